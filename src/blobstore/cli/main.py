@@ -148,6 +148,9 @@ def main() -> None:
     """
     _open_closed_streams()
     gc.set_threshold(_ALLOCATIONS)
+    # NumPy's library of linear algebra starts a thread for each core when it is loaded. Nothing
+    # here multiplies matrices with NumPy.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _end(run(sys.argv[1:]))
 
 

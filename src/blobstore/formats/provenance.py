@@ -66,6 +66,8 @@ class RecordedDraft(Document):
 
 @dataclass(frozen=True, slots=True)
 class _LeftOut(Document):
+    """A `LeftOut` as a document."""
+
     name: str
     reason: str
     count: int = 1
@@ -79,6 +81,8 @@ class _LeftOut(Document):
 
 @dataclass(frozen=True, slots=True)
 class _Tally(Document):
+    """A `Tally` as a document."""
+
     source: int
     stored: int
     derived: dict[str, int] = field(default_factory=dict)

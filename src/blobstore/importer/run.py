@@ -27,7 +27,6 @@ from blobstore.importer.planning.plan import make_plan, plan_blobs
 from blobstore.importer.policies.arguments import ImportArguments, PolicyFunction
 from blobstore.importer.policies.options import Experts, ImportOptions
 from blobstore.importer.policies.rules import Rule, escaped
-from blobstore.importer.targets import plan_for_target
 from blobstore.importer.writing import copy_file, least_memory, usual_memory, write_blobs
 from blobstore.io.workers import Progress, begun, silent, threads
 from blobstore.model.facts import Verdict
@@ -146,6 +145,8 @@ def plan_import(
             parsed, rules=(*_decided(inventory, parsed, draft, parsed.decide), *parsed.rules)
         )
     if parsed.target is not None:
+        from blobstore.importer.targets import plan_for_target
+
         return plan_for_target(
             inventory, parsed, parsed.target, draft, jobs=threads(jobs), progress=progress
         )

@@ -15,13 +15,16 @@ command waiting for a day.
 from __future__ import annotations
 
 import resource
-import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event, Lock
+from typing import TYPE_CHECKING
 
 from blobstore.errors import LimitExceededError, RemoteError
+
+if TYPE_CHECKING:
+    import socket
 
 MAX_TEXT = 200_000_000
 """Bytes of a checkpoint's headers, index and documents, held in memory.
@@ -240,6 +243,8 @@ class RequestLimits:
         """End the request, from any thread: a waiting read ends at once, and no other begins."""
         self._cancelled.set()
         if (connection := self._socket) is not None:
+            import socket
+
             with suppress(OSError):  # the peer was faster
                 # Of the plain socket: SSLSocket's own would pull the TLS state from under the
                 # thread that reads.

@@ -13,7 +13,6 @@ import fcntl
 import itertools
 import os
 import re
-import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -334,7 +333,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
     Raises: OSError.
     """
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
     fd = create_file(temporary)
     try:
         try:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -307,7 +306,7 @@ class FileIdentity:
             is_coarse(status.st_ctime_ns)
             and abs(time.time_ns() - status.st_mtime_ns) < _LONGEST_TICK_NS
         ):
-            self._rest += (secrets.token_hex(16),)
+            self._rest += (os.urandom(16).hex(),)
 
     @property
     def key(self) -> str:

@@ -210,6 +210,8 @@ Source: CPython Lib/tomllib/_parser.py `key_value_rule`, `create_dict_rule`.
 
 @dataclass(frozen=True, slots=True)
 class _PolicyDocument(Document):
+    """A policy file."""
+
     quant: str | None = None
     method: str | None = None
     groups: dict[str, int] = field(default_factory=dict)

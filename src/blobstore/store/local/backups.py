@@ -26,7 +26,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterable, Iterator, Set as AbstractSet
 from contextlib import suppress
@@ -271,7 +270,7 @@ class Trash:
         waiting, names = [os.fspath(path) for path in paths], list(models)
         if not waiting and not names:
             return
-        folder = self._folder / secrets.token_hex(8)
+        folder = self._folder / os.urandom(8).hex()
         with os_errors("write to the trash", self._folder):
             make_folder(folder)
             try:

@@ -11,7 +11,6 @@ import fcntl
 import math
 import os
 import re
-import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -64,7 +63,7 @@ def make_owned_folder(parent: Path) -> tuple[Path, int]:
 
 def _make_owned(parent: Path) -> tuple[Path, int]:
     make_folder(parent)
-    suffix = secrets.token_hex(8)
+    suffix = os.urandom(8).hex()
     # Under this name no process takes it for a leftover before it is locked.
     unowned = parent / f"{_UNOWNED}{suffix}"
     unowned.mkdir(mode=FOLDER_MODE)
