@@ -28,7 +28,7 @@ from blobstore.errors import BlobStoreError, UsageError
 EXIT_FAILED = 1
 EXIT_WRONG_USE = 2
 EXIT_INTERRUPTED = 130
-_ALLOCATIONS = 50_000
+_ALLOCATIONS = 200_000
 """Between searches for cyclic garbage. Commands make almost none, but many objects that live on,
 which Python would search every 700 allocations."""
 
