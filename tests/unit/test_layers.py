@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support import ROOT
+import pytest
+from support import PYCODE, ROOT
+
+import blobstore
 
 SOURCE = ROOT / "src" / "blobstore"
 
@@ -121,6 +124,41 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     )
     loaded = set(json.loads(subprocess.check_output([sys.executable, "-c", code])))
     assert not loaded & (HEAVY | {"numpy", "pydantic", "typer"})
+
+
+SLOW = {"pydantic", "email", "socket", "ssl", "asyncio", "secrets", "tomllib", "unittest"} | HEAVY
+"""What most commands do without. Each would take a tenth of their time, or more, to load."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("layers") / "store"
+    blobstore.import_model(PYCODE, "tiny", store=blobstore.open_store(folder), quant="int4")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "without"),
+    [
+        ("--help", {"numpy", "ml_dtypes"}),
+        ("list --store STORE", {"numpy", "ml_dtypes"}),
+        ("show tiny --store STORE", {"numpy", "ml_dtypes"}),
+        ("verify --store STORE", {"numpy", "ml_dtypes"}),
+        ("inspect SOURCE", {"numpy", "ml_dtypes"}),
+        ("plan SOURCE --quant int4", {"blobstore.importer.targets"}),
+        ("import SOURCE new --quant int4 --store STORE", {"blobstore.views.view"}),
+        ("import SOURCE tiny --quant int4 --store STORE", {"blobstore.inspection.inspect"}),
+    ],
+)
+def test_a_command_loads_only_what_it_needs(store: Path, words: str, without: set[str]) -> None:
+    line = words.replace("STORE", str(store)).replace("SOURCE", str(PYCODE)).split()
+    code = (
+        f"import sys, json; from blobstore.cli.main import run; assert run({line!r}) == 0;"
+        "print(); print(json.dumps(list(sys.modules)))"
+    )
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
+    loaded = set(json.loads(printed.splitlines()[-1]))
+    assert loaded & (SLOW | without) == set()
 
 
 def test_the_top_level_stays_small() -> None:

@@ -160,7 +160,8 @@ def items(inner: Check, most: int | None = None) -> Check:
         if not isinstance(value, list):
             raise InvalidError("Input should be a valid list")
         if most is not None and len(value) > most:
-            raise InvalidError(f"List should have at most {most} items")
+            allowed = f"List should have at most {most} items"
+            raise InvalidError(f"{allowed} after validation, not {len(value)}")
         found = []
         for index, item in enumerate(value):
             try:

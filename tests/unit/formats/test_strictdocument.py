@@ -1,0 +1,147 @@
+"""Documents: each check accepts and refuses what pydantic's strict mode does, in its words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+import pytest
+from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
+
+from blobstore.errors import DocumentError
+from blobstore.formats.checkpoint import SourceConfig
+from blobstore.formats.documents import Manifest
+from blobstore.formats.strictdocument import (
+    Check,
+    Document,
+    InvalidError,
+    Key,
+    boolean,
+    integer,
+    items,
+    members,
+    one_of,
+    optional,
+    short_text,
+    text,
+    validated,
+)
+
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, 2, 3, -1, 4, 8, 2**40, 2**40 + 1, 1.0, 2.5, float("inf")),
+    *("", "a", "b", "abcde", "abcdef", "é" * 6, b"a"),
+    *([], ["a"], ["a", 1], [1], [None], [1, 2, 3], [[]], ("a",), {"a"}),
+    *({}, {"a": 1}, {"a": "b"}, {"a": None}, {"a": 2.0}, {"a": 1, "b": -5}),
+]
+BOUNDED = Annotated[int, Field(ge=1, le=2**40)]
+CHECKS: dict[str, tuple[Check, Any]] = {
+    "text": (text, str),
+    "short text": (short_text(5), Annotated[str, StringConstraints(max_length=5)]),
+    "integer": (integer(), int),
+    "bounded": (integer(1, 2**40), BOUNDED),
+    "boolean": (boolean, bool),
+    "one integer": (one_of(4, 8), Literal[4, 8]),
+    "one of three": (one_of(1, 4, 8), Literal[1, 4, 8]),
+    "one text": (one_of("a", "b"), Literal["a", "b"]),
+    "only one": (one_of("a"), Literal["a"]),
+    "optional": (optional(text), str | None),
+    "items": (items(text), list[str]),
+    "few items": (items(integer(), 2), Annotated[list[int], Field(max_length=2)]),
+    "members": (members(integer()), dict[str, int]),
+    "nested": (members(optional(items(integer(1, 2**40)))), dict[str, list[BOUNDED] | None]),
+}
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_is_pydantics(name: str, value: Any) -> None:
+    check, model = CHECKS[name]
+    try:
+        wanted: object = TypeAdapter(model).validate_python(value, strict=True)
+        # Literal compares, and True == 1: here a bool is not an integer.
+        is_other = isinstance(value, bool | float) and name.startswith("one")
+    except ValidationError as error:
+        first = error.errors()[0]
+        with pytest.raises(InvalidError) as refused:
+            check(value)
+        assert (refused.value.reason, refused.value.place) == (first["msg"], first["loc"])
+        return
+    if is_other:
+        with pytest.raises(InvalidError):
+            check(value)
+    else:
+        found = check(value)
+        assert found == wanted
+        assert type(found) is type(wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Point(Document):
+    """A document of three keys, of which one has another name and one a default."""
+
+    x: int
+    y: int = 7
+    tags: list[str] = field(default_factory=list)
+
+    KEYS: ClassVar = {
+        "x": Key(integer(), "X", needed=True),
+        "y": Key(integer()),
+        "tags": Key(items(text)),
+    }
+
+
+def test_a_document_takes_its_keys_and_ignores_others() -> None:
+    assert Point.checked({"X": 1, "z": 2, "tags": ["a"]}) == Point(1, 7, ["a"])
+    assert Point.checked(Point(3)) == Point(3)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ([], "document: Input should be a valid dictionary or instance of Point"),
+        ({}, "X: Field required"),
+        ({"x": 1}, "X: Field required"),  # keys are compared exactly: not the field's name
+        ({"X": "1"}, "X: Input should be a valid integer"),
+        ({"X": True, "y": "late"}, "X: Input should be a valid integer"),
+        ({"X": 1, "tags": ["a", 2]}, "tags.1: Input should be a valid string"),
+    ],
+)
+def test_the_first_wrong_key_is_named_by_its_place(value: Any, says: str) -> None:
+    with pytest.raises(DocumentError) as error:
+        validated(Point, value, "the file", "Z9")
+    assert error.value.message == f"the file: {says} (rule Z9)"
+    assert error.value.rule == "Z9"
+
+
+DIGEST = f"sha256:{'a' * 64}"
+LAYER = {"mediaType": "m", "digest": DIGEST, "size": 1}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"schemaVersion": 2.0}, "document: schemaVersion is not 2"),
+        ({"schemaVersion": 1}, "schemaVersion: Input should be 2"),
+        ({"layers": {}}, "layers: Input should be a valid tuple"),
+        ({"layers": [LAYER, 1]}, "layers.1: Input should be a valid dictionary or instance of De"),
+        ({"layers": [LAYER | {"size": -1}]}, "layers.0.size: Input should be greater than or equ"),
+        ({"layers": [LAYER | {"digest": "x"}]}, "layers.0.digest: not a digest (sha256: and 64"),
+        ({"layers": [{"media_type": "m", **LAYER, "mediaType": 1}]}, "layers.0.mediaType: Input"),
+        ({"config": {"mediaType": "m"}}, "config.digest: Field required"),
+        ({"mediaType": "x" * 256}, "mediaType: String should have at most 255 characters"),
+    ],
+)
+def test_a_wrong_manifest(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(DocumentError) as error:
+        validated(Manifest, {"schemaVersion": 2, "layers": [LAYER], **changed}, "manifest", "M1")
+    assert error.value.message.startswith(f"manifest: {says}")
+
+
+def test_a_module_of_wrong_settings_is_named() -> None:
+    settings = {"group_size": 64, "bits": 4, "model.head": {"group_size": 64, "bits": 7}}
+    with pytest.raises(DocumentError) as error:
+        validated(SourceConfig, {"quantization": settings}, "config.json", "Q1")
+    place = "quantization.modules.model.head.ModuleQuantization.bits"
+    assert error.value.message == (
+        f"config.json: {place}: Input should be 1, 2, 3, 4, 5, 6 or 8 (rule Q1)"
+    )
