@@ -1,10 +1,10 @@
 """Time of whole commands on a small model, beside the libraries that they load.
 
 ``python tests/bench/commands.py [--times N] [--before BLOBSTORE]``: each command as a process of
-its own, in turn, warm; the best processor time and the median time, in ms, and the ratio of the first
-to that of a process that only loads typer, numpy and ml_dtypes. ``--before`` is the command of
-another checkout, whose times come behind. Installed packages have bytecode: without it (where
-PYTHONDONTWRITEBYTECODE is set, and nothing compiled it) every start compiles the package.
+its own, in turn, warm. Printed are the best processor time and the median time in ms, and the ratio
+of the first to that of a process that only loads typer, numpy and ml_dtypes. ``--before`` is the
+command of another checkout, whose times come last. Installed packages have bytecode. Without it
+(where PYTHONDONTWRITEBYTECODE is set, and nothing compiled it) every start compiles the package.
 """
 
 from __future__ import annotations
