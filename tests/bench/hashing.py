@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 from blobstore import hashing
+from blobstore.errors import UsageError
 
 PIECE = 2**20
 STREAMS = 16
@@ -54,7 +55,7 @@ def measure() -> dict[tuple[str, int], float]:
     for _ in range(RUNS):
         note(("hashlib", 1), lambda: hashlib.sha256(DATA[0]).digest())
         for name in names:
-            hashing.use(name)
+            hashing.use_method(name)
             for count in (1, STREAMS):
                 note((name, count), lambda count=count: hashing.digests(DATA[:count]))  # type: ignore[misc]
     return best
@@ -63,8 +64,8 @@ def measure() -> dict[tuple[str, int], float]:
 def is_here(name: str) -> bool:
     """Return True if the processor has the method."""
     try:
-        hashing.use(name)
-    except hashing.UsageError:
+        hashing.use_method(name)
+    except UsageError:
         return False
     return True
 

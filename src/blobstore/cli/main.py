@@ -202,7 +202,7 @@ def run(arguments: list[str]) -> int:
         if method := os.environ.get("BLOBSTORE_SHA256"):
             from blobstore import hashing
 
-            hashing.use(method)
+            hashing.use_method(method)
         code = int(_command()(arguments, prog_name="blobstore", standalone_mode=False) or 0)
     except UsageError as error:
         fail(error.message, error.hint)

@@ -30,7 +30,7 @@ _FAMILIES = {
     "plain": ("plain",),
 }
 METHODS = ("fastest", *_FAMILIES, _OPENSSL)
-"""What `use` takes. A processor has some of them."""
+"""What `use_method` takes. A processor has some of them."""
 
 
 class Stream(Protocol):
@@ -43,7 +43,7 @@ class Stream(Protocol):
         """Return the 32 bytes of the digest of all bytes so far."""
 
 
-def use(name: str) -> None:
+def use_method(name: str) -> None:
     """Choose how this process hashes, by a name in `METHODS`.
 
     "fastest" measures what the processor has. "openssl" is Python's hashlib.
@@ -69,7 +69,7 @@ def _is_here(name: str, here: Sequence[str]) -> bool:
 
 
 _uses_openssl = False
-use("fastest")
+use_method("fastest")
 
 
 def in_use() -> str:

@@ -233,7 +233,7 @@ class BlobTests(HomeTests):
         one, other = encode_header({name: entry}, {}, 8) + b"one", b"not a file of tensors"
         commit(home, "m", one, other)
         found, missing = descriptor_of(one), descriptor_of(one + b"?")
-        asked = [found, found.model_copy(update={"size": 4}), missing, descriptor_of(other)]
+        asked = [found, replace(found, size=4), missing, descriptor_of(other)]
         headers = home.blobs.headers(asked, Budget.of_stored("m"))
         assert list(headers) in ([None] * 4, [header_of(BytesReader(one)), None, None, None])
 

@@ -21,9 +21,9 @@ COUNTS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 40)
 @pytest.fixture(params=HERE, autouse=True)
 def method(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each method that this processor has."""
-    hashing.use(request.param)
+    hashing.use_method(request.param)
     yield request.param
-    hashing.use("fastest")
+    hashing.use_method("fastest")
 
 
 def expected(data: bytes | memoryview) -> bytes:
@@ -147,10 +147,10 @@ def test_the_method_in_use(method: str) -> None:
 
 def test_unknown_methods_are_refused() -> None:
     with pytest.raises(UsageError, match="unknown SHA-256 method 'md5'"):
-        hashing.use("md5")
+        hashing.use_method("md5")
 
 
 def test_a_method_of_another_processor_is_refused() -> None:
     (absent, *_) = [name for name in hashing.METHODS if name not in HERE]
     with pytest.raises(UsageError, match=f"no SHA-256 method '{absent}'"):
-        hashing.use(absent)
+        hashing.use_method(absent)
