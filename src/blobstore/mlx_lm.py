@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blobstore.errors import (
     DocumentError,
@@ -23,7 +23,6 @@ from blobstore.errors import (
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
-from blobstore.importer.planning.outputs import ImportPlan
 from blobstore.io.copying import remove_tree
 from blobstore.io.durable import make_folder, os_errors
 from blobstore.model.facts import Runs, TensorFacts, Verdict, float_dtype
@@ -37,6 +36,9 @@ from blobstore.model.network_plan import (
 )
 from blobstore.names import ModelName, relative_path
 from blobstore.store.ports import Home
+
+if TYPE_CHECKING:  # loading a model does not need the importer
+    from blobstore.importer.planning.outputs import ImportPlan
 
 _log = logging.getLogger("blobstore.mlx_lm")
 
