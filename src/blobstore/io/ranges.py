@@ -29,6 +29,12 @@ from blobstore.errors import (
 from blobstore.hashing.stage import HashStage
 from blobstore.names import Digest
 
+MAPPED_FROM = 2**14 + 1
+"""Files of fewer bytes are read into memory instead of being mapped.
+
+A map takes a descriptor, of which a process may have 1,024 to a million, and Linux allows 65,530
+maps (vm.max_map_count): a model may have 110,000 blobs.
+"""
 _COARSE_TICK_NS = 10**7
 _LONGEST_TICK_NS = 2 * 10**9
 _FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -336,7 +342,7 @@ def _short(reader: BytesReader | FileReader, offset: int, length: int) -> ShortR
 class MappedFile:
     """The bytes of an open file as memory, read-only, mapped for as long as a view of them lives.
 
-    A reader without a file descriptor is read into memory.
+    A small file (`MAPPED_FROM`) is read into memory, and so is a reader without a file descriptor.
     """
 
     __slots__ = ("_data", "_memory", "_name", "size")
@@ -348,12 +354,14 @@ class MappedFile:
         """
         self._name = reader.name
         self.size = reader.size
-        fd = reader.fileno() if reader.size else None
-        self._memory = memoryview(reader.read(0, reader.size)) if fd is None else memoryview(b"")
+        self._data: mmap.mmap | None = None
+        fd = reader.fileno() if reader.size >= MAPPED_FROM else None
+        if fd is None:
+            self._memory = reader.read(0, reader.size)
+            return
+        self._memory = b""
         try:
-            self._data = (
-                mmap.mmap(fd, reader.size, access=mmap.ACCESS_READ) if fd is not None else None
-            )
+            self._data = mmap.mmap(fd, reader.size, access=mmap.ACCESS_READ)
         except ValueError:  # mmap checks the size of the open file once more
             raise self._short() from None
         except OSError as error:
@@ -365,7 +373,7 @@ class MappedFile:
         Raises: CorruptDataError when the file was cut.
         """
         if self._data is None:
-            return self._memory[begin:end]
+            return memoryview(self._memory)[begin:end]
         try:
             now = self._data.size()
         except OSError as error:

@@ -10,8 +10,10 @@ is one array.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -37,8 +39,11 @@ from blobstore.model.network_plan import (
 )
 from blobstore.model.sanitize import mlx_dtype
 from blobstore.model.tensors import Tensor, mlx_of, parts_of
+from blobstore.names import Digest
 
 _WORD_BITS = 32
+_OPEN_FILES = 256
+"""Blobs that MLX reads at once, in its threads: each file is open until its arrays are evaluated."""
 _SUFFIXES = {"": ".weight", ".scale": ".scales", ".bias": ".biases"}
 
 
@@ -142,7 +147,7 @@ class OpenTensors:
         tensor = self._tensor(array.tensor)
         is_whole = isinstance(array.expression, Stored) and array.factors is None
         if is_whole and (array.suffix is not None or tensor.dtype is array.dtype):
-            return parts_of(tensor.mlx())[array.suffix or ""]
+            return tensor.mlx_part(array.suffix or "")
         kind = numpy_dtype(array.dtype)
         made = mx.zeros(array.shape, getattr(mx, f"uint{8 * kind.itemsize}"))
         if made.size:
@@ -150,6 +155,21 @@ class OpenTensors:
             # The buffer protocol gives MLX's own memory, writable; no other array shares it yet.
             self.fill(np.asarray(made).view(kind), array)
         return made.view(mlx_dtype(array.dtype))
+
+    def read(self, arrays: Iterable[PlannedArray]) -> dict[str, Any]:
+        """Return arrays of a network for MLX by name, as `mlx` does, but evaluated."""
+        import mlx.core as mx
+
+        blobs: dict[Digest, list[PlannedArray]] = defaultdict(list)
+        for array in arrays:
+            blobs[self._tensor(array.tensor).blob].append(array)
+        groups = iter(blobs.values())
+        found: dict[str, Any] = {}
+        while some := list(islice(groups, _OPEN_FILES)):
+            made = {array.name: self.mlx(array) for group in some for array in group}
+            mx.eval(list(made.values()))
+            found.update(made)
+        return found
 
     def global_scale(self, parameter: Parameter) -> Any:
         """Return the global scale of a parameter's codes, as an mlx array; None without one.
@@ -192,7 +212,7 @@ def computed_arrays(plan: NetworkPlan, tensors: OpenTensors) -> dict[str, Any]:
 def build_network(plan: NetworkPlan, tensors: Mapping[str, Tensor], model: str) -> Any:
     """Return the network of ``plan`` with the weights of ``tensors``.
 
-    Weights that MLX can read later are not read yet.
+    Weights are read, but what ``sanitize`` computes is not evaluated.
 
     Raises: UnsupportedSourceError, naming ``model``, for arrays that MLX does not have, or that
     mlx-lm refuses; errors of reading blobs.
@@ -202,7 +222,10 @@ def build_network(plan: NetworkPlan, tensors: Mapping[str, Tensor], model: str) 
     with mlx_lm_errors("build", model):
         arrays = computed_arrays(plan, opened)
         quantize_modules(plan)
-        arrays.update((array.name, opened.mlx(array)) for array in planned_arrays(plan))
+        planned = list(planned_arrays(plan))
+    with mlx_lm_errors("load", model):
+        arrays.update(opened.read(planned))
+    with mlx_lm_errors("build", model):
         network.load_weights(list(arrays.items()), strict=True)
         _add_global_scales(plan, opened)
     return network

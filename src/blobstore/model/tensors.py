@@ -10,12 +10,15 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import os
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, Self
+from weakref import WeakKeyDictionary
 
 import ml_dtypes
 import numpy as np
@@ -43,13 +46,12 @@ StoredArray = Array | QuantizedArray[Array]
 _log = logging.getLogger("blobstore.model.loader")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class MappedBlob:
     """A blob of tensors whose file is mapped: ``data`` is the whole file."""
 
     file: TensorBlob
     data: MappedFile
-    mlx_arrays: dict[str, Any] = field(default_factory=dict)
 
     def view(self, entry: TensorEntry) -> memoryview:
         """Return the bytes of one stored array, without a copy.
@@ -153,7 +155,7 @@ def mlx_array(blob: MappedBlob, entry: TensorEntry, tensor: str, suffix: str) ->
     if wrapped is not None:
         return wrapped
     # mx.load takes a whole file or nothing, and by its path, where another file may lie by now.
-    if blob.file.fits_mlx and (loaded := _loaded(blob)):
+    if blob.file.fits_mlx and (loaded := _loaded.of(blob)):
         return loaded[tensor + suffix]
     return mlx_of(blob.array(entry))
 
@@ -180,28 +182,47 @@ def _wrapped(blob: MappedBlob, entry: TensorEntry) -> Any:
         return None
 
 
-def _loaded(blob: MappedBlob) -> dict[str, Any]:
-    """Return the blob's arrays as `mx.load` gives them, which reads the file later.
+class _Loaded(threading.local):
+    """The arrays of blobs as `mx.load` gives them, which reads a file later.
 
-    Empty when the file at its path is not the mapped one any more: the blob was removed from the
-    store, or made again.
+    MLX evaluates such an array only in the thread that loaded it (0.32.4), so each thread has its
+    own; they are kept, because one blob may hold a thousand tensors.
     """
-    if not blob.mlx_arrays:
-        path = blob.file.path
-        try:
-            now = FileIdentity(Path(path).stat(follow_symlinks=False))
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise from_os_error(error, "load", path) from error
-        if now != blob.file.identity:
-            return {}
-        try:
-            blob.mlx_arrays = _mlx().load(path, format="safetensors")
-        except RuntimeError as error:  # MLX raises it when it can't open the file
-            digest = str(blob.file.digest)
-            raise StorageError(f"MLX can't load blob {digest}: {error}", blob=digest) from error
-    return blob.mlx_arrays
+
+    def __init__(self) -> None:
+        self._arrays: WeakKeyDictionary[MappedBlob, dict[str, Any]] = WeakKeyDictionary()
+
+    def of(self, blob: MappedBlob) -> dict[str, Any]:
+        """Return a blob's arrays by their stored names.
+
+        Empty when the file at its path is not the mapped one any more: the blob was removed from
+        the store, or made again.
+        """
+        arrays = self._arrays.get(blob)
+        if arrays is None and (arrays := _load(blob)):
+            self._arrays[blob] = arrays
+        return arrays
+
+
+_loaded = _Loaded()
+
+
+def _load(blob: MappedBlob) -> dict[str, Any]:
+    path = blob.file.path
+    try:
+        now = FileIdentity(os.lstat(path))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise from_os_error(error, "load", path) from error
+    if now != blob.file.identity:
+        return {}
+    try:
+        arrays: dict[str, Any] = _mlx().load(path, format="safetensors")
+    except RuntimeError as error:  # MLX raises it when it can't open the file
+        digest = str(blob.file.digest)
+        raise StorageError(f"MLX can't load blob {digest}: {error}", blob=digest) from error
+    return arrays
 
 
 def _mlx() -> Any:
@@ -211,7 +232,7 @@ def _mlx() -> Any:
 def _library(name: str, hint: str) -> Any:
     """Return an optional library. Raises: UsageError with the hint when it is not installed."""
     try:
-        return importlib.import_module(name)
+        return sys.modules.get(name) or importlib.import_module(name)
     except ImportError as error:
         raise UsageError(f"{name.partition('.')[0]} is not installed", hint=hint) from error
 
@@ -343,9 +364,11 @@ class Tensor(StoredTensor):
 
         Raises: UnsupportedSourceError for a dtype or a dimension that MLX does not have.
         """
-        return assembled(
-            self, lambda suffix, entry: mlx_array(self._blob, entry, self.name, suffix)
-        )
+        return assembled(self, lambda suffix, _: self.mlx_part(suffix))
+
+    def mlx_part(self, suffix: str) -> Any:
+        """Return the stored array of that suffix as an mlx array. Raises: as `mlx`."""
+        return mlx_array(self._blob, self.entries[suffix], self.name, suffix)
 
     def array(self, library: Library) -> Any:
         """Return `numpy`, `torch` or `mlx` by name. Raises: UsageError for another word."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import ItemsView, Iterator, KeysView, Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -133,10 +133,17 @@ class ScannedEntries(Mapping[str, TensorEntry]):
 
     def items(self) -> ItemsView[str, TensorEntry]:
         """Return names and entries as a dictionary's own view, after making the entries."""
+        return self._made().items()
+
+    def values(self) -> ValuesView[TensorEntry]:
+        """Return the entries as a dictionary's own view, after making them."""
+        return self._made().values()
+
+    def _made(self) -> dict[str, TensorEntry]:
         for name, entry in self._entries.items():
             if isinstance(entry, int):
                 self[name]
-        return self._entries.items()  # type: ignore[return-value]  # all are made
+        return cast("dict[str, TensorEntry]", self._entries)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
