@@ -100,6 +100,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
+def mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files are mapped too, as large ones are."""
+    monkeypatch.setattr("blobstore.io.ranges._MAPPED_FROM", 1)
+
+
+@pytest.fixture
 def store(tmp_path: Path) -> Store:
     """An empty store."""
     return open_store(tmp_path / "store")

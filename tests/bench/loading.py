@@ -1,9 +1,11 @@
-"""Loading a mixture of experts for mlx-lm: packed, stacked, and as an exported folder.
+"""Loading models for mlx-lm from a store, and from an exported folder as mlx-lm does.
 
-`python tests/bench/loading.py [--layers N] [--experts N] [--rounds N]` makes a Qwen3-like mixture,
-imports it as int4 in both forms, and prints a Markdown table: seconds from the stored bytes to an
-evaluated network in a process that has imported mlx-lm already, and the largest anonymous memory
-meanwhile. The page cache is warm; the best of the rounds counts.
+`python tests/bench/loading.py [--layers N] [--experts N] [--dense GB] [--rounds N]` makes a
+Qwen3-like mixture and a dense model with a tokenizer, imports them as int4, and prints a Markdown
+table: seconds from the stored bytes to an evaluated network (of the dense model: and its tokenizer)
+in a process that has imported mlx-lm already, wall-clock and processor time, and the largest
+anonymous memory meanwhile. The import of blobstore is counted, and also shown alone. The page cache
+is warm; the best of the rounds counts, which take the programs in turn.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import import_sources
 from search import show, table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -28,9 +31,9 @@ from blobstore.names import ModelName
 MB = 1e6
 CHILD = """
 import os, sys, threading, time
-from mlx_lm import utils
+import mlx_lm
 import mlx.core as mx
-import blobstore.mlx_lm
+from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from import_processes import MemoryPeak
 
@@ -42,16 +45,19 @@ watcher = threading.Thread(target=watch)
 peak(os.getpid())
 before = peak.anonymous
 watcher.start()
-start = time.perf_counter()
+whole = sys.argv[5] == "tokenizer"
+start, used = time.perf_counter(), time.process_time()
 if sys.argv[1] == "ours":
-    network = blobstore.mlx_lm.load_network(sys.argv[2], store=blobstore.open_store(sys.argv[3]))
+    import blobstore.mlx_lm
+    imported = time.perf_counter() - start
+    load = blobstore.mlx_lm.load if whole else blobstore.mlx_lm.load_network
+    loaded = load(sys.argv[2], store=blobstore.open_store(sys.argv[3]))
 else:
-    from pathlib import Path
-    network, _ = utils.load_model(Path(sys.argv[2]))
-    mx.eval(network.parameters())
-seconds = time.perf_counter() - start
+    imported = 0
+    loaded = mlx_lm.load(sys.argv[2]) if whole else mlx_lm.utils.load_model(Path(sys.argv[2]))
+seconds, used = time.perf_counter() - start, time.process_time() - used
 done.set(); watcher.join()
-print(seconds, peak.anonymous - before)
+print(seconds, used, imported, peak.anonymous - before)
 """
 
 
@@ -62,9 +68,13 @@ def main() -> None:
     )
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--experts", type=int, default=64)
+    parser.add_argument("--dense", type=float, default=1.88, help="GB of BF16")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    table("model", "read by", "stored, MB", "seconds", "anonymous memory, MB", "of what is stored")
+    table(
+        *("model", "read by", "stored, MB", "seconds", "ratio", "processor seconds", "ratio"),
+        *("import of blobstore, s", "anonymous memory, MB", "ratio"),
+    )
     with tempfile.TemporaryDirectory(prefix="blobstore-loading-") as folder:
         work = Path(folder)
         measure("pycode-moe-5m", PYCODE_MOE, work / "small", arguments.rounds)
@@ -74,6 +84,15 @@ def main() -> None:
             work / "large",
             arguments.rounds,
         )
+        measure("dense", dense(work / "dense", arguments.dense), work / "wide", arguments.rounds)
+
+
+def dense(folder: Path, size_gb: float) -> Path:
+    """Write a dense Qwen3-like checkpoint with a tokenizer, of at least that size."""
+    folder.mkdir()
+    shapes = import_sources.dense_shapes(size_gb * 1e9)
+    import_sources.write_folder(folder, import_sources.DENSE, shapes, import_sources.Weights())
+    return folder
 
 
 def mixture(folder: Path, layers: int, experts: int) -> Path:
@@ -134,34 +153,45 @@ def mixture(folder: Path, layers: int, experts: int) -> Path:
 def measure(what: str, source: Path, work: Path, rounds: int) -> None:
     """Print the rows of one checkpoint."""
     store = blobstore.open_store(work / "store")
-    for form in ("packed", "stacked"):
-        blobstore.import_model(source, f"m:{form}", store=store, quant="int4", experts=form)
-    blobstore.export_model("m:packed", work / "exported", store=store, format="mlx")
-    for form in ("packed", "stacked"):
+    has_experts = "num_experts" in json.loads((source / "config.json").read_text())
+    whole = "tokenizer" if what == "dense" else "network"
+    programs = {}
+    for form in ("packed", "stacked") if has_experts else ("packed",):
+        blobstore.import_model(
+            source, f"m:{form}", store=store, quant="int4", group_size=64, experts=form
+        )
         size = store.manifest(ModelName.parse(f"m:{form}")).size
-        row((what, f"blobstore, {form}"), size, ("ours", f"m:{form}", str(work / "store")), rounds)
+        name = f"blobstore, {form}" if has_experts else "`blobstore.mlx_lm.load`"
+        programs[name] = (size, ("ours", f"m:{form}", str(work / "store")))
+    blobstore.export_model("m:packed", work / "exported", store=store, format="mlx")
     size = sum(path.stat().st_size for path in (work / "exported").iterdir())
-    row(
-        (what, "`mlx_lm.utils.load_model` of the exported folder"),
-        size,
-        ("theirs", str(work / "exported"), ""),
-        rounds,
-    )
-
-
-def row(head: tuple[str, str], size: int, arguments: tuple[str, str, str], rounds: int) -> None:
-    """Print one row: the best of the rounds."""
-    found = []
+    name = "`mlx_lm.utils.load_model`" if has_experts else "`mlx_lm.load`"
+    programs[f"{name} of the exported folder"] = (size, ("theirs", str(work / "exported"), ""))
+    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in programs}
     for _ in range(rounds):
-        line = [sys.executable, "-c", CHILD, *arguments, str(Path(__file__).parent)]
-        seconds, memory = subprocess.run(
-            line, capture_output=True, text=True, check=True
-        ).stdout.split()
-        found.append((float(seconds), int(memory)))
-    seconds, memory = (min(values) for values in zip(*found, strict=True))
-    show(
-        (*head, f"{size / MB:.1f}", f"{seconds:.3f}", f"{memory / MB:.0f}", f"{memory / size:.2f}")
-    )
+        for name, (_, arguments) in programs.items():
+            found[name].append(loaded(*arguments, whole))
+    best = {name: [min(each) for each in zip(*runs, strict=True)] for name, runs in found.items()}
+    theirs = best[name]
+    for name, (seconds, used, imported, memory) in best.items():
+        ratios = [f"{mine / its:.2f}" for mine, its in zip(best[name], theirs, strict=True) if its]
+        show(
+            (
+                *(what, name, f"{programs[name][0] / MB:.1f}", f"{seconds:.3f}", ratios[0]),
+                *(f"{used:.3f}", ratios[1], f"{imported:.3f}", f"{memory / MB:.0f}", ratios[2]),
+            )
+        )
+
+
+def loaded(program: str, model: str, store: str, whole: str) -> tuple[float, ...]:
+    """Load a model in a process of its own.
+
+    Return its seconds, wall-clock and of the processor, those of the import of blobstore, and the
+    bytes of memory.
+    """
+    line = [sys.executable, "-c", CHILD, program, model, store, str(Path(__file__).parent), whole]
+    printed = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    return tuple(map(float, printed.split()))
 
 
 if __name__ == "__main__":

@@ -29,12 +29,7 @@ from blobstore.errors import (
 from blobstore.hashing.stage import HashStage
 from blobstore.names import Digest
 
-MAPPED_FROM = 2**14 + 1
-"""Files of fewer bytes are read into memory instead of being mapped.
-
-A map takes a descriptor, of which a process may have 1,024 to a million, and Linux allows 65,530
-maps (vm.max_map_count): a model may have 110,000 blobs.
-"""
+_MAPPED_FROM = 2**14 + 1
 _COARSE_TICK_NS = 10**7
 _LONGEST_TICK_NS = 2 * 10**9
 _FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -339,10 +334,19 @@ def _short(reader: BytesReader | FileReader, offset: int, length: int) -> ShortR
     )
 
 
+def is_mapped(nbytes: int) -> bool:
+    """Return True if `MappedFile` maps a file of that size; a smaller file is read into memory.
+
+    A map takes a descriptor, of which a process may have 1,024 to a million, and Linux allows
+    65,530 maps (vm.max_map_count). A model may have 110,000 blobs.
+    """
+    return nbytes >= _MAPPED_FROM
+
+
 class MappedFile:
     """The bytes of an open file as memory, read-only, mapped for as long as a view of them lives.
 
-    A small file (`MAPPED_FROM`) is read into memory, and so is a reader without a file descriptor.
+    A small file (`is_mapped`) is read into memory, and so is a reader without a file descriptor.
     """
 
     __slots__ = ("_data", "_memory", "_name", "size")
@@ -355,7 +359,7 @@ class MappedFile:
         self._name = reader.name
         self.size = reader.size
         self._data: mmap.mmap | None = None
-        fd = reader.fileno() if reader.size >= MAPPED_FROM else None
+        fd = reader.fileno() if is_mapped(reader.size) else None
         if fd is None:
             self._memory = reader.read(0, reader.size)
             return
@@ -366,6 +370,11 @@ class MappedFile:
             raise self._short() from None
         except OSError as error:
             raise from_os_error(error, "map", self._name) from error
+
+    @property
+    def in_memory(self) -> bool:
+        """True if the bytes were read instead of being mapped."""
+        return self._data is None
 
     def view(self, begin: int = 0, end: int | None = None) -> memoryview:
         """Return the bytes from ``begin`` to ``end`` without a copy.

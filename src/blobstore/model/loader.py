@@ -1,7 +1,7 @@
 """Loader: a stored model as a mapping of tensors, memory-mapped.
 
 Opening reads and validates every header and maps every blob, documents too; weights are read when
-they are touched. The maps are private to the process and read-only, and they stay valid when the
+they are touched. Small blobs are read instead of being mapped. The maps are private to the process and read-only, and they stay valid when the
 model is removed from the store meanwhile. While they are made, no process of ours removes a blob
 (`Store.lease`). Where a lease is not possible, a model whose blob is missing is opened again.
 Blobs are immutable files: one that another program truncates while its values are being read ends
@@ -26,7 +26,7 @@ from blobstore.errors import (
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest, ModelConfig
 from blobstore.formats.provenance import OWN_DOCUMENT
 from blobstore.io.budget import allow_open_files
-from blobstore.io.ranges import MappedFile
+from blobstore.io.ranges import MappedFile, is_mapped
 from blobstore.model.tensors import Library, MappedBlob, Tensor, parts_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home, check_document_size, checked_bytes
@@ -57,7 +57,7 @@ class Model(Mapping[str, Tensor]):
         self._blobs: dict[Digest, MappedBlob] = {}
         layers = self._model.weight_layers
         # Python's maps keep a descriptor each, and so do MLX's arrays.
-        allow_open_files(2 * len(manifest.layers))
+        allow_open_files(2 * sum(is_mapped(blob.size) for blob in manifest.descriptors))
         self._documents = {
             descriptor.digest: self._mapped(descriptor)
             for descriptor in manifest.descriptors

@@ -155,7 +155,7 @@ def mlx_array(blob: MappedBlob, entry: TensorEntry, tensor: str, suffix: str) ->
     if wrapped is not None:
         return wrapped
     # mx.load takes a whole file or nothing, and by its path, where another file may lie by now.
-    if blob.file.fits_mlx and (loaded := _loaded.of(blob)):
+    if not blob.data.in_memory and blob.file.fits_mlx and (loaded := _loaded.of(blob)):
         return loaded[tensor + suffix]
     return mlx_of(blob.array(entry))
 

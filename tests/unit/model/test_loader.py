@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -188,6 +189,7 @@ def test_unknown_words_are_usage_errors(pycode: Model) -> None:
         pycode.arrays("numpy", names="gguf")  # type: ignore[arg-type]  # refused
 
 
+@pytest.mark.usefixtures("mapped")
 def test_arrays_outlive_the_removal_of_the_model(store: Store, tmp_path: Path) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "m"), store=store, quant="int8")
     model = blobstore.open_model("m:int8", store=store)
@@ -204,6 +206,7 @@ def test_arrays_outlive_the_removal_of_the_model(store: Store, tmp_path: Path) -
     assert bits(model[UP].mlx().weight) == bits(wanted[UP])
 
 
+@pytest.mark.usefixtures("mapped")
 def test_mlx_does_not_read_a_file_that_took_the_blobs_place(store: Store, tmp_path: Path) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "m"), store=store)
     model = blobstore.open_model("m", store=store)
@@ -226,6 +229,7 @@ def test_after_close_arrays_stay_and_no_new_ones_come(store: Store, tmp_path: Pa
     model.close()
 
 
+@pytest.mark.usefixtures("mapped")
 def test_a_model_may_have_more_blobs_than_a_process_may_have_files_open(store: Store) -> None:
     """A dense model of 126 layers has 1,137 tensors; Linux gives a process 1,024 files."""
     commit_model(
@@ -238,3 +242,25 @@ def test_a_model_may_have_more_blobs_than_a_process_may_have_files_open(store: S
             assert [int(plain(model[f"t{n}"])[0]) for n in range(400)] == list(range(400))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_small_blobs_keep_no_files_open(store: Store) -> None:
+    """A model may have 110,000 blobs, and Linux allows 65,530 maps."""
+    commit_model(
+        store, "m", *(safetensors_bytes({f"t{n}": np.array([n], np.int64)}) for n in range(40))
+    )
+    before = len(os.listdir("/proc/self/fd"))
+    with blobstore.open_model("m", store=store) as model:
+        assert len(os.listdir("/proc/self/fd")) == before
+        arrays = model.arrays("mlx")
+        assert len(os.listdir("/proc/self/fd")) == before
+    assert [arrays[f"t{n}"].item() for n in range(40)] == list(range(40))
+
+
+@pytest.mark.parametrize("nbytes", [2**14, 2**14 + 1])
+def test_a_blob_of_more_than_16_kib_is_mapped(store: Store, nbytes: int) -> None:
+    empty = len(safetensors_bytes({"t": np.zeros(10**4, np.uint8)})) - 10**4
+    commit_model(store, "m", safetensors_bytes({"t": np.ones(nbytes - empty, np.uint8)}))
+    before = len(os.listdir("/proc/self/fd"))
+    with blobstore.open_model("m", store=store):
+        assert len(os.listdir("/proc/self/fd")) - before == (nbytes > 2**14)

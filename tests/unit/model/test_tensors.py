@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from support import PYCODE, PYCODE_MOE
 from support.arrays import bits, bits_of_parts, plain
 from support.checkpoints import normal, raw_safetensors, safetensors_bytes, write_checkpoint
-from support.stores import link_by_hand, stored_arrays
+from support.stores import commit_model, link_by_hand, stored_arrays
 
 import blobstore
 from blobstore import QuantizedArray
@@ -59,9 +60,13 @@ def stacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
         yield model
 
 
-@pytest.fixture
-def every_dtype(store: Store, tmp_path: Path) -> Iterator[Model]:
+@pytest.fixture(params=["read", "mapped"])
+def every_dtype(
+    store: Store, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Model]:
     """A model with a tensor of every common dtype, imported without quantization."""
+    if request.param == "mapped":
+        request.getfixturevalue("mapped")
     (tmp_path / "m.safetensors").write_bytes(safetensors_bytes(EVERY_DTYPE))
     blobstore.import_model(tmp_path / "m.safetensors", store=store)
     with blobstore.open_model("m", store=store) as model:
@@ -78,12 +83,15 @@ def owner(array: Array) -> type:
 
 
 @pytest.mark.parametrize("name", EVERY_DTYPE)
-def test_numpy_is_a_read_only_view_of_the_map(every_dtype: Model, name: str) -> None:
+def test_numpy_is_a_read_only_view(
+    every_dtype: Model, name: str, request: pytest.FixtureRequest
+) -> None:
+    how = request.node.callspec.params["every_dtype"]
     array, wanted = every_dtype[name].numpy(), EVERY_DTYPE[name]
     assert isinstance(array, np.ndarray)
     assert (array.dtype, array.shape, bits(array)) == (wanted.dtype, wanted.shape, bits(wanted))
     assert not array.flags.owndata
-    assert array.size == 0 or owner(array) is mmap.mmap
+    assert array.size == 0 or owner(array) is {"read": bytes, "mapped": mmap.mmap}[how]
     assert array.size == 0 or np.shares_memory(array, every_dtype[name].numpy())
     with pytest.raises(ValueError, match="read-only"):
         array[...] = 0
@@ -113,6 +121,19 @@ def test_mlx_has_the_same_bits(every_dtype: Model, name: str) -> None:
     assert str(array.dtype).removeprefix("mlx.core.") == (
         "uint8" if name == "f8" else str(wanted.dtype)
     )
+
+
+@pytest.mark.usefixtures("mapped")
+def test_mlx_arrays_are_evaluated_in_the_thread_that_asks_for_them(store: Store) -> None:
+    """MLX evaluates an array only in the thread that loaded it."""
+    commit_model(store, "m", safetensors_bytes({"a": normal("a", 4, 6), "b": normal("b", 4, 6)}))
+    model = blobstore.open_model("m", store=store)
+    model["a"].mlx()
+    found: list[bytes] = []
+    thread = threading.Thread(target=lambda: found.append(bits(model["b"].mlx())))
+    thread.start()
+    thread.join()
+    assert found == [bits(normal("b", 4, 6))]
 
 
 def test_bool_in_all_libraries(store: Store) -> None:

@@ -135,6 +135,7 @@ def test_a_blob_that_is_missing_for_good_is_called_missing(store: Store) -> None
         blobstore.open_model("m", store=store)
 
 
+@pytest.mark.usefixtures("mapped")
 def test_a_blob_that_is_cut_under_an_open_model_is_an_error_and_no_signal(store: Store) -> None:
     link_by_hand(store, "m", {"first": FIRST})
     with blobstore.open_model("m", store=store) as model:
@@ -150,9 +151,24 @@ def test_a_blob_that_is_cut_under_an_open_model_is_an_error_and_no_signal(store:
                 use()
 
 
-def test_a_blob_that_is_cut_before_it_is_mapped_is_an_error(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+def test_a_small_blob_that_is_cut_under_an_open_model_stays_whole(store: Store) -> None:
+    link_by_hand(store, "m", {"first": FIRST})
+    with blobstore.open_model("m", store=store) as model:
+        os.truncate(blob_path(store, FIRST), 100)
+        assert plain(model["first"])[8] == 8
+        model.verify()
+
+
+@pytest.mark.parametrize(("how", "says"), [("read", "ends before"), ("mapped", "was cut")])
+def test_a_blob_that_is_cut_before_it_is_read_or_mapped_is_an_error(
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    how: str,
+    says: str,
 ) -> None:
+    if how == "mapped":
+        request.getfixturevalue("mapped")
     link_by_hand(store, "m", {"first": FIRST})
     real = header_of
 
@@ -162,7 +178,7 @@ def test_a_blob_that_is_cut_before_it_is_mapped_is_an_error(
         return header
 
     monkeypatch.setattr("blobstore.store.stored_model.header_of", cut)
-    with pytest.raises(CorruptDataError, match="was cut"):
+    with pytest.raises(CorruptDataError, match=says):
         blobstore.open_model("m", store=store)
 
 
