@@ -39,7 +39,8 @@ def ours(place, arrays):
     return [one.numpy() if arrays else (one.dtype, one.shape) for one in model.values()], model
 
 def theirs(place, arrays):
-    files = [stack.enter_context(safe_open(path, "np")) for path in sorted(Path(place).glob("*.safetensors"))]
+    paths = sorted(Path(place).glob("*.safetensors"))
+    files = [stack.enter_context(safe_open(path, "np")) for path in paths]
     if arrays:
         return [file.get_tensor(name) for file in files for name in file.keys()]
     slices = [file.get_slice(name) for file in files for name in file.keys()]
@@ -120,7 +121,7 @@ def measure(source: Path, work: Path, quant: str | None, arguments: argparse.Nam
 
 def measured(program: str, place: Path, what: str) -> list[float]:
     """Return seconds, processor seconds and bytes of memory of one process."""
-    line = [sys.executable, "-c", CHILD, program, str(place), what.split(",")[0]]
+    line = [sys.executable, "-c", CHILD, program, str(place), what]
     printed = subprocess.run(line, capture_output=True, text=True, check=True).stdout
     return list(map(float, printed.split()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -63,6 +64,12 @@ def descriptor(data: bytes, name: str | None = None) -> Descriptor:
 def blob_path(store: Store, data: bytes) -> Path:
     """Return where the blob of these bytes lies, there or not."""
     return store.root / "blobs" / f"sha256-{hashlib.sha256(data).hexdigest()}"
+
+
+def open_files() -> int:
+    """Return how many files this process has open, without those that earlier tests left."""
+    gc.collect()
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def manifest_path(store: Store, name: str) -> Path:

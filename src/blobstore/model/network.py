@@ -11,7 +11,7 @@ is one array.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -43,7 +43,7 @@ from blobstore.names import Digest
 
 _WORD_BITS = 32
 _OPEN_FILES = 256
-"""Blobs that MLX reads at once, in its threads: each file is open until its arrays are evaluated."""
+"""Blobs that MLX reads at once: a file of a blob is open until its arrays are evaluated."""
 _SUFFIXES = {"": ".weight", ".scale": ".scales", ".bias": ".biases"}
 
 

@@ -198,10 +198,9 @@ class _Loaded(threading.local):
         Empty when the file at its path is not the mapped one any more: the blob was removed from
         the store, or made again.
         """
-        arrays = self._arrays.get(blob)
-        if arrays is None and (arrays := _load(blob)):
-            self._arrays[blob] = arrays
-        return arrays
+        if blob not in self._arrays:
+            self._arrays[blob] = _load(blob)
+        return self._arrays[blob]
 
 
 _loaded = _Loaded()

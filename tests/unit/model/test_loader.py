@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from safetensors.numpy import load_file
 from support import PYCODE
 from support.arrays import bits, bits_of_parts, plain
 from support.checkpoints import normal, safetensors_bytes, small_tensors, write_checkpoint
-from support.stores import commit_model, link_by_hand, stored_arrays
+from support.stores import commit_model, link_by_hand, open_files, stored_arrays
 
 import blobstore
 from blobstore import QuantizedArray, kernels
@@ -249,11 +248,11 @@ def test_small_blobs_keep_no_files_open(store: Store) -> None:
     commit_model(
         store, "m", *(safetensors_bytes({f"t{n}": np.array([n], np.int64)}) for n in range(40))
     )
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     with blobstore.open_model("m", store=store) as model:
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_files() == before
         arrays = model.arrays("mlx")
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_files() == before
     assert [arrays[f"t{n}"].item() for n in range(40)] == list(range(40))
 
 
@@ -261,6 +260,6 @@ def test_small_blobs_keep_no_files_open(store: Store) -> None:
 def test_a_blob_of_more_than_16_kib_is_mapped(store: Store, nbytes: int) -> None:
     empty = len(safetensors_bytes({"t": np.zeros(10**4, np.uint8)})) - 10**4
     commit_model(store, "m", safetensors_bytes({"t": np.ones(nbytes - empty, np.uint8)}))
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     with blobstore.open_model("m", store=store):
-        assert len(os.listdir("/proc/self/fd")) - before == (nbytes > 2**14)
+        assert open_files() - before == (nbytes > 2**14)

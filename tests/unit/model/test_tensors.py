@@ -61,9 +61,7 @@ def stacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 @pytest.fixture(params=["read", "mapped"])
-def every_dtype(
-    store: Store, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Model]:
+def every_dtype(store: Store, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Model]:
     """A model with a tensor of every common dtype, imported without quantization."""
     if request.param == "mapped":
         request.getfixturevalue("mapped")
