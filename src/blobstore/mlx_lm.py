@@ -23,6 +23,7 @@ from blobstore.errors import (
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
+from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.io.copying import remove_tree
 from blobstore.io.durable import make_folder, os_errors
 from blobstore.model.facts import Runs, TensorFacts, Verdict, float_dtype
@@ -48,6 +49,7 @@ _NOT_FOR_TOKENIZERS = (".safetensors", ".py")
 _GENERATION_CONFIG = "generation_config.json"
 
 
+@collector_paused()  # it would walk all objects of mlx-lm and PyTorch
 def load(name: str | ModelName, *, store: Home) -> tuple[Any, Any]:
     """Return ``(model, tokenizer)`` of a stored model, for ``mlx_lm.generate`` and its kin.
 
@@ -80,6 +82,7 @@ def continue_text(model: Any, tokenizer: Any, prompt: str, max_tokens: int) -> I
             yield response.text
 
 
+@collector_paused()  # as above
 def load_network(name: str | ModelName, *, store: Home) -> Any:
     """Return mlx-lm's network of a stored model: an ``mlx.nn.Module`` with its weights.
 

@@ -38,7 +38,7 @@ from blobstore.model.network_plan import (
     mlx_lm_errors,
 )
 from blobstore.model.sanitize import mlx_dtype
-from blobstore.model.tensors import Tensor, mlx_of, parts_of
+from blobstore.model.tensors import Tensor, mlx_of, mlx_part, parts_of
 from blobstore.names import Digest
 
 _WORD_BITS = 32
@@ -147,7 +147,7 @@ class OpenTensors:
         tensor = self._tensor(array.tensor)
         is_whole = isinstance(array.expression, Stored) and array.factors is None
         if is_whole and (array.suffix is not None or tensor.dtype is array.dtype):
-            return tensor.mlx_part(array.suffix or "")
+            return mlx_part(tensor, array.suffix or "")
         kind = numpy_dtype(array.dtype)
         made = mx.zeros(array.shape, getattr(mx, f"uint{8 * kind.itemsize}"))
         if made.size:

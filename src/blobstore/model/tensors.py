@@ -363,11 +363,7 @@ class Tensor(StoredTensor):
 
         Raises: UnsupportedSourceError for a dtype or a dimension that MLX does not have.
         """
-        return assembled(self, lambda suffix, _: self.mlx_part(suffix))
-
-    def mlx_part(self, suffix: str) -> Any:
-        """Return the stored array of that suffix as an mlx array. Raises: as `mlx`."""
-        return mlx_array(self._blob, self.entries[suffix], self.name, suffix)
+        return assembled(self, lambda suffix, _: mlx_part(self, suffix))
 
     def array(self, library: Library) -> Any:
         """Return `numpy`, `torch` or `mlx` by name. Raises: UsageError for another word."""
@@ -389,3 +385,8 @@ def _dimensions_taken(item: Any) -> int:
         isinstance(item, bool | np.bool | np.ndarray | list) and np.asarray(item).dtype == bool
     )
     return np.asarray(item).ndim if is_mask else 1
+
+
+def mlx_part(tensor: Tensor, suffix: str) -> Any:
+    """Return the stored array of that suffix as an mlx array. Raises: as `Tensor.mlx`."""
+    return mlx_array(tensor._blob, tensor.entries[suffix], tensor.name, suffix)  # noqa: SLF001  # of this module
