@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from typing import Any
-from unittest import mock
 
 from hypothesis import assume, given, settings, strategies as st
+from support.chunks import chunks_of
 from support.inventories import inventory, source_tensor
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.dtypes import DType
-from blobstore.importer import making as runs_module
 from blobstore.importer.making import Constant, Copy, GlobalScale, Run, Values, runs_of
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.planning.plan import make_plan
@@ -154,7 +153,7 @@ def test_runs_cover_a_blob_once(
     tensors: list[SourceTensor], options: dict[str, Any], chunk: int
 ) -> None:
     plan = plan_of(tensors, options)
-    with mock.patch.object(runs_module, "CHUNK", chunk):
+    with chunks_of(chunk):
         for blob in plan.blobs:
             runs = list(runs_of(blob))
             check_places(blob, runs, chunk)

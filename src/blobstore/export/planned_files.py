@@ -13,19 +13,23 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from blobstore.errors import (
+    BlobStoreError,
     DigestMismatchError,
     LimitExceededError,
     UnsupportedSourceError,
     UsageError,
     quoted,
 )
+from blobstore.formats.documents import Descriptor
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization
 from blobstore.formats.safetensors.codec import lay_out, parse_header
 from blobstore.io.budget import MAX_HEADER
+from blobstore.io.digests import digests_of
 from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import BlobFile, StoredModel, TensorBlob
 
@@ -137,6 +141,10 @@ _ALIGNMENT = 8
 _RANK = {dtype: rank for rank, dtype in enumerate(reversed(DType))}
 
 
+_TOGETHER = 16
+"""Blobs that are hashed at once: as many as the widest processors hash at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Weight:
     """One tensor of a stored model, companions included, and the blob that holds it."""
@@ -155,12 +163,26 @@ def read_weights(model: StoredModel, *, verify: bool = False) -> tuple[Weight, .
         with model.opened(layer, weights) as (reader, header, tensors):
             blob = TensorBlob.of(layer.digest, reader, header)
             blob.require_file()
-            if verify and reader.digest() != layer.digest:
-                raise DigestMismatchError(
-                    "its bytes do not match its digest", blob=str(layer.digest)
-                )
         weights.update((stored.name, Weight(stored, blob)) for stored in tensors)
+    if verify:
+        for begin in range(0, len(model.weight_layers), _TOGETHER):
+            _verify(model, model.weight_layers[begin : begin + _TOGETHER])
     return tuple(weights.values())
+
+
+def _verify(model: StoredModel, layers: Sequence[Descriptor]) -> None:
+    with ExitStack() as files:
+        readers = []
+        for layer in layers:
+            with model.located(layer):
+                readers.append(files.enter_context(model.home.blobs.open(layer)))
+        for layer, found in zip(layers, digests_of(readers), strict=True):
+            with model.located(layer):
+                if isinstance(found, BlobStoreError):
+                    raise found
+                if found != layer.digest:
+                    message = "its bytes do not match its digest"
+                    raise DigestMismatchError(message, blob=str(layer.digest))
 
 
 @dataclass(frozen=True, slots=True)

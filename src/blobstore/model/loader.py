@@ -11,7 +11,7 @@ the process with SIGBUS; the size is checked whenever a view is handed out.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -28,6 +28,7 @@ from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest,
 from blobstore.formats.provenance import OWN_DOCUMENT
 from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.io.budget import allow_open_files
+from blobstore.io.digests import digests_of_views
 from blobstore.io.ranges import MappedFile, is_mapped
 from blobstore.model.tensors import Library, MappedBlob, Tensor, parts_of
 from blobstore.names import Digest, ModelName
@@ -42,6 +43,9 @@ _SUFFIXES = {
 }
 _ATTEMPTS = 5
 """Attempts to open a model that another program replaces; then a missing blob is an error."""
+
+_TOGETHER = 16
+"""Blobs that are hashed at once: as many as the widest processors hash at once."""
 
 
 class Model(Mapping[str, Tensor]):
@@ -102,13 +106,21 @@ class Model(Mapping[str, Tensor]):
         as `document`.
         """
         self._require_open()
+        weights = [blob for blob in self.manifest.descriptors if blob.digest in self._blobs]
+        for begin in range(0, len(weights), _TOGETHER):
+            self._verify_together(weights[begin : begin + _TOGETHER])
         for descriptor in self.manifest.descriptors:
-            blob = self._blobs.get(descriptor.digest)
-            if blob is None:
+            if descriptor.digest not in self._blobs:
                 self._model.read(descriptor)
-                continue
+
+    def _verify_together(self, descriptors: Sequence[Descriptor]) -> None:
+        views = []
+        for descriptor in descriptors:
             with self._model.located(descriptor):
-                if Digest.of(blob.data.view()) != descriptor.digest:
+                views.append(self._blobs[descriptor.digest].data.view())
+        for descriptor, digest in zip(descriptors, digests_of_views(views), strict=True):
+            if digest != descriptor.digest:
+                with self._model.located(descriptor):
                     raise damaged(descriptor.digest)
 
     def __getitem__(self, name: str) -> Tensor:
