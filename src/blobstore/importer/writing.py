@@ -42,19 +42,13 @@ from blobstore.io.workers import Progress, each
 from blobstore.source.weights import SourceReaders, SourceWeight
 from blobstore.store.ports import Finished, Session, Writer
 
-# Page-aligned; and all there from the start: an import that begins does not run out of memory
-# later.
-_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
-
 
 class Buffer:
     """Memory for one run of up to ``nbytes``, aligned for writes that bypass the page cache."""
 
     def __init__(self, pool: BufferPool, nbytes: int) -> None:
         self._pool = pool
-        self._memory = mmap.mmap(
-            -1, nbytes + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _POPULATE
-        )
+        self._memory = mmap.mmap(-1, nbytes + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def at(self, offset: int, nbytes: int) -> memoryview:
         """Return ``nbytes`` of it; the address and ``offset`` are equal modulo the page size."""
