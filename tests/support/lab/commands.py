@@ -15,7 +15,7 @@ import numpy as np
 
 import blobstore
 from blobstore.cli import main as cli
-from blobstore.importer import writing as buffers, writing as write
+from blobstore.importer import writing as write
 from blobstore.io import durable as files
 from blobstore.names import ModelName
 from blobstore.store.care.prune import prune
@@ -242,12 +242,8 @@ def kill_before_visible(call: Call) -> Action | None:
 
 
 def warm_up() -> None:
-    """Do once what every fork would do again: import all modules, read the commands' parameters.
-
-    And take memory late.
-    """
+    """Do once what every fork would do again: import all modules, read the commands' parameters."""
     for module in pkgutil.walk_packages(blobstore.__path__, "blobstore."):
         if module.name.rpartition(".")[2] != "__main__":
             import_module(module.name)
     cli._command()  # kept from then on
-    buffers._POPULATE = 0
