@@ -21,7 +21,7 @@ from blobstore.formats.dtypes import DType
 from blobstore.io.workers import results_of, threads
 from blobstore.kernels.arrays import Array, QuantizedArray
 from blobstore.model.loader import open_model
-from blobstore.model.tensors import Tensor
+from blobstore.model.tensors import StoredArray, Tensor
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home
 
@@ -46,22 +46,17 @@ class Errors:
     saturated_count: int = 0
 
     @classmethod
-    def between(cls, weights: Array, read: Array, saturated: int = 0) -> Errors:
-        """Return the sums over two flat float64 arrays of finite values.
+    def between(cls, weights: Array, read: StoredArray) -> Errors:
+        """Return the sums over flat weights and as many values, stored as an array or in groups.
 
-        Infinite, or NaN, where no float64 holds them.
+        Infinite, or NaN, where a value is, or where no float64 holds them.
         """
-        with np.errstate(over="ignore", invalid="ignore"):
-            error = read - weights
-            return cls(
-                weights.size,
-                _dot(error, error),
-                _dot(weights, weights),
-                _dot(read, read),
-                _dot(weights, read),
-                float(np.abs(error).max(initial=0)),
-                saturated,
-            )
+        return cls(weights.size, *kernels.compare(weights, read))
+
+    @property
+    def are_finite(self) -> bool:
+        """True if all values were finite; False if one was not, or if a sum is not."""
+        return math.isfinite(self.squared_weight) and math.isfinite(self.squared_read)
 
     def __add__(self, other: Errors) -> Errors:
         return Errors(
@@ -148,25 +143,31 @@ def _columns(tensor: Tensor, matrix: int, begin: int, end: int) -> Array:
     return kernels.dequantize(block).T.astype(np.float64).reshape(-1)
 
 
+def stored_run(stored: StoredArray, start: int, count: int) -> StoredArray:
+    """Return ``count`` values from index ``start`` on, whole groups of a quantized array.
+
+    They are flat views.
+    """
+    if isinstance(stored, QuantizedArray):
+        return kernels.group_range(
+            stored, start // stored.group_size, (start + count) // stored.group_size
+        )
+    return stored.reshape(-1)[start : start + count]
+
+
 def stored_values(tensor: Tensor, start: int, count: int) -> Array:
     """Return ``count`` values of a tensor from index ``start`` on, as flat float64.
 
     Of a quantized one whole groups.
     """
-    stored = tensor.numpy()
-    if isinstance(stored, QuantizedArray):
-        groups = kernels.group_range(
-            stored, start // stored.group_size, (start + count) // stored.group_size
-        )
-        return kernels.dequantize(groups).astype(np.float64)
+    return as_float64(stored_run(tensor.numpy(), start, count))
+
+
+def as_float64(stored: StoredArray) -> Array:
+    """Return the values as a new float64 array."""
+    values = kernels.dequantize(stored) if isinstance(stored, QuantizedArray) else stored
     with np.errstate(invalid="ignore"):  # a signalling NaN is a value here, not an accident
-        values: Array = stored.reshape(-1)[start : start + count].astype(np.float64)
-    return values
-
-
-def _dot(a: Array, b: Array) -> float:
-    # Not BLAS: its sums depend on its threads, and those would stand in the way of ours.
-    return float(np.sum(a * b))
+        return values.astype(np.float64)
 
 
 _CHUNK = 2**22
@@ -358,8 +359,11 @@ def _compared(before: Tensor, after: Tensor, *, error: bool) -> ChangedTensor | 
         return ChangedTensor(*facts)
     errors, odd = Errors(), 0
     for old, new in paired_values(before, after):
-        odd += _leave_out_odd(old, new)
-        errors += Errors.between(old, new)
+        found = Errors.between(old, new)
+        if not found.are_finite:
+            odd += _leave_out_odd(old, new)
+            found = Errors.between(old, new)
+        errors += found
     return ChangedTensor(*facts, errors, odd)
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blobstore import kernels
 from blobstore.errors import (
     CorruptDataError,
     NonFiniteWeightError,
@@ -23,25 +22,19 @@ from blobstore.errors import (
 )
 from blobstore.formats.conventions import DRAFT_PREFIX
 from blobstore.formats.dtypes import DType
-from blobstore.formats.quant import QuantType
 from blobstore.importer.planning.outputs import OutputTensor
 from blobstore.importer.policies.options import Experts
 from blobstore.importer.run import outputs_of
-from blobstore.inspection.diff import CHUNK_WEIGHTS, Errors, stored_values
+from blobstore.inspection.diff import CHUNK_WEIGHTS, Errors, as_float64, stored_run
 from blobstore.io.workers import Progress, begun, results_of, threads
-from blobstore.kernels.arrays import Array, QuantizedArray
+from blobstore.kernels.arrays import Array
 from blobstore.model.loader import Model, open_model
-from blobstore.model.tensors import Tensor
+from blobstore.model.tensors import StoredArray, Tensor
 from blobstore.names import ModelName
 from blobstore.source.addresses import Source
 from blobstore.source.inventory import read_inventory
 from blobstore.source.weights import Form, SourceReaders
 from blobstore.store.ports import Home
-
-_HALF_A_STEP = 0.5
-# From these many scales on a weight would have a further code if the type went on: half-way to the
-# next value.
-_BEYOND = {QuantType.NVFP4: 7.0, QuantType.MXFP4: 7.0, QuantType.MXFP8: 464.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +173,14 @@ def _measure(
     stop: threading.Event,
 ) -> TensorQuality:
     kept = tensor.quant_type is None and made_from.copies and tensor.dtype is made_from.dtype
-    errors = Errors()
+    errors, stored = Errors(), None if kept else tensor.numpy()
     for start, chunk in _chunks(made_from, readers):
         if stop.is_set():
             break  # another tensor failed, so this one's figures are not needed
-        if kept:
+        if stored is None:
             _check_same(tensor, start, chunk)
         else:
-            errors += _compare(tensor, start, chunk)
+            errors += _compare(tensor, start, chunk, stored_run(stored, start, chunk.size))
         progress(chunk.nbytes, tensor.name)
     type_name = str(tensor.quant_type if tensor.quant_type is not None else tensor.dtype)
     return TensorQuality(
@@ -213,7 +206,8 @@ def _chunks(made_from: OutputTensor, readers: SourceReaders) -> Iterator[tuple[i
 
 def _check_same(tensor: Tensor, start: int, chunk: Array) -> None:
     begin = start * chunk.itemsize
-    if bytes(tensor.raw()[begin : begin + chunk.nbytes]) != chunk.tobytes():
+    stored = np.frombuffer(tensor.raw()[begin : begin + chunk.nbytes], np.uint8)
+    if not np.array_equal(stored, chunk.view(np.uint8)):
         raise CorruptDataError(
             f"{quoted(tensor.name)} is stored unquantized, and its bytes are not the source's",
             tensor=tensor.name,
@@ -221,28 +215,21 @@ def _check_same(tensor: Tensor, start: int, chunk: Array) -> None:
         )
 
 
-def _compare(tensor: Tensor, start: int, chunk: Array) -> Errors:
-    with np.errstate(invalid="ignore"):  # a signalling NaN is a value here, not an accident
-        weights = chunk.astype(np.float64)
-    stored, saturated = tensor.numpy(), 0
-    if isinstance(stored, QuantizedArray):
-        groups = kernels.group_range(
-            stored, start // stored.group_size, (start + chunk.size) // stored.group_size
-        )
-        saturated = _saturated(weights, groups)
-    read = stored_values(tensor, start, chunk.size)
-    _check_finite(tensor, start, weights, read)
-    return Errors.between(weights, read, saturated)
-
-
-def _check_finite(tensor: Tensor, start: int, weights: Array, read: Array) -> None:
-    """Set values that are infinite or NaN on both sides to 0.
-
-    Raise when only one is, or a quantized one can't have been.
-    """
+def _compare(tensor: Tensor, start: int, chunk: Array, stored: StoredArray) -> Errors:
+    errors = Errors.between(chunk, stored)
+    if errors.are_finite:
+        return errors
+    weights, read = as_float64(chunk), as_float64(stored)
     odd = ~(np.isfinite(weights) & np.isfinite(read))
     if not odd.any():
-        return
+        return errors  # float64 holds the values, and not their sums
+    _check_odd(tensor, start, weights, read, odd)
+    weights[odd] = read[odd] = 0
+    return Errors.between(weights, read)
+
+
+def _check_odd(tensor: Tensor, start: int, weights: Array, read: Array, odd: Array) -> None:
+    """Raise if an odd value is infinite or NaN on one side only, or is of a quantized tensor."""
     came_back = (weights == read) | (np.isnan(weights) & np.isnan(read))
     wrong = odd & ~np.isfinite(weights) if tensor.quant_type is not None else odd & ~came_back
     if not wrong.any():
@@ -254,23 +241,3 @@ def _check_finite(tensor: Tensor, start: int, weights: Array, read: Array) -> No
         message = f"{quoted(tensor.name)}: the value at {list(index)} is {values}"
         kind = CorruptDataError if np.isfinite(weights[first]) else NonFiniteWeightError
         raise kind(message, tensor=tensor.name, index=index)
-    weights[odd] = read[odd] = 0
-
-
-def _saturated(weights: Array, groups: QuantizedArray[Array]) -> int:
-    rows = weights.reshape(-1, groups.group_size)
-    with np.errstate(all="ignore"):
-        if groups.bias is not None:
-            scale, bias = (part.astype(np.float64)[:, None] for part in (groups.scale, groups.bias))
-            ends = (
-                bias - _HALF_A_STEP * scale,
-                bias + (2**groups.quant_type.bits - _HALF_A_STEP) * scale,
-            )
-            beyond = ((rows <= np.minimum(*ends)) | (rows >= np.maximum(*ends))) & (scale != 0)
-        else:
-            scale = kernels.decoded_scales(groups.scale, groups.quant_type).astype(np.float64)
-            scale *= (
-                1.0 if groups.global_scale is None else float(groups.global_scale.reshape(-1)[0])
-            )
-            beyond = (np.abs(rows) >= _BEYOND[groups.quant_type] * scale[:, None]) & (rows != 0)
-    return int(np.count_nonzero(beyond))

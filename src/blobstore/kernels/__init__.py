@@ -1,8 +1,10 @@
 """Kernels: quantize, dequantize and search for scales, in C++, with bit-equal twins in NumPy."""
 
+from blobstore.kernels.comparison import Comparison
 from blobstore.kernels.native import KERNELS, Kernel, active, use
 from blobstore.kernels.quantize import (
     block_of,
+    compare,
     decode_blocks,
     decode_blocks_into,
     dequantize,
@@ -32,12 +34,14 @@ __all__ = [
     "METHODS",
     "AffineCandidates",
     "BlockRun",
+    "Comparison",
     "Kernel",
     "ScaleChoice",
     "active",
     "block_of",
     "check_method",
     "checked_importance",
+    "compare",
     "decode_blocks",
     "decode_blocks_into",
     "decoded_scales",

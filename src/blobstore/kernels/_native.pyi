@@ -35,6 +35,21 @@ def dequantize(
     global_scale: float,
     out: _Array,
 ) -> None: ...
+def compare(
+    target: str, float_type: str, read_type: str, weights: _Array, read: _Array
+) -> tuple[float, float, float, float, float, int]: ...
+def compare_stored(
+    target: str,
+    float_type: str,
+    quant_type: str,
+    scale_type: str,
+    weights: _Array,
+    words: _Array,
+    scales: _Array,
+    biases: _Array | None,
+    group_size: int,
+    global_scale: float,
+) -> tuple[float, float, float, float, float, int]: ...
 def decode_blocks(
     target: str,
     scale_type: str,

@@ -42,6 +42,7 @@ std::size_t index_of(std::string_view name, const std::string_view (&names)[coun
   return static_cast<std::size_t>(found - names);
 }
 constexpr std::string_view float_names[] = {"BF16", "F16", "F32"};
+constexpr std::string_view wide_names[] = {"BF16", "F16", "F32", "F64"};
 constexpr std::string_view type_names[] = {"int4", "int8", "nvfp4", "mxfp4", "mxfp8"};
 constexpr std::string_view method_names[] = {"minmax", "search"};
 
@@ -52,13 +53,17 @@ const Target& target_of(std::string_view name) {
   throw std::invalid_argument("unknown target");
 }
 
-std::size_t item_size(std::size_t float_type) { return float_type == f32 ? 4 : 2; }
+std::size_t item_size(std::size_t float_type) {
+  return float_type == f64 ? 8 : float_type == f32 ? 4 : 2;
+}
 
 void require_items(const auto& array, std::size_t count, std::size_t size, const char* message) {
   require(array.size() == count && array.itemsize() == size, message);
 }
 
 bool is_affine(std::size_t type) { return type == int4 || type == int8; }
+
+std::size_t bits_of(std::size_t type) { return type == int8 || type == mxfp8 ? 8 : 4; }
 
 bool has_group_size(std::size_t type, std::size_t size) {
   return is_affine(type) ? size == 32 || size == 64 || size == 128
@@ -71,10 +76,9 @@ void require_parts(std::size_t count, std::size_t type, std::size_t group_size,
                    std::size_t scale_type, const auto& words, const auto& scales,
                    const auto& biases) {
   const bool affine = is_affine(type);
-  const std::size_t bits = type == int8 || type == mxfp8 ? 8 : 4;
   require(has_group_size(type, group_size), "the type does not have that group_size");
   require(count % group_size == 0, "weights are not a whole number of groups");
-  require_items(words, count * bits / 32, 4, "words has the wrong size");
+  require_items(words, count * bits_of(type) / 32, 4, "words has the wrong size");
   const std::size_t scale_size = affine ? item_size(scale_type) : 1;
   require_items(scales, count / group_size, scale_size, "scales has the wrong size");
   require(biases.has_value() == affine, "only affine types have biases");
@@ -177,6 +181,60 @@ void decode_blocks(std::string_view target, std::string_view scale_type, Octets 
   kernel(job);
 }
 
+nb::tuple tuple_of(const Comparison& found) {
+  return nb::make_tuple(found.squared_error, found.squared_weight, found.squared_read,
+                        found.product, found.max_error, found.beyond);
+}
+
+nb::tuple compare(std::string_view target, std::string_view float_type, std::string_view read_type,
+                  In weights, In read) {
+  const std::size_t from = index_of(float_type, wide_names);
+  const std::size_t to = index_of(read_type, wide_names);
+  const auto kernel = target_of(target).compare[from][to];
+  require(weights.itemsize() == item_size(from), "weights has the wrong size");
+  require_items(read, weights.size(), item_size(to), "read has the wrong size");
+  const CompareJob job{weights.data(), read.data(), weights.size()};
+  Comparison found;
+  {
+    const nb::gil_scoped_release unlocked;
+    found = kernel(job);
+  }
+  return tuple_of(found);
+}
+
+nb::tuple compare_stored(std::string_view target, std::string_view float_type,
+                         std::string_view quant_type, std::string_view scale_type, In weights,
+                         In words, In scales, std::optional<In> biases, std::size_t group_size,
+                         float global_scale) {
+  const std::size_t type = index_of(quant_type, type_names);
+  const std::size_t format = index_of(float_type, wide_names);
+  const std::size_t stored = index_of(scale_type, float_names);
+  require(weights.itemsize() == item_size(format), "weights has the wrong size");
+  require_parts(weights.size(), type, group_size, stored, words, scales, biases);
+  const Target& chosen = target_of(target);
+  const std::size_t row = is_affine(type) ? stored : 0;
+  const CompareStoredJob job{
+      .weights = weights.data(),
+      .stored = {.codes = static_cast<const std::byte*>(words.data()),
+                 .scales = scales.data(),
+                 .biases = biases ? biases->data() : nullptr,
+                 .global_scale = global_scale,
+                 .count = weights.size(),
+                 .group_size = group_size,
+                 .out = nullptr},
+      .code_bits = bits_of(type),
+      .scale_nbytes = scales.itemsize(),
+      .dequantize = chosen.dequantize[type][row][f32],
+      .limits = chosen.limits[type][row],
+  };
+  Comparison found;
+  {
+    const nb::gil_scoped_release unlocked;
+    found = chosen.compare_stored[format](job);
+  }
+  return tuple_of(found);
+}
+
 nb::list available() {
   nb::list names;
   for (const Target* target : targets) {
@@ -202,4 +260,10 @@ NB_MODULE(_native, m) {
   m.def("decode_blocks", &decode_blocks, arg("target"), arg("scale_type"),
         arg("codes").noconvert(), arg("scales").noconvert(), arg("first"), arg("rows"), arg("cols"),
         arg("out").noconvert());
+  m.def("compare", &compare, arg("target"), arg("float_type"), arg("read_type"),
+        arg("weights").noconvert(), arg("read").noconvert());
+  m.def("compare_stored", &compare_stored, arg("target"), arg("float_type"), arg("quant_type"),
+        arg("scale_type"), arg("weights").noconvert(), arg("words").noconvert(),
+        arg("scales").noconvert(), arg("biases").noconvert().none(), arg("group_size"),
+        arg("global_scale"));
 }

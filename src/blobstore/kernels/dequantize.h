@@ -22,7 +22,8 @@ inline void decode_group(const DequantizeJob& job, std::size_t start, std::size_
 
 // code * scale + bias, as two rounded operations. Scales and biases are stored as Float.
 template <typename Out, typename Float, unsigned bits, std::size_t N>
-void dequantize_affine(const DequantizeJob& job) {
+void dequantize_affine(const DequantizeJob& given) {
+  const DequantizeJob job = given;  // a copy, which storing values can't change
   const auto* const scales = static_cast<const typename Float::Bits*>(job.scales);
   const auto* const biases = static_cast<const typename Float::Bits*>(job.biases);
   for (std::size_t group = 0; group < job.count / job.group_size; ++group) {
@@ -38,7 +39,8 @@ void dequantize_affine(const DequantizeJob& job) {
 
 // code * scale * global_scale, from the left (the first product is exact).
 template <typename Out, typename Type, std::size_t most_lanes>
-void dequantize_fp(const DequantizeJob& job) {
+void dequantize_fp(const DequantizeJob& given) {
+  const DequantizeJob job = given;
   constexpr std::size_t N = lanes_for<Type, most_lanes>;
   const auto* const scales = static_cast<const std::uint8_t*>(job.scales);
   for (std::size_t group = 0; group < job.count / Type::group_size; ++group) {

@@ -126,6 +126,7 @@ struct E2M1 : SmallFloat<4, 1, 1, 6> {
 };
 
 struct E4M3 : SmallFloat<8, 3, 7, 448> {
+  static constexpr float beyond = 464.0f;
   template <typename U>
   static FloatOf<U> decode(U code) {
     const auto nan = all_of<FloatOf<U>>(std::numeric_limits<float>::quiet_NaN());

@@ -7,7 +7,7 @@
 
 namespace blobstore {
 
-enum FloatType : std::size_t { bf16, f16, f32, float_types };
+enum FloatType : std::size_t { bf16, f16, f32, float_types, f64 = float_types, wide_types };
 enum QuantType : std::size_t { int4, int8, nvfp4, mxfp4, mxfp8, quant_types };
 enum Method : std::size_t { minmax, search, methods };
 
@@ -64,11 +64,42 @@ struct BlocksJob {
   std::uint16_t* out;  // BF16
 };
 
+// Two runs of floats: weights, and what they are read back as.
+struct CompareJob {
+  const void* weights;
+  const void* read;
+  std::size_t count;
+};
+
+// Sums over weights `w` and what they are read back as, `r`; `max_error` ignores NaN.
+struct Comparison {
+  double squared_error;   // of (r - w)^2
+  double squared_weight;  // of w^2
+  double squared_read;    // of r^2
+  double product;         // of w * r
+  double max_error;       // the largest |r - w|
+  std::size_t beyond;     // how many w lie half a step or more beyond the codes of their group
+};
+
 inline constexpr std::size_t all_finite = ~std::size_t{0};
 
 // Returns the index of the first non-finite weight, or all_finite.
 using Quantize = std::size_t (*)(const QuantizeJob&);
 using Dequantize = void (*)(const DequantizeJob&);
+// Writes the ends of each group's range: weights at most `low` or at least `high` are beyond it.
+using Limits = void (*)(const DequantizeJob&, double* low, double* high);
+using Compare = Comparison (*)(const CompareJob&);
+
+// Weights, and the codes that they are read back from; its `out` is not used.
+struct CompareStoredJob {
+  const void* weights;
+  DequantizeJob stored;
+  std::size_t code_bits;
+  std::size_t scale_nbytes;  // of one scale, and of one bias
+  Dequantize dequantize;     // to F32, of the target that compares
+  Limits limits;
+};
+using CompareStored = Comparison (*)(const CompareStoredJob&);
 using DecodeBlocks = void (*)(const BlocksJob&);
 
 struct Target {
@@ -77,6 +108,9 @@ struct Target {
   // By the format of the scales and biases (one for the fp types) and that of the output.
   Dequantize dequantize[quant_types][float_types][float_types];
   DecodeBlocks decode_blocks[float_types];  // by the format of the scales
+  Compare compare[wide_types][wide_types];  // by the formats of the weights and of what is read
+  CompareStored compare_stored[wide_types];
+  Limits limits[quant_types][float_types];  // by the format of the scales (one for the fp types)
 };
 
 extern const Target plain;

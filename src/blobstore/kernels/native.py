@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 from blobstore.errors import UsageError
 from blobstore.kernels import _native
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of
+from blobstore.kernels.comparison import Comparison
 from blobstore.kernels.reference import ReferenceKernel
 from blobstore.kernels.scales import BlockRun, ScaleChoice
 
@@ -45,12 +46,10 @@ class NativeKernel:
 
     def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
         """See `blobstore.kernels.native.Kernel`."""
-        # The fp types do not use it.
-        scale_type = "F32" if parts.bias is None else dtype_of(parts.scale).value
         _native.dequantize(
             self.name,
             parts.quant_type.value,
-            scale_type,
+            _scale_type(parts),
             dtype_of(out).value,
             parts.weight,
             _bits(parts.scale),
@@ -66,6 +65,34 @@ class NativeKernel:
         _native.decode_blocks(
             self.name, scale_type, codes, _bits(scales), run.first, run.rows, run.cols, _bits(out)
         )
+
+    def compare(self, weights: Array, read: Array) -> Comparison:
+        """See `blobstore.kernels.native.Kernel`."""
+        types = dtype_of(weights).value, dtype_of(read).value
+        return Comparison(*_native.compare(self.name, *types, _bits(weights), _bits(read)))
+
+    def compare_stored(
+        self, weights: Array, parts: QuantizedArray[Array], global_scale: float
+    ) -> Comparison:
+        """See `blobstore.kernels.native.Kernel`."""
+        found = _native.compare_stored(
+            self.name,
+            dtype_of(weights).value,
+            parts.quant_type.value,
+            _scale_type(parts),
+            _bits(weights),
+            parts.weight,
+            _bits(parts.scale),
+            None if parts.bias is None else _bits(parts.bias),
+            parts.group_size,
+            global_scale,
+        )
+        return Comparison(*found)
+
+
+def _scale_type(parts: QuantizedArray[Array]) -> str:
+    # The fp types do not use it.
+    return "F32" if parts.bias is None else dtype_of(parts.scale).value
 
 
 def _bits(array: Array) -> Array:
@@ -95,6 +122,14 @@ class Kernel(Protocol):
 
         ``scales`` (BF16, F16 or F32) are those of ``run.scales``.
         """
+
+    def compare(self, weights: Array, read: Array) -> Comparison:
+        """Return the sums over two arrays of one size, each BF16, F16, F32 or F64."""
+
+    def compare_stored(
+        self, weights: Array, parts: QuantizedArray[Array], global_scale: float
+    ) -> Comparison:
+        """Return the sums over weights (as `compare`) and the float32 values of whole groups."""
 
 
 _NATIVE: tuple[Kernel, ...] = tuple(map(NativeKernel, _native.targets()))

@@ -28,6 +28,7 @@ from blobstore.kernels.arrays import (
     mapped,
     numpy_dtype,
 )
+from blobstore.kernels.comparison import Comparison
 from blobstore.kernels.native import Kernel, active, chosen
 from blobstore.kernels.scales import (
     BlockRun,
@@ -233,10 +234,42 @@ def dequantize_into(
     parts: QuantizedArray[Array], out: Array, *, kernel: Kernel | None = None
 ) -> None:
     """Fill ``out`` with the values that `dequantize` returns; arrays are flat and contiguous."""
+    (kernel or active()).dequantize(*_with_factor(parts), out)
+
+
+def _with_factor(parts: QuantizedArray[Array]) -> tuple[QuantizedArray[Array], float]:
+    """Return the parts as a `Kernel` takes them, and their global scale."""
     factor = 1.0 if parts.global_scale is None else float(parts.global_scale.reshape(-1)[0])
     if not parts.quant_type.is_affine:
         parts = replace(parts, scale=parts.scale.view(np.uint8))
-    (kernel or active()).dequantize(parts, factor, out)
+    return parts, factor
+
+
+def compare(
+    weights: Array, read: Array | QuantizedArray[Array], *, kernel: Kernel | None = None
+) -> Comparison:
+    """Return the sums over flat ``weights`` and what they are read back as, in float64.
+
+    ``weights``: any real type; ``read``: as many values of any real type, or whole groups, which
+    count as the float32 values that `dequantize` returns. The bits do not depend on the kernel.
+
+    Raises: UsageError for arrays of different sizes, and as `dequantize`.
+    """
+    if weights.size != read.size:
+        raise UsageError(f"{weights.size:,} weights are not read back as {read.size:,} values")
+    chosen_kernel = chosen(kernel)
+    if isinstance(read, QuantizedArray):
+        parts, factor = _with_factor(flat_parts(read))
+        return chosen_kernel.compare_stored(_floats(weights), parts, factor)
+    return chosen_kernel.compare(_floats(weights), _floats(read))
+
+
+def _floats(array: Array) -> Array:
+    """Return the array flat, contiguous and aligned, as float64 if it is not BF16, F16 or F32."""
+    plain = array.reshape(-1)
+    kind = plain.dtype if plain.dtype in _SCALES else np.dtype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a value here, not an accident
+        return np.require(plain, kind, ("C", "A"))
 
 
 def decode_blocks(

@@ -14,6 +14,7 @@ import numpy as np
 
 from blobstore.formats.quant import QuantType
 from blobstore.kernels.arrays import Array, QuantizedArray
+from blobstore.kernels.comparison import Comparison, compared, count_beyond
 from blobstore.kernels.scales import (
     BF16_NAN_BITS,
     E4M3,
@@ -81,6 +82,18 @@ class ReferenceKernel:
             values = codes.view(E4M3).astype(np.float32) * scales.astype(np.float32)[of_each]
             out[:] = values.astype(out.dtype)
         out.view(np.uint16)[np.isnan(values)] = BF16_NAN_BITS
+
+    def compare(self, weights: Array, read: Array) -> Comparison:
+        """See `blobstore.kernels.native.Kernel`."""
+        return compared(weights, read)
+
+    def compare_stored(
+        self, weights: Array, parts: QuantizedArray[Array], global_scale: float
+    ) -> Comparison:
+        """See `blobstore.kernels.native.Kernel`."""
+        read = np.empty(weights.size, np.float32)
+        self.dequantize(parts, global_scale, read)
+        return compared(weights, read, count_beyond(weights, parts, global_scale))
 
 
 def _importance(choice: ScaleChoice, shape: tuple[int, ...]) -> Array | None:

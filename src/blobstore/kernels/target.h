@@ -1,5 +1,6 @@
 // The kernels of one target; the file of the target includes it and defines its name and lanes.
 #include "blocks.h"
+#include "compare.h"
 #include "dequantize.h"
 #include "kernels.h"
 #include "quantize.h"
@@ -46,6 +47,10 @@ std::size_t search_fp(const QuantizeJob& job) {
   {FLOATS(dequantize_affine, Bf16, bits, N), FLOATS(dequantize_affine, F16, bits, N), \
    FLOATS(dequantize_affine, F32, bits, N)}
 #define DEQUANTIZE_FP(Type) {FLOATS(dequantize_fp, Type, N)}
+#define COMPARE(Float) \
+  {compare<Float, Bf16, N>, compare<Float, F16, N>, compare<Float, F32, N>, compare<Float, F64, N>}
+#define LIMITS_AFFINE(bits) \
+  {limits_affine<Bf16, bits>, limits_affine<F16, bits>, limits_affine<F32, bits>}
 
 }  // namespace blobstore::BLOBSTORE_TARGET
 
@@ -60,6 +65,11 @@ constinit const Target BLOBSTORE_TABLE = [] {
       {DEQUANTIZE_AFFINE(4), DEQUANTIZE_AFFINE(8), DEQUANTIZE_FP(Nvfp4), DEQUANTIZE_FP(Mxfp4),
        DEQUANTIZE_FP(Mxfp8)},
       FLOATS(decode_blocks, N),
+      {COMPARE(Bf16), COMPARE(F16), COMPARE(F32), COMPARE(F64)},
+      {compare_stored<Bf16, N>, compare_stored<F16, N>, compare_stored<F32, N>,
+       compare_stored<F64, N>},
+      {LIMITS_AFFINE(4), LIMITS_AFFINE(8), {limits_fp<Nvfp4>}, {limits_fp<Mxfp4>},
+       {limits_fp<Mxfp8>}},
   };
 }();
 
