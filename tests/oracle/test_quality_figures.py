@@ -15,7 +15,7 @@ from support.checkpoints import BF16, normal, write_checkpoint
 from support.errors_of import assert_reports, figures
 
 import blobstore
-from blobstore.inspection.diff import CHUNK_WEIGHTS, Errors
+from blobstore.inspection.comparison import CHUNK_WEIGHTS, Errors
 from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from blobstore import QuantizedArray
-from blobstore.inspection.diff import Errors
+from blobstore.inspection.comparison import Errors
 
 Array = np.ndarray[Any, Any]
 _BEYOND = {"nvfp4": 7.0, "mxfp4": 7.0, "mxfp8": 464.0}

@@ -113,14 +113,15 @@ def _measure(
     errors, whole = dict.fromkeys(question.types, 0.0), 0.0
     for batch in _batches(question):
         values = _values(batch, tensor, readers)
-        weights = values.astype(np.float64)
         importance = options.importance_of(batch.source.name)
         choice = ScaleChoice(options.method, importance, batch.starts[0] % batch.source.shape[-1])
-        whole += _weighed(weights, choice)
+        squares = 0.0
         for quantization in question.types:
             own_factor = factor if quantization.quant_type is QuantType.NVFP4 else None
-            read = _quantized(values, quantization, choice, own_factor, batch)
-            errors[quantization] += _weighed(weights - read, choice)
+            parts = _quantized(values, quantization, choice, own_factor, batch)
+            error, squares = _squares(values, parts, choice)
+            errors[quantization] += error
+        whole += squares
     relative = {quantization: _relative(error, whole) for quantization, error in errors.items()}
     return {quantization: error for quantization, error in relative.items() if math.isfinite(error)}
 
@@ -170,8 +171,8 @@ def _quantized(
     choice: ScaleChoice,
     factor: float | None,
     batch: _Batch,
-) -> Array:
-    """Return the weights as they are read back after quantization. Raises: NonFiniteWeightError."""
+) -> QuantizedArray[Array]:
+    """Return the quantized weights. Raises: NonFiniteWeightError."""
     described = quantization.parts(values.shape, dtype_of(values))
     weight, scale, *rest = (np.empty(part.shape, numpy_dtype(part.dtype)) for part in described)
     scaled = None if factor is None else np.array([factor], np.float32)
@@ -182,23 +183,30 @@ def _quantized(
     if bad >= 0:
         run, offset = divmod(bad, batch.count)
         raise non_finite(batch.source, batch.starts[run] + offset, values[bad])
-    return kernels.dequantize(parts)
+    return parts
 
 
-def _weighed(values: Array, choice: ScaleChoice) -> float:
-    """Return the sum of the squares, each column's times its importance.
+def _squares(
+    values: Array, parts: QuantizedArray[Array], choice: ScaleChoice
+) -> tuple[float, float]:
+    """Return the sums of the squared errors and of the squared weights.
 
-    Infinity or NaN if one is not finite.
+    Each square counts as often as its column's importance. Infinity or NaN if a value is.
     """
+    if choice.importance is None:
+        found = kernels.compare(values, parts)
+        return found.squared_error, found.squared_weight
+    weights = values.astype(np.float64)
+    columns = choice.importance.astype(np.float64)
+    if weights.size % columns.size or choice.first_column:
+        columns = columns[choice.first_column :][: weights.size]  # a piece of a row
+    return _weighed(weights - kernels.dequantize(parts), columns), _weighed(weights, columns)
+
+
+def _weighed(values: Array, columns: Array) -> float:
+    """Return the sum of the squares, each column's times its importance."""
     with np.errstate(over="ignore", invalid="ignore"):
-        squares = np.square(values)
-        if choice.importance is not None:
-            columns = choice.importance.astype(np.float64)
-            if squares.size % columns.size == 0 and choice.first_column == 0:
-                squares = squares.reshape(-1, columns.size)
-            else:
-                columns = columns[choice.first_column :][: squares.size]
-            squares = squares * columns
+        squares = np.square(values).reshape(-1, columns.size) * columns
         # Not BLAS, whose sums depend on the machine: numpy adds in pairs, in one order.
         return float(np.sum(squares.reshape(-1)))
 

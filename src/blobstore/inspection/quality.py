@@ -25,7 +25,7 @@ from blobstore.formats.dtypes import DType
 from blobstore.importer.planning.outputs import OutputTensor
 from blobstore.importer.policies.options import Experts
 from blobstore.importer.run import outputs_of
-from blobstore.inspection.diff import CHUNK_WEIGHTS, Errors, as_float64, stored_run
+from blobstore.inspection.comparison import CHUNK_WEIGHTS, Errors, as_float64, stored_run
 from blobstore.io.workers import Progress, begun, results_of, threads
 from blobstore.kernels.arrays import Array
 from blobstore.model.loader import Model, open_model

@@ -28,7 +28,7 @@ from support.stores import link_by_hand, stored_arrays
 
 import blobstore
 from blobstore.errors import CorruptDataError
-from blobstore.inspection.diff import Errors
+from blobstore.inspection.comparison import Errors
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store
 

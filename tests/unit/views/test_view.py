@@ -9,7 +9,7 @@ import pytest
 
 from blobstore.errors import StorageError
 from blobstore.formats.documents import Descriptor
-from blobstore.inspection.diff import Errors
+from blobstore.inspection.comparison import Errors
 from blobstore.inspection.listing import BrokenModel, ListedModel
 from blobstore.model.facts import Runs, Verdict
 from blobstore.names import Digest, ModelName
