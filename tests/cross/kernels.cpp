@@ -92,6 +92,37 @@ void add_quantized(Hash& hash, const Target& target, std::size_t format, const s
   }
 }
 
+void add_sums(Hash& hash, const Comparison& found) {
+  for (const double sum : {found.squared_error, found.squared_weight, found.squared_read, found.product, found.max_error}) {
+    hash.add(sum != sum ? 1 : std::bit_cast<std::uint64_t>(sum));
+  }
+  hash.add(found.beyond);
+}
+
+// Weights against others of every format, and against codes and scales of any bits.
+void add_compared(Hash& hash, const Target& target, std::size_t format, const std::vector<std::byte>& weights, Random& random) {
+  const std::size_t most = weights.size() / 8;
+  for (const std::size_t read : {bf16, f16, f32, f64}) {
+    for (const std::size_t size : {std::size_t{0}, std::size_t{7}, std::size_t{8}, std::size_t{1025}, most}) {
+      add_sums(hash, target.compare[format][read]({weights.data(), weights.data() + 8, size - (size == most)}));
+    }
+  }
+  std::vector<std::byte> codes(most), scales(most), biases(most);
+  for (auto* part : {&codes, &scales, &biases}) {
+    for (std::byte& octet : *part) octet = static_cast<std::byte>(random.next());
+  }
+  for (std::size_t type = 0; type < quant_types; ++type) {
+    const std::size_t group_size = type <= int8 ? 64 : type == nvfp4 ? 16 : 32;
+    const std::size_t bits = type == int8 || type == mxfp8 ? 8 : 4;
+    const std::size_t row = type <= int8 ? bf16 : 0;
+    for (const std::size_t groups : {1, 2, 17, 70}) {
+      const DequantizeJob stored{codes.data(), scales.data(), biases.data(), 0.75f, groups * group_size, group_size, nullptr};
+      add_sums(hash, target.compare_stored[format]({weights.data(), stored, bits, type <= int8 ? 2u : 1u,
+                                                    target.dequantize[type][row][f32], target.limits[type][row]}));
+    }
+  }
+}
+
 // Runs of matrices whose scales have any bits, from somewhere in the first two to the end. NaN has bits of its own here.
 void add_decoded(Hash& hash, const Target& target, std::size_t rows, std::size_t cols, Random& random) {
   const std::size_t matrices = count / (rows * cols);
@@ -124,7 +155,11 @@ int main() {
     std::vector<float> importance(columns);
     for (float& value : importance) value = static_cast<float>(random.next() % 1000) / 512.0f;
     for (const std::size_t format : {bf16, f16, f32}) {
-      for (const bool alike : {true, false}) add_quantized(hash, *target, format, weights_of(format, alike, random), importance);
+      for (const bool alike : {true, false}) {
+        const std::vector<std::byte> weights = weights_of(format, alike, random);
+        add_quantized(hash, *target, format, weights, importance);
+        add_compared(hash, *target, format, weights, random);
+      }
     }
     for (const std::size_t cols : {1, 2, 33, 100, 128, 250}) {
       for (const std::size_t rows : {std::size_t{1}, std::size_t{2}, std::size_t{4}, std::size_t{130}}) {

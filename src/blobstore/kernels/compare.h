@@ -96,10 +96,15 @@ class Sums {
   }
 
   Comparison total() const {
-    double largest = 0;
-    for (const double error : lanes_of(max_error_)) largest = std::max(largest, error);
-    return {sum_of(squared_error_), sum_of(squared_weight_), sum_of(squared_read_),
-            sum_of(product_),       largest,                 static_cast<std::size_t>(sum_of(beyond_))};
+    const auto largest = lanes_of(max_error_);
+    return {
+        .squared_error = sum_of(squared_error_),
+        .squared_weight = sum_of(squared_weight_),
+        .squared_read = sum_of(squared_read_),
+        .product = sum_of(product_),
+        .max_error = *std::max_element(largest.begin(), largest.end()),
+        .beyond = static_cast<std::size_t>(sum_of(beyond_)),
+    };
   }
 
  private:
@@ -111,7 +116,9 @@ class Sums {
   }
   static double sum_of(const Part& part) {
     const auto lane = lanes_of(part);
-    return ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
+    const double first = (lane[0] + lane[1]) + (lane[2] + lane[3]);
+    const double last = (lane[4] + lane[5]) + (lane[6] + lane[7]);
+    return first + last;
   }
 
   Part squared_error_{}, squared_weight_{}, squared_read_{}, product_{}, max_error_{}, beyond_{};
@@ -135,6 +142,17 @@ Comparison compare(const CompareJob& job) {
   return sums.total();
 }
 
+// `count` stored values of a job from index `start` on, where a group begins.
+inline DequantizeJob part_of(const CompareStoredJob& job, std::size_t start, std::size_t count) {
+  DequantizeJob part = job.stored;
+  const std::size_t scales_before = start / part.group_size * job.scale_nbytes;
+  part.count = count;
+  part.codes += start * job.code_bits / 8;
+  part.scales = static_cast<const std::byte*>(part.scales) + scales_before;
+  if (part.biases) part.biases = static_cast<const std::byte*>(part.biases) + scales_before;
+  return part;
+}
+
 // Weights against the values of whole groups of codes.
 template <typename Weight, std::size_t N>
 Comparison compare_stored(const CompareStoredJob& job) {
@@ -144,17 +162,12 @@ Comparison compare_stored(const CompareStoredJob& job) {
   double low[block_weights / smallest_group], high[block_weights / smallest_group];
   Sums<doubles_for<N>> sums;
   for (std::size_t start = 0; start < job.stored.count; start += block_weights) {
-    DequantizeJob block = job.stored;
-    block.count = std::min(block_weights, job.stored.count - start);
-    block.codes += start * job.code_bits / 8;
-    block.scales = static_cast<const std::byte*>(block.scales) + start / group_size * job.scale_nbytes;
-    if (block.biases) {
-      block.biases = static_cast<const std::byte*>(block.biases) + start / group_size * job.scale_nbytes;
-    }
+    const std::size_t count = std::min(block_weights, job.stored.count - start);
+    DequantizeJob block = part_of(job, start, count);
     block.out = values;
     job.dequantize(block);
     job.limits(block, low, high);
-    for (std::size_t i = 0, group = 0; i < block.count; ++group) {
+    for (std::size_t i = 0, group = 0; i < count; ++group) {
       const Range64 range = {low[group], high[group]};
       for (const std::size_t end = i + group_size; i < end; i += sum_lanes) {
         sums.template add<Weight, F32, true>(weights + start + i, values + i, range);
@@ -181,14 +194,15 @@ void limits_affine(const DequantizeJob& job, double* low, double* high) {
   }
 }
 
-// Half-way from the largest code to the next value that a longer type would have. A weight of zero
-// is never beyond, whatever the scale.
+// Half-way from the largest code to the next value that a longer type would have, on both sides.
+// A weight of zero is never beyond.
 template <typename Type>
 void limits_fp(const DequantizeJob& job, double* low, double* high) {
   constexpr double least = std::numeric_limits<double>::denorm_min();
   const auto* const scales = static_cast<const std::uint8_t*>(job.scales);
   for (std::size_t group = 0; group < job.count / Type::group_size; ++group) {
-    const double scale = double{Type::Scale::decode(std::uint32_t{scales[group]})} * job.global_scale;
+    const double stored = Type::Scale::decode(std::uint32_t{scales[group]});
+    const double scale = stored * job.global_scale;
     const double beyond = Type::Code::beyond * scale;
     high[group] = beyond < least ? least : beyond;
     low[group] = -high[group];
