@@ -18,7 +18,7 @@ inline void decode_unit(const std::byte* codes, Scale even_scale, Scale odd_scal
                         std::uint16_t* out) {
   Words<N> even, odd;
   load_codes<E4M3::bits, N>(codes, even, odd);
-  store_unit<Bf16, N>(out, {E4M3::decode(even) * even_scale, E4M3::decode(odd) * odd_scale});
+  store_unit<Bf16, N>(out, {decoded<E4M3>(even) * even_scale, decoded<E4M3>(odd) * odd_scale});
 }
 
 // The place in a run of codes, and the scale there; it moves forwards only, through rows and

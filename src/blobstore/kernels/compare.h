@@ -23,9 +23,10 @@ inline constexpr std::size_t smallest_group = 16;
 template <std::size_t L>
 using Doubles = Vector<double, L>;
 
-// As many doubles as fill a register of N floats.
+// As many doubles as fill a register of N floats; two even in plain loops, because nearly every
+// processor has registers for them.
 template <std::size_t N>
-inline constexpr std::size_t doubles_for = N == 1 ? 1 : N / 2;
+inline constexpr std::size_t doubles_for = N == 1 ? 2 : N / 2;
 
 struct F64 {
   using Bits = std::uint64_t;
@@ -33,11 +34,7 @@ struct F64 {
 
 template <typename F>
 inline auto doubles_of(F value) {
-  if constexpr (std::is_same_v<F, float>) {
-    return double{value};
-  } else {
-    return __builtin_convertvector(value, Doubles<sizeof(F) / sizeof(float)>);
-  }
+  return __builtin_convertvector(value, Doubles<sizeof(F) / sizeof(float)>);
 }
 // In one instruction each, which GCC does not find.
 #if defined(__AVX2__)
@@ -201,7 +198,7 @@ void limits_fp(const DequantizeJob& job, double* low, double* high) {
   constexpr double least = std::numeric_limits<double>::denorm_min();
   const auto* const scales = static_cast<const std::uint8_t*>(job.scales);
   for (std::size_t group = 0; group < job.count / Type::group_size; ++group) {
-    const double stored = Type::Scale::decode(std::uint32_t{scales[group]});
+    const double stored = decoded<typename Type::Scale>(std::uint32_t{scales[group]});
     const double scale = stored * job.global_scale;
     const double beyond = Type::Code::beyond * scale;
     high[group] = beyond < least ? least : beyond;

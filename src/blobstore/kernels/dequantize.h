@@ -44,9 +44,9 @@ void dequantize_fp(const DequantizeJob& given) {
   constexpr std::size_t N = lanes_for<Type, most_lanes>;
   const auto* const scales = static_cast<const std::uint8_t*>(job.scales);
   for (std::size_t group = 0; group < job.count / Type::group_size; ++group) {
-    const float scale = Type::Scale::decode(std::uint32_t{scales[group]});
+    const float scale = decoded<typename Type::Scale>(std::uint32_t{scales[group]});
     const auto value = [scale, factor = job.global_scale](Words<N> codes) {
-      const Floats<N> product = Type::Code::decode(codes) * scale;
+      const Floats<N> product = decoded<typename Type::Code>(codes) * scale;
       return product * factor;
     };
     const std::size_t start = group * Type::group_size;

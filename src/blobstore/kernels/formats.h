@@ -6,6 +6,7 @@
 // touches float32's subnormals, which some processors are slow at.
 #pragma once
 
+#include <array>
 #include <limits>
 
 #include "lanes.h"
@@ -98,7 +99,7 @@ struct SmallFloat {
     return (magnitude + rounder) - rounder;
   }
   template <typename U>
-  static FloatOf<U> decode(U code) {
+  static constexpr FloatOf<U> decode(U code) {
     const U magnitude = code & (sign_bit - 1);
     const auto normal = float_of((magnitude << exponent_shift) + ((127 - bias) << 23));
     const auto subnormal = (normal + normal) - float_of(smallest_normal);
@@ -128,7 +129,7 @@ struct E2M1 : SmallFloat<4, 1, 1, 6> {
 struct E4M3 : SmallFloat<8, 3, 7, 448> {
   static constexpr float beyond = 464.0f;
   template <typename U>
-  static FloatOf<U> decode(U code) {
+  static constexpr FloatOf<U> decode(U code) {
     const auto nan = all_of<FloatOf<U>>(std::numeric_limits<float>::quiet_NaN());
     return (code & 0x7fu) == 0x7fu ? nan : SmallFloat::decode(code);
   }
@@ -136,6 +137,7 @@ struct E4M3 : SmallFloat<8, 3, 7, 448> {
 
 // 2^(bits - 127); 255 is NaN (section 5.4.1).
 struct E8M0 {
+  static constexpr unsigned bits = 8;
   // The smallest power of two that is >= value, its exponent clamped to [-127, 127]. Read off the
   // float's bits: a library's log2 may round 2^k * (1 + ulp) down to k.
   template <typename F>
@@ -147,11 +149,28 @@ struct E8M0 {
     return (bits >> 23) == 0u ? subnormal : min_of(up, all_of<U>(254u));
   }
   template <typename U>
-  static FloatOf<U> decode(U bits) {
+  static constexpr FloatOf<U> decode(U bits) {
     using F = FloatOf<U>;
     const F power = bits == 0u ? all_of<F>(0x1p-127f) : float_of(bits << 23);
     return bits == 255u ? all_of<F>(std::numeric_limits<float>::quiet_NaN()) : power;
   }
 };
+
+template <typename Format>
+inline constexpr auto values_of = [] {
+  std::array<float, 1u << Format::bits> values{};
+  for (std::uint32_t code = 0; code < values.size(); ++code) values[code] = Format::decode(code);
+  return values;
+}();
+
+// Format::decode of clean codes; of a single one from a table, which needs no branches.
+template <typename Format, typename U>
+inline FloatOf<U> decoded(U code) {
+  if constexpr (std::is_same_v<U, std::uint32_t>) {
+    return values_of<Format>[code];
+  } else {
+    return Format::decode(code);
+  }
+}
 
 }  // namespace blobstore::BLOBSTORE_TARGET

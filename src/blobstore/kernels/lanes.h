@@ -46,7 +46,7 @@ template <typename F>
 using BitsOf = Words<sizeof(F) / 4>;
 
 template <typename F>
-inline BitsOf<F> bits_of(F value) {
+constexpr BitsOf<F> bits_of(F value) {
   return __builtin_bit_cast(BitsOf<F>, value);
 }
 
@@ -54,13 +54,13 @@ template <typename U>
 using FloatOf = Floats<sizeof(U) / 4>;
 
 template <typename U>
-inline FloatOf<U> float_of(U bits) {
+constexpr FloatOf<U> float_of(U bits) {
   return __builtin_bit_cast(FloatOf<U>, bits);
 }
 
 // The value in every lane.
 template <typename V, typename T>
-inline V all_of(T value) {
+constexpr V all_of(T value) {
   return V{} + value;
 }
 

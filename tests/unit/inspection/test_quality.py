@@ -27,6 +27,7 @@ from support.quality import imported, measured
 from support.stores import link_by_hand, stored_arrays
 
 import blobstore
+from blobstore import kernels
 from blobstore.errors import CorruptDataError
 from blobstore.inspection.comparison import Errors
 from blobstore.names import ModelName
@@ -65,6 +66,25 @@ def test_threads_change_nothing_and_nothing_is_written(store: Store, snapshot: S
     ]
     assert reports == reports[:1] * 3
     assert snapshot(store) == before
+
+
+def test_the_kernel_changes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for quant in ("int4", "nvfp4"):
+        imported(store, PYCODE, quant=quant)
+        reports = []
+        for kernel in kernels.KERNELS.values():
+            monkeypatch.setattr("blobstore.kernels.native._active", kernel)
+            reports.append(blobstore.measure_quality("m", PYCODE, store=store))
+        assert reports == reports[:1] * len(reports)
+
+
+def test_sums_that_float64_does_not_hold_are_no_accident(store: Store, tmp_path: Path) -> None:
+    stored = {W: normal("x", 32, 64, dtype=np.float32)}
+    source = {W: stored[W].astype(np.float64)}
+    source[W][3, 3] = 1e200
+    (tensor,) = measured(store, tmp_path, stored, source, quant="int4").tensors
+    assert (tensor.errors.max_error, tensor.errors.squared_weight) == (1e200, math.inf)
+    assert tensor.errors.saturated_count > 0
 
 
 def test_progress_is_told_every_byte_of_the_source(store: Store) -> None:

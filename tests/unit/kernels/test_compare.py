@@ -29,6 +29,7 @@ from blobstore.kernels import _native
 from blobstore.kernels.arrays import QuantizedArray
 
 Array = np.ndarray[Any, Any]
+Stored = QuantizedArray[Array]
 
 F64 = np.dtype(np.float64)
 FLOATS = [*DTYPES, F64]
@@ -221,7 +222,7 @@ def test_weights_beyond_the_largest_small_float_count(
     weights[:5] = [end, -end, 6.75, -0.0, 100]
     for scale, beyond in ((one, 3), (0, 4)):
         scales = np.full(32 // kind.group_size, scale, np.uint8)
-        parts = QuantizedArray(np.zeros(4, np.uint32), scales, None, None, kind)
+        parts: Stored = QuantizedArray(np.zeros(4, np.uint32), scales, None, None, kind)
         assert kernels.compare(weights, parts, kernel=kernel).beyond == beyond
 
 
@@ -230,7 +231,8 @@ def test_beyond_the_largest_e4m3_are_464_and_more(kernel: kernels.Kernel) -> Non
     weights = np.zeros(32, F32)
     weights[:4] = [463.9, 464, -464, 500]
     kind = Quantization(QuantType.MXFP8, 32)
-    parts = QuantizedArray(np.zeros(8, np.uint32), np.array([127], np.uint8), None, None, kind)
+    words, scales = np.zeros(8, np.uint32), np.array([127], np.uint8)
+    parts: Stored = QuantizedArray(words, scales, None, None, kind)
     assert kernels.compare(weights, parts, kernel=kernel).beyond == 3
 
 
