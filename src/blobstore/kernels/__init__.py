@@ -1,6 +1,5 @@
 """Kernels: quantize, dequantize and search for scales, in C++, with bit-equal twins in NumPy."""
 
-from blobstore.kernels.comparison import Comparison
 from blobstore.kernels.native import KERNELS, Kernel, active, use
 from blobstore.kernels.quantize import (
     block_of,
@@ -27,6 +26,7 @@ from blobstore.kernels.scales import (
     global_scale_of,
     largest_magnitude,
 )
+from blobstore.kernels.sums import Comparison
 
 __all__ = [
     "FP8_BLOCK",

@@ -28,7 +28,6 @@ from blobstore.kernels.arrays import (
     mapped,
     numpy_dtype,
 )
-from blobstore.kernels.comparison import Comparison
 from blobstore.kernels.native import Kernel, active, chosen
 from blobstore.kernels.scales import (
     BlockRun,
@@ -38,6 +37,7 @@ from blobstore.kernels.scales import (
     global_scale_of,
     largest_magnitude,
 )
+from blobstore.kernels.sums import Comparison
 
 _MOST_THREADS = 256
 _BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -14,7 +14,6 @@ import numpy as np
 
 from blobstore.formats.quant import QuantType
 from blobstore.kernels.arrays import Array, QuantizedArray
-from blobstore.kernels.comparison import Comparison, compared, count_beyond
 from blobstore.kernels.scales import (
     BF16_NAN_BITS,
     E4M3,
@@ -30,6 +29,7 @@ from blobstore.kernels.scales import (
     rounded_magnitudes,
     scale_bits,
 )
+from blobstore.kernels.sums import Comparison, compared, count_beyond
 
 Pair = tuple[Array, Array]
 

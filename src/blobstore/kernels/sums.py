@@ -1,4 +1,4 @@
-"""Comparison: sums over weights and what they are read back as, and their NumPy twin.
+"""Sums over weights and what they are read back as, and their NumPy twin.
 
 The twin has the operations of compare.h, and the same bits. All arithmetic is float64.
 """
