@@ -57,9 +57,12 @@ def look_packed(
     ``tensors`` match no producer; ``everything`` includes the tensors that may lie beside them. One
     may be named more than once.
     """
+    dtypes = {tensor.dtype for tensor in tensors.values()}
     for sign in SIGNATURES:
+        if dtypes.isdisjoint(sign.dtypes):
+            continue
         for name, tensor in tensors.items():
-            if tensor.dtype not in sign.dtypes or not name.endswith(sign.suffix):
+            if not name.endswith(sign.suffix) or tensor.dtype not in sign.dtypes:
                 continue
             beside = name.removesuffix(sign.suffix) + sign.beside
             other = everything.get(beside) if sign.beside else tensor
@@ -181,6 +184,10 @@ class _Found:
         return _refused(self.tensors[self.name], self.producer.name, reason, hint)
 
 
+def _companions(parts: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
+    return {suffix: part for suffix, part in parts.items() if suffix}
+
+
 def _refused(
     tensor: SourceTensor, kind: str, reason: str, hint: str | None = None
 ) -> UnsupportedSourceError:
@@ -210,7 +217,8 @@ def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight
         name,
         dtype,
         shape,
-        parts,
+        parts[""],
+        _companions(parts),
         Form.CODES,
         producer.name,
         quantization,
@@ -341,7 +349,15 @@ def _block_fp8(found: _Found) -> SourceWeight:
         raise found.refused(
             f"{found.unsaid('which weights share a scale')} (weight_block_size)", found.config_hint
         )
-    return SourceWeight(found.name, DType.BF16, shape, parts, Form.BLOCK_FP8, found.producer.name)
+    return SourceWeight(
+        found.name,
+        DType.BF16,
+        shape,
+        parts[""],
+        _companions(parts),
+        Form.BLOCK_FP8,
+        found.producer.name,
+    )
 
 
 def _own(found: _Found) -> SourceWeight:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from blobstore.errors import (
     BlobStoreError,
@@ -270,10 +271,13 @@ def _check_storable(folder: Folder, name: str) -> None:
 
 def _tensors(read: list[tuple[SourceFile, Header]]) -> dict[str, SourceTensor]:
     tensors: dict[str, SourceTensor] = {}
+    known: dict[Any, Any] = {}  # equal shapes and sizes are kept once
+    shared = known.setdefault
     for file, header in read:
         for name, entry in header.tensors.items():
+            shape, nbytes = shared(entry.shape, entry.shape), shared(entry.nbytes, entry.nbytes)
             offset = header.data_start + entry.begin
-            tensors[name] = SourceTensor(name, file, entry.dtype, entry.shape, offset, entry.nbytes)
+            tensors[name] = SourceTensor(name, file, entry.dtype, shape, offset, nbytes)
     if not tensors:
         raise NotFoundError(f"no tensors in {', '.join(file.path for file, _ in read)}")
     return dict(sorted(tensors.items()))

@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -75,12 +76,15 @@ class Form(enum.Enum):
     BLOCK_FP8 = "block FP8"
 
 
+_NONE: Mapping[str, SourceTensor] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class SourceWeight:
     """One weight: its name in the model, the dtype and shape of its values, and its tensors.
 
-    ``parts`` are the tensors by the suffix of the array that they become ("", ".scale", ".bias",
-    ".global_scale"). ``producer`` is the program that quantized it, by its name in producers.py.
+    ``tensor`` is that of the weight itself, ``companions`` are the others by the suffix of the
+    array that they become (".scale", ".bias", ".global_scale"). ``producer`` is the program that quantized it, by its name in producers.py.
     ``quantization`` is that of ``CODES``, which are copied or dequantized; ``dtype`` is then the
     one that values are dequantized to. ``inverse_global_scale``: the source stores what values are
     divided by. ``transposed``: ``shape``, and the order of the values, have the last two axes of
@@ -90,7 +94,8 @@ class SourceWeight:
     name: str
     dtype: DType
     shape: tuple[int, ...]
-    parts: Mapping[str, SourceTensor]
+    tensor: SourceTensor
+    companions: Mapping[str, SourceTensor] = field(default_factory=lambda: _NONE)
     form: Form = Form.PLAIN
     producer: str = ""
     quantization: Quantization | None = None
@@ -100,12 +105,12 @@ class SourceWeight:
     @classmethod
     def plain(cls, tensor: SourceTensor) -> SourceWeight:
         """Return a tensor as an unquantized weight."""
-        return cls(tensor.name, tensor.dtype, tensor.shape, {"": tensor})
+        return cls(tensor.name, tensor.dtype, tensor.shape, tensor)
 
     @property
-    def tensor(self) -> SourceTensor:
-        """The tensor of the weight itself."""
-        return self.parts[""]
+    def parts(self) -> dict[str, SourceTensor]:
+        """All of its tensors by suffix, the weight itself first, as ``""``."""
+        return {"": self.tensor, **self.companions}
 
     @property
     def file(self) -> SourceFile:
@@ -115,7 +120,8 @@ class SourceWeight:
     @property
     def global_scale_shape(self) -> tuple[int, ...] | None:
         """The shape of its global scale, which is one number; None if there is no global scale."""
-        return self.parts[".global_scale"].shape if ".global_scale" in self.parts else None
+        scale = self.companions.get(".global_scale")
+        return None if scale is None else scale.shape
 
     @property
     def elements(self) -> int:
@@ -125,7 +131,7 @@ class SourceWeight:
     @property
     def nbytes(self) -> int:
         """Stored bytes, companions included."""
-        return sum(tensor.nbytes for tensor in self.parts.values())
+        return self.tensor.nbytes + sum([one.nbytes for one in self.companions.values()])
 
     def as_transposed(self) -> SourceWeight:
         """Return the weight with the last two axes swapped."""
@@ -153,7 +159,7 @@ class SourceWeight:
     @property
     def layout(self) -> tuple[object, ...]:
         """The properties that all experts of one projection must share."""
-        scale = self.parts.get(".scale")
+        scale = self.companions.get(".scale")
         return (
             self.tensor.dtype,
             self.dtype,
@@ -275,7 +281,7 @@ class SourceReaders:
         Raises: UnsupportedSourceError when it, or its inverse if that is needed, is not a finite
         number.
         """
-        tensor = weight.parts[".global_scale"]
+        tensor = weight.companions[".global_scale"]
         stored = self._read(tensor, 0, np.empty(1, np.float32))[0]
         with np.errstate(divide="ignore", over="ignore"):
             scale = np.float32(1) / stored if weight.inverse_global_scale else stored
@@ -325,7 +331,7 @@ class SourceReaders:
             weight.tensor, start, self._scratch.array("stored", count, np.dtype(np.uint8))
         )
         out = self._scratch.array("decoded", count, numpy_dtype(DType.BF16))
-        tensor = weight.parts[".scale"]
+        tensor = weight.companions[".scale"]
         *_, rows, cols = weight.shape
         for run in BlockRun(rows=rows, cols=cols, first=start, count=count).pieces(_BLOCK_SCALES):
             needed, place = run.scales, slice(run.first - start, run.first - start + run.count)
@@ -339,22 +345,24 @@ class SourceReaders:
         if quantization is None:
             raise AssertionError("codes are quantized")
         arrays = {}
-        for part in quantization.parts((count,), weight.parts[".scale"].dtype):
+        for part in quantization.parts((count,), weight.companions[".scale"].dtype):
             first = start * math.prod(part.shape) // count
             scratch = self._scratch.array(part.suffix, part.shape[0], numpy_dtype(part.dtype))
             arrays[part.suffix] = self._read(weight.parts[part.suffix], first, scratch)
-        scale = np.array([self.global_scale(weight)]) if ".global_scale" in weight.parts else None
+        scale = np.array([self.global_scale(weight)]) if ".global_scale" in weight.companions else None
         array = QuantizedArray(
             arrays[""], arrays[".scale"], arrays.get(".bias"), scale, quantization
         )
         return kernels.dequantize(array, weight.dtype)
 
     def _reader(self, file: SourceFile) -> SourceReader:
-        with self._mutex:
-            reader = self._open.get(file.path)
-            if reader is None:
-                reader = self._open[file.path] = file.open()
-            return reader
+        reader = self._open.get(file.path)
+        if reader is None:
+            with self._mutex:
+                reader = self._open.get(file.path)
+                if reader is None:
+                    reader = self._open[file.path] = file.open()
+        return reader
 
     def check_unchanged(self) -> None:
         """Raise if a file that was read has been written to, replaced or removed meanwhile."""

@@ -32,6 +32,8 @@ from blobstore.store.stored import stored_tensors
 _NUMBERED = re.compile(r"(?P<expert>[0-9]+)\.(?P<projection>.+)", re.ASCII | re.DOTALL)
 
 _MAX_DIGITS = 9
+_LONG_NAME = 10_000
+"""Characters from which on the name of an array may be beyond `Header.check_limits`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,22 @@ def _described(weight: SourceWeight) -> str:
 
 def check_names(blobs: Iterable[PlannedBlob]) -> None:
     """Raise UnsupportedSourceError when two blobs or two stored arrays would have one name."""
+    blobs = tuple(blobs)
+    tensors = {tensor.name for blob in blobs for tensor in blob.tensors}
+    # No suffix ends in another: arrays of one name are of two tensors of one name, or are a tensor
+    # and another one's companion.
+    is_unique = len(tensors) == sum(len(blob.tensors) for blob in blobs) and not any(
+        tensor.name + part.suffix in tensors
+        for blob in blobs
+        for tensor in blob.tensors
+        for part in tensor.stored.companions
+    )
+    if not is_unique or len({blob.name for blob in blobs}) < len(blobs):
+        _find_equal_names(blobs)
+
+
+def _find_equal_names(blobs: Iterable[PlannedBlob]) -> None:
+    """Raise the error of the first blob with a name that another has."""
     blob_names: set[str] = set()
     array_names: dict[str, OutputTensor] = {}
     for blob in blobs:
@@ -153,26 +171,44 @@ def check_names(blobs: Iterable[PlannedBlob]) -> None:
 def check_readable(blobs: Iterable[PlannedBlob]) -> None:
     """Raise UnsupportedSourceError when a blob would be read back as other tensors.
 
-    U32 values beside a ``.scale`` look like quantized codes.
+    U32 values beside a ``.scale`` look like quantized codes. How a blob of one tensor is read does
+    not depend on its name: one of each kind is checked.
     """
+    seen: set[object] = set()
     for blob in blobs:
-        planned = {tensor.name: (tensor.quantization, tensor.transposed) for tensor in blob.tensors}
-        try:
-            header = Header(blob.entries, blob.metadata, len(blob.header))
-            header.check_limits(f"blob {blob.name[:80]}")
-            read = {
-                tensor.name: (tensor.quantization, tensor.transposed)
-                for tensor in stored_tensors(header)
-            }
-        except CorruptDataError as error:
-            raise UnsupportedSourceError(
-                f"{blob.name!r} could not be read back: {error}", tensor=error.tensor
-            ) from None
-        if read != planned:
-            name = min(name for name in planned | read if planned.get(name) != read.get(name))
-            raise UnsupportedSourceError(
-                f"{name!r} would be read back as part of a quantized tensor", tensor=name
-            )
+        kind = _kind(blob)
+        if kind is None or kind not in seen:
+            _check_readable(blob)
+            seen.add(kind)
+
+
+def _kind(blob: PlannedBlob) -> object:
+    """Return what decides how a blob of one tensor is read; None if its name does, too."""
+    tensor, *others = blob.tensors
+    # Metadata with a dot in their key are about a tensor, and long names may be beyond a limit.
+    if others or len(tensor.name) > _LONG_NAME or any("." in key for key in blob.metadata):
+        return None
+    return tensor.stored, tensor.quantization, tensor.transposed, tuple(blob.metadata.items())
+
+
+def _check_readable(blob: PlannedBlob) -> None:
+    planned = {tensor.name: (tensor.quantization, tensor.transposed) for tensor in blob.tensors}
+    try:
+        header = Header(blob.entries, blob.metadata, len(blob.header))
+        header.check_limits(f"blob {blob.name[:80]}")
+        read = {
+            tensor.name: (tensor.quantization, tensor.transposed)
+            for tensor in stored_tensors(header)
+        }
+    except CorruptDataError as error:
+        raise UnsupportedSourceError(
+            f"{blob.name!r} could not be read back: {error}", tensor=error.tensor
+        ) from None
+    if read != planned:
+        name = min(name for name in planned | read if planned.get(name) != read.get(name))
+        raise UnsupportedSourceError(
+            f"{name!r} would be read back as part of a quantized tensor", tensor=name
+        )
 
 
 def check_quantizable(
@@ -202,10 +238,12 @@ def check_quantizable(
 
 def check_rules(blobs: Iterable[PlannedBlob], options: ImportOptions) -> None:
     """Raise UsageError for a rule that no tensor follows, by its name or because of its rows."""
+    if not options.rules:
+        return
     tensors = {tensor.name: tensor for blob in blobs for tensor in blob.tensors}
-    names = NameIndex(tensors) if options.rules else None
+    names = NameIndex(tensors)
     for rule in options.rules:
-        named = [tensors[name] for name in names.matching(rule)] if names is not None else []
+        named = [tensors[name] for name in names.matching(rule)]
         if not named:
             raise UsageError(
                 f"no tensor's name matches the rule {quoted(str(rule))}",

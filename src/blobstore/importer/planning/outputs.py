@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from types import MappingProxyType
+from typing import ClassVar
 
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
 from blobstore.formats.coverage import Coverage
@@ -23,12 +23,50 @@ from blobstore.formats.dtypes import DType, parameters_of
 from blobstore.formats.quant import Part, Quantization
 from blobstore.formats.safetensors.codec import encode_header, lay_out
 from blobstore.formats.safetensors.header import TensorEntry
+from blobstore.formats.safetensors.patterns import HeaderPattern
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict
 from blobstore.model.runtimes import verdicts
 from blobstore.source.files import KeptFile
 from blobstore.source.inventory import Inventory
 from blobstore.source.weights import Form, SourceWeight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredArrays:
+    """The arrays of a tensor, in stored order, and their bytes.
+
+    Tensors of one dtype, shape and type share one value: it is made once for 100,000 tensors.
+    """
+
+    parts: tuple[Part, ...]
+    nbytes: int
+
+    @staticmethod
+    @functools.lru_cache(maxsize=4096)
+    def of(
+        dtype: DType,
+        shape: tuple[int, ...],
+        quantization: Quantization | None,
+        global_scale: tuple[int, ...] | None,
+    ) -> StoredArrays:
+        """Return the arrays of a tensor of that dtype and shape before quantization."""
+        if quantization is None:
+            parts: tuple[Part, ...] = (Part("", dtype, shape),)
+        else:
+            parts = tuple(quantization.parts(shape, dtype, global_scale=global_scale))
+        return StoredArrays(parts, sum(part.nbytes for part in parts))
+
+    @property
+    def companions(self) -> tuple[Part, ...]:
+        """The arrays other than the weight itself: scales, biases, a global scale."""
+        return self.parts[1:]
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019  # the values of `of` live as long
+    def pattern(self, metadata: tuple[tuple[str, str], ...], align: int) -> HeaderPattern:
+        """Return the headers of blobs that hold one tensor with these arrays."""
+        arrays = [(part.suffix, part.dtype, part.shape) for part in self.parts]
+        return HeaderPattern(arrays, dict(metadata), align)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +90,16 @@ class OutputTensor:
     copies_codes: bool = False
     kept: str | None = None
 
+    stored: StoredArrays = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        arrays = StoredArrays.of(self.dtype, self.shape, self.quantization, self.global_scale)
+        object.__setattr__(self, "stored", arrays)
+
     @property
     def parts(self) -> tuple[Part, ...]:
         """The arrays that are stored for it, in stored order."""
-        if self.quantization is None:
-            return (Part("", self.dtype, self.shape),)
-        return tuple(
-            self.quantization.parts(self.shape, self.dtype, global_scale=self.global_scale)
-        )
+        return self.stored.parts
 
     @property
     def transposed(self) -> bool:
@@ -100,7 +140,7 @@ class OutputTensor:
     @property
     def nbytes(self) -> int:
         """Stored bytes, scales and biases included."""
-        return sum(part.nbytes for part in self.parts)
+        return self.stored.nbytes
 
     @property
     def parameters(self) -> int:
@@ -156,16 +196,19 @@ def _described(tensor: OutputTensor, options: ImportOptions) -> tuple[tuple[str,
     return (kind, ("group_size", str(tensor.quantization.group_size)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PlannedBlob:
-    """One tensor blob: its layer name, its tensors in stored order, its metadata, its options."""
+    """One tensor blob: its layer name, its tensors in stored order, its metadata, its options.
+
+    Nothing is kept that can be made of these: there may be 100,000 blobs.
+    """
 
     name: str
     tensors: tuple[OutputTensor, ...]
     metadata: Mapping[str, str]
     options: ImportOptions
 
-    media_type = TENSOR_MEDIA_TYPE
+    media_type: ClassVar[str] = TENSOR_MEDIA_TYPE
 
     @classmethod
     def of(cls, name: str, tensors: Iterable[OutputTensor], options: ImportOptions) -> PlannedBlob:
@@ -182,22 +225,34 @@ class PlannedBlob:
             for part in tensor.parts
         )
 
-    @cached_property
+    @property
     def data_size(self) -> int:
         """Bytes of the data region."""
-        return sum(tensor.nbytes for tensor in self.tensors)
+        return sum([tensor.stored.nbytes for tensor in self.tensors])
 
-    @cached_property
+    @property
     def header(self) -> bytes:
         """The bytes before the data: length prefix, canonical JSON, padding."""
-        return encode_header(
-            self.entries, self.metadata, self.options.header_alignment(self.data_size)
-        )
+        if (pattern := self._pattern) is not None:
+            return pattern.header(self.tensors[0].name)
+        alignment = self.options.header_alignment(self.data_size)
+        return encode_header(self.entries, self.metadata, alignment)
+
+    @property
+    def _pattern(self) -> HeaderPattern | None:
+        """What the header has in common with those of other blobs of one tensor."""
+        if len(self.tensors) != 1:
+            return None
+        stored = self.tensors[0].stored
+        alignment = self.options.header_alignment(stored.nbytes)
+        return stored.pattern(tuple(self.metadata.items()), alignment)
 
     @property
     def size(self) -> int:
         """Bytes of the whole blob."""
-        return len(self.header) + self.data_size
+        pattern = self._pattern
+        header = len(self.header) if pattern is None else pattern.size(self.tensors[0].name)
+        return header + self.data_size
 
     @property
     def sources(self) -> Iterator[SourceWeight]:

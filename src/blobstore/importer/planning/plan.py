@@ -236,7 +236,8 @@ class _Chooser:
                 copies_codes=True,
             )
         if quantization is None:
-            return replace(tensor, kept=tensor.kept or self._why_kept(tensor))
+            why = tensor.kept or self._why_kept(tensor)
+            return tensor if why == tensor.kept else replace(tensor, kept=why)
         if not tensor.dtype.is_float:
             is_f64 = tensor.dtype is DType.F64
             raise UnsupportedSourceError(

@@ -167,11 +167,14 @@ def _check_uses(document: PlanDocument) -> None:
 
 def _weight(one: PlanWeight, tensors: Sequence[SourceTensor]) -> SourceWeight:
     form = Form(one.form)
+    if "" not in one.parts:
+        raise ValueError(f"the weight {quoted(one.name)} has no tensor")
     weight = SourceWeight(
         one.name,
         DType(one.dtype) if form is Form.PLAIN else DType.parse_float(one.dtype),
         tuple(one.shape),
-        {suffix: tensors[number] for suffix, number in one.parts.items()},
+        tensors[one.parts[""]],
+        {suffix: tensors[number] for suffix, number in one.parts.items() if suffix},
         form,
         one.producer,
         _quantization(one.quantization),
@@ -235,8 +238,6 @@ def _output(one: PlanOutput, weights: Sequence[SourceWeight]) -> OutputTensor:
 
 def _check_weight(weight: SourceWeight) -> None:
     """Raise ValueError unless a weight's tensors are what its form, dtype and shape say."""
-    if "" not in weight.parts:
-        raise ValueError(f"the weight {quoted(weight.name)} has no tensor")
     if weight.transposed and len(weight.shape) < MATRIX:
         raise ValueError(f"the weight {quoted(weight.name)} has no two axes to swap")
     fits = {

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
@@ -223,9 +224,9 @@ class ImportOptions:
         Raises: UsageError when the type has no such groups.
         """
         if quant_type is self.quant_type and self.group_size is not None:
-            return Quantization(quant_type, self.group_size)
+            return _quantization(quant_type, self.group_size)
         usual = self.profile.group_sizes.get(quant_type, quant_type.group_sizes[0])
-        return Quantization(quant_type, self.groups.get(quant_type, usual))
+        return _quantization(quant_type, self.groups.get(quant_type, usual))
 
     def ruled(self, rule: Rule) -> Quantization | None:
         """Return what a rule asks for, in the groups that it names or else those in use."""
@@ -272,6 +273,10 @@ class ImportOptions:
             return self.alignment
         is_large = self.profile.page_aligned and data_size >= _PAGE_ALIGNED_FROM
         return PAGE if is_large else _DEFAULT_ALIGNMENT
+
+
+_quantization = lru_cache(maxsize=64)(Quantization)
+"""One value for all tensors of a type and a group size."""
 
 
 def _check(options: ImportOptions) -> None:

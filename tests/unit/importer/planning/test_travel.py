@@ -475,7 +475,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("dtype", [DType.F4, DType.F6_E2M3, DType.F6_E3M2, DType.BF16])
 def test_blocks_of_fp8_are_of_eight_bits(dtype: DType) -> None:
     tensor = source_tensor("w", 128, 128, dtype=DType.F8_E4M3)
-    weight = SourceWeight("w", DType.BF16, (128, 128), {"": tensor}, Form.BLOCK_FP8)
+    weight = SourceWeight("w", DType.BF16, (128, 128), tensor, form=Form.BLOCK_FP8)
     right = {"": (DType.F8_E4M3, 128 * 128), ".scale": (DType.F32, 1)}
     assert _fits_block_fp8(weight, right)
     assert not _fits_block_fp8(weight, right | {"": (dtype, 128 * 128)})
