@@ -8,6 +8,8 @@ are kept, because they are hashed, stored and sent. A checkpoint's documents are
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from io import BytesIO
 from typing import Any, ClassVar, Final
 
 from blobstore.errors import BlobStoreError, DocumentError
@@ -156,7 +158,7 @@ class Manifest(Document):
         check_limit("the manifest", len(self.layers), "layers", MAX_LAYERS, "M1")
         check_limit("the manifest", len(self.raw), "bytes", MAX_MANIFEST, "M1")
 
-    @property
+    @cached_property
     def raw(self) -> bytes:
         """The exact bytes: as parsed, else a line of compact JSON in Ollama's key order."""
         return self.parsed or self._encode()
@@ -202,12 +204,18 @@ class Manifest(Document):
 
     def _encode(self) -> bytes:
         # manifest.Manifest and manifest.Layer in ollama/ollama@fb307609 leave out an empty `from`
-        # and `name`. The dictionaries of 100,000 layers at once would take three times their text.
+        # and `name`. The layers one by one: the dictionaries of 100,000 at once would take three
+        # times their text, and a list of texts twice.
         shell: dict[str, Any] = {"schemaVersion": 2, "mediaType": self.media_type}
         if self.config is not None:
             shell["config"] = self.config.document
-        layers = b",".join(strictjson.encode(layer.document) for layer in self.layers)
-        return b'%b,"layers":[%b]}\n' % (strictjson.encode(shell)[:-1], layers)
+        raw = BytesIO()
+        raw.write(strictjson.encode(shell)[:-1] + b',"layers":[')
+        for number, layer in enumerate(self.layers):
+            raw.write(b"," if number else b"")
+            raw.write(strictjson.encode(layer.document))
+        raw.write(b"]}\n")
+        return raw.getvalue()
 
 
 def _said(document: Draft) -> dict[str, Any]:

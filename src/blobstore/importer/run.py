@@ -351,9 +351,7 @@ def _manifest(plan: ImportPlan, blobs: list[Finished], config: Finished) -> Mani
     return Manifest(
         config=Descriptor(media_type=CONFIG_MEDIA_TYPE, digest=config.digest, size=config.size),
         layers=tuple(
-            Descriptor(
-                media_type=layer.media_type, digest=blob.digest, size=blob.size, name=layer.name
-            )
+            Descriptor(layer.media_type, blob.digest, blob.size, name=layer.name)
             for layer, blob in layers
         ),
     )

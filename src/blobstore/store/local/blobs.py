@@ -123,7 +123,11 @@ class BlobFolder:
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         """See `Blobs`."""
-        return [blob for blob in unique(descriptors) if not self.has(blob.digest, blob.size)]
+        return [
+            blob
+            for blob in unique(descriptors)
+            if self.is_missing(blob.digest.hex) or not self.has(blob.digest, blob.size)
+        ]
 
     def open(self, descriptor: Descriptor) -> FileReader:
         """Return a reader over a blob that has the descriptor's size; its bytes are not checked.

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +63,7 @@ _CHUNK = 2**20
 _NOTE_EVERY_S = 0.05
 _NOTED_AT_ONCE = 2**20
 _OLD_S = 30 * 60
-"""A blob that is used again gets a new time from this age on: Ollama spares young ones."""
+"""A blob gets a new time from this age on, before it is used: Ollama spares young ones."""
 
 
 class LocalSession:
@@ -103,7 +103,7 @@ class LocalSession:
         self._numbers = itertools.count()
         self._made: dict[Digest, FinishedBlob] = {}
         self._keyed: dict[str, FinishedBlob] = {}
-        self._unnoted: list[JournalEntry] = []
+        self._unnoted: list[str] = []
         self._is_kept = False
         self._noted_at = time.monotonic()
         self._mutex = threading.Lock()
@@ -202,17 +202,15 @@ class LocalSession:
         """See `Earlier`."""
         with self._mutex:
             self._keyed[key] = blob
-            self._unnoted.append(
-                JournalEntry(
-                    key, blob.digest, blob.size, blob.stamp, is_durable=not self._syncs_whole
-                )
-            )
+            self._unnoted.append(key)
             if blob.size >= _NOTED_AT_ONCE or time.monotonic() - self._noted_at > _NOTE_EVERY_S:
                 self._write_notes()
                 self._noted_at = time.monotonic()
 
     def _write_notes(self) -> None:
-        self._append(self._unnoted, logging.INFO)  # a later error may make the failure harmless
+        is_durable = not self._syncs_whole
+        # At level INFO: a later error may make the failure harmless.
+        self._append(self._unnoted, {}, is_durable=is_durable, level=logging.INFO)
         self._unnoted = []
 
     def keep(self) -> None:
@@ -288,7 +286,7 @@ class LocalSession:
         try:
             stamps = self.replace(named)
             for descriptor in named:
-                self._blobs.check(descriptor)
+                self._check(descriptor, is_ours=descriptor.digest in stamps)
             with self._names.exclusive():
                 check_expected(name, self._manifests.raw(name), expected)
                 self._check_spelling(name)
@@ -300,11 +298,19 @@ class LocalSession:
             if is_new:
                 self._copies.forget(name, manifest.raw)
             raise
-        self._append(
-            JournalEntry(key, blob.digest, blob.size, stamps.get(blob.digest, blob.stamp))
-            for key, blob in self._keyed.items()
-        )
+        self._append(self._keyed, stamps)
         return created
+
+    def _check(self, descriptor: Descriptor, *, is_ours: bool) -> None:
+        """Raise, as `BlobFolder.check`, unless the blob is there with its size.
+
+        A file that this session wrote and has just renamed is a regular one that can be opened.
+        """
+        path = f"{self._blobs.path}/{descriptor.digest.file_name}"
+        with suppress(OSError):
+            if is_ours and os.lstat(path).st_size == descriptor.size:
+                return
+        self._blobs.check(descriptor)
 
     def _check_spelling(self, name: ModelName) -> None:
         """Raise UsageError if another process has just written the name in another case.
@@ -334,8 +340,25 @@ class LocalSession:
             self._made.pop(digest, None)
         return stamps
 
-    def _append(self, entries: Iterable[JournalEntry], level: int = logging.WARNING) -> None:
-        """Add entries to the journal. Without them, the next import only has more to do."""
+    def _append(
+        self,
+        keys: Iterable[str],
+        stamps: Mapping[Digest, Stamp],
+        *,
+        is_durable: bool = True,
+        level: int = logging.WARNING,
+    ) -> None:
+        """Add the blobs of ``keys`` to the journal, with newer ``stamps`` of some.
+
+        Without them, the next import only has more to do.
+        """
+        made = ((key, self._keyed[key]) for key in keys)
+        entries = (
+            JournalEntry(
+                key, blob.digest, blob.size, stamps.get(blob.digest, blob.stamp), is_durable
+            )
+            for key, blob in made
+        )
         try:
             self._journal.append(entries)
         except StorageError as error:
@@ -345,16 +368,13 @@ class LocalSession:
         """Move the blobs of our folder to ``blobs/``; return their stamps there."""
         stamps: dict[Digest, Stamp] = {}
         ours, theirs = os.fspath(self._folder), os.fspath(self._blobs.path)
+        old_ns = _old_ns()
         for blob in blobs:
-            path, place = f"{ours}/{blob.digest.file_name}", f"{theirs}/{blob.digest.file_name}"
-            status = os.stat(path)  # noqa: PTH116  # a hundred thousand of them
-            # A file with several names is another store's too, whose times are not ours to change.
-            if status.st_nlink == 1:
-                os.utime(path)  # a starting Ollama spares it until its manifest is there
-                status = os.stat(path)  # noqa: PTH116
-            stamps[blob.digest] = Stamp.of(status)
+            name = blob.digest.file_name
+            path, place = f"{ours}/{name}", f"{theirs}/{name}"
+            stamps[blob.digest] = blob.stamp if blob.stamp.mtime_ns > old_ns else _renewed(path)
             try:
-                os.rename(path, place)  # noqa: PTH104
+                os.rename(path, place)  # noqa: PTH104  # a hundred thousand of them
             except IsADirectoryError:
                 message = f"{place} is in the way: it is a folder"
                 raise StorageError(message, path=place, blob=str(blob.digest)) from None
@@ -371,14 +391,27 @@ class LocalSession:
         self._leftovers.clean()
 
 
+def _old_ns() -> float:
+    return (time.time() - _OLD_S) * 1e9
+
+
+def _renewed(path: str) -> Stamp:
+    """Give a file a time that a starting Ollama spares until its manifest is there.
+
+    Return its stamp. Raises: OSError.
+    """
+    status = os.lstat(path)
+    if status.st_nlink == 1:  # else it is another store's file too, whose times are not ours
+        os.utime(path)
+        status = os.lstat(path)
+    return Stamp.of(status)
+
+
 def _kept_young(blob: FinishedBlob) -> FinishedBlob | None:
     """Return a blob with a time that a starting Ollama spares; None if it can't be given one."""
-    if blob.stamp.mtime_ns > (time.time() - _OLD_S) * 1e9:
+    if blob.stamp.mtime_ns > _old_ns():
         return blob
     try:
-        if blob.path.lstat().st_nlink > 1:  # another store's file too, whose times are not ours
-            return blob
-        os.utime(blob.path)
-        return replace(blob, stamp=Stamp.of(blob.path.lstat()))
+        return replace(blob, stamp=_renewed(os.fspath(blob.path)))
     except OSError:  # it is another user's, or has just been removed: it is made again
         return None
