@@ -62,6 +62,9 @@ class DType(enum.Enum):
         member.mlx_name = mlx_name
         return member
 
+    # By identity: Enum's own hashes the name, in Python, 30 times a tensor of an import.
+    __hash__ = object.__hash__
+
     @classmethod
     def parse_float(cls, text: str) -> DType:
         """Return the float type of a user's word: bfloat16, float16, float32 or a header's name.

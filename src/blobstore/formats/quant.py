@@ -29,6 +29,8 @@ class QuantType(enum.Enum):
     MXFP4 = "mxfp4"
     MXFP8 = "mxfp8"
 
+    __hash__ = object.__hash__  # by identity, as DType's
+
     @classmethod
     def parse(cls, text: str) -> QuantType:
         """Return the type of a user's word; as in Ollama, q4 and fp4 mean int4, q8 and fp8 int8.

@@ -295,15 +295,15 @@ def runs_of(blob: PlannedBlob) -> Iterator[Run]:
 
 
 def _atoms(blob: PlannedBlob) -> Iterator[_Atom]:
-    header, entries = blob.header, blob.entries
+    header = blob.header
     for start in range(0, len(header), RUN):
         part = header[start : start + RUN]
         yield _Atom((Constant(part, start),), len(part), 0)
+    begin = len(header)
     for tensor in blob.tensors:
-        begins = {
-            part.suffix: len(header) + entries[tensor.name + part.suffix].begin
-            for part in tensor.parts
-        }
+        begins = {}
+        for suffix, nbytes in tensor.stored.sizes.items():
+            begins[suffix], begin = begin, begin + nbytes
         if tensor.copies:
             yield from _copies(tensor, begins)
         elif tensor.nbytes <= RUN:

@@ -15,7 +15,6 @@ that finds none free hashes, which frees some.
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,8 +24,9 @@ from queue import LifoQueue
 from blobstore import hashing
 from blobstore.errors import BlobStoreError, DigestMismatchError, StorageError
 from blobstore.hashing.stage import HashStage
+from blobstore.importer.keys import entry_keys
 from blobstore.importer.making import CHUNK, RUN, Run, RunMaker
-from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedCopy
+from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob, PlannedCopy
 from blobstore.importer.schedule import (
     WINDOW,
     FirstError,
@@ -39,7 +39,7 @@ from blobstore.importer.schedule import (
 from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE, os_errors
 from blobstore.io.workers import Progress, each
-from blobstore.source.weights import SourceReaders, SourceWeight
+from blobstore.source.weights import SourceReaders
 from blobstore.store.ports import Finished, Session, Writer
 
 
@@ -107,43 +107,6 @@ def copy_file(layer: PlannedCopy, session: Session) -> Finished:
         )
         raise DigestMismatchError(message, path=layer.file.path)
     return blob
-
-
-_ARITHMETIC = 1
-"""Goes up when the same weights are quantized to other bytes than before."""
-
-
-def entry_key(blob: PlannedBlob) -> str:
-    """Return the key of a blob: of its header, its sources' bytes and files, and the method.
-
-    The header has names, dtypes, shapes and types. A file's state is its path, device, inode, size
-    and times: a source that is written to, replaced or moved has other keys.
-    """
-    hashed = hashlib.sha256(b"%d\n" % _ARITHMETIC)
-    hashed.update(blob.header)
-    for tensor in blob.tensors:
-        hashed.update(_made(tensor, blob).encode())
-        for source in tensor.sources:
-            hashed.update(_stored(source).encode())
-    return hashed.hexdigest()
-
-
-def _made(tensor: OutputTensor, blob: PlannedBlob) -> str:
-    """Say what the header does not say about how a tensor is made."""
-    options = blob.options
-    importance = options.importance.digest.hex if options.importance is not None else ""
-    return f"{tensor.name}\n{tensor.copies}\n{tensor.dtype}\n{options.method}\n{importance}\n"
-
-
-def _stored(source: SourceWeight) -> str:
-    parts = (
-        f"{suffix} {part.dtype} {part.offset} {part.nbytes} "
-        f"{part.file.identity.key} {part.file.path!r}"
-        for suffix, part in source.parts.items()
-    )
-    form = f"{source.form.value} {source.dtype} {source.quantization}"
-    form += f" {source.inverse_global_scale} {source.shape}"
-    return f"{source.name}\n{form}\n" + "\n".join(parts) + "\n"
 
 
 _BUFFERS_A_THREAD = 4
@@ -219,7 +182,7 @@ class _Making:
 
     def __init__(self, plan: ImportPlan, session: Session, progress: Progress) -> None:
         self._blobs = plan.blobs
-        self._keys = [entry_key(blob) for blob in plan.blobs]
+        self._keys = list(entry_keys(plan.blobs))
         self._session = session
         self._progress = progress
         self._readers = SourceReaders()

@@ -34,12 +34,13 @@ from blobstore.source.weights import Form, SourceWeight
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredArrays:
-    """The arrays of a tensor, in stored order, and their bytes.
+    """The arrays of a tensor, in stored order, and their bytes: by suffix, and of all.
 
     Tensors of one dtype, shape and type share one value: it is made once for 100,000 tensors.
     """
 
     parts: tuple[Part, ...]
+    sizes: Mapping[str, int]
     nbytes: int
 
     @staticmethod
@@ -55,7 +56,8 @@ class StoredArrays:
             parts: tuple[Part, ...] = (Part("", dtype, shape),)
         else:
             parts = tuple(quantization.parts(shape, dtype, global_scale=global_scale))
-        return StoredArrays(parts, sum(part.nbytes for part in parts))
+        sizes = {part.suffix: part.nbytes for part in parts}
+        return StoredArrays(parts, MappingProxyType(sizes), sum(sizes.values()))
 
     @property
     def companions(self) -> tuple[Part, ...]:
@@ -159,11 +161,9 @@ class OutputTensor:
             transposed=self.transposed,
         )
 
-    def part_bytes(self, count: int) -> dict[str, int]:
+    def part_bytes(self, count: int) -> Mapping[str, int]:
         """Return the stored bytes of ``count`` values, whole groups of them, by array suffix."""
-        if self.quantization is None:
-            return {"": self.dtype.nbytes((count,))}
-        return {part.suffix: part.nbytes for part in self.quantization.parts((count,), self.dtype)}
+        return StoredArrays.of(self.dtype, (count,), self.quantization, None).sizes
 
 
 def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> Mapping[str, str]:

@@ -38,7 +38,7 @@ from blobstore.importer.planning.document import write_plan
 from blobstore.importer.planning.outputs import ImportPlan
 from blobstore.importer.planning.travel import _fits_block_fp8, read_plan
 from blobstore.importer.run import make_blob, plan_import, run_plan
-from blobstore.importer.writing import entry_key
+from blobstore.importer.keys import entry_keys
 from blobstore.names import ModelName
 from blobstore.source.weights import Form, SourceWeight
 from blobstore.store.local.store import Store, open_store
@@ -55,7 +55,7 @@ def travelled(plan: ImportPlan, folder: Path) -> ImportPlan:
 
 def assert_same(one: ImportPlan, other: ImportPlan) -> None:
     """Check that two plans make the same bytes, and say the same of them."""
-    assert [entry_key(blob) for blob in one.blobs] == [entry_key(blob) for blob in other.blobs]
+    assert list(entry_keys(one.blobs)) == list(entry_keys(other.blobs))
     texts = [
         [
             (layer.name, layer.media_type, getattr(layer, "data", layer.size))
