@@ -101,7 +101,7 @@ class RunMaker:
             return
         arrays = [
             place.array(step.at[part.suffix], part.shape[0], numpy_dtype(part.dtype))
-            for part in output.quantization.parts(values.shape, output.dtype)
+            for part in output.stored_parts(values.size)
         ]
         column = step.start % source.shape[-1]
         choice = ScaleChoice(options.method, options.importance_of(source.name), column, factor)

@@ -218,9 +218,10 @@ class _Making:
         """Make the blobs that no earlier import has made."""
         to_make = {n: blob for n, blob in enumerate(self._blobs) if n not in self._finished}
         # More threads than works would have nothing to do.
-        works = sum(2 + 2 * max(blob.size, blob.source_bytes) // RUN for blob in to_make.values())
+        sizes = [(blob.size, blob.source_bytes) for blob in to_make.values()]
+        works = sum([2 + 2 * max(size, read) // RUN for size, read in sizes])
         threads = max(1, min(jobs + _SPARE_THREADS, works))
-        largest = min(RUN, sum(blob.size + PAGE for blob in to_make.values()))
+        largest = min(RUN, sum([size + PAGE for size, _ in sizes]))
         buffers = _buffers(threads, works, memory, largest)
 
         def make(item: tuple[Work, Buffer]) -> None:

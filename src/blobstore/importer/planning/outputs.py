@@ -165,6 +165,10 @@ class OutputTensor:
         """Return the stored bytes of ``count`` values, whole groups of them, by array suffix."""
         return StoredArrays.of(self.dtype, (count,), self.quantization, None).sizes
 
+    def stored_parts(self, count: int) -> tuple[Part, ...]:
+        """Return the arrays of ``count`` values, whole groups of them, without a global scale."""
+        return StoredArrays.of(self.dtype, (count,), self.quantization, None).parts
+
 
 def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> Mapping[str, str]:
     """Return a blob's metadata: its quantization when all tensors agree, else each tensor's.
