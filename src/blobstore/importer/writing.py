@@ -84,6 +84,11 @@ class BufferPool:
         """True if no buffer is free."""
         return self._free.empty()
 
+    def close(self) -> None:
+        """Free the memory at once: buffers and pool refer to each other."""
+        self._free = LifoQueue()
+        self._taken.clear()
+
     def take_back(self, buffer: Buffer) -> None:
         """Make a buffer free that was taken."""
         with suppress(KeyError):  # it was given back before
@@ -228,9 +233,12 @@ class _Making:
             self._make(*item)
             self._stage.work_while(lambda: self._stage.is_full or buffers.is_empty)
 
-        each(self._with_buffers(to_make, buffers), make, threads, name="import")
-        self._first_error.check()
-        each(range(threads), lambda _: self._stage.work_while(lambda: True), threads, name="hash")
+        try:
+            each(self._with_buffers(to_make, buffers), make, threads, name="import")
+            self._first_error.check()
+            each(range(threads), lambda _: self._stage.work_while(lambda: True), threads, name="hash")
+        finally:
+            buffers.close()
 
     def _with_buffers(
         self, to_make: Mapping[int, PlannedBlob], buffers: BufferPool

@@ -180,8 +180,8 @@ def test_a_blob_that_can_not_be_made_young_is_made_again(
     os.utime(path, (1, 1))
     real = os.utime
 
-    def refuse(which: Path, *arguments: Any) -> None:
-        if which == path:
+    def refuse(which: str | Path, *arguments: Any) -> None:
+        if Path(which) == path:
             raise PermissionError(1, "Operation not permitted")
         real(which, *arguments)
 

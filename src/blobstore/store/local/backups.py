@@ -44,6 +44,7 @@ from blobstore.io.durable import (
     replace_file,
     sync_folder,
 )
+from blobstore.io.ranges import FileReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.locks import refuse_link
 from blobstore.store.local.manifests import DEPTH, walk
@@ -85,9 +86,9 @@ class ManifestCopies:
 
         Return False if it exists. Raises: StorageError.
         """
-        if raw in self.of(name):
-            return False
         path = self._place(name) / _key(raw)
+        if path in self._paths(name) and _is_intact(path):
+            return False
         refuse_link(self._link(name))
         with os_errors("write", path):
             try:
@@ -173,6 +174,13 @@ class ManifestCopies:
 def _write(path: Path, raw: bytes) -> None:
     make_folder(path.parent, durable=False)
     replace_file(path, raw)
+
+
+def _is_intact(path: Path) -> bool:
+    """Return True for a copy with the bytes that it is named for. They are not held: 64 MiB."""
+    with suppress(BlobStoreError), FileReader(path, follow=False) as reader:
+        return reader.digest().hex == path.name
+    return False
 
 
 def _key(raw: bytes) -> str:

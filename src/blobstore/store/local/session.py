@@ -279,7 +279,7 @@ class LocalSession:
         """
         manifest.check_limits()
         named = [blob for blob in manifest.descriptors if blob.digest not in below]
-        created = {blob.digest for blob in self._blobs.missing(named)}
+        created = [blob.digest for blob in self._blobs.missing(named)]
         prepared = self._folder / "manifest"
         self._manifests.prepare(name, manifest, prepared)
         is_new = self._copies.write(name, manifest.raw)
@@ -299,7 +299,7 @@ class LocalSession:
                 self._copies.forget(name, manifest.raw)
             raise
         self._append(self._keyed, stamps)
-        return created
+        return set(created)
 
     def _check(self, descriptor: Descriptor, *, is_ours: bool) -> None:
         """Raise, as `BlobFolder.check`, unless the blob is there with its size.
@@ -327,14 +327,12 @@ class LocalSession:
 
         A file with the name of one of them is replaced. Raises: StorageError.
         """
-        wanted = dict.fromkeys(blob.digest for blob in blobs)
-        made = [self._made[digest] for digest in wanted if digest in self._made]
         with os_errors("write to the store", self._folder):
             if self._syncs_whole:
                 sync_file_system(self._folder_fd)
         with os_errors("write blobs to", self._blobs.path):
             make_folder(self._blobs.path)
-            stamps = self._publish(made)
+            stamps = self._publish(blobs)
             sync_folder(self._blobs.path)
         for digest in stamps:
             self._made.pop(digest, None)
@@ -364,12 +362,15 @@ class LocalSession:
         except StorageError as error:
             _log.log(level, "the blobs of this import are not in the journal: %s", error)
 
-    def _publish(self, blobs: Iterable[FinishedBlob]) -> dict[Digest, Stamp]:
-        """Move the blobs of our folder to ``blobs/``; return their stamps there."""
+    def _publish(self, blobs: Iterable[Finished | Descriptor]) -> dict[Digest, Stamp]:
+        """Move those of ``blobs`` that are in our folder to ``blobs/``; return their stamps."""
         stamps: dict[Digest, Stamp] = {}
         ours, theirs = os.fspath(self._folder), os.fspath(self._blobs.path)
         old_ns = _old_ns()
-        for blob in blobs:
+        for wanted in blobs:
+            blob = self._made.get(wanted.digest)
+            if blob is None or blob.digest in stamps:
+                continue
             name = blob.digest.file_name
             path, place = f"{ours}/{name}", f"{theirs}/{name}"
             stamps[blob.digest] = blob.stamp if blob.stamp.mtime_ns > old_ns else _renewed(path)
