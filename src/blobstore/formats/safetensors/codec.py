@@ -83,12 +83,12 @@ def utf8(text: str) -> bytes:
 
 def padded(nbytes: int, align: int) -> int:
     """Return the length of a text of ``nbytes`` with its padding. Raises: LimitExceededError."""
-    length = nbytes + -(PREFIX.size + nbytes) % align
-    if length > MAX_HEADER:
+    padded_nbytes = nbytes + -(PREFIX.size + nbytes) % align
+    if padded_nbytes > MAX_HEADER:
         raise LimitExceededError(
             f"limit exceeded: a header of {nbytes:,} bytes, at most {MAX_HEADER:,}"
         )
-    return length
+    return padded_nbytes
 
 
 def reserved() -> HeaderError:

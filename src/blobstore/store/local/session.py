@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -286,7 +287,7 @@ class LocalSession:
         try:
             stamps = self.replace(named)
             for descriptor in named:
-                self._check(descriptor, is_ours=descriptor.digest in stamps)
+                self._check(descriptor)
             with self._names.exclusive():
                 check_expected(name, self._manifests.raw(name), expected)
                 self._check_spelling(name)
@@ -301,14 +302,13 @@ class LocalSession:
         self._append(self._keyed, stamps)
         return set(created)
 
-    def _check(self, descriptor: Descriptor, *, is_ours: bool) -> None:
-        """Raise, as `BlobFolder.check`, unless the blob is there with its size.
-
-        A file that this session wrote and has just renamed is a regular one that can be opened.
-        """
+    def _check(self, descriptor: Descriptor) -> None:
+        """Raise, as `BlobFolder.check`, unless the blob is there with its size and can be read."""
         path = f"{self._blobs.path}/{descriptor.digest.file_name}"
         with suppress(OSError):
-            if is_ours and os.lstat(path).st_size == descriptor.size:
+            status = os.lstat(path)
+            is_whole = stat.S_ISREG(status.st_mode) and status.st_size == descriptor.size
+            if is_whole and os.access(path, os.R_OK):
                 return
         self._blobs.check(descriptor)
 
@@ -323,7 +323,7 @@ class LocalSession:
             raise other_spelling(name, spelled)
 
     def replace(self, blobs: Iterable[Finished | Descriptor]) -> dict[Digest, Stamp]:
-        """Make those of ``blobs`` that this session made visible, durably; return their stamps.
+        """Make those of ``blobs`` that this session made visible, durably; return changed stamps.
 
         A file with the name of one of them is replaced. Raises: StorageError.
         """
@@ -334,8 +334,6 @@ class LocalSession:
             make_folder(self._blobs.path)
             stamps = self._publish(blobs)
             sync_folder(self._blobs.path)
-        for digest in stamps:
-            self._made.pop(digest, None)
         return stamps
 
     def _append(
@@ -363,17 +361,18 @@ class LocalSession:
             _log.log(level, "the blobs of this import are not in the journal: %s", error)
 
     def _publish(self, blobs: Iterable[Finished | Descriptor]) -> dict[Digest, Stamp]:
-        """Move those of ``blobs`` that are in our folder to ``blobs/``; return their stamps."""
+        """Move those of ``blobs`` that are in our folder to ``blobs/``; return changed stamps."""
         stamps: dict[Digest, Stamp] = {}
         ours, theirs = os.fspath(self._folder), os.fspath(self._blobs.path)
         old_ns = _old_ns()
         for wanted in blobs:
-            blob = self._made.get(wanted.digest)
-            if blob is None or blob.digest in stamps:
+            blob = self._made.pop(wanted.digest, None)
+            if blob is None:
                 continue
             name = blob.digest.file_name
             path, place = f"{ours}/{name}", f"{theirs}/{name}"
-            stamps[blob.digest] = blob.stamp if blob.stamp.mtime_ns > old_ns else _renewed(path)
+            if blob.stamp.mtime_ns <= old_ns:
+                stamps[blob.digest] = _renewed(path)
             try:
                 os.rename(path, place)  # noqa: PTH104  # a hundred thousand of them
             except IsADirectoryError:
