@@ -236,7 +236,9 @@ class _Making:
         try:
             each(self._with_buffers(to_make, buffers), make, threads, name="import")
             self._first_error.check()
-            each(range(threads), lambda _: self._stage.work_while(lambda: True), threads, name="hash")
+            each(
+                range(threads), lambda _: self._stage.work_while(lambda: True), threads, name="hash"
+            )
         finally:
             buffers.close()
 

@@ -84,11 +84,12 @@ class SourceWeight:
     """One weight: its name in the model, the dtype and shape of its values, and its tensors.
 
     ``tensor`` is that of the weight itself, ``companions`` are the others by the suffix of the
-    array that they become (".scale", ".bias", ".global_scale"). ``producer`` is the program that quantized it, by its name in producers.py.
-    ``quantization`` is that of ``CODES``, which are copied or dequantized; ``dtype`` is then the
-    one that values are dequantized to. ``inverse_global_scale``: the source stores what values are
-    divided by. ``transposed``: ``shape``, and the order of the values, have the last two axes of
-    the checkpoint's tensor swapped; of ``PLAIN`` values these are swapped as they are read.
+    array that they become (".scale", ".bias", ".global_scale"). ``producer`` is the program that
+    quantized it, by its name in producers.py. ``quantization`` is that of ``CODES``, which are
+    copied or dequantized; ``dtype`` is then the one that values are dequantized to.
+    ``inverse_global_scale``: the source stores what values are divided by. ``transposed``:
+    ``shape``, and the order of the values, have the last two axes of the checkpoint's tensor
+    swapped; of ``PLAIN`` values these are swapped as they are read.
     """
 
     name: str
@@ -349,7 +350,9 @@ class SourceReaders:
             first = start * math.prod(part.shape) // count
             scratch = self._scratch.array(part.suffix, part.shape[0], numpy_dtype(part.dtype))
             arrays[part.suffix] = self._read(weight.parts[part.suffix], first, scratch)
-        scale = np.array([self.global_scale(weight)]) if ".global_scale" in weight.companions else None
+        scale = (
+            np.array([self.global_scale(weight)]) if ".global_scale" in weight.companions else None
+        )
         array = QuantizedArray(
             arrays[""], arrays[".scale"], arrays.get(".bias"), scale, quantization
         )

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, NotFoundError
@@ -233,3 +234,34 @@ class FinishedBlob:
     def path(self) -> Path:
         """Its file, in a session's folder or in the store's."""
         return self.folder / self.digest.file_name
+
+
+_OLD_S = 30 * 60
+"""A blob gets a new time from this age on, before it is used: Ollama spares young ones."""
+
+
+def old_ns() -> float:
+    """Return the time of last writes from which on blobs are young, in nanoseconds."""
+    return (time.time() - _OLD_S) * 1e9
+
+
+def renewed(path: str) -> Stamp:
+    """Give a file a time that a starting Ollama spares until its manifest is there.
+
+    Return its stamp. Raises: OSError.
+    """
+    status = os.lstat(path)
+    if status.st_nlink == 1:  # else it is another store's file too, whose times are not ours
+        os.utime(path)
+        status = os.lstat(path)
+    return Stamp.of(status)
+
+
+def kept_young(blob: FinishedBlob) -> FinishedBlob | None:
+    """Return a blob with a time that a starting Ollama spares; None if it can't be given one."""
+    if blob.stamp.mtime_ns > old_ns():
+        return blob
+    try:
+        return replace(blob, stamp=renewed(os.fspath(blob.path)))
+    except OSError:  # it is another user's, or has just been removed: it is made again
+        return None

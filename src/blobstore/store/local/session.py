@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,7 +41,14 @@ from blobstore.io.durable import (
 from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.backups import ManifestCopies
-from blobstore.store.local.blobs import BlobFolder, FinishedBlob, Stamp
+from blobstore.store.local.blobs import (
+    BlobFolder,
+    FinishedBlob,
+    Stamp,
+    kept_young,
+    old_ns,
+    renewed,
+)
 from blobstore.store.local.journal import Journal, JournalEntry
 from blobstore.store.local.leftovers import Leftovers, make_owned_folder
 from blobstore.store.local.locks import StoreLock
@@ -63,8 +69,6 @@ _log = logging.getLogger("blobstore.store.local.store")
 _CHUNK = 2**20
 _NOTE_EVERY_S = 0.05
 _NOTED_AT_ONCE = 2**20
-_OLD_S = 30 * 60
-"""A blob gets a new time from this age on, before it is used: Ollama spares young ones."""
 
 
 class LocalSession:
@@ -237,7 +241,7 @@ class LocalSession:
             return None
         place = self._blobs.path / entry.digest.file_name
         stored = entry.blob_at(place, self._stage, verify=verify)
-        blob = _kept_young(stored) if stored is not None else None
+        blob = kept_young(stored) if stored is not None else None
         if blob is None and (blob := self._take_over(entry, verify=verify)) is not None:
             self._finished(blob)
         if blob is not None:
@@ -364,15 +368,15 @@ class LocalSession:
         """Move those of ``blobs`` that are in our folder to ``blobs/``; return changed stamps."""
         stamps: dict[Digest, Stamp] = {}
         ours, theirs = os.fspath(self._folder), os.fspath(self._blobs.path)
-        old_ns = _old_ns()
+        young_from_ns = old_ns()
         for wanted in blobs:
             blob = self._made.pop(wanted.digest, None)
             if blob is None:
                 continue
             name = blob.digest.file_name
             path, place = f"{ours}/{name}", f"{theirs}/{name}"
-            if blob.stamp.mtime_ns <= old_ns:
-                stamps[blob.digest] = _renewed(path)
+            if blob.stamp.mtime_ns <= young_from_ns:
+                stamps[blob.digest] = renewed(path)
             try:
                 os.rename(path, place)  # noqa: PTH104  # a hundred thousand of them
             except IsADirectoryError:
@@ -389,29 +393,3 @@ class LocalSession:
                 remove_tree(self._folder)
         close_quietly(self._folder_fd)
         self._leftovers.clean()
-
-
-def _old_ns() -> float:
-    return (time.time() - _OLD_S) * 1e9
-
-
-def _renewed(path: str) -> Stamp:
-    """Give a file a time that a starting Ollama spares until its manifest is there.
-
-    Return its stamp. Raises: OSError.
-    """
-    status = os.lstat(path)
-    if status.st_nlink == 1:  # else it is another store's file too, whose times are not ours
-        os.utime(path)
-        status = os.lstat(path)
-    return Stamp.of(status)
-
-
-def _kept_young(blob: FinishedBlob) -> FinishedBlob | None:
-    """Return a blob with a time that a starting Ollama spares; None if it can't be given one."""
-    if blob.stamp.mtime_ns > _old_ns():
-        return blob
-    try:
-        return replace(blob, stamp=_renewed(os.fspath(blob.path)))
-    except OSError:  # it is another user's, or has just been removed: it is made again
-        return None

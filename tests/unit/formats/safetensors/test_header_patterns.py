@@ -21,7 +21,9 @@ arrays = st.dictionaries(
 )
 strings = st.text(max_size=8)
 # Beginnings and continuations of the metadata's key, which is sorted among the names.
-names = strings | st.sampled_from(["", "_", "__metadata", "__metadata__x", "__metadata__", "a", "A"])
+names = strings | st.sampled_from(
+    ["", "_", "__metadata", "__metadata__x", "__metadata__", "a", "A"]
+)
 
 
 @given(arrays, st.dictionaries(strings, strings, max_size=3), names, st.sampled_from([1, 8, 4096]))

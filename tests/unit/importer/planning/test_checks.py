@@ -62,7 +62,9 @@ NAMES = ("a", "a.scale", "a.bias", "a.scale.scale", "a.scale.bias", "b", "global
 
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.booleans()), max_size=4), st.booleans())
-def test_equal_names_are_found(tensors: list[tuple[str, bool]], in_one_blob: bool) -> None:  # noqa: FBT001  # hypothesis
+def test_equal_names_are_found(
+    tensors: list[tuple[str, bool]], in_one_blob: bool
+) -> None:  # hypothesis
     outputs = [output(name, INT4 if quantized else None) for name, quantized in tensors]
     arrays = [one.name + part.suffix for one in outputs for part in one.parts]
     blobs = [blob(one.name, {}, one) for one in outputs]

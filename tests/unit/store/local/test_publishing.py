@@ -11,7 +11,7 @@ from support.stores import blob_path, descriptor
 from blobstore.errors import CorruptDataError, StorageError
 from blobstore.formats.documents import Manifest
 from blobstore.names import ModelName
-from blobstore.store.local import session as session_module
+from blobstore.store.local import blobs as blobs_module
 from blobstore.store.local.store import Store
 
 NAME = ModelName.parse("m")
@@ -23,7 +23,7 @@ def test_a_blob_that_waited_long_is_made_young(
     store: Store, monkeypatch: pytest.MonkeyPatch, old_s: int
 ) -> None:
     """A young one is not touched: its time is the one that was noted when it was written."""
-    monkeypatch.setattr(session_module, "_OLD_S", old_s)
+    monkeypatch.setattr(blobs_module, "_OLD_S", old_s)
     with store.session() as session:
         blob = session.put(b"one")
         os.utime(blob.path, (1, 1))
