@@ -14,8 +14,8 @@ from search import show, table
 
 MB = 1e6
 GOAL_MB = 300
-GOAL_SCALE_MB = 400
-GOAL_SCALE_S = 60
+GOAL_SCALE_MB = 250
+GOAL_SCALE_S = 15
 TYPES = (("int4", ("--quant", "int4")), ("none", ()))
 COUNTS = (25_000, 50_000, 100_000)
 
