@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from blobstore.errors import DocumentError
-from blobstore.formats.documents import Descriptor, Draft, Manifest, ModelConfig
-from blobstore.names import Digest
+from blobstore.formats.documents import Draft, Manifest, ModelConfig
 
 PLAIN = (
     b'{"model_format":"safetensors","model_family":"","model_families":null,"model_type":"","file_type":"int4",'
@@ -93,20 +92,3 @@ def test_no_blob_has_a_size_below_zero(size: int) -> None:
     config = {"mediaType": "y", "digest": f"sha256:{'1' * 64}", "size": size}
     with pytest.raises(DocumentError, match=r"config\.size"):
         parsed_manifest(manifest_with(config=config))
-
-
-def test_a_changed_copy_has_other_bytes() -> None:
-    layer = Descriptor(media_type="x", digest=Digest.of(b"one"), size=3)
-    manifest = Manifest(layers=(layer,))
-    for one in (manifest, Manifest.parse(manifest.raw)):
-        assert one.model_copy().raw == one.raw == manifest.raw
-        changed = one.model_copy(update={"layers": (layer, layer)})
-        assert changed.raw == Manifest(layers=(layer, layer)).raw != manifest.raw
-
-
-def test_a_descriptor_that_is_not_checked_is_the_same() -> None:
-    digest = Digest.of(b"one")
-    checked = Descriptor(media_type="x", digest=digest, size=3, name="n")
-    assert Descriptor.of("x", digest, 3, "n") == checked
-    assert Descriptor.of("x", digest, 3, "n").encode() == checked.encode()
-    assert b"name" not in Descriptor.of("x", digest, 3, None).encode()
