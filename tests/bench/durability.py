@@ -19,8 +19,8 @@ from pathlib import Path
 
 from import_processes import run
 from import_sources import FULL_SIZE_GB, Sources, warm
-from imports import machine, seconds_of, spread
-from search import show, table
+from machine import machine
+from tables import show, spread, table
 
 GOAL = 0.25
 TYPES = (("none", ()), ("int4", ("--quant", "int4")), ("mxfp8", ("--quant", "mxfp8")))
@@ -55,7 +55,7 @@ def seconds(source: Path, store: Path, options: Sequence[str], *, syncs: bool) -
             *options,
         ]
     )
-    return seconds_of(done)
+    return done.checked().seconds
 
 
 def compare(name: str, source: Path, store: Path, options: Sequence[str], rounds: int) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-from search import CASES, encoder_path, show, table
+from search import CASES, encoder_path
+from tables import show, table
 from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel
 

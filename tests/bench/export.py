@@ -20,7 +20,7 @@ from pathlib import Path
 
 from import_processes import MemoryPeak, Run, blobstore_command, import_command, run
 from import_sources import Sources, warm
-from search import show, table
+from tables import show, table
 
 SYNCED = "`cp -r` of the source, `sync`"
 PLAIN = "`export` of int4"

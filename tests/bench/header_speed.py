@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from search import show, table
+from tables import show, table
 
 from blobstore.formats.dtypes import DType
 from blobstore.formats.safetensors.codec import encode_header, lay_out

@@ -1,45 +1,50 @@
 """Lower bounds of an import's time: reading, kernels, hashing and durable writing alone.
 
-Everything runs on two threads. Each function returns seconds.
+Everything runs on as many threads as asked for, one for each core if nothing is said.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import mmap
 import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from import_processes import blobstore_command, run
-from import_sources import Weights
+from import_processes import blobstore_command, import_command, run
+from import_sources import FIXTURE, Weights
 
 import blobstore
+from blobstore import hashing
+from blobstore.io.workers import threads
 
-THREADS = 2
+THREADS = threads(None)
 CHUNK = 2**22
 ROWS, COLS = (
     2048,
     4096,
 )  # 16 MiB: a kernel's input, with its result within a core's reach of malloc's free lists
 INPUTS = 8
+PIECE = 2**20
+STREAMS = max(16, hashing.width())
+MOST = 2**28  # bytes that a thread quantizes or hashes; the time of more is computed from that
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """What an import of a folder has to do.
 
-    ``quantized``: source bytes by type and group size. ``blobs``: sizes of the blobs to write.
-    ``plan``: the line that prints them.
+    ``options``: of the import. ``plan``: the line that prints the rest. ``quantized``: source bytes
+    by type and group size. ``blobs``: sizes of the blobs to write.
     """
 
+    options: tuple[str, ...]
     plan: tuple[str | Path, ...]
     quantized: dict[tuple[str, int], int]
     blobs: tuple[int, ...]
@@ -61,28 +66,59 @@ def work_of(source: Path, *options: str) -> Work:
                 quantized[tensor["quant_type"], tensor["group_size"]] += 2 * math.prod(
                     tensor["shape"]
                 )
-    return Work(command, dict(quantized), tuple(blob["size"] for blob in plan["blobs"]))
+    return Work(options, command, dict(quantized), tuple(blob["size"] for blob in plan["blobs"]))
 
 
-def timed(do: Callable[[], object]) -> float:
-    """Return how long one call takes, seconds."""
+@dataclass(frozen=True, slots=True)
+class Took:
+    """Seconds of something: on the wall, and of the processor, all threads together."""
+
+    wall: float
+    processor: float
+
+    def __add__(self, other: Took) -> Took:
+        return Took(self.wall + other.wall, self.processor + other.processor)
+
+    def __mul__(self, factor: float) -> Took:
+        return Took(self.wall * factor, self.processor * factor)
+
+
+def timed(do: Callable[[], object]) -> Took:
+    """Return how long one call takes."""
+    before = time.process_time()
     started = time.perf_counter()
     do()
-    return time.perf_counter() - started
+    return Took(time.perf_counter() - started, time.process_time() - before)
 
 
-def on_threads(function: Callable[[Any], object], items: Iterable[Any]) -> float:
-    """Return how long two threads take for a call for each item."""
-    with ThreadPoolExecutor(THREADS) as pool:
+def on_threads(
+    function: Callable[[Any], object], items: Iterable[Any], count: int = THREADS
+) -> Took:
+    """Return how long ``count`` threads take for a call for each item."""
+    with ThreadPoolExecutor(count) as pool:
         # The threads are started by then, and wait.
-        list(pool.map(lambda _: time.sleep(0.01), range(THREADS)))
+        list(pool.map(lambda _: time.sleep(0.01), range(count)))
         return timed(lambda: list(pool.map(function, items)))
 
 
-def reading(source: Path) -> float:
-    """Read all files of a folder in chunks."""
-    buffers = [bytearray(CHUNK) for _ in range(THREADS)]
-    paths = sorted(source.glob("*.safetensors"))
+def repeated(do: Callable[[int, int], object], unit: int, nbytes: int, count: int) -> Took:
+    """Return how long ``count`` threads take for ``nbytes`` bytes together.
+
+    ``do`` gets the numbers of its thread and of its call, and handles ``unit`` bytes. It is called
+    as often as needed, or for MOST bytes of each thread, and the time is computed from that.
+    """
+    calls = max(1, math.ceil(min(nbytes / count, MOST) / unit))
+
+    def do_all(thread: int) -> None:
+        for number in range(calls):
+            do(thread, number)
+
+    return on_threads(do_all, range(count), count) * (nbytes / (calls * unit * count))
+
+
+def reading(paths: Sequence[Path], count: int = THREADS) -> Took:
+    """Read files in chunks."""
+    buffers = [bytearray(CHUNK) for _ in range(count)]
     descriptors = [os.open(path, os.O_RDONLY) for path in paths]
     chunks = [
         (fd, start)
@@ -91,58 +127,50 @@ def reading(source: Path) -> float:
     ]
 
     def read(number: int) -> None:
-        for fd, start in chunks[number::THREADS]:
+        for fd, start in chunks[number::count]:
             os.preadv(fd, [buffers[number]], start)
 
     try:
-        return on_threads(read, range(THREADS))
+        return on_threads(read, range(count), count)
     finally:
         for fd in descriptors:
             os.close(fd)
 
 
-def kernels_alone(work: Work, weights: Weights) -> float:
+def quantizing(work: Work, weights: Weights, method: str = "minmax", count: int = THREADS) -> Took:
     """Quantize as many weights as the import does, from memory.
 
     Inputs are used again and again, results dropped.
     """
     inputs = [
         [weights.array(f"{thread} {number}", ROWS, COLS) for number in range(INPUTS)]
-        for thread in range(THREADS)
+        for thread in range(count)
     ]
-    total = 0.0
+    total = Took(0, 0)
     for (quant_type, group_size), nbytes in sorted(work.quantized.items()):
-        # Whole inputs, as many as two threads can share evenly; the time is then cut to the bytes
-        # asked for.
-        rounds = math.ceil(nbytes / (inputs[0][0].nbytes * THREADS))
-        done = rounds * inputs[0][0].nbytes * THREADS
 
         def quantize(
-            thread: int, kind: str = quant_type, group: int = group_size, count: int = rounds
+            thread: int, number: int, kind: str = quant_type, group: int = group_size
         ) -> None:
-            for number in range(count):
-                blobstore.quantize(inputs[thread][number % INPUTS], kind, group_size=group)
+            weight = inputs[thread][number % INPUTS]
+            blobstore.quantize(weight, kind, group_size=group, method=method)
 
-        total += on_threads(quantize, range(THREADS)) * nbytes / done
+        total += repeated(quantize, inputs[0][0].nbytes, nbytes, count)
     return total
 
 
-def hashing(work: Work) -> float:
-    """Hash as many bytes as are stored with SHA-256, from memory."""
-    data = [memoryview(os.urandom(CHUNK)) for _ in range(THREADS)]
+def hashing_alone(nbytes: int, count: int = THREADS) -> Took:
+    """Hash that many bytes with SHA-256, from memory: STREAMS pieces at once in each thread."""
+    pieces = [[os.urandom(PIECE) for _ in range(STREAMS)] for _ in range(count)]
 
-    def sha256(thread: int) -> None:
-        digest = hashlib.sha256()
-        left = work.stored // THREADS
-        while left > 0:
-            digest.update(data[thread][: min(left, CHUNK)])
-            left -= CHUNK
+    def sha256(thread: int, _: int) -> None:
+        hashing.digests(pieces[thread])
 
-    return on_threads(sha256, range(THREADS))
+    return repeated(sha256, PIECE * STREAMS, nbytes, count)
 
 
-def writing(work: Work, folder: Path, *, direct: bool) -> float:
-    """Write files of the blobs' sizes durably: through the page cache, or with O_DIRECT.
+def writing(sizes: Sequence[int], folder: Path, *, direct: bool, count: int = THREADS) -> Took:
+    """Write files of these sizes durably: through the page cache, or with O_DIRECT.
 
     Both preallocate nothing, and end with an fsync of each file and of the folder.
     """
@@ -151,16 +179,16 @@ def writing(work: Work, folder: Path, *, direct: bool) -> float:
     chunk = mmap.mmap(-1, CHUNK)  # page-aligned, as O_DIRECT wants
     chunk.write(os.urandom(CHUNK))
     flags = os.O_WRONLY | os.O_CREAT | (os.O_DIRECT if direct else 0)
-    descriptors = [os.open(folder / f"{number}", flags, 0o644) for number in range(len(work.blobs))]
+    descriptors = [os.open(folder / f"{number}", flags, 0o644) for number in range(len(sizes))]
     try:
         with memoryview(chunk) as view:
 
             def write(number: int) -> None:
-                write_whole(descriptors[number], work.blobs[number], view, 4096 if direct else 1)
+                write_whole(descriptors[number], sizes[number], view, 4096 if direct else 1)
 
-            seconds = on_threads(write, range(len(descriptors)))
-        seconds += on_threads(os.fsync, descriptors)
-        return seconds + timed(lambda: sync_folder(folder))
+            took = on_threads(write, range(len(descriptors)), count)
+        took += on_threads(os.fsync, descriptors, count)
+        return took + timed(lambda: sync_folder(folder))
     finally:
         for fd in descriptors:
             os.close(fd)
@@ -186,39 +214,53 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-LIMITS = ("read", "kernel", "SHA-256", "write + fsync", "O_DIRECT + fsync")
+STAGES = ("read", "kernel", "SHA-256")
+DISK = ("write + fsync", "O_DIRECT + fsync")
+LIMITS = ("start", "plan", *STAGES, *DISK)
+
+
+def start(folder: Path, *options: str) -> float:
+    """Return the seconds of a whole import of a tiny model.
+
+    Start of Python, options, plan, session and syncs: what an import of any size has to do.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    done = run(import_command(FIXTURE, folder, *options)).checked()
+    shutil.rmtree(folder, ignore_errors=True)
+    return done.seconds
 
 
 def measure_all(source: Path, work: Work, weights: Weights, folder: Path) -> dict[str, float]:
-    """Return the seconds of each of LIMITS, measured once.
+    """Return the seconds of each of LIMITS, measured once, on all cores.
 
-    ``start`` is the process that makes the plan.
+    ``plan`` is the process that makes the plan: it is shown, and belongs to no limit.
     """
     return {
-        "start": run(work.plan).seconds,
-        "read": reading(source),
-        "kernel": kernels_alone(work, weights),
-        "SHA-256": hashing(work),
-        "write + fsync": writing(work, folder, direct=False),
-        "O_DIRECT + fsync": writing(work, folder, direct=True),
+        "start": start(folder, *work.options),
+        "plan": run(work.plan).seconds,
+        "read": reading(sorted(source.glob("*.safetensors"))).wall,
+        "kernel": quantizing(work, weights).wall,
+        "SHA-256": hashing_alone(work.stored).wall,
+        "write + fsync": writing(work.blobs, folder, direct=False).wall,
+        "O_DIRECT + fsync": writing(work.blobs, folder, direct=True).wall,
     }
 
 
-def slowest(limits: dict[str, float]) -> float:
-    """Return the slowest of the four limits, with the faster way to write."""
-    return max(
-        limits["read"],
-        limits["kernel"],
-        limits["SHA-256"],
-        min(limits["write + fsync"], limits["O_DIRECT + fsync"]),
-    )
+def disk(limits: Mapping[str, float]) -> float:
+    """Return the seconds of the faster way to write."""
+    return min(limits[name] for name in DISK)
 
 
-def processor(limits: dict[str, float]) -> float:
-    """Return what both cores have to do one after the other when nothing waits for the disk."""
-    return limits["read"] + limits["kernel"] + limits["SHA-256"]
+def processor(limits: Mapping[str, float]) -> float:
+    """Return the seconds of all cores, if none of them ever waits for the disk."""
+    return sum(limits[name] for name in STAGES)
+
+
+def at_best(limits: Mapping[str, float]) -> float:
+    """Return what an import can't be faster than: the disk and the cores work at the same time."""
+    return limits["start"] + max(processor(limits), disk(limits))
 
 
 def best_of(measured: Sequence[dict[str, float]]) -> dict[str, float]:
     """Return the best of several measurements, each limit for itself."""
-    return {name: min(one[name] for one in measured) for name in ("start", *LIMITS)}
+    return {name: min(one[name] for one in measured) for name in LIMITS}

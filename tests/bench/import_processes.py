@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
 
@@ -21,9 +22,14 @@ Sampler = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How a process ended. ``seconds`` is its wall time, from start to exit."""
+    """How a process ended.
+
+    ``seconds`` is its wall time, from start to exit; ``processor`` the processor's seconds, user
+    and system, which other processes of the machine change less.
+    """
 
     seconds: float
+    processor: float
     code: int
     output: str
     errors: str
@@ -40,13 +46,23 @@ class Run:
         )
         return f"exit code {self.code}: {said}"
 
+    def checked(self) -> Self:
+        """Return the run itself. Raises: SystemExit when it failed."""
+        if self.problem is not None:
+            sys.exit(self.problem)
+        return self
+
     @property
     def document(self) -> dict[str, Any]:
         """What it printed with --json. Raises: SystemExit when it failed."""
-        if self.problem is not None:
-            sys.exit(self.problem)
-        document: dict[str, Any] = json.loads(self.output)
+        document: dict[str, Any] = json.loads(self.checked().output)
         return document
+
+
+def children_work() -> float:
+    """Return the seconds of processor time that all ended child processes took."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def run(
@@ -54,6 +70,7 @@ def run(
 ) -> Run:
     """Run a command to its end; call ``sample`` (pid) every ``interval_s`` seconds."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        before = children_work()
         started = time.perf_counter()
         with subprocess.Popen(
             [*map(str, command)], stdout=output, stderr=errors, env=ENVIRONMENT
@@ -68,6 +85,7 @@ def run(
             file.seek(0)
         return Run(
             seconds,
+            children_work() - before,
             code,
             output.read().decode(errors="replace"),
             errors.read().decode(errors="replace"),

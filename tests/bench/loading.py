@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 import import_sources
-from search import show, table
+from tables import show, table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from search import show, table
+from tables import show, table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

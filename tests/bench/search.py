@@ -20,6 +20,7 @@ import ml_dtypes
 import mlx.core as mx
 import numpy as np
 from safetensors.numpy import load_file
+from tables import show, table
 
 from blobstore import kernels
 from blobstore.formats.quant import QuantType
@@ -79,17 +80,6 @@ def from_mlx(array: Any) -> Array:
         if array.dtype == mx.bfloat16
         else np.array(array)
     )
-
-
-def show(cells: Iterable[str]) -> None:
-    """Print one row of a Markdown table."""
-    print(f"| {' | '.join(cells)} |", flush=True)
-
-
-def table(*headings: str) -> None:
-    """Print the head of a Markdown table."""
-    show(headings)
-    show("---" for _ in headings)
 
 
 def errors() -> None:
