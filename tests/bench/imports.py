@@ -169,9 +169,9 @@ def against_limits(done: Sequence[Sides]) -> None:
     print(
         "\nWhat an import can't be faster than, each alone on all cores, seconds: best of the\n"
         "same rounds. `start` is the whole process of importing a tiny model. `cores` is\n"
-        "read + kernel + SHA-256: what the cores do if they never wait. `disk` is the faster way to\n"
-        "write. `at best` is start + the larger of cores and disk; `reached` is at best / import.\n"
-        "`plan` is shown only.\n"
+        "read + kernel + SHA-256: what the cores do if they never wait. `disk` is the faster way\n"
+        "to write. `at best` is start + the larger of cores and disk; `reached` is at best /\n"
+        "import. `plan` is shown only.\n"
     )
     table("type", *LIMITS, "cores", "disk", "at best", "import", "reached", "goal", "met")
     for sides in done:

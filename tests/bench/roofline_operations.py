@@ -86,6 +86,7 @@ def imports_of(source: Path, quant: str, *, with_mlx: bool) -> Iterator[Operatio
         base = PRINTED_MLX[quant].ours
     work = work_of(source, *base)
     for method in METHODS if base else METHODS[:1]:
+        is_compared = not base or (with_mlx and method == METHODS[0])
         options = base if method == METHODS[0] else (*base, "--method", method)
         yield Operation(
             name=f"import {quant}{f', {method}' if base else ''}",
@@ -97,7 +98,9 @@ def imports_of(source: Path, quant: str, *, with_mlx: bool) -> Iterator[Operatio
             written=work.blobs,
             quantized=work,
             method=method,
-            peer=importer(source, quant) if with_mlx or not base else None,
+            peer=importer(source, quant)
+            if not base or (with_mlx and method == METHODS[0])
+            else None,
         )
 
 
