@@ -16,15 +16,14 @@ from hashing import PIECE
 from import_limits import Took, Work, on_threads, work_of
 from import_processes import blobstore_command, import_command, run
 from import_sources import FIXTURE
-from imports import CONTESTS, fresh, peer_command
+from imports import CONTESTS, Contest, fresh, peer_command
 from roofline_load import PAGE
 
 from blobstore.io.workers import threads
 
 HERE = Path(__file__).parent
 METHODS = ("minmax", "search")
-PRINTED_MLX = {contest.name: contest for contest in CONTESTS if contest.peer}
-UNQUANTIZED = next(contest for contest in CONTESTS if not contest.peer)
+BY_TYPE = {contest.name: contest for contest in CONTESTS}
 
 Command = Callable[[Path], Sequence[str | Path]]
 """Returns the line that fills an empty place."""
@@ -80,36 +79,36 @@ def map_files(paths: Sequence[Path], count: int) -> Took:
 
 
 def imports_of(source: Path, quant: str, *, with_mlx: bool) -> Iterator[Operation]:
-    """Yield the imports of one type, by each method."""
-    base: tuple[str, ...] = () if quant == "none" else ("--quant", quant)
-    if quant in PRINTED_MLX:
-        base = PRINTED_MLX[quant].ours
+    """Yield the imports of one type, by each method. Only the first method has a peer."""
+    contest = BY_TYPE.get(quant)
+    base = contest.ours if contest is not None else ("--quant", quant)
     work = work_of(source, *base)
     for method in METHODS if base else METHODS[:1]:
-        is_compared = not base or (with_mlx and method == METHODS[0])
         options = base if method == METHODS[0] else (*base, "--method", method)
+        is_compared = method == METHODS[0] and (with_mlx or not base)
         yield Operation(
             name=f"import {quant}{f', {method}' if base else ''}",
-            ours=lambda to, options=options: import_command(source, to, *options),  # type: ignore[misc]
-            start=lambda to, options=options: import_command(FIXTURE, to, *options),  # type: ignore[misc]
+            ours=importing(source, *options),
+            start=importing(FIXTURE, *options),
             warmed=source,
             stored=work.stored,
             hashed=work.stored,
             written=work.blobs,
             quantized=work,
             method=method,
-            peer=importer(source, quant)
-            if not base or (with_mlx and method == METHODS[0])
-            else None,
+            peer=peer_of(contest, source) if is_compared else None,
         )
 
 
-def importer(source: Path, quant: str) -> Peer | None:
+def importing(source: Path, *options: str) -> Command:
+    """Return the command that imports a checkpoint."""
+    return lambda to: import_command(source, to, *options)
+
+
+def peer_of(contest: Contest | None, source: Path) -> Peer | None:
     """Return the peer of an import, if there is one."""
-    contest = PRINTED_MLX.get(quant)
-    if contest is None and quant != "none":
+    if contest is None:
         return None
-    contest = contest or UNQUANTIZED
     command = partial(peer_command, contest, source)
     return Peer(contest.peer_name, lambda to: fresh(command, source, to).seconds)
 
