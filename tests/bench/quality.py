@@ -22,7 +22,8 @@ import mlx.core as mx
 import numpy as np
 from import_sources import Sources, warm
 from kernels import CASES, machine
-from search import BF16, from_mlx, show, table
+from search import BF16, from_mlx
+from tables import show, table
 
 import blobstore
 from blobstore import kernels

@@ -241,7 +241,7 @@ def force(arguments: argparse.Namespace) -> None:
     Raises: UsageError for a method that is unknown, or that this processor does not have.
     """
     if arguments.sha:
-        hashing.use(arguments.sha)
+        hashing.use_method(arguments.sha)
         ENVIRONMENT["BLOBSTORE_SHA256"] = arguments.sha
     if arguments.kernels:
         kernels.use(arguments.kernels)

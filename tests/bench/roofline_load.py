@@ -25,7 +25,7 @@ def load(name: str, store: str, *, verify: bool) -> None:
     from blobstore import hashing
 
     if method := os.environ.get("BLOBSTORE_SHA256"):
-        hashing.use(method)
+        hashing.use_method(method)
     home = blobstore.open_store(store)
     with (
         blobstore.open_model(name, store=home, verify=verify) as model,
