@@ -55,10 +55,23 @@ def stages_of(operation: Operation, weights: Weights, folder: Path) -> dict[str,
     if operation.hashed:
         found["SHA-256"] = hashing_alone(operation.hashed, 1).processor
     if operation.written:
-        ways = [writing(operation.written, folder, direct=direct) for direct in (False, True)]
+        choices = (False, True) if takes_direct_writes(folder.parent) else (False,)
+        ways = [writing(operation.written, folder, direct=direct) for direct in choices]
         best = min(ways, key=lambda way: way.wall)
         found |= {"write": best.processor, "disk": best.wall}
     return found
+
+
+def takes_direct_writes(folder: Path) -> bool:
+    """Return True if the folder's file system has O_DIRECT: some that lie in memory do not."""
+    path = folder / "direct"
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
+    except OSError:
+        return False
+    finally:
+        path.unlink(missing_ok=True)
+    return True
 
 
 @dataclass(frozen=True, slots=True)
