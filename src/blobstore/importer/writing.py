@@ -193,6 +193,7 @@ class _Making:
         self._readers = SourceReaders()
         self._maker = RunMaker(self._readers)
         self._stage = HashStage()
+        self._buffers: BufferPool | None = None
         self._first_error = FirstError()
         self._finished: dict[int, Finished] = {}
         self._recalled = 0
@@ -227,20 +228,15 @@ class _Making:
         works = sum([2 + 2 * max(size, read) // RUN for size, read in sizes])
         threads = max(1, min(jobs + _SPARE_THREADS, works))
         largest = min(RUN, sum([size + PAGE for size, _ in sizes]))
-        buffers = _buffers(threads, works, memory, largest)
+        self._buffers = buffers = _buffers(threads, works, memory, largest)
 
         def make(item: tuple[Work, Buffer]) -> None:
             self._make(*item)
             self._stage.work_while(lambda: self._stage.is_full or buffers.is_empty)
 
-        try:
-            each(self._with_buffers(to_make, buffers), make, threads, name="import")
-            self._first_error.check()
-            each(
-                range(threads), lambda _: self._stage.work_while(lambda: True), threads, name="hash"
-            )
-        finally:
-            buffers.close()
+        each(self._with_buffers(to_make, buffers), make, threads, name="import")
+        self._first_error.check()
+        each(range(threads), lambda _: self._stage.work_while(lambda: True), threads, name="hash")
 
     def _with_buffers(
         self, to_make: Mapping[int, PlannedBlob], buffers: BufferPool
@@ -315,7 +311,9 @@ class _Making:
         )
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all files, and free the buffers."""
         for writer in list(self._writers.values()):
             writer.close()
         self._readers.close()
+        if self._buffers is not None:
+            self._buffers.close()
