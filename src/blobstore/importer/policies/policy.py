@@ -123,8 +123,6 @@ class Policy:
         return self._unfit(name, shape) or self._options.misfit(self.base_type(name), shape)
 
     def _ruled(self, name: str) -> tuple[Types | None, str]:
-        if not self.rules:
-            return None, ""
         decisions = ((rule.types(name, self._asked), rule.why) for rule in self.rules)
         return next((one for one in decisions if one[0] is not None), (None, ""))
 
