@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 from import_processes import blobstore_command, import_command, run
 from import_sources import FIXTURE, Weights
+from retired import retire
 
 import blobstore
 from blobstore import hashing
@@ -174,7 +174,7 @@ def writing(sizes: Sequence[int], folder: Path, *, direct: bool, count: int = TH
 
     Both preallocate nothing, and end with an fsync of each file and of the folder.
     """
-    shutil.rmtree(folder, ignore_errors=True)
+    retire(folder)
     folder.mkdir(parents=True)
     chunk = mmap.mmap(-1, CHUNK)  # page-aligned, as O_DIRECT wants
     chunk.write(os.urandom(CHUNK))
@@ -192,7 +192,7 @@ def writing(sizes: Sequence[int], folder: Path, *, direct: bool, count: int = TH
     finally:
         for fd in descriptors:
             os.close(fd)
-        shutil.rmtree(folder)
+        retire(folder)
 
 
 def write_whole(fd: int, size: int, chunk: memoryview, block: int) -> None:
@@ -224,9 +224,9 @@ def start(folder: Path, *options: str) -> float:
 
     Start of Python, options, plan, session and syncs: what an import of any size has to do.
     """
-    shutil.rmtree(folder, ignore_errors=True)
+    retire(folder)
     done = run(import_command(FIXTURE, folder, *options)).checked()
-    shutil.rmtree(folder, ignore_errors=True)
+    retire(folder)
     return done.seconds
 
 

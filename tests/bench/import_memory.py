@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from import_processes import MemoryPeak, Run, TemporaryFiles, import_command, run
 from import_sources import Sources, warm
+from retired import retire
 from tables import show, table
 
 MB = 1e6
@@ -66,7 +66,7 @@ def memory(sources: Sources, arguments: argparse.Namespace) -> None:
     peaks: dict[str, list[int]] = {name: [] for name, _ in TYPES}
     for name, options in TYPES:
         for what, source, extra in cases:
-            shutil.rmtree(store, ignore_errors=True)
+            retire(store)
             os.sync()
             warm(source)
             done, peak, files = observed(source, store, [*options, *extra])
@@ -121,7 +121,7 @@ def scale(sources: Sources, arguments: argparse.Namespace) -> None:
         first: float | None = None
         for count in (int(sources.scale * count) for count in COUNTS):
             source = sources.many(count)
-            shutil.rmtree(store, ignore_errors=True)
+            retire(store)
             os.sync()
             warm(source)
             peak = MemoryPeak()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from import_processes import Run, import_command, run
 from import_sources import FIXTURE, Sources, warm
+from retired import retire
 from tables import show, spread, table, yes
 
 RUNS = 10
@@ -30,7 +30,7 @@ def start(sources: Sources, arguments: argparse.Namespace) -> None:
     for name, options in TYPES:
         row("tiny", name, GOAL_TINY_S, repeated(FIXTURE, store, options, is_new=True))
     for name, options in TYPES:
-        shutil.rmtree(store, ignore_errors=True)
+        retire(store)
         source = sources.shards()
         run(import_command(source, store, *options)).checked()
         row("unchanged", name, GOAL_UNCHANGED_S, repeated(source, store, options, is_new=False))
@@ -42,7 +42,7 @@ def repeated(source: Path, store: Path, options: Sequence[str], *, is_new: bool)
     warm(source)
     for _ in range(RUNS):
         if is_new:
-            shutil.rmtree(store, ignore_errors=True)
+            retire(store)
         os.sync()
         done.append(run(import_command(source, store, *options)).checked())
     return done

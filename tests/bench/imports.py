@@ -28,6 +28,7 @@ from import_resume import resume
 from import_sources import FULL_SIZE_GB, Sources, warm
 from import_start import start
 from machine import machine
+from retired import RETIRED, retire
 from tables import show, spread, table, yes
 
 GOAL_REACHED = 0.8
@@ -84,11 +85,11 @@ def fresh(command: Callable[[Path], Sequence[str | Path]], source: Path, target:
 
     The source is in the page cache. Raises: SystemExit when the command fails.
     """
-    shutil.rmtree(target, ignore_errors=True)
+    retire(target)
     os.sync()
     warm(source)
     done = run(command(target)).checked()
-    shutil.rmtree(target, ignore_errors=True)
+    retire(target)
     return done
 
 
@@ -254,7 +255,7 @@ def main(*line: str) -> None:
             except SystemExit as stopped:
                 print(f"\n{name} stopped: {stopped}")
     finally:
-        for name in ("store", "target", "tunes") if arguments.keep else (".",):
+        for name in ("store", "target", "tunes", RETIRED) if arguments.keep else (".",):
             shutil.rmtree(root / name, ignore_errors=True)
 
 

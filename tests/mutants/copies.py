@@ -42,7 +42,7 @@ class Copy:
         self._copy_built()
 
     def _copy_built(self) -> None:
-        for room in ("kernels", "formats.safetensors"):
+        for room in ("hashing", "kernels", "formats.safetensors"):
             spec = find_spec(f"blobstore.{room}._native")
             if spec is None or spec.origin is None:
                 raise RuntimeError(f"blobstore.{room} is not built: install blobstore first")

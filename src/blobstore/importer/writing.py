@@ -117,8 +117,8 @@ def copy_file(layer: PlannedCopy, session: Session) -> Finished:
 _BUFFERS_A_THREAD = 4
 _SCRATCH = 4
 """Chunks that a thread needs besides its buffer: values read, decoded and cast, and scales."""
-_SPARE_THREADS = 1
-"""More threads than asked for, so that a core has work while a thread waits for the disk."""
+_SPARE_THREADS = 3
+"""More threads than asked for, so that cores have work while threads wait for the disk."""
 
 
 def least_memory(jobs: int) -> int:
