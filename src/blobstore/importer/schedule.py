@@ -80,6 +80,11 @@ class SmallBlobs:
 Work = RunOfBlob | SmallBlobs
 
 
+def is_large(nbytes: int) -> bool:
+    """Return whether a blob of that size is made in runs of its own."""
+    return nbytes > _SMALL
+
+
 def room_of(run: Run) -> int:
     """Return the bytes that a small blob takes in a buffer."""
     return run.end + -run.end % _ALIGNMENT
@@ -97,7 +102,7 @@ def schedule(blobs: Mapping[int, PlannedBlob], first_error: FirstError) -> Itera
 
 def _all_work(blobs: Mapping[int, PlannedBlob]) -> Iterator[Work]:
     window = _Window()
-    for is_small, group in groupby(blobs.items(), lambda item: item[1].size <= _SMALL):
+    for is_small, group in groupby(blobs.items(), lambda item: not is_large(item[1].size)):
         if is_small:
             yield from _small(group)
             continue

@@ -33,6 +33,7 @@ from blobstore.importer.schedule import (
     RunOfBlob,
     SmallBlobs,
     Work,
+    is_large,
     room_of,
     schedule,
 )
@@ -171,13 +172,13 @@ def write_blobs(
         making.close()
 
 
-def _buffers(threads: int, works: int, memory: int, nbytes: int) -> BufferPool:
+def _buffers(threads: int, runs: int, memory: int, nbytes: int) -> BufferPool:
     """Return as many buffers as are of use and fit the memory.
 
     Raises: StorageError when there is not so much memory.
     """
     fit = (memory - threads * _SCRATCH * CHUNK) // RUN
-    count = max(threads, min(threads + works, fit))
+    count = max(threads, min(threads + runs, fit))
     with os_errors("take", f"{count * nbytes:,} bytes of memory"):
         return BufferPool(count, nbytes)
 
@@ -223,12 +224,13 @@ class _Making:
     def make_all(self, jobs: int, memory: int) -> None:
         """Make the blobs that no earlier import has made."""
         to_make = {n: blob for n, blob in enumerate(self._blobs) if n not in self._finished}
-        # More threads than works would have nothing to do.
         sizes = [(blob.size, blob.source_bytes) for blob in to_make.values()]
-        works = sum([2 + 2 * max(size, read) // RUN for size, read in sizes])
-        threads = max(1, min(jobs + _SPARE_THREADS, works))
+        runs = sum([2 + 2 * max(size, read) // RUN for size, read in sizes if is_large(size)])
+        # More threads than runs would have nothing to do. Small blobs are work for one thread:
+        # several would take turns with Python's lock.
+        threads = max(1, min(jobs + _SPARE_THREADS, runs))
         largest = min(RUN, sum([size + PAGE for size, _ in sizes]))
-        self._buffers = buffers = _buffers(threads, works, memory, largest)
+        self._buffers = buffers = _buffers(threads, runs, memory, largest)
 
         def make(item: tuple[Work, Buffer]) -> None:
             self._make(*item)
