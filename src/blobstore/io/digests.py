@@ -11,8 +11,10 @@ from blobstore.io.ranges import OpenReader
 from blobstore.io.workers import Progress, silent
 from blobstore.names import Digest
 
+BUFFER = 2**21
+"""Bytes of all files that are read at a time: as much as a core's own cache holds."""
 PIECE = 2**17
-"""Bytes of each file that are read at a time: those of all files fit a core's own cache."""
+"""Bytes of one file that are read at a time at least."""
 
 _STEP = 2**23
 """Bytes of each view that are hashed at a time."""
@@ -27,14 +29,15 @@ def digests_of(
 ) -> list[Digest | BlobStoreError]:
     """Return the digest of each reader's bytes, or the error of reading them, in their order.
 
-    Any number of files is read at once, ``PIECE`` bytes of each. ``names``: what ``progress`` is
+    Any number of files is read at once, each in pieces of one size. ``names``: what ``progress`` is
     told. If ``stop`` is set, reading ends early, and the digests are meaningless.
     """
     streams = [hashing.stream() for _ in readers]
-    buffer = memoryview(bytearray(sum(min(PIECE, reader.size) for reader in readers)))
+    piece_nbytes = max(PIECE, BUFFER // max(len(readers), 1))
+    buffer = memoryview(bytearray(sum(min(piece_nbytes, reader.size) for reader in readers)))
     views: list[memoryview] = []
     for reader in readers:
-        length = min(PIECE, reader.size)
+        length = min(piece_nbytes, reader.size)
         views.append(buffer[:length])
         buffer = buffer[length:]
     errors: dict[int, BlobStoreError] = {}
@@ -53,7 +56,7 @@ def digests_of(
         hashing.update_all([streams[number] for number in pieces], list(pieces.values()))
         for number, piece in pieces.items():
             progress(len(piece), names[number] if names else "")
-        offset += PIECE
+        offset += piece_nbytes
         active = [number for number in pieces if readers[number].size > offset]
     return [
         errors.get(number) or Digest(stream.digest().hex()) for number, stream in enumerate(streams)

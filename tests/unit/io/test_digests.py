@@ -10,11 +10,11 @@ import pytest
 
 from blobstore.errors import BlobStoreError, CorruptDataError
 from blobstore.io import digests
-from blobstore.io.digests import PIECE, digests_of, digests_of_views
+from blobstore.io.digests import BUFFER, PIECE, digests_of, digests_of_views
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest
 
-SIZES = (0, 1, 63, 64, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5)
+SIZES = (0, 1, 63, 64, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5, BUFFER + 1)
 DATA = random.Random(5).randbytes(max(SIZES))
 
 
@@ -41,7 +41,7 @@ def test_digests(count: int) -> None:
 
 
 def test_a_file_that_can_not_be_read_is_an_error_of_its_own() -> None:
-    data = DATA[: 2 * PIECE]
+    data = DATA
     found = digests_of([BytesReader(data), Failing(data), BytesReader(data)])
     assert found[0] == found[2] == Digest.of(data)
     assert isinstance(found[1], BlobStoreError)
@@ -57,7 +57,7 @@ def test_nothing_is_read_after_a_stop() -> None:
         stop.set()
 
     digests_of([BytesReader(DATA)], progress=progress, stop=stop)
-    assert told == [PIECE]
+    assert told == [BUFFER]
 
 
 def test_no_files() -> None:
