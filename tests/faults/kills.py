@@ -20,8 +20,9 @@ from support.lab.figures import Figures
 from support.lab.task import Task
 from support.lab.wandering import Wanderer
 
+from blobstore.formats.documents import Descriptor
 from blobstore.names import Digest
-from blobstore.store.local.blobs import FinishedBlob, Stamp
+from blobstore.store.local.blobs import Stamp
 from blobstore.store.local.session import LocalSession
 
 SHORT = 30
@@ -105,9 +106,11 @@ def control(folder: Path, figures: Figures) -> None:
 def _write_in_place() -> None:
     as_it_is()
 
-    def publish(session: LocalSession, blobs: Iterable[FinishedBlob]) -> dict[Digest, Stamp]:
-        for blob in blobs:
-            (session._blobs.path / blob.digest.file_name).write_bytes(blob.path.read_bytes())
+    def publish(session: LocalSession, blobs: Iterable[Descriptor]) -> dict[Digest, Stamp]:
+        for wanted in blobs:
+            if (blob := session._made.pop(wanted.digest, None)) is not None:
+                place = session._blobs.path / blob.digest.file_name
+                place.write_bytes(blob.path.read_bytes())
         return {}
 
     LocalSession._publish = publish  # type: ignore[method-assign, assignment]  # its `self` is named

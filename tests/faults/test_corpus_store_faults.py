@@ -72,7 +72,7 @@ def eintr_everywhere(store: Store, log: Path) -> None:
 
 def emfile(store: Store, log: Path) -> None:
     commit_model(
-        store, "n", *(safetensors_bytes({f"t{number}": np.arange(3.0)}) for number in range(40))
+        store, "n", *(safetensors_bytes({f"t{number}": np.arange(5000.0)}) for number in range(40))
     )
     prefix = ["bash", "-c", 'ulimit -n 20; exec "$@"', "bash"]
     assert_one_error(

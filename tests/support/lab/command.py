@@ -7,6 +7,7 @@ output and exit code.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import io
 import os
@@ -179,6 +180,8 @@ def _be_the_command(
         sys.argv = ["blobstore", *map(str, arguments)]
         from blobstore.cli.main import main
 
+        # Those of the experiment would remove its files when the command ends.
+        atexit._clear()
         before()
         if asked is not None:
             socket.send_fds(asked, [b"."], [stop_at(numbers)])

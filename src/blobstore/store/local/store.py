@@ -182,8 +182,8 @@ class Store:
         """Rename a model, and return its new name as the store spells it.
 
         The new name is durable before the old one is removed. A crash in between leaves both, and
-        the same call completes it. Raises: as `copy`; UsageError if another model has the name,
-        unless ``replace``.
+        the same call completes it; so does an old manifest that can't be read any more. Raises: as
+        `copy`; UsageError if another model has the name, unless ``replace``; StorageError.
         """
         old, new = self._pair(source, target)
         manifest = self.manifest(old)
@@ -191,10 +191,10 @@ class Store:
             return new
         with self.session() as session:
             publish_moved(session, new, manifest, replace=replace)
-            with self._names.exclusive():
-                # Another process may have removed the old name meanwhile, or given it to another
-                # model, which is not ours to remove.
-                if self.manifests.raw(old) == manifest.raw:
+            # Another process may have removed the old name meanwhile, or given it to another model,
+            # which is not ours to remove.
+            with self._names.exclusive(), suppress(NotFoundError):
+                if self.manifests.read_bytes(old) == manifest.raw:
                     self.manifests.remove(old)
                     self.copies.remove(old)
         with suppress(BusyError), self.alone(wait_s=0):

@@ -33,6 +33,7 @@ from blobstore.formats.documents import Manifest
 from blobstore.io import durable
 from blobstore.names import ModelName
 from blobstore.store.local import manifests
+from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.store import Store, open_store
 
 Snapshot = Callable[[Store], dict[str, str]]
@@ -360,3 +361,22 @@ def test_a_file_system_that_can_not_sync_folders_is_synced_as_a_whole(
     commit_model(store, "m", b"one")
     assert [str(name) for name, _ in store.models()] == ["m:latest"]
     assert len(synced) >= 3  # at least blobs/, and both ends of the manifest's way
+
+
+def test_a_move_whose_old_manifest_can_not_be_read_is_an_error(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_model(store, "m", b"one")
+    read = ManifestFolder.read_bytes
+    moved = ModelName.parse("n")
+
+    def fail(folder: ManifestFolder, name: ModelName) -> bytes:
+        if name != moved and folder.has(moved):
+            raise StorageError("can't read the manifest: input/output error")
+        return read(folder, name)
+
+    monkeypatch.setattr(ManifestFolder, "read_bytes", fail)
+    with pytest.raises(StorageError, match="input/output error"):
+        store.move("m", "n")
+    monkeypatch.undo()
+    assert [str(name) for name, _ in store.models()] == ["m:latest", "n:latest"]
