@@ -30,6 +30,7 @@ from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.io.budget import allow_open_files
 from blobstore.io.digests import digests_of_views
 from blobstore.io.ranges import MappedFile, is_mapped
+from blobstore.io.workers import each, threads
 from blobstore.model.tensors import Library, MappedBlob, Tensor, parts_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home, check_document_size, checked_bytes
@@ -45,7 +46,7 @@ _ATTEMPTS = 5
 """Attempts to open a model that another program replaces; then a missing blob is an error."""
 
 _TOGETHER = 16
-"""Blobs that are hashed at once: as many as the widest processors hash at once."""
+"""Blobs that a thread hashes at once: as many as the widest processors do."""
 
 
 class Model(Mapping[str, Tensor]):
@@ -107,8 +108,10 @@ class Model(Mapping[str, Tensor]):
         """
         self._require_open()
         weights = [blob for blob in self.manifest.descriptors if blob.digest in self._blobs]
-        for begin in range(0, len(weights), _TOGETHER):
-            self._verify_together(weights[begin : begin + _TOGETHER])
+        jobs = threads(None)
+        share = max(1, min(_TOGETHER, -(-len(weights) // jobs)))
+        sets = [weights[begin : begin + share] for begin in range(0, len(weights), share)]
+        each(sets, self._verify_together, max(1, min(jobs, len(sets))), name="verify")
         for descriptor in self.manifest.descriptors:
             if descriptor.digest not in self._blobs:
                 self._model.read(descriptor)
