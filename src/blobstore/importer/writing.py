@@ -123,8 +123,8 @@ _SPARE_THREADS = 3
 
 
 def least_memory(jobs: int) -> int:
-    """Return the bytes that ``jobs`` threads work in at least."""
-    return (jobs + _SPARE_THREADS) * (RUN + _SCRATCH * CHUNK)
+    """Return the bytes that ``jobs`` threads work in at least: without spare ones."""
+    return jobs * (RUN + _SCRATCH * CHUNK)
 
 
 def usual_memory(jobs: int) -> int:
@@ -228,7 +228,7 @@ class _Making:
         runs = sum([2 + 2 * max(size, read) // RUN for size, read in sizes if is_large(size)])
         # More threads than runs would have nothing to do. Small blobs are work for one thread:
         # several would take turns with Python's lock.
-        threads = max(1, min(jobs + _SPARE_THREADS, runs))
+        threads = max(1, min(jobs + _SPARE_THREADS, runs, memory // least_memory(1)))
         largest = min(RUN, sum([size + PAGE for size, _ in sizes]))
         self._buffers = buffers = _buffers(threads, runs, memory, largest)
 

@@ -307,7 +307,7 @@ def quant_type_of(weights: Sequence[SourceWeight], config: SourceConfig | None) 
 
     If there are several types, it is the requested type that the source names: in MLX's general
     settings in ``config``, as for Ollama (fixtures/ollama-records, d_mlx_mixed_4_8), or as
-    `FILE_TYPE` in the metadata of an export of ours. None if there is no type, or if the source
+    `FILE_TYPE` in the metadata of an export of ours. None without a type, or if the source
     names none.
     """
     types = {
