@@ -8,6 +8,7 @@ made, and hashed later. Nothing is decided or written here.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -173,7 +174,7 @@ def _quantize(
     bad = kernels.quantize_into(weights, parts, choice)
     if bad >= 0:
         raise non_finite(step.source, step.start + bad, weights[bad])
-    if not all(np.isfinite(part).all() for part in (scale, *rest)):
+    if not all(math.isfinite(kernels.largest_magnitude(part)) for part in (scale, *rest)):
         group = int(np.argmin(np.isfinite(scale))) * quantization.group_size
         raise _error_at(
             UnsupportedSourceError,
