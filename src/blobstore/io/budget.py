@@ -180,11 +180,15 @@ class RequestLimits:
     """The bytes and the time of one request, retries included. The clock starts with its first use.
 
     One thread uses it; any thread may `cancel` it. ``taken`` counts its bytes. ``budget`` is the
-    budget of the checkpoint that the request is for; None for a single file.
+    budget of the checkpoint that the request is for; None for a single file. ``sent``: bytes of the
+    request's own body, which are given time too.
     """
 
-    def __init__(self, retry_policy: RetryPolicy, total: int, budget: Budget | None = None) -> None:
+    def __init__(
+        self, retry_policy: RetryPolicy, total: int, budget: Budget | None = None, *, sent: int = 0
+    ) -> None:
         self._retry_policy = retry_policy
+        self._sent = sent
         self._total = total
         self._budget = budget
         self.taken = 0
@@ -217,7 +221,8 @@ class RequestLimits:
             raise RemoteError(f"{address}: cancelled", path=str(address))
         now = time.monotonic()
         self._start = now if self._start is None else self._start
-        allowed = self._retry_policy.deadline_s + self._total / self._retry_policy.slowest_rate
+        moved = self._total + self._sent
+        allowed = self._retry_policy.deadline_s + moved / self._retry_policy.slowest_rate
         left = self._start + allowed - now
         if left <= 0:
             raise RemoteError(

@@ -7,9 +7,9 @@ import re
 import socket
 import ssl
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from functools import cache, partial
 from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Self, cast
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_REPEATING = frozenset({307, 308})
+"""Redirects that repeat the method and the body (RFC 9110 section 15.4)."""
+_SAFE = frozenset({"GET", "HEAD"})
 _ORIGINS = (
     4  # an endpoint, its content server, and what they redirect to: kept-alive connections to each
 )
@@ -37,15 +40,40 @@ Fields = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class RequestTarget:
-    """Where a request goes, with or without credentials, and whether only to public addresses."""
+    """Where a request goes, as whom, and whether only to public addresses.
+
+    ``authorization`` is the whole field, or None. It is never shown.
+    """
 
     address: WebAddress
-    credentials: bool
+    authorization: str | None = field(default=None, repr=False)
     public_only: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The body of a request: ``size`` bytes, which ``pieces`` returns again for each attempt."""
+
+    size: int
+    pieces: Callable[[], Iterable[bytes]]
+
+    @classmethod
+    def of(cls, data: bytes) -> Body:
+        """Return a body of bytes in memory."""
+        return cls(len(data), lambda: (data,))
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a request says, wherever it goes."""
+
+    method: str
+    fields: Fields = ()
+    body: Body | None = None
+
+
 class HttpClient:
-    """GET requests over kept-alive connections. Safe to share between threads; a context manager.
+    """Requests over kept-alive connections. Safe to share between threads; a context manager.
 
     ``token`` is sent to the origin of the first address that is asked for, and to no other.
     ``connections`` is the number of requests at once, and so the most connections to one host.
@@ -97,15 +125,16 @@ class HttpClient:
         address = WebAddress.parse(url)
         with self._lock:
             self._token_origin = self._token_origin or address.origin
-        return RequestTarget(
-            address, credentials=self._token is not None and address.origin == self._token_origin
-        )
+        has_token = self._token is not None and address.origin == self._token_origin
+        return RequestTarget(address, f"Bearer {self._token}" if has_token else None)
 
-    def limits(self, total: int, budget: Budget | None = None) -> RequestLimits:
-        """Return the limits of a request: ``total`` bytes, heads included, within ``budget``."""
-        return RequestLimits(self.retry_policy, total, budget)
+    def limits(self, total: int, budget: Budget | None = None, *, sent: int = 0) -> RequestLimits:
+        """Return the limits of a request: ``total`` bytes, heads included, within ``budget``.
 
-    @contextmanager
+        ``sent``: bytes of its body, which need time too.
+        """
+        return RequestLimits(self.retry_policy, total, budget, sent=sent)
+
     def get(
         self,
         target: RequestTarget,
@@ -113,17 +142,31 @@ class HttpClient:
         *,
         accept: Collection[int],
         fields: Fields = (),
+    ) -> AbstractContextManager[tuple[Reply, RequestTarget]]:
+        """Give the reply to a GET request. See `request`."""
+        return self.request(Message("GET", fields), target, limits, accept=accept)
+
+    @contextmanager
+    def request(
+        self,
+        message: Message,
+        target: RequestTarget,
+        limits: RequestLimits,
+        *,
+        accept: Collection[int],
+        retries: bool = True,
     ) -> Iterator[tuple[Reply, RequestTarget]]:
-        """Give the reply to a GET request, and where redirects led, for as long as the block lasts.
+        """Give the reply to a request, and where redirects led, for as long as the block lasts.
 
         ``accept`` are the statuses that the caller handles; a reply with one of them has passed
-        rule R1's general part. Temporary failures are tried again, within ``limits``.
+        rule R1's general part. Temporary failures are tried again, within ``limits``, unless
+        ``retries`` is False: then the caller finds out what the server has done.
 
         Raises: NotFoundError for 404; RemoteError for every other status, a server that can't be
-        reached, a reply that breaks rule R1, a redirect that breaks rule R2.
+        reached, a reply that breaks rule R1, a redirect that breaks rule R2; as the body.
         """
         with self._slots:
-            reply, at = self._answered(target, limits, accept, fields)
+            reply, at = self._answered(message, target, limits, accept, retries=retries)
             try:
                 yield reply, at
             finally:
@@ -156,13 +199,19 @@ class HttpClient:
         self.close()
 
     def _answered(
-        self, target: RequestTarget, limits: RequestLimits, accept: Collection[int], fields: Fields
+        self,
+        message: Message,
+        target: RequestTarget,
+        limits: RequestLimits,
+        accept: Collection[int],
+        *,
+        retries: bool,
     ) -> tuple[Reply, RequestTarget]:
         attempt = 0
         while True:
             asked_s = 0.0
             try:
-                reply, at = self._followed(target, limits, fields)
+                reply, at = self._followed(message, target, limits)
                 if reply.status in accept:
                     reply.check_uncoded()
                     return reply, at
@@ -172,62 +221,60 @@ class HttpClient:
                 failure = error
             if failure.path != str(target.address):  # a redirect led there: name both addresses
                 failure = failure.at(str(target.address))
-            if not (isinstance(failure, RemoteError) and failure.temporary):
+            if not (retries and isinstance(failure, RemoteError) and failure.temporary):
                 raise failure
             self.pause(attempt, limits, failure, asked_s)
             attempt += 1
 
     def _followed(
-        self, target: RequestTarget, limits: RequestLimits, fields: Fields
+        self, message: Message, target: RequestTarget, limits: RequestLimits
     ) -> tuple[Reply, RequestTarget]:
         for _ in range(MAX_REDIRECTS + 1):
-            reply = self._ask(target, limits, fields)
+            reply = self._ask(message, target, limits)
             if reply.status not in _REDIRECTS:
                 return reply, target
             try:
+                if message.method not in _SAFE and reply.status not in _REPEATING:
+                    raise target.address.refuse(f"answers {message.method} with {reply.status}")
                 target = redirected(target, reply.field("location"), from_public=reply.from_public)
             finally:
                 reply.discard()
         raise target.address.refuse(f"is behind more than {MAX_REDIRECTS} redirects")
 
-    def _ask(self, target: RequestTarget, limits: RequestLimits, fields: Fields) -> Reply:
+    def _ask(self, message: Message, target: RequestTarget, limits: RequestLimits) -> Reply:
         import httpcore2
 
         address = target.address
-        context = RequestContext(address, limits, target.public_only, target.credentials)
+        context = RequestContext(
+            address, limits, target.public_only, target.authorization is not None
+        )
         request = httpcore2.Request(
-            "GET",
+            message.method,
             httpcore2.URL(
                 scheme=address.scheme, host=address.host, port=address.port, target=address.target
             ),
-            headers=self._fields(target, fields),
+            headers=_fields(target, message),
+            content=message.body.pieces() if message.body is not None else None,
             extensions={
                 "timeout": {
                     "connect": self.retry_policy.connect_s,
                     "read": self.retry_policy.silence_s,
+                    "write": self.retry_policy.silence_s,
                 }
             },
         )
         with self._working(context):
             response = self._pool.handle_request(request)
         try:
-            return Reply(address, response, partial(self._working, context))
+            return Reply(
+                address,
+                response,
+                partial(self._working, context),
+                has_body=message.method != "HEAD",
+            )
         except RemoteError:
             response.close()
             raise
-
-    def _fields(self, target: RequestTarget, fields: Fields) -> list[tuple[str, str]]:
-        from blobstore import __version__
-
-        host = target.address.authority
-        general = [
-            ("Host", host),
-            ("User-Agent", f"blobstore/{__version__}"),
-            ("Accept", "*/*"),
-            ("Accept-Encoding", "identity"),
-        ]
-        credentials = [("Authorization", f"Bearer {self._token}")] if target.credentials else []
-        return [*general, *credentials, *fields]
 
     @contextmanager
     def _working(self, context: RequestContext) -> Iterator[None]:
@@ -256,6 +303,22 @@ class HttpClient:
                 raise address.refuse(f"answers in broken HTTP: {str(error)[:200]}", "R1") from error
 
 
+def _fields(target: RequestTarget, message: Message) -> list[tuple[str, str]]:
+    from blobstore import __version__
+
+    fields = {
+        "Host": target.address.authority,
+        "User-Agent": f"blobstore/{__version__}",
+        "Accept": "*/*",
+        "Accept-Encoding": "identity",
+    }
+    if target.authorization is not None:
+        fields["Authorization"] = target.authorization
+    if message.body is not None:
+        fields["Content-Length"] = str(message.body.size)
+    return list((fields | dict(message.fields)).items())
+
+
 def redirected(target: RequestTarget, location: str | None, *, from_public: bool) -> RequestTarget:
     """Return where a redirect of the server at ``target`` leads.
 
@@ -269,8 +332,8 @@ def redirected(target: RequestTarget, location: str | None, *, from_public: bool
     there = here.join(location)
     if here.scheme == "https" and there.scheme == "http":
         raise here.refuse(f"redirects from https to http: {there}")
-    credentials = target.credentials and there.origin == here.origin
-    return RequestTarget(there, credentials, public_only=target.public_only or from_public)
+    authorization = target.authorization if there.origin == here.origin else None
+    return RequestTarget(there, authorization, public_only=target.public_only or from_public)
 
 
 def _unreachable(address: WebAddress, error: Exception) -> RemoteError:

@@ -72,8 +72,12 @@ class Reply:
         address: WebAddress,
         response: httpcore2.Response,
         working: Callable[[], AbstractContextManager[None]],
+        *,
+        has_body: bool = True,
     ) -> None:
+        """``has_body``: False for a reply to HEAD, whose length is that of another reply."""
         self.address = address
+        self._has_body = has_body
         self.status = response.status
         self._response = response
         self._connection: httpcore2.NetworkStream = response.extensions["network_stream"]
@@ -150,12 +154,16 @@ class Reply:
         connection = self._connection
         if connection.get_extra_info("is_readable"):
             connection.close()
+        elif not self._has_body:
+            with suppress(RemoteError):  # finds the end, without reading
+                for _ in self.chunks():
+                    pass
         self._response.close()
 
     def discard(self) -> None:
         """Close, after reading a small body: so a redirect or a 404 does not cost a connection."""
         length = self.length
-        if length is not None and length <= _SMALL_BODY:
+        if self._has_body and length is not None and length <= _SMALL_BODY:
             with suppress(RemoteError):  # these bytes are not needed
                 for _ in self.chunks():
                     pass

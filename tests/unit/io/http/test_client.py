@@ -164,7 +164,7 @@ def test_the_address_that_was_asked_for_is_in_the_message(
 
 
 def test_no_redirect_from_https_to_http() -> None:
-    target = RequestTarget(WebAddress.parse("https://h/a"), credentials=True)
+    target = RequestTarget(WebAddress.parse("https://h/a"), "Bearer secret")
     error = refusal(lambda: redirected(target, "http://h/a", from_public=False))
     assert (error.rule, "https to http" in str(error)) == ("R2", True)
 
@@ -181,23 +181,18 @@ def test_no_redirect_from_https_to_http() -> None:
     ],
 )
 def test_credentials_stay_with_their_origin(before: str, after: str, kept: bool) -> None:
-    target = redirected(
-        RequestTarget(WebAddress.parse(before), credentials=True), after, from_public=False
-    )
-    assert target.credentials is kept
-    assert (
-        not redirected(target, before.replace("http:", "https:"), from_public=False).credentials
-        or kept
-    )
-    assert not redirected(
-        RequestTarget(WebAddress.parse(before), credentials=False), after, from_public=False
-    ).credentials
+    start = RequestTarget(WebAddress.parse(before), "Bearer secret")
+    target = redirected(start, after, from_public=False)
+    assert (target.authorization is not None) is kept
+    back = redirected(target, before.replace("http:", "https:"), from_public=False)
+    assert back.authorization is None or kept
+    without = redirected(RequestTarget(WebAddress.parse(before)), after, from_public=False)
+    assert without.authorization is None
+    assert "secret" not in repr(start)
 
 
 def test_what_was_public_stays_public() -> None:
-    target = redirected(
-        RequestTarget(WebAddress.parse("https://h/"), credentials=False), "/b", from_public=True
-    )
+    target = redirected(RequestTarget(WebAddress.parse("https://h/")), "/b", from_public=True)
     assert target.public_only
     assert redirected(target, "/c", from_public=False).public_only
 
