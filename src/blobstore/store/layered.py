@@ -110,6 +110,10 @@ class _Session:
         self._lower = lower
         self._copies_up = copies_up
 
+    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+        missing = self._upper.missing(descriptors)
+        return missing if self._copies_up else self._lower.missing(missing)
+
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
         if not self._copies_up and not self._lower.missing([descriptor]):
             return How.THERE
@@ -170,12 +174,12 @@ class LayeredStore:
         return self.upper.target(self.manifests.spelled(ModelName.of(name)))
 
     @contextmanager
-    def session(self, source: str = "") -> Iterator[_Session]:
+    def session(self, source: str = "", name: ModelName | None = None) -> Iterator[_Session]:
         """See `Home`."""
         with ExitStack() as stack:
             for home in self.lower:
                 stack.enter_context(home.lease())
-            session = stack.enter_context(self.upper.session(source))
+            session = stack.enter_context(self.upper.session(source, name))
             yield _Session(session, _Blobs(self.lower), copies_up=self._copies_up)
 
     @contextmanager

@@ -158,6 +158,9 @@ class _Session:
         self._mutex = mutex
         self._made: dict[Digest, bytes] = {}
 
+    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+        return self._blobs.missing(descriptors)
+
     def writer(
         self,
         size: int,
@@ -236,7 +239,11 @@ class MemoryStore:
         return self.manifests.spelled(ModelName.of(name))
 
     @contextmanager
-    def session(self, source: str = "") -> Iterator[_Session]:  # noqa: ARG002  # nothing is remembered
+    def session(
+        self,
+        source: str = "",  # noqa: ARG002  # nothing is remembered
+        name: ModelName | None = None,  # noqa: ARG002  # all blobs are in one place
+    ) -> Iterator[_Session]:
         """See `Home`."""
         yield _Session(self.blobs, self.manifests, self._mutex)
 

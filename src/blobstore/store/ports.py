@@ -141,6 +141,12 @@ class Session(Protocol):
     def earlier(self) -> Earlier | None:
         """What earlier sessions made; None if the home does not remember it."""
 
+    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+        """Return those of ``descriptors``, each digest once, that have to be added.
+
+        The others are in the home with their size, or can be had there without their bytes.
+        """
+
     def writer(
         self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
     ) -> Writer:
@@ -285,10 +291,14 @@ class Home(Protocol):
         Raises: InvalidNameError; AmbiguousNameError.
         """
 
-    def session(self, source: str = "") -> AbstractContextManager[Session]:
+    def session(
+        self, source: str = "", name: ModelName | None = None
+    ) -> AbstractContextManager[Session]:
         """Begin to write.
 
         ``source`` names what is written, so that a later session can continue a killed one.
+        ``name``: the model that will be published, if that is known. A home that keeps the blobs of
+        models apart writes them to their place at once.
         """
 
     def lease(self) -> AbstractContextManager[bool]:

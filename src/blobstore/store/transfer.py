@@ -72,9 +72,9 @@ def _transfer(
     at_once = jobs * hashing.width()  # each thread has one blob, and they are hashed together
     allow_open_files(3 * at_once)
     took: list[tuple[How, Descriptor]] = []
-    with source.lease(), target.session(source.address) as session:
+    with source.lease(), target.session(source.address, new) as session:
         manifest = source.manifests.read(old)
-        missing = target.blobs.missing(manifest.descriptors)
+        missing = session.missing(manifest.descriptors)
         told = begun(progress, sum(blob.size for blob in missing))
 
         def take(descriptor: Descriptor) -> None:

@@ -113,6 +113,10 @@ class LocalSession:
         self._noted_at = time.monotonic()
         self._mutex = threading.Lock()
 
+    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+        """See `Session`."""
+        return self._blobs.missing(descriptors)
+
     def writer(
         self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
     ) -> BlobWriter:

@@ -98,7 +98,11 @@ class Store:
         raise NotFoundError(message, path=str(self.root), hint=hint)
 
     @contextmanager
-    def session(self, source: str = "") -> Iterator[LocalSession]:
+    def session(
+        self,
+        source: str = "",
+        name: ModelName | None = None,  # noqa: ARG002  # all blobs are in one folder
+    ) -> Iterator[LocalSession]:
         """See `Home`. ``source`` selects the journal; the store's lock is held shared meanwhile.
 
         After a KeyboardInterrupt finished blobs are kept, for the next import of the source.
