@@ -70,6 +70,8 @@ class OpenReader:
     """The state of the file when it was opened; None in memory."""
     piece_nbytes = 2**18
     """Bytes that `digest` reads at a time."""
+    is_remote = False
+    """True if reading takes so long that a part which was read is worth keeping."""
 
     def fileno(self) -> int | None:
         """Return the open file's descriptor, to map, link or clone it, or None."""
@@ -82,12 +84,12 @@ class OpenReader:
         """Return exactly ``length`` bytes from ``offset``. Raises: as `RangeReader.read`."""
         raise NotImplementedError
 
-    def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
-        """Yield all bytes in order, in views of ``buffer``, each good until the next.
+    def pieces(self, buffer: memoryview, begin: int = 0) -> Iterator[memoryview]:
+        """Yield all bytes from ``begin`` on, in views of ``buffer``, each good until the next.
 
         Raises: as `readinto`.
         """
-        for start in range(0, self.size, len(buffer)):
+        for start in range(begin, self.size, len(buffer)):
             piece = buffer[: self.size - start]
             self.readinto(start, piece)
             yield piece

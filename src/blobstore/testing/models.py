@@ -350,7 +350,7 @@ class _Failing(BytesReader):
         """Raise an error."""
         raise CorruptDataError(f"{self.name}: an I/O error at {offset}, {length}")
 
-    def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
+    def pieces(self, buffer: memoryview, begin: int = 0) -> Iterator[memoryview]:
         """Yield a part of the bytes, then raise an error."""
-        yield from list(super().pieces(buffer[:1]))[:1]
+        yield from list(super().pieces(buffer[:1], begin))[:1]
         raise CorruptDataError(f"{self.name}: an I/O error")

@@ -38,7 +38,6 @@ _SHORT_REPLIES = 8
 _WHOLE, _PART, _NOT_SATISFIABLE = 200, 206, 416
 _KNOWN = (_WHOLE, _PART, _NOT_SATISFIABLE)
 _EXPIRED = frozenset({400, 401, 403, 410})
-_NEXT = re.compile(r'<([^<>]{1,4096})>;[^,]*rel="?next"?', re.ASCII | re.IGNORECASE)
 _EMPTY = re.compile(r"bytes \*/0", re.ASCII | re.IGNORECASE)
 
 
@@ -375,5 +374,4 @@ class Remote(HttpClient):
                         f"limit exceeded: {reply.address} has more than {limit:,} bytes",
                         path=str(reply.address),
                     )
-            following = _NEXT.search(reply.field("link") or "")
-            return bytes(got), following[1] if following is not None else None
+            return bytes(got), reply.next_page()

@@ -50,6 +50,7 @@ _HELD_BACK = 32 * 2**10  # Linux doubles it for its own bookkeeping
 _LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
 _TEMPORARY = frozenset({429, 500, 502, 503, 504})
 _NOT_FOUND = 404
+_NEXT = re.compile(r'<([^<>]{1,4096})>;[^,]*rel="?next"?', re.ASCII | re.IGNORECASE)
 _HINTS = {
     401: "Give a token, if it is private (for the Hugging Face Hub: HF_TOKEN); the Hub answers so"
     " for what does not exist, too.",
@@ -78,6 +79,7 @@ class Reply:
         """``has_body``: False for a reply to HEAD, whose length is that of another reply."""
         self.address = address
         self._has_body = has_body
+        self._is_read = False
         self.status = response.status
         self._response = response
         self._connection: httpcore2.NetworkStream = response.extensions["network_stream"]
@@ -116,6 +118,11 @@ class Reply:
         text = self.field("content-length")
         return int(text) if text is not None and _LENGTH.fullmatch(text) else None
 
+    def next_page(self) -> str | None:
+        """Return the reference to the next page of a list (RFC 8288: ``rel="next"``), or None."""
+        following = _NEXT.search(self.field("link") or "")
+        return following[1] if following is not None else None
+
     def check_uncoded(self) -> None:
         """Raise RemoteError (rule R1), and close, when the body is coded in any way."""
         coding = ", ".join(self._fields.get("content-encoding", []))
@@ -128,6 +135,7 @@ class Reply:
 
         Raises: RemoteError when the connection breaks before its end.
         """
+        self._is_read = True
         stream = self._response.iter_stream()
         while True:
             with self._working():
@@ -154,7 +162,7 @@ class Reply:
         connection = self._connection
         if connection.get_extra_info("is_readable"):
             connection.close()
-        elif not self._has_body:
+        elif not (self._has_body or self._is_read):
             with suppress(RemoteError):  # finds the end, without reading
                 for _ in self.chunks():
                     pass
@@ -162,8 +170,8 @@ class Reply:
 
     def discard(self) -> None:
         """Close, after reading a small body: so a redirect or a 404 does not cost a connection."""
-        length = self.length
-        if self._has_body and length is not None and length <= _SMALL_BODY:
+        length = self.length if self._has_body and not self._is_read else None
+        if length is not None and length <= _SMALL_BODY:
             with suppress(RemoteError):  # these bytes are not needed
                 for _ in self.chunks():
                     pass

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
+from urllib.parse import urlencode
 
 from blobstore.errors import RemoteError, UsageError, quoted
 
@@ -97,6 +98,11 @@ class WebAddress:
             return WebAddress.parse(str(httpx2.URL(self.text).join(reference)))
         except (UsageError, httpx2.InvalidURL):
             raise refusal from None
+
+    def with_query(self, **fields: str) -> WebAddress:
+        """Return the address with more fields in its query."""
+        start = "&" if "?" in self.target else "?"
+        return replace(self, target=f"{self.target}{start}{urlencode(fields)}")
 
     @property
     def origin(self) -> tuple[str, str, int]:

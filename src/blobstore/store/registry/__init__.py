@@ -1,0 +1,5 @@
+"""A home in a registry: models behind the OCI distribution protocol.
+
+Sources: the specification (opencontainers/distribution-spec, spec.md), and what Debian's
+docker-registry 2.8 answers.
+"""

@@ -1,0 +1,123 @@
+"""Requests to one registry, with its authorization (OCI distribution specification).
+
+A 401 of the registry itself is answered once: the authorization gets a token for exactly the scope
+that the request needs, and the request is made again. A 401 of another server, to which a redirect
+led, is an error: nothing of ours is sent there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from blobstore.errors import LimitExceededError
+from blobstore.io.http.client import HttpClient, Message, RequestTarget
+from blobstore.io.http.replies import Reply
+from blobstore.io.http.web_addresses import WebAddress
+
+HEAD_BYTES = 64 * 2**10
+"""Bytes that may come besides a body: heads of replies, redirects, bodies of errors."""
+OK, CREATED, ACCEPTED, NO_CONTENT, PARTIAL = 200, 201, 202, 204, 206
+_UNAUTHORIZED, NOT_FOUND = 401, 404
+_TRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a request may need: a repository, and what is done there (``pull``, ``push``)."""
+
+    repository: str
+    actions: tuple[str, ...] = ("pull",)
+
+
+class Authorizer(Protocol):
+    """Says who asks."""
+
+    def field(self, scope: Scope) -> str | None:
+        """Return the Authorization field to send now, None for none."""
+
+    def challenged(self, reply: Reply, scope: Scope) -> None:
+        """Take a 401 of the registry, so that `field` returns a better one.
+
+        Raises: RemoteError if there is none.
+        """
+
+
+class Anonymous:
+    """An `Authorizer` without any credentials."""
+
+    def field(self, _scope: Scope) -> None:
+        """Return None."""
+
+    def challenged(self, reply: Reply, _scope: Scope) -> None:
+        """Raise RemoteError."""
+        raise reply.failure()
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is asked: for which scope, with which answers, and how many bytes may come."""
+
+    scope: Scope
+    message: Message
+    accept: Collection[int]
+    nbytes: int = 0
+    retries: bool = True
+
+
+class RegistryApi:
+    """The registry at ``root``, a web address without a path."""
+
+    def __init__(self, client: HttpClient, root: str) -> None:
+        self.client = client
+        self.root = WebAddress.parse(root)
+        self.authorizer: Authorizer = Anonymous()
+
+    def address(self, *path: str, query: str = "") -> WebAddress:
+        """Return the address of something below ``/v2/``."""
+        target = "/".join(("/v2", *path))
+        return replace(self.root, target=f"{target}?{query}" if query else target)
+
+    @contextmanager
+    def request(self, address: WebAddress, ask: Ask) -> Iterator[Reply]:
+        """Give the reply. What is left of a small body is read, so that the connection is kept.
+
+        Raises: NotFoundError for 404, unless that is accepted; RemoteError.
+        """
+        for attempt in range(_TRIES):
+            with self._once(address, ask) as reply:
+                if reply.status != _UNAUTHORIZED:
+                    yield reply
+                    return
+                if attempt + 1 == _TRIES or reply.address.origin != self.root.origin:
+                    raise reply.failure()
+                self.authorizer.challenged(reply, ask.scope)
+
+    @contextmanager
+    def _once(self, address: WebAddress, ask: Ask) -> Iterator[Reply]:
+        is_ours = address.origin == self.root.origin
+        target = RequestTarget(address, self.authorizer.field(ask.scope) if is_ours else None)
+        sent = ask.message.body.size if ask.message.body is not None else 0
+        limits = self.client.limits(ask.nbytes + HEAD_BYTES, sent=sent)
+        accept = {*ask.accept, _UNAUTHORIZED}
+        with self.client.request(
+            ask.message, target, limits, accept=accept, retries=ask.retries
+        ) as (reply, _):
+            yield reply
+            reply.discard()
+
+
+def body_of(reply: Reply, limit: int) -> bytes:
+    """Return a reply's body. Raises: LimitExceededError beyond ``limit`` bytes; RemoteError."""
+    got = bytearray()
+    pieces = reply.chunks()
+    while max(len(got), reply.length or 0) <= limit:
+        piece = next(pieces, None)
+        if piece is None:
+            return bytes(got)
+        got += piece
+    raise LimitExceededError(
+        f"limit exceeded: {reply.address} has more than {limit:,} bytes", path=str(reply.address)
+    )

@@ -1,0 +1,239 @@
+"""The manifests of a registry: its tags.
+
+A tag is what a model's name ends with. A registry of the specification can't compare and set a tag,
+so `publish` compares first and sets then: of two machines that write a name at the same time, the
+later one wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from blobstore.errors import (
+    DigestMismatchError,
+    ModelNotFoundError,
+    NotFoundError,
+    RemoteError,
+    UsageError,
+)
+from blobstore.formats.documents import MANIFEST_MEDIA_TYPE, Manifest
+from blobstore.formats.strictjson import check_limit, parse_object
+from blobstore.io.http.client import Body, Message
+from blobstore.io.http.replies import Reply
+from blobstore.io.http.web_addresses import WebAddress
+from blobstore.names import Digest, ModelName
+from blobstore.store.ports import ambiguous
+from blobstore.store.registry.api import (
+    ACCEPTED,
+    CREATED,
+    NOT_FOUND,
+    OK,
+    Ask,
+    RegistryApi,
+    Scope,
+    body_of,
+)
+from blobstore.store.registry.places import Places, repository_of
+
+MAX_MANIFEST = 4 * 2**20
+"""Bytes of a manifest in a registry: what docker-registry takes (distribution/distribution
+registry/handlers/manifests.go ``maxManifestBodySize``), and what the specification asks for at
+least."""
+_OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+_ACCEPTED_TYPES = (("Accept", f"{MANIFEST_MEDIA_TYPE}, {_OCI_MANIFEST}"),)
+_DIGEST = "docker-content-digest"
+_MAX_PAGE = 4 * 2**20
+_MOST_PAGES = 10_000
+_UNSUPPORTED = (400, 405)
+_CATALOG = Scope("catalog", ("*",))
+
+
+class RegistryManifests:
+    """The models of a registry by name. See `Manifests`.
+
+    ``host`` is the registry in the names of its models. ``pinned``: the digests that the manifests
+    of some names must have.
+    """
+
+    def __init__(
+        self, api: RegistryApi, host: str, places: Places, pinned: Mapping[ModelName, Digest]
+    ) -> None:
+        self._api = api
+        self._host = host
+        self._places = places
+        self._pinned = pinned
+
+    def names(self) -> list[ModelName]:
+        """See `Manifests`: those of all repositories of the form NAMESPACE/MODEL."""
+        repositories = self._listed(
+            self._api.address("_catalog", query="n=1000"), _CATALOG, "repositories"
+        )
+        paths = (text.split("/") for text in list(repositories))
+        found = (
+            ModelName.of_path((self._host, *path, tag))
+            for path in paths
+            for tag in self._tags("/".join(path))
+        )
+        return sorted(name for name in found if name is not None)
+
+    def spelled(self, name: ModelName) -> ModelName:
+        """See `Manifests`. A registry tells tags apart by case; a repository is written in one."""
+        self._check_host(name)
+        if name in self._pinned or self.digest(name) is not None:
+            return name
+        tags = (tag for tag in self._tags(repository_of(name)) if tag.lower() == name.tag.lower())
+        found = [ModelName.of_path((*name.path_parts[:3], tag)) for tag in tags]
+        others = [other for other in found if other is not None]
+        if len(others) > 1:
+            raise ambiguous(name, others)
+        return others[0] if others else name
+
+    def read(self, name: ModelName) -> Manifest:
+        """See `Manifests`. Its blobs are noted as those of the repository."""
+        manifest = Manifest.parse(self.text(name), f"the manifest of {name}")
+        self._places.note(repository_of(name), manifest.descriptors)
+        return manifest
+
+    def text(self, name: ModelName) -> bytes:
+        """See `Manifests`. Raises: DigestMismatchError for other bytes than those of its digest."""
+        pinned = self._pinned.get(name)
+        address = self._address(name, str(pinned or name.tag))
+        ask = self._ask("GET", name, (OK, NOT_FOUND), nbytes=MAX_MANIFEST)
+        with self._api.request(address, ask) as reply:
+            if reply.status == NOT_FOUND:
+                raise self._missing(name)
+            raw = body_of(reply, MAX_MANIFEST)
+            _check_digest(reply, raw)
+        if pinned is not None and Digest.of(raw) != pinned:
+            message = f"{address}: its bytes are not those of {pinned}"
+            raise DigestMismatchError(message, path=str(address), model=str(name))
+        return raw
+
+    def raw(self, name: ModelName) -> bytes | None:
+        """Return the bytes of a model's manifest, None if it is missing."""
+        try:
+            return self.text(name)
+        except NotFoundError:
+            return None
+
+    def modified(self, name: ModelName) -> None:
+        """Return None: a registry does not say."""
+
+    def digest(self, name: ModelName) -> str | None:
+        """Return the digest of a model's manifest as the registry says it, None if it is missing.
+
+        "" if the registry does not say it.
+        """
+        ask = self._ask("HEAD", name, (OK, NOT_FOUND))
+        with self._api.request(self._address(name, name.tag), ask) as reply:
+            return (reply.field(_DIGEST) or "") if reply.status == OK else None
+
+    def put(self, name: ModelName, manifest: Manifest) -> None:
+        """Set a tag. Raises: LimitExceededError; RemoteError."""
+        raw = manifest.raw
+        check_limit(f"the manifest of {name} in a registry", len(raw), "bytes", MAX_MANIFEST, "M1")
+        fields = (("Content-Type", manifest.media_type),)
+        message = Message("PUT", fields, Body.of(raw))
+        ask = Ask(_scope(name, "push"), message, (CREATED,))
+        with self._api.request(self._address(name, name.tag), ask) as reply:
+            _check_digest(reply, raw)
+        self._places.note(repository_of(name), manifest.descriptors)
+
+    def remove(self, name: ModelName) -> None:
+        """Remove a tag, and no other of the repository.
+
+        A registry that can't remove a tag alone is asked to remove the manifest, if no other tag
+        has it. Raises: ModelNotFoundError; UsageError if another tag has it; RemoteError if the
+        registry removes nothing.
+        """
+        digest = self.digest(name)
+        if digest is None:
+            raise self._missing(name)
+        if self._delete(name, name.tag, _UNSUPPORTED):
+            return
+        same = [other for other in self._siblings(name) if self.digest(other) == digest]
+        if same:
+            message = f"{name} can't be removed alone: {same[0]} has the same manifest"
+            raise UsageError(
+                message, model=str(name), hint="This registry removes manifests, not tags."
+            )
+        self._delete(name, digest or str(Digest.of(self.text(name))), ())
+
+    def _delete(self, name: ModelName, reference: str, unsupported: tuple[int, ...]) -> bool:
+        ask = Ask(_scope(name, "delete"), Message("DELETE"), (ACCEPTED, *unsupported))
+        with self._api.request(self._address(name, reference), ask) as reply:
+            return reply.status == ACCEPTED
+
+    def _siblings(self, name: ModelName) -> Iterator[ModelName]:
+        for tag in self._tags(repository_of(name)):
+            other = ModelName.of_path((*name.path_parts[:3], tag))
+            if other is not None and other != name:
+                yield other
+
+    def _tags(self, repository: str) -> Iterator[str]:
+        address = self._api.address(repository, "tags", "list", query="n=1000")
+        return self._listed(address, Scope(repository), "tags")
+
+    def _listed(self, address: WebAddress, scope: Scope, key: str) -> Iterator[str]:
+        """Yield the texts of a list, which comes in pages; none if it does not exist."""
+        seen: set[WebAddress] = set()
+        following: WebAddress | None = address
+        while following is not None:
+            if following in seen or len(seen) == _MOST_PAGES:
+                raise address.refuse("has a list without an end", "R1")
+            seen.add(following)
+            ask = Ask(scope, Message("GET"), (OK, NOT_FOUND), nbytes=_MAX_PAGE)
+            with self._api.request(following, ask) as reply:
+                if reply.status == NOT_FOUND:
+                    return
+                page = parse_object(body_of(reply, _MAX_PAGE), str(address), rule="R1")
+                following = self._next(reply)
+            yield from _texts(page.get(key), address)
+
+    def _next(self, reply: Reply) -> WebAddress | None:
+        reference = reply.next_page()
+        following = reply.address.join(reference) if reference is not None else None
+        if following is not None and following.origin != self._api.root.origin:
+            raise reply.refuse(f"continues a list at another server, {following}")
+        return following
+
+    def _ask(self, method: str, name: ModelName, accept: tuple[int, ...], nbytes: int = 0) -> Ask:
+        return Ask(_scope(name), Message(method, _ACCEPTED_TYPES), accept, nbytes)
+
+    def _address(self, name: ModelName, reference: str) -> WebAddress:
+        self._check_host(name)
+        return self._api.address(repository_of(name), "manifests", reference)
+
+    def _check_host(self, name: ModelName) -> None:
+        if name.host != self._host:
+            message = f"{name} is not a model of the registry {self._host}"
+            raise UsageError(message, model=str(name))
+
+    def _missing(self, name: ModelName) -> ModelNotFoundError:
+        return ModelNotFoundError(
+            f"model {str(name)!r} not found at {self._api.root}", model=str(name)
+        )
+
+
+def _scope(name: ModelName, *also: str) -> Scope:
+    return Scope(repository_of(name), ("pull", *also))
+
+
+def _check_digest(reply: Reply, raw: bytes) -> None:
+    """Raise RemoteError unless a reply is about these bytes, as far as it says."""
+    said = reply.field(_DIGEST)
+    if said is not None and said != str(Digest.of(raw)):
+        raise reply.refuse(f"gives a manifest the digest {said[:80]!r}, and it is {Digest.of(raw)}")
+
+
+def _texts(found: Any, address: WebAddress) -> list[str]:
+    if found is None:  # docker-registry's answer for a repository without tags
+        return []
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise RemoteError(
+            f"{address} answers with something else than a list of names (rule R1)",
+            rule="R1",
+            path=str(address),
+        )
+    return found

@@ -1,0 +1,194 @@
+"""Session: a model on its way to a registry.
+
+Blobs go to the model's repository at once if the model is known from the start, as in a transfer.
+They stay invisible there until a manifest names them; what a killed push has sent is found by the
+next one. Otherwise they wait in a temporary file. The manifest comes last.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.hashing import Bytes
+from blobstore.hashing.stage import HashStage
+from blobstore.io.ranges import BytesReader, OpenReader
+from blobstore.io.workers import each
+from blobstore.names import Digest, ModelName
+from blobstore.store.ports import (
+    Expected,
+    How,
+    blob_not_found,
+    check_blob_size,
+    check_expected,
+    check_reader_size,
+    other_spelling,
+    unique,
+    wrong_bytes,
+)
+from blobstore.store.registry.api import RegistryApi
+from blobstore.store.registry.manifests import RegistryManifests
+from blobstore.store.registry.places import Places, repository_of
+from blobstore.store.registry.spool import Spool, SpooledBlob, SpoolWriter
+from blobstore.store.registry.uploads import Uploads
+
+_PIECE = 2**20
+
+
+class RegistrySession:
+    """What is being written to a registry. See `Session`."""
+
+    earlier = None
+
+    def __init__(
+        self,
+        api: RegistryApi,
+        manifests: RegistryManifests,
+        places: Places,
+        publishing: threading.Lock,
+        name: ModelName | None,
+    ) -> None:
+        self._api = api
+        self._manifests = manifests
+        self._places = places
+        self._publishing = publishing
+        self._repository = repository_of(name) if name is not None else None
+        self._spool = Spool()
+        self._spooled: dict[Digest, SpooledBlob] = {}
+        self._sent: set[Digest] = set()
+
+    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+        """See `Session`: those that can be mounted from another repository are mounted."""
+        wanted = unique(descriptors)
+        if self._repository is None:
+            return wanted
+        repository, missing = self._repository, set()
+
+        def look(blob: Descriptor) -> None:
+            if not self._is_there(repository, blob):
+                missing.add(blob.digest)
+
+        self._at_once(wanted, look)
+        return [blob for blob in wanted if blob.digest in missing]
+
+    def writer(
+        self,
+        size: int,
+        finished: Callable[[Any], None],
+        stage: HashStage | None = None,  # noqa: ARG002  # hashed when it is complete
+    ) -> SpoolWriter:
+        """See `Session`: through a temporary file, because a registry takes bytes in order."""
+        blob = self._spool.reserve(size)
+        return SpoolWriter(blob, lambda digest: finished(self._keep(digest, blob)))
+
+    def put(self, data: bytes) -> Descriptor:
+        """See `Session`."""
+        return self._kept(Digest.of(data), BytesReader(data))
+
+    def put_all(self, blobs: Sequence[Bytes]) -> list[Descriptor]:
+        """See `Session`."""
+        return [self.put(bytes(data)) for data in blobs]
+
+    def copy(self, reader: OpenReader) -> Descriptor:
+        """See `Session`: through a temporary file, because its digest comes last."""
+        return self._kept(None, reader)
+
+    def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
+        """See `Session`: sent to the model's repository, else to a temporary file."""
+        check_reader_size(descriptor, reader)
+        if descriptor.digest in self._spooled or descriptor.digest in self._sent:
+            return How.THERE
+        if self._repository is not None:
+            self._send(self._repository, descriptor, reader)
+        elif (kept := self._kept(None, reader)).digest != descriptor.digest:
+            del self._spooled[kept.digest]
+            raise wrong_bytes(descriptor, reader)
+        return How.COPIED
+
+    def publish(
+        self,
+        name: ModelName,
+        manifest: Manifest,
+        *,
+        expected: Expected = None,
+        below: Collection[Digest] = (),
+    ) -> set[Digest]:
+        """See `Session`.
+
+        ``expected`` is compared just before the tag is set: another machine may be faster in
+        between. ``below`` is refused: a registry has all blobs of its models.
+        """
+        manifest.check_limits()
+        repository, created = repository_of(name), set(self._sent)
+        named = unique(blob for blob in manifest.descriptors if blob.digest not in below)
+
+        def bring(blob: Descriptor) -> None:
+            if self._bring(repository, blob):
+                created.add(blob.digest)
+
+        self._at_once(named, bring)
+        with self._publishing:
+            spelled = self._manifests.spelled(name)
+            if spelled != name:
+                raise other_spelling(name, spelled)
+            if expected is not None:
+                check_expected(name, self._manifests.raw(name), expected)
+            self._manifests.put(name, manifest)
+        self._sent.clear()
+        return created & {blob.digest for blob in named}
+
+    def _bring(self, repository: str, blob: Descriptor) -> bool:
+        """Make sure that the repository has a blob; return whether its bytes were sent for that.
+
+        Raises: NotFoundError, CorruptDataError if it has not, and this session neither.
+        """
+        if self._places.size(repository, blob.digest) == blob.size:
+            return False
+        spooled = self._spooled.get(blob.digest)
+        if spooled is not None:
+            check_blob_size(blob, spooled.size)
+        if self._is_there(repository, blob):
+            return False
+        if spooled is not None:
+            self._send(repository, blob, spooled)
+            return True
+        if (there := Uploads(self._api, repository).size(blob.digest)) is not None:
+            check_blob_size(blob, there)
+        raise blob_not_found(blob.digest)
+
+    def _is_there(self, repository: str, blob: Descriptor) -> bool:
+        """Return whether the repository has a blob, perhaps just now from another one."""
+        uploads = Uploads(self._api, repository)
+        is_there = uploads.size(blob.digest) == blob.size or any(
+            uploads.mount(blob.digest, source)
+            for source in self._places.candidates(blob.digest, repository)
+        )
+        if is_there:
+            self._places.note(repository, [blob])
+        return is_there
+
+    def _send(self, repository: str, blob: Descriptor, reader: OpenReader) -> None:
+        Uploads(self._api, repository).send(blob, reader)
+        self._places.note(repository, [blob])
+        self._sent.add(blob.digest)
+
+    def _kept(self, digest: Digest | None, reader: OpenReader) -> Descriptor:
+        blob = self._spool.reserve(reader.size)
+        at = 0
+        for piece in reader.pieces(memoryview(bytearray(_PIECE))):
+            blob.write(at, piece)
+            at += len(piece)
+        return self._keep(digest or blob.digest(), blob)
+
+    def _keep(self, digest: Digest, blob: SpooledBlob) -> Descriptor:
+        self._spooled[digest] = blob
+        return Descriptor(media_type="", digest=digest, size=blob.size)
+
+    def _at_once(self, blobs: Sequence[Descriptor], do: Callable[[Descriptor], None]) -> None:
+        each(blobs, do, max(1, min(self._api.client.connections, len(blobs))), name="registry")
+
+    def close(self) -> None:
+        """Forget what was not published."""
+        self._spool.close()

@@ -1,0 +1,102 @@
+"""A temporary file of blobs whose repository is not known yet, or that are written in any order.
+
+It has no name on the disk, so that a killed process leaves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import IO, Any
+
+from blobstore.errors import ShortReadError
+from blobstore.hashing.stage import HashStage
+from blobstore.io.durable import os_errors, write_all_at
+from blobstore.io.ranges import OpenReader
+from blobstore.names import Digest
+
+
+class Spool:
+    """Blobs one after the other in one file. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._file: IO[bytes] | None = None
+        self._end = 0
+
+    def reserve(self, size: int) -> SpooledBlob:
+        """Return the place of a blob that is written then. Raises: StorageError."""
+        with self._mutex, os_errors("create", "a temporary file"):
+            if self._file is None:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the spool
+            begin, self._end = self._end, self._end + size
+            return SpooledBlob(self._file.fileno(), begin, size)
+
+    def close(self) -> None:
+        """Free its space; a second call does nothing."""
+        if self._file is not None:
+            self._file.close()
+
+
+class SpooledBlob(OpenReader):
+    """One blob of a `Spool`."""
+
+    identity = None
+    name = "a temporary file"
+
+    def __init__(self, fd: int, begin: int, size: int) -> None:
+        self._fd = fd
+        self._begin = begin
+        self.size = size
+
+    def write(self, offset: int, data: Any) -> None:
+        """Write a contiguous buffer. Raises: StorageError."""
+        with os_errors("write", self.name):
+            write_all_at(self._fd, self._begin + offset, memoryview(data).cast("B"))
+
+    def read(self, offset: int, length: int) -> bytes:
+        """See `OpenReader`."""
+        with os_errors("read", self.name):
+            data = os.pread(self._fd, length, self._begin + offset) if length else b""
+        if offset + length > self.size or len(data) < length:
+            raise ShortReadError(f"{self.name} ends before byte {offset + length:,}")
+        return data
+
+
+class SpoolWriter:
+    """Writes one blob of a spool. See `Writer`."""
+
+    def __init__(self, blob: SpooledBlob, finished: Callable[[Digest], None]) -> None:
+        self._blob = blob
+        self._finished = finished
+        self._written = 0
+        self._mutex = threading.Lock()
+
+    def put(
+        self,
+        offset: int,
+        data: Any,
+        *,
+        gap: int = 0,
+        aligned: bool = False,  # noqa: ARG002  # through the page cache
+        hashed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """See `Writer`. The blob is hashed at its end."""
+        self._blob.write(offset, data)
+        hashed()
+        with self._mutex:
+            self._written += memoryview(data).nbytes + gap
+            is_complete = self._written == self._blob.size
+        if is_complete:
+            self._finished(self._blob.digest(HashStage()))
+
+    def put_aside(self, offset: int, data: Any) -> None:
+        """See `Writer`."""
+        self._blob.write(offset, data)
+
+    def release(self) -> None:
+        """Do nothing: no buffer waits."""
+
+    close = release

@@ -1,0 +1,150 @@
+"""RegistryStore: the models of one registry as a home.
+
+A model's name says where it is: ``HOST/NAMESPACE/MODEL:TAG`` is the tag TAG of the repository
+NAMESPACE/MODEL. Pulling is a transfer from here, pushing one to here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from blobstore.errors import BlobStoreError
+from blobstore.formats.documents import Descriptor
+from blobstore.io.budget import Budget
+from blobstore.io.http.client import HttpClient
+from blobstore.io.workers import each
+from blobstore.names import Digest, ModelName
+from blobstore.store.ports import (
+    Removal,
+    blob_not_found,
+    check_blob_size,
+    check_document_size,
+    checked_bytes,
+    unique,
+)
+from blobstore.store.registry.api import Authorizer, RegistryApi
+from blobstore.store.registry.downloads import BlobReader
+from blobstore.store.registry.manifests import RegistryManifests
+from blobstore.store.registry.places import Places
+from blobstore.store.registry.session import RegistrySession
+from blobstore.store.registry.uploads import Uploads
+
+
+class RegistryBlobs:
+    """The blobs of a registry, in the repositories that are known to have them. See `Blobs`."""
+
+    def __init__(self, api: RegistryApi, places: Places, manifests: RegistryManifests) -> None:
+        self._api = api
+        self._places = places
+        self._manifests = manifests
+
+    def open(self, descriptor: Descriptor) -> BlobReader:
+        """See `Blobs`: no request is made before the first read."""
+        places = self._places.known(descriptor.digest)
+        if not places:
+            raise blob_not_found(descriptor.digest, str(self._api.root))
+        fitting = [one for one, size in places.items() if size == descriptor.size]
+        if not fitting:
+            check_blob_size(descriptor, next(iter(places.values())), str(self._api.root))
+        return BlobReader(self._api, fitting[0], descriptor)
+
+    def read(self, descriptor: Descriptor) -> bytes:
+        """See `Blobs`."""
+        check_document_size(descriptor)
+        return checked_bytes(self.open(descriptor).read(0, descriptor.size), descriptor)
+
+    def headers(self, descriptors: Sequence[Descriptor], _budget: Budget) -> list[None]:
+        """See `Blobs`: they are read from open blobs."""
+        return [None] * len(descriptors)
+
+    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+        """See `Blobs`: those that no repository has of which it was known."""
+        wanted, there = unique(descriptors), set[Digest]()
+
+        def look(blob: Descriptor) -> None:
+            for repository in self._places.known(blob.digest):
+                if Uploads(self._api, repository).size(blob.digest) == blob.size:
+                    there.add(blob.digest)
+
+        each(wanted, look, max(1, min(self._api.client.connections, len(wanted))), name="registry")
+        return [blob for blob in wanted if blob.digest not in there]
+
+    def digests(self) -> set[str]:
+        """See `Blobs`: those that the registry's manifests name. It lists no others."""
+        found: set[str] = set()
+        for name in self._manifests.names():
+            found.update(blob.digest.hex for blob in self._manifests.read(name).descriptors)
+        return found
+
+
+class RegistryStore:
+    """A home in a registry. Safe to share between threads; a context manager.
+
+    ``host``: the registry in the names of its models. ``address``: its web address, if that is
+    another (None: https, or http with ``insecure``). ``authorizer`` says who asks. ``pinned``:
+    models whose manifests are read by digest. ``others``: repositories of the registry that may
+    have a blob, to mount it from.
+    """
+
+    summaries = None
+
+    def __init__(
+        self,
+        host: str,
+        client: HttpClient,
+        *,
+        address: str | None = None,
+        insecure: bool = False,
+        authorizer: Callable[[RegistryApi], Authorizer] | None = None,
+        pinned: Mapping[ModelName, Digest] | None = None,
+        others: Callable[[Digest], Iterable[str]] = lambda _: (),
+    ) -> None:
+        """Raises: UsageError for an address that is none."""
+        self.address = address or f"{'http' if insecure else 'https'}://{host}"
+        self._api = RegistryApi(client, self.address)
+        if authorizer is not None:
+            self._api.authorizer = authorizer(self._api)
+        self._places = Places(others)
+        self.manifests = RegistryManifests(self._api, host, self._places, pinned or {})
+        self.blobs = RegistryBlobs(self._api, self._places, self.manifests)
+        self._publishing = threading.Lock()
+
+    def find(self, name: str | ModelName) -> ModelName:
+        """See `Home`."""
+        found = self.manifests.spelled(ModelName.of(name))
+        self.manifests.read(found)
+        return found
+
+    def target(self, name: str | ModelName) -> ModelName:
+        """See `Home`."""
+        return self.manifests.spelled(ModelName.of(name))
+
+    @contextmanager
+    def session(
+        self,
+        source: str = "",  # noqa: ARG002  # the registry keeps what was sent
+        name: ModelName | None = None,
+    ) -> Iterator[RegistrySession]:
+        """See `Home`."""
+        session = RegistrySession(self._api, self.manifests, self._places, self._publishing, name)
+        try:
+            yield session
+        finally:
+            session.close()
+
+    @contextmanager
+    def lease(self) -> Iterator[bool]:
+        """See `Home`: a registry can't promise that."""
+        yield False
+
+    def remove(self, name: str | ModelName) -> Removal:
+        """See `Home`: the tag goes, and the registry removes blobs when it likes."""
+        found = self.target(name)
+        try:
+            blobs = self.manifests.read(found).descriptors
+        except BlobStoreError:
+            blobs = ()  # a manifest that can't be read can still be removed
+        self.manifests.remove(found)
+        return Removal((), tuple(unique(blobs)), "the registry removes them itself")
