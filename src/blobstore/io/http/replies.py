@@ -186,16 +186,20 @@ class Reply:
             status=self.status,
         )
 
-    def failure(self) -> BlobStoreError:
-        """Return the status's error: `NotFoundError` for 404, `RemoteError` for every other."""
+    def failure(self, detail: str = "") -> BlobStoreError:
+        """Return the status's error: `NotFoundError` for 404, `RemoteError` for every other.
+
+        ``detail``: what the server says of it.
+        """
         hint = _HINTS.get(self.status)
+        said = f": {detail}" if detail else ""
         if self.status == _NOT_FOUND:
             return NotFoundError(
-                f"{self.address} does not exist (the server answers 404)",
+                f"{self.address} does not exist (the server answers 404{said})",
                 path=str(self.address),
                 hint=hint,
             )
-        what = f"{self.address}: the server answers {self.status}"
+        what = f"{self.address}: the server answers {self.status}{said}"
         temporary = self.status in _TEMPORARY
         return RemoteError(
             what, path=str(self.address), status=self.status, temporary=temporary, hint=hint

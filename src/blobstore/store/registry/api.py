@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from blobstore.errors import LimitExceededError
+from blobstore.errors import BlobStoreError, LimitExceededError
+from blobstore.formats.strictjson import parse_object
 from blobstore.io.http.client import HttpClient, Message, RequestTarget
 from blobstore.io.http.replies import Reply
 from blobstore.io.http.web_addresses import WebAddress
@@ -22,6 +23,10 @@ HEAD_BYTES = 64 * 2**10
 OK, CREATED, ACCEPTED, NO_CONTENT, PARTIAL = 200, 201, 202, 204, 206
 _UNAUTHORIZED, NOT_FOUND = 401, 404
 _TRIES = 2
+_REFUSALS = frozenset(range(400, 429))
+"""Statuses whose replies may say why. 429 and 5xx are tried again."""
+_MAX_ERROR = 16 * 2**10
+_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +93,12 @@ class RegistryApi:
         """
         for attempt in range(_TRIES):
             with self._once(address, ask) as reply:
-                if reply.status != _UNAUTHORIZED:
+                if reply.status in ask.accept:
                     yield reply
                     return
-                if attempt + 1 == _TRIES or reply.address.origin != self.root.origin:
-                    raise reply.failure()
+                ours = reply.address.origin == self.root.origin
+                if reply.status != _UNAUTHORIZED or attempt + 1 == _TRIES or not ours:
+                    raise reply.failure(_detail(reply))
                 self.authorizer.challenged(reply, ask.scope)
 
     @contextmanager
@@ -101,12 +107,21 @@ class RegistryApi:
         target = RequestTarget(address, self.authorizer.field(ask.scope) if is_ours else None)
         sent = ask.message.body.size if ask.message.body is not None else 0
         limits = self.client.limits(ask.nbytes + HEAD_BYTES, sent=sent)
-        accept = {*ask.accept, _UNAUTHORIZED}
+        accept = {*ask.accept, *_REFUSALS}
         with self.client.request(
             ask.message, target, limits, accept=accept, retries=ask.retries
         ) as (reply, _):
             yield reply
             reply.discard()
+
+
+def _detail(reply: Reply) -> str:
+    """Return what a registry says of an error (specification, "Error Codes"); "" if nothing."""
+    try:
+        error = parse_object(body_of(reply, _MAX_ERROR), "an error", rule="R1")["errors"][0]
+        return f"{error['code']}, {error.get('message', '')}"[:_SHOWN]
+    except (BlobStoreError, LookupError, TypeError, AttributeError):
+        return ""
 
 
 def body_of(reply: Reply, limit: int) -> bytes:
