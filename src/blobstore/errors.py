@@ -195,6 +195,13 @@ class RemoteError(BlobStoreError):
         self.temporary = temporary
 
 
+class AuthenticationError(RemoteError):
+    """A registry or its token server needs a login, or refuses the one that it was given.
+
+    Also a challenge that would send credentials to a server that they are not for.
+    """
+
+
 def quoted(value: object) -> str:
     """Return a value in quotes for a message, cut to 80 characters: input may be megabytes long."""
     text = value if isinstance(value, str) else repr(value)

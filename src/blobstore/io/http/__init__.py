@@ -7,8 +7,9 @@ router, a neighbour); the user may name private addresses. An address is checked
 resolved, and the checked address is the one that is connected to.
 
 *As whom.* A token is for one origin (scheme, host, port; RFC 9110 section 4.3.1), and stays behind
-when a redirect leads to another, for good. It is sent in the clear only in a private network.
-Cookies are not kept, and the realm of a 401 is not read. TLS certificates and names are always
+when a redirect leads to another, for good. It is sent in the clear only in a private network. The
+same holds for a body with credentials, whose redirect to another origin is refused. Cookies are not
+kept, and the challenge of a 401 is left to the caller. TLS certificates and names are always
 checked. The environment is not read: neither netrc nor proxies, because behind a proxy the address
 that is connected to is unknown.
 

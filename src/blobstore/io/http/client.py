@@ -52,15 +52,20 @@ class RequestTarget:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The body of a request: ``size`` bytes, which ``pieces`` returns again for each attempt."""
+    """The body of a request: ``size`` bytes, which ``pieces`` returns again for each attempt.
+
+    ``has_credentials``: it is treated as an Authorization field is. It is not sent over the public
+    internet without TLS, and a redirect to another origin is refused.
+    """
 
     size: int
     pieces: Callable[[], Iterable[bytes]]
+    has_credentials: bool = False
 
     @classmethod
-    def of(cls, data: bytes) -> Body:
+    def of(cls, data: bytes, *, has_credentials: bool = False) -> Body:
         """Return a body of bytes in memory."""
-        return cls(len(data), lambda: (data,))
+        return cls(len(data), lambda: (data,), has_credentials)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,11 @@ class Message:
     method: str
     fields: Fields = ()
     body: Body | None = None
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether the body contains credentials."""
+        return self.body is not None and self.body.has_credentials
 
 
 class HttpClient:
@@ -236,7 +246,10 @@ class HttpClient:
             try:
                 if message.method not in _SAFE and reply.status not in _REPEATING:
                     raise target.address.refuse(f"answers {message.method} with {reply.status}")
+                origin = target.address
                 target = redirected(target, reply.field("location"), from_public=reply.from_public)
+                if message.has_credentials and target.address.origin != origin.origin:
+                    raise origin.refuse(f"redirects credentials to {target.address}")
             finally:
                 reply.discard()
         raise target.address.refuse(f"is behind more than {MAX_REDIRECTS} redirects")
@@ -245,9 +258,8 @@ class HttpClient:
         import httpcore2
 
         address = target.address
-        context = RequestContext(
-            address, limits, target.public_only, target.authorization is not None
-        )
+        has_credentials = target.authorization is not None or message.has_credentials
+        context = RequestContext(address, limits, target.public_only, has_credentials)
         request = httpcore2.Request(
             message.method,
             httpcore2.URL(

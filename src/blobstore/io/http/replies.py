@@ -107,10 +107,14 @@ class Reply:
 
         Raises: RemoteError (rule R1) when it is there twice.
         """
-        values = self._fields.get(name, [])
+        values = self.values(name)
         if len(values) > 1:
             raise self.refuse(f"answers with {len(values)} fields {name}")
         return values[0] if values else None
+
+    def values(self, name: str) -> list[str]:
+        """Return the values of a field that may be there several times, in their order."""
+        return self._fields.get(name, [])
 
     @property
     def length(self) -> int | None:
