@@ -283,6 +283,7 @@ class HttpClient:
                 response,
                 partial(self._working, context),
                 has_body=message.method != "HEAD",
+                authorization=target.authorization,
             )
         except RemoteError:
             response.close()

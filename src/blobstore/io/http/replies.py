@@ -75,9 +75,14 @@ class Reply:
         working: Callable[[], AbstractContextManager[None]],
         *,
         has_body: bool = True,
+        authorization: str | None = None,
     ) -> None:
-        """``has_body``: False for a reply to HEAD, whose length is that of another reply."""
+        """``has_body``: False for a reply to HEAD, whose length is that of another reply.
+
+        ``authorization``: the request's field.
+        """
         self.address = address
+        self.authorization = authorization
         self._has_body = has_body
         self._is_read = False
         self.status = response.status

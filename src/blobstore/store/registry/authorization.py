@@ -19,7 +19,7 @@ from blobstore.io.http.web_addresses import WebAddress
 from blobstore.store.registry.challenges import Challenge, ChallengeError, parse_challenges
 from blobstore.store.registry.login import Login
 from blobstore.store.registry.realms import realm_target, refused
-from blobstore.store.registry.tokens import AccessToken, AnyScope, Anything, TokenServer
+from blobstore.store.registry.tokens import AccessToken, Scope, TokenServer
 
 _YOUNG_S = 10
 """A token that is refused within so many seconds has not expired: it does not allow the request."""
@@ -49,11 +49,13 @@ class Authorization:
         self._realms = realms
         self._lock = Lock()
         self._wants: TokenServer | str | None = None
-        self._tokens: dict[AnyScope, AccessToken] = {}
-        self._fetches: dict[AnyScope, Future[AccessToken]] = {}
+        self._tokens: dict[Scope | None, AccessToken] = {}
+        self._fetches: dict[Scope | None, Future[AccessToken]] = {}
 
-    def field(self, scope: AnyScope) -> str | None:
+    def field(self, scope: Scope | None) -> str | None:
         """Return the field for a request that needs ``scope``; None until a 401 asked for one.
+
+        A ``scope`` of None gives no right: it only shows that a login is valid.
 
         A token that is missing or has expired is fetched.
 
@@ -65,10 +67,10 @@ class Authorization:
             return self._token(wants, scope).field
         return wants
 
-    def challenged(self, reply: Reply, scope: AnyScope, sent: str | None) -> None:
+    def challenged(self, reply: Reply, scope: Scope | None) -> None:
         """Take a 401 that answers a request for ``scope``, so that `field` has a better answer.
 
-        ``sent`` is the field that the request carried. The caller repeats the request once.
+        The caller repeats the request once, with that.
 
         Raises: AuthenticationError (rule R3) if the registry refuses what it asked for, needs a
         login, or its challenge is invalid; as `TokenServer.fetch`.
@@ -78,14 +80,14 @@ class Authorization:
                 self._registry,
                 f"redirects to {reply.address}, which asks for credentials: they are not for it",
             )
-        if sent is not None and self._was_refused(scope, sent):
+        if reply.authorization is not None and self._was_refused(scope, reply.authorization):
             raise self._denied(scope, reply)
         wants = self._wanted(reply)
         with self._lock:
             self._wants = wants
         self.field(scope)
 
-    def _was_refused(self, scope: AnyScope, sent: str) -> bool:
+    def _was_refused(self, scope: Scope | None, sent: str) -> bool:
         """Return True if what was sent is the best that there is; an expired token is dropped."""
         with self._lock:
             token = self._tokens.get(scope)
@@ -143,7 +145,7 @@ class Authorization:
         )
         return TokenServer(self._registry.authority, target, bearer.parameters.get("service"))
 
-    def _token(self, server: TokenServer, scope: AnyScope) -> AccessToken:
+    def _token(self, server: TokenServer, scope: Scope | None) -> AccessToken:
         """Return the token for ``scope``; one thread fetches it, and others wait for that."""
         with self._lock:
             token = self._tokens.get(scope)
@@ -164,14 +166,14 @@ class Authorization:
         ours.set_result(token)
         return token
 
-    def _end(self, scope: AnyScope, token: AccessToken | None = None) -> None:
+    def _end(self, scope: Scope | None, token: AccessToken | None = None) -> None:
         with self._lock:
             del self._fetches[scope]
             self._tokens = {one: known for one, known in self._tokens.items() if known.lasts()}
             if token is not None:
                 self._tokens[scope] = token
 
-    def _denied(self, scope: AnyScope | None, reply: Reply) -> AuthenticationError:
+    def _denied(self, scope: Scope | None, reply: Reply) -> AuthenticationError:
         host = self._registry.authority
         access = "access" if scope is None else scope
         if self._login is None:
@@ -198,14 +200,13 @@ def check_login(
     Raises: as `Authorization.challenged`; RemoteError if it is not a registry.
     """
     authorization = Authorization(client, registry, login, realms=realms)
-    scope = Anything()
     for _ in range(_ROUNDS):
-        sent = authorization.field(scope)
+        sent = authorization.field(None)
         target = RequestTarget(registry, sent)
         limits = client.limits(_MOST_BYTES)
         accept = (_OK, _UNAUTHORIZED)
         with client.request(Message("GET"), target, limits, accept=accept) as (reply, _):
             if reply.status == _OK:
                 return sent is not None
-            authorization.challenged(reply, scope, sent)
+            authorization.challenged(reply, None)
     raise refused(registry, "asks for credentials again and again")

@@ -42,14 +42,16 @@ _OK, _BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 200, 400, 401, 403, 4
 class Scope:
     """What a token allows: ``("pull",)`` or ``("pull", "push")`` of one repository.
 
-    ``mounted``: repositories that blobs are mounted from, which needs pull of each.
+    ``mounted``: repositories that blobs are mounted from, which needs pull of each. ``kind``: see
+    `CATALOG`.
 
-    Raises: UsageError for a repository that could smuggle another scope in.
+    Raises: UsageError for a name that could smuggle another scope in.
     """
 
     repository: str
     actions: tuple[str, ...] = ("pull",)
     mounted: tuple[str, ...] = ()
+    kind: str = "repository"
 
     def __post_init__(self) -> None:
         for name in (self.repository, *self.mounted):
@@ -58,9 +60,9 @@ class Scope:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The scopes as requests name them."""
+        """The scopes as requests name them (scope.md)."""
         return (
-            f"repository:{self.repository}:{','.join(self.actions)}",
+            f"{self.kind}:{self.repository}:{','.join(self.actions)}",
             *(f"repository:{name}:pull" for name in self.mounted),
         )
 
@@ -68,27 +70,8 @@ class Scope:
         return f"{' and '.join(self.actions)} of {self.repository}"
 
 
-@dataclass(frozen=True, slots=True)
-class Catalog:
-    """The right to list the repositories of a registry."""
-
-    texts = ("registry:catalog:*",)
-
-    def __str__(self) -> str:
-        return "the list of repositories"
-
-
-@dataclass(frozen=True, slots=True)
-class Anything:
-    """No right: a token with this scope only shows that a login is valid."""
-
-    texts = ()
-
-    def __str__(self) -> str:
-        return "access"
-
-
-AnyScope = Scope | Catalog | Anything
+CATALOG = Scope("catalog", ("*",), kind="registry")
+"""The right to list the repositories of a registry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +103,8 @@ class TokenServer:
     realm: RequestTarget
     service: str | None
 
-    def fetch(self, client: HttpClient, scope: AnyScope, login: Login | None) -> AccessToken:
-        """Return a new token for ``scope``.
+    def fetch(self, client: HttpClient, scope: Scope | None, login: Login | None) -> AccessToken:
+        """Return a new token for ``scope``; None: for nothing, which only checks the login.
 
         The server may grant less than that, which only the registry's next reply shows.
 
@@ -140,21 +123,22 @@ class TokenServer:
                 raise self._refusal(reply.status, login)
             return _token_of(reply, asked)
 
-    def _request(self, scope: AnyScope, login: Login | None) -> tuple[Message, RequestTarget]:
+    def _request(self, scope: Scope | None, login: Login | None) -> tuple[Message, RequestTarget]:
+        scopes = () if scope is None else scope.texts
         common = [("client_id", CLIENT_ID)]
         common += [("service", self.service)] if self.service is not None else []
         if login is not None and login.user is None:
             form = [
                 ("grant_type", "refresh_token"),
                 *common,
-                *([("scope", " ".join(scope.texts))] if scope.texts else []),
+                *([("scope", " ".join(scopes))] if scopes else []),
                 ("refresh_token", login.secret.reveal()),
             ]
             body = Body.of(urlencode(form).encode(), has_credentials=True)
             fields = (("Content-Type", "application/x-www-form-urlencoded"),)
             return Message("POST", fields, body), self.realm
         address = self.realm.address
-        query = urlencode([*common, *(("scope", one) for one in scope.texts)], safe=":/,*")
+        query = urlencode([*common, *(("scope", one) for one in scopes)], safe=":/,*")
         joint = "&" if "?" in address.target else "?"
         asked = replace(address, target=f"{address.target}{joint}{query}")
         authorization = None if login is None else login.basic
