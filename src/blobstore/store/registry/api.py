@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from blobstore.errors import BlobStoreError, LimitExceededError
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.http.client import HttpClient, Message, RequestTarget
 from blobstore.io.http.replies import Reply
 from blobstore.io.http.web_addresses import WebAddress
+from blobstore.store.registry.authorization import Authorization
+from blobstore.store.registry.login import Login
+from blobstore.store.registry.tokens import Scope
 
 HEAD_BYTES = 64 * 2**10
 """Bytes that may come besides a body: heads of replies, redirects, bodies of errors."""
@@ -27,38 +29,6 @@ _REFUSALS = frozenset(range(400, 429))
 """Statuses whose replies may say why. 429 and 5xx are tried again."""
 _MAX_ERROR = 16 * 2**10
 _SHOWN = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """What a request may need: a repository, and what is done there (``pull``, ``push``)."""
-
-    repository: str
-    actions: tuple[str, ...] = ("pull",)
-
-
-class Authorizer(Protocol):
-    """Says who asks."""
-
-    def field(self, scope: Scope) -> str | None:
-        """Return the Authorization field to send now, None for none."""
-
-    def challenged(self, reply: Reply, scope: Scope) -> None:
-        """Take a 401 of the registry, so that `field` returns a better one.
-
-        Raises: RemoteError if there is none.
-        """
-
-
-class Anonymous:
-    """An `Authorizer` without any credentials."""
-
-    def field(self, _scope: Scope) -> None:
-        """Return None."""
-
-    def challenged(self, reply: Reply, _scope: Scope) -> None:
-        """Raise RemoteError."""
-        raise reply.failure()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +45,18 @@ class Ask:
 class RegistryApi:
     """The registry at ``root``, a web address without a path."""
 
-    def __init__(self, client: HttpClient, root: str) -> None:
+    def __init__(
+        self,
+        client: HttpClient,
+        root: str,
+        login: Login | None = None,
+        *,
+        realms: Collection[str] = (),
+    ) -> None:
+        """``login``, ``realms``: see `Authorization`. Raises: UsageError for another address."""
         self.client = client
         self.root = WebAddress.parse(root)
-        self.authorizer: Authorizer = Anonymous()
+        self._authorization = Authorization(client, self.root, login, realms=realms)
 
     def address(self, *path: str, query: str = "") -> WebAddress:
         """Return the address of something below ``/v2/``."""
@@ -99,12 +77,12 @@ class RegistryApi:
                 ours = reply.address.origin == self.root.origin
                 if reply.status != _UNAUTHORIZED or attempt + 1 == _TRIES or not ours:
                     raise reply.failure(_detail(reply))
-                self.authorizer.challenged(reply, ask.scope)
+                self._authorization.challenged(reply, ask.scope)
 
     @contextmanager
     def _once(self, address: WebAddress, ask: Ask) -> Iterator[Reply]:
         is_ours = address.origin == self.root.origin
-        target = RequestTarget(address, self.authorizer.field(ask.scope) if is_ours else None)
+        target = RequestTarget(address, self._authorization.field(ask.scope) if is_ours else None)
         sent = ask.message.body.size if ask.message.body is not None else 0
         limits = self.client.limits(ask.nbytes + HEAD_BYTES, sent=sent)
         accept = {*ask.accept, *_REFUSALS}

@@ -14,7 +14,8 @@ from blobstore.io.http.client import Fields, Message
 from blobstore.io.http.replies import Reply, check_part
 from blobstore.io.ranges import OpenReader
 from blobstore.store.ports import blob_not_found
-from blobstore.store.registry.api import OK, PARTIAL, Ask, RegistryApi, Scope
+from blobstore.store.registry.api import OK, PARTIAL, Ask, RegistryApi
+from blobstore.store.registry.tokens import Scope
 
 _PROGRESS = 2**20
 """Bytes after which a broken stream counts as a new one."""

@@ -31,10 +31,10 @@ from blobstore.store.registry.api import (
     OK,
     Ask,
     RegistryApi,
-    Scope,
     body_of,
 )
 from blobstore.store.registry.places import Places, repository_of
+from blobstore.store.registry.tokens import CATALOG, Scope
 
 MAX_MANIFEST = 4 * 2**20
 """Bytes of a manifest in a registry: what docker-registry takes (distribution/distribution
@@ -46,7 +46,6 @@ _DIGEST = "docker-content-digest"
 _MAX_PAGE = 4 * 2**20
 _MOST_PAGES = 10_000
 _UNSUPPORTED = (400, 405)
-_CATALOG = Scope("catalog", ("*",))
 
 
 class RegistryManifests:
@@ -67,7 +66,7 @@ class RegistryManifests:
     def names(self) -> list[ModelName]:
         """See `Manifests`: those of all repositories of the form NAMESPACE/MODEL."""
         repositories = self._listed(
-            self._api.address("_catalog", query="n=1000"), _CATALOG, "repositories"
+            self._api.address("_catalog", query="n=1000"), CATALOG, "repositories"
         )
         paths = (text.split("/") for text in list(repositories))
         found = (

@@ -7,7 +7,7 @@ NAMESPACE/MODEL. Pulling is a transfer from here, pushing one to here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from blobstore.errors import BlobStoreError
@@ -24,8 +24,9 @@ from blobstore.store.ports import (
     checked_bytes,
     unique,
 )
-from blobstore.store.registry.api import Authorizer, RegistryApi
+from blobstore.store.registry.api import RegistryApi
 from blobstore.store.registry.downloads import BlobReader
+from blobstore.store.registry.login import Login
 from blobstore.store.registry.manifests import RegistryManifests
 from blobstore.store.registry.places import Places
 from blobstore.store.registry.session import RegistrySession
@@ -83,9 +84,9 @@ class RegistryStore:
     """A home in a registry. Safe to share between threads; a context manager.
 
     ``host``: the registry in the names of its models. ``address``: its web address, if that is
-    another (None: https, or http with ``insecure``). ``authorizer`` says who asks. ``pinned``:
-    models whose manifests are read by digest. ``others``: repositories of the registry that may
-    have a blob, to mount it from.
+    another (None: https, or http with ``insecure``). ``login`` and ``realms``: see `Authorization`.
+    ``pinned``: models whose manifests are read by digest. ``others``: repositories of the registry
+    that may have a blob, to mount it from.
     """
 
     summaries = None
@@ -97,15 +98,14 @@ class RegistryStore:
         *,
         address: str | None = None,
         insecure: bool = False,
-        authorizer: Callable[[RegistryApi], Authorizer] | None = None,
+        login: Login | None = None,
+        realms: Collection[str] = (),
         pinned: Mapping[ModelName, Digest] | None = None,
         others: Callable[[Digest], Iterable[str]] = lambda _: (),
     ) -> None:
         """Raises: UsageError for an address that is none."""
         self.address = address or f"{'http' if insecure else 'https'}://{host}"
-        self._api = RegistryApi(client, self.address)
-        if authorizer is not None:
-            self._api.authorizer = authorizer(self._api)
+        self._api = RegistryApi(client, self.address, login, realms=realms)
         self._places = Places(others)
         self.manifests = RegistryManifests(self._api, host, self._places, pinned or {})
         self.blobs = RegistryBlobs(self._api, self._places, self.manifests)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from urllib.parse import urlencode
 
@@ -30,8 +31,8 @@ from blobstore.store.registry.api import (
     OK,
     Ask,
     RegistryApi,
-    Scope,
 )
+from blobstore.store.registry.tokens import Scope
 
 CHUNK = 64 * 2**20
 """Bytes of one PATCH, and of the largest blob that is sent in one PUT."""
@@ -67,7 +68,8 @@ class Uploads:
     def mount(self, digest: Digest, source: str) -> bool:
         """Take a blob over from another repository; return False if the registry does not do it."""
         query = urlencode({"mount": str(digest), "from": source})
-        with self._api.request(self._begin_address(query), self._post()) as reply:
+        ask = replace(self._post(), scope=replace(self._scope, mounted=(source,)))
+        with self._api.request(self._begin_address(query), ask) as reply:
             if reply.status == CREATED:
                 return True
             location = self._location(reply)  # it has begun an upload instead
