@@ -6,13 +6,13 @@ Each test gets its own home, and writes models of a few bytes.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -44,7 +44,6 @@ HOSTILE = (
     "\u212a",
 )
 """Invalid names, and names that would lead out of the store."""
-NAMES = ("m", "m:tag", "ns/m:tag", "host.example/ns/m:tag", "host.example:5000/ns/m:tag")
 M, N = ModelName.parse("m"), ModelName.parse("n")
 
 
@@ -61,10 +60,9 @@ def descriptor_of(data: bytes, name: str | None = None) -> Descriptor:
 
 
 def manifest_of(*blobs: bytes) -> Manifest:
-    """Return a manifest with a layer for each blob."""
-    return Manifest(
-        layers=tuple(descriptor_of(data, f"layer{number}") for number, data in enumerate(blobs))
-    )
+    """Return a manifest with a layer for each blob. The first is its config, too."""
+    layers = [descriptor_of(data, f"layer{number}") for number, data in enumerate(blobs)]
+    return Manifest(config=descriptor_of(blobs[0]) if blobs else None, layers=tuple(layers))
 
 
 def commit(home: Home, name: str, *blobs: bytes, expected: Any = None) -> set[Digest]:
@@ -81,7 +79,21 @@ def blobs_of(home: Home, name: str) -> list[bytes]:
 
 
 class HomeTests:
-    """Base of the tests; each test has its own home."""
+    """Base of the tests; each test has its own home.
+
+    ``names``: of models that the home can have. ``spellings``: of one model's name, the first as it
+    is written. ``checks_manifests``: the home refuses manifests without a config or a media type.
+    """
+
+    names: ClassVar[Sequence[str]] = (
+        "m",
+        "m:tag",
+        "ns/m:tag",
+        "host.example/ns/m:tag",
+        "host.example:5000/ns/m:tag",
+    )
+    spellings: ClassVar[tuple[str, str, str]] = ("Qwen:Q4", "qwen:q4", "QWEN:q4")
+    checks_manifests: ClassVar[bool] = False
 
     def new_home(self, folder: Path) -> Home:
         """Return a new, empty home; ``folder`` is an empty folder for it."""

@@ -85,7 +85,7 @@ class RegistrySession:
 
     def put(self, data: bytes) -> Descriptor:
         """See `Session`."""
-        return self._kept(Digest.of(data), BytesReader(data))
+        return self._keep(Digest.of(data), self._spool_of(BytesReader(data)))
 
     def put_all(self, blobs: Sequence[Bytes]) -> list[Descriptor]:
         """See `Session`."""
@@ -93,7 +93,8 @@ class RegistrySession:
 
     def copy(self, reader: OpenReader) -> Descriptor:
         """See `Session`: through a temporary file, because its digest comes last."""
-        return self._kept(None, reader)
+        blob = self._spool_of(reader)
+        return self._keep(blob.digest(), blob)
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
         """See `Session`: sent to the model's repository, else to a temporary file."""
@@ -102,9 +103,11 @@ class RegistrySession:
             return How.THERE
         if self._repository is not None:
             self._send(self._repository, descriptor, reader)
-        elif (kept := self._kept(None, reader)).digest != descriptor.digest:
-            del self._spooled[kept.digest]
-            raise wrong_bytes(descriptor, reader)
+        else:
+            blob = self._spool_of(reader)
+            if blob.digest() != descriptor.digest:
+                raise wrong_bytes(descriptor, reader)
+            self._keep(descriptor.digest, blob)
         return How.COPIED
 
     def publish(
@@ -174,13 +177,13 @@ class RegistrySession:
         self._places.note(repository, [blob])
         self._sent.add(blob.digest)
 
-    def _kept(self, digest: Digest | None, reader: OpenReader) -> Descriptor:
+    def _spool_of(self, reader: OpenReader) -> SpooledBlob:
         blob = self._spool.reserve(reader.size)
         at = 0
         for piece in reader.pieces(memoryview(bytearray(_PIECE))):
             blob.write(at, piece)
             at += len(piece)
-        return self._keep(digest or blob.digest(), blob)
+        return blob
 
     def _keep(self, digest: Digest, blob: SpooledBlob) -> Descriptor:
         self._spooled[digest] = blob
