@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Self
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.documents import Descriptor
@@ -84,7 +85,7 @@ class RegistryStore:
     """A home in a registry. Safe to share between threads; a context manager.
 
     ``host``: the registry in the names of its models. ``address``: its web address, if that is
-    another (None: https, or http with ``insecure``). ``login`` and ``realms``: see `Authorization`.
+    another. ``client`` is closed with it. ``login`` and ``realms``: see `Authorization`.
     ``pinned``: models whose manifests are read by digest. ``others``: repositories of the registry
     that may have a blob, to mount it from.
     """
@@ -97,14 +98,14 @@ class RegistryStore:
         client: HttpClient,
         *,
         address: str | None = None,
-        insecure: bool = False,
         login: Login | None = None,
         realms: Collection[str] = (),
         pinned: Mapping[ModelName, Digest] | None = None,
         others: Callable[[Digest], Iterable[str]] = lambda _: (),
     ) -> None:
         """Raises: UsageError for an address that is none."""
-        self.address = address or f"{'http' if insecure else 'https'}://{host}"
+        self.address = address or f"https://{host}"
+        self._client = client
         self._api = RegistryApi(client, self.address, login, realms=realms)
         self._places = Places(others)
         self.manifests = RegistryManifests(self._api, host, self._places, pinned or {})
@@ -138,6 +139,16 @@ class RegistryStore:
     def lease(self) -> Iterator[bool]:
         """See `Home`: a registry can't promise that."""
         yield False
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def remove(self, name: str | ModelName) -> Removal:
         """See `Home`: the tag goes, and the registry removes blobs when it likes."""

@@ -1,0 +1,135 @@
+"""Push and pull: a transfer to or from a registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+
+from blobstore.errors import BlobStoreError, UsageError
+from blobstore.io.http.client import HttpClient
+from blobstore.io.workers import Progress
+from blobstore.names import Digest, ModelName
+from blobstore.store.ports import Home
+from blobstore.store.registry.credentials import Credentials
+from blobstore.store.registry.places import repository_of
+from blobstore.store.registry.references import Reference
+from blobstore.store.registry.store import RegistryStore
+from blobstore.store.transfer import Transferred, transfer
+
+CONNECTIONS = 16
+"""Requests at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How registries are reached, and as whom.
+
+    ``insecure``: also without TLS, where docker would ask for it. ``credentials``: logins (None:
+    none). ``realms``: hosts of token servers to trust beside those of `realms`. ``ca_file``:
+    certificates (PEM) to trust beside the system's.
+    """
+
+    insecure: bool = False
+    credentials: Credentials | None = None
+    realms: Collection[str] = ()
+    ca_file: str | None = None
+    connections: int = CONNECTIONS
+
+    def open(
+        self, reference: Reference, others: Callable[[Digest], Iterable[str]] = lambda _: ()
+    ) -> RegistryStore:
+        """Return the registry of a reference; ``others`` as for `RegistryStore`.
+
+        Raises: UsageError if it would be asked without TLS; as `Credentials.find`.
+        """
+        name = reference.name
+        address = reference.address(insecure=self.insecure)
+        login = (
+            self.credentials.find(name.host, repository_of(name))
+            if self.credentials is not None
+            else None
+        )
+        return RegistryStore(
+            name.host,
+            HttpClient(connections=self.connections, ca_file=self.ca_file),
+            address=address,
+            login=login,
+            realms=self.realms,
+            pinned={name: reference.digest} if reference.digest is not None else None,
+            others=others,
+        )
+
+
+def push(
+    name: str | ModelName,
+    store: Home,
+    *,
+    to: str | None = None,
+    access: Access | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Transferred:
+    """Send a model of ``store`` to a registry: the one in its name, or in ``to``.
+
+    Only blobs that the repository lacks are sent. Those that another repository of the registry has
+    are mounted from there, as far as the names of the store's models tell.
+
+    Raises: UsageError for a digest in ``to``; as `transfer` and `Access.open`.
+    """
+    reference = Reference.parse(to if to is not None else str(ModelName.of(name)))
+    if reference.digest is not None:
+        raise UsageError(f"a model is pushed to a tag, not to a digest: {to}")
+    known = _Repositories(store, reference.name.host)
+    with (access or Access()).open(reference, known.of) as registry:
+        pairs = {str(ModelName.of(name)): str(reference.name)}
+        (done,) = transfer(pairs, store, registry, jobs=jobs, progress=progress)
+    return done
+
+
+def pull(
+    reference: str,
+    store: Home,
+    *,
+    name: str | ModelName | None = None,
+    access: Access | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Transferred:
+    """Bring a model of a registry to ``store``, under its name there or ``name``.
+
+    ``reference``: ``HOST/NAMESPACE/MODEL:TAG``, with Ollama's defaults, and perhaps ``@sha256:…``,
+    the manifest that it must be. Raises: as `transfer` and `Access.open`.
+    """
+    asked = Reference.parse(reference)
+    wanted = str(asked.name if name is None else ModelName.of(name))
+    with (access or Access()).open(asked) as registry:
+        (done,) = transfer({str(asked.name): wanted}, registry, store, jobs=jobs, progress=progress)
+    return done
+
+
+class _Repositories:
+    """The repositories of a registry that should have a blob, by the names of a store's models.
+
+    A model that was pulled from there, or pushed under its own name, has its blobs there.
+    """
+
+    def __init__(self, store: Home, host: str) -> None:
+        self._store = store
+        self._host = host
+
+    def of(self, digest: Digest) -> list[str]:
+        """Return those that may have a blob."""
+        return self._by_digest.get(digest, [])
+
+    @cached_property
+    def _by_digest(self) -> dict[Digest, list[str]]:
+        found: dict[Digest, list[str]] = {}
+        for name in self._store.manifests.names():
+            if name.host != self._host:
+                continue
+            with suppress(BlobStoreError):  # what can't be read tells nothing
+                for blob in self._store.manifests.read(name).descriptors:
+                    found.setdefault(blob.digest, []).append(repository_of(name))
+        return found
