@@ -108,7 +108,7 @@ def _write_in_place() -> None:
 
     def publish(session: LocalSession, blobs: Iterable[Descriptor]) -> dict[Digest, Stamp]:
         for wanted in blobs:
-            if (blob := session._made.pop(wanted.digest, None)) is not None:
+            if (blob := session._new.made.pop(wanted.digest, None)) is not None:
                 place = session._blobs.path / blob.digest.file_name
                 place.write_bytes(blob.path.read_bytes())
         return {}

@@ -2,7 +2,8 @@
 
 An import holds a lock on its folder, so a folder that can be locked has no owner. Half-written
 files in it are removed at once. Finished blobs are kept for a day, for the import that continues
-the killed one, or until a clean-up removes them.
+the killed one, or until a clean-up removes them. So are beginnings of blobs that come from a
+server: the next transfer asks for the rest.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from blobstore.store.local.locks import locked, take_lock
 
 _KEPT_S = 24 * 3600
 _UNOWNED = "new-"
+_PARTIAL = re.compile(r"partial-(?P<hex>[0-9a-f]{64})", re.ASCII)
 _OURS = re.compile(r"(new|[0-9]+)-[0-9a-f]{16}", re.ASCII)
 
 
@@ -48,6 +50,11 @@ class Leftover:
                 remove_tree(self.path)
             else:
                 remove_if_there(self.path)
+
+
+def partial_name(digest: Digest) -> str:
+    """Return the name of a file with the first bytes of a blob."""
+    return f"partial-{digest.hex}"
 
 
 def make_owned_folder(parent: Path) -> tuple[Path, int]:
@@ -86,17 +93,17 @@ class Leftovers:
     def __init__(self, parent: Path) -> None:
         self._parent = parent
 
-    def find(self, digest: Digest) -> Path | None:
-        """Return a finished blob of that digest in a folder without an owner, or None."""
+    def find(self, name: str) -> Path | None:
+        """Return the file of that name in a folder without an owner, or None."""
         for folder in self._folders():
-            path = folder / digest.file_name
+            path = folder / name
             with suppress(OSError):
                 if stat.S_ISREG(path.lstat().st_mode):
                     return path
         return None
 
     def take(self, path: Path, folder: Path) -> bool:
-        """Move a finished blob into ``folder``, which is the caller's.
+        """Move a file into ``folder``, which is the caller's.
 
         Return False if it is gone, or its folder has an owner. Raises: StorageError.
         """
@@ -140,13 +147,17 @@ def _owned(folder: Path) -> AbstractContextManager[bool]:
     return locked(folder, os.O_DIRECTORY, fcntl.LOCK_EX)
 
 
+def _is_of_use(name: str) -> bool:
+    return Digest.from_file_name(name) is not None or _PARTIAL.fullmatch(name) is not None
+
+
 def _is_young(folder: Path, kept_s: float = _KEPT_S) -> bool:
     return folder.stat().st_mtime > time.time() - kept_s
 
 
 def _stale(folder: Path, kept_s: float) -> Iterator[Leftover]:
     paths = sorted(folder.iterdir())
-    others = [path for path in paths if Digest.from_file_name(path.name) is None]
+    others = [path for path in paths if not _is_of_use(path.name)]
     if len(others) == len(paths) or not _is_young(folder, kept_s):
         nbytes = sum(path.lstat().st_size for path in paths)
         yield Leftover(folder, nbytes, "left by a killed import")

@@ -10,35 +10,32 @@ starting Ollama deletes unreferenced files over an hour old from ``blobs/`` (ser
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from blobstore import hashing
 from blobstore.errors import StorageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
-from blobstore.io.copying import clone, link, remove_tree
+from blobstore.io.copying import remove_tree
 from blobstore.io.durable import (
     check_one_mount,
     make_folder,
     os_errors,
     remove_if_there,
-    sync,
     sync_file_system,
     sync_folder,
     syncs_whole,
     write_back,
 )
-from blobstore.io.ranges import FileReader, OpenReader, close_quietly
+from blobstore.io.ranges import OpenReader, close_quietly
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.backups import ManifestCopies
 from blobstore.store.local.blobs import (
@@ -50,10 +47,11 @@ from blobstore.store.local.blobs import (
     renewed,
 )
 from blobstore.store.local.journal import Journal, JournalEntry
-from blobstore.store.local.leftovers import Leftovers, make_owned_folder
+from blobstore.store.local.leftovers import Leftovers, make_owned_folder, partial_name
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
-from blobstore.store.local.writer import BlobWriter, write_whole
+from blobstore.store.local.new_blobs import NewBlobs
+from blobstore.store.local.writer import BlobWriter
 from blobstore.store.ports import (
     Expected,
     Finished,
@@ -66,7 +64,6 @@ from blobstore.store.ports import (
 
 _log = logging.getLogger("blobstore.store.local.store")
 
-_CHUNK = 2**20
 _NOTE_EVERY_S = 0.05
 _NOTED_AT_ONCE = 2**20
 
@@ -105,8 +102,7 @@ class LocalSession:
                 self._folder.rmdir()
                 raise
         self._stage = HashStage()
-        self._numbers = itertools.count()
-        self._made: dict[Digest, FinishedBlob] = {}
+        self._new = NewBlobs(self._folder, self._stage, syncs=not self._syncs_whole)
         self._keyed: dict[str, FinishedBlob] = {}
         self._unnoted: list[str] = []
         self._is_kept = False
@@ -121,16 +117,7 @@ class LocalSession:
         self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
     ) -> BlobWriter:
         """See `Session`."""
-
-        def both(blob: FinishedBlob) -> None:
-            self._finished(blob)
-            finished(blob)
-
-        name, syncs = str(next(self._numbers)), not self._syncs_whole
-        return BlobWriter(self._folder, name, size, both, stage, syncs=syncs)
-
-    def _finished(self, blob: FinishedBlob) -> None:
-        self._made.setdefault(blob.digest, blob)
+        return self._new.writer(size, finished, stage)
 
     def put(self, data: bytes) -> FinishedBlob:
         """See `Session`."""
@@ -138,69 +125,36 @@ class LocalSession:
 
     def put_all(self, blobs: Sequence[Bytes]) -> list[FinishedBlob]:
         """See `Session`."""
-        return [
-            self._put(Digest(digest.hex()), memoryview(data))
-            for digest, data in zip(hashing.digests(blobs), blobs, strict=True)
-        ]
+        return self._new.put_all(blobs)
 
-    def _put(self, digest: Digest, data: memoryview) -> FinishedBlob:
-        name, syncs = str(next(self._numbers)), not self._syncs_whole
-        blob = write_whole(self._folder, digest, data, name, syncs=syncs)
-        self._finished(blob)
-        return blob
+    def copy(self, reader: OpenReader) -> FinishedBlob:
+        """See `Session`: in pieces of 1 MiB."""
+        return self._new.copy(reader)
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
-        """See `Session`. The blob shares a file's blocks or inode if it can, and is hashed."""
+        """See `Session`. The blob shares a file's blocks or inode if it can, and is hashed.
+
+        What an earlier session has of a blob that comes from a server is not asked for again.
+        """
         key = descriptor.digest.hex
-        if descriptor.digest in self._made or self.find(key, descriptor.size, verify=False):
+        if descriptor.digest in self._new.made or self.find(key, descriptor.size, verify=False):
             return How.THERE
         check_reader_size(descriptor, reader)
-        how, blob = self._taken(descriptor, reader)
+        if reader.is_remote:
+            self._take_over_partial(descriptor)
+        how, blob = self._new.take(descriptor, reader)
         if blob.digest != descriptor.digest:
-            # Another blob of the session may have these bytes.
-            if self._made.get(blob.digest) is blob:
-                del self._made[blob.digest]
-                with os_errors("remove", blob.path):
-                    remove_if_there(blob.path)
+            self._new.discard(blob)
             raise wrong_bytes(descriptor, reader)
         self.note(key, blob)
         return how
 
-    def _taken(self, descriptor: Descriptor, reader: OpenReader) -> tuple[How, FinishedBlob]:
-        place = self._folder / str(next(self._numbers))
-        for how, share in ((How.CLONED, clone), (How.LINKED, link)):
-            if reader.fileno() is not None and share(reader, place):
-                return how, self._shared(place, descriptor)
-        return How.COPIED, self.copy(reader)
-
-    def _shared(self, place: Path, descriptor: Descriptor) -> FinishedBlob:
-        """Return the blob of a file that shares another's blocks, named for its digest."""
-        with FileReader(place, follow=False) as reader:
-            reader.read_ahead()
-            digest = reader.digest(self._stage)
-            with os_errors("write", place):
-                if not self._syncs_whole:
-                    sync(reader.fileno())
-                stamp = Stamp.of(reader.status())
-                blob = FinishedBlob(digest, descriptor.size, self._folder, stamp)
-                place.rename(blob.path)
-        self._finished(blob)
-        return blob
-
-    def copy(self, reader: OpenReader) -> FinishedBlob:
-        """See `Session`: in pieces of 1 MiB."""
-        if reader.size <= _CHUNK:
-            return self.put(reader.read(0, reader.size))
-        made: list[FinishedBlob] = []
-        hashed = threading.Event()
-        done = 0
-        with closing(self.writer(reader.size, made.append, self._stage)) as writer:
-            for piece in reader.pieces(memoryview(bytearray(_CHUNK))):
-                hashed.clear()
-                writer.put(done, piece, hashed=hashed.set)
-                self._stage.work_until(hashed)
-                done += len(piece)
-        return made[0]
+    def _take_over_partial(self, descriptor: Descriptor) -> None:
+        name = partial_name(descriptor.digest)
+        with self._mutex:
+            left = self._leftovers.find(name)
+            if left is not None:
+                self._leftovers.take(left, self._folder)
 
     @property
     def earlier(self) -> Self:
@@ -247,7 +201,7 @@ class LocalSession:
         stored = entry.blob_at(place, self._stage, verify=verify)
         blob = kept_young(stored) if stored is not None else None
         if blob is None and (blob := self._take_over(entry, verify=verify)) is not None:
-            self._finished(blob)
+            self._new.add(blob)
         if blob is not None:
             with self._mutex:
                 self._keyed[key] = blob
@@ -255,7 +209,7 @@ class LocalSession:
 
     def _take_over(self, entry: JournalEntry, *, verify: bool) -> FinishedBlob | None:
         with self._mutex:  # else another thread of ours may hold the lock of the same folder
-            left = self._leftovers.find(entry.digest)
+            left = self._leftovers.find(entry.digest.file_name)
             if left is None or not self._leftovers.take(left, self._folder):
                 return None
         path = self._folder / left.name
@@ -374,7 +328,7 @@ class LocalSession:
         ours, theirs = os.fspath(self._folder), os.fspath(self._blobs.path)
         young_from_ns = old_ns()
         for wanted in blobs:
-            blob = self._made.pop(wanted.digest, None)
+            blob = self._new.made.pop(wanted.digest, None)
             if blob is None:
                 continue
             name = blob.digest.file_name

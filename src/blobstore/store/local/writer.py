@@ -25,6 +25,7 @@ from blobstore.io.durable import (
     DIRECT_FROM,
     create_file,
     open_direct,
+    open_or_create,
     os_errors,
     sync,
     write_aligned,
@@ -68,6 +69,8 @@ class BlobWriter:
     """Writes and hashes one blob of ``size`` bytes into ``folder``. See `Session.writer`.
 
     When its last byte is hashed, the blob is durable with ``syncs``, and ``finished`` is called.
+    ``in_order``: it is written from its start to its end, and the file is as long as what was
+    written so far, so that another session can go on; ``name`` may exist then.
     """
 
     def __init__(
@@ -79,7 +82,9 @@ class BlobWriter:
         stage: HashStage | None = None,
         *,
         syncs: bool = False,
+        in_order: bool = False,
     ) -> None:
+        self._in_order = in_order
         self._folder = folder
         self._path = folder / name
         self._size = size
@@ -111,13 +116,29 @@ class BlobWriter:
         if self._hashes_itself:
             self._stage.work_while(lambda: True)
 
+    def go_on(self, nbytes: int, hashed: Callable[[], None]) -> None:
+        """Go on behind the first ``nbytes`` of the file, which are hashed again.
+
+        ``hashed`` is called then. Raises: as `put`.
+        """
+        self._open()
+        for start in range(0, nbytes, _READ_BACK):
+            length = min(_READ_BACK, nbytes - start)
+            is_last = start + length == nbytes
+            read = partial(self._read_back, start, length)
+            self._hash.add(start, Piece(length, read, hashed if is_last else lambda: None))
+
     def put_aside(self, offset: int, data: Any) -> None:
         """See `Writer`."""
         self._write(offset, memoryview(data).cast("B"), aligned=False)
 
     def _open(self) -> None:
         with self._mutex, os_errors("create", self._path):
-            if self._fd < 0:
+            if self._fd >= 0:
+                return
+            if self._in_order:
+                self._fd = open_or_create(self._path)
+            else:
                 self._fd = create_file(self._path, self._size if self._size >= DIRECT_FROM else 0)
                 self._direct = open_direct(self._path) if self._size >= DIRECT_FROM else -1
 

@@ -135,12 +135,12 @@ def test_what_is_taken_is_moved_once(tmp_path: Path) -> None:
     folder = leave(parent, "1-dead", finished=b"one")
     mine.mkdir()
     leftovers = Leftovers(parent)
-    path = leftovers.find(ONE)
+    path = leftovers.find(ONE.file_name)
     assert path == folder / ONE.file_name
     inode = path.stat().st_ino
     assert leftovers.take(path, mine)
     assert not leftovers.take(path, mine)
-    assert leftovers.find(ONE) is None
+    assert leftovers.find(ONE.file_name) is None
     assert (mine / ONE.file_name).stat().st_ino == inode
 
 
@@ -153,7 +153,7 @@ def test_what_is_no_file_is_no_blob(tmp_path: Path, kind: str) -> None:
         os.mkfifo(path)
     else:
         path.symlink_to("0123456789abcdef" if kind == "link" else "nowhere")
-    assert Leftovers(tmp_path).find(ONE) is None
+    assert Leftovers(tmp_path).find(ONE.file_name) is None
 
 
 def test_links_and_files_beside_the_folders_are_not_followed(
@@ -164,7 +164,7 @@ def test_links_and_files_beside_the_folders_are_not_followed(
     (parent / "1-link").symlink_to(outside)
     (parent / "2-file").write_bytes(b"mine")
     os.mkfifo(parent / "3-fifo")
-    assert Leftovers(parent).find(ONE) is None
+    assert Leftovers(parent).find(ONE.file_name) is None
     commit_model(store, "m", b"two")
     assert names(parent) == ["1-link", "2-file", "3-fifo"]
     assert len(names(outside)) == 3
@@ -173,7 +173,7 @@ def test_links_and_files_beside_the_folders_are_not_followed(
 def test_nothing_is_left_of_folders_that_are_not_there(tmp_path: Path) -> None:
     leftovers = Leftovers(tmp_path / "none")
     leftovers.clean()
-    assert leftovers.find(ONE) is None
+    assert leftovers.find(ONE.file_name) is None
     assert not leftovers.take(tmp_path / "none/1-dead/x", tmp_path)
 
 

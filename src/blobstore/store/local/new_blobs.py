@@ -1,0 +1,160 @@
+"""New blobs: what one session writes to its own folder, until it is published."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from blobstore import hashing
+from blobstore.formats.documents import Descriptor
+from blobstore.hashing import Bytes
+from blobstore.hashing.stage import HashStage
+from blobstore.io.copying import clone, link
+from blobstore.io.durable import os_errors, remove_if_there, sync
+from blobstore.io.ranges import FileReader, OpenReader
+from blobstore.names import Digest
+from blobstore.store.local.blobs import FinishedBlob, Stamp
+from blobstore.store.local.leftovers import partial_name
+from blobstore.store.local.writer import BlobWriter, write_whole
+from blobstore.store.ports import How
+
+_log = logging.getLogger("blobstore.store.local.store")
+_CHUNK = 2**20
+
+
+class NewBlobs:
+    """The blobs in a session's folder: ``made`` has the finished ones. Safe to share.
+
+    ``syncs``: each is made durable by itself, because the folder's file system can't be.
+    """
+
+    def __init__(self, folder: Path, stage: HashStage, *, syncs: bool) -> None:
+        self.made: dict[Digest, FinishedBlob] = {}
+        self._folder = folder
+        self._stage = stage
+        self._syncs = syncs
+        self._numbers = itertools.count()
+
+    def add(self, blob: FinishedBlob) -> None:
+        """Note a blob that is in the folder."""
+        self.made.setdefault(blob.digest, blob)
+
+    def discard(self, blob: FinishedBlob) -> None:
+        """Remove a blob, unless another one has its bytes. Raises: StorageError."""
+        if self.made.get(blob.digest) is blob:
+            del self.made[blob.digest]
+            with os_errors("remove", blob.path):
+                remove_if_there(blob.path)
+
+    def writer(
+        self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
+    ) -> BlobWriter:
+        """Return a writer. See `Session.writer`."""
+        return self._writer(self._number(), size, finished, stage)
+
+    def put_all(self, blobs: Sequence[Bytes]) -> list[FinishedBlob]:
+        """Write small blobs. See `Session.put_all`."""
+        return [
+            self._put(Digest(digest.hex()), memoryview(data))
+            for digest, data in zip(hashing.digests(blobs), blobs, strict=True)
+        ]
+
+    def take(self, descriptor: Descriptor, reader: OpenReader) -> tuple[How, FinishedBlob]:
+        """Return the blob of a reader's bytes, and how it came; its digest is not compared."""
+        place = self._folder / self._number()
+        for how, share in ((How.CLONED, clone), (How.LINKED, link)):
+            if reader.fileno() is not None and share(reader, place):
+                return how, self._shared(place, descriptor)
+        if reader.is_remote and reader.size > _CHUNK:
+            return How.COPIED, self._fetched(descriptor, reader)
+        return How.COPIED, self.copy(reader)
+
+    def copy(self, reader: OpenReader) -> FinishedBlob:
+        """Return the blob of a reader's bytes, copied in pieces of 1 MiB."""
+        if reader.size <= _CHUNK:
+            return self.put_all([reader.read(0, reader.size)])[0]
+        return self._copied(reader, self._number(), 0)
+
+    def _number(self) -> str:
+        return str(next(self._numbers))
+
+    def _writer(
+        self,
+        name: str,
+        size: int,
+        finished: Callable[[Any], None],
+        stage: HashStage | None,
+        *,
+        in_order: bool = False,
+    ) -> BlobWriter:
+        def both(blob: FinishedBlob) -> None:
+            self.add(blob)
+            finished(blob)
+
+        return BlobWriter(
+            self._folder, name, size, both, stage, syncs=self._syncs, in_order=in_order
+        )
+
+    def _put(self, digest: Digest, data: memoryview) -> FinishedBlob:
+        blob = write_whole(self._folder, digest, data, self._number(), syncs=self._syncs)
+        self.add(blob)
+        return blob
+
+    def _shared(self, place: Path, descriptor: Descriptor) -> FinishedBlob:
+        """Return the blob of a file that shares another's blocks, named for its digest."""
+        with FileReader(place, follow=False) as reader:
+            reader.read_ahead()
+            digest = reader.digest(self._stage)
+            with os_errors("write", place):
+                if self._syncs:
+                    sync(reader.fileno())
+                stamp = Stamp.of(reader.status())
+                blob = FinishedBlob(digest, descriptor.size, self._folder, stamp)
+                place.rename(blob.path)
+        self.add(blob)
+        return blob
+
+    def _fetched(self, descriptor: Descriptor, reader: OpenReader) -> FinishedBlob:
+        """Return a blob that comes from a server, behind what the folder has of it already.
+
+        If the whole has another digest then, it is fetched again from its start.
+        """
+        name = partial_name(descriptor.digest)
+        begun = self._begun(self._folder / name, reader.size)
+        blob = self._copied(reader, name, begun)
+        if begun and blob.digest != descriptor.digest:
+            _log.info("the beginning of %s was of no use", descriptor.digest)
+            self.discard(blob)
+            blob = self._copied(reader, name, 0)
+        return blob
+
+    def _begun(self, path: Path, size: int) -> int:
+        """Return how many bytes of a blob a file has; one that has too many is removed."""
+        with os_errors("access", path):
+            nbytes = path.lstat().st_size if path.exists() else 0
+            if nbytes > size:
+                remove_if_there(path)
+        return nbytes if nbytes <= size else 0
+
+    def _copied(self, reader: OpenReader, name: str, begun: int) -> FinishedBlob:
+        """Copy a reader's bytes to the file ``name``, which has the first ``begun`` of them."""
+        made: list[FinishedBlob] = []
+        hashed = threading.Event()
+        done = begun
+        with closing(
+            self._writer(name, reader.size, made.append, self._stage, in_order=reader.is_remote)
+        ) as writer:
+            if begun:
+                writer.go_on(begun, hashed.set)
+                self._stage.work_until(hashed)
+            for piece in reader.pieces(memoryview(bytearray(_CHUNK)), begun):
+                hashed.clear()
+                writer.put(done, piece, hashed=hashed.set)
+                self._stage.work_until(hashed)
+                done += len(piece)
+        return made[0]
