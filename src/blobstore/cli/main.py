@@ -55,6 +55,8 @@ _PLACES = {
     "quality": "comparing:quality",
     "du": "care:du",
     "diff": "comparing:diff",
+    "login": "accounts:login",
+    "logout": "accounts:logout",
     "schema": "main:schema",
     "completion": "completion:completion",
 }

@@ -108,6 +108,7 @@ _FLAGS = {
     "parameters": ("--param",),
     "replace": ("--force",),
     "wait_s": ("--wait",),
+    "realms": ("--realm",),
 }
 """The flags of options whose flags are not just their names."""
 _NAMED = re.compile(

@@ -29,19 +29,19 @@ from blobstore.formats import strictjson
 from blobstore.io.durable import os_errors, sync, sync_folder, write_all_at
 from blobstore.io.ranges import FileReader, real_path
 from blobstore.store.registry.credential_helpers import CredentialHelper
+from blobstore.store.registry.hosts import HUB_HOSTS
 from blobstore.store.registry.login import Login, Secret
 
 MAX_FILE = 2**20
 RULE = "K1"
 HUB_KEY = "https://index.docker.io/v1/"
-_HUB_HOSTS = ("docker.io", "index.docker.io", "registry-1.docker.io")
 _FOLDER_MODE = 0o700
 _FILE_MODE = 0o600
 
 
 def key_of(host: str) -> str:
     """Return the key that docker has for a registry: the host, or the address of Docker Hub."""
-    return HUB_KEY if host.lower() in _HUB_HOSTS else host.lower()
+    return HUB_KEY if host.lower() in HUB_HOSTS else host.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class CredentialFile:
 
 def _keys(entries: Mapping[str, Any], host: str, repository: str = "") -> Iterator[str]:
     """Yield the keys that stand for a repository: the longest path first, then addresses."""
-    hosts = set(_HUB_HOSTS) if host.lower() in _HUB_HOSTS else {host.lower()}
+    hosts = set(HUB_HOSTS) if host.lower() in HUB_HOSTS else {host.lower()}
     parts = repository.split("/") if repository else []
     found: dict[int, list[str]] = {}
     for key in entries:

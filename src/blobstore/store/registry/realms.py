@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from blobstore.errors import AuthenticationError, UsageError, quoted
+from blobstore.errors import AuthenticationError, UsageError
 from blobstore.io.http.client import RequestTarget
 from blobstore.io.http.web_addresses import WebAddress
 
@@ -58,9 +58,7 @@ def realm_target(
     try:
         realm = WebAddress.parse(text)
     except UsageError:
-        raise refused(
-            registry, f"names the token server {quoted(text)}, which is not a web address"
-        ) from None
+        raise refused(registry, "names its token server by what is not a web address") from None
     if realm.scheme == "http" and registry.scheme == "https":
         raise refused(registry, f"names a token server without TLS: {realm}")
     if _is_own(realm, registry) or realm.authority in named:

@@ -1,0 +1,151 @@
+"""``login`` and ``logout``, and where logins are found."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blobstore.cli.output import emit, note, printable
+from blobstore.errors import UsageError
+
+if TYPE_CHECKING:
+    from blobstore.store.registry.credentials import Credentials
+    from blobstore.store.registry.login import Login
+
+Host = Annotated[str, typer.Argument(metavar="HOST", help="A registry: HOST or HOST:PORT.")]
+InsecureOption = Annotated[
+    bool,
+    typer.Option("--insecure", help="Use http where the registry is not on this machine, too."),
+]
+RealmsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--realm",
+        metavar="HOST",
+        help="A token server that belongs to the registry; repeatable "
+        "[default: $BLOBSTORE_REALMS].",
+    ),
+]
+_LONGEST_SECRET = 16 * 2**10
+
+
+def login(
+    host: Host,
+    user: Annotated[
+        str | None, typer.Option("--username", "-u", metavar="USER", help="The user's name.")
+    ] = None,
+    password_stdin: Annotated[
+        bool, typer.Option("--password-stdin", help="Read the password from stdin.")
+    ] = False,
+    token_stdin: Annotated[
+        bool, typer.Option("--token-stdin", help="Read an identity token from stdin, for no USER.")
+    ] = False,
+    insecure: InsecureOption = False,
+    realm: RealmsOption = None,
+) -> None:
+    """Log in to a registry, after asking it whether the password is right."""
+    from blobstore.io.http.client import HttpClient
+    from blobstore.store.registry.authorization import check_login
+    from blobstore.store.registry.hosts import registry_address
+
+    address = registry_address(host, insecure=insecure)
+    given = _given_login(user, password_stdin=password_stdin, token_stdin=token_stdin)
+    with HttpClient() as client:
+        asked = check_login(client, address, given, realms=realms_of(realm))
+    place = credentials().keep(host, given)
+    if not asked:
+        note(f"{host} did not ask for a login, so it is not checked.")
+    emit(printable(f"Logged in to {host}; the login is kept in {place}"))
+
+
+def logout(host: Host) -> None:
+    """Forget the login for a registry."""
+    from blobstore.store.registry.hosts import check_host
+
+    check_host(host)
+    found = credentials()
+    if not found.drop(host):
+        note(f"There was no login for {host}.")
+    else:
+        emit(printable(f"Logged out of {host}"))
+    if (other := found.find(host)) is not None:
+        note(f"Another place still has a login for {host}: {other.place}")
+
+
+def credentials() -> Credentials:
+    """Return the logins that the environment leads to."""
+    from blobstore.store.registry.credentials import CredentialPlaces, Credentials
+
+    def read(name: str) -> str | None:
+        return os.environ.get(name) or None
+
+    places = CredentialPlaces(
+        home=Path(os.path.expanduser("~")),  # noqa: PTH111  # Path.home raises without a home
+        user_id=os.getuid(),
+        registry_auth_file=read("REGISTRY_AUTH_FILE"),
+        docker_config=read("DOCKER_CONFIG"),
+        xdg_runtime_dir=read("XDG_RUNTIME_DIR"),
+        xdg_config_home=read("XDG_CONFIG_HOME"),
+    )
+    return Credentials(places.paths)
+
+
+def realms_of(given: list[str] | None) -> list[str]:
+    """Return the token servers that ``--realm`` or the environment names."""
+    named = given or os.environ.get("BLOBSTORE_REALMS", "").split(",")
+    return [realm.strip().lower() for realm in named if realm.strip()]
+
+
+def _given_login(user: str | None, *, password_stdin: bool, token_stdin: bool) -> Login:
+    """Return the login that the options and stdin, or a prompt, give. Raises: UsageError."""
+    from blobstore.store.registry.login import Login, Secret
+
+    if token_stdin:
+        if user is not None or password_stdin:
+            raise UsageError("--token-stdin takes neither a USER nor a password")
+        return Login(None, Secret(_piped("token")))
+    if password_stdin:
+        if user is None:
+            raise UsageError("--password-stdin needs --username USER")
+        secret = _piped("password")
+    else:
+        user, secret = _asked(user)
+    if not user or ":" in user:
+        raise UsageError("a user's name is empty, or contains a colon, which ends it")
+    return Login(user, Secret(secret))
+
+
+def _piped(what: str) -> str:
+    """Return a secret from stdin, without the end of its line. Raises: UsageError."""
+    raw = sys.stdin.buffer.read(_LONGEST_SECRET + 1)
+    if len(raw) > _LONGEST_SECRET:
+        raise UsageError(f"the {what} on stdin is longer than {_LONGEST_SECRET:,} bytes")
+    return _checked(raw.removesuffix(b"\n").removesuffix(b"\r"), what)
+
+
+def _asked(user: str | None) -> tuple[str, str]:
+    """Ask for what is missing; the password is not shown. Raises: UsageError."""
+    import getpass
+
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "a password is read from a terminal",
+            hint="Elsewhere pass it with --password-stdin: blobstore login HOST -u USER "
+            "--password-stdin < FILE",
+        )
+    named = user or input("User: ")
+    return named, _checked(getpass.getpass("Password: ").encode(), "password")
+
+
+def _checked(raw: bytes, what: str) -> str:
+    try:
+        secret = raw.decode()
+    except UnicodeDecodeError:
+        raise UsageError(f"the {what} is not UTF-8") from None
+    if not secret or not secret.isprintable():
+        raise UsageError(f"the {what} is empty, or contains a line break or a control character")
+    return secret

@@ -1,0 +1,38 @@
+"""Hosts of registries, as names have them, and the web addresses that they stand for."""
+
+from __future__ import annotations
+
+import re
+
+from blobstore.errors import InvalidNameError, UsageError, quoted
+from blobstore.io.http.web_addresses import WebAddress
+from blobstore.names import ModelName
+
+HUB_HOSTS = ("docker.io", "index.docker.io", "registry-1.docker.io")
+"""The names of Docker Hub; the last one has its API."""
+_LOOPBACK = re.compile(r"(?:(?:.+\.)?localhost|127(?:\.[0-9]{1,3}){3})(?::[0-9]+)?", re.IGNORECASE)
+
+
+def check_host(host: str) -> None:
+    """Raise UsageError unless ``host`` is one that names may have: ``HOST`` or ``HOST:PORT``."""
+    try:
+        ModelName(host=host, model="any")
+    except InvalidNameError:
+        raise UsageError(
+            f"not a registry: {quoted(host)}", hint="Write HOST or HOST:PORT."
+        ) from None
+
+
+def registry_address(host: str, *, insecure: bool = False) -> WebAddress:
+    """Return the address of a registry's API, ``https://HOST/v2/``.
+
+    It is http on this machine (localhost, 127.0.0.1), and elsewhere if it may be ``insecure``.
+    Docker Hub's API is on another host than its names say.
+
+    Raises: UsageError for a host that can't be.
+    """
+    check_host(host)
+    if host.lower() in HUB_HOSTS:
+        host, insecure = HUB_HOSTS[-1], False
+    scheme = "http" if insecure or _LOOPBACK.fullmatch(host) else "https"
+    return WebAddress.parse(f"{scheme}://{host}/v2/")

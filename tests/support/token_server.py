@@ -1,0 +1,260 @@
+"""Servers on loopback that ask for logins: a token server, and a registry's API behind it.
+
+The token server follows distribution's documents (docs/content/spec/auth/token.md, oauth.md). With
+a key its tokens are JWTs that Debian's docker-registry accepts, signed by the command openssl;
+without, they are opaque, and only `GuardedApi` knows them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+SERVICE = "the lab"
+ISSUER = "the lab's token server"
+USER, PASSWORD = "alice", "swordfish-7c1d"
+IDENTITY = "identity-5f0c9a"
+Answer = tuple[int, dict[str, str], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """One request: ``fields`` are of the query, or of the body's form."""
+
+    method: str
+    path: str
+    authorization: str | None
+    fields: dict[str, list[str]]
+
+    @property
+    def scopes(self) -> list[str]:
+        """What was asked for, one scope each."""
+        return " ".join(self.fields.get("scope", [])).split()
+
+
+class _Asked(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    answer: Callable[[TokenRequest], Answer]
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0))).decode()
+        parts = urlsplit(self.path)
+        query = body if self.command == "POST" else parts.query
+        asked = TokenRequest(
+            self.command, parts.path, self.headers.get("authorization"), parse_qs(query)
+        )
+        status, headers, data = type(self).answer(asked)
+        self.send_response_only(status)
+        general = {"Date": self.date_time_string(), "Content-Length": str(len(data))}
+        for name, value in (general | headers).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def handle_error(self, *_: object) -> None:
+        """Print nothing: a client may leave in the middle of a reply."""
+
+
+@contextmanager
+def serving(answer: Callable[[TokenRequest], Answer]) -> Iterator[int]:
+    """Run a server of ``answer`` on 127.0.0.1 for as long as the block lasts; give its port."""
+    handler = type("Handler", (_Asked,), {"answer": staticmethod(answer)})
+    with _Server(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield int(server.server_address[1])
+        finally:
+            server.shutdown()
+
+
+@dataclass
+class TokenServer:
+    """A token server. Tests change what it does, and read what it was asked.
+
+    ``change`` may replace the document of a reply. Users may do everything, others may pull.
+    """
+
+    port: int = 0
+    asked: list[TokenRequest] = field(default_factory=list)
+    expires_in: int | None = 300
+    public: bool = True
+    key: Path | None = None
+    certificates: Path = Path()
+    change: Callable[[dict[str, Any]], Any] = lambda document: document
+    granted: dict[str, frozenset[str]] = field(default_factory=dict)
+    """The actions of each opaque token: ``repository:name:action``."""
+
+    @property
+    def realm(self) -> str:
+        """Its address in challenges."""
+        return f"http://127.0.0.1:{self.port}/token"
+
+    @property
+    def service(self) -> str:
+        """The registry's name here."""
+        return SERVICE
+
+    @property
+    def issuer(self) -> str:
+        """Its own name, in JWTs."""
+        return ISSUER
+
+    @property
+    def challenge(self) -> str:
+        """The WWW-Authenticate field that leads here."""
+        return f'Bearer realm="{self.realm}",service="{SERVICE}",scope="repository:a/b:pull"'
+
+    def answer(self, asked: TokenRequest) -> Answer:
+        """Return the reply to a request."""
+        self.asked.append(asked)
+        user = self._user(asked)
+        if user == "wrong" or (user is None and not self.public):
+            return 401, {}, b'{"details":"incorrect username or password"}'
+        rights = frozenset(
+            f"{kind}:{name}:{action}"
+            for kind, name, actions in (scope.rsplit(":", 2) for scope in asked.scopes)
+            for action in actions.split(",")
+            if user is not None or action == "pull"
+        )
+        token = secrets.token_urlsafe(24) if self.key is None else self._jwt(rights, user)
+        self.granted[token] = rights
+        document: dict[str, Any] = {"token": token}
+        if self.expires_in is not None:
+            document["expires_in"] = self.expires_in
+        data = self.change(document)
+        body = data if isinstance(data, bytes) else json.dumps(data).encode()
+        return 200, {"Content-Type": "application/json"}, body
+
+    def allows(self, authorization: str | None, right: str) -> bool:
+        """Return True if an opaque token gives a right: ``repository:name:action``."""
+        scheme, _, token = (authorization or "").partition(" ")
+        return scheme == "Bearer" and right in self.granted.get(token, ())
+
+    def knows(self, authorization: str | None) -> bool:
+        """Return True for any token from here."""
+        return (authorization or "").removeprefix("Bearer ") in self.granted
+
+    @staticmethod
+    def _user(asked: TokenRequest) -> str | None:
+        if asked.method == "POST":
+            good = asked.fields.get("refresh_token") == [IDENTITY]
+            return USER if good and asked.fields["grant_type"] == ["refresh_token"] else "wrong"
+        if asked.authorization is None:
+            return None
+        return USER if asked.authorization == basic(USER, PASSWORD) else "wrong"
+
+    def _jwt(self, rights: frozenset[str], user: str | None) -> str:
+        """Return a token of RS256, with the certificate of its key (distribution's jwt.md)."""
+        access: dict[tuple[str, str], list[str]] = {}
+        for right in sorted(rights):
+            kind, name, action = right.rsplit(":", 2)
+            access.setdefault((kind, name), []).append(action)
+        now = int(time.time())
+        pem = self.certificates.read_text().splitlines()
+        header = {"typ": "JWT", "alg": "RS256", "x5c": ["".join(pem[1:-1])]}
+        claims = {
+            "iss": ISSUER,
+            "sub": user or "",
+            "aud": SERVICE,
+            "exp": now + (self.expires_in or 60),
+            "nbf": now - 10,
+            "iat": now,
+            "jti": secrets.token_hex(8),
+            "access": [
+                {"type": kind, "name": name, "actions": actions}
+                for (kind, name), actions in access.items()
+            ],
+        }
+        signed = ".".join(_url64(json.dumps(part).encode()) for part in (header, claims))
+        signature = subprocess.run(
+            ["openssl", "dgst", "-sha256", "-sign", str(self.key)],
+            input=signed.encode(),
+            capture_output=True,
+            check=True,
+        ).stdout
+        return f"{signed}.{_url64(signature)}"
+
+
+@contextmanager
+def token_server(folder: Path | None = None) -> Iterator[TokenServer]:
+    """Run a token server; with ``folder``, where its key and certificate are made, of JWTs."""
+    server = TokenServer()
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        server.key, server.certificates = folder / "key.pem", folder / "certificate.pem"
+        line = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=lab"
+        made = ["-keyout", str(server.key), "-out", str(server.certificates)]
+        subprocess.run([*line.split(), *made], check=True, capture_output=True)
+    with serving(lambda asked: server.answer(asked)) as port:
+        server.port = port
+        yield server
+
+
+@dataclass
+class GuardedApi:
+    """A registry's API that needs a login: 200 for ``/v2/…`` if ``allows``, else a challenge.
+
+    ``allows`` takes the Authorization field and the path below ``/v2/``.
+    """
+
+    challenges: list[str]
+    allows: Callable[[str | None, str], bool]
+    port: int = 0
+    asked: list[TokenRequest] = field(default_factory=list)
+
+    @property
+    def host(self) -> str:
+        """Host and port."""
+        return f"127.0.0.1:{self.port}"
+
+    def answer(self, asked: TokenRequest) -> Answer:
+        """Return the reply to a request."""
+        self.asked.append(asked)
+        if self.allows(asked.authorization, asked.path.removeprefix("/v2/")):
+            return 200, {"Content-Type": "application/json"}, b"{}"
+        # One field after the other: the names differ in case, so that a dictionary holds both.
+        names = ("WWW-Authenticate", "Www-Authenticate", "www-authenticate")
+        return 401, dict(zip(names, self.challenges, strict=False)), b"{}"
+
+
+@contextmanager
+def guarded_api(
+    allows: Callable[[str | None, str], bool], *challenges: str
+) -> Iterator[GuardedApi]:
+    """Run such an API for as long as the block lasts."""
+    api = GuardedApi(list(challenges), allows)
+    with serving(lambda asked: api.answer(asked)) as port:
+        api.port = port
+        yield api
+
+
+def basic(user: str, password: str) -> str:
+    """Return the field of Basic."""
+    return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+def _url64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")

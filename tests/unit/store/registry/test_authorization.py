@@ -1,0 +1,552 @@
+"""Authorization at a registry, against a token server and an API on loopback."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.corpus import refusal
+from support.token_server import (
+    IDENTITY,
+    PASSWORD,
+    SERVICE,
+    USER,
+    Answer,
+    GuardedApi,
+    TokenRequest,
+    TokenServer,
+    basic,
+    guarded_api,
+    serving,
+    token_server,
+)
+
+import blobstore
+from blobstore.errors import AuthenticationError, RemoteError, UsageError
+from blobstore.io.budget import RetryPolicy
+from blobstore.io.http.client import HttpClient, Message, RequestTarget
+from blobstore.io.http.web_addresses import WebAddress
+from blobstore.store.registry import authorization as module
+from blobstore.store.registry.authorization import Authorization, check_login
+from blobstore.store.registry.login import Login, Secret
+from blobstore.store.registry.tokens import CATALOG, MAX_REPLY, MAX_TOKEN, Scope
+
+POLICY = RetryPolicy(connect_s=60, silence_s=60, deadline_s=240, backoff_s=0.001)
+LOGIN = Login(USER, Secret(PASSWORD), "FILE")
+TOKEN = Login(None, Secret(IDENTITY), "FILE")
+PACKAGE = str(Path(blobstore.__file__).parent)
+PULL = Scope("a/b")
+PUSH = Scope("a/b", ("pull", "push"))
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[HttpClient]:
+    """A client for loopback, where nothing is public."""
+    with HttpClient(retry_policy=POLICY) as made:
+        yield made
+
+
+@pytest.fixture
+def tokens() -> Iterator[TokenServer]:
+    """A token server."""
+    with token_server() as running:
+        yield running
+
+
+@pytest.fixture
+def api(tokens: TokenServer) -> Iterator[GuardedApi]:
+    """A registry's API behind it, whose paths are scopes; an empty one needs any token."""
+
+    def allows(field: str | None, path: str) -> bool:
+        return tokens.allows(field, path) if path else tokens.knows(field)
+
+    with guarded_api(allows, tokens.challenge) as running:
+        yield running
+
+
+def authorization(
+    client: HttpClient, api: GuardedApi, login: Login | None, *realms: str
+) -> Authorization:
+    registry = WebAddress.parse(f"http://{api.host}")
+    return Authorization(client, registry, login, realms=realms)
+
+
+def ask(
+    client: HttpClient, api: GuardedApi, asked: Authorization, scope: Scope | None, tries: int = 2
+) -> str | None:
+    """Ask for the last right of a scope as the registry's client does; return what was sent."""
+    path = "" if scope is None else f"{scope.kind}:{scope.repository}:{scope.actions[-1]}"
+    address = WebAddress.parse(f"http://{api.host}/v2/{path}")
+    for _ in range(tries):
+        sent = asked.field(scope)
+        target = RequestTarget(address, sent)
+        limits = client.limits(2**16)
+        with client.request(Message("GET"), target, limits, accept=(200, 401)) as (reply, _):
+            if reply.status == 200:
+                return sent
+            asked.challenged(reply, scope)
+    raise AssertionError("refused for ever")
+
+
+def test_a_token_is_fetched_once_for_a_scope(
+    client: HttpClient, api: GuardedApi, tokens: TokenServer
+) -> None:
+    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
+    assert asked.field(PULL) is None
+    first = ask(client, api, asked, PULL)
+    assert ask(client, api, asked, PULL) == first
+    assert ask(client, api, asked, PUSH) != first
+    assert ask(client, api, asked, CATALOG)
+    assert [one.scopes for one in tokens.asked] == [
+        ["repository:a/b:pull"],
+        ["repository:a/b:pull,push"],
+        ["registry:catalog:*"],
+    ]
+    assert {one.authorization for one in tokens.asked} == {basic(USER, PASSWORD)}
+    assert tokens.asked[0].fields == {
+        "client_id": ["blobstore"],
+        "service": [SERVICE],
+        "scope": ["repository:a/b:pull"],
+    }
+    # One 401 in all: later tokens are fetched before they are asked for.
+    assert [one.authorization is None for one in api.asked] == [True, False, False, False, False]
+    assert not [one for one in api.asked if PASSWORD in (one.authorization or "")]
+
+
+def test_a_mount_needs_two_scopes(client: HttpClient, api: GuardedApi, tokens: TokenServer) -> None:
+    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
+    ask(client, api, asked, Scope("a/b", ("pull", "push"), mounted=("c/d",)))
+    assert tokens.asked[0].fields["scope"] == ["repository:a/b:pull,push", "repository:c/d:pull"]
+
+
+def test_without_a_login(client: HttpClient, api: GuardedApi, tokens: TokenServer) -> None:
+    asked = authorization(client, api, None, f"127.0.0.1:{tokens.port}")
+    assert ask(client, api, asked, PULL)
+    error = refusal(lambda: ask(client, api, asked, PUSH))
+    assert isinstance(error, AuthenticationError)
+    assert error.message == (
+        f"{api.host} denies pull and push of a/b without a login (it answers 401)"
+    )
+    assert error.hint == f"Check that it exists, and log in: blobstore login {api.host}"
+    tokens.public = False
+    error = refusal(lambda: ask(client, api, asked, Scope("c/d")))
+    assert "gives no token without a login (it answers 401" in error.message
+    assert error.hint == f"Log in: blobstore login {api.host}"
+    assert {one.authorization for one in tokens.asked} == {None}
+
+
+def test_an_identity_token(client: HttpClient, api: GuardedApi, tokens: TokenServer) -> None:
+    asked = authorization(client, api, TOKEN, f"127.0.0.1:{tokens.port}")
+    assert ask(client, api, asked, PUSH)
+    (one,) = tokens.asked
+    assert (one.method, one.path, one.authorization) == ("POST", "/token", None)
+    assert one.fields == {
+        "grant_type": ["refresh_token"],
+        "service": [SERVICE],
+        "client_id": ["blobstore"],
+        "scope": ["repository:a/b:pull,push"],
+        "refresh_token": [IDENTITY],
+    }
+
+
+@pytest.mark.parametrize("login", [Login(USER, Secret("wrong-1")), Login(None, Secret("wrong-1"))])
+def test_a_wrong_login(
+    client: HttpClient, api: GuardedApi, tokens: TokenServer, login: Login
+) -> None:
+    asked = authorization(client, api, login, f"127.0.0.1:{tokens.port}")
+    error = refusal(lambda: ask(client, api, asked, PULL))
+    assert isinstance(error, AuthenticationError)
+    what = "identity token" if login.user is None else "user name or the password"
+    assert f"{tokens.realm} refuses the {what} (it answers 401" in error.message
+    assert error.hint == f"Log in: blobstore login {api.host}"
+    assert len(tokens.asked) == len(api.asked) == 1
+    assert asked.field is not None
+
+
+@pytest.mark.parametrize("status", [400, 403, 404])
+def test_other_refusals_of_the_token_server(client: HttpClient, status: int) -> None:
+    def answer(_: TokenRequest) -> Answer:
+        return status, {}, b'{"error":"secret-detail"}'
+
+    with serving(answer) as port, guarded_api(lambda *_: False) as api:
+        api.challenges = [f'Bearer realm="http://127.0.0.1:{port}/t?x=1"']
+        for login in (LOGIN, TOKEN, None):
+            asked = authorization(client, api, login, f"127.0.0.1:{port}")
+            error = refusal(lambda asked=asked: ask(client, api, asked, PULL))  # type: ignore[misc]
+            assert isinstance(error, AuthenticationError)
+            assert error.status == status
+            assert f"(it answers {status}" in error.message
+
+
+def test_a_401_for_ever(client: HttpClient, tokens: TokenServer) -> None:
+    """corpus: registry-auth-401-loop."""
+    with guarded_api(lambda *_: False, tokens.challenge) as api:
+        for login in (LOGIN, None):
+            asked = authorization(client, api, login, f"127.0.0.1:{tokens.port}")
+            before = len(api.asked), len(tokens.asked)
+            error = refusal(lambda asked=asked: ask(client, api, asked, PULL, tries=9))  # type: ignore[misc]
+            assert isinstance(error, AuthenticationError)
+            assert "denies pull of a/b" in error.message
+            assert f"blobstore login {api.host}" in str(error.hint)
+            assert (len(api.asked), len(tokens.asked)) == (before[0] + 2, before[1] + 1)
+
+
+def test_basic(client: HttpClient) -> None:
+    right = basic(USER, PASSWORD)
+    with guarded_api(lambda field, _: field == right, 'Basic realm="x"') as api:
+        asked = authorization(client, api, LOGIN)
+        assert asked.field(PULL) is None
+        assert ask(client, api, asked, PULL) == right
+        assert asked.field(PUSH) == right
+        error = refusal(lambda: ask(client, api, authorization(client, api, None), PULL))
+        assert "denies access without a login" in error.message
+        error = refusal(lambda: ask(client, api, authorization(client, api, TOKEN), PULL))
+        assert "asks for a user name and a password, not for an identity token" in error.message
+        wrong = Login(USER, Secret("wrong-1"), "FILE")
+        before = len(api.asked)
+        error = refusal(lambda: ask(client, api, authorization(client, api, wrong), PULL, tries=9))
+        assert f"denies pull of a/b to user '{USER}' (from FILE)" in error.message
+        assert len(api.asked) == before + 2
+
+
+def test_bearer_is_taken_before_basic(
+    client: HttpClient, api: GuardedApi, tokens: TokenServer
+) -> None:
+    api.challenges.insert(0, 'Basic realm="x"')
+    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
+    sent = ask(client, api, asked, PULL)
+    assert sent is not None
+    assert sent.startswith("Bearer ")
+
+
+@pytest.mark.parametrize(
+    ("challenge", "reason"),
+    [
+        ('Bearer realm="x', "malformed"),  # corpus: registry-auth-realm-unquoted-garbage
+        ('Bearer service="x"', "names no token server"),
+        ("Negotiate", "schemes negotiate"),
+        ("", "schemes none"),
+        ('Bearer realm="file:///etc/passwd"', "not a web address"),
+        ('Bearer realm="http://169.254.169.254/"', "on another host"),
+        ('Bearer realm="https://evil.example/token"', "not known to belong to it"),
+        # corpus: registry-auth-scope-widened
+        ('Bearer realm="REALM",scope="repository:*:*"', "for all repositories"),
+        ('Bearer realm="REALM",scope="repository:a/b:pull repository:*:pull"', "all repositories"),
+    ],
+)
+def test_challenges_that_are_refused(
+    client: HttpClient, tokens: TokenServer, challenge: str, reason: str
+) -> None:
+    with guarded_api(lambda *_: False, challenge.replace("REALM", tokens.realm)) as api:
+        asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
+        error = refusal(lambda: ask(client, api, asked, PULL))
+        assert isinstance(error, AuthenticationError)
+        assert reason in error.message
+        assert error.rule == "R3"
+        assert len(api.asked) == 1
+        assert tokens.asked == []
+
+
+def test_a_realm_elsewhere_gets_nothing(client: HttpClient, tokens: TokenServer) -> None:
+    """corpus: registry-auth-realm-other-host. The second origin sees no request at all."""
+    with guarded_api(lambda *_: False, tokens.challenge) as api:
+        for login in (LOGIN, TOKEN, None):
+            asked = authorization(client, api, login)
+            assert isinstance(
+                refusal(lambda asked=asked: ask(client, api, asked, PULL)), AuthenticationError
+            )  # type: ignore[misc]
+    assert tokens.asked == []
+
+
+def test_a_401_of_another_server_is_refused(
+    client: HttpClient, api: GuardedApi, tokens: TokenServer
+) -> None:
+    """corpus: registry-redirect-cdn-401."""
+    with guarded_api(lambda *_: False) as first:
+        asked = authorization(client, first, LOGIN, f"127.0.0.1:{tokens.port}")
+        address = WebAddress.parse(f"http://{api.host}/v2/")
+        limits = client.limits(2**16)
+        with client.request(Message("GET"), RequestTarget(address), limits, accept=(401,)) as (
+            reply,
+            _,
+        ):
+            error = refusal(lambda: asked.challenged(reply, PULL))
+    assert f"redirects to http://{api.host}/v2/" in error.message
+    assert tokens.asked == []
+
+
+def test_a_scope_does_not_contain_another() -> None:
+    for name in ("a b", "a:push", "", "*", "a/b repository:c:push", "ä"):
+        assert isinstance(refusal(lambda name=name: Scope(name)), UsageError)  # type: ignore[misc]
+        assert isinstance(refusal(lambda name=name: Scope("a", mounted=(name,))), UsageError)  # type: ignore[misc]
+
+
+def b(text: str) -> bytes:
+    return text.encode()
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ({"token": ""}, "without a token"),  # corpus: registry-auth-token-empty
+        ({}, "without a token"),
+        ({"token": None, "access_token": ""}, "without a token"),
+        ({"token": "a\r\nX-Evil: 1"}, "invalid character"),
+        ({"token": "a b"}, "invalid character"),
+        ({"token": "é"}, "invalid character"),
+        ({"token": "x" * (MAX_TOKEN + 1)}, "16,385 characters"),
+        ({"token": ["t"]}, "expected keys"),
+        ({"token": "t", "expires_in": "300"}, "expected keys"),
+        ({"token": "t", "expires_in": True}, "expected keys"),
+        (["t"], "expected keys"),
+        (b(""), "expected keys"),
+        (b("token"), "expected keys"),
+        (b('{"token":"a","token":"b"}'), "expected keys"),
+        (b('{"token":' * 5000 + "1" + "}" * 5000), "expected keys"),
+    ],
+)
+def test_replies_that_are_not_tokens(
+    client: HttpClient, api: GuardedApi, tokens: TokenServer, reply: Any, reason: str
+) -> None:
+    tokens.change = lambda _: reply
+    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
+    error = refusal(lambda: ask(client, api, asked, PULL))
+    assert isinstance(error, AuthenticationError)
+    assert reason in error.message
+    assert len(tokens.asked) == 1
+
+
+def test_a_large_reply_is_not_read(
+    client: HttpClient, api: GuardedApi, tokens: TokenServer
+) -> None:
+    """corpus: registry-auth-token-100MB."""
+    tokens.change = lambda _: b'{"token":"' + b"x" * 100_000_000
+    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
+    error = refusal(lambda: ask(client, api, asked, PULL))
+    assert isinstance(error, RemoteError)
+    assert "sends more than was asked for" in error.message
+    assert f"{MAX_REPLY + 2**14:,} bytes" in error.message
+    assert len(tokens.asked) == 1
+
+
+def test_access_token_is_another_name(
+    client: HttpClient, api: GuardedApi, tokens: TokenServer
+) -> None:
+    tokens.change = lambda document: {"access_token": document["token"], "token": "", "more": [1]}
+    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
+    assert ask(client, api, asked, PULL)
+
+
+@pytest.mark.parametrize(
+    ("fields", "at_50", "at_1000"),
+    [
+        ({"expires_in": None}, True, False),  # 60 s
+        ({"expires_in": 5}, True, False),  # as docker: never less than 60 s
+        ({"expires_in": 0}, True, False),
+        ({"expires_in": -1}, True, False),
+        ({"expires_in": 2000}, True, True),
+        ({"expires_in": 10**40}, True, True),
+        ({"expires_in": 2000, "issued_at": "AGO 60"}, True, True),
+        ({"expires_in": 2000, "issued_at": "AGO 1500"}, True, False),
+        ({"expires_in": 100, "issued_at": "AGO 80"}, False, False),
+        ({"expires_in": 2000, "issued_at": "AGO -5000"}, True, True),
+        ({"expires_in": 2000, "issued_at": "yesterday"}, True, True),
+        ({"expires_in": 2000, "issued_at": 7}, True, True),
+    ],
+)
+def test_when_a_token_is_replaced(
+    client: HttpClient,
+    api: GuardedApi,
+    tokens: TokenServer,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: dict[str, Any],
+    at_50: bool,
+    at_1000: bool,
+) -> None:
+    issued = str(fields.get("issued_at", ""))
+    if isinstance(fields.get("issued_at"), str) and issued.startswith("AGO"):
+        ago = time.gmtime(time.time() - int(issued.split()[1]))
+        fields = fields | {"issued_at": time.strftime("%Y-%m-%dT%H:%M:%S.123456789Z", ago)}
+    tokens.change = lambda document: document | fields
+    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
+    ask(client, api, asked, PULL)
+    start = time.monotonic
+    for seconds, lasts in ((45, at_50), (1000, at_1000)):
+        count = len(tokens.asked)
+        monkeypatch.setattr(module.time, "monotonic", lambda seconds=seconds: start() + seconds)
+        asked.field(PULL)
+        assert (len(tokens.asked) == count) == lasts
+        monkeypatch.undo()
+        if not lasts:
+            return
+
+
+def test_the_age_of_a_token_is_by_the_servers_clock(client: HttpClient) -> None:
+    now = time.time() - 10**7  # a server whose clock is four months behind
+
+    def answer(_: TokenRequest) -> Answer:
+        issued = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now - 5))
+        body = f'{{"token":"t","expires_in":300,"issued_at":"{issued}"}}'
+        return 200, {"Date": formatdate(now, usegmt=True)}, body.encode()
+
+    with serving(answer) as port, guarded_api(lambda field, _: field == "Bearer t") as api:
+        api.challenges = [f'Bearer realm="http://127.0.0.1:{port}/t"']
+        asked = authorization(client, api, LOGIN, f"127.0.0.1:{port}")
+        assert ask(client, api, asked, PULL) == "Bearer t"
+
+
+def test_a_token_that_expired_early_is_replaced_once(
+    client: HttpClient, api: GuardedApi, tokens: TokenServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
+    first = ask(client, api, asked, PULL)
+    start = time.monotonic
+    monkeypatch.setattr(module.time, "monotonic", lambda: start() + 30)
+    tokens.granted.clear()  # the registry does not take it any more
+    second = ask(client, api, asked, PULL)
+    assert second != first
+    tokens.granted.clear()
+    tokens.public = False
+    api.allows = lambda *_: False
+    count = len(tokens.asked)
+    assert isinstance(refusal(lambda: ask(client, api, asked, PULL)), AuthenticationError)
+    assert len(tokens.asked) == count
+
+
+def test_threads_share_one_request_for_a_token(
+    client: HttpClient, api: GuardedApi, tokens: TokenServer
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(document: dict[str, Any]) -> dict[str, Any]:
+        begun.set()
+        assert go_on.wait(60)
+        return document
+
+    tokens.change = wait
+    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
+    with ThreadPoolExecutor(8) as pool:
+        sent = [pool.submit(ask, client, api, asked, PULL) for _ in range(8)]
+        assert begun.wait(60)
+        go_on.set()
+        assert len({one.result() for one in sent}) == 1
+    assert len(tokens.asked) == 1
+
+
+def test_threads_share_a_failure(client: HttpClient, api: GuardedApi, tokens: TokenServer) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def fail(_: dict[str, Any]) -> bytes:
+        begun.set()
+        assert go_on.wait(60)
+        return b"not a token"
+
+    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
+    ask(client, api, asked, PUSH)
+    tokens.change = fail
+    with ThreadPoolExecutor(4) as pool:
+        fields = [pool.submit(asked.field, PULL)]
+        assert begun.wait(60)
+        fields += [pool.submit(asked.field, PULL) for _ in range(3)]
+        while len(pool._threads) < 4 or pool._work_queue.qsize():
+            time.sleep(0.001)
+        time.sleep(0.05)  # the threads are about to wait; a late one asks again, and fails too
+        go_on.set()
+        assert {type(one.exception()) for one in fields} == {AuthenticationError}
+    tokens.change = lambda document: document
+    assert asked.field(PULL)  # the failure is not kept
+
+
+@pytest.mark.parametrize("status", [302, 307, 308])
+@pytest.mark.parametrize("login", [LOGIN, TOKEN, None])
+def test_a_token_request_does_not_leave_its_server(
+    client: HttpClient, tokens: TokenServer, login: Login | None, status: int
+) -> None:
+    def answer(_: TokenRequest) -> Answer:
+        return status, {"Location": tokens.realm}, b""
+
+    with serving(answer) as port, guarded_api(lambda *_: False) as api:
+        api.challenges = [f'Bearer realm="http://127.0.0.1:{port}/t"']
+        asked = authorization(client, api, login, f"127.0.0.1:{port}", f"127.0.0.1:{tokens.port}")
+        assert isinstance(refusal(lambda: ask(client, api, asked, PULL)), RemoteError)
+    assert not [one for one in tokens.asked if one.authorization or "refresh_token" in one.fields]
+
+
+def test_a_login_is_not_sent_in_the_clear_over_the_internet(tokens: TokenServer) -> None:
+    with (
+        HttpClient(retry_policy=POLICY, is_public=lambda _: True) as client,
+        guarded_api(lambda *_: False, tokens.challenge, 'Basic realm="x"') as api,
+    ):
+        for login in (LOGIN, TOKEN):
+            asked = authorization(client, api, login, f"127.0.0.1:{tokens.port}")
+            error = refusal(lambda asked=asked: ask(client, api, asked, PULL))  # type: ignore[misc]
+            assert isinstance(error, UsageError)
+            assert "without TLS" in error.message
+    assert tokens.asked == []
+
+
+def locals_of(error: BaseException) -> list[str]:
+    """Return what tools that show local variables print for the frames of the package."""
+    found = traceback.StackSummary.extract(
+        traceback.walk_tb(error.__traceback__), capture_locals=True
+    )
+    return [str(frame.locals) for frame in found if frame.filename.startswith(PACKAGE)]
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """All that any library logs."""
+    text = io.StringIO()
+    monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler(text)])
+    monkeypatch.setattr(logging.root, "level", logging.DEBUG)
+    logging.getLogger("httpcore2").debug("the fixture works")
+    return text
+
+
+def test_nothing_secret_is_shown(
+    client: HttpClient, api: GuardedApi, tokens: TokenServer, logged: io.StringIO
+) -> None:
+    """Neither in logs of any library, nor in errors, their tracebacks and their causes."""
+    shown = []
+    wrong = Login(USER, Secret(f"wrong-{PASSWORD}"), "FILE")
+    logins = (LOGIN, TOKEN, wrong, Login(None, Secret(f"wrong-{IDENTITY}")))
+    for login in logins:
+        asked = authorization(client, api, login, f"127.0.0.1:{tokens.port}")
+        for scope in (PULL, PUSH):
+            try:
+                ask(client, api, asked, scope)
+                api.challenges = ["Basic"]
+                ask(client, api, asked, Scope("not/allowed", ("delete",)))
+            except AuthenticationError as error:
+                shown += [*locals_of(error), repr(error), repr(vars(error))]
+                shown += traceback.format_exception(error)
+            api.challenges = [tokens.challenge]
+        shown += [repr(asked), repr(login)]
+    seen = "\n".join([*shown, logged.getvalue()])
+    assert "the fixture works" in seen
+    assert "AuthenticationError" in seen
+    secrets = [PASSWORD, IDENTITY, basic(USER, PASSWORD)[6:]]
+    assert not [secret for secret in secrets if secret in seen]
+
+
+def test_checking_a_login(client: HttpClient, api: GuardedApi, tokens: TokenServer) -> None:
+    address = WebAddress.parse(f"http://{api.host}/v2/")
+    realms = (f"127.0.0.1:{tokens.port}",)
+    assert check_login(client, address, LOGIN, realms=realms)
+    assert check_login(client, address, TOKEN, realms=realms)
+    assert [one.scopes for one in tokens.asked] == [[], []]
+    wrong = Login(USER, Secret("wrong"))
+    error = refusal(lambda: check_login(client, address, wrong, realms=realms))
+    assert isinstance(error, AuthenticationError)
+    with guarded_api(lambda *_: True) as public:
+        address = WebAddress.parse(f"http://{public.host}/v2/")
+        assert not check_login(client, address, wrong)

@@ -1,0 +1,142 @@
+"""Credential helpers: the protocol, and programs that break it. Their output is never shown."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.corpus import refusal
+
+from blobstore.errors import AuthenticationError, NotFoundError, StorageError, UsageError
+from blobstore.store.registry.credential_helpers import MAX_OUTPUT, CredentialHelper
+from blobstore.store.registry.login import Login, Secret
+
+SECRET = "swordfish-55e0"
+NOT_FOUND = "echo credentials not found in native keychain; exit 1"
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that the PATH begins with."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def helper(programs: Path, script: str, timeout_s: float = 60) -> CredentialHelper:
+    program = programs / "docker-credential-lab"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return CredentialHelper("lab", "credsStore of FILE", timeout_s)
+
+
+def says(text: str) -> str:
+    return f"cat >/dev/null; printf '%s' '{text}'"
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (says('{"Username":"bob","Secret":"s"}'), Login("bob", Secret("s"))),
+        (says('{"ServerURL":"h","Username":"<token>","Secret":"s"}'), Login(None, Secret("s"))),
+        (says('{"Username":"","Secret":""}'), None),
+        ('printf \'%s\' \'{"Username":"bob","Secret":"s"}\'', Login("bob", Secret("s"))),
+        (NOT_FOUND, None),
+        ("echo credentials not found in native keychain", None),
+        (
+            'test "$1" = get && read -r key; '
+            """printf '{"Username":"%s","Secret":"%s"}' "$1" "$key" """,
+            Login("get", Secret("ghcr.io")),
+        ),
+    ],
+)
+def test_what_a_program_answers(programs: Path, script: str, expected: Login | None) -> None:
+    assert helper(programs, script).get("ghcr.io") == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (f"echo '{SECRET}'; exit 3", "fails for h (exit code 3)"),
+        ("kill -9 $$", "fails for h (exit code -9)"),
+        (f"echo '{SECRET}'", "invalid JSON object"),
+        (says(f'{{"Username":1,"Secret":"{SECRET}"}}'), "invalid JSON object"),
+        (says(f'{{"Username":"bob","Secret":["{SECRET}"]}}'), "invalid JSON object"),
+        (says(f'{{"Secret":"{SECRET}"}}'), "invalid JSON object"),
+        (says(f'[\\"{SECRET}\\"]'), "invalid JSON object"),
+        ("exit 0", "invalid JSON object"),
+        (f"while :; do echo {SECRET}; done", f"prints more than {MAX_OUTPUT:,} bytes"),
+    ],
+)
+def test_programs_that_break_the_protocol(programs: Path, script: str, reason: str) -> None:
+    error = refusal(lambda: helper(programs, script).get("h"))
+    assert isinstance(error, AuthenticationError)
+    assert error.message.startswith(
+        "the credential helper docker-credential-lab (credsStore of FILE) "
+    )
+    assert reason in error.message
+    assert SECRET not in f"{error!r} {vars(error)} {error.__cause__!r}"
+
+
+@pytest.mark.parametrize(
+    "script", ["exec sleep 60", "exec >&-; exec sleep 60", f"echo {SECRET}; exec sleep 60"]
+)
+def test_a_program_that_takes_too_long_is_ended(programs: Path, script: str) -> None:
+    note = programs / "pid"
+    slow = helper(programs, f"echo $$ > {note}\n{script}", timeout_s=0.5)
+    error = refusal(lambda: slow.get("h"))
+    assert isinstance(error, AuthenticationError)
+    assert "takes longer than 0.5 seconds" in error.message
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()), 0)
+
+
+def test_a_large_login_is_passed_on(programs: Path) -> None:
+    kept = programs / "kept"
+    large = Login("bob", Secret("x" * 200_000))
+    helper(programs, f"cat > {kept}").keep("h", large)
+    assert kept.stat().st_size > 200_000
+    helper(programs, "exit 0").keep("h", large)  # it need not read
+
+
+def test_keeping_and_dropping_may_fail(programs: Path) -> None:
+    login = Login("bob", Secret(SECRET))
+    failing = helper(programs, "cat; exit 1")
+    for call in (lambda: failing.keep("h", login), lambda: failing.drop("h")):
+        error = refusal(call)
+        assert isinstance(error, AuthenticationError)
+        assert SECRET not in f"{error!r} {vars(error)}"
+    assert not helper(programs, NOT_FOUND).drop("h")
+    assert helper(programs, "exit 0").drop("h")
+
+
+def test_the_secret_is_not_an_argument(programs: Path) -> None:
+    seen = programs / "seen"
+    script = f'echo "$@" > {seen}; env >> {seen}; tr "\\0" " " < /proc/$$/cmdline >> {seen}'
+    helper(programs, script).keep("h", Login("bob", Secret(SECRET)))
+    assert seen.read_text().startswith("store\n")
+    assert SECRET not in seen.read_text()
+
+
+@pytest.mark.parametrize("name", ["", ".", "a/b", "../x", "-x", "a b", "a\nb", "x" * 65, "$(x)"])
+def test_names_that_are_not_plain(name: str) -> None:
+    assert isinstance(refusal(lambda: CredentialHelper(name)), UsageError)
+
+
+def test_programs_that_are_not_there(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(refusal(lambda: CredentialHelper("nowhere").get("h")), NotFoundError)
+    program = programs / "docker-credential-odd"
+    program.write_text("#!/is/not/there\n")
+    program.chmod(0o755)
+    assert isinstance(refusal(lambda: CredentialHelper("odd").get("h")), NotFoundError)
+    program.write_bytes(b"\x7fELF broken")
+    assert isinstance(refusal(lambda: CredentialHelper("odd").get("h")), StorageError)
+    # A program of the current folder is not run, whatever the PATH says.
+    program.write_text("#!/bin/sh\necho '{}'\n")
+    monkeypatch.chdir(programs)
+    monkeypatch.setenv("PATH", ":.")
+    assert isinstance(refusal(lambda: CredentialHelper("odd").get("h")), NotFoundError)

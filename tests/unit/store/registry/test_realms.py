@@ -1,0 +1,118 @@
+"""Realms (rule R3): which token servers may be asked, and which ones get credentials."""
+
+from __future__ import annotations
+
+import pytest
+from support.corpus import refusal
+
+from blobstore.errors import AuthenticationError
+from blobstore.io.http.client import RequestTarget
+from blobstore.io.http.web_addresses import WebAddress
+from blobstore.store.registry.realms import realm_target
+
+NAMED = ("auth.example.org", "127.0.0.1:5001", "10.0.0.9:8443")
+
+
+def target(
+    realm: str, registry: str, *, has_login: bool = True, from_public: bool = True
+) -> RequestTarget:
+    address = WebAddress.parse(f"{registry}/v2/")
+    return realm_target(realm, address, NAMED, has_login=has_login, from_public=from_public)
+
+
+@pytest.mark.parametrize(
+    ("realm", "registry", "public_only"),
+    [
+        # the registry's own host
+        ("https://ghcr.io/token", "https://ghcr.io", False),
+        ("https://quay.io/v2/auth", "https://quay.io", False),
+        ("https://harbor.corp/service/token", "https://harbor.corp", False),
+        ("https://registry.corp:5001/auth", "https://registry.corp:5000", False),
+        ("https://10.0.0.1:5001/auth", "https://10.0.0.1:5000", False),
+        ("http://127.0.0.1:5000/token", "http://127.0.0.1:5000", False),
+        ("https://127.0.0.1:5001/token", "http://127.0.0.1:5000", False),
+        # named by the user
+        ("https://auth.example.org/token", "https://registry.example.com", False),
+        ("http://127.0.0.1:5001/token", "http://127.0.0.1:5000", False),
+        ("https://10.0.0.9:8443/token", "https://registry.example.com", False),
+        # a domain above or below
+        ("https://gitlab.com/jwt/auth", "https://registry.gitlab.com", True),
+        ("https://auth.registry.example.com/t", "https://registry.example.com", True),
+        # listed
+        ("https://auth.docker.io/token", "https://registry-1.docker.io", True),
+        ("https://docker-auth.elastic.co/auth", "https://docker.elastic.co", True),
+        ("https://authn.nvidia.com/token", "https://nvcr.io", True),
+    ],
+)
+def test_realms_that_get_credentials(realm: str, registry: str, public_only: bool) -> None:
+    assert target(realm, registry) == RequestTarget(WebAddress.parse(realm), None, public_only)
+
+
+@pytest.mark.parametrize(
+    ("realm", "registry"),
+    [
+        ("https://evil.example/token", "https://registry.example.com"),
+        ("https://ghcr.io.evil.example/token", "https://ghcr.io"),
+        ("https://evilghcr.io/token", "https://ghcr.io"),
+        ("https://attacker.co.uk/token", "https://registry.co.uk"),
+        ("https://auth.docker.io/token", "https://registry.example.com"),
+        ("https://auth.docker.io.evil.example/token", "https://registry-1.docker.io"),
+        ("https://com/token", "https://example.com"),
+        ("https://auth.example.org:444/token", "https://registry.example.com"),
+    ],
+)
+def test_other_hosts_are_asked_without_credentials_at_public_addresses_only(
+    realm: str, registry: str
+) -> None:
+    error = refusal(lambda: target(realm, registry))
+    assert isinstance(error, AuthenticationError)
+    assert (error.rule, error.path) == ("R3", f"{registry}/v2/")
+    authority = WebAddress.parse(realm).authority
+    assert authority in error.message
+    assert f'realms="{authority}"' in str(error.hint)
+    found = target(realm, registry, has_login=False, from_public=False)
+    assert found == RequestTarget(WebAddress.parse(realm), None, public_only=True)
+
+
+@pytest.mark.parametrize("has_login", [True, False])
+@pytest.mark.parametrize(
+    ("realm", "registry"),
+    [
+        ("file:///etc/passwd", "https://registry.example.com"),  # corpus: registry-auth-realm-file
+        ("/token", "https://registry.example.com"),
+        ("", "https://registry.example.com"),
+        ("//registry.example.com/token", "https://registry.example.com"),
+        ("https://user:pass@registry.example.com/token", "https://registry.example.com"),
+        ("https://registry.example.com:99999/token", "https://registry.example.com"),
+        ("https://[::1/token", "https://registry.example.com"),
+        # corpus: registry-auth-realm-http
+        ("http://registry.example.com/token", "https://registry.example.com"),
+        ("http://auth.example.org/token", "https://registry.example.com"),
+        ("http://evil.example/token", "http://127.0.0.1:5000"),
+        ("http://127.0.0.1:11434/token", "http://127.0.0.1:5000"),
+        ("http://localhost:5000/token", "http://127.0.0.1:5000"),
+        # corpus: registry-auth-realm-ip-literal
+        ("http://169.254.169.254/", "http://127.0.0.1:5000"),
+        ("https://169.254.169.254/", "https://registry.example.com"),
+        ("https://2852039166/", "https://registry.example.com"),
+        ("https://0xa9fea9fe/", "https://registry.example.com"),
+        ("https://169.254.43518/", "https://registry.example.com"),
+        ("https://127.0.0.1/token", "https://registry.example.com"),
+        ("https://127.0.0.1./token", "https://registry.example.com"),
+        ("https://93.184.216.34/token", "https://registry.example.com"),
+        ("https://[::1]/token", "https://registry.example.com"),
+        ("https://[fd00::1]/token", "https://registry.example.com"),
+        ("https://x.0.0.1/token", "https://10.0.0.1"),
+    ],
+)
+def test_realms_that_are_never_asked(realm: str, registry: str, has_login: bool) -> None:
+    error = refusal(lambda: target(realm, registry, has_login=has_login))
+    assert isinstance(error, AuthenticationError)
+    assert error.rule == "R3"
+    assert "pass" not in error.message
+
+
+def test_a_registry_in_a_private_network_may_have_its_token_server_there() -> None:
+    realm, registry = "https://gitlab.corp.lan/jwt", "https://registry.gitlab.corp.lan"
+    assert not target(realm, registry, from_public=False).public_only
+    assert target(realm, registry, from_public=True).public_only
