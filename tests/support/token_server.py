@@ -63,7 +63,7 @@ class _Asked(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
+    do_GET = do_HEAD = do_POST = _serve  # noqa: N815  # names of http.server
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""
@@ -208,7 +208,7 @@ def token_server(folder: Path | None = None) -> Iterator[TokenServer]:
         line = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=lab"
         made = ["-keyout", str(server.key), "-out", str(server.certificates)]
         subprocess.run([*line.split(), *made], check=True, capture_output=True)
-    with serving(lambda asked: server.answer(asked)) as port:
+    with serving(server.answer) as port:
         server.port = port
         yield server
 
@@ -246,7 +246,7 @@ def guarded_api(
 ) -> Iterator[GuardedApi]:
     """Run such an API for as long as the block lasts."""
     api = GuardedApi(list(challenges), allows)
-    with serving(lambda asked: api.answer(asked)) as port:
+    with serving(api.answer) as port:
         api.port = port
         yield api
 

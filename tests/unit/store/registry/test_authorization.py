@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,6 @@ from blobstore.errors import AuthenticationError, RemoteError, UsageError
 from blobstore.io.budget import RetryPolicy
 from blobstore.io.http.client import HttpClient, Message, RequestTarget
 from blobstore.io.http.web_addresses import WebAddress
-from blobstore.store.registry import authorization as module
 from blobstore.store.registry.authorization import Authorization, check_login
 from blobstore.store.registry.login import Login, Secret
 from blobstore.store.registry.tokens import CATALOG, MAX_REPLY, MAX_TOKEN, Scope
@@ -181,7 +181,7 @@ def test_other_refusals_of_the_token_server(client: HttpClient, status: int) -> 
         api.challenges = [f'Bearer realm="http://127.0.0.1:{port}/t?x=1"']
         for login in (LOGIN, TOKEN, None):
             asked = authorization(client, api, login, f"127.0.0.1:{port}")
-            error = refusal(lambda asked=asked: ask(client, api, asked, PULL))  # type: ignore[misc]
+            error = refusal(partial(ask, client, api, asked, PULL))
             assert isinstance(error, AuthenticationError)
             assert error.status == status
             assert f"(it answers {status}" in error.message
@@ -193,7 +193,7 @@ def test_a_401_for_ever(client: HttpClient, tokens: TokenServer) -> None:
         for login in (LOGIN, None):
             asked = authorization(client, api, login, f"127.0.0.1:{tokens.port}")
             before = len(api.asked), len(tokens.asked)
-            error = refusal(lambda asked=asked: ask(client, api, asked, PULL, tries=9))  # type: ignore[misc]
+            error = refusal(partial(ask, client, api, asked, PULL, tries=9))
             assert isinstance(error, AuthenticationError)
             assert "denies pull of a/b" in error.message
             assert f"blobstore login {api.host}" in str(error.hint)
@@ -238,7 +238,7 @@ def test_bearer_is_taken_before_basic(
         ('Bearer realm="file:///etc/passwd"', "not a web address"),
         ('Bearer realm="http://169.254.169.254/"', "on another host"),
         ('Bearer realm="https://evil.example/token"', "not known to belong to it"),
-        # corpus: registry-auth-scope-widened
+        # The next is registry-auth-scope-widened of the corpus.
         ('Bearer realm="REALM",scope="repository:*:*"', "for all repositories"),
         ('Bearer realm="REALM",scope="repository:a/b:pull repository:*:pull"', "all repositories"),
     ],
@@ -261,9 +261,8 @@ def test_a_realm_elsewhere_gets_nothing(client: HttpClient, tokens: TokenServer)
     with guarded_api(lambda *_: False, tokens.challenge) as api:
         for login in (LOGIN, TOKEN, None):
             asked = authorization(client, api, login)
-            assert isinstance(
-                refusal(lambda asked=asked: ask(client, api, asked, PULL)), AuthenticationError
-            )  # type: ignore[misc]
+            error = refusal(partial(ask, client, api, asked, PULL))
+            assert isinstance(error, AuthenticationError)
     assert tokens.asked == []
 
 
@@ -286,8 +285,8 @@ def test_a_401_of_another_server_is_refused(
 
 def test_a_scope_does_not_contain_another() -> None:
     for name in ("a b", "a:push", "", "*", "a/b repository:c:push", "ä"):
-        assert isinstance(refusal(lambda name=name: Scope(name)), UsageError)  # type: ignore[misc]
-        assert isinstance(refusal(lambda name=name: Scope("a", mounted=(name,))), UsageError)  # type: ignore[misc]
+        assert isinstance(refusal(partial(Scope, name)), UsageError)
+        assert isinstance(refusal(partial(Scope, "a", mounted=(name,))), UsageError)
 
 
 def b(text: str) -> bytes:
@@ -382,7 +381,7 @@ def test_when_a_token_is_replaced(
     start = time.monotonic
     for seconds, lasts in ((45, at_50), (1000, at_1000)):
         count = len(tokens.asked)
-        monkeypatch.setattr(module.time, "monotonic", lambda seconds=seconds: start() + seconds)
+        monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: start() + seconds)
         asked.field(PULL)
         assert (len(tokens.asked) == count) == lasts
         monkeypatch.undo()
@@ -410,7 +409,7 @@ def test_a_token_that_expired_early_is_replaced_once(
     asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
     first = ask(client, api, asked, PULL)
     start = time.monotonic
-    monkeypatch.setattr(module.time, "monotonic", lambda: start() + 30)
+    monkeypatch.setattr(time, "monotonic", lambda: start() + 30)
     tokens.granted.clear()  # the registry does not take it any more
     second = ask(client, api, asked, PULL)
     assert second != first
@@ -488,7 +487,7 @@ def test_a_login_is_not_sent_in_the_clear_over_the_internet(tokens: TokenServer)
     ):
         for login in (LOGIN, TOKEN):
             asked = authorization(client, api, login, f"127.0.0.1:{tokens.port}")
-            error = refusal(lambda asked=asked: ask(client, api, asked, PULL))  # type: ignore[misc]
+            error = refusal(partial(ask, client, api, asked, PULL))
             assert isinstance(error, UsageError)
             assert "without TLS" in error.message
     assert tokens.asked == []

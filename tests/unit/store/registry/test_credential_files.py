@@ -24,10 +24,10 @@ from blobstore.store.registry.credentials import CredentialPlaces, Credentials
 from blobstore.store.registry.login import Login, Secret
 
 HUB = "https://index.docker.io/v1/"
-SECRET = "swordfish-93ab"
+HIDDEN = "swordfish-93ab"
 
 
-def auth(user: str, password: str = SECRET) -> str:
+def auth(user: str, password: str = HIDDEN) -> str:
     return base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
@@ -80,23 +80,23 @@ def test_which_key_is_found(
 ) -> None:
     write(file, entries(*keys))
     found = file.find(host, repository)
-    assert found == (None if index is None else Login(f"user{index}", Secret(SECRET)))
+    assert found == (None if index is None else Login(f"user{index}", Secret(HIDDEN)))
     assert found is None or found.place == str(file.path)
 
 
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        ({"auth": auth("bob")}, Login("bob", Secret(SECRET))),
+        ({"auth": auth("bob")}, Login("bob", Secret(HIDDEN))),
         ({"auth": auth("bob", "a:b:c")}, Login("bob", Secret("a:b:c"))),
-        ({"auth": auth("bob", f"{SECRET}\0\0")}, Login("bob", Secret(SECRET))),
+        ({"auth": auth("bob", f"{HIDDEN}\0\0")}, Login("bob", Secret(HIDDEN))),
         ({"auth": auth("bob", "pässword")}, Login("bob", Secret("pässword"))),
         ({"auth": auth("bob", "")}, Login("bob", Secret(""))),
-        ({"identitytoken": SECRET, "auth": auth("bob")}, Login(None, Secret(SECRET))),
-        ({"identitytoken": SECRET, "auth": ""}, Login(None, Secret(SECRET))),
+        ({"identitytoken": HIDDEN, "auth": auth("bob")}, Login(None, Secret(HIDDEN))),
+        ({"identitytoken": HIDDEN, "auth": ""}, Login(None, Secret(HIDDEN))),
         (
             {"auth": auth("bob"), "email": "bob@example.com", "other": [1]},
-            Login("bob", Secret(SECRET)),
+            Login("bob", Secret(HIDDEN)),
         ),
         ({}, None),
         ({"auth": None, "email": ""}, None),
@@ -125,13 +125,13 @@ def test_files_without_logins(file: CredentialFile, content: str) -> None:
         ("\ufeff{}", "not valid JSON"),
         ('{"a":' * 70 + "1" + "}" * 70, "64 levels"),
         ({"auths": [1]}, "'auths' is not an object"),
-        ({"auths": {"h": SECRET}}, "'auths[h]' is not an object"),
-        ({"auths": {"h": {"auth": {"x": SECRET}}}}, "'auths[h]' has a value"),
-        ({"auths": {"h": {"identitytoken": [SECRET]}}}, "'auths[h]' has a value"),
-        ({"auths": {"h": {"auth": SECRET}}}, "'auths[h]' has an auth that is not base64"),
-        ({"auths": {"h": {"auth": auth(SECRET)[:-1]}}}, "not base64"),
+        ({"auths": {"h": HIDDEN}}, "'auths[h]' is not an object"),
+        ({"auths": {"h": {"auth": {"x": HIDDEN}}}}, "'auths[h]' has a value"),
+        ({"auths": {"h": {"identitytoken": [HIDDEN]}}}, "'auths[h]' has a value"),
+        ({"auths": {"h": {"auth": HIDDEN}}}, "'auths[h]' has an auth that is not base64"),
+        ({"auths": {"h": {"auth": auth(HIDDEN)[:-1]}}}, "not base64"),
         ({"auths": {"h": {"auth": "/w=="}}}, "not base64 of a text"),
-        ({"auths": {"h": {"auth": base64.b64encode(SECRET.encode()).decode()}}}, "USER:PASSWORD"),
+        ({"auths": {"h": {"auth": base64.b64encode(HIDDEN.encode()).decode()}}}, "USER:PASSWORD"),
         ({"auths": {"h": {"auth": auth("")}}}, "USER:PASSWORD"),
         ({"credsStore": 1}, "'credsStore' is not the name"),
         ({"credsStore": "a/b"}, "'credsStore' is not the name"),
@@ -148,17 +148,17 @@ def test_damaged_files(file: CredentialFile, content: object, says: str) -> None
     assert error.rule == "K1"
     assert str(file.path) in error.message
     assert says in error.message
-    assert SECRET not in f"{error!r} {error} {error.hint} {vars(error)}"
+    assert HIDDEN not in f"{error!r} {error} {error.hint} {vars(error)}"
     before = file.path.read_bytes()
     if not isinstance(content, dict) or "h" not in (content.get("auths") or {}):
         with pytest.raises(DocumentError):
-            file.keep("h", Login("bob", Secret(SECRET)))
+            file.keep("h", Login("bob", Secret(HIDDEN)))
         assert file.path.read_bytes() == before
 
 
 def test_another_entry_may_be_damaged(file: CredentialFile) -> None:
     write(file, {"auths": {"h": {"auth": auth("bob")}, "other": 1}})
-    assert file.find("h") == Login("bob", Secret(SECRET))
+    assert file.find("h") == Login("bob", Secret(HIDDEN))
 
 
 def test_what_is_not_a_small_file(file: CredentialFile) -> None:
@@ -182,7 +182,7 @@ def test_what_is_kept_is_found(file: CredentialFile, host: str, login: Login) ->
     assert list(json.loads(file.path.read_text())["auths"]) == [
         HUB if host == "docker.io" else host
     ]
-    assert os.listdir(file.path.parent) == ["config.json"]
+    assert [*file.path.parent.iterdir()] == [file.path]
     assert file.drop(host)
     assert file.find(host) is None
     assert not file.drop(host)
@@ -199,7 +199,7 @@ def test_other_keys_stay_and_other_spellings_go(file: CredentialFile) -> None:
     }
     write(file, {**others, "auths": auths})
     file.path.chmod(0o644)
-    file.keep("docker.io", Login("bob", Secret(SECRET)))
+    file.keep("docker.io", Login("bob", Secret(HIDDEN)))
     written = json.loads(file.path.read_text())
     kept = {key: auths[key] for key in ("docker.io/library", "ghcr.io", "broken")}
     assert written == {**others, "auths": {**kept, HUB: {"auth": auth("bob")}}}
@@ -217,7 +217,7 @@ def test_a_link_to_the_file_stays(tmp_path: Path, dangling: bool) -> None:
         target.write_text('{"x": 1}')
     link = tmp_path / "config.json"
     link.symlink_to(Path("dotfiles", "config.json"))
-    CredentialFile(link).keep("h", Login("bob", Secret(SECRET)))
+    CredentialFile(link).keep("h", Login("bob", Secret(HIDDEN)))
     assert link.is_symlink()
     written = json.loads(target.read_text())
     assert written["auths"] == {"h": {"auth": auth("bob")}}
@@ -229,7 +229,7 @@ def test_a_link_to_itself(tmp_path: Path) -> None:
     link.symlink_to(link)
     for call in (
         lambda: CredentialFile(link).find("h"),
-        lambda: CredentialFile(link).keep("h", Login("bob", Secret(SECRET))),
+        lambda: CredentialFile(link).keep("h", Login("bob", Secret(HIDDEN))),
     ):
         assert isinstance(refusal(call), BlobStoreError)
     assert link.is_symlink()
@@ -244,11 +244,11 @@ def test_a_failed_write_leaves_the_old_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("blobstore.store.registry.credential_files.sync", fail)
-    error = refusal(lambda: file.keep("h", Login("bob", Secret(SECRET))))
+    error = refusal(lambda: file.keep("h", Login("bob", Secret(HIDDEN))))
     assert isinstance(error, StorageError)
     assert str(file.path) in error.message
     assert json.loads(file.path.read_text()) == {"x": 1}
-    assert os.listdir(file.path.parent) == ["config.json"]
+    assert [*file.path.parent.iterdir()] == [file.path]
 
 
 def places(tmp_path: Path, **variables: str) -> list[str]:
@@ -273,12 +273,12 @@ def test_the_first_file_that_has_a_login_decides(tmp_path: Path) -> None:
     credentials = Credentials(paths)
     paths[1].write_text(json.dumps(entries("h")))
     paths[2].write_text("damaged, and not read")
-    assert credentials.find("h") == Login("user0", Secret(SECRET), str(paths[1]))
+    assert credentials.find("h") == Login("user0", Secret(HIDDEN), str(paths[1]))
     assert isinstance(refusal(lambda: credentials.find("other")), DocumentError)
     assert credentials.keep("h", Login("bob", Secret("x"))) == str(paths[0])
     assert credentials.find("h") == Login("bob", Secret("x"))
     assert credentials.drop("h")
-    assert credentials.find("h") == Login("user0", Secret(SECRET))
+    assert credentials.find("h") == Login("user0", Secret(HIDDEN))
     assert not credentials.drop("h")
 
 
@@ -307,13 +307,13 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("login", [Login("bob", Secret(SECRET)), Login(None, Secret("t"))])
+@pytest.mark.parametrize("login", [Login("bob", Secret(HIDDEN)), Login(None, Secret("t"))])
 @pytest.mark.parametrize("config", [{"credsStore": "lab"}, {"credHelpers": {"h": "lab"}}])
 def test_a_helper_keeps_logins(
     file: CredentialFile, helper: Path, config: dict[str, Any], login: Login
 ) -> None:
     write(file, config | {"auths": {"h": {"auth": auth("old")}}})
-    assert file.find("h") == Login("old", Secret(SECRET))  # the helper has none
+    assert file.find("h") == Login("old", Secret(HIDDEN))  # the helper has none
     assert file.keep("h", login) == "docker-credential-lab"
     user = "<token>" if login.user is None else login.user
     assert json.loads((helper / "stored").read_text()) == {
@@ -347,7 +347,7 @@ def test_a_helper_for_one_registry_goes_before_that_for_all(
 
 def test_the_bytes_that_are_written(file: CredentialFile) -> None:
     """They are those of docker's encoder, with tabs."""
-    file.keep("h:5000", Login("bob", Secret(SECRET)))
+    file.keep("h:5000", Login("bob", Secret(HIDDEN)))
     assert file.path.read_text() == (
         '{\n\t"auths": {\n\t\t"h:5000": {\n\t\t\t"auth": "' + auth("bob") + '"\n\t\t}\n\t}\n}'
     )

@@ -12,7 +12,7 @@ from blobstore.errors import AuthenticationError, NotFoundError, StorageError, U
 from blobstore.store.registry.credential_helpers import MAX_OUTPUT, CredentialHelper
 from blobstore.store.registry.login import Login, Secret
 
-SECRET = "swordfish-55e0"
+HIDDEN = "swordfish-55e0"
 NOT_FOUND = "echo credentials not found in native keychain; exit 1"
 
 
@@ -46,8 +46,7 @@ def says(text: str) -> str:
         (NOT_FOUND, None),
         ("echo credentials not found in native keychain", None),
         (
-            'test "$1" = get && read -r key; '
-            """printf '{"Username":"%s","Secret":"%s"}' "$1" "$key" """,
+            """read -r key; printf '{"Username":"%s","Secret":"%s"}' "$1" "$key" """,
             Login("get", Secret("ghcr.io")),
         ),
     ],
@@ -59,15 +58,15 @@ def test_what_a_program_answers(programs: Path, script: str, expected: Login | N
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        (f"echo '{SECRET}'; exit 3", "fails for h (exit code 3)"),
+        (f"echo '{HIDDEN}'; exit 3", "fails for h (exit code 3)"),
         ("kill -9 $$", "fails for h (exit code -9)"),
-        (f"echo '{SECRET}'", "invalid JSON object"),
-        (says(f'{{"Username":1,"Secret":"{SECRET}"}}'), "invalid JSON object"),
-        (says(f'{{"Username":"bob","Secret":["{SECRET}"]}}'), "invalid JSON object"),
-        (says(f'{{"Secret":"{SECRET}"}}'), "invalid JSON object"),
-        (says(f'[\\"{SECRET}\\"]'), "invalid JSON object"),
+        (f"echo '{HIDDEN}'", "invalid JSON object"),
+        (says(f'{{"Username":1,"Secret":"{HIDDEN}"}}'), "invalid JSON object"),
+        (says(f'{{"Username":"bob","Secret":["{HIDDEN}"]}}'), "invalid JSON object"),
+        (says(f'{{"Secret":"{HIDDEN}"}}'), "invalid JSON object"),
+        (says(f'[\\"{HIDDEN}\\"]'), "invalid JSON object"),
         ("exit 0", "invalid JSON object"),
-        (f"while :; do echo {SECRET}; done", f"prints more than {MAX_OUTPUT:,} bytes"),
+        (f"while :; do echo {HIDDEN}; done", f"prints more than {MAX_OUTPUT:,} bytes"),
     ],
 )
 def test_programs_that_break_the_protocol(programs: Path, script: str, reason: str) -> None:
@@ -77,11 +76,11 @@ def test_programs_that_break_the_protocol(programs: Path, script: str, reason: s
         "the credential helper docker-credential-lab (credsStore of FILE) "
     )
     assert reason in error.message
-    assert SECRET not in f"{error!r} {vars(error)} {error.__cause__!r}"
+    assert HIDDEN not in f"{error!r} {vars(error)} {error.__cause__!r}"
 
 
 @pytest.mark.parametrize(
-    "script", ["exec sleep 60", "exec >&-; exec sleep 60", f"echo {SECRET}; exec sleep 60"]
+    "script", ["exec sleep 60", "exec >&-; exec sleep 60", f"echo {HIDDEN}; exec sleep 60"]
 )
 def test_a_program_that_takes_too_long_is_ended(programs: Path, script: str) -> None:
     note = programs / "pid"
@@ -102,12 +101,12 @@ def test_a_large_login_is_passed_on(programs: Path) -> None:
 
 
 def test_keeping_and_dropping_may_fail(programs: Path) -> None:
-    login = Login("bob", Secret(SECRET))
+    login = Login("bob", Secret(HIDDEN))
     failing = helper(programs, "cat; exit 1")
     for call in (lambda: failing.keep("h", login), lambda: failing.drop("h")):
         error = refusal(call)
         assert isinstance(error, AuthenticationError)
-        assert SECRET not in f"{error!r} {vars(error)}"
+        assert HIDDEN not in f"{error!r} {vars(error)}"
     assert not helper(programs, NOT_FOUND).drop("h")
     assert helper(programs, "exit 0").drop("h")
 
@@ -115,9 +114,9 @@ def test_keeping_and_dropping_may_fail(programs: Path) -> None:
 def test_the_secret_is_not_an_argument(programs: Path) -> None:
     seen = programs / "seen"
     script = f'echo "$@" > {seen}; env >> {seen}; tr "\\0" " " < /proc/$$/cmdline >> {seen}'
-    helper(programs, script).keep("h", Login("bob", Secret(SECRET)))
+    helper(programs, script).keep("h", Login("bob", Secret(HIDDEN)))
     assert seen.read_text().startswith("store\n")
-    assert SECRET not in seen.read_text()
+    assert HIDDEN not in seen.read_text()
 
 
 @pytest.mark.parametrize("name", ["", ".", "a/b", "../x", "-x", "a b", "a\nb", "x" * 65, "$(x)"])

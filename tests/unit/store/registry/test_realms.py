@@ -85,13 +85,13 @@ def test_other_hosts_are_asked_without_credentials_at_public_addresses_only(
         ("https://user:pass@registry.example.com/token", "https://registry.example.com"),
         ("https://registry.example.com:99999/token", "https://registry.example.com"),
         ("https://[::1/token", "https://registry.example.com"),
-        # corpus: registry-auth-realm-http
+        # The next is registry-auth-realm-http of the corpus.
         ("http://registry.example.com/token", "https://registry.example.com"),
         ("http://auth.example.org/token", "https://registry.example.com"),
         ("http://evil.example/token", "http://127.0.0.1:5000"),
         ("http://127.0.0.1:11434/token", "http://127.0.0.1:5000"),
         ("http://localhost:5000/token", "http://127.0.0.1:5000"),
-        # corpus: registry-auth-realm-ip-literal
+        # The next is registry-auth-realm-ip-literal of the corpus.
         ("http://169.254.169.254/", "http://127.0.0.1:5000"),
         ("https://169.254.169.254/", "https://registry.example.com"),
         ("https://2852039166/", "https://registry.example.com"),
