@@ -46,6 +46,8 @@ _PLACES = {
     "rm": "models:rm",
     "cp": "models:cp",
     "mv": "models:mv",
+    "push": "sharing:push",
+    "pull": "sharing:pull",
     "inspect": "inspecting:inspect",
     "run": "models:run",
     "export": "conversion:export",

@@ -17,7 +17,7 @@ from blobstore.errors import StorageError, UsageError
 from blobstore.formats.documents import Descriptor
 from blobstore.io.budget import allow_open_files
 from blobstore.io.workers import Progress, begun, each, threads
-from blobstore.names import ModelName
+from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home, How, Session, unique
 
 
@@ -25,11 +25,13 @@ from blobstore.store.ports import Home, How, Session, unique
 class Transferred:
     """A model that is in the target now, as ``name``; ``source`` is its name in the source.
 
-    ``blobs`` and ``nbytes``: how many blobs, and bytes, came in which way.
+    ``digest``: of its manifest. ``blobs`` and ``nbytes``: how many blobs, and bytes, came in which
+    way.
     """
 
     source: ModelName
     name: ModelName
+    digest: Digest
     blobs: Mapping[How, int]
     nbytes: Mapping[How, int]
 
@@ -93,7 +95,7 @@ def _transfer(
     for how, blob in took:
         blobs[how] += 1
         nbytes[how] += blob.size
-    return Transferred(old, new, blobs, nbytes)
+    return Transferred(old, new, manifest.digest, blobs, nbytes)
 
 
 @contextmanager

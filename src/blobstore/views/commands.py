@@ -16,6 +16,7 @@ from blobstore.views.checkpoints import (
     PlanView,
     QualityView,
 )
+from blobstore.views.sharing import SharedView
 from blobstore.views.stores import (
     CopyView,
     ListItemView,
@@ -39,6 +40,8 @@ VIEWS: Final[dict[str, Any]] = {
     "rm": list[RemovalView],
     "cp": CopyView,
     "mv": NewNameView,
+    "push": SharedView,
+    "pull": SharedView,
     "verify": VerifyView,
     "repair": RepairView,
     "prune": PruneView,

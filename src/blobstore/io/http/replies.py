@@ -195,12 +195,12 @@ class Reply:
             status=self.status,
         )
 
-    def failure(self, detail: str = "") -> BlobStoreError:
+    def failure(self, detail: str = "", hint: str | None = None) -> BlobStoreError:
         """Return the status's error: `NotFoundError` for 404, `RemoteError` for every other.
 
-        ``detail``: what the server says of it.
+        ``detail``: what the server says of it. ``hint``: None for one that fits files.
         """
-        hint = _HINTS.get(self.status)
+        hint = _HINTS.get(self.status) if hint is None else hint
         said = f": {detail}" if detail else ""
         if self.status == _NOT_FOUND:
             return NotFoundError(

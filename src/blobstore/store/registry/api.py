@@ -27,6 +27,12 @@ _UNAUTHORIZED, NOT_FOUND = 401, 404
 _TRIES = 2
 _REFUSALS = frozenset(range(400, 429))
 """Statuses whose replies may say why. 429 and 5xx are tried again."""
+_UNKNOWN = (400, 404)
+_HINTS = {
+    403: "The login does not allow it.",
+    405: "The registry does not allow it.",
+    413: "The registry takes less at once.",
+}
 _MAX_ERROR = 16 * 2**10
 _SHOWN = 200
 
@@ -76,7 +82,7 @@ class RegistryApi:
                     return
                 ours = reply.address.origin == self.root.origin
                 if reply.status != _UNAUTHORIZED or attempt + 1 == _TRIES or not ours:
-                    raise reply.failure(_detail(reply))
+                    raise reply.failure(_detail(reply), _hint(reply))
                 self._authorization.challenged(reply, ask.scope)
 
     @contextmanager
@@ -100,6 +106,14 @@ def _detail(reply: Reply) -> str:
         return f"{error['code']}, {error.get('message', '')}"[:_SHOWN]
     except (BlobStoreError, LookupError, TypeError, AttributeError):
         return ""
+
+
+def _hint(reply: Reply) -> str:
+    """Return what to do about an error; "" for nothing."""
+    repository = reply.address.target.partition("?")[0]
+    if reply.status in _UNKNOWN and repository != repository.lower():
+        return "Most registries write namespaces and models in lower case."
+    return _HINTS.get(reply.status, "")
 
 
 def body_of(reply: Reply, limit: int) -> bytes:

@@ -23,16 +23,20 @@ def check_host(host: str) -> None:
         ) from None
 
 
-def registry_address(host: str, *, insecure: bool = False) -> WebAddress:
+def registry_address(host: str, *, insecure: bool = False, scheme: str | None = None) -> WebAddress:
     """Return the address of a registry's API, ``https://HOST/v2/``.
 
-    It is http on this machine (localhost, 127.0.0.1), and elsewhere if it may be ``insecure``.
-    Docker Hub's API is on another host than its names say.
+    It is http on this machine (localhost, 127.0.0.1), and elsewhere if it may be ``insecure``,
+    unless ``scheme`` says https. Docker Hub's API is on another host than its names say.
 
-    Raises: UsageError for a host that can't be.
+    Raises: UsageError for a host that can't be, or for http where it may not be.
     """
     check_host(host)
     if host.lower() in HUB_HOSTS:
         host, insecure = HUB_HOSTS[-1], False
-    scheme = "http" if insecure or _LOOPBACK.fullmatch(host) else "https"
-    return WebAddress.parse(f"{scheme}://{host}/v2/")
+    may_be_http = insecure or _LOOPBACK.fullmatch(host) is not None
+    if scheme == "http" and not may_be_http:
+        hint = "Use https, or allow it with insecure=True."
+        raise UsageError(f"{host} would be asked without TLS", hint=hint)
+    chosen = scheme or ("http" if may_be_http else "https")
+    return WebAddress.parse(f"{chosen}://{host}/v2/")

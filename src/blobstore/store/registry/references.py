@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from typing import Self
 
-from blobstore.errors import UsageError
 from blobstore.names import Digest, ModelName
 
 
@@ -32,29 +30,3 @@ class Reference:
         parsed = ModelName.parse(name)
         scheme = parsed.scheme if "://" in name else None
         return cls(parsed, Digest.parse(digest) if at else None, scheme)
-
-    def address(self, *, insecure: bool) -> str:
-        """Return the web address of the registry.
-
-        It is http only on this machine or with ``insecure``, unless https is written.
-
-        Raises: UsageError if http is written, and not allowed.
-        """
-        host = self.name.host
-        allowed = insecure or is_loopback(host)
-        if self.scheme == "http" and not allowed:
-            message = f"{host} would be asked without TLS"
-            raise UsageError(message, hint="Use https, or allow it with insecure=True.")
-        scheme = self.scheme or ("http" if allowed else "https")
-        return f"{scheme}://{host}"
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if a host, perhaps with a port, is this machine."""
-    name = host.rpartition(":")[0] if ":" in host else host
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False

@@ -13,6 +13,7 @@ from blobstore.io.workers import Progress
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home
 from blobstore.store.registry.credentials import Credentials
+from blobstore.store.registry.hosts import registry_address
 from blobstore.store.registry.places import repository_of
 from blobstore.store.registry.references import Reference
 from blobstore.store.registry.store import RegistryStore
@@ -45,7 +46,7 @@ class Access:
         Raises: UsageError if it would be asked without TLS; as `Credentials.find`.
         """
         name = reference.name
-        address = reference.address(insecure=self.insecure)
+        address = registry_address(name.host, insecure=self.insecure, scheme=reference.scheme)
         login = (
             self.credentials.find(name.host, repository_of(name))
             if self.credentials is not None
@@ -54,7 +55,7 @@ class Access:
         return RegistryStore(
             name.host,
             HttpClient(connections=self.connections, ca_file=self.ca_file),
-            address=address,
+            address=f"{address.scheme}://{address.authority}",
             login=login,
             realms=self.realms,
             pinned={name: reference.digest} if reference.digest is not None else None,

@@ -1,0 +1,110 @@
+"""``push`` and ``pull``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blobstore.cli.accounts import InsecureOption, RealmsOption, credentials, realms_of
+from blobstore.cli.output import (
+    Jobs,
+    JsonOption,
+    Model,
+    StoreOption,
+    WaitOption,
+    emit,
+    progress_bar,
+    show_view,
+    size,
+    store_at,
+)
+
+if TYPE_CHECKING:
+    from blobstore.store.registry.sharing import Access
+    from blobstore.views.sharing import SharedView
+
+CaFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ca-file", metavar="FILE", help="Certificates (PEM) to trust beside the system's."
+    ),
+]
+
+
+def push(
+    name: Model,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="NAME",
+            help="Where to: HOST/NAMESPACE/MODEL:TAG [default: as the model is named].",
+        ),
+    ] = None,
+    insecure: InsecureOption = False,
+    ca_file: CaFileOption = None,
+    realm: RealmsOption = None,
+    jobs: Jobs = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send a model to a registry. Only blobs that the registry lacks are sent."""
+    from blobstore.store.registry.sharing import push
+    from blobstore.views.sharing import SharedView
+
+    access = _access(insecure=insecure, ca_file=ca_file, realm=realm)
+    with progress_bar() as progress:
+        done = push(name, store_at(store), to=to, access=access, jobs=jobs, progress=progress)
+    view = SharedView.of(done)
+    show_view(view, lambda view: _show("Pushed", "sent", view), as_json=as_json)
+
+
+def pull(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="A model: [HOST/][NAMESPACE/]MODEL[:TAG][@sha256:DIGEST]."
+        ),
+    ],
+    new_name: Annotated[
+        str | None,
+        typer.Option("--as", metavar="NAME", help="Its name in the store [default: NAME]."),
+    ] = None,
+    insecure: InsecureOption = False,
+    ca_file: CaFileOption = None,
+    realm: RealmsOption = None,
+    jobs: Jobs = None,
+    wait: WaitOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring a model from a registry. A pull that was cut off goes on where it stopped."""
+    from blobstore.store.registry.sharing import pull
+    from blobstore.views.sharing import SharedView
+
+    access = _access(insecure=insecure, ca_file=ca_file, realm=realm)
+    target = store_at(store, wait, may_be_new=True)
+    with progress_bar() as progress:
+        done = pull(name, target, name=new_name, access=access, jobs=jobs, progress=progress)
+    view = SharedView.of(done)
+    show_view(view, lambda view: _show("Pulled", "fetched", view), as_json=as_json)
+
+
+def _access(*, insecure: bool, ca_file: str | None, realm: list[str] | None) -> Access:
+    from blobstore.store.registry.sharing import Access
+
+    return Access(
+        insecure=insecure, credentials=credentials(), realms=realms_of(realm), ca_file=ca_file
+    )
+
+
+def _show(done: str, moved: str, view: SharedView) -> None:
+    ways = [
+        f"{way.blobs:,} {how} ({size(way.bytes)})"
+        for how, way in (("were there", view.there), (moved, view.moved))
+        if way.blobs
+    ]
+    renamed = f" as {view.name}" if view.name != view.source else ""
+    emit(f"{done} {view.source}{renamed}: {', '.join(ways) or 'no blobs'}")
+    emit(f"Digest: {view.digest}")
