@@ -52,9 +52,16 @@ if TYPE_CHECKING:
     from blobstore.store.layered import LayeredStore as LayeredStore
     from blobstore.store.local.store import Store as Store, open_store as open_store
     from blobstore.store.memory import MemoryStore as MemoryStore
+    from blobstore.store.registry.push_pull import (
+        RegistryAccess as RegistryAccess,
+        pull as pull,
+        push as push,
+    )
+    from blobstore.store.registry.store import RegistryStore as RegistryStore
     from blobstore.store.transfer import transfer as transfer
 
 _HOME = {
+    "RegistryAccess": "store.registry.push_pull",
     "BlobStoreError": "errors",
     "ExportResult": "export.folder",
     "Folder": "source.folders",
@@ -67,6 +74,7 @@ _HOME = {
     "Model": "model.loader",
     "ModelQuality": "inspection.quality",
     "QuantizedArray": "kernels.arrays",
+    "RegistryStore": "store.registry.store",
     "Store": "store.local.store",
     "Tensor": "model.tensors",
     "Verdict": "model.facts",
@@ -85,6 +93,8 @@ _HOME = {
     "open_store": "store.local.store",
     "plan_import": "importer.run",
     "prune": "store.care.prune",
+    "pull": "store.registry.push_pull",
+    "push": "store.registry.push_pull",
     "quantize": "kernels.quantize",
     "read_header": "inspection.inspect",
     "read_metadata": "inspection.metadata",

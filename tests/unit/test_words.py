@@ -24,6 +24,8 @@ SHARED_NAMES = {
 }
 SHARED_FILES = {
     "blobs": "testing/ is cut as the ports of a store are",
+    "session": "each home has one",
+    "store": "each home has one",
     "models": "cli/ has the commands of models; testing/, as blobs",
 }
 

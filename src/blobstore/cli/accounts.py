@@ -47,7 +47,7 @@ def login(
     insecure: InsecureOption = False,
     realm: RealmsOption = None,
 ) -> None:
-    """Log in to a registry, after asking it whether the password is right."""
+    """Log in to a registry, which checks the password."""
     from blobstore.io.http.client import HttpClient
     from blobstore.store.registry.authorization import check_login
     from blobstore.store.registry.hosts import registry_address

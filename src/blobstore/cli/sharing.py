@@ -21,8 +21,8 @@ from blobstore.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from blobstore.store.registry.sharing import Access
-    from blobstore.views.sharing import SharedView
+    from blobstore.store.registry.push_pull import RegistryAccess
+    from blobstore.views.shared import SharedView
 
 CaFileOption = Annotated[
     str | None,
@@ -50,8 +50,8 @@ def push(
     as_json: JsonOption = False,
 ) -> None:
     """Send a model to a registry. Only blobs that the registry lacks are sent."""
-    from blobstore.store.registry.sharing import push
-    from blobstore.views.sharing import SharedView
+    from blobstore.store.registry.push_pull import push
+    from blobstore.views.shared import SharedView
 
     access = _access(insecure=insecure, ca_file=ca_file, realm=realm)
     with progress_bar() as progress:
@@ -80,8 +80,8 @@ def pull(
     as_json: JsonOption = False,
 ) -> None:
     """Bring a model from a registry. A pull that was cut off goes on where it stopped."""
-    from blobstore.store.registry.sharing import pull
-    from blobstore.views.sharing import SharedView
+    from blobstore.store.registry.push_pull import pull
+    from blobstore.views.shared import SharedView
 
     access = _access(insecure=insecure, ca_file=ca_file, realm=realm)
     target = store_at(store, wait, may_be_new=True)
@@ -91,10 +91,10 @@ def pull(
     show_view(view, lambda view: _show("Pulled", "fetched", view), as_json=as_json)
 
 
-def _access(*, insecure: bool, ca_file: str | None, realm: list[str] | None) -> Access:
-    from blobstore.store.registry.sharing import Access
+def _access(*, insecure: bool, ca_file: str | None, realm: list[str] | None) -> RegistryAccess:
+    from blobstore.store.registry.push_pull import RegistryAccess
 
-    return Access(
+    return RegistryAccess(
         insecure=insecure, credentials=credentials(), realms=realms_of(realm), ca_file=ca_file
     )
 

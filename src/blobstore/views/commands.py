@@ -16,7 +16,7 @@ from blobstore.views.checkpoints import (
     PlanView,
     QualityView,
 )
-from blobstore.views.sharing import SharedView
+from blobstore.views.shared import SharedView
 from blobstore.views.stores import (
     CopyView,
     ListItemView,

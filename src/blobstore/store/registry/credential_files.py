@@ -39,7 +39,7 @@ _FOLDER_MODE = 0o700
 _FILE_MODE = 0o600
 
 
-def key_of(host: str) -> str:
+def host_key(host: str) -> str:
     """Return the key that docker has for a registry: the host, or the address of Docker Hub."""
     return HUB_KEY if host.lower() in HUB_HOSTS else host.lower()
 
@@ -60,7 +60,7 @@ class CredentialFile:
         """
         content = self._read()
         helper = self._helper(content, host)
-        if helper is not None and (login := helper.get(key_of(host))) is not None:
+        if helper is not None and (login := helper.get(host_key(host))) is not None:
             return login
         auths = self._object(content, "auths")
         for key in _keys(auths, host, repository):
@@ -78,7 +78,7 @@ class CredentialFile:
         Raises: as `find`.
         """
         content = self._read()
-        key = key_of(host)
+        key = host_key(host)
         others = self._without(content, host)
         helper = self._helper(content, host)
         if helper is not None:
@@ -88,10 +88,10 @@ class CredentialFile:
         return str(self.path if helper is None else helper)
 
     def drop(self, host: str) -> bool:
-        """Forget the login for a registry; return False if there is none. Raises: as `find`."""
+        """Forget the login for a registry; return False if it is missing. Raises: as `find`."""
         content = self._read()
         helper = self._helper(content, host)
-        dropped = helper is not None and helper.drop(key_of(host))
+        dropped = helper is not None and helper.drop(host_key(host))
         others = self._without(content, host)
         if len(others) < len(self._object(content, "auths")):
             self._write(content | {"auths": others})

@@ -29,9 +29,9 @@ from blobstore.store.ports import (
     wrong_bytes,
 )
 from blobstore.store.registry.api import RegistryApi
-from blobstore.store.registry.manifests import RegistryManifests
-from blobstore.store.registry.places import Places, repository_of
+from blobstore.store.registry.repositories import Places, repository_of
 from blobstore.store.registry.spool import Spool, SpooledBlob, SpoolWriter
+from blobstore.store.registry.tags import RegistryManifests
 from blobstore.store.registry.uploads import Uploads
 
 _PIECE = 2**20

@@ -28,9 +28,9 @@ from blobstore.store.ports import (
 from blobstore.store.registry.api import RegistryApi
 from blobstore.store.registry.downloads import BlobReader
 from blobstore.store.registry.login import Login
-from blobstore.store.registry.manifests import RegistryManifests
-from blobstore.store.registry.places import Places
+from blobstore.store.registry.repositories import Places
 from blobstore.store.registry.session import RegistrySession
+from blobstore.store.registry.tags import RegistryManifests
 from blobstore.store.registry.uploads import Uploads
 
 
@@ -103,7 +103,7 @@ class RegistryStore:
         pinned: Mapping[ModelName, Digest] | None = None,
         others: Callable[[Digest], Iterable[str]] = lambda _: (),
     ) -> None:
-        """Raises: UsageError for an address that is none."""
+        """Raises: UsageError for another address than one of http or https."""
         self.address = address or f"https://{host}"
         self._client = client
         self._api = RegistryApi(client, self.address, login, realms=realms)

@@ -14,8 +14,8 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home
 from blobstore.store.registry.credentials import Credentials
 from blobstore.store.registry.hosts import registry_address
-from blobstore.store.registry.places import repository_of
-from blobstore.store.registry.references import Reference
+from blobstore.store.registry.registry_names import Reference
+from blobstore.store.registry.repositories import repository_of
 from blobstore.store.registry.store import RegistryStore
 from blobstore.store.transfer import Transferred, transfer
 
@@ -24,7 +24,7 @@ CONNECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class RegistryAccess:
     """How registries are reached, and as whom.
 
     ``insecure``: also without TLS, where docker would ask for it. ``credentials``: logins (None:
@@ -68,7 +68,7 @@ def push(
     store: Home,
     *,
     to: str | None = None,
-    access: Access | None = None,
+    access: RegistryAccess | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Transferred:
@@ -77,13 +77,13 @@ def push(
     Only blobs that the repository lacks are sent. Those that another repository of the registry has
     are mounted from there, as far as the names of the store's models tell.
 
-    Raises: UsageError for a digest in ``to``; as `transfer` and `Access.open`.
+    Raises: UsageError for a digest in ``to``; as `transfer` and `RegistryAccess.open`.
     """
     reference = Reference.parse(to if to is not None else str(ModelName.of(name)))
     if reference.digest is not None:
         raise UsageError(f"a model is pushed to a tag, not to a digest: {to}")
     known = _Repositories(store, reference.name.host)
-    with (access or Access()).open(reference, known.of) as registry:
+    with (access or RegistryAccess()).open(reference, known.of) as registry:
         pairs = {str(ModelName.of(name)): str(reference.name)}
         (done,) = transfer(pairs, store, registry, jobs=jobs, progress=progress)
     return done
@@ -94,18 +94,18 @@ def pull(
     store: Home,
     *,
     name: str | ModelName | None = None,
-    access: Access | None = None,
+    access: RegistryAccess | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Transferred:
     """Bring a model of a registry to ``store``, under its name there or ``name``.
 
     ``reference``: ``HOST/NAMESPACE/MODEL:TAG``, with Ollama's defaults, and perhaps ``@sha256:…``,
-    the manifest that it must be. Raises: as `transfer` and `Access.open`.
+    the manifest that it must be. Raises: as `transfer` and `RegistryAccess.open`.
     """
     asked = Reference.parse(reference)
     wanted = str(asked.name if name is None else ModelName.of(name))
-    with (access or Access()).open(asked) as registry:
+    with (access or RegistryAccess()).open(asked) as registry:
         (done,) = transfer({str(asked.name): wanted}, registry, store, jobs=jobs, progress=progress)
     return done
 

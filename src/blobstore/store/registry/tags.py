@@ -33,7 +33,7 @@ from blobstore.store.registry.api import (
     RegistryApi,
     body_of,
 )
-from blobstore.store.registry.places import Places, repository_of
+from blobstore.store.registry.repositories import Places, repository_of
 from blobstore.store.registry.tokens import CATALOG, Scope
 
 MAX_MANIFEST = 4 * 2**20
