@@ -82,7 +82,9 @@ class RegistryApi:
                     return
                 ours = reply.address.origin == self.root.origin
                 if reply.status != _UNAUTHORIZED or attempt + 1 == _TRIES or not ours:
-                    raise reply.failure(_detail(reply), _hint(reply))
+                    failure = reply.failure(_detail(reply), _hint(reply))
+                    # Behind a redirect: both addresses are named.
+                    raise failure if reply.address == address else failure.at(str(address))
                 self._authorization.challenged(reply, ask.scope)
 
     @contextmanager

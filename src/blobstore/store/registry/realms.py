@@ -8,7 +8,7 @@ CVE-2026-48978 of oras-go). A realm is used
   host; without it, the registry's own origin only;
 - with credentials, on a host that the user named;
 - with credentials and https, on a domain above or below the registry's: the owner of a domain
-  decides about the names below it. A domain beside it may belong to somebody else (under co.uk);
+  decides about the names below it. A domain beside it may have another owner (under co.uk);
 - with credentials and https, on a host that is listed here for this registry;
 - without credentials, on any other host, with https, by name, at a public address.
 
