@@ -1,0 +1,246 @@
+"""Real registries on loopback: Debian's docker-registry, and an S3 server of moto behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from ssl import create_default_context
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+import pytest
+
+from support import FIXTURES
+
+CERTIFICATE = FIXTURES / "tls" / "certificate.pem"
+"""For ``localhost`` and ``127.0.0.1``; the file is also the authority to trust."""
+KEY = FIXTURES / "tls" / "key.pem"
+USER, PASSWORD = "alice", "swordfish"
+# bcrypt of PASSWORD, of the lowest cost: docker-registry computes it for every request.
+_HTPASSWD = f"{USER}:$2b$04$abcdefghijklmnopqrstuugIEnm3ZbWF6xb2GcoE3L1CoGJFMKtu.\n"
+_PATIENCE_S = 60
+_BUCKET = "models"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The token server that a registry sends its clients to, and the certificates of its key."""
+
+    realm: str
+    service: str
+    issuer: str
+    certificates: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """An S3 bucket on loopback; ``redirects``: the registry sends its clients there for blobs."""
+
+    url: str
+    redirects: bool = False
+
+
+class Registry:
+    """A running docker-registry, whose files and log lie in ``folder``."""
+
+    def __init__(self, folder: Path, port: int, *, tls: bool) -> None:
+        self.folder = folder
+        self.port = port
+        self.host = f"127.0.0.1:{port}"
+        self.url = f"{'https' if tls else 'http'}://{self.host}"
+
+    @property
+    def log(self) -> str:
+        """What it has printed, with a line for each request that is over."""
+        return (self.folder / "log").read_text("utf-8", "replace")
+
+    def blobs(self) -> dict[str, int]:
+        """Return the size of each whole blob by its digest's hex digits; not for a bucket."""
+        files = (self.folder / "root").glob("docker/registry/v2/blobs/sha256/*/*/data")
+        return {file.parent.name: file.stat().st_size for file in files}
+
+    def linked(self, repository: str) -> set[str]:
+        """Return the digests, in hex digits, that a repository gives out; not for a bucket."""
+        root = self.folder / "root" / "docker/registry/v2/repositories" / repository
+        return {link.parent.name for link in root.glob("_layers/sha256/*/link")}
+
+    def tags(self) -> dict[str, bytes]:
+        """Return the manifest of each tag, by ``repository:tag``; not for a bucket."""
+        root = self.folder / "root" / "docker/registry/v2"
+        found = {}
+        for link in root.glob("repositories/**/_manifests/tags/*/current/link"):
+            tag = link.parent.parent
+            digits = link.read_text().removeprefix("sha256:")
+            repository = tag.parents[2].relative_to(root / "repositories")
+            raw = (root / "blobs/sha256" / digits[:2] / digits / "data").read_bytes()
+            found[f"{repository}:{tag.name}"] = raw
+        return found
+
+    def incomplete(self) -> list[str]:
+        """Return the blobs, as ``repository:tag digest``, that manifests name and that are missing.
+
+        A blob of another size counts as missing.
+        """
+        sizes, missing = self.blobs(), []
+        for name, raw in self.tags().items():
+            manifest = json.loads(raw)
+            for entry in [*manifest["layers"], manifest["config"]]:
+                digits = entry["digest"].removeprefix("sha256:")
+                given_out = digits in self.linked(name.rpartition(":")[0])
+                if sizes.get(digits) != entry["size"] or not given_out:
+                    missing.append(f"{name} {digits}")
+        return missing
+
+
+@contextmanager
+def registry(
+    folder: Path,
+    *,
+    htpasswd: bool = False,
+    tokens: Tokens | None = None,
+    bucket: Bucket | None = None,
+    tls: bool = False,
+    relative: bool = False,
+) -> Iterator[Registry]:
+    """Run docker-registry for as long as the block lasts; `_cannot_run` where it is missing.
+
+    ``htpasswd``: it asks for USER and PASSWORD. ``relative``: the addresses of uploads are paths.
+    What an earlier one left in the folder is there again. Its log is kept.
+    """
+    if shutil.which("docker-registry") is None:
+        _cannot_run("docker-registry is not installed (Debian: apt-get install docker-registry)")
+    folder.mkdir(parents=True, exist_ok=True)
+    config: dict[str, Any] = {
+        "version": "0.1",
+        "log": {"level": "info", "formatter": "text"},
+        "storage": _storage(folder, bucket),
+        "http": {"secret": "not a secret", "relativeurls": relative},
+    }
+    if tls:
+        config["http"]["tls"] = {"certificate": str(CERTIFICATE), "key": str(KEY)}
+    if htpasswd:
+        (folder / "htpasswd").write_text(_HTPASSWD)
+        config["auth"] = {"htpasswd": {"realm": "the lab", "path": str(folder / "htpasswd")}}
+    if tokens is not None:
+        config["auth"] = {
+            "token": {
+                "realm": tokens.realm,
+                "service": tokens.service,
+                "issuer": tokens.issuer,
+                "rootcertbundle": str(tokens.certificates),
+            }
+        }
+    for _ in range(3):  # another program may take the port between
+        port = _free_port()
+        config["http"]["addr"] = f"127.0.0.1:{port}"
+        (folder / "config.yml").write_text(json.dumps(config))  # JSON is YAML
+        with _running(
+            ["docker-registry", "serve", str(folder / "config.yml")], folder / "log"
+        ) as process:
+            if _answers(port, process, tls=tls):
+                yield Registry(folder, port, tls=tls)
+                return
+    _cannot_run(f"docker-registry does not start: {(folder / 'log').read_text()[-2000:]}")
+
+
+@contextmanager
+def moto(folder: Path) -> Iterator[str]:
+    """Run an S3 server with one empty bucket; give its address."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for _ in range(3):
+        port = _free_port()
+        line = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        with _running(line, folder / "moto.log") as process:
+            if _answers(port, process):
+                connection = HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
+                connection.request("PUT", f"/{_BUCKET}")
+                assert connection.getresponse().status == 200
+                connection.close()
+                yield f"http://127.0.0.1:{port}"
+                return
+    _cannot_run(f"moto does not start: {(folder / 'moto.log').read_text()[-2000:]}")
+
+
+def skopeo(*arguments: str | Path) -> str:
+    """Run skopeo and return what it prints; `_cannot_run` where it is missing.
+
+    It may talk plain http, and trusts any signature.
+    """
+    if shutil.which("skopeo") is None:
+        _cannot_run("skopeo is not installed (Debian: apt-get install skopeo)")
+    line = ["skopeo", "--insecure-policy", *map(str, arguments)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, f"{line}: {done.stderr}"
+    return done.stdout
+
+
+def _storage(folder: Path, bucket: Bucket | None) -> dict[str, Any]:
+    general: dict[str, Any] = {
+        "delete": {"enabled": True},
+        "maintenance": {"uploadpurging": {"enabled": False}},
+    }
+    if bucket is None:
+        return {"filesystem": {"rootdirectory": str(folder / "root")}, **general}
+    s3 = {
+        "accesskey": "key",
+        "secretkey": "secret",
+        "region": "us-east-1",
+        "regionendpoint": bucket.url,
+        "bucket": _BUCKET,
+        "secure": urlsplit(bucket.url).scheme == "https",
+        "v4auth": True,
+    }
+    return {"s3": s3, "redirect": {"disable": not bucket.redirects}, **general}
+
+
+@contextmanager
+def _running(line: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    # docker-registry's S3 driver panics at an AWS_CA_BUNDLE.
+    environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+    with log.open("wb") as output:
+        process = subprocess.Popen(line, stdout=output, stderr=output, env=environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(_PATIENCE_S)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def _answers(port: int, process: subprocess.Popen[bytes], *, tls: bool = False) -> bool:
+    """Wait until the server answers a request; return False if its process ends before."""
+    until = time.monotonic() + _PATIENCE_S
+    while process.poll() is None and time.monotonic() < until:
+        with suppress(OSError, HTTPException):
+            if tls:
+                trusted = create_default_context(cafile=str(CERTIFICATE))
+                connection: HTTPConnection = HTTPSConnection("127.0.0.1", port, context=trusted)
+            else:
+                connection = HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
+            connection.request("GET", "/")
+            connection.getresponse().read()
+            connection.close()
+            return process.poll() is None
+        time.sleep(0.01)
+    return False
+
+
+def _cannot_run(why: str) -> NoReturn:
+    """Fail in CI, where it has to be shown; elsewhere skip, and say what was not shown."""
+    if "CI" in os.environ:
+        pytest.fail(why)
+    pytest.skip(f"NOT SHOWN: {why}")
