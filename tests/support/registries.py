@@ -53,8 +53,9 @@ class Bucket:
 class Registry:
     """A running docker-registry, whose files and log lie in ``folder``."""
 
-    def __init__(self, folder: Path, port: int, *, tls: bool) -> None:
+    def __init__(self, folder: Path, port: int, process: int, *, tls: bool) -> None:
         self.folder = folder
+        self._process = process
         self.port = port
         self.host = f"127.0.0.1:{port}"
         self.url = f"{'https' if tls else 'http'}://{self.host}"
@@ -63,6 +64,11 @@ class Registry:
     def log(self) -> str:
         """What it has printed, with a line for each request that is over."""
         return (self.folder / "log").read_text("utf-8", "replace")
+
+    def cpu_s(self) -> float:
+        """Return the processor time that it has used."""
+        fields = Path(f"/proc/{self._process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def blobs(self) -> dict[str, int]:
         """Return the size of each whole blob by its digest's hex digits; not for a bucket."""
@@ -122,7 +128,7 @@ def registry(
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
         "version": "0.1",
-        "log": {"level": "info", "formatter": "text"},
+        "log": {"level": "error"},  # and the access log: a line for each request
         "storage": _storage(folder, bucket),
         "http": {"secret": "not a secret", "relativeurls": relative},
     }
@@ -148,7 +154,7 @@ def registry(
             ["docker-registry", "serve", str(folder / "config.yml")], folder / "log"
         ) as process:
             if _answers(port, process, tls=tls):
-                yield Registry(folder, port, tls=tls)
+                yield Registry(folder, port, process.pid, tls=tls)
                 return
     _cannot_run(f"docker-registry does not start: {(folder / 'log').read_text()[-2000:]}")
 
@@ -171,7 +177,7 @@ def moto(folder: Path) -> Iterator[str]:
     _cannot_run(f"moto does not start: {(folder / 'moto.log').read_text()[-2000:]}")
 
 
-def skopeo(*arguments: str | Path) -> str:
+def skopeo(*arguments: str | Path, timeout: float = 300) -> str:
     """Run skopeo and return what it prints; `_cannot_run` where it is missing.
 
     It may talk plain http, and trusts any signature.
@@ -179,7 +185,7 @@ def skopeo(*arguments: str | Path) -> str:
     if shutil.which("skopeo") is None:
         _cannot_run("skopeo is not installed (Debian: apt-get install skopeo)")
     line = ["skopeo", "--insecure-policy", *map(str, arguments)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=timeout)
     assert done.returncode == 0, f"{line}: {done.stderr}"
     return done.stdout
 
@@ -187,6 +193,7 @@ def skopeo(*arguments: str | Path) -> str:
 def _storage(folder: Path, bucket: Bucket | None) -> dict[str, Any]:
     general: dict[str, Any] = {
         "delete": {"enabled": True},
+        "cache": {"blobdescriptor": "inmemory"},  # as Debian configures it
         "maintenance": {"uploadpurging": {"enabled": False}},
     }
     if bucket is None:
