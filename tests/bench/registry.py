@@ -119,7 +119,9 @@ def client_s() -> float:
 def show(kind: str, took: dict[str, list[Seconds]], model: Model) -> None:
     """Print one table: medians, and how much faster blobstore is in the same round."""
     ours = took.get("blobstore")
-    print(f"{kind:6} {'seconds':>28} {'MB/s':>6} {'client':>7} {'registry':>8} {'requests':>8} ratio")
+    print(
+        f"{kind:6} {'seconds':>28} {'MB/s':>6} {'client':>7} {'registry':>8} {'requests':>8} ratio"
+    )
     for name, runs in took.items():
         walls = " ".join(f"{one.wall:.2f}" for one in runs)
         middle = statistics.median(one.wall for one in runs)

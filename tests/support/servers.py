@@ -7,6 +7,7 @@ import select
 import socket
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,9 +23,11 @@ class Asked:
 
     number: int
     port: int
+    method: str
     target: str
     fields: dict[str, str]
     connection: int
+    body: bytes
 
     @property
     def range(self) -> tuple[int, int] | None:
@@ -41,13 +44,15 @@ class Script:
     """What a server does until the next script: ``answer`` yields the bytes of each reply.
 
     Where a reply has no length of its own, the connection is closed behind it. ``asked`` fills as
-    requests come; ``sent`` counts the bytes that went out, framing included.
+    requests come; ``sent`` counts the bytes that went out, framing included, and ``sent_to`` those
+    to each request.
     """
 
     answer: Answer
     port: int
     asked: list[Asked] = field(default_factory=list)
     sent: int = 0
+    sent_to: Counter[int] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -102,6 +107,11 @@ class Server:
         self._script = Script(answer, self.port)
         return self._script
 
+    @property
+    def answer(self) -> Answer:
+        """How requests are answered now."""
+        return self._script.answer
+
     def close(self) -> None:
         """Stop listening."""
         self._listener.close()
@@ -124,17 +134,28 @@ class Server:
                 rest = b""
                 while (head := _head(connection, rest)) is not None:
                     rest = head[1]
-                    if not self._reply(connection, head[0], number):
+                    lines = head[0].decode("latin-1").split("\r\n")
+                    fields = dict(
+                        line.lower().split(": ", 1)[:1] + line.split(": ", 1)[1:]
+                        for line in lines[1:]
+                        if line
+                    )
+                    body, rest = _body(connection, rest, int(fields.get("content-length", "0")))
+                    if not self._reply(connection, lines[0], fields, body, number):
                         break
 
-    def _reply(self, connection: socket.socket, head: bytes, number: int) -> bool:
+    def _reply(
+        self,
+        connection: socket.socket,
+        line: str,
+        fields: dict[str, str],
+        body: bytes,
+        number: int,
+    ) -> bool:
         script = self._script
-        lines = head.decode("latin-1").split("\r\n")
-        fields = dict(
-            line.lower().split(": ", 1)[:1] + line.split(": ", 1)[1:] for line in lines[1:] if line
-        )
+        method, target, _ = line.split(" ")
         with script.lock:
-            asked = Asked(len(script.asked), self.port, lines[0].split(" ")[1], fields, number)
+            asked = Asked(len(script.asked), self.port, method, target, fields, number, body)
             script.asked.append(asked)
         for chunk in script.answer(asked):
             if chunk is KEEP_ALIVE:
@@ -147,6 +168,7 @@ class Server:
             while view:
                 count = connection.send(view)
                 script.sent += count
+                script.sent_to[asked.number] += count
                 view = view[count:]
         return False
 
@@ -228,3 +250,13 @@ def _head(connection: socket.socket, rest: bytes) -> tuple[bytes, bytes] | None:
         rest += data
     before, _, after = rest.partition(b"\r\n\r\n")
     return before, after
+
+
+def _body(connection: socket.socket, rest: bytes, length: int) -> tuple[bytes, bytes]:
+    """Return a request's body, and what came behind it. Raises: OSError if it does not come."""
+    while len(rest) < length:
+        data = connection.recv(65536)
+        if not data:
+            raise ConnectionError("a request without the end of its body")
+        rest += data
+    return rest[:length], rest[length:]

@@ -1,0 +1,94 @@
+"""Every hostile registry of the corpus gets its verdict; credentials stay, and bytes are few."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.corpus import Case, accepted, case_id, load, refusal, rejected
+from support.hostile_pulls import CERTIFICATES, PULLS
+from support.hostile_pushes import PUSHES
+from support.hostile_registry import NAME, REPOSITORY, TAG, Scene, scene, tensor_blob
+from support.small_registry import digest_of
+from support.stores import commit_model
+
+from blobstore import verify
+from blobstore.store.registry.uploads import Uploads
+
+PROCESSES = {"registry-kill-client-mid-pull", "registry-concurrent-same-pull"}
+"""Cases of whole processes: test_registry_processes.py."""
+CHUNK = 100_000
+OLDER = "older:latest"
+
+
+def test_every_case_is_played() -> None:
+    assert {case.id for case in load("registry")} == {*PULLS, *PUSHES, *PROCESSES}
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest blob is sent in chunks, as one of gigabytes is."""
+    defaults = Uploads.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "chunk", CHUNK)
+
+
+def played(case: Case, made: Scene) -> None:
+    commit_model(made.store, OLDER, tensor_blob("layer0", 50))
+    (PULLS | PUSHES)[case.id](made)
+    made.play()
+
+
+def check_bounds(made: Scene) -> None:
+    assert made.excess() == {}
+    assert made.credentials_elsewhere() == []
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+def models(made: Scene) -> list[str]:
+    return [str(name) for name in made.store.manifests.names() if str(name) != OLDER]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "case", [case for case in accepted("registry") if case.id not in PROCESSES], ids=case_id
+)
+def test_accepted(case: Case, tmp_path: Path) -> None:
+    with scene(tmp_path, is_push=case.id in PUSHES) as made:
+        played(case, made)
+        made.run()
+        check_bounds(made)
+        if case.id in PUSHES:
+            assert made.registry.manifests[REPOSITORY, TAG] == made.raw
+            for data in made.blobs:
+                assert made.registry.blobs[REPOSITORY, digest_of(data)] == data
+        else:
+            assert models(made) == [NAME]
+            assert made.store.manifests.text(made.store.find(NAME)) == made.raw
+        assert verify(made.store).is_sound
+        assert files(tmp_path) == {"store", *(f"store/{name}" for name in files(made.store.root))}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", rejected("registry"), ids=case_id)
+def test_rejected(case: Case, tmp_path: Path) -> None:
+    with scene(tmp_path, is_push=case.id in PUSHES, certificate=CERTIFICATES.get(case.id)) as made:
+        played(case, made)
+        before = made.store.blobs.digests()
+        error = refusal(made.run)
+        check_bounds(made)
+        assert names_the_thing(str(error), made), str(error)
+        assert (REPOSITORY, TAG) not in made.registry.manifests or case.id in PULLS
+        assert models(made) == ([NAME] if case.id in PUSHES else [])
+        assert made.store.blobs.digests() == before
+        if case.id != "registry-upload-source-changes":
+            assert verify(made.store).is_sound
+        assert files(tmp_path) <= {"store", *(f"store/{name}" for name in files(made.store.root))}
+
+
+def names_the_thing(text: str, made: Scene) -> bool:
+    things = [made.host, made.name, str(made.store.root), *map(digest_of, made.blobs)]
+    return any(thing in text for thing in things)
