@@ -257,7 +257,7 @@ def _rate_429_date(scene: Scene) -> None:
     from time import time
 
     scene.change(
-        _first(lambda asked: reply(429, f"Retry-After: {formatdate(time() + 1.5, usegmt=True)}"))
+        _first(lambda _: reply(429, f"Retry-After: {formatdate(time() + 1.5, usegmt=True)}"))
     )
 
 
@@ -277,7 +277,7 @@ def _catalog_endless_link(scene: Scene) -> None:
         return reply(200, link, body=b'{"repositories":["library/tiny"]}')
 
     scene.change(page)
-    scene.run = lambda: scene.home().manifests.names()
+    scene.run = scene.names
 
 
 PULLS: dict[str, Callable[[Scene], None]] = {

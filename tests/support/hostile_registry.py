@@ -18,25 +18,27 @@ from typing import Any
 
 import numpy as np
 
-from support import FIXTURES
-from support.checkpoints import safetensors_bytes
-from support.servers import Asked, Script, Server, server as run_server
-from support.small_registry import Change, SmallRegistry, digest_of
-
 from blobstore import open_store, transfer
-from blobstore.formats.documents import CONFIG_MEDIA_TYPE, TENSOR_MEDIA_TYPE
-from blobstore.formats.documents import MANIFEST_MEDIA_TYPE as MANIFEST
+from blobstore.formats.documents import (
+    CONFIG_MEDIA_TYPE,
+    MANIFEST_MEDIA_TYPE as MANIFEST,
+    TENSOR_MEDIA_TYPE,
+)
 from blobstore.io.budget import RetryPolicy
 from blobstore.io.http.client import HttpClient
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store
 from blobstore.store.registry.login import Login, Secret
 from blobstore.store.registry.store import RegistryStore
+from support import FIXTURES
+from support.checkpoints import safetensors_bytes
+from support.servers import Asked, Script, Server, server as run_server
+from support.small_registry import Change, SmallRegistry, digest_of
 
 TLS = FIXTURES / "tls"
 REPOSITORY, TAG, NAME = "library/tiny", "int4", "tiny:int4"
-SECRET = "swordfish"
-TOKEN = "token-of-the-registry"
+SECRET = "swordfish"  # noqa: S105  # of no account
+TOKEN = "token-of-the-registry"  # noqa: S105
 RETRIES = RetryPolicy(connect_s=10, silence_s=10, deadline_s=25, backoff_s=0.002, longest_wait_s=5)
 IMPATIENT = RetryPolicy(silence_s=0.3, deadline_s=2, backoff_s=0.002, attempts=2)
 KIB = 2**10
@@ -65,6 +67,8 @@ class Scene:
     """Bytes of bodies by digest, where a manifest lies."""
     manifest_limit: int = 0
     """Bytes that a manifest without a length may take."""
+    changed: int = 0
+    """Replies that were not the registry's own."""
     run: Callable[[], object] = lambda: None
     played: tuple[Script, Script] = field(init=False)
 
@@ -83,9 +87,15 @@ class Scene:
         """The digest of the largest blob."""
         return digest_of(max(self.blobs, key=len))
 
-    def change(self, *changes: Change) -> None:
-        """Put changes before those that there are."""
-        self.registry.changes[:0] = changes
+    def change(self, change: Change) -> None:
+        """Put a change before those that there are."""
+
+        def counted(asked: Asked) -> Iterable[bytes] | None:
+            changed = change(asked)
+            self.changed += changed is not None
+            return changed
+
+        self.registry.changes.insert(0, counted)
 
     def elsewhere(self, answer: Callable[[Asked], Iterable[bytes]]) -> None:
         """Say what the other origin answers."""
@@ -109,6 +119,10 @@ class Scene:
     def push(self) -> object:
         """Push the model."""
         return transfer({NAME: self.name}, self.store, self.home())
+
+    def names(self) -> object:
+        """List the registry's models."""
+        return self.home().manifests.names()
 
     def play(self) -> None:
         """Start both servers on what the case said."""
