@@ -1,0 +1,89 @@
+"""A relay on loopback that counts the bytes between a client and a server, and may delay them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+_MOST = 2**20
+
+
+class Relay:
+    """Forwards connections to a port. ``up`` and ``down`` count bytes to and from the server.
+
+    ``delay_s``: how long bytes take in each direction. ``pause_s``: a pause after each MiB or
+    less, so that a transfer takes a while. The Host field that clients send is the relay's, so
+    docker-registry's own addresses lead through the relay too.
+    """
+
+    def __init__(self, port: int, *, delay_s: float = 0, most: int = _MOST) -> None:
+        self._server = port
+        self._delay_s = delay_s
+        self._most = most
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self.port = int(self._listener.getsockname()[1])
+        self.host = f"127.0.0.1:{self.port}"
+        self.up = self.down = 0
+        self._lock = threading.Lock()
+        self._alarm: tuple[int, Callable[[], object]] | None = None
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def reset(self) -> None:
+        """Count from zero."""
+        with self._lock:
+            self.up = self.down = 0
+
+    def after(self, nbytes: int, call: Callable[[], object]) -> None:
+        """Call once when ``nbytes`` have passed, of both directions together, from now on."""
+        with self._lock:
+            self._alarm = (self.up + self.down + nbytes, call)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._server))
+                for pair, is_up in (((client, server), True), ((server, client), False)):
+                    for one in pair:
+                        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    threading.Thread(target=self._pump, args=(*pair, is_up), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, is_up: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(self._most):
+                if self._delay_s:
+                    time.sleep(self._delay_s)
+                target.sendall(data)
+                self._count(len(data), is_up)
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def _count(self, nbytes: int, is_up: bool) -> None:
+        with self._lock:
+            if is_up:
+                self.up += nbytes
+            else:
+                self.down += nbytes
+            alarm = self._alarm
+            if alarm is None or self.up + self.down < alarm[0]:
+                return
+            self._alarm = None
+        alarm[1]()
+
+
+@contextmanager
+def relay(port: int, *, delay_s: float = 0, most: int = _MOST) -> Iterator[Relay]:
+    """Run a relay for as long as the block lasts; ``most``: bytes at once."""
+    running = Relay(port, delay_s=delay_s, most=most)
+    try:
+        yield running
+    finally:
+        running.close()
