@@ -28,7 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support.registries import Registry, registry, skopeo
 
+from blobstore import open_store
 from blobstore.names import ModelName
+from blobstore.store.registry.sharing import Access, pull, push
 
 NAME = "library/bench:latest"
 LAYER = "application/vnd.ollama.image.tensor"
@@ -196,19 +198,16 @@ def copy(source: str, target: str) -> None:
 
 
 def ours(kind: str, connections: int | None = None) -> Run:
-    """Return a run of `transfer`, which pushes from our store or pulls to it."""
+    """Return a run of blobstore, which pushes from our store or pulls to it."""
+
+    access = Access() if connections is None else Access(connections=connections)
 
     def run(model: Model, server: Registry, target: Path) -> None:
-        from blobstore import open_store, transfer
-        from blobstore.store.registry.store import RegistryStore
-
-        options = {} if connections is None else {"connections": connections}
-        home = RegistryStore(server.host, insecure=True, **options)
         remote = f"{server.host}/{NAME}"
         if kind == "push":
-            transfer({"bench": remote}, open_store(model.store), home)
+            push("bench", open_store(model.store), to=remote, access=access)
         else:
-            transfer({remote: "bench"}, home, open_store(target))
+            pull(remote, open_store(target), name="bench", access=access)
 
     return run
 

@@ -110,7 +110,8 @@ class Scene:
             is_public=self.is_public,
         )
         login = Login("alice", Secret(SECRET))
-        return RegistryStore(self.host, client, insecure=self.certificate is None, login=login)
+        scheme = "http" if self.certificate is None else "https"
+        return RegistryStore(self.host, client, address=f"{scheme}://{self.host}", login=login)
 
     def pull(self) -> object:
         """Pull the model."""
