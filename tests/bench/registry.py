@@ -199,7 +199,6 @@ def copy(source: str, target: str) -> None:
 
 def ours(kind: str, connections: int | None = None) -> Run:
     """Return a run of blobstore, which pushes from our store or pulls to it."""
-
     access = Access() if connections is None else Access(connections=connections)
 
     def run(model: Model, server: Registry, target: Path) -> None:

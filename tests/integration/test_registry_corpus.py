@@ -8,7 +8,8 @@ import pytest
 from support.corpus import Case, accepted, case_id, load, refusal, rejected
 from support.hostile_pulls import CERTIFICATES, PULLS
 from support.hostile_pushes import PUSHES
-from support.hostile_registry import NAME, REPOSITORY, TAG, Scene, scene, tensor_blob
+from support.hostile_registry import NAME, REPOSITORY, TAG, Scene, scene
+from support.shared_models import tensor_blob
 from support.small_registry import digest_of
 from support.stores import commit_model
 

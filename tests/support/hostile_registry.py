@@ -13,10 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any
-
-import numpy as np
 
 from blobstore import open_store, transfer
 from blobstore.formats.documents import (
@@ -31,8 +28,8 @@ from blobstore.store.local.store import Store
 from blobstore.store.registry.login import Login, Secret
 from blobstore.store.registry.store import RegistryStore
 from support import FIXTURES
-from support.checkpoints import safetensors_bytes
 from support.servers import Asked, Script, Server, server as run_server
+from support.shared_models import tensor_blob
 from support.small_registry import Change, SmallRegistry, digest_of
 
 TLS = FIXTURES / "tls"
@@ -195,12 +192,6 @@ def scene(folder: Path, *, is_push: bool, certificate: str | None = None) -> Ite
             made.registry.put(REPOSITORY, TAG, made.raw, made.blobs)
         made.run = made.push if is_push else made.pull
         yield made
-
-
-def tensor_blob(name: str, size: int) -> bytes:
-    """Return a blob of one tensor of ``size`` random bytes."""
-    values = np.frombuffer(Random(f"{name} {size}").randbytes(size), np.uint8)
-    return safetensors_bytes({name: values})
 
 
 def keep(store: Store, raw: bytes, blobs: Iterable[bytes]) -> None:

@@ -14,9 +14,9 @@ _MOST = 2**20
 class Relay:
     """Forwards connections to a port. ``up`` and ``down`` count bytes to and from the server.
 
-    ``delay_s``: how long bytes take in each direction. ``pause_s``: a pause after each MiB or
-    less, so that a transfer takes a while. The Host field that clients send is the relay's, so
-    docker-registry's own addresses lead through the relay too.
+    ``delay_s``: how long bytes take in each direction. ``most``: bytes that pass at once. The Host
+    field that clients send is the relay's, so docker-registry's own addresses lead through the
+    relay too.
     """
 
     def __init__(self, port: int, *, delay_s: float = 0, most: int = _MOST) -> None:
@@ -49,11 +49,16 @@ class Relay:
         with suppress(OSError):  # closed
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._server))
-                for pair, is_up in (((client, server), True), ((server, client), False)):
-                    for one in pair:
-                        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    threading.Thread(target=self._pump, args=(*pair, is_up), daemon=True).start()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.create_connection(("127.0.0.1", self._server)) as server:
+            for one in (client, server):
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            there = threading.Thread(target=self._pump, args=(client, server, True), daemon=True)
+            there.start()
+            self._pump(server, client, is_up=False)
+            there.join()
 
     def _pump(self, source: socket.socket, target: socket.socket, is_up: bool) -> None:
         with suppress(OSError):
