@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -30,7 +31,7 @@ from support.registries import Registry, registry, skopeo
 
 from blobstore import open_store
 from blobstore.names import ModelName
-from blobstore.store.registry.sharing import Access, pull, push
+from blobstore.store.registry.push_pull import RegistryAccess, pull, push
 
 NAME = "library/bench:latest"
 LAYER = "application/vnd.ollama.image.tensor"
@@ -144,7 +145,7 @@ def made(folder: Path, count: int, nbytes: int) -> Model:
     for path in (model.folder, blobs, model.store / "blobs"):
         path.mkdir(parents=True)
     random = Random(16)
-    entries = []
+    entries: list[dict[str, Any]] = []
     for data in [b"{}", *(random.randbytes(nbytes) for _ in range(count))]:
         digits = hashlib.sha256(data).hexdigest()
         (blobs / digits).write_bytes(data)
@@ -199,7 +200,7 @@ def copy(source: str, target: str) -> None:
 
 def ours(kind: str, connections: int | None = None) -> Run:
     """Return a run of blobstore, which pushes from our store or pulls to it."""
-    access = Access() if connections is None else Access(connections=connections)
+    access = RegistryAccess() if connections is None else RegistryAccess(connections=connections)
 
     def run(model: Model, server: Registry, target: Path) -> None:
         remote = f"{server.host}/{NAME}"

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+from support.servers import Server, server
+from support.small_registry import SmallRegistry
+
+from blobstore.io.http.client import HttpClient
 from blobstore.store.layered import LayeredStore
 from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home
+from blobstore.store.registry.store import RegistryStore
 from blobstore.testing import StoreTests
 
 
@@ -22,6 +29,26 @@ class TestLocal(StoreTests):
 
     def other_reader(self, home: Home) -> Store:
         return Store(home.address)
+
+
+class TestRegistry(StoreTests):
+    """One registry. Real ones write repositories in lower case, and tell tags apart by case."""
+
+    names = ("m", "m:tag", "ns/m:tag", "n:Tag")
+    spellings = ("qwen:Q4", "qwen:q4", "qwen:Q4")
+
+    server: Server
+    client: HttpClient
+
+    @pytest.fixture(autouse=True)
+    def _registry(self) -> Iterator[None]:
+        with server() as self.server, HttpClient() as self.client:
+            self.server.play(SmallRegistry())
+            yield
+
+    def new_home(self, folder: Path) -> RegistryStore:
+        address = self.server.at("").rstrip("/")
+        return RegistryStore("registry.ollama.ai", self.client, address=address)
 
 
 class TestLayered(StoreTests):

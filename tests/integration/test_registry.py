@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.registries import (
@@ -36,7 +37,7 @@ from blobstore.io.http.client import HttpClient
 from blobstore.store.local.store import Store
 from blobstore.store.ports import How
 from blobstore.store.registry.login import Login, Secret
-from blobstore.store.registry.sharing import Access, pull, push
+from blobstore.store.registry.push_pull import RegistryAccess, pull, push
 from blobstore.store.registry.store import RegistryStore
 from blobstore.store.registry.uploads import Uploads
 
@@ -169,9 +170,10 @@ def test_several_models_at_once(plain: Registry, store: Store, tmp_path: Path) -
 @pytest.mark.parametrize("kind", ["htpasswd", "tls", "relative", "s3", "s3 that redirects"])
 def test_other_registries(kind: str, store: Store, tmp_path: Path) -> None:
     commit_tensors(store, "m", SIZES)
-    access, options = Access(), {}
+    access = RegistryAccess()
+    options: dict[str, Any] = {}
     if kind == "tls":
-        access = Access(ca_file=str(CERTIFICATE))
+        access = RegistryAccess(ca_file=str(CERTIFICATE))
     with moto(tmp_path / "s3") as url:
         bucket = Bucket(url, redirects="redirects" in kind) if "s3" in kind else None
         options = {"htpasswd": kind == "htpasswd", "tls": kind == "tls"}
@@ -181,7 +183,7 @@ def test_other_registries(kind: str, store: Store, tmp_path: Path) -> None:
             if kind == "htpasswd":
                 with pytest.raises(BlobStoreError, match="login"):
                     push("m", store, to=reference)
-                access = Access(credentials=_Known(server.host))  # type: ignore[arg-type]
+                access = RegistryAccess(credentials=_Known(server.host))  # type: ignore[arg-type]
             push("m", store, to=reference, access=access)
             if bucket is None:
                 assert server.incomplete() == []

@@ -23,7 +23,7 @@ Change = Callable[[Asked], Iterable[bytes] | None]
 """Returns another reply than the registry's own, or None."""
 
 
-def digest_of(data: bytes) -> str:
+def digest_of(data: bytes | bytearray) -> str:
     """Return the digest of bytes, as text."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
@@ -94,6 +94,8 @@ class SmallRegistry:
         raw = self.manifests.get((repository, reference))
         if raw is None:
             return reply(404, body=b'{"errors":[{"code":"MANIFEST_UNKNOWN"}]}')
+        if asked.method == "DELETE":
+            return self._delete(repository, reference)
         digest = digest_of(raw)
         lines = (f"Docker-Content-Digest: {digest}", f"Content-Type: {self.types[digest]}")
         return reply(200, *lines, body=raw)
@@ -139,6 +141,16 @@ class SmallRegistry:
             return reply(400, body=b'{"errors":[{"code":"DIGEST_INVALID"}]}')
         self.blobs[repository, digest] = bytes(data)
         return reply(201, f"Location: /v2/{repository}/blobs/{digest}")
+
+    def _delete(self, repository: str, digest: str) -> Iterable[bytes]:
+        """Remove a manifest and its tags, as docker-registry does; not a tag alone."""
+        if ":" not in digest:
+            return reply(405, body=b'{"errors":[{"code":"UNSUPPORTED"}]}')
+        raw = self.manifests[repository, digest]
+        for place in [place for place in self.manifests if place[0] == repository]:
+            if self.manifests[place] == raw:
+                del self.manifests[place]
+        return reply(202)
 
     def _state(self, status: int, repository: str, number: str) -> Iterable[bytes]:
         last = max(0, len(self.uploads[number]) - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import typer
 from pydantic import TypeAdapter
 from support import PYCODE, ROOT
 from support.checkpoints import write_checkpoint
+from support.servers import server
+from support.small_registry import SmallRegistry
 
 from blobstore.cli.main import app, run
 from blobstore.views.commands import VIEWS, page, schema
@@ -42,7 +45,15 @@ def test_the_page_is_made_of_them() -> None:
 
 
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def registry() -> Iterator[str]:
+    """The host of a registry."""
+    with server() as running:
+        running.play(SmallRegistry())
+        yield f"{running.host}:{running.port}"
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory, registry: str) -> dict[str, list[str]]:
     """A line for each command, all in the order in which they are run."""
     folder = tmp_path_factory.mktemp("schema")
     source, store = str(write_checkpoint(folder / "tiny")), ["--store", str(folder / "store")]
@@ -62,6 +73,8 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         "verify": ["verify", *store],
         "repair": ["repair", "m", *store],
         "du": ["du", *store],
+        "push": ["push", "m", "--to", f"{registry}/a/m", *store],
+        "pull": ["pull", f"{registry}/a/m", *store],
         "rm": ["rm", "m", "o", *store],
         "prune": ["prune", *store, "--grace", "0s", "--sole-owner"],
         "metadata set": ["metadata", "set", file, "key", "value"],
