@@ -7,17 +7,19 @@ import re
 import socket
 import ssl
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
-from threading import BoundedSemaphore, Lock
+from threading import Lock
 from typing import TYPE_CHECKING, Self, cast
 
 from blobstore.errors import BlobStoreError, RemoteError, UsageError, from_os_error
 from blobstore.io.budget import Budget, RequestLimits, RetryPolicy
 from blobstore.io.http.connections import CheckedBackend, RequestContext
+from blobstore.io.http.messages import Fields, Message
 from blobstore.io.http.replies import Reply
+from blobstore.io.http.slots import Slots
 from blobstore.io.http.web_addresses import WebAddress, is_public
 
 if TYPE_CHECKING:
@@ -35,8 +37,6 @@ _ORIGINS = (
 _KEEP_ALIVE_S = 30
 _TOKEN = re.compile(r"[!-~]{1,4096}", re.ASCII)
 
-Fields = Sequence[tuple[str, str]]
-
 
 @dataclass(frozen=True, slots=True)
 class RequestTarget:
@@ -50,43 +50,12 @@ class RequestTarget:
     public_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
-    """The body of a request: ``size`` bytes, which ``pieces`` returns again for each attempt.
-
-    ``has_credentials``: it is treated as an Authorization field is. It is not sent over the public
-    internet without TLS, and a redirect to another origin is refused.
-    """
-
-    size: int
-    pieces: Callable[[], Iterable[bytes]]
-    has_credentials: bool = False
-
-    @classmethod
-    def of(cls, data: bytes, *, has_credentials: bool = False) -> Body:
-        """Return a body of bytes in memory."""
-        return cls(len(data), lambda: (data,), has_credentials)
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What a request says, wherever it goes."""
-
-    method: str
-    fields: Fields = ()
-    body: Body | None = None
-
-    @property
-    def has_credentials(self) -> bool:
-        """Whether the body contains credentials."""
-        return self.body is not None and self.body.has_credentials
-
-
 class HttpClient:
     """Requests over kept-alive connections. Safe to share between threads; a context manager.
 
     ``token`` is sent to the origin of the first address that is asked for, and to no other.
-    ``connections`` is the number of requests at once, and so the most connections to one host.
+    ``connections`` is the number of requests at once, and so the most connections to one host;
+    `Slots` may find it by measurement.
     ``ca_file`` names certificates (PEM) to trust beside the system's. ``is_public`` says which IP
     addresses are public, for rule R2. The policy: `blobstore.io.http`.
     """
@@ -95,7 +64,7 @@ class HttpClient:
         self,
         token: str | None = None,
         *,
-        connections: int = 16,
+        connections: int | Slots = 16,
         retry_policy: RetryPolicy | None = None,
         ca_file: str | None = None,
         is_public: Callable[[str], bool] = is_public,
@@ -109,11 +78,11 @@ class HttpClient:
                 " ASCII"
             )
         self.retry_policy = retry_policy or RetryPolicy()
-        self.connections = connections
+        self._slots = Slots(connections) if isinstance(connections, int) else connections
+        self.connections = connections = self._slots.most
         self._token = token
         self._token_origin: tuple[str, str, int] | None = None
         self._lock = Lock()
-        self._slots = BoundedSemaphore(connections)
         self._backend = CheckedBackend(is_public)
         self._pool = httpcore2.ConnectionPool(
             ssl_context=_ssl_context(ca_file),
@@ -175,12 +144,15 @@ class HttpClient:
         Raises: NotFoundError for 404; RemoteError for every other status, a server that can't be
         reached, a reply that breaks rule R1, a redirect that breaks rule R2; as the body.
         """
-        with self._slots:
+        sent = message.body.size if message.body is not None else 0
+        before = limits.taken
+        with self._slots.slot() as moved:
             reply, at = self._answered(message, target, limits, accept, retries=retries)
             try:
                 yield reply, at
             finally:
                 reply.close()
+                moved(sent + limits.taken - before)
 
     def pause(
         self, attempt: int, limits: RequestLimits, failure: BlobStoreError, asked_s: float = 0

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from blobstore.errors import BlobStoreError, LimitExceededError
 from blobstore.formats.strictjson import parse_object
-from blobstore.io.http.client import HttpClient, Message, RequestTarget
+from blobstore.io.http.client import HttpClient, RequestTarget
+from blobstore.io.http.messages import Message
 from blobstore.io.http.replies import Reply
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.store.registry.authorization import Authorization

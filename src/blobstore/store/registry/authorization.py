@@ -13,7 +13,8 @@ from concurrent.futures import Future
 from threading import Lock
 
 from blobstore.errors import AuthenticationError
-from blobstore.io.http.client import HttpClient, Message, RequestTarget
+from blobstore.io.http.client import HttpClient, RequestTarget
+from blobstore.io.http.messages import Message
 from blobstore.io.http.replies import Reply
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.store.registry.challenges import Challenge, ChallengeError, parse_challenges

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from blobstore.errors import NotFoundError, RemoteError, ShortReadError
 from blobstore.formats.documents import Descriptor
-from blobstore.io.http.client import Fields, Message
+from blobstore.io.http.messages import Fields, Message
 from blobstore.io.http.replies import Reply, check_part
 from blobstore.io.ranges import OpenReader
 from blobstore.store.ports import blob_not_found

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from blobstore.errors import BlobStoreError, UsageError
 from blobstore.io.http.client import HttpClient
+from blobstore.io.http.slots import Slots
 from blobstore.io.workers import Progress
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home
@@ -19,8 +20,7 @@ from blobstore.store.registry.repositories import repository_of
 from blobstore.store.registry.store import RegistryStore
 from blobstore.store.transfer import Transferred, transfer
 
-CONNECTIONS = 16
-"""Requests at once."""
+MOST_CONNECTIONS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +29,15 @@ class RegistryAccess:
 
     ``insecure``: also without TLS, where docker would ask for it. ``credentials``: logins (None:
     none). ``realms``: hosts of token servers to trust beside those of `realms`. ``ca_file``:
-    certificates (PEM) to trust beside the system's.
+    certificates (PEM) to trust beside the system's. ``connections``: requests at once (None: as
+    many as bring more, up to 32).
     """
 
     insecure: bool = False
     credentials: Credentials | None = None
     realms: Collection[str] = ()
     ca_file: str | None = None
-    connections: int = CONNECTIONS
+    connections: int | None = None
 
     def open(
         self, reference: Reference, others: Callable[[Digest], Iterable[str]] = lambda _: ()
@@ -54,13 +55,18 @@ class RegistryAccess:
         )
         return RegistryStore(
             name.host,
-            HttpClient(connections=self.connections, ca_file=self.ca_file),
+            HttpClient(connections=self._slots(), ca_file=self.ca_file),
             address=f"{address.scheme}://{address.authority}",
             login=login,
             realms=self.realms,
             pinned={name: reference.digest} if reference.digest is not None else None,
             others=others,
         )
+
+    def _slots(self) -> Slots:
+        if self.connections is not None:
+            return Slots(self.connections)
+        return Slots(MOST_CONNECTIONS, fixed=False)
 
 
 def push(

@@ -19,7 +19,7 @@ from blobstore.errors import (
 )
 from blobstore.formats.documents import MANIFEST_MEDIA_TYPE, Manifest
 from blobstore.formats.strictjson import check_limit, parse_object
-from blobstore.io.http.client import Body, Message
+from blobstore.io.http.messages import Body, Message
 from blobstore.io.http.replies import Reply
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.names import Digest, ModelName
