@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_FIRST = 4
+_FIRST = 2
 _GAIN = 1.05
 _WINDOW_S = 0.25
 _REQUESTS_A_SLOT = 2

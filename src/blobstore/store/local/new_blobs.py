@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import mmap
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -15,7 +16,7 @@ from blobstore.formats.documents import Descriptor
 from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
 from blobstore.io.copying import clone, link
-from blobstore.io.durable import os_errors, remove_if_there, sync
+from blobstore.io.durable import PAGE, os_errors, remove_if_there, sync
 from blobstore.io.ranges import FileReader, OpenReader
 from blobstore.names import Digest
 from blobstore.store.local.blobs import FinishedBlob, Stamp
@@ -152,9 +153,9 @@ class NewBlobs:
             if begun:
                 writer.go_on(begun, hashed.set)
                 self._stage.work_until(hashed)
-            for piece in reader.pieces(memoryview(bytearray(_CHUNK)), begun):
+            for piece in reader.pieces(memoryview(mmap.mmap(-1, _CHUNK)), begun):
                 hashed.clear()
-                writer.put(done, piece, hashed=hashed.set)
+                writer.put(done, piece, aligned=done % PAGE == 0, hashed=hashed.set)
                 self._stage.work_until(hashed)
                 done += len(piece)
         return made[0]

@@ -136,11 +136,12 @@ class BlobWriter:
         with self._mutex, os_errors("create", self._path):
             if self._fd >= 0:
                 return
+            is_large = self._size >= DIRECT_FROM
             if self._in_order:
                 self._fd = open_or_create(self._path)
             else:
-                self._fd = create_file(self._path, self._size if self._size >= DIRECT_FROM else 0)
-                self._direct = open_direct(self._path) if self._size >= DIRECT_FROM else -1
+                self._fd = create_file(self._path, self._size if is_large else 0)
+            self._direct = open_direct(self._path) if is_large else -1
 
     def _write(self, offset: int, view: memoryview, *, aligned: bool) -> None:
         if self._fd < 0:
