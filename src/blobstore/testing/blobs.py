@@ -59,18 +59,25 @@ def descriptor_of(data: bytes, name: str | None = None) -> Descriptor:
     )
 
 
-def manifest_of(*blobs: bytes) -> Manifest:
-    """Return a manifest with a layer for each blob. The first is its config, too."""
+def manifest_of(*blobs: bytes, with_config: bool = True) -> Manifest:
+    """Return a manifest with a layer for each blob. The first is its config, too.
+
+    Without it a registry refuses the manifest. With it `verify` finds that it is not a config.
+    """
     layers = [descriptor_of(data, f"layer{number}") for number, data in enumerate(blobs)]
-    return Manifest(config=descriptor_of(blobs[0]) if blobs else None, layers=tuple(layers))
+    config = descriptor_of(blobs[0]) if with_config and blobs else None
+    return Manifest(config=config, layers=tuple(layers))
 
 
-def commit(home: Home, name: str, *blobs: bytes, expected: Any = None) -> set[Digest]:
+def commit(
+    home: Home, name: str, *blobs: bytes, expected: Any = None, with_config: bool = True
+) -> set[Digest]:
     """Write a model of ``blobs`` and publish it; return the digests that are new."""
     with home.session() as session:
         for data in blobs:
             session.put(data)
-        return session.publish(home.target(name), manifest_of(*blobs), expected=expected)
+        manifest = manifest_of(*blobs, with_config=with_config)
+        return session.publish(home.target(name), manifest, expected=expected)
 
 
 def blobs_of(home: Home, name: str) -> list[bytes]:

@@ -192,7 +192,7 @@ def test_a_copy_to_another_store(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_a_linked_blob_survives_its_first_store(tmp_path: Path) -> None:
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
-    commit(here, "m", b"x" * 5000, b"y")
+    commit(here, "m", b"x" * 5000, b"y", with_config=False)
     transfer(["m"], here, there)
     here.remove("m")
     assert blobs_of(there, "m") == [b"x" * 5000, b"y"]
@@ -212,7 +212,7 @@ def test_damage_is_not_copied(tmp_path: Path) -> None:
 def test_a_transfer_that_fails_goes_on_where_it_stopped(tmp_path: Path) -> None:
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
     blobs = [bytes([number]) * 5000 for number in range(8)]
-    commit(here, "m", *blobs)
+    commit(here, "m", *blobs, with_config=False)
     bad = here.blobs.path / Digest.of(blobs[-1]).file_name
     bad.write_bytes(b"!" * 5000)
     with pytest.raises(blobstore.errors.DigestMismatchError):
@@ -239,7 +239,7 @@ transfer("m", open_store(sys.argv[1]), open_store(sys.argv[2]), jobs=1, progress
 
 def test_a_killed_transfer_goes_on_too(tmp_path: Path) -> None:
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
-    commit(here, "m", *(bytes([number]) * 2_000_000 for number in range(8)))
+    commit(here, "m", *(bytes([number]) * 2_000_000 for number in range(8)), with_config=False)
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(here.root), str(there.root)], check=False
     )
@@ -261,7 +261,7 @@ def test_names_that_would_be_one_are_refused_before_anything_is_written(tmp_path
 @pytest.mark.parametrize("mode", [0o666, 0o664, 0o000])
 def test_a_file_that_others_may_write_is_not_linked(tmp_path: Path, mode: int) -> None:
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
-    commit(here, "m", b"x" * 5000)
+    commit(here, "m", b"x" * 5000, with_config=False)
     (here.blobs.path / Digest.of(b"x" * 5000).file_name).chmod(mode)
     try:
         (done,) = transfer("m", here, there)
