@@ -36,7 +36,7 @@ from blobstore.model.network_plan import (
     plan_network,
 )
 from blobstore.names import ModelName, relative_path
-from blobstore.store.ports import Home
+from blobstore.store.ports import Readable
 
 if TYPE_CHECKING:  # loading a model does not need the importer
     from blobstore.importer.planning.outputs import ImportPlan
@@ -50,7 +50,7 @@ _GENERATION_CONFIG = "generation_config.json"
 
 
 @collector_paused()  # it would walk all objects of mlx-lm and PyTorch
-def load(name: str | ModelName, *, store: Home) -> tuple[Any, Any]:
+def load(name: str | ModelName, *, store: Readable) -> tuple[Any, Any]:
     """Return ``(model, tokenizer)`` of a stored model, for ``mlx_lm.generate`` and its kin.
 
     The architecture is the one of the stored config.json, the tokenizer the one of the stored
@@ -83,7 +83,7 @@ def continue_text(model: Any, tokenizer: Any, prompt: str, max_tokens: int) -> I
 
 
 @collector_paused()  # as above
-def load_network(name: str | ModelName, *, store: Home) -> Any:
+def load_network(name: str | ModelName, *, store: Readable) -> Any:
     """Return mlx-lm's network of a stored model: an ``mlx.nn.Module`` with its weights.
 
     It is `load` without a tokenizer. Raises: as `load`, but for the tokenizer.

@@ -39,7 +39,7 @@ from blobstore.io.ranges import close_quietly
 from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import ModelName
 from blobstore.store.local.locks import take_lock
-from blobstore.store.ports import Home
+from blobstore.store.ports import Readable
 from blobstore.store.stored_model import StoredModel
 
 _HINT = "Name a folder that does not exist, or an empty one."
@@ -48,7 +48,7 @@ _HINT = "Name a folder that does not exist, or an empty one."
 class ExportFolder:
     """The folder that an export becomes."""
 
-    def __init__(self, path: str | os.PathLike[str], store: Home) -> None:
+    def __init__(self, path: str | os.PathLike[str], store: Readable) -> None:
         """Check the path.
 
         Raises: StorageError unless it is free or an empty folder; UsageError when it is in the
@@ -198,7 +198,7 @@ def export_model(
     name: str | ModelName,
     folder: str | os.PathLike[str],
     *,
-    store: Home,
+    store: Readable,
     format: str = "safetensors",  # noqa: A002  # the option's name
     dequantize: str | DType | None = None,
     max_shard_size: int | str = DEFAULT_SHARD,

@@ -21,7 +21,7 @@ from blobstore.kernels.arrays import Array, QuantizedArray
 from blobstore.model.loader import open_model
 from blobstore.model.tensors import Tensor
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Home
+from blobstore.store.ports import Readable
 
 _CHUNK = 2**22
 _NO_NUMBERS = frozenset({DType.C64, DType.F4, DType.F6_E2M3, DType.F6_E3M2})
@@ -95,7 +95,7 @@ def diff_models(
     a: str | ModelName,
     b: str | ModelName,
     *,
-    store: Home,
+    store: Readable,
     error: bool = False,
     jobs: int | None = None,
 ) -> ModelDiff:
@@ -143,7 +143,7 @@ class _Opened:
     sizes: Mapping[Digest, int]
 
 
-def _opened(name: str | ModelName, store: Home, stack: ExitStack) -> _Opened:
+def _opened(name: str | ModelName, store: Readable, stack: ExitStack) -> _Opened:
     full = store.find(name)
     manifest = store.manifests.read(full)
     tensors: Mapping[str, Tensor] = {}
@@ -154,7 +154,7 @@ def _opened(name: str | ModelName, store: Home, stack: ExitStack) -> _Opened:
     return _Opened(full, tensors, dict(_documents(manifest, store)), sizes)
 
 
-def _documents(manifest: Manifest, store: Home) -> Iterator[tuple[str, Digest]]:
+def _documents(manifest: Manifest, store: Readable) -> Iterator[tuple[str, Digest]]:
     """Yield the layers other than tensors: by name, else by kind and its count so far."""
     kinds: Counter[str] = Counter()
     for layer in manifest.layers:
@@ -169,7 +169,7 @@ def _documents(manifest: Manifest, store: Home) -> Iterator[tuple[str, Digest]]:
         yield "(config)", _config_digest(manifest.config, store)
 
 
-def _config_digest(config: Descriptor, store: Home) -> Digest:
+def _config_digest(config: Descriptor, store: Readable) -> Digest:
     """Return the digest of a config blob without the newline that newer Ollamas add at its end.
 
     Source: ollama/ollama PR 14969 @ca0b86d3 x/create/manifest.go, where json.Encoder writes what

@@ -32,13 +32,13 @@ from blobstore.source.shards import ShardIndex, is_index
 
 if TYPE_CHECKING:
     from blobstore.names import ModelName
-    from blobstore.store.ports import Home
+    from blobstore.store.ports import Readable
 
 
 def inspect(
     target: str | os.PathLike[str],
     *,
-    store: Home | None = None,
+    store: Readable | None = None,
     token: str | None = None,
     endpoint: str | None = None,
 ) -> Inspection:
@@ -58,7 +58,7 @@ def inspect(
     RemoteError.
     """
 
-    def stored() -> Home:
+    def stored() -> Readable:
         from blobstore.store.local.store import open_store
 
         return open_store() if store is None else store
@@ -68,7 +68,7 @@ def inspect(
 
 def inspect_at(
     target: str | os.PathLike[str],
-    store: Callable[[], Home],
+    store: Callable[[], Readable],
     *,
     token: str | None = None,
     endpoint: str | None = None,
@@ -97,7 +97,7 @@ def _opened(target: InspectTarget, token: str | None, endpoint: str | None) -> F
         raise missing(target) from None
 
 
-def _has_model(store: Callable[[], Home], name: ModelName) -> bool:
+def _has_model(store: Callable[[], Readable], name: ModelName) -> bool:
     try:
         store().find(name)
     except BlobStoreError:
@@ -158,7 +158,7 @@ def _note_size(index: ShardIndex, held: int, notes: list[str]) -> None:
         )
 
 
-def inspect_model(target: InspectTarget, store: Home) -> Inspection:
+def inspect_model(target: InspectTarget, store: Readable) -> Inspection:
     """Return the contents of a stored model.
 
     Raises: NotFoundError (no such model, a missing blob); UnsupportedSourceError (no tensors: a

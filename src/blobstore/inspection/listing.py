@@ -23,7 +23,7 @@ from blobstore.model.facts import ModelFacts, TensorFacts, Verdict, float_dtype
 from blobstore.model.runtimes import verdicts
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.references import is_plain, missing_blob
-from blobstore.store.ports import Home, Summary
+from blobstore.store.ports import Readable, Summary
 from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import StoredModel
 
@@ -71,7 +71,7 @@ class ModelDetails:
     runs_in: tuple[Verdict, ...]
 
 
-def summarize(store: Home, name: ModelName, manifest: Manifest) -> ModelSummary:
+def summarize(store: Readable, name: ModelName, manifest: Manifest) -> ModelSummary:
     """Return a model's summary, from the headers of its blobs.
 
     Raises: NotFoundError, CorruptDataError or StorageError when a blob is not as the manifest says;
@@ -92,7 +92,9 @@ def summarize(store: Home, name: ModelName, manifest: Manifest) -> ModelSummary:
     )
 
 
-def describe(store: Home, manifest: Manifest, tensors: tuple[StoredTensor, ...]) -> ModelDetails:
+def describe(
+    store: Readable, manifest: Manifest, tensors: tuple[StoredTensor, ...]
+) -> ModelDetails:
     """Return what a model's documents say about it, and where it runs with its ``tensors``.
 
     Raises: NotFoundError or CorruptDataError for a damaged document.
@@ -146,7 +148,7 @@ def _integer(config: Mapping[str, Any], key: str) -> int | None:
     return value if type(value) is int else None
 
 
-def stored_coverage(store: Home, manifest: Manifest) -> Coverage:
+def stored_coverage(store: Readable, manifest: Manifest) -> Coverage:
     """Return the coverage that was recorded when a model was imported.
 
     Without a record, count what is stored, and return None for the source's own numbers: Ollama
@@ -173,7 +175,7 @@ class BrokenModel:
     error: BlobStoreError
 
 
-def list_models(store: Home) -> list[ListedModel | BrokenModel]:
+def list_models(store: Readable) -> list[ListedModel | BrokenModel]:
     """Return every model of the store, sorted by name; a model that can't be read with its error.
 
     Missing blobs are found every time. Headers are read only of models that were never listed
@@ -205,7 +207,7 @@ class _Listing:
     ``forms``: each value of it once, because thousands of blobs have the same.
     """
 
-    store: Home
+    store: Readable
     known: Mapping[str, Summary]
     there: set[str] | None = None
     new: dict[str, Summary] = field(default_factory=dict)

@@ -34,7 +34,7 @@ from blobstore.names import ModelName
 from blobstore.source.addresses import Source
 from blobstore.source.inventory import read_inventory
 from blobstore.source.weights import Form, SourceReaders
-from blobstore.store.ports import Home
+from blobstore.store.ports import Readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def measure_quality(
     name: str | ModelName,
     source: Source,
     *,
-    store: Home,
+    store: Readable,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> ModelQuality:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,11 +26,10 @@ from blobstore.errors import (
     from_os_error,
 )
 from blobstore.hashing.stage import HashStage
+from blobstore.io.identity import FileIdentity as FileIdentity, is_coarse as is_coarse
 from blobstore.names import Digest
 
 _MAPPED_FROM = 2**14 + 1
-_COARSE_TICK_NS = 10**7
-_LONGEST_TICK_NS = 2 * 10**9
 _FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -74,7 +72,18 @@ class OpenReader:
     """True if reading takes so long that a part which was read is worth keeping."""
 
     def fileno(self) -> int | None:
-        """Return the open file's descriptor, to map, link or clone it, or None."""
+        """Return the descriptor of an open file with these bytes only, to link or clone it.
+
+        None if there is no such file.
+        """
+
+    def place(self) -> tuple[int, int] | None:
+        """Return the descriptor of an open file, and where the bytes begin in it, to map them.
+
+        None if they are in no file as they are.
+        """
+        fd = self.fileno()
+        return None if fd is None else (fd, 0)
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes from ``offset``. Raises: as `RangeReader.readinto`."""
@@ -282,52 +291,6 @@ def real_path(path: str | os.PathLike[str]) -> str:
         ) from None
 
 
-def is_coarse(time_ns: int) -> bool:
-    """Return True for a time in whole ticks of 10 ms: finer clocks give one in ten million times.
-
-    Clocks tick every 2 s on FAT, every 10 ms on exFAT, every second on exfat-fuse, HFS+ and ext3.
-    """
-    return time_ns % _COARSE_TICK_NS == 0
-
-
-class FileIdentity:
-    """The state of a file: device, inode, size and time of the last write.
-
-    ``key`` adds the time of the last change of any kind: a new link or mode changes the key only. A
-    file that was written within the last tick of a coarse clock gets another key every time: a
-    write in the same tick would leave its times as they are.
-    """
-
-    __slots__ = ("_key", "_rest")
-
-    def __init__(self, status: os.stat_result) -> None:
-        self._key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        self._rest: tuple[int | str, ...] = (status.st_ctime_ns,)
-        # By the time of change, which no program sets: an archive may have set the time of writing
-        # to a whole second.
-        if (
-            is_coarse(status.st_ctime_ns)
-            and abs(time.time_ns() - status.st_mtime_ns) < _LONGEST_TICK_NS
-        ):
-            self._rest += (os.urandom(16).hex(),)
-
-    @property
-    def key(self) -> str:
-        """The identity as a text."""
-        return " ".join(map(str, self._key + self._rest))
-
-    @property
-    def mtime_ns(self) -> int:
-        """Time of the last write, which a copy may keep."""
-        return self._key[3]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FileIdentity) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-
 def _short(reader: BytesReader | FileReader, offset: int, length: int) -> ShortReadError:
     return ShortReadError(
         f"{reader.name} ends before byte {offset + length:,}:"
@@ -348,10 +311,11 @@ def is_mapped(nbytes: int) -> bool:
 class MappedFile:
     """The bytes of an open file as memory, read-only, mapped for as long as a view of them lives.
 
-    A small file (`is_mapped`) is read into memory, and so is a reader without a file descriptor.
+    A small file (`is_mapped`) is read into memory, and so is a reader that has no `place`. Of a
+    range of a file, only its pages are mapped.
     """
 
-    __slots__ = ("_data", "_memory", "_name", "size")
+    __slots__ = ("_begin", "_data", "_end", "_memory", "_name", "size")
 
     def __init__(self, reader: OpenReader) -> None:
         """Map the file that ``reader`` has open; it may be closed then.
@@ -361,13 +325,22 @@ class MappedFile:
         self._name = reader.name
         self.size = reader.size
         self._data: mmap.mmap | None = None
-        fd = reader.fileno() if is_mapped(reader.size) else None
-        if fd is None:
+        place = reader.place() if is_mapped(reader.size) else None
+        self._begin = self._end = 0
+        if place is None:
             self._memory = reader.read(0, reader.size)
             return
         self._memory = b""
+        fd, start = place
+        self._begin = start % mmap.ALLOCATIONGRANULARITY
+        self._end = start + reader.size
         try:
-            self._data = mmap.mmap(fd, reader.size, access=mmap.ACCESS_READ)
+            self._data = mmap.mmap(
+                fd,
+                self._begin + reader.size,
+                access=mmap.ACCESS_READ,
+                offset=start - self._begin,
+            )
         except ValueError:  # mmap checks the size of the open file once more
             raise self._short() from None
         except OSError as error:
@@ -389,9 +362,9 @@ class MappedFile:
             now = self._data.size()
         except OSError as error:
             raise from_os_error(error, "stat", self._name) from error
-        if now < self.size:
+        if now < self._end:
             raise self._short()
-        return memoryview(self._data)[begin:end]
+        return memoryview(self._data)[self._begin : self._begin + self.size][begin:end]
 
     def _short(self) -> CorruptDataError:
         return CorruptDataError(

@@ -33,7 +33,7 @@ from blobstore.io.ranges import MappedFile, is_mapped
 from blobstore.io.workers import each, threads
 from blobstore.model.tensors import Library, MappedBlob, Tensor, parts_of
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Home, check_document_size, checked_bytes
+from blobstore.store.ports import Readable, check_document_size, checked_bytes
 from blobstore.store.stored_model import StoredModel, TensorBlob, damaged
 
 Names = Literal["ollama", "mlx"]
@@ -56,7 +56,7 @@ class Model(Mapping[str, Tensor]):
     from it stay valid, new ones can't be taken.
     """
 
-    def __init__(self, name: ModelName, manifest: Manifest, store: Home) -> None:
+    def __init__(self, name: ModelName, manifest: Manifest, store: Readable) -> None:
         self.name = name
         self.manifest = manifest
         self._model = StoredModel(name, manifest, store, self._bytes_of)
@@ -241,7 +241,7 @@ class Model(Mapping[str, Tensor]):
         self.close()
 
 
-def open_model(name: str | ModelName, *, store: Home, verify: bool = False) -> Model:
+def open_model(name: str | ModelName, *, store: Readable, verify: bool = False) -> Model:
     """Return a stored model, every blob of it validated and mapped.
 
     ``verify`` also reads and hashes every blob.
@@ -261,7 +261,7 @@ def open_model(name: str | ModelName, *, store: Home, verify: bool = False) -> M
 
 
 @collector_paused()  # a quarter of the time of 100,000 blobs
-def _open_whole(name: ModelName, store: Home) -> Model:
+def _open_whole(name: ModelName, store: Readable) -> Model:
     """Return the model, opened again while its blobs are missing because another model replaced it.
 
     Raises: as `open_model`.

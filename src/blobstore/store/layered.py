@@ -61,6 +61,10 @@ class _Blobs:
     def digests(self) -> set[str]:
         return set().union(*(home.blobs.digests() for home in self._homes))
 
+    def sequence(self, descriptors: Sequence[Descriptor]) -> Sequence[Descriptor] | None:
+        found = (home.blobs.sequence(descriptors) for home in self._homes)
+        return next((order for order in found if order is not None), None)
+
 
 class _Manifests:
     """The manifests of several homes. See `Manifests`."""
@@ -102,6 +106,7 @@ class _Session:
 
     def __init__(self, upper: Session, lower: _Blobs, *, copies_up: bool) -> None:
         self.earlier = upper.earlier
+        self.in_sequence = upper.in_sequence
         self.writer = upper.writer
         self.put_all = upper.put_all
         self.put = upper.put

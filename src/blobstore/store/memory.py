@@ -63,6 +63,9 @@ class _Blobs:
     def digests(self) -> set[str]:
         return {digest.hex for digest in list(self._blobs)}
 
+    def sequence(self, descriptors: Sequence[Descriptor]) -> None:
+        """Return None: any number can be read at once."""
+
     def keep(self, blobs: dict[Digest, bytes]) -> None:
         """Add blobs whose digests are known to be right."""
         self._blobs.update(blobs)
@@ -151,6 +154,7 @@ class _Session:
     """What is being written. See `Session`."""
 
     earlier = None
+    in_sequence = False
 
     def __init__(self, blobs: _Blobs, manifests: _Manifests, mutex: threading.Lock) -> None:
         self._blobs = blobs

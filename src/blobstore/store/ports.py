@@ -6,6 +6,10 @@ content is written to a *session*, and is invisible until it is published: the m
 is one over several others. `transfer` copies models between any two. `blobstore.testing.StoreTests`
 tests what is documented here.
 
+A home is both a `Readable`, which models are read from, and a `Receiver`, which they are written
+to. An archive (archive/) is written once and read afterwards: each half is one of the two only.
+`blobstore.testing.ReadingTests` tests a `Readable`.
+
 Some homes can do more: find what an earlier session made, map a file. That is an attribute that is
 None elsewhere, or a method of what they return (`io.ranges.RangeReader`). No caller checks the
 class of a home.
@@ -13,12 +17,11 @@ class of a home.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from blobstore.errors import (
     AmbiguousNameError,
@@ -31,24 +34,18 @@ from blobstore.errors import (
 )
 from blobstore.formats.documents import MAX_DOCUMENT, Descriptor, Manifest
 from blobstore.formats.safetensors.header import Header
-from blobstore.hashing import Bytes
-from blobstore.hashing.stage import HashStage
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
-
-
-class How(StrEnum):
-    """How a blob came into a home.
-
-    It was there already; it is another name of the same file; it shares the blocks of a file; or
-    its bytes were copied.
-    """
-
-    THERE = "there"
-    LINKED = "linked"
-    CLONED = "cloned"
-    COPIED = "copied"
+from blobstore.store.sessions import (
+    Earlier as Earlier,
+    Expected as Expected,
+    Finished as Finished,
+    How as How,
+    Intake as Intake,
+    Session as Session,
+    Writer as Writer,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,129 +68,6 @@ class Removal:
     removed: tuple[Descriptor, ...]
     kept: tuple[Descriptor, ...] = ()
     reason: str | None = None
-
-
-class Finished(Protocol):
-    """A blob that is complete."""
-
-    @property
-    def digest(self) -> Digest:
-        """The digest of its bytes."""
-
-    @property
-    def size(self) -> int:
-        """Its size in bytes."""
-
-
-class Writer(Protocol):
-    """Writes one blob, in pieces in any order, from any number of threads."""
-
-    def put(
-        self,
-        offset: int,
-        data: Any,
-        *,
-        gap: int = 0,
-        aligned: bool = False,
-        hashed: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Write a contiguous buffer at ``offset``.
-
-        ``gap``: as many bytes behind the buffer are written by `put_aside`, before the last piece
-        in front of the gap. ``aligned``: the buffer's address and ``offset`` are equal modulo the
-        page size. ``hashed`` is called, from any thread, when the buffer is no longer needed.
-        Raises: StorageError.
-        """
-
-    def put_aside(self, offset: int, data: Any) -> None:
-        """Write bytes that lie in a gap. Raises: StorageError."""
-
-    def release(self) -> None:
-        """Call ``hashed`` for all buffers that wait, because the blob will not be finished."""
-
-    def close(self) -> None:
-        """Discard an unfinished blob; a second call does nothing."""
-
-
-class Earlier(Protocol):
-    """Blobs that earlier sessions made, by keys that say how, so that they are not made again."""
-
-    def find(self, key: str, size: int, *, verify: bool) -> Finished | None:
-        """Return the blob of ``size`` bytes that was made for ``key``, or None.
-
-        ``verify``: hash it first, and return None unless its bytes match its digest.
-        """
-
-    def note(self, key: str, blob: Any) -> None:
-        """Note the blob that was made for ``key``, in case this session is killed."""
-
-    def keep(self) -> None:
-        """Keep the noted blobs if the session ends unpublished, so that a later one finds them."""
-
-    def takes_time(self) -> bool:
-        """Return True if `find` may take as long as reading the blob."""
-
-
-class Session(Protocol):
-    """What is being written. When the session ends, everything unpublished is removed."""
-
-    @property
-    def earlier(self) -> Earlier | None:
-        """What earlier sessions made; None if the home does not remember it."""
-
-    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        """Return those of ``descriptors``, each digest once, that have to be added.
-
-        The others are in the home with their size, or can be had there without their bytes.
-        """
-
-    def writer(
-        self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
-    ) -> Writer:
-        """Return a writer of one blob of ``size`` bytes. Any thread may call this.
-
-        ``finished`` is called with the blob (`Finished`) when all of it is written and hashed.
-        ``stage``: where the blob may be hashed together with others, by the threads that call
-        `HashStage.work`; None: `Writer.put` hashes.
-        """
-
-    def put(self, data: bytes) -> Finished:
-        """Write bytes in memory as one blob. Raises: StorageError."""
-
-    def put_all(self, blobs: Sequence[Bytes]) -> Sequence[Finished]:
-        """Write several small blobs; return them in their order. Raises: StorageError."""
-
-    def copy(self, reader: OpenReader) -> Finished:
-        """Write all bytes of a reader as one blob. Raises: as ``reader``; StorageError."""
-
-    def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
-        """Add a blob from another home, and check that its bytes match the descriptor.
-
-        Raises: DigestMismatchError; CorruptDataError for another size; as ``reader``; StorageError.
-        """
-
-    def publish(
-        self,
-        name: ModelName,
-        manifest: Manifest,
-        *,
-        expected: Expected = None,
-        below: Collection[Digest] = (),
-    ) -> set[Digest]:
-        """Make the blobs that the manifest names visible, then the model; return the new digests.
-
-        ``expected``: the manifests, as bytes, that the name may have at this moment; None among
-        them allows that it has none. If ``expected`` is None, any manifest is replaced. ``below``:
-        blobs that another home has, and that need not be in this one (layered.py).
-
-        Raises: ConflictError unless the name has an expected manifest; NotFoundError or
-        CorruptDataError if a blob of the manifest is neither in the session nor in the home with
-        its size; LimitExceededError for a manifest that could not be read back; StorageError. The
-        name keeps its manifest then.
-        """
-
-
-Expected = Collection[bytes | None] | None
 
 
 class Blobs(Protocol):
@@ -223,6 +97,12 @@ class Blobs(Protocol):
 
     def digests(self) -> set[str]:
         """Return the digests of all blobs, in hex digits."""
+
+    def sequence(self, descriptors: Sequence[Descriptor]) -> Sequence[Descriptor] | None:
+        """Return the blobs in the order in which they have to be opened and read, one at a time.
+
+        None if any number can be read at once, in any order.
+        """
 
 
 class Manifests(Protocol):
@@ -260,16 +140,16 @@ class Summaries(Protocol):
         """Add summaries. Failures are ignored."""
 
 
-class Home(Protocol):
-    """Blobs and manifests in one place."""
+class Readable(Protocol):
+    """Models that can be read, in one place."""
 
     @property
     def summaries(self) -> Summaries | None:
-        """The summaries of its models; None if the home keeps none."""
+        """The summaries of its models; None if none are kept."""
 
     @property
     def address(self) -> str:
-        """Where the home is, for messages and journals."""
+        """Where it is, for messages and journals."""
 
     @property
     def blobs(self) -> Blobs:
@@ -285,6 +165,13 @@ class Home(Protocol):
         Raises: InvalidNameError; NotFoundError; AmbiguousNameError.
         """
 
+    def lease(self) -> AbstractContextManager[bool]:
+        """Keep blobs from being removed while they are read; yield whether the home can do that."""
+
+
+class Receiver(Protocol):
+    """A place that `transfer` writes models to."""
+
     def target(self, name: str | ModelName) -> ModelName:
         """Return the name to write a model under: that of the model that it replaces, if any.
 
@@ -293,7 +180,7 @@ class Home(Protocol):
 
     def session(
         self, source: str = "", name: ModelName | None = None
-    ) -> AbstractContextManager[Session]:
+    ) -> AbstractContextManager[Intake]:
         """Begin to write.
 
         ``source`` names what is written, so that a later session can continue a killed one.
@@ -301,8 +188,14 @@ class Home(Protocol):
         models apart writes them to their place at once.
         """
 
-    def lease(self) -> AbstractContextManager[bool]:
-        """Keep blobs from being removed while they are read; yield whether the home can do that."""
+
+class Home(Readable, Receiver, Protocol):
+    """Blobs and manifests in one place."""
+
+    def session(
+        self, source: str = "", name: ModelName | None = None
+    ) -> AbstractContextManager[Session]:
+        """Begin to write. See `Receiver.session`."""
 
     def remove(self, name: str | ModelName) -> Removal:
         """Remove a model, and those of its blobs that no other model needs.

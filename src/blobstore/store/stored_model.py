@@ -25,7 +25,7 @@ from blobstore.formats.safetensors.header import Header, TensorEntry
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import FileReader, Identity, OpenReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Home
+from blobstore.store.ports import Readable
 from blobstore.store.stored import StoredTensor, stored_tensors
 
 _HEAD = 4096
@@ -106,7 +106,7 @@ class StoredModel:
         self,
         name: ModelName | None,
         manifest: Manifest,
-        home: Home,
+        home: Readable,
         read: Callable[[Descriptor], bytes] | None = None,
     ) -> None:
         self.name = name
@@ -117,7 +117,7 @@ class StoredModel:
         self._budget = Budget.of_stored("the model" if name is None else f"model {name}")
 
     @classmethod
-    def find(cls, name: str | ModelName, home: Home) -> Self:
+    def find(cls, name: str | ModelName, home: Readable) -> Self:
         """Return the model of that name. Raises: InvalidNameError, NotFoundError, DocumentError."""
         full = home.find(name)
         return cls(full, home.manifests.read(full), home)

@@ -18,7 +18,7 @@ from blobstore.formats.documents import Descriptor
 from blobstore.io.budget import allow_open_files
 from blobstore.io.workers import Progress, begun, each, threads
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Home, How, Session, unique
+from blobstore.store.ports import How, Intake, Readable, Receiver, unique
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Transferred:
 
 def transfer(
     names: str | ModelName | Iterable[str | ModelName] | Mapping[str, str],
-    source: Home,
-    target: Home,
+    source: Readable,
+    target: Receiver,
     *,
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -69,7 +69,12 @@ def transfer(
 
 
 def _transfer(
-    old: ModelName, new: ModelName, source: Home, target: Home, jobs: int, progress: Progress | None
+    old: ModelName,
+    new: ModelName,
+    source: Readable,
+    target: Receiver,
+    jobs: int,
+    progress: Progress | None,
 ) -> Transferred:
     at_once = jobs * hashing.width()  # each thread has one blob, and they are hashed together
     allow_open_files(3 * at_once)
@@ -78,6 +83,9 @@ def _transfer(
         manifest = source.manifests.read(old)
         missing = session.missing(manifest.descriptors)
         told = begun(progress, sum(blob.size for blob in missing))
+        sequence = source.blobs.sequence(missing)
+        if sequence is not None or session.in_sequence:
+            at_once = 1
 
         def take(descriptor: Descriptor) -> None:
             with source.blobs.open(descriptor) as reader:
@@ -86,7 +94,8 @@ def _transfer(
             told(descriptor.size, descriptor.name or str(descriptor.digest))
 
         with _kept(session):
-            each(missing, take, max(1, min(at_once, len(missing))), name="transfer")
+            threads_needed = max(1, min(at_once, len(missing)))
+            each(sequence or missing, take, threads_needed, name="transfer")
             session.publish(new, manifest)
     came = {blob.digest for blob in missing}
     there = (blob for blob in unique(manifest.descriptors) if blob.digest not in came)
@@ -99,7 +108,7 @@ def _transfer(
 
 
 @contextmanager
-def _kept(session: Session) -> Iterator[None]:
+def _kept(session: Intake) -> Iterator[None]:
     """Keep the blobs for the next transfer if this one fails, unless the disk may be full."""
     try:
         yield

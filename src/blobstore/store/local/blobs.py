@@ -87,6 +87,9 @@ class BlobFolder:
             names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
         return {name[_PREFIX:] for name in names if name.startswith((_START, _OLD_START))}
 
+    def sequence(self, descriptors: Sequence[Descriptor]) -> None:
+        """See `Blobs`: None, files can be read at once."""
+
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         """Yield the entries of the folder, none if it does not exist. Raises: StorageError."""
         with os_errors("list", self.path):

@@ -74,6 +74,8 @@ class LocalSession:
     It is its own `Earlier`: the journal says what earlier sessions made for a key.
     """
 
+    in_sequence = False
+
     def __init__(
         self,
         blobs: BlobFolder,
@@ -83,6 +85,7 @@ class LocalSession:
         journal: Journal,
         names: StoreLock,
     ) -> None:
+        self.missing = blobs.missing
         self._blobs = blobs
         self._manifests = manifests
         self._copies = copies
@@ -108,10 +111,6 @@ class LocalSession:
         self._is_kept = False
         self._noted_at = time.monotonic()
         self._mutex = threading.Lock()
-
-    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        """See `Session`."""
-        return self._blobs.missing(descriptors)
 
     def writer(
         self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None

@@ -1,0 +1,168 @@
+"""Sessions of a store: the half of the ports that writes. See ports.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from enum import StrEnum
+from typing import Any, Protocol, TypeAlias
+
+from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.hashing import Bytes
+from blobstore.hashing.stage import HashStage
+from blobstore.io.ranges import OpenReader
+from blobstore.names import Digest, ModelName
+
+Expected: TypeAlias = Collection[bytes | None] | None
+"""The manifests, as bytes, that a name may have; None among them if it may have none."""
+
+
+class How(StrEnum):
+    """How a blob came into a home.
+
+    It was there already; it is another name of the same file; it shares the blocks of a file; or
+    its bytes were copied.
+    """
+
+    THERE = "there"
+    LINKED = "linked"
+    CLONED = "cloned"
+    COPIED = "copied"
+
+
+class Finished(Protocol):
+    """A blob that is complete."""
+
+    @property
+    def digest(self) -> Digest:
+        """The digest of its bytes."""
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes."""
+
+
+class Writer(Protocol):
+    """Writes one blob, in pieces in any order, from any number of threads."""
+
+    def put(
+        self,
+        offset: int,
+        data: Any,
+        *,
+        gap: int = 0,
+        aligned: bool = False,
+        hashed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write a contiguous buffer at ``offset``.
+
+        ``gap``: as many bytes behind the buffer are written by `put_aside`, before the last piece
+        in front of the gap. ``aligned``: the buffer's address and ``offset`` are equal modulo the
+        page size. ``hashed`` is called, from any thread, when the buffer is no longer needed.
+        Raises: StorageError.
+        """
+
+    def put_aside(self, offset: int, data: Any) -> None:
+        """Write bytes that lie in a gap. Raises: StorageError."""
+
+    def release(self) -> None:
+        """Call ``hashed`` for all buffers that wait, because the blob will not be finished."""
+
+    def close(self) -> None:
+        """Discard an unfinished blob; a second call does nothing."""
+
+
+class Earlier(Protocol):
+    """Blobs that earlier sessions made, by keys that say how, so that they are not made again."""
+
+    def find(self, key: str, size: int, *, verify: bool) -> Finished | None:
+        """Return the blob of ``size`` bytes that was made for ``key``, or None.
+
+        ``verify``: hash it first, and return None unless its bytes match its digest.
+        """
+
+    def note(self, key: str, blob: Any) -> None:
+        """Note the blob that was made for ``key``, in case this session is killed."""
+
+    def keep(self) -> None:
+        """Keep the noted blobs if the session ends unpublished, so that a later one finds them."""
+
+    def takes_time(self) -> bool:
+        """Return True if `find` may take as long as reading the blob."""
+
+
+class Intake(Protocol):
+    """A model that is being transferred to a `Receiver`."""
+
+    @property
+    def earlier(self) -> Earlier | None:
+        """What earlier sessions made; None if the home does not remember it."""
+
+    @property
+    def in_sequence(self) -> bool:
+        """True if blobs are added one at a time, because each is written after the one before."""
+
+    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+        """Return those of ``descriptors``, each digest once, that have to be added.
+
+        The others are in the home with their size, or can be had there without their bytes.
+        """
+
+    def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
+        """Add a blob from another home, and check that its bytes match the descriptor.
+
+        An intake in sequence may check several blobs together: then the error of one is raised when
+        a later one is added, or when the model is published.
+
+        Raises: DigestMismatchError; CorruptDataError for another size; as ``reader``; StorageError.
+        """
+
+    def publish(self, name: ModelName, manifest: Manifest) -> set[Digest]:
+        """Make the blobs that the manifest names visible, then the model; return the new digests.
+
+        Raises: NotFoundError or CorruptDataError if a blob of the manifest is neither in the
+        session nor in the home with its size; LimitExceededError for a manifest that could not be
+        read back; StorageError. The name keeps its manifest then.
+        """
+
+
+class Session(Intake, Protocol):
+    """What is being written. When the session ends, everything unpublished is removed."""
+
+    def writer(
+        self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
+    ) -> Writer:
+        """Return a writer of one blob of ``size`` bytes. Any thread may call this.
+
+        ``finished`` is called with the blob (`Finished`) when all of it is written and hashed.
+        ``stage``: where the blob may be hashed together with others, by the threads that call
+        `HashStage.work`; None: `Writer.put` hashes.
+        """
+
+    def put(self, data: bytes) -> Finished:
+        """Write bytes in memory as one blob. Raises: StorageError."""
+
+    def put_all(self, blobs: Sequence[Bytes]) -> Sequence[Finished]:
+        """Write several small blobs; return them in their order. Raises: StorageError."""
+
+    def copy(self, reader: OpenReader) -> Finished:
+        """Write all bytes of a reader as one blob. Raises: as ``reader``; StorageError."""
+
+    def publish(
+        self,
+        name: ModelName,
+        manifest: Manifest,
+        *,
+        expected: Expected = None,
+        below: Collection[Digest] = (),
+    ) -> set[Digest]:
+        """Make the blobs that the manifest names visible, then the model; return the new digests.
+
+        ``expected``: the manifests, as bytes, that the name may have at this moment; None among
+        them allows that it has none. If ``expected`` is None, any manifest is replaced. ``below``:
+        blobs that another home has, and that need not be in this one (layered.py).
+
+        Raises: ConflictError unless the name has an expected manifest; NotFoundError or
+        CorruptDataError if a blob of the manifest is neither in the session nor in the home with
+        its size; LimitExceededError for a manifest that could not be read back; StorageError. The
+        name keeps its manifest then.
+        """
