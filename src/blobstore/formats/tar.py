@@ -30,7 +30,7 @@ MAX_EXTENSION: Final = 2**20
 """Bytes of the PAX records, or of the long path, of one member."""
 
 _MAX_USTAR_SIZE = 8**11
-_MODE, _FOLDER_MODE = b"0000644", b"0000755"
+_MODE = b"0000644"
 _CHECKSUM = slice(148, 156)
 _BLANK_CHECKSUM = b" " * 8
 _OCTAL = re.compile(rb" *([0-7]*)[ \0]*", re.ASCII)
@@ -95,15 +95,10 @@ def member_header(path: str, size: int) -> bytes:
     return _block("PaxHeaders/size", len(data), b"x") + data.ljust(BLOCK, b"\0") + _block(path, 0)
 
 
-def folder_header(path: str) -> bytes:
-    """Return the header of a folder; ``path`` ends with a slash."""
-    return _block(path, 0, b"5", _FOLDER_MODE)
-
-
-def _block(path: str, size: int, kind: bytes = b"0", mode: bytes = _MODE) -> bytes:
+def _block(path: str, size: int, kind: bytes = b"0") -> bytes:
     fields = (
         path.encode("ascii").ljust(100, b"\0"),
-        mode + b"\0",
+        _MODE + b"\0",
         b"0000000\0" * 2,  # owner and group
         b"%011o\0" % size,
         b"%011o\0" % 0,  # time

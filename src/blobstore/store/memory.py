@@ -21,13 +21,13 @@ from blobstore.store.ports import (
     Expected,
     How,
     Removal,
-    ambiguous,
     blob_not_found,
     check_blob_size,
     check_document_size,
     check_expected,
     check_reader_size,
     other_spelling,
+    spelled_among,
     unique,
     wrong_bytes,
 )
@@ -84,12 +84,7 @@ class _Manifests:
         return sorted(self._manifests)
 
     def spelled(self, name: ModelName) -> ModelName:
-        if name in self._manifests:
-            return name
-        found = [other for other in self.names() if other.folded == name.folded]
-        if len(found) > 1:
-            raise ambiguous(name, found)
-        return found[0] if found else name
+        return spelled_among(self.names(), name)
 
     def read(self, name: ModelName) -> Manifest:
         raw = self.raw(name)

@@ -260,6 +260,19 @@ def ambiguous(name: ModelName, found: Iterable[ModelName]) -> AmbiguousNameError
     return AmbiguousNameError(message, model=str(name), hint="Spell it as one of them.")
 
 
+def spelled_among(names: Iterable[ModelName], name: ModelName) -> ModelName:
+    """Return a name in the spelling that ``names`` have, itself if they don't: case is ignored.
+
+    Raises: AmbiguousNameError if there are several other spellings.
+    """
+    found = sorted(other for other in names if other.folded == name.folded)
+    if name in found:
+        return name
+    if len(found) > 1:
+        raise ambiguous(name, found)
+    return found[0] if found else name
+
+
 def other_spelling(name: ModelName, spelled: ModelName) -> UsageError:
     """Return the error for publishing a name that the home has in another case."""
     message = f"there is a model {spelled}, and {name} differs from it only in case"

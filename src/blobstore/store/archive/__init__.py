@@ -1,0 +1,1 @@
+"""Archives: models in one file, an OCI image layout in a tar, plain or compressed."""

@@ -1,0 +1,369 @@
+"""The bytes of a tar: in a plain file, in frames of zstandard with a seek table, or in a stream.
+
+A plain file is read at any place and can be mapped. Frames with a seek table are decompressed one
+by one. Everything else is a stream that is read forward: a pipe, a compressed file without a seek
+table, or one with frames of more than 64 MiB. The stream of a file can begin again, a pipe can't.
+
+Memory is bounded: no more than a frame, or a window of 128 MiB, is decompressed at once.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import IO, TYPE_CHECKING, BinaryIO, Protocol
+
+from blobstore.errors import CorruptDataError, ShortReadError, UsageError, from_os_error
+from blobstore.formats.seekable import FOOTER_BYTES, FRAME_MAGIC, parse_footer, parse_table
+from blobstore.io.durable import os_errors
+from blobstore.io.ranges import FileReader, OpenReader
+
+if TYPE_CHECKING:
+    from zstandard import ZstdDecompressor
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_SKIPPED_AT_ONCE = 2**20
+_MAX_WINDOW = 2**27
+_MAX_FRAME = 2**26
+
+
+class Contents(Protocol):
+    """The bytes of a tar."""
+
+    name: str
+    in_sequence: bool
+    """True if reading forward is all that is possible, or all that is fast."""
+    is_pipe: bool
+    """True if no byte can be read twice."""
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of all; None where only the end tells."""
+
+    def read_at(self, offset: int, buffer: memoryview) -> int:
+        """Fill ``buffer`` from ``offset``; return the bytes filled: fewer only at the end.
+
+        Raises: CorruptDataError for bytes that can't be decompressed; StorageError; UsageError for
+        bytes of a pipe that were read before.
+        """
+
+    def range(self, offset: int, size: int, name: str) -> OpenReader:
+        """Return a reader of a range. Its ``name`` is for messages."""
+
+    def close(self) -> None:
+        """Close it; a second call does nothing."""
+
+
+class Range(OpenReader):
+    """A range of a tar: one file of it."""
+
+    identity = None
+
+    def __init__(self, contents: Contents, offset: int, size: int, name: str) -> None:
+        self.name = name
+        self.size = size
+        self._contents = contents
+        self._offset = offset
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """See `OpenReader`. Raises: ShortReadError beyond the end of the range, or of the tar."""
+        if offset + len(buffer) > self.size:
+            raise ShortReadError(f"{self.name} ends before byte {offset + len(buffer):,}")
+        if self._contents.read_at(self._offset + offset, buffer) < len(buffer):
+            raise ShortReadError(f"{self.name}: {self._contents.name} was cut", path=self.name)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """See `OpenReader`."""
+        if offset + length > self.size:  # before the memory is taken
+            raise ShortReadError(f"{self.name} ends before byte {offset + length:,}")
+        data = bytearray(length)
+        self.readinto(offset, memoryview(data))
+        return bytes(data)
+
+
+class _PlainRange(Range):
+    """A range of a plain file, which can be mapped."""
+
+    def __init__(self, file: FileReader, contents: Contents, *where: int, name: str) -> None:
+        offset, size = where
+        super().__init__(contents, offset, size, name)
+        self._file = file
+
+    def place(self) -> tuple[int, int]:
+        """See `OpenReader`. Raises: UsageError when the archive is closed."""
+        if (fd := self._file.fileno()) < 0:  # mmap would take it for no file, and give zeros
+            raise UsageError(f"{self._file.name} is closed")
+        return fd, self._offset
+
+
+class PlainContents:
+    """A tar in a plain file."""
+
+    in_sequence = is_pipe = False
+
+    def __init__(self, file: FileReader) -> None:
+        self.name = file.name
+        self.size = file.size
+        self._file = file
+
+    def read_at(self, offset: int, buffer: memoryview) -> int:
+        """See `Contents`."""
+        length = max(0, min(len(buffer), self.size - offset))
+        self._file.readinto(offset, buffer[:length])
+        return length
+
+    def range(self, offset: int, size: int, name: str) -> OpenReader:
+        """See `Contents`."""
+        return _PlainRange(self._file, self, offset, size, name=name)
+
+    def close(self) -> None:
+        """See `Contents`."""
+        self._file.close()
+
+
+class _Frame:
+    """The frame that was decompressed last."""
+
+    def __init__(self) -> None:
+        self.number = -1
+        self.data = b""
+
+
+class FramedContents:
+    """A tar in frames of zstandard, whose seek table says where each begins."""
+
+    in_sequence = is_pipe = False
+
+    def __init__(self, file: FileReader, starts: Sequence[tuple[int, int]]) -> None:
+        self.name = file.name
+        self.size = starts[-1][1]
+        self._file = file
+        self._at = [at for at, _ in starts]
+        self._starts = [start for _, start in starts]
+        self._last = _Frame()
+
+    def read_at(self, offset: int, buffer: memoryview) -> int:
+        """See `Contents`. Of a frame's beginning, such as a header, no more is decompressed."""
+        number = bisect_right(self._starts, offset) - 1
+        if offset == self._starts[number] and offset + len(buffer) < self.size:
+            head = self._head(number, len(buffer))
+            if len(head) == len(buffer):
+                buffer[:] = head
+                return len(buffer)
+        return self.fill(offset, buffer, self._last)
+
+    def fill(self, offset: int, buffer: memoryview, last: _Frame) -> int:
+        """Fill ``buffer`` as `read_at` does, by whole frames; ``last`` keeps the last one."""
+        filled = 0
+        while filled < len(buffer) and offset + filled < self.size:
+            number = bisect_right(self._starts, offset + filled) - 1
+            if number != last.number:
+                last.number, last.data = number, self._decompressed(number)
+            begin = offset + filled - self._starts[number]
+            piece = memoryview(last.data)[begin : begin + len(buffer) - filled]
+            buffer[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return filled
+
+    def _compressed(self, number: int, most: int | None = None) -> bytes:
+        nbytes = self._at[number + 1] - self._at[number]
+        return self._file.read(self._at[number], nbytes if most is None else min(most, nbytes))
+
+    def _head(self, number: int, length: int) -> bytes:
+        """Return the first bytes of a frame, fewer if that would need most of it."""
+        import zstandard
+
+        first_block = self._compressed(number, 2**17 + 2**10)
+        try:
+            with _decompressor().stream_reader(first_block) as reader:
+                return reader.read(length)
+        except zstandard.ZstdError as error:
+            raise _broken(self.name, error) from error
+
+    def _decompressed(self, number: int) -> bytes:
+        import zstandard
+
+        size = self._starts[number + 1] - self._starts[number]
+        data = self._compressed(number)
+        try:
+            said = zstandard.frame_content_size(data)
+            # Before the memory is taken: the library trusts the frame's header.
+            if said not in (-1, size):
+                raise CorruptDataError(f"{self.name}: a frame has {said:,} bytes, not {size:,}")
+            plain = _decompressor().decompress(data, max_output_size=size, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise _broken(self.name, error) from error
+        if len(plain) != size:
+            raise CorruptDataError(f"{self.name}: a frame has {len(plain):,} bytes, not {size:,}")
+        return plain
+
+    def range(self, offset: int, size: int, name: str) -> OpenReader:
+        """See `Contents`."""
+        return _FramedRange(self, offset, size, name)
+
+    def close(self) -> None:
+        """See `Contents`."""
+        self._file.close()
+
+
+class _FramedRange(Range):
+    """A range of frames. It keeps the frame that it read last, so threads do not disturb others."""
+
+    def __init__(self, contents: FramedContents, offset: int, size: int, name: str) -> None:
+        super().__init__(contents, offset, size, name)
+        self._frames = contents
+        self._last = _Frame()
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """See `OpenReader`."""
+        if offset + len(buffer) > self.size:
+            raise ShortReadError(f"{self.name} ends before byte {offset + len(buffer):,}")
+        self._frames.fill(self._offset + offset, buffer, self._last)
+
+
+class StreamedContents:
+    """A tar that is read forward. ``begin`` opens it, and a file again for a byte before."""
+
+    in_sequence = True
+    size = None
+
+    def __init__(self, name: str, begin: Callable[[], IO[bytes]], *, is_pipe: bool) -> None:
+        self.name = name
+        self.is_pipe = is_pipe
+        self._begin = begin
+        self._stream = begin()
+        self._at = 0
+
+    def read_at(self, offset: int, buffer: memoryview) -> int:
+        """See `Contents`."""
+        if offset < self._at:
+            self._restart()
+        while self._at < offset:
+            if not self._read(min(_SKIPPED_AT_ONCE, offset - self._at)):
+                return 0
+        filled = 0
+        while filled < len(buffer) and (data := self._read(len(buffer) - filled)):
+            buffer[filled : filled + len(data)] = data
+            filled += len(data)
+        return filled
+
+    def _read(self, most: int) -> bytes:
+        import zstandard
+
+        try:
+            data = self._stream.read(most)
+        except (zstandard.ZstdError, zlib.error, EOFError, gzip.BadGzipFile) as error:
+            raise _broken(self.name, error) from error
+        except OSError as error:
+            raise from_os_error(error, "read", self.name) from error
+        self._at += len(data)
+        return data
+
+    def _restart(self) -> None:
+        if self.is_pipe:
+            message = (
+                f"{self.name}: the files of the archive are in an order that a pipe can't have"
+            )
+            raise UsageError(message, hint="Write the archive to a file, and load that.")
+        self._stream.close()
+        self._stream = self._begin()
+        self._at = 0
+
+    def range(self, offset: int, size: int, name: str) -> OpenReader:
+        """See `Contents`."""
+        return Range(self, offset, size, name)
+
+    def close(self) -> None:
+        """See `Contents`."""
+        self._stream.close()
+
+
+def contents_of(path: str | os.PathLike[str]) -> Contents:
+    """Return the tar in a file, which its first bytes say is compressed or not.
+
+    Raises: NotFoundError; CorruptDataError for a seek table that is not valid; StorageError.
+    """
+    file = FileReader(path)
+    try:
+        magic = file.read(0, min(4, file.size))
+        if magic == FRAME_MAGIC and (starts := _seek_table(file)) is not None:
+            return FramedContents(file, starts)
+        if magic != FRAME_MAGIC and not magic.startswith(_GZIP_MAGIC):
+            return PlainContents(file)
+    except BaseException:
+        file.close()
+        raise
+    file.close()
+
+    def begin() -> IO[bytes]:
+        with os_errors("open", path):
+            return _decompressing(open(path, "rb"))  # noqa: PTH123  # the stream is closed
+
+    return StreamedContents(os.fspath(path), begin, is_pipe=False)
+
+
+def contents_of_pipe(pipe: BinaryIO, name: str) -> Contents:
+    """Return the tar that comes through a pipe, compressed or not. Raises: StorageError."""
+    return StreamedContents(name, lambda: _decompressing(pipe), is_pipe=True)
+
+
+def _seek_table(file: FileReader) -> list[tuple[int, int]] | None:
+    """Return where the frames of a file begin, as `parse_table`; None if it has to be a stream."""
+    if file.size < FOOTER_BYTES:
+        return None
+    footer = parse_footer(file.read(file.size - FOOTER_BYTES, FOOTER_BYTES), file.name)
+    if footer is None or footer.table_bytes > file.size:
+        return None
+    table = file.read(file.size - footer.table_bytes, footer.table_bytes)
+    starts = parse_table(table, footer, file.size, file.name)
+    for (at, start), (next_at, end) in pairwise(starts):
+        if end - start > _MAX_FRAME or next_at - at > _longest(end - start):
+            return None
+    return starts
+
+
+def _longest(nbytes: int) -> int:
+    """Return the most bytes that a frame of ``nbytes`` may take (zstd.h `ZSTD_compressBound`)."""
+    return nbytes + nbytes // 256 + 2**12
+
+
+class _Ahead:
+    """A stream whose first bytes were read to see what it is."""
+
+    def __init__(self, first: bytes, rest: IO[bytes]) -> None:
+        self._first = first
+        self._rest = rest
+        self.close = rest.close
+
+    def read(self, most: int = -1) -> bytes:
+        """Return at most so many bytes, none at the end."""
+        if self._first:
+            data, self._first = self._first[:most], self._first[most:]
+            return data
+        return self._rest.read(most)
+
+
+def _decompressing(file: IO[bytes]) -> IO[bytes]:
+    """Return a stream of the plain bytes of an open file."""
+    with os_errors("read", file.name):
+        magic = file.read(4)
+    ahead: IO[bytes] = _Ahead(magic, file)  # type: ignore[assignment]  # what `read` needs
+    if magic == FRAME_MAGIC:
+        return _decompressor().stream_reader(ahead, read_across_frames=True)
+    if magic.startswith(_GZIP_MAGIC):
+        return gzip.GzipFile(fileobj=ahead)  # type: ignore[return-value]  # as above
+    return ahead
+
+
+def _decompressor() -> ZstdDecompressor:
+    import zstandard
+
+    return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+
+
+def _broken(name: str, error: Exception) -> CorruptDataError:
+    return CorruptDataError(f"{name}: can't be decompressed: {error}", path=name)
