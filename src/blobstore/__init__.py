@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from blobstore.model.tensors import Tensor as Tensor
     from blobstore.source.addresses import open_folder as open_folder
     from blobstore.source.folders import Folder as Folder
+    from blobstore.store.archive.archive import Archive as Archive, open_archive as open_archive
+    from blobstore.store.archive.saving import save_models as save_models
     from blobstore.store.care.prune import prune as prune, undo_prune as undo_prune
     from blobstore.store.care.usage import measure_usage as measure_usage
     from blobstore.store.care.verify import verify as verify
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "RegistryAccess": "store.registry.push_pull",
+    "Archive": "store.archive.archive",
     "BlobStoreError": "errors",
     "ExportResult": "export.folder",
     "Folder": "source.folders",
@@ -88,6 +91,7 @@ _HOME = {
     "make_blob": "importer.run",
     "measure_quality": "inspection.quality",
     "measure_usage": "store.care.usage",
+    "open_archive": "store.archive.archive",
     "open_folder": "source.addresses",
     "open_model": "model.loader",
     "open_store": "store.local.store",
@@ -101,6 +105,7 @@ _HOME = {
     "read_plan": "importer.planning.travel",
     "repair_model": "importer.repair",
     "run_plan": "importer.run",
+    "save_models": "store.archive.saving",
     "transfer": "store.transfer",
     "undo_prune": "store.care.prune",
     "verify": "store.care.verify",

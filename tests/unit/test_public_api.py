@@ -16,6 +16,7 @@ import blobstore
 from blobstore.importer.policies.arguments import ImportArguments
 
 NAMES = [
+    "Archive",
     "BlobStoreError",
     "ExportResult",
     "Folder",
@@ -46,6 +47,7 @@ NAMES = [
     "measure_quality",
     "measure_usage",
     "mlx_lm",
+    "open_archive",
     "open_folder",
     "open_model",
     "open_store",
@@ -59,6 +61,7 @@ NAMES = [
     "read_plan",
     "repair_model",
     "run_plan",
+    "save_models",
     "transfer",
     "undo_prune",
     "verify",

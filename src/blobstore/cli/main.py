@@ -51,6 +51,8 @@ _PLACES = {
     "inspect": "inspecting:inspect",
     "run": "models:run",
     "export": "conversion:export",
+    "save": "archives:save",
+    "load": "archives:load",
     "verify": "care:verify",
     "repair": "care:repair",
     "prune": "care:prune",

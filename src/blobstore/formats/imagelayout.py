@@ -29,7 +29,6 @@ from blobstore.formats.documents import (
     MANIFEST_MEDIA_TYPE,
     MAX_MANIFEST,
     Descriptor,
-    Manifest,
 )
 from blobstore.formats.strictdocument import (
     Document,
@@ -163,16 +162,16 @@ def check_layout(raw: bytes, what: str) -> None:
     validated(_Layout, parse_object(raw, what, rule="A2", limit=MAX_INDEX), what, "A2")
 
 
-def encode_index(models: Iterable[tuple[ModelName, Manifest]]) -> bytes:
-    """Return the index.json of models, in their order."""
+def encode_index(models: Iterable[tuple[ModelName, bytes]]) -> bytes:
+    """Return the index.json of models, each with its manifest's bytes, in their order."""
     entries = [
         {
             "mediaType": _OCI_MANIFEST,
-            "digest": str(manifest.digest),
-            "size": len(manifest.raw),
+            "digest": str(Digest.of(raw)),
+            "size": len(raw),
             "annotations": {_FULL_NAME: "/".join(name.path_parts[:3]) + f":{name.tag}"}
             | {_SHORT_NAME: str(name)},
         }
-        for name, manifest in models
+        for name, raw in models
     ]
     return strictjson.encode({"schemaVersion": 2, "mediaType": _OCI_INDEX, "manifests": entries})

@@ -8,6 +8,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from blobstore.errors import UsageError
+from blobstore.views.archives import ArchivedModelView, LoadedModelView, SaveView
 from blobstore.views.checkpoints import (
     DiffView,
     ExportView,
@@ -42,6 +43,9 @@ VIEWS: Final[dict[str, Any]] = {
     "mv": NewNameView,
     "push": SharedView,
     "pull": SharedView,
+    "save": SaveView,
+    "load": list[LoadedModelView],
+    "load --list": list[ArchivedModelView],
     "verify": VerifyView,
     "repair": RepairView,
     "prune": PruneView,

@@ -188,11 +188,14 @@ class Archive:
         index = Index.parse(self._document(INDEX_PATH), f"{INDEX_PATH} of {self.address}")
         raw = self._manifests_of(index.entries)
         named = [(one.name, raw[one.digest]) for one in index.entries if one.name is not None]
+        self.unnamed = tuple(one.digest for one in index.entries if one.name is None)
+        """Manifests without a name, which can only be loaded under a given one."""
         if name is not None:
             if len(raw) != 1:
                 message = f"{self.address} has {len(raw):,} models: a name is for one only"
                 raise UsageError(message, hint="Choose models by their own names.")
             named = [(name, text) for text in raw.values()]
+            self.unnamed = ()
         self.manifests = _Manifests(self.address, dict(named))
         if contents.is_pipe:
             whole = [Manifest.parse(text, self.address) for text in raw.values()]

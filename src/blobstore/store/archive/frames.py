@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from blobstore import hashing
 from blobstore.errors import DigestMismatchError
@@ -24,13 +25,16 @@ from blobstore.hashing import Bytes
 from blobstore.io.ranges import OpenReader
 from blobstore.io.workers import results_of
 
+if TYPE_CHECKING:
+    from zstandard import ZstdCompressor
+
 FRAME = 2**21
 """Bytes of the tar in a frame, at most."""
 LEVEL = 1
 """zstandard's level. Higher ones save less than a tenth of a percent (docs/performance.md)."""
 
 _BATCH = 2**23
-_BATCH_OF_FRAMES = 16 * FRAME
+_BATCH_OF_FRAMES = 8 * FRAME
 """The same for any number of threads: a batch ends a frame."""
 _PROBE = 2**16
 _SAVES = 0.98
@@ -179,10 +183,13 @@ def compressed(data: memoryview) -> Parts:
     import zstandard
 
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
-    middle = max(0, (len(data) - _PROBE) // 2)
-    sample = data[middle : middle + _PROBE]
-    if len(compressor.compress(sample)) < _SAVES * len(sample):
+    middle = (len(data) - _PROBE) // 2
+    if middle <= 0 or _saves(data[middle : middle + _PROBE], compressor):
         frame = compressor.compress(data)
         if len(frame) < _SAVES * len(data):
             return [frame]
     return list(stored_frame(data))
+
+
+def _saves(data: memoryview, compressor: ZstdCompressor) -> bool:
+    return len(compressor.compress(data)) < _SAVES * len(data)

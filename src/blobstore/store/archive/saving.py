@@ -44,16 +44,16 @@ class _Intake:
     earlier = None
     in_sequence = True
 
-    def __init__(self, tar: TarWriter, models: Mapping[ModelName, Manifest]) -> None:
+    def __init__(self, tar: TarWriter, models: Mapping[ModelName, bytes]) -> None:
         self._tar = tar
         self._models = models
         self._sizes: dict[Digest, int] = {}
         self.published: set[ModelName] = set()
         tar.add_bytes(LAYOUT_PATH, LAYOUT)
         tar.add_bytes(INDEX_PATH, encode_index(models.items()))
-        for manifest in {manifest.digest: manifest for manifest in models.values()}.values():
-            tar.add_bytes(blob_path(manifest.digest), manifest.raw)
-            self._sizes[manifest.digest] = len(manifest.raw)
+        for digest, raw in {Digest.of(raw): raw for raw in models.values()}.items():
+            tar.add_bytes(blob_path(digest), raw)
+            self._sizes[digest] = len(raw)
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         return [blob for blob in unique(descriptors) if blob.digest not in self._sizes]
@@ -68,7 +68,7 @@ class _Intake:
 
     def publish(self, name: ModelName, manifest: Manifest) -> set[Digest]:
         """See `Intake`. Raises: ConflictError if the archive's index has another manifest."""
-        check_expected(name, manifest.raw, (self._models[name].raw,))
+        check_expected(name, manifest.raw, (self._models[name],))
         self._tar.flush()
         for blob in manifest.descriptors:
             if blob.digest not in self._sizes:
@@ -81,10 +81,11 @@ class _Intake:
 class NewArchive:
     """An archive that is being written. See `Receiver`.
 
-    ``models``: what it will contain. They are visible together, after `finish`.
+    ``models``: what it will contain, the bytes of manifests by name. They are visible together,
+    after `finish`.
     """
 
-    def __init__(self, tar: TarWriter, models: Mapping[ModelName, Manifest]) -> None:
+    def __init__(self, tar: TarWriter, models: Mapping[ModelName, bytes]) -> None:
         self._tar = tar
         self._models = models
         self._intake = _Intake(tar, models)
@@ -110,7 +111,7 @@ class NewArchive:
 
 @contextmanager
 def new_archive(
-    models: Mapping[ModelName, Manifest], output: Output, *, compresses: bool, jobs: int
+    models: Mapping[ModelName, bytes], output: Output, *, compresses: bool, jobs: int
 ) -> Iterator[NewArchive]:
     """Yield an archive to transfer ``models`` to; it is complete at the end, or discarded.
 
@@ -149,7 +150,7 @@ def save_models(
     """
     if isinstance(names, str | ModelName):
         names = [names]
-    models = {name: store.manifests.read(name) for name in map(store.find, names)}
+    models = {name: store.manifests.text(name) for name in map(store.find, names)}
     if not models:
         raise UsageError("an archive needs a model", hint="Name one or several.")
     compresses = _compresses(target) if compress is None else compress

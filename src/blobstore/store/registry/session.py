@@ -41,6 +41,7 @@ class RegistrySession:
     """What is being written to a registry. See `Session`."""
 
     earlier = None
+    in_sequence = False
 
     def __init__(
         self,

@@ -80,6 +80,9 @@ class RegistryBlobs:
             found.update(blob.digest.hex for blob in self._manifests.read(name).descriptors)
         return found
 
+    def sequence(self, descriptors: Sequence[Descriptor]) -> None:
+        """See `Blobs`: None, several are downloaded at once."""
+
 
 class RegistryStore:
     """A home in a registry. Safe to share between threads; a context manager.

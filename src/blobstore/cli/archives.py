@@ -1,0 +1,189 @@
+"""``save`` and ``load``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from blobstore.cli.output import (
+    Jobs,
+    JsonOption,
+    LowerOption,
+    StoreOption,
+    WaitOption,
+    counted,
+    emit,
+    note,
+    printable,
+    progress_bar,
+    short,
+    show_table,
+    show_view,
+    size,
+    store_at,
+    stores_at,
+)
+from blobstore.errors import UsageError
+
+if TYPE_CHECKING:
+    from blobstore.names import ModelName
+    from blobstore.store.archive.archive import Archive
+    from blobstore.store.local.store import Store
+    from blobstore.views.archives import ArchivedModelView, LoadedModelView, SaveView
+
+_PIPE = "-"
+
+
+def save(
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Models to save.")],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The file to write: .tar, or .tar.zst for zstandard; - is standard output.",
+        ),
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a file that already exists.")
+    ] = False,
+    compress: Annotated[
+        bool | None,
+        typer.Option(
+            "--compress/--no-compress",
+            help="Compress with zstandard, or don't [default: as the file's name says].",
+        ),
+    ] = None,
+    jobs: Jobs = None,
+    store: StoreOption = None,
+    lower: LowerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Save models to one file, an OCI image layout in a tar. It appears when it is complete.
+
+    A file that exists is kept, unless --force. skopeo reads the plain form: skopeo copy
+    oci-archive:FILE:NAME …
+    """
+    from blobstore.store.archive.saving import save_models
+
+    if output == _PIPE:
+        if as_json:
+            raise UsageError("--json and -o - both need the standard output")
+        if sys.stdout.isatty():
+            hint = "Use -o FILE, or a pipe: blobstore save NAME -o - | ssh HOST blobstore load -"
+            raise UsageError("an archive is not written to a terminal", hint=hint)
+    target: str | BinaryIO = sys.stdout.buffer if output == _PIPE else output
+    opened = stores_at(store, lower)
+    with progress_bar() as progress:
+        done = save_models(
+            names,
+            target,
+            store=opened,
+            compress=compress,
+            replace=force,
+            jobs=jobs,
+            progress=progress,
+        )
+    if output != _PIPE:
+        from blobstore.views.archives import SaveView
+
+        view = SaveView.of(output, os.path.getsize(output), done)  # noqa: PTH202  # as it was given
+        show_view(view, _show_saved, as_json=as_json)
+
+
+def _show_saved(view: SaveView) -> None:
+    names = ", ".join(view.models)
+    what = f"{counted(view.blobs, 'blob')} ({size(view.blob_bytes)})"
+    emit(f"Saved {names} to {printable(view.file)}: {what}, a file of {size(view.bytes)}")
+
+
+def load(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="The archive, plain, .zst or .gz; - is standard input."
+        ),
+    ],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Models to load [default: all].", show_default=False),
+    ] = None,
+    as_name: Annotated[
+        str | None,
+        typer.Option(
+            "--as", metavar="NAME", help="The name for the archive's only model, if it has none."
+        ),
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List the archive's models; load nothing.")
+    ] = False,
+    jobs: Jobs = None,
+    wait: WaitOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Load models from a file that save, skopeo or docker has written.
+
+    Every byte is checked before a model is visible. A model of the same name is replaced.
+    """
+    from blobstore.store.archive.archive import open_archive
+
+    if file == _PIPE and sys.stdin.isatty():
+        raise UsageError("an archive is not read from a terminal")
+    source: str | BinaryIO = sys.stdin.buffer if file == _PIPE else file
+    with open_archive(source, name=as_name) as archive:
+        chosen = _chosen(archive, names or [])
+        if listed:
+            _list(archive, chosen, as_json=as_json)
+        else:
+            target = store_at(store, wait, may_be_new=True)
+            views = _loaded(archive, chosen, target, jobs)
+            show_view(views, _show_loaded, as_json=as_json)
+
+
+def _chosen(archive: Archive, names: Sequence[str]) -> list[ModelName]:
+    """Return the models that are named, all without names, in the archive's order."""
+    wanted = {archive.find(name) for name in names}
+    return [name for name in archive.manifests.in_order() if not names or name in wanted]
+
+
+def _list(archive: Archive, names: Sequence[ModelName], *, as_json: bool) -> None:
+    from blobstore.views.archives import ArchivedModelView
+
+    views = [ArchivedModelView.of(name, archive.manifests.read(name)) for name in names]
+    show_view(views, _show_listed, as_json=as_json)
+    if archive.unnamed:
+        manifests = counted(len(archive.unnamed), "model")
+        note(f"{manifests} without a name: {', '.join(short(str(one)) for one in archive.unnamed)}")
+
+
+def _show_listed(views: list[ArchivedModelView]) -> None:
+    rows = [(one.name, short(one.id), size(one.size), f"{one.blobs:,}") for one in views]
+    show_table(["NAME", "ID", "SIZE", "BLOBS"], rows)
+
+
+def _loaded(
+    archive: Archive, names: Sequence[ModelName], target: Store, jobs: int | None
+) -> list[LoadedModelView]:
+    from blobstore.store.transfer import transfer
+    from blobstore.views.archives import LoadedModelView
+
+    if not names and archive.unnamed:
+        message = f"{archive.address}: its model has no name"
+        raise UsageError(message, hint="Give it one: --as NAME.")
+    with progress_bar() as progress:
+        done = transfer(names, archive, target, jobs=jobs, progress=progress)
+        archive.finish()
+    return [LoadedModelView.of(one) for one in done]
+
+
+def _show_loaded(views: list[LoadedModelView]) -> None:
+    for view in views:
+        copied = f"{counted(view.copied.blobs, 'blob')} ({size(view.copied.bytes)})"
+        there = f", {view.there.blobs:,} were there" if view.there.blobs else ""
+        emit(f"Loaded {view.name}: {copied}{there}")
