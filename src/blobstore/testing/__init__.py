@@ -9,13 +9,29 @@ Test your own home (`blobstore.store.ports.Home`) like this::
         def new_home(self, folder):
             return MyHome(folder)
 
+An archive is not a home: it is written once, and read afterwards. `ReadingTests` tests what models
+are read from (`blobstore.store.ports.Readable`).
+
 pytest runs all the tests. ``folder`` is a new, empty folder for each test. Override
 `StoreTests.other_reader` for homes that several processes share.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
+
+from blobstore.store.memory import MemoryStore
+from blobstore.store.ports import Home
+from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import BlobTests
 from blobstore.testing.models import ModelTests, TransferTests
+from blobstore.testing.reading import ReadingTests as ReadingTests
 
 
-class StoreTests(BlobTests, ModelTests, TransferTests):
+class StoreTests(ReadingTests, BlobTests, ModelTests, TransferTests):
     """Tests of everything that a home promises. Subclass it, and define `new_home`."""
+
+    def filled(self, folder: Path, source: MemoryStore, names: Sequence[str]) -> Home:
+        """See `ReadingTests`."""
+        home = self.new_home(folder)
+        transfer(names, source, home)
+        return self.other_reader(home)

@@ -85,8 +85,8 @@ def blobs_of(home: Home, name: str) -> list[bytes]:
     return [home.blobs.read(layer) for layer in home.manifests.read(home.find(name)).layers]
 
 
-class HomeTests:
-    """Base of the tests; each test has its own home.
+class HomeNames:
+    """The names of the tests' models.
 
     ``names``: of models that the home can have. ``spellings``: of one model's name, the first as it
     is written. ``checks_manifests``: the home refuses manifests without a config or a media type.
@@ -101,6 +101,10 @@ class HomeTests:
     )
     spellings: ClassVar[tuple[str, str, str]] = ("Qwen:Q4", "qwen:q4", "QWEN:q4")
     checks_manifests: ClassVar[bool] = False
+
+
+class HomeTests(HomeNames):
+    """Base of the tests; each test has its own home."""
 
     def new_home(self, folder: Path) -> Home:
         """Return a new, empty home; ``folder`` is an empty folder for it."""

@@ -226,7 +226,10 @@ class _FramedRange(Range):
 
 
 class StreamedContents:
-    """A tar that is read forward. ``begin`` opens it, and a file again for a byte before."""
+    """A tar that is read forward, plain or compressed.
+
+    ``begin`` opens the file, and opens it again for a byte before those that were read.
+    """
 
     in_sequence = True
     size = None
@@ -235,7 +238,8 @@ class StreamedContents:
         self.name = name
         self.is_pipe = is_pipe
         self._begin = begin
-        self._stream = begin()
+        self._file = begin()
+        self._stream = _decompressing(self._file)
         self._at = 0
 
     def read_at(self, offset: int, buffer: memoryview) -> int:
@@ -269,8 +273,9 @@ class StreamedContents:
                 f"{self.name}: the files of the archive are in an order that a pipe can't have"
             )
             raise UsageError(message, hint="Write the archive to a file, and load that.")
-        self._stream.close()
-        self._stream = self._begin()
+        self.close()
+        self._file = self._begin()
+        self._stream = _decompressing(self._file)
         self._at = 0
 
     def range(self, offset: int, size: int, name: str) -> OpenReader:
@@ -280,6 +285,7 @@ class StreamedContents:
     def close(self) -> None:
         """See `Contents`."""
         self._stream.close()
+        self._file.close()
 
 
 def contents_of(path: str | os.PathLike[str]) -> Contents:
@@ -301,14 +307,14 @@ def contents_of(path: str | os.PathLike[str]) -> Contents:
 
     def begin() -> IO[bytes]:
         with os_errors("open", path):
-            return _decompressing(open(path, "rb"))  # noqa: PTH123  # the stream is closed
+            return open(path, "rb")  # noqa: PTH123  # `StreamedContents` closes it
 
     return StreamedContents(os.fspath(path), begin, is_pipe=False)
 
 
 def contents_of_pipe(pipe: BinaryIO, name: str) -> Contents:
     """Return the tar that comes through a pipe, compressed or not. Raises: StorageError."""
-    return StreamedContents(name, lambda: _decompressing(pipe), is_pipe=True)
+    return StreamedContents(name, lambda: pipe, is_pipe=True)
 
 
 def _seek_table(file: FileReader) -> list[tuple[int, int]] | None:
