@@ -181,7 +181,8 @@ def _records(data: bytes, what: str) -> dict[str, str]:
         key = match[2].decode("utf-8", "replace")
         value = data[match.end() : end - 1]
         # Extended attributes may be any bytes. They are not used.
-        records[key] = value.decode("utf-8", "strict" if key in ("path", "size") else "replace")
+        is_used = key in ("path", "size")
+        records[key] = _text(value, what) if is_used else value.decode("utf-8", "replace")
         at = end
     return records
 

@@ -1,0 +1,120 @@
+"""The documents of an OCI image layout."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from blobstore.errors import BlobStoreError, DocumentError, LimitExceededError
+from blobstore.formats.documents import MANIFEST_MEDIA_TYPE
+from blobstore.formats.imagelayout import (
+    LAYOUT,
+    MAX_ENTRIES,
+    Index,
+    blob_path,
+    check_layout,
+    encode_index,
+)
+from blobstore.names import Digest, ModelName
+
+OCI = "application/vnd.oci.image.manifest.v1+json"
+REF, IMAGE = "org.opencontainers.image.ref.name", "io.containerd.image.name"
+DIGEST = Digest.of(b"manifest")
+
+
+def entry(**changed: Any) -> dict[str, Any]:
+    return {"mediaType": OCI, "digest": str(DIGEST), "size": 8} | changed
+
+
+def index(*entries: Any, **changed: Any) -> bytes:
+    return json.dumps({"schemaVersion": 2, "manifests": list(entries)} | changed).encode()
+
+
+def test_a_written_index_comes_back() -> None:
+    names = [ModelName.parse(text) for text in ("m", "ns/m:tag", "host.example:5000/ns/m:tag")]
+    raw = encode_index((name, b"manifest") for name in names)
+    found = Index.parse(raw, "index")
+    assert [(one.name, one.digest, one.size) for one in found.entries] == [
+        (name, DIGEST, 8) for name in names
+    ]
+
+
+def test_the_bytes_of_an_index() -> None:
+    """``mediaType`` is OCI's, because skopeo finds no other; names are short and full."""
+    (written,) = json.loads(encode_index([(ModelName.parse("m:tag"), b"manifest")]))["manifests"]
+    assert written == entry(annotations={IMAGE: "registry.ollama.ai/library/m:tag", REF: "m:tag"})
+
+
+@pytest.mark.parametrize(
+    ("annotations", "name"),
+    [
+        ({REF: "m:tag"}, "m:tag"),
+        ({REF: "tag", IMAGE: "docker.io/library/m:tag"}, "docker.io/library/m:tag"),
+        ({REF: "m", IMAGE: "not a name"}, "m"),
+        ({REF: "a/b/c/d:e"}, None),
+        ({REF: "../m"}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_names(annotations: dict[str, str] | None, name: str | None) -> None:
+    (found,) = Index.parse(index(entry(annotations=annotations)), "index").entries
+    assert found.name == (name and ModelName.parse(name))
+
+
+def test_dockers_media_type_is_accepted() -> None:
+    (found,) = Index.parse(index(entry(mediaType=MANIFEST_MEDIA_TYPE)), "index").entries
+    assert found.descriptor.digest == DIGEST
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b'{"schemaVersion": 2}',
+        index(schemaVersion=1),
+        index(mediaType=OCI),
+        index(1),
+        index(entry(mediaType="application/vnd.oci.image.index.v1+json")),
+        index(entry(mediaType="application/vnd.docker.distribution.manifest.list.v2+json")),
+        index(entry(mediaType="application/octet-stream")),
+        index(entry(digest="sha512:" + 128 * "a")),
+        index(entry(digest="sha256:" + 64 * "A")),
+        index(entry(digest="../../etc/passwd")),
+        index(entry(size=-1)),
+        index(entry(size="8")),
+        index(entry(annotations={REF: 5})),
+        index(entry(annotations={REF: "m"}), entry(annotations={REF: "m:latest"})),
+        b'{"schemaVersion":2,"manifests":[],"manifests":[]}',
+    ],
+)
+def test_indexes_to_refuse(raw: bytes) -> None:
+    with pytest.raises(DocumentError, match="A2"):
+        Index.parse(raw, "index")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        index(*[entry()] * (MAX_ENTRIES + 1)),
+        index(entry(size=2**26 + 1)),
+        index(*[entry(size=2**26, digest=f"sha256:{n:064x}") for n in range(5)]),
+    ],
+)
+def test_limits(raw: bytes) -> None:
+    with pytest.raises(LimitExceededError):
+        Index.parse(raw, "index")
+
+
+def test_layouts() -> None:
+    check_layout(LAYOUT, "oci-layout")
+    for raw in (b'{"imageLayoutVersion":"2.0.0"}', b"{}", b"", b'"1.0.0"'):
+        with pytest.raises(BlobStoreError):
+            check_layout(raw, "oci-layout")
+
+
+def test_paths_of_blobs() -> None:
+    assert blob_path(DIGEST) == f"blobs/sha256/{DIGEST.hex}"

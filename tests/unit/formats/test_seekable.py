@@ -1,0 +1,92 @@
+"""Zstandard's seek tables and stored frames; the zstandard package is the oracle."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import zstandard
+
+from blobstore.errors import CorruptDataError
+from blobstore.formats.seekable import (
+    FOOTER_BYTES,
+    encode_table,
+    parse_footer,
+    parse_table,
+    stored_frame,
+)
+
+FRAMES = [(10, 100), (20, 0), (5, 2**30)]
+
+
+def parsed(table: bytes, file_size: int) -> list[tuple[int, int]]:
+    footer = parse_footer(table[-FOOTER_BYTES:], "f")
+    assert footer is not None
+    assert footer.table_bytes == len(table)
+    return parse_table(table, footer, file_size, "f")
+
+
+def test_a_table_comes_back() -> None:
+    table = encode_table(FRAMES)
+    starts = [(0, 0), (10, 100), (30, 100), (35, 100 + 2**30)]
+    assert parsed(table, 35 + len(table)) == starts
+    assert parsed(encode_table([]), len(encode_table([]))) == [(0, 0)]
+
+
+def test_the_bytes_of_a_table() -> None:
+    """As zstd_seekable_compression_format.md says."""
+    assert encode_table([(1, 2)]) == bytes.fromhex(
+        "5e2a4d181100000001000000020000000100000000b1ea928f"
+    )
+
+
+def test_checksums_are_skipped() -> None:
+    entries = struct.pack("<III", 10, 100, 0xDEAD) + struct.pack("<III", 20, 7, 0xBEEF)
+    head = struct.pack("<II", 0x184D2A5E, len(entries) + 9)
+    table = head + entries + struct.pack("<IBI", 2, 0x80, 0x8F92EAB1)
+    assert parsed(table, 30 + len(table)) == [(0, 0), (10, 100), (30, 107)]
+
+
+def test_programs_that_do_not_know_the_table_skip_it() -> None:
+    data = zstandard.compress(b"abc") + encode_table([(12, 3)])
+    with zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True) as reader:
+        assert reader.read() == b"abc"
+
+
+def test_no_footer_is_no_table() -> None:
+    assert parse_footer(bytes(FOOTER_BYTES), "f") is None
+
+
+def test_a_footer_that_is_not_valid() -> None:
+    for frames, descriptor in ((2**31, 0), (1, 0x40)):
+        with pytest.raises(CorruptDataError, match="A3"):
+            parse_footer(struct.pack("<IBI", frames, descriptor, 0x8F92EAB1), "f")
+
+
+def test_sizes_have_to_add_up() -> None:
+    table = encode_table(FRAMES)
+    for file_size in (34 + len(table), 36 + len(table), 0):
+        with pytest.raises(CorruptDataError, match="A3"):
+            parsed(table, file_size)
+
+
+def test_a_frame_of_more_than_a_gibibyte() -> None:
+    table = encode_table([(10, 2**30 + 1)])
+    with pytest.raises(CorruptDataError, match="A3"):
+        parsed(table, 10 + len(table))
+
+
+def test_a_table_in_another_frame() -> None:
+    table = bytearray(encode_table(FRAMES))
+    table[4] ^= 1
+    with pytest.raises(CorruptDataError, match="A3"):
+        parsed(bytes(table), 35 + len(table))
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**17 - 1, 2**17, 2**17 + 1, 300_000])
+def test_stored_frames_are_decompressed_by_zstandard(size: int) -> None:
+    data = bytes(number % 251 for number in range(size))
+    frame = b"".join(stored_frame(memoryview(data)))
+    assert zstandard.decompress(frame) == data
+    assert zstandard.frame_content_size(frame) == size
+    assert len(frame) == 9 + 3 * max(1, -(-size // 2**17)) + size

@@ -1,0 +1,204 @@
+"""Headers of tar archives, written and read; Python's tarfile is the oracle."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable
+
+import pytest
+
+from blobstore.errors import CorruptDataError, LimitExceededError
+from blobstore.formats.tar import (
+    BLOCK,
+    END,
+    Header,
+    extended,
+    member_header,
+    padded,
+    parse_extension,
+    parse_header,
+    path_of,
+)
+
+WHAT = "a.tar"
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 8**11 - 1])
+def test_headers_are_those_of_tarfile(size: int) -> None:
+    path = "blobs/sha256/" + 64 * "a"
+    block = member_header(path, size)
+    info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+    assert (info.name, info.size, info.mode, info.mtime, info.uid, info.gid) == (
+        *(path, size, 0o644),
+        *(0, 0, 0),
+    )
+    assert info.isreg()
+    assert parse_header(block, WHAT) == Header(b"0", path, size)
+
+
+@pytest.mark.parametrize("size", [8**11, 10**10, 2**48])
+def test_large_sizes_are_pax_records(size: int) -> None:
+    blocks = member_header("blob", size)
+    assert len(blocks) == 3 * BLOCK
+    with tarfile.open(fileobj=io.BytesIO(blocks)) as archive:
+        info = archive.next()
+    assert info is not None
+    assert (info.name, info.size) == ("blob", size)
+    first = parse_header(blocks[:BLOCK], WHAT)
+    assert first is not None
+    assert first.extends
+    says = parse_extension(first, blocks[BLOCK : BLOCK + first.size], WHAT)
+    header = parse_header(blocks[2 * BLOCK :], WHAT)
+    assert header is not None
+    assert extended(header, says, WHAT) == Header(b"0", "blob", size)
+
+
+def test_the_end_is_two_blocks_of_zeros() -> None:
+    assert bytes(1024) == END
+    assert parse_header(bytes(BLOCK), WHAT) is None
+
+
+@pytest.mark.parametrize(("size", "takes"), [(0, 0), (1, 512), (512, 512), (513, 1024)])
+def test_contents_take_whole_blocks(size: int, takes: int) -> None:
+    assert padded(size) == takes
+
+
+def made(change: Callable[[tarfile.TarInfo], object], form: int = tarfile.GNU_FORMAT) -> bytes:
+    """Return the blocks that tarfile makes of a member."""
+    info = tarfile.TarInfo("some/file")
+    change(info)
+    return info.tobuf(form, "utf-8", "surrogateescape")
+
+
+def read(blocks: bytes) -> tuple[str | None, int]:
+    """Return the path and the size that blocks before contents say."""
+    says: tuple[str | None, int | None] = (None, None)
+    at = 0
+    while (header := parse_header(blocks[at : at + BLOCK], WHAT)) is not None and header.extends:
+        data = blocks[at + BLOCK : at + BLOCK + header.size]
+        path, size = parse_extension(header, data, WHAT)
+        says = (path or says[0], says[1] if size is None else size)
+        at += BLOCK + padded(header.size)
+    assert header is not None
+    header = extended(header, says, WHAT)
+    return path_of(header, WHAT), header.size
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("path", ["short", "a/" * 60 + "b", "käse"])
+def test_paths_of_all_forms(form: int, path: str) -> None:
+    assert read(made(lambda info: setattr(info, "name", path), form)) == (path, 0)
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_long_name(form: int) -> None:
+    path = "/".join(["x" * 90] * 5)
+    assert read(made(lambda info: setattr(info, "name", path), form)) == (path, 0)
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_large_sizes_of_all_forms(form: int) -> None:
+    assert read(made(lambda info: setattr(info, "size", 2**40), form)) == ("some/file", 2**40)
+
+
+def test_a_leading_dot_is_dropped() -> None:
+    assert read(made(lambda info: setattr(info, "name", "./index.json"))) == ("index.json", 0)
+
+
+@pytest.mark.parametrize("name", ["blobs/", "./", "."])
+def test_folders_have_no_path(name: str) -> None:
+    def change(info: tarfile.TarInfo) -> None:
+        info.name, info.type = name, tarfile.DIRTYPE
+
+    assert read(made(change)) == (None, 0)
+
+
+def test_other_pax_records_are_ignored() -> None:
+    def change(info: tarfile.TarInfo) -> None:
+        info.pax_headers = {"mtime": "1.5", "SCHILY.xattr.user.x": "ä", "comment": "none"}
+
+    assert read(made(change, tarfile.PAX_FORMAT)) == ("some/file", 0)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../b", "a//b", "a\\b", "", "..", "a:b"])
+def test_paths_that_lead_elsewhere(name: str) -> None:
+    block = member_header("path", 0)
+    plain = name.encode().ljust(100, b"\0") + block[100:148] + b" " * 8 + block[156:]
+    block = plain[:148] + b"%06o\0 " % sum(plain) + plain[156:]
+    with pytest.raises(CorruptDataError, match="A1"):
+        read(block)
+
+
+@pytest.mark.parametrize("kind", [b"1", b"2", b"3", b"4", b"6", b"7", b"S", b"K", b"M", b"?"])
+def test_links_devices_and_the_like(kind: bytes) -> None:
+    def change(info: tarfile.TarInfo) -> None:
+        info.type = kind
+
+    with pytest.raises(CorruptDataError, match="A1"):
+        read(made(change))
+
+
+def test_a_folder_with_contents() -> None:
+    with pytest.raises(CorruptDataError, match="has contents"):
+        path_of(Header(b"5", "blobs/", 1), WHAT)
+
+
+@pytest.mark.parametrize(
+    "key", ["GNU.sparse.major", "GNU.sparse.realsize", "linkpath", "hdrcharset"]
+)
+def test_pax_records_that_change_what_is_read(key: str) -> None:
+    def change(info: tarfile.TarInfo) -> None:
+        info.pax_headers = {key: "1"}
+
+    with pytest.raises(CorruptDataError, match="not supported"):
+        read(made(change, tarfile.PAX_FORMAT))
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        b"11 path=a\n",
+        b"9 path=ab",
+        b"9 path=a \0",
+        b"path=a\n",
+        b"0 path=a\n",
+        b"99999999999 path=a\n",
+        b"11 size=-1\n\n",
+        b"10 size=x\n",
+        b"30 size=99999999999999999999999\n"[:30],
+        b"9 path=\xff\n",
+    ],
+)
+def test_pax_records_that_are_not_valid(records: bytes) -> None:
+    with pytest.raises(CorruptDataError, match="A1"):
+        parse_extension(Header(b"x", "", len(records)), records, WHAT)
+
+
+def test_a_path_for_all_members() -> None:
+    with pytest.raises(CorruptDataError, match="all members"):
+        parse_extension(Header(b"g", "", 9), b"9 path=a\n", WHAT)
+    assert parse_extension(Header(b"g", "", 13), b"13 comment=a\n", WHAT) == (None, None)
+
+
+def test_every_byte_of_a_header_is_checked() -> None:
+    block = bytearray(member_header("path", 5))
+    for at in range(BLOCK):
+        block[at] ^= 1
+        with pytest.raises(CorruptDataError):
+            parse_header(bytes(block), WHAT)
+        block[at] ^= 1
+
+
+def test_sums_of_signed_bytes_are_accepted() -> None:
+    block = made(lambda info: setattr(info, "name", "käse"))
+    plain = block[:148] + b" " * 8 + block[156:]
+    signed = sum(plain) - 256 * sum(byte > 127 for byte in plain)
+    assert read(plain[:148] + b"%06o\0 " % signed + plain[156:]) == ("käse", 0)
+
+
+def test_sizes_beyond_any_blob() -> None:
+    with pytest.raises(LimitExceededError):
+        read(made(lambda info: setattr(info, "size", 2**50), tarfile.GNU_FORMAT))
+    with pytest.raises(LimitExceededError):
+        read(made(lambda info: setattr(info, "size", 2**50), tarfile.PAX_FORMAT))
