@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_contents_take_whole_blocks(size: int, takes: int) -> None:
     assert padded(size) == takes
 
 
-def made(change: Callable[[tarfile.TarInfo], object], form: int = tarfile.GNU_FORMAT) -> bytes:
+def made(change: Callable[[tarfile.TarInfo], object], form: Any = tarfile.GNU_FORMAT) -> bytes:
     """Return the blocks that tarfile makes of a member."""
     info = tarfile.TarInfo("some/file")
     change(info)

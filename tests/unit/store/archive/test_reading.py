@@ -1,0 +1,392 @@
+"""Archives of other programs, and archives that lie."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import os
+import random
+import tarfile
+import threading
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+from support import PYCODE
+from support.archives import Files, files_of, index_of, tar_of
+
+import blobstore
+from blobstore.errors import (
+    BlobStoreError,
+    CorruptDataError,
+    DigestMismatchError,
+    DocumentError,
+    LimitExceededError,
+    NotFoundError,
+    UsageError,
+)
+from blobstore.formats.imagelayout import blob_path
+from blobstore.formats.seekable import encode_table
+from blobstore.formats.tar import BLOCK, member_header
+from blobstore.names import Digest, ModelName
+from blobstore.store.archive.archive import open_archive
+from blobstore.store.archive.saving import save_models
+from blobstore.store.memory import MemoryStore
+from blobstore.store.ports import How
+from blobstore.store.transfer import transfer
+from blobstore.testing.blobs import M, N, blobs_of, commit, data_of, descriptor_of
+
+ONE, TWO, THREE = data_of(70_000), b"two", data_of(3000)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    store = MemoryStore()
+    commit(store, "m", ONE, TWO)
+    commit(store, "n", THREE, TWO)
+    return store
+
+
+@pytest.fixture
+def files(store: MemoryStore) -> Files:
+    return files_of(store, "m", "n")
+
+
+def loaded(path: Path, *names: str, jobs: int = 2) -> MemoryStore:
+    """Return a store with models of an archive; every one if none is named."""
+    target = MemoryStore()
+    with open_archive(path) as archive:
+        transfer(names or archive.manifests.in_order(), archive, target, jobs=jobs)
+        archive.finish()
+    return target
+
+
+def check(target: MemoryStore) -> None:
+    assert blobs_of(target, "m") == [ONE, TWO]
+    assert blobs_of(target, "n") == [THREE, TWO]
+
+
+# What others write
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress])
+def test_any_order_form_and_compression(
+    tmp_path: Path, files: Files, form: int, seed: int, pack: Callable[[bytes], bytes]
+) -> None:
+    files = [("blobs/", b""), ("blobs/sha256/", b""), *files]
+    random.Random(seed).shuffle(files)
+    path = tmp_path / "any"
+    path.write_bytes(pack(tar_of(files, form)))
+    check(loaded(path))
+    assert blobs_of(loaded(path, "n"), "n") == [THREE, TWO]
+
+
+def test_names_with_a_dot_in_front(tmp_path: Path, files: Files) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar_of([("./", b""), *((f"./{name}", data) for name, data in files)]))
+    check(loaded(path))
+
+
+def test_files_that_are_no_part_of_a_model_are_ignored(tmp_path: Path, files: Files) -> None:
+    """As docker's own documents beside the index."""
+    path = tmp_path / "a.tar"
+    others = [("manifest.json", b"[]"), ("repositories", b"{}"), ("x" * 150, b"long")]
+    others += [("blobs/sha512/" + 128 * "a", b"x"), (blob_path(Digest.of(b"unused")), b"unused")]
+    path.write_bytes(tar_of([*others, *files]))
+    check(loaded(path))
+
+
+def test_a_model_without_a_name_gets_one(tmp_path: Path, store: MemoryStore) -> None:
+    files = dict(files_of(store, "m"))
+    raw = store.manifests.text(M)
+    media_type = "application/vnd.oci.image.manifest.v1+json"
+    entry = {"mediaType": media_type, "digest": str(Digest.of(raw)), "size": len(raw)}
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar_of((files | {"index.json": index_of(entry)}).items()))
+    with open_archive(path) as archive:
+        assert archive.manifests.names() == []
+        assert archive.unnamed == (Digest.of(raw),)
+    with open_archive(path, name="other") as archive:
+        assert archive.manifests.names() == [ModelName.parse("other")]
+        assert archive.manifests.text(archive.find("other")) == raw
+
+
+def test_a_name_for_one_of_several_models(tmp_path: Path, files: Files) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar_of(files))
+    with pytest.raises(UsageError):
+        open_archive(path, name="other")
+
+
+# In place
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.zst"])
+def test_a_model_is_opened_in_place(tmp_path: Path, suffix: str) -> None:
+    store, path = MemoryStore(), tmp_path / f"a{suffix}"
+    blobstore.import_model(PYCODE, "tiny", store=store, quant="int4")
+    save_models(["tiny"], path, store=store)
+    with open_archive(path) as archive:
+        model = blobstore.open_model("tiny", store=archive, verify=True)
+    expected = blobstore.open_model("tiny", store=store).arrays()
+    found = model.arrays()
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name]) for name in found)
+    large = [blob.data for blob in model._blobs.values() if blob.data.size > 20_000]
+    assert [not data.in_memory for data in large] == [suffix == ".tar"] * 30
+    path.unlink()
+    assert np.array_equal(model.arrays()["lm_head.weight"], expected["lm_head.weight"])
+
+
+def test_a_closed_archive_is_not_mapped(tmp_path: Path, store: MemoryStore) -> None:
+    path = tmp_path / "a.tar"
+    save_models(["m"], path, store=store)
+    archive = open_archive(path)
+    reader = archive.blobs.open(descriptor_of(ONE))
+    archive.close()
+    with pytest.raises(BlobStoreError):
+        reader.place()
+
+
+# Lies
+
+
+def changed(files: Files, name: str, data: bytes) -> Files:
+    return [(path, data if path == name else old) for path, old in files]
+
+
+def refused(
+    tmp_path: Path, raw: bytes, error: type[BlobStoreError], match: str | None = None
+) -> None:
+    """Check that an archive is refused: from a file, compressed, and from a pipe."""
+    path = tmp_path / "a"
+    for packed in (raw, gzip.compress(raw, 1), zstandard.compress(raw)):
+        path.write_bytes(packed)
+        with pytest.raises(error, match=match):
+            loaded(path)
+    target = MemoryStore()
+    with pytest.raises(error, match=match):
+        load_piped(raw, target)
+    assert target.blobs.digests() == set()
+
+
+def load_piped(raw: bytes, target: MemoryStore | None = None) -> None:
+    """Load all models of an archive that comes through a pipe."""
+    with open_archive(piped(raw)) as archive:
+        transfer(archive.manifests.in_order(), archive, target or MemoryStore())
+        archive.finish()
+
+
+def piped(raw: bytes) -> io.BufferedReader:
+    """Return the reading end of a pipe that gives these bytes."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with suppress(BrokenPipeError), os.fdopen(writing, "wb") as pipe:
+            pipe.write(raw)
+
+    threading.Thread(target=write, daemon=True).start()
+    return os.fdopen(reading, "rb")
+
+
+@pytest.fixture
+def one(store: MemoryStore) -> Files:
+    return files_of(store, "m")
+
+
+def test_other_bytes_of_a_blob(tmp_path: Path, one: Files) -> None:
+    wrong = changed(one, blob_path(Digest.of(ONE)), bytes(len(ONE)))
+    refused(tmp_path, tar_of(wrong), DigestMismatchError)
+
+
+def test_another_size_of_a_blob(tmp_path: Path, one: Files) -> None:
+    for data in (ONE[:-1], ONE + b"x", b""):
+        wrong = changed(one, blob_path(Digest.of(ONE)), data)
+        refused(tmp_path, tar_of(wrong), CorruptDataError, "bytes, not")
+
+
+def test_other_bytes_of_a_manifest(tmp_path: Path, one: Files, store: MemoryStore) -> None:
+    raw = store.manifests.text(M)
+    wrong = changed(one, blob_path(Digest.of(raw)), raw.replace(b"layer0", b"layer9"))
+    refused(tmp_path, tar_of(wrong), DigestMismatchError)
+
+
+def test_a_missing_blob(tmp_path: Path, one: Files) -> None:
+    left = [(path, data) for path, data in one if data != ONE]
+    refused(tmp_path, tar_of(left), NotFoundError)
+
+
+@pytest.mark.parametrize("path", ["oci-layout", "index.json"])
+def test_a_missing_document(tmp_path: Path, one: Files, path: str) -> None:
+    left = [(name, data) for name, data in one if name != path]
+    refused(tmp_path, tar_of(left), CorruptDataError, "A2")
+
+
+def test_a_manifest_that_is_missing(tmp_path: Path, one: Files, store: MemoryStore) -> None:
+    left = [(path, data) for path, data in one if data != store.manifests.text(M)]
+    refused(tmp_path, tar_of(left), NotFoundError)
+
+
+def test_a_path_twice(tmp_path: Path, one: Files) -> None:
+    refused(tmp_path, tar_of([*one, one[-1]]), CorruptDataError, "twice")
+    refused(tmp_path, tar_of([*one, (f"./{one[-1][0]}", b"")]), CorruptDataError, "twice")
+
+
+@pytest.mark.parametrize("path", ["/index.json", "../x", "blobs/../../x"])
+def test_a_path_that_leads_elsewhere(tmp_path: Path, one: Files, path: str) -> None:
+    refused(tmp_path, tar_of([*one, (path, b"x")]), CorruptDataError, "A1")
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_a_link(tmp_path: Path, one: Files, kind: bytes) -> None:
+    info = tarfile.TarInfo("blobs/sha256/" + 64 * "0")
+    info.type, info.linkname = kind, "/etc/passwd"
+    refused(tmp_path, info.tobuf() + tar_of(one), CorruptDataError, "A1")
+
+
+@pytest.mark.parametrize("data", [b"x", b"\0" * 5000 + b"x", bytes(2**20 + 1024)])
+def test_data_after_the_end(tmp_path: Path, one: Files, data: bytes) -> None:
+    refused(tmp_path, tar_of(one) + data, CorruptDataError, "follow its end")
+
+
+def test_every_cut_is_noticed(tmp_path: Path, one: Files) -> None:
+    raw = tar_of(one)
+    end = len(raw.rstrip(b"\0")) // BLOCK * BLOCK + BLOCK
+    path = tmp_path / "a.tar"
+    for length in {*range(0, end, 3001), end - 1, end, end + 1, end + BLOCK, end + 2 * BLOCK - 1}:
+        path.write_bytes(raw[:length])
+        with pytest.raises(BlobStoreError):
+            loaded(path)
+    path.write_bytes(raw[: end + 2 * BLOCK])
+    assert blobs_of(loaded(path), "m") == [ONE, TWO]
+
+
+def test_a_size_beyond_the_file(tmp_path: Path, one: Files) -> None:
+    raw = b"".join(member_header(path, 2**40) + data for path, data in one[:1])
+    path = tmp_path / "a.tar"
+    path.write_bytes(raw + bytes(10_000))
+    with pytest.raises(CorruptDataError, match="more than are left"):
+        loaded(path)
+
+
+def test_an_index_in_an_index(tmp_path: Path, one: Files) -> None:
+    entry = {"mediaType": "application/vnd.oci.image.index.v1+json", "size": 2}
+    nested = index_of(entry | {"digest": str(Digest.of(b"{}"))})
+    refused(tmp_path, tar_of(changed(one, "index.json", nested)), DocumentError, "A2")
+
+
+def test_a_document_beyond_its_limit(tmp_path: Path, one: Files) -> None:
+    large = changed(one, "index.json", bytes(16 * 2**20 + 1))
+    refused(tmp_path, tar_of(large), LimitExceededError)
+
+
+def test_paths_of_a_megabyte(tmp_path: Path, one: Files) -> None:
+    refused(tmp_path, tar_of([("x/" * 2**20 + "y", b""), *one]), CorruptDataError, "1 MiB")
+
+
+# Frames
+
+
+def framed(raw: bytes, *cuts: int) -> tuple[list[bytes], list[tuple[int, int]]]:
+    edges = [0, *cuts, len(raw)]
+    plain = [raw[a:b] for a, b in itertools.pairwise(edges)]
+    frames = [zstandard.compress(part) for part in plain]
+    return frames, [(len(frame), len(part)) for frame, part in zip(frames, plain, strict=True)]
+
+
+def test_frames_of_another_program(tmp_path: Path, files: Files) -> None:
+    """Cut anywhere, in headers too."""
+    raw, path = tar_of(files), tmp_path / "a.tar.zst"
+    frames, table = framed(raw, 100, 100, 5000, 5120, 60_001)
+    path.write_bytes(b"".join(frames) + encode_table(table))
+    check(loaded(path, jobs=4))
+
+
+def test_frames_that_lie(tmp_path: Path, files: Files) -> None:
+    raw, path = tar_of(files), tmp_path / "a.tar.zst"
+    frames, table = framed(raw, 5120, 60_000)
+    lies = {
+        "size": [(table[0][0], 5119), (table[1][0], table[1][1] + 1), table[2]],
+        "swapped": [table[1], table[0], table[2]],
+        "empty": [(table[0][0], 0), *table[1:]],
+    }
+    for said in lies.values():
+        path.write_bytes(b"".join(frames) + encode_table(said))
+        with pytest.raises(CorruptDataError):
+            loaded(path)
+    damaged = bytearray(b"".join(frames) + encode_table(table))
+    for at in range(0, sum(map(len, frames)), 997):
+        damaged[at] ^= 0x10
+        path.write_bytes(damaged)
+        with suppress(BlobStoreError):  # else it is in bytes that do not count, such as padding
+            check(loaded(path))
+        damaged[at] ^= 0x10
+
+
+def test_a_frame_that_says_it_is_large(tmp_path: Path) -> None:
+    """Its header says 2**40 bytes, which are not allocated."""
+    frame = bytes.fromhex("28b52ffd") + b"\xe0" + (2**40).to_bytes(8, "little") + b"\x01\x00\x00"
+    path = tmp_path / "a.tar.zst"
+    path.write_bytes(frame + encode_table([(len(frame), 10_000)]))
+    with pytest.raises(CorruptDataError):
+        loaded(path)
+    path.write_bytes(frame)
+    with pytest.raises(CorruptDataError):
+        loaded(path)
+
+
+def test_bombs_take_no_memory(tmp_path: Path, one: Files) -> None:
+    """Many zeros in a file that no model names."""
+    path = tmp_path / "a.tar.gz"
+    with gzip.open(path, "wb", 1) as out:
+        out.write(member_header("blobs/sha256/" + 64 * "0", 2**26))
+        for _ in range(2**6):
+            out.write(bytes(2**20))
+        out.write(tar_of(one))
+    tracemalloc.start()
+    try:
+        assert blobs_of(loaded(path), "m") == [ONE, TWO]
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+# Pipes
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.zst"])
+@pytest.mark.parametrize("names", [["m", "n"], ["n"], ["m"], ["n", "m"]])
+def test_a_pipe(tmp_path: Path, store: MemoryStore, suffix: str, names: list[str]) -> None:
+    path, target = tmp_path / f"a{suffix}", MemoryStore()
+    save_models(["m", "n"], path, store=store)
+    with open_archive(piped(path.read_bytes())) as archive:
+        assert archive.manifests.in_order() == [M, N]
+        chosen = [name for name in archive.manifests.in_order() if str(name)[0] in names]
+        transfer(chosen, archive, target)
+        archive.finish()
+    assert target.manifests.names() == sorted(map(ModelName.parse, names))
+    for name in names:
+        assert blobs_of(target, name) == blobs_of(store, name)
+
+
+def test_a_pipe_whose_blobs_are_there(tmp_path: Path, store: MemoryStore) -> None:
+    path = tmp_path / "a.tar"
+    save_models(["m", "n"], path, store=store)
+    with open_archive(piped(path.read_bytes())) as archive:
+        (done, _) = transfer(["m", "n"], archive, store)
+        archive.finish()
+    assert not done.blobs.get(How.COPIED)
+
+
+def test_a_pipe_in_another_order(files: Files) -> None:
+    for order in (files[::-1], [*files[2:], *files[:2]], [*files[:2], *files[4:], *files[2:4]]):
+        with pytest.raises(UsageError, match="order") as caught:
+            load_piped(tar_of(order))
+        assert caught.value.hint

@@ -1,0 +1,312 @@
+"""Archives as they are written: their bytes, and when they appear."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import tarfile
+import threading
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from blobstore.errors import (
+    BusyError,
+    ConflictError,
+    CorruptDataError,
+    DigestMismatchError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+)
+from blobstore.formats.documents import Descriptor
+from blobstore.formats.imagelayout import blob_path
+from blobstore.formats.seekable import FOOTER_BYTES, parse_footer, parse_table
+from blobstore.io.ranges import BytesReader
+from blobstore.names import Digest, ModelName
+from blobstore.store.archive.frames import FRAME, TarWriter, compressed
+from blobstore.store.archive.output import FileOutput
+from blobstore.store.archive.saving import NewArchive, new_archive, save_models
+from blobstore.store.memory import MemoryStore
+from blobstore.testing.blobs import M, N, commit, data_of, descriptor_of, manifest_of
+
+TWO = b"two"
+BF16 = bytes(3) * 2_000_000 + data_of(1_000_000)
+"""More than two frames."""
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    store = MemoryStore()
+    commit(store, "m", BF16, TWO)
+    commit(store, "n", data_of(3000), TWO, b"")
+    return store
+
+
+def saved(folder: Path, store: MemoryStore, name: str = "a.tar", jobs: int = 1) -> bytes:
+    path = folder / name
+    save_models(["m", "n"], path, store=store, replace=True, jobs=jobs)
+    return path.read_bytes()
+
+
+def test_the_files_of_an_archive(tmp_path: Path, store: MemoryStore) -> None:
+    raw = [store.manifests.text(name) for name in (M, N)]
+    with tarfile.open(fileobj=io.BytesIO(saved(tmp_path, store))) as archive:
+        members = archive.getmembers()
+        found = {one.name: archive.extractfile(one).read() for one in members}  # type: ignore[union-attr]
+    blobs = [BF16, TWO, data_of(3000), b""]
+    expected = [blob_path(Digest.of(data)) for data in (*raw, *blobs)]
+    assert list(found) == ["oci-layout", "index.json", *expected]
+    assert [found[path] for path in expected] == [*raw, *blobs]
+    assert {(one.uid, one.gid, one.mtime, one.mode) for one in members} == {(0, 0, 0, 0o644)}
+    assert {one.offset_data % 512 for one in members} == {0}
+
+
+def test_the_same_bytes_for_any_number_of_threads(tmp_path: Path, store: MemoryStore) -> None:
+    for name in ("a.tar", "a.tar.zst"):
+        assert len({saved(tmp_path, store, name, jobs) for jobs in (1, 2, 5, 1)}) == 1
+
+
+def test_what_a_frame_holds(tmp_path: Path, store: MemoryStore) -> None:
+    """A frame begins with every file, and in a large one at every 2 MiB."""
+    whole, plain = saved(tmp_path, store, "a.tar.zst"), saved(tmp_path, store)
+    with zstandard.ZstdDecompressor().stream_reader(whole, read_across_frames=True) as reader:
+        assert reader.read() == plain
+    footer = parse_footer(whole[-FOOTER_BYTES:], "a")
+    assert footer is not None
+    starts = parse_table(whole[-footer.table_bytes :], footer, len(whole), "a")
+    with tarfile.open(fileobj=io.BytesIO(plain)) as archive:
+        headers = [one.offset for one in archive.getmembers()]
+    in_blob = [headers[4] + FRAME * number for number in (1, 2, 3)]
+    assert [offset for _, offset in starts] == sorted([*headers, *in_blob, *ends(plain)])
+
+
+def ends(plain: bytes) -> list[int]:
+    return [len(plain) - 1024, len(plain)]
+
+
+def test_what_does_not_get_smaller_is_stored() -> None:
+    random, zeros = data_of(200_000), bytes(200_000)
+    stored = b"".join(compressed(memoryview(random)))
+    assert len(stored) == 200_000 + 9 + 2 * 3
+    assert stored[12 : 12 + 2**17] == random[: 2**17]
+    assert len(b"".join(compressed(memoryview(zeros)))) < 100
+    mixed = random[:60_000] + zeros[:80_000] + random[:60_000]
+    for data in (random, zeros, mixed, b"", b"x", random[:70_000]):
+        frame = b"".join(compressed(memoryview(data)))
+        assert zstandard.decompress(frame) == data
+        assert len(frame) <= len(data) + 30
+
+
+def test_the_name_says_whether_it_is_compressed(tmp_path: Path, store: MemoryStore) -> None:
+    magic = b"\x28\xb5\x2f\xfd"
+    for name, compress, is_compressed in (
+        ("a.tar", None, False),
+        ("a.tar.zst", None, True),
+        ("a.TZST", None, True),
+        ("a", None, False),
+        ("b.tar.zst", False, False),
+        ("b.tar", True, True),
+    ):
+        save_models("n", tmp_path / name, store=store, compress=compress)
+        assert (tmp_path / name).read_bytes().startswith(magic) == is_compressed
+    with pytest.raises(UsageError, match=r"\.gz"):
+        save_models("n", tmp_path / "a.tar.gz", store=store)
+
+
+def test_a_pipe(tmp_path: Path, store: MemoryStore) -> None:
+    for compress, name in ((False, "a.tar"), (True, "a.tar.zst")):
+        reading, writing = os.pipe()
+        found: list[bytes] = []
+
+        def read(fd: int, found: list[bytes]) -> None:
+            with os.fdopen(fd, "rb") as pipe:
+                found.append(pipe.read())
+
+        thread = threading.Thread(target=read, args=(reading, found))
+        thread.start()
+        with os.fdopen(writing, "wb") as pipe:
+            save_models(["m", "n"], pipe, store=store, compress=compress)
+        thread.join()
+        assert found == [saved(tmp_path, store, name)]
+
+
+def test_a_pipe_whose_reader_goes_away(store: MemoryStore) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe, pytest.raises(StorageError):
+        save_models(["m", "n"], pipe, store=store)
+
+
+# When a file appears
+
+
+def test_a_file_that_exists_is_kept(tmp_path: Path, store: MemoryStore) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(b"mine")
+    with pytest.raises(UsageError, match="already exists") as caught:
+        save_models("m", path, store=store)
+    assert "replace=True" in str(caught.value.hint)
+    assert path.read_bytes() == b"mine"
+    assert list(tmp_path.iterdir()) == [path]
+    save_models("m", path, store=store, replace=True)
+    assert path.stat().st_size > len(BF16)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_another_process_makes_meanwhile(tmp_path: Path, store: MemoryStore) -> None:
+    path = tmp_path / "a.tar"
+
+    def progress(_nbytes: int, _name: str) -> None:
+        path.write_bytes(b"theirs")
+
+    with pytest.raises(UsageError, match="already exists"):
+        save_models("m", path, store=store, progress=progress)
+    assert path.read_bytes() == b"theirs"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo"])
+def test_only_files_are_replaced(tmp_path: Path, store: MemoryStore, kind: str) -> None:
+    path = tmp_path / "a.tar"
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    for replace in (False, True):
+        with pytest.raises(StorageError, match="not a regular file"):
+            save_models("m", path, store=store, replace=replace)
+
+
+def test_a_folder_that_is_missing(tmp_path: Path, store: MemoryStore) -> None:
+    with pytest.raises(NotFoundError):
+        save_models("m", tmp_path / "missing" / "a.tar", store=store)
+
+
+def test_two_at_once(tmp_path: Path, store: MemoryStore) -> None:
+    path = tmp_path / "a.tar"
+    output = FileOutput(path, replace=False)
+    with pytest.raises(BusyError):
+        save_models("m", path, store=store)
+    output.close()
+    save_models("m", path, store=store)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_process_left_is_written_anew(tmp_path: Path, store: MemoryStore) -> None:
+    left = tmp_path / ".a.tar.saving"
+    left.write_bytes(bytes(10_000_000))
+    first = saved(tmp_path, store)
+    assert not left.exists()
+    assert first == saved(tmp_path, store)
+
+
+def test_a_temporary_file_that_is_a_link(tmp_path: Path, store: MemoryStore) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"mine")
+    (tmp_path / ".a.tar.saving").symlink_to(other)
+    with pytest.raises(StorageError):
+        save_models("m", tmp_path / "a.tar", store=store)
+    assert other.read_bytes() == b"mine"
+
+
+def test_a_renamed_file_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening and locking, another process completes the file."""
+    path, left = tmp_path / "a.tar", tmp_path / ".a.tar.saving"
+    left.write_bytes(b"theirs")
+    lock = fcntl.flock
+
+    def renamed(fd: int, how: int) -> None:
+        if left.exists() and not path.exists():
+            left.rename(path)
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", renamed)
+    output = FileOutput(path.with_name("a.tar"), replace=True)
+    output.write([b"ours"])
+    assert path.read_bytes() == b"theirs"
+    output.commit()
+    output.close()
+    assert path.read_bytes() == b"ours"
+
+
+# Failures
+
+
+class _Bad(BytesReader):
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        raise CorruptDataError(f"{self.name}: an I/O error")
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.zst"])
+def test_a_blob_that_fails(
+    tmp_path: Path, store: MemoryStore, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = store.blobs.open
+
+    def opened(descriptor: Descriptor) -> BytesReader:
+        return _Bad(TWO) if descriptor.size == len(TWO) else plain(descriptor)
+
+    monkeypatch.setattr(store.blobs, "open", opened)
+    with pytest.raises(CorruptDataError):
+        save_models("m", tmp_path / name, store=store)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.zst"])
+@pytest.mark.parametrize("at", [0, len(BF16) // 2, len(BF16) - 1])
+def test_damage_anywhere_in_a_blob(tmp_path: Path, store: MemoryStore, name: str, at: int) -> None:
+    damaged = bytearray(BF16)
+    damaged[at] ^= 1
+    store.blobs.keep({Digest.of(BF16): bytes(damaged)})
+    with pytest.raises(DigestMismatchError) as caught:
+        save_models(["n", "m"], tmp_path / name, store=store)
+    assert caught.value.blob == str(Digest.of(BF16))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_is_replaced_meanwhile(tmp_path: Path, store: MemoryStore) -> None:
+    models = {M: store.manifests.text(M)}
+    output = FileOutput(tmp_path / "a.tar", replace=False)
+    with (
+        pytest.raises(ConflictError),
+        new_archive(models, output, compresses=False, jobs=1) as archive,
+        archive.session() as session,
+    ):
+        session.publish(M, manifest_of(b"another"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_is_not_published(tmp_path: Path, store: MemoryStore) -> None:
+    models = {name: store.manifests.text(name) for name in (M, N)}
+    output = FileOutput(tmp_path / "a.tar", replace=False)
+    with (
+        pytest.raises(UsageError, match="m:latest"),
+        new_archive(models, output, compresses=False, jobs=1),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_without_its_blobs(tmp_path: Path, store: MemoryStore) -> None:
+    manifest = store.manifests.read(M)
+    output = FileOutput(tmp_path / "a.tar", replace=False)
+    archive = NewArchive(TarWriter(output.write, compresses=False, jobs=1), {M: manifest.raw})
+    with archive.session() as session:
+        session.add(descriptor_of(TWO), BytesReader(TWO))
+        with pytest.raises(NotFoundError):
+            session.publish(M, manifest)
+    output.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_models(tmp_path: Path, store: MemoryStore) -> None:
+    with pytest.raises(UsageError):
+        save_models([], tmp_path / "a.tar", store=store)
+    with pytest.raises(NotFoundError):
+        save_models(["m", "missing"], tmp_path / "a.tar", store=store)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_is_saved_once(tmp_path: Path, store: MemoryStore) -> None:
+    (done,) = save_models(["m", "M", "m:latest"], tmp_path / "a.tar", store=store)
+    assert done.name == ModelName.parse("m")
