@@ -18,6 +18,7 @@ from blobstore.cli import main as cli
 from blobstore.importer import writing as write
 from blobstore.io import durable as files
 from blobstore.names import ModelName
+from blobstore.store.archive.saving import save_models
 from blobstore.store.care.prune import prune
 from blobstore.store.local import session
 from blobstore.store.local.store import Store, open_store
@@ -199,6 +200,12 @@ def _elsewhere(work: Path, store: Store) -> None:
     _add(work, open_store(work / "elsewhere"), "new", model("new"), quant="int4")
 
 
+def _archived(work: Path, store: Store) -> None:
+    """Two models, and a third in an archive."""
+    _elsewhere(work, store)
+    save_models("new", work / "new.tar.zst", store=open_store(work / "elsewhere"), replace=True)
+
+
 NEW = ModelName.parse("new")
 PRUNE_ALL = ("prune", "--grace", "0s", "--sole-owner", "--forget")
 _IMPORT = ("import", "{work}/new", "new", "--jobs", "1", "--store", "{store}")
@@ -227,6 +234,12 @@ COMMANDS = (
         "cp from another store",
         _elsewhere,
         ("cp", "new", "--jobs", "1", "--to", "{store}", "--store", "{work}/elsewhere"),
+        as_it_is,
+    ),
+    Command(
+        "load",
+        _archived,
+        ("load", "{work}/new.tar.zst", "--jobs", "1", "--store", "{store}"),
         as_it_is,
     ),
     Command("mv", two, ("mv", "old", "third", "--store", "{store}")),
