@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from blobstore.store.transfer import transfer as transfer
 
 _HOME = {
-    "RegistryAccess": "store.registry.push_pull",
     "Archive": "store.archive.archive",
+    "RegistryAccess": "store.registry.push_pull",
     "BlobStoreError": "errors",
     "ExportResult": "export.folder",
     "Folder": "source.folders",

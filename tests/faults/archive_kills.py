@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from blobstore.errors import NotFoundError
@@ -60,14 +61,12 @@ def experiment(folder: Path, count: int, seed: int) -> Counter[str]:
     for suffix in (".tar", ".tar.zst"):
         path = folder / f"m{suffix}"
         saving = ("save", "m", "-o", path, "--force", "--store", source.root)
-        _repeat(
-            saving, count // 2, moments, figures, lambda p=path: _check_save(p, source, figures)
-        )  # type: ignore[misc]
+        _repeat(saving, count // 2, moments, figures, partial(_check_save, path, source, figures))
         target = folder / f"target{suffix}"
         loading = ("load", path, "--store", target)
         _repeat(
-            loading, count // 2, moments, figures, lambda t=target: _check_load(t, source, figures)
-        )  # type: ignore[misc]
+            loading, count // 2, moments, figures, partial(_check_load, target, source, figures)
+        )
     return figures
 
 

@@ -30,7 +30,7 @@ ROOMS = (
     {"cli"},
     {"__init__", "__main__"},
 )
-HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich", "httpx2", "httpcore2"}
+HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich", "httpx2", "httpcore2", "zstandard"}
 NUMPY_FREE = {"errors", "names", "hashing", "io", "formats", "store"}
 ONLY_CLI_READS = {"environ", "getenv", "argv"}
 

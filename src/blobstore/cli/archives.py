@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from blobstore.names import ModelName
     from blobstore.store.archive.archive import Archive
     from blobstore.store.local.store import Store
-    from blobstore.views.archives import ArchivedModelView, LoadedModelView, SaveView
+    from blobstore.views.archived import ArchivedModelView, LoadedModelView, SaveView
 
 _PIPE = "-"
 
@@ -90,7 +90,7 @@ def save(
             progress=progress,
         )
     if output != _PIPE:
-        from blobstore.views.archives import SaveView
+        from blobstore.views.archived import SaveView
 
         view = SaveView.of(output, os.path.getsize(output), done)  # noqa: PTH202  # as it was given
         show_view(view, _show_saved, as_json=as_json)
@@ -153,7 +153,7 @@ def _chosen(archive: Archive, names: Sequence[str]) -> list[ModelName]:
 
 
 def _list(archive: Archive, names: Sequence[ModelName], *, as_json: bool) -> None:
-    from blobstore.views.archives import ArchivedModelView
+    from blobstore.views.archived import ArchivedModelView
 
     views = [ArchivedModelView.of(name, archive.manifests.read(name)) for name in names]
     show_view(views, _show_listed, as_json=as_json)
@@ -171,7 +171,7 @@ def _loaded(
     archive: Archive, names: Sequence[ModelName], target: Store, jobs: int | None
 ) -> list[LoadedModelView]:
     from blobstore.store.transfer import transfer
-    from blobstore.views.archives import LoadedModelView
+    from blobstore.views.archived import LoadedModelView
 
     if not names and archive.unnamed:
         message = f"{archive.address}: its model has no name"

@@ -82,7 +82,7 @@ def _media_type(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry(Document):
+class IndexEntry(Document):
     """A manifest of an index, and what its annotations say."""
 
     media_type: str
@@ -113,8 +113,8 @@ class Entry(Document):
         return None
 
 
-def _entries(value: object) -> list[Entry]:
-    found: list[Entry] = items(Entry.checked)(value)
+def _entries(value: object) -> list[IndexEntry]:
+    found: list[IndexEntry] = items(IndexEntry.checked)(value)
     return found
 
 
@@ -122,7 +122,7 @@ def _entries(value: object) -> list[Entry]:
 class Index(Document):
     """An image index: its manifests in order."""
 
-    entries: list[Entry]
+    entries: list[IndexEntry]
 
     KEYS: ClassVar = {
         "schema_version": Key(one_of(2), "schemaVersion", needed=True),

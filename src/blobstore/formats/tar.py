@@ -8,8 +8,8 @@ GNU's members of type ``L``. Owners, modes, times and extended attributes are ig
 Written headers are USTAR with the owner 0, the mode 0644 and the time 0, so equal contents are
 equal bytes. A size of 8 GiB or more does not fit in USTAR and is a PAX record.
 
-Sources: POSIX.1-2024 pax, "ustar Interchange Format" and "pax Extended Header"; GNU tar's manual,
-"Basic Tar Format" (types ``L`` and ``S``, numbers in base 256).
+Sources: POSIX.1-2024 pax, "ustar Interchange Format" and "pax Extended Header"; GNU tar's
+manual, "Basic Tar Format" (types ``L`` and ``S``, numbers in base 256).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _REFUSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class TarHeader:
     """One header block: the type, the path and the size of what follows."""
 
     kind: bytes
@@ -73,10 +73,10 @@ class Member:
     @property
     def end(self) -> int:
         """Where the next header begins."""
-        return self.offset + padded(self.size)
+        return self.offset + in_blocks(self.size)
 
 
-def padded(size: int) -> int:
+def in_blocks(size: int) -> int:
     """Return the bytes that contents of ``size`` bytes take, in whole blocks."""
     return -(-size // BLOCK) * BLOCK
 
@@ -113,7 +113,7 @@ def _block(path: str, size: int, kind: bytes = b"0") -> bytes:
     return b"%b%06o\0 %b" % (block[:148], sum(block), block[156:])
 
 
-def parse_header(block: bytes, what: str) -> Header | None:
+def parse_block(block: bytes, what: str) -> TarHeader | None:
     """Return the header in a block, None for a block of zeros.
 
     ``what`` names the archive. Raises: CorruptDataError (rule A1).
@@ -133,22 +133,22 @@ def parse_header(block: bytes, what: str) -> Header | None:
     size = _number(block[124:136], what)
     if size > MAX_BLOB:
         raise LimitExceededError(f"limit exceeded: {what}: a member of {size:,} bytes", rule="A1")
-    return Header(b"0" if kind == b"\0" else kind, path, size)
+    return TarHeader(b"0" if kind == b"\0" else kind, path, size)
 
 
-def extended(header: Header, extension: tuple[str | None, int | None], what: str) -> Header:
+def extended(header: TarHeader, extension: tuple[str | None, int | None], what: str) -> TarHeader:
     """Return a member's header with the path and the size that an extension before it says."""
     path, size = extension
     if size is not None and size > MAX_BLOB:
         raise LimitExceededError(f"limit exceeded: {what}: a member of {size:,} bytes", rule="A1")
-    return Header(
+    return TarHeader(
         header.kind,
         header.path if path is None else path,
         header.size if size is None else size,
     )
 
 
-def parse_extension(header: Header, data: bytes, what: str) -> tuple[str | None, int | None]:
+def parse_extension(header: TarHeader, data: bytes, what: str) -> tuple[str | None, int | None]:
     """Return the path and the size that an extension says of the next member, None if it doesn't.
 
     Raises: CorruptDataError (rule A1): also for a sparse file, a link's target, another charset.
@@ -187,7 +187,7 @@ def _records(data: bytes, what: str) -> dict[str, str]:
     return records
 
 
-def path_of(header: Header, what: str) -> str | None:
+def path_of(header: TarHeader, what: str) -> str | None:
     """Return the path of a file, None for a folder.
 
     Raises: CorruptDataError (rule A1) for other kinds of members, and for a path that is not one of

@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from blobstore.errors import UsageError
-from blobstore.views.archives import ArchivedModelView, LoadedModelView, SaveView
+from blobstore.views.archived import ArchivedModelView, LoadedModelView, SaveView
 from blobstore.views.checkpoints import (
     DiffView,
     ExportView,

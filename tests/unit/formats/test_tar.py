@@ -13,12 +13,12 @@ from blobstore.errors import CorruptDataError, LimitExceededError
 from blobstore.formats.tar import (
     BLOCK,
     END,
-    Header,
+    TarHeader,
     extended,
+    in_blocks,
     member_header,
-    padded,
+    parse_block,
     parse_extension,
-    parse_header,
     path_of,
 )
 
@@ -35,7 +35,7 @@ def test_headers_are_those_of_tarfile(size: int) -> None:
         *(0, 0, 0),
     )
     assert info.isreg()
-    assert parse_header(block, WHAT) == Header(b"0", path, size)
+    assert parse_block(block, WHAT) == TarHeader(b"0", path, size)
 
 
 @pytest.mark.parametrize("size", [8**11, 10**10, 2**48])
@@ -46,23 +46,23 @@ def test_large_sizes_are_pax_records(size: int) -> None:
         info = archive.next()
     assert info is not None
     assert (info.name, info.size) == ("blob", size)
-    first = parse_header(blocks[:BLOCK], WHAT)
+    first = parse_block(blocks[:BLOCK], WHAT)
     assert first is not None
     assert first.extends
     says = parse_extension(first, blocks[BLOCK : BLOCK + first.size], WHAT)
-    header = parse_header(blocks[2 * BLOCK :], WHAT)
+    header = parse_block(blocks[2 * BLOCK :], WHAT)
     assert header is not None
-    assert extended(header, says, WHAT) == Header(b"0", "blob", size)
+    assert extended(header, says, WHAT) == TarHeader(b"0", "blob", size)
 
 
 def test_the_end_is_two_blocks_of_zeros() -> None:
     assert bytes(1024) == END
-    assert parse_header(bytes(BLOCK), WHAT) is None
+    assert parse_block(bytes(BLOCK), WHAT) is None
 
 
 @pytest.mark.parametrize(("size", "takes"), [(0, 0), (1, 512), (512, 512), (513, 1024)])
 def test_contents_take_whole_blocks(size: int, takes: int) -> None:
-    assert padded(size) == takes
+    assert in_blocks(size) == takes
 
 
 def made(change: Callable[[tarfile.TarInfo], object], form: Any = tarfile.GNU_FORMAT) -> bytes:
@@ -76,11 +76,11 @@ def read(blocks: bytes) -> tuple[str | None, int]:
     """Return the path and the size that blocks before contents say."""
     says: tuple[str | None, int | None] = (None, None)
     at = 0
-    while (header := parse_header(blocks[at : at + BLOCK], WHAT)) is not None and header.extends:
+    while (header := parse_block(blocks[at : at + BLOCK], WHAT)) is not None and header.extends:
         data = blocks[at + BLOCK : at + BLOCK + header.size]
         path, size = parse_extension(header, data, WHAT)
         says = (path or says[0], says[1] if size is None else size)
-        at += BLOCK + padded(header.size)
+        at += BLOCK + in_blocks(header.size)
     assert header is not None
     header = extended(header, says, WHAT)
     return path_of(header, WHAT), header.size
@@ -142,7 +142,7 @@ def test_links_devices_and_the_like(kind: bytes) -> None:
 
 def test_a_folder_with_contents() -> None:
     with pytest.raises(CorruptDataError, match="has contents"):
-        path_of(Header(b"5", "blobs/", 1), WHAT)
+        path_of(TarHeader(b"5", "blobs/", 1), WHAT)
 
 
 @pytest.mark.parametrize(
@@ -173,13 +173,13 @@ def test_pax_records_that_change_what_is_read(key: str) -> None:
 )
 def test_pax_records_that_are_not_valid(records: bytes) -> None:
     with pytest.raises(CorruptDataError, match="A1"):
-        parse_extension(Header(b"x", "", len(records)), records, WHAT)
+        parse_extension(TarHeader(b"x", "", len(records)), records, WHAT)
 
 
 def test_a_path_for_all_members() -> None:
     with pytest.raises(CorruptDataError, match="all members"):
-        parse_extension(Header(b"g", "", 9), b"9 path=a\n", WHAT)
-    assert parse_extension(Header(b"g", "", 13), b"13 comment=a\n", WHAT) == (None, None)
+        parse_extension(TarHeader(b"g", "", 9), b"9 path=a\n", WHAT)
+    assert parse_extension(TarHeader(b"g", "", 13), b"13 comment=a\n", WHAT) == (None, None)
 
 
 def test_every_byte_of_a_header_is_checked() -> None:
@@ -187,7 +187,7 @@ def test_every_byte_of_a_header_is_checked() -> None:
     for at in range(BLOCK):
         block[at] ^= 1
         with pytest.raises(CorruptDataError):
-            parse_header(bytes(block), WHAT)
+            parse_block(bytes(block), WHAT)
         block[at] ^= 1
 
 

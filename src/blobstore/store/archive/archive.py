@@ -22,8 +22,8 @@ from blobstore.formats.imagelayout import (
     INDEX_PATH,
     LAYOUT_PATH,
     MAX_INDEX,
-    Entry,
     Index,
+    IndexEntry,
     blob_path,
     check_layout,
 )
@@ -32,8 +32,8 @@ from blobstore.formats.tar import Member
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.archive.contents import Contents, contents_of, contents_of_pipe
 from blobstore.store.archive.members import Members
+from blobstore.store.archive.tar_contents import Contents, contents_of, contents_of_pipe
 from blobstore.store.ports import (
     blob_not_found,
     check_blob_size,
@@ -210,7 +210,7 @@ class Archive:
         with self._contents.range(member.offset, member.size, path) as reader:
             return reader.read(0, member.size)
 
-    def _manifests_of(self, entries: Sequence[Entry]) -> dict[Digest, bytes]:
+    def _manifests_of(self, entries: Sequence[IndexEntry]) -> dict[Digest, bytes]:
         """Return the bytes of all manifests, by their digests in the order of the index."""
         blobs = unique(entry.descriptor for entry in entries)
         raw = {

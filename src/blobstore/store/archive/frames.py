@@ -20,7 +20,7 @@ from blobstore import hashing
 from blobstore.errors import DigestMismatchError
 from blobstore.formats.documents import Descriptor
 from blobstore.formats.seekable import encode_table, stored_frame
-from blobstore.formats.tar import END, member_header, padded
+from blobstore.formats.tar import END, in_blocks, member_header
 from blobstore.hashing import Bytes
 from blobstore.io.ranges import OpenReader
 from blobstore.io.workers import results_of
@@ -85,7 +85,7 @@ class TarWriter:
         """Add a file. Raises: as `flush`."""
         self._begin_file(path, len(data))
         self._add(data)
-        self._add(bytes(padded(len(data)) - len(data)))
+        self._add(bytes(in_blocks(len(data)) - len(data)))
 
     def add_blob(self, path: str, descriptor: Descriptor, reader: OpenReader) -> None:
         """Add a file with all bytes of a reader, which are checked with those of their batch.
@@ -105,7 +105,7 @@ class TarWriter:
             done += len(room)
             self._filled += len(room)
             blob.end = self._filled
-        self._add(bytes(padded(descriptor.size) - descriptor.size))
+        self._add(bytes(in_blocks(descriptor.size) - descriptor.size))
 
     def _hash(self, blob: _Hashed) -> None:
         blob.begin = blob.end = self._filled

@@ -13,15 +13,15 @@ from blobstore.errors import CorruptDataError, LimitExceededError
 from blobstore.formats.tar import (
     BLOCK,
     MAX_EXTENSION,
-    Header,
     Member,
+    TarHeader,
     extended,
-    padded,
+    in_blocks,
+    parse_block,
     parse_extension,
-    parse_header,
     path_of,
 )
-from blobstore.store.archive.contents import Contents
+from blobstore.store.archive.tar_contents import Contents
 
 MAX_MEMBERS = 1_000_000
 _MAX_PADDING = 2**20
@@ -81,7 +81,7 @@ class Members:
             raise LimitExceededError(message, rule="A1", path=self._what)
         self._found[member.path] = member
 
-    def _header(self) -> Header | None:
+    def _header(self) -> TarHeader | None:
         """Return the next file's header, with what extensions before it say; None at the end."""
         path: str | None = None
         size: int | None = None
@@ -92,7 +92,7 @@ class Members:
             data = memoryview(bytearray(header.size))
             if self._contents.read_at(self._at, data) < len(data):
                 raise self._invalid("it ends early")
-            self._at += padded(header.size)
+            self._at += in_blocks(header.size)
             said_path, said_size = parse_extension(header, bytes(data), self._what)
             path, size = said_path or path, size if said_size is None else said_size
             is_extended = is_extended or header.kind != b"g"
@@ -100,11 +100,11 @@ class Members:
             raise self._invalid("it ends after an extension")
         return header and extended(header, (path, size), self._what)
 
-    def _block_at(self) -> Header | None:
+    def _block_at(self) -> TarHeader | None:
         if self._contents.read_at(self._at, self._block) < BLOCK:
             raise self._invalid("it ends early")
         self._at += BLOCK
-        return parse_header(bytes(self._block), self._what)
+        return parse_block(bytes(self._block), self._what)
 
     def _check_end(self) -> None:
         """Raise CorruptDataError unless another block of zeros follows, and only zeros."""

@@ -24,8 +24,8 @@ from blobstore.formats.imagelayout import (
 from blobstore.io.ranges import OpenReader
 from blobstore.io.workers import Progress, threads
 from blobstore.names import Digest, ModelName
+from blobstore.store.archive.archive_output import FileOutput, Output, PipeOutput
 from blobstore.store.archive.frames import TarWriter
-from blobstore.store.archive.output import FileOutput, Output, PipeOutput
 from blobstore.store.ports import (
     How,
     Readable,

@@ -26,8 +26,8 @@ from blobstore.formats.imagelayout import blob_path
 from blobstore.formats.seekable import FOOTER_BYTES, parse_footer, parse_table
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
+from blobstore.store.archive.archive_output import FileOutput
 from blobstore.store.archive.frames import FRAME, TarWriter, compressed
-from blobstore.store.archive.output import FileOutput
 from blobstore.store.archive.saving import NewArchive, new_archive, save_models
 from blobstore.store.memory import MemoryStore
 from blobstore.testing.blobs import M, N, commit, data_of, descriptor_of, manifest_of
