@@ -127,9 +127,9 @@ def load(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Load models from a file that save, skopeo or docker has written.
+    """Load models from an archive.
 
-    Every byte is checked before a model is visible. A model of the same name is replaced.
+    The archive may also be one of skopeo or docker. Every byte is checked before a model is visible. A model of the same name is replaced.
     """
     from blobstore.store.archive.archive import open_archive
 

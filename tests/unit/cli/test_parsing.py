@@ -107,7 +107,7 @@ def test_exit_functions_run() -> None:
 
 
 def test_another_thread_ends_first() -> None:
-    wait = "threading.Event().wait(0.3)"
+    wait = "threading.main_thread().join()"  # until Python begins to shut down
     code = f"import threading; threading.Thread(target=lambda: ({wait}, print('late'))).start()"
     done = ended(code, "completion", "bash")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "late")
