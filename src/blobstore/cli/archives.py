@@ -129,7 +129,8 @@ def load(
 ) -> None:
     """Load models from an archive.
 
-    The archive may also be one of skopeo or docker. Every byte is checked before a model is visible. A model of the same name is replaced.
+    The archive may also be one of skopeo or docker. Every byte is checked before a model is
+    visible. A model of the same name is replaced.
     """
     from blobstore.store.archive.archive import open_archive
 

@@ -156,6 +156,7 @@ class LayeredStore:
         self.upper = upper
         self.lower = tuple(lower)
         self.address = upper.address
+        self.shares = upper.shares
         self.summaries = upper.summaries  # keyed by manifests, in whichever home these are
         homes = (upper, *self.lower)
         addresses = [home.address for home in homes]

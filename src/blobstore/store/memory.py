@@ -221,6 +221,7 @@ class MemoryStore:
 
     address = "memory"
     summaries = None
+    shares = None
 
     def __init__(self) -> None:
         self.blobs = _Blobs()

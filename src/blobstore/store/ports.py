@@ -17,7 +17,7 @@ class of a home.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -140,8 +140,31 @@ class Summaries(Protocol):
         """Add summaries. Failures are ignored."""
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A repository of the registry at ``host`` that has the model of the manifest."""
+
+    host: str
+    repository: str
+    manifest: Digest
+
+
+class Shares(Protocol):
+    """Which registries have models of a home, as far as that was noted."""
+
+    def read(self) -> Collection[Share]:
+        """Return all that are noted."""
+
+    def add(self, share: Share) -> None:
+        """Note one. Failures are ignored."""
+
+
 class Readable(Protocol):
     """Models that can be read, in one place."""
+
+    @property
+    def shares(self) -> Shares | None:
+        """The registries that have its models; None if that is not noted."""
 
     @property
     def summaries(self) -> Summaries | None:

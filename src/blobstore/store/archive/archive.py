@@ -175,6 +175,7 @@ class Archive:
     """
 
     summaries = None
+    shares = None
 
     def __init__(self, contents: Contents, name: ModelName | None = None) -> None:
         """Raises: as `open_archive`."""

@@ -34,6 +34,7 @@ from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.references import NewerManifests, References
 from blobstore.store.local.session import LocalSession
+from blobstore.store.local.shares import ShareNotes
 from blobstore.store.ports import Removal, publish_moved
 
 _log = logging.getLogger("blobstore.store.local.store")
@@ -68,6 +69,7 @@ class Store:
         self.newer = NewerManifests(self.root / "manifests-v2", self.blobs)
         self._private = self.root / PRIVATE
         self.copies = ManifestCopies(self._private / "copies")
+        self.shares = ShareNotes(self._private / "cache" / "shares")
         self.summaries = SummaryCache(self._private / "cache" / "summaries", self.root)
         self.trash = Trash(self._private / "trash", self.blobs.path, self.copies)
         self._lock = StoreLock(self._private / "lock", wait_s)

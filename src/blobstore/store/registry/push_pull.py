@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from blobstore.io.http.client import HttpClient
 from blobstore.io.http.slots import Slots
 from blobstore.io.workers import Progress
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Home
+from blobstore.store.ports import Home, Share
 from blobstore.store.registry.credentials import Credentials
 from blobstore.store.registry.hosts import registry_address
 from blobstore.store.registry.registry_names import Reference
@@ -81,7 +82,7 @@ def push(
     """Send a model of ``store`` to a registry: the one in its name, or in ``to``.
 
     Only blobs that the repository lacks are sent. Those that another repository of the registry has
-    are mounted from there, as far as the names of the store's models tell.
+    are mounted from there, if a model of the store with these blobs was pushed or pulled there.
 
     Raises: UsageError for a digest in ``to``; as `transfer` and `RegistryAccess.open`.
     """
@@ -92,6 +93,7 @@ def push(
     with (access or RegistryAccess()).open(reference, known.of) as registry:
         pairs = {str(ModelName.of(name)): str(reference.name)}
         (done,) = transfer(pairs, store, registry, jobs=jobs, progress=progress)
+    _note(store, done.name, done)
     return done
 
 
@@ -113,13 +115,20 @@ def pull(
     wanted = str(asked.name if name is None else ModelName.of(name))
     with (access or RegistryAccess()).open(asked) as registry:
         (done,) = transfer({str(asked.name): wanted}, registry, store, jobs=jobs, progress=progress)
+    _note(store, done.source, done)
     return done
 
 
-class _Repositories:
-    """The repositories of a registry that should have a blob, by the names of a store's models.
+def _note(store: Home, there: ModelName, done: Transferred) -> None:
+    if store.shares is not None:
+        store.shares.add(Share(there.host, repository_of(there), done.digest))
 
-    A model that was pulled from there, or pushed under its own name, has its blobs there.
+
+class _Repositories:
+    """The repositories of a registry that should have a blob.
+
+    The models of the store that were pushed or pulled there, under whatever name, have their blobs
+    there.
     """
 
     def __init__(self, store: Home, host: str) -> None:
@@ -128,15 +137,21 @@ class _Repositories:
 
     def of(self, digest: Digest) -> list[str]:
         """Return those that may have a blob."""
-        return self._by_digest.get(digest, [])
+        return self._by_blob.get(digest, [])
 
     @cached_property
-    def _by_digest(self) -> dict[Digest, list[str]]:
+    def _by_blob(self) -> dict[Digest, list[str]]:
+        by_manifest = defaultdict(list)
+        for share in sorted(self._shares(), key=lambda share: share.repository):
+            by_manifest[share.manifest].append(share.repository)
         found: dict[Digest, list[str]] = {}
-        for name in self._store.manifests.names():
-            if name.host != self._host:
-                continue
+        for name in self._store.manifests.names() if by_manifest else ():
             with suppress(BlobStoreError):  # what can't be read tells nothing
-                for blob in self._store.manifests.read(name).descriptors:
-                    found.setdefault(blob.digest, []).append(repository_of(name))
+                manifest = self._store.manifests.read(name)
+                if repositories := by_manifest.get(manifest.digest):
+                    found |= {blob.digest: repositories for blob in manifest.descriptors}
         return found
+
+    def _shares(self) -> Iterable[Share]:
+        shares = self._store.shares.read() if self._store.shares is not None else ()
+        return (share for share in shares if share.host == self._host)

@@ -94,6 +94,7 @@ class RegistryStore:
     """
 
     summaries = None
+    shares = None
 
     def __init__(
         self,

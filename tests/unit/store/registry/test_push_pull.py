@@ -1,0 +1,177 @@
+"""Push and pull: what is sent, mounted, fetched and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.servers import Script, Server, server as run_server
+from support.small_registry import SmallRegistry
+
+from blobstore.errors import (
+    ConflictError,
+    DigestMismatchError,
+    InvalidDigestError,
+    ModelNotFoundError,
+    UsageError,
+)
+from blobstore.io.http.client import HttpClient
+from blobstore.names import Digest, ModelName
+from blobstore.store.local.store import Store
+from blobstore.store.ports import How, Share
+from blobstore.store.registry.push_pull import RegistryAccess, pull, push
+from blobstore.store.registry.registry_names import Reference
+from blobstore.store.registry.store import RegistryStore
+from blobstore.testing.blobs import blobs_of, commit, data_of, manifest_of
+
+BLOBS = [data_of(size) for size in (10, 5000, 70_000)]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server."""
+    with run_server() as running:
+        yield running
+
+
+@pytest.fixture
+def registry(server: Server) -> SmallRegistry:
+    """The registry on it."""
+    made = SmallRegistry()
+    server.play(made)
+    return made
+
+
+@pytest.fixture
+def host(server: Server, registry: SmallRegistry) -> str:  # it answers
+    """The registry's host."""
+    return f"{server.host}:{server.port}"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A store with the model m."""
+    made = Store(tmp_path / "store")
+    commit(made, "m", *BLOBS)
+    return made
+
+
+def asked(server: Server) -> list[str]:
+    """Return the methods of all requests so far."""
+    script = server._script
+    assert isinstance(script, Script)
+    return [one.method for one in script.asked]
+
+
+def test_there_and_back(store: Store, host: str, tmp_path: Path) -> None:
+    done = push("m", store, to=f"{host}/ns/m:a")
+    assert (str(done.name), done.blobs) == (f"{host}/ns/m:a", {How.COPIED: 3})
+    other = Store(tmp_path / "other")
+    pulled = pull(f"{host}/ns/m:a", other, name="n")
+    assert (pulled.digest, pulled.blobs) == (done.digest, {How.COPIED: 3})
+    assert blobs_of(other, "n") == BLOBS
+    assert other.manifests.text(ModelName.parse("n")) == store.manifests.text(ModelName.parse("m"))
+
+
+def test_a_second_push_sends_no_blob(store: Store, host: str, server: Server) -> None:
+    push("m", store, to=f"{host}/ns/m:a")
+    before = len(asked(server))
+    again = push("m", store, to=f"{host}/ns/m:b")
+    assert again.blobs == {How.THERE: 3}
+    assert asked(server)[before:].count("PUT") == 1  # the manifest
+    assert "POST" not in asked(server)[before:]
+
+
+def test_blobs_are_mounted_from_where_they_were_pushed(store: Store, host: str) -> None:
+    push("m", store, to=f"{host}/ns/m:a")
+    assert push("m", Store(store.root), to=f"{host}/other/n:a").blobs == {How.THERE: 3}
+
+
+def test_blobs_are_mounted_from_where_they_were_pulled(
+    store: Store, host: str, tmp_path: Path
+) -> None:
+    push("m", store, to=f"{host}/ns/m:a")
+    other = Store(tmp_path / "other")
+    pull(f"{host}/ns/m:a", other, name="n")
+    assert push("n", other, to=f"{host}/third/n:a").blobs == {How.THERE: 3}
+
+
+def test_notes_that_are_wrong_do_no_harm(store: Store, host: str) -> None:
+    manifest = store.manifest("m").digest
+    store.shares.add(Share(host, "never/was", manifest))
+    store.shares.add(Share(host, "never/was", manifest))
+    assert store.shares.read() == {Share(host, "never/was", manifest)}
+    path = store.root / ".blobstore" / "cache" / "shares"
+    path.write_text(path.read_text() + f"{host} ../? {manifest.hex}\nnonsense\n")
+    assert store.shares.read() == {Share(host, "never/was", manifest)}
+    assert push("m", store, to=f"{host}/ns/m:a").blobs == {How.COPIED: 3}
+    path.write_bytes(b"x" * 2**21)
+    assert store.shares.read() == set()
+    assert push("m", store, to=f"{host}/other/m:a").blobs == {How.COPIED: 3}
+
+
+def test_a_manifest_that_is_asked_for_by_digest(store: Store, host: str, tmp_path: Path) -> None:
+    first = push("m", store, to=f"{host}/ns/m:a").digest
+    commit(store, "m", b"another")
+    second = push("m", store, to=f"{host}/ns/m:a").digest
+    assert first != second
+    other = Store(tmp_path / "other")
+    assert pull(f"{host}/ns/m:a@{first}", other).digest == first
+    with pytest.raises(ModelNotFoundError):
+        pull(f"{host}/ns/m:a@{Digest.of(b'nothing')}", other)
+    assert other.manifest(f"{host}/ns/m:a").digest == first
+
+
+def test_another_manifest_than_its_digest_is_refused(
+    store: Store, host: str, registry: SmallRegistry, tmp_path: Path
+) -> None:
+    wanted = Digest.of(b"wanted")
+    push("m", store, to=f"{host}/ns/m:a")
+    registry.manifests["ns/m", str(wanted)] = registry.manifests["ns/m", "a"]
+    with pytest.raises(DigestMismatchError, match="not those of"):
+        pull(f"{host}/ns/m:a@{wanted}", Store(tmp_path / "other"))
+
+
+def test_what_a_name_expects(store: Store, host: str, server: Server) -> None:
+    push("m", store, to=f"{host}/ns/m:a")
+    with (
+        HttpClient() as client,
+        RegistryStore(host, client, address=server.at("").rstrip("/")) as home,
+    ):
+        name = ModelName.parse(f"{host}/ns/m:a")
+        with home.session(name=name) as session, pytest.raises(ConflictError):
+            session.publish(name, manifest_of(*BLOBS), expected=(None,))
+
+
+@pytest.mark.parametrize(
+    ("reference", "address"),
+    [
+        ("localhost:5000/n/m", "http://localhost:5000/v2/"),
+        ("127.0.0.1/n/m", "http://127.0.0.1/v2/"),
+        ("https://localhost/n/m", "https://localhost/v2/"),
+        ("example.com/n/m", "https://example.com/v2/"),
+        ("m", "https://registry.ollama.ai/v2/"),
+    ],
+)
+def test_tls_except_on_this_machine(reference: str, address: str) -> None:
+    with RegistryAccess().open(Reference.parse(reference)) as home:
+        assert f"{home.address}/v2/" == address
+
+
+def test_http_elsewhere_has_to_be_allowed() -> None:
+    reference = Reference.parse("http://example.com/n/m")
+    with pytest.raises(UsageError, match="without TLS"):
+        RegistryAccess().open(reference)
+    with RegistryAccess(insecure=True).open(reference) as home:
+        assert home.address == "http://example.com"
+
+
+def test_a_digest_is_no_place_to_push_to(store: Store, host: str) -> None:
+    with pytest.raises(UsageError, match="tag"):
+        push("m", store, to=f"{host}/n/m@{Digest.of(b'')}")
+
+
+def test_half_a_digest() -> None:
+    with pytest.raises(InvalidDigestError):
+        Reference.parse("m@sha256:00")
