@@ -102,6 +102,14 @@ class Leftovers:
                     return path
         return None
 
+    def names(self) -> set[str]:
+        """Return the names of the files that are of use, in all folders, owned or not."""
+        found: set[str] = set()
+        for folder in self._folders():
+            with suppress(OSError):
+                found.update(path.name for path in folder.iterdir() if _is_of_use(path.name))
+        return found
+
     def take(self, path: Path, folder: Path) -> bool:
         """Move a file into ``folder``, which is the caller's.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import mmap
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -71,7 +72,7 @@ class NewBlobs:
         for how, share in ((How.CLONED, clone), (How.LINKED, link)):
             if reader.fileno() is not None and share(reader, place):
                 return how, self._shared(place, descriptor)
-        if reader.is_remote and reader.size > _CHUNK:
+        if reader.is_remote:
             return How.COPIED, self._fetched(descriptor, reader)
         return How.COPIED, self.copy(reader)
 
@@ -127,6 +128,8 @@ class NewBlobs:
         """
         name = partial_name(descriptor.digest)
         begun = self._begun(self._folder / name, reader.size)
+        if not begun and reader.size <= _CHUNK:
+            return self.copy(reader)
         blob = self._copied(reader, name, begun)
         if begun and blob.digest != descriptor.digest:
             _log.info("the beginning of %s was of no use", descriptor.digest)
@@ -137,7 +140,7 @@ class NewBlobs:
     def _begun(self, path: Path, size: int) -> int:
         """Return how many bytes of a blob a file has; one that has too many is removed."""
         with os_errors("access", path):
-            nbytes = path.lstat().st_size if path.exists() else 0
+            nbytes = path.lstat().st_size if os.path.lexists(path) else 0
             if nbytes > size:
                 remove_if_there(path)
         return nbytes if nbytes <= size else 0

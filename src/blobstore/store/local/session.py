@@ -93,6 +93,7 @@ class LocalSession:
         self._names = names
         self._leftovers = Leftovers(temporary_folder)
         self._leftovers.clean()
+        self._left = self._leftovers.names()
         with os_errors("write to the store", temporary_folder):
             # Opened before the first write, so that syncfs on it reports every write error since.
             self._folder, self._folder_fd = make_owned_folder(temporary_folder)
@@ -140,7 +141,7 @@ class LocalSession:
             return How.THERE
         check_reader_size(descriptor, reader)
         if reader.is_remote:
-            self._take_over_partial(descriptor)
+            self._take_over_bytes(descriptor)
         how, blob = self._new.take(descriptor, reader)
         if blob.digest != descriptor.digest:
             self._new.discard(blob)
@@ -148,12 +149,18 @@ class LocalSession:
         self.note(key, blob)
         return how
 
-    def _take_over_partial(self, descriptor: Descriptor) -> None:
-        name = partial_name(descriptor.digest)
-        with self._mutex:
-            left = self._leftovers.find(name)
-            if left is not None:
-                self._leftovers.take(left, self._folder)
+    def _take_over_bytes(self, descriptor: Descriptor) -> None:
+        """Take over what a killed session has of a blob: all of it, or its beginning.
+
+        It is hashed again in any case, so it needs no entry of the journal.
+        """
+        partial = partial_name(descriptor.digest)
+        for name in self._left & {descriptor.digest.file_name, partial}:
+            with self._mutex:
+                left = self._leftovers.find(name)
+                if left is not None and self._leftovers.take(left, self._folder):
+                    with os_errors("take over", left):
+                        (self._folder / name).rename(self._folder / partial)
 
     @property
     def earlier(self) -> Self:

@@ -1,9 +1,9 @@
 """Uploads: blobs sent to one repository (specification, "Pushing blobs").
 
 A small blob is sent in one PUT, a large one in PATCHes of a chunk each. After a failure the
-registry is asked how much it has, and the upload goes on from there; an upload that the registry
-has forgotten begins again, once. Bytes are hashed as they are sent: the last ones leave only if
-the digest is right.
+registry is asked how much it has, and the upload goes on from there. An upload that the registry
+has forgotten begins again, as often as the policy allows. Bytes are hashed as they are sent: the
+last ones leave only if the digest is right.
 """
 
 from __future__ import annotations
@@ -84,18 +84,15 @@ class Uploads:
         """
         send = self._whole if descriptor.size <= self._chunk else self._in_chunks
         limits = self._api.client.limits(0, sent=2 * descriptor.size)
-        is_lost = False
         for attempt in count():
+            location = self._begin()
             try:
-                send(_Sent(descriptor, reader), self._begin())
-            except NotFoundError:
-                if is_lost:
+                send(_Sent(descriptor, reader), location)
+            except (NotFoundError, RemoteError) as error:
+                # An upload that the registry has forgotten (404) begins again, too. It may have
+                # taken a part of the bytes, so all are sent.
+                if isinstance(error, RemoteError) and not error.temporary:
                     raise
-                is_lost = True
-            except RemoteError as error:
-                if not error.temporary:
-                    raise
-                # From the start: the registry may have taken a part of the bytes.
                 self._api.client.pause(attempt, limits, error)
             else:
                 return

@@ -93,3 +93,27 @@ def test_a_day_old_beginning_is_removed(tmp_path: Path) -> None:
     with store.session():
         pass
     assert not partial.exists()
+
+
+@pytest.mark.parametrize("data", [FAR, b"a small one"])
+def test_a_whole_blob_that_no_journal_has_is_only_hashed(tmp_path: Path, data: bytes) -> None:
+    store = Store(tmp_path / "store")
+    left = tmp_path / "store" / ".blobstore" / "tmp" / f"1-{'0' * 16}"
+    left.mkdir(parents=True)
+    (left / descriptor_of(data).digest.file_name).write_bytes(data)
+    again = FromAfar(data)
+    fetch(store, data, again)
+    assert again.begun == [len(data)]
+    assert not left.exists()
+    with store.blobs.open(descriptor_of(data)) as reader:
+        assert reader.read(0, len(data)) == data
+
+
+def test_a_wrong_whole_blob_is_fetched(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    left = tmp_path / "store" / ".blobstore" / "tmp" / f"1-{'0' * 16}"
+    left.mkdir(parents=True)
+    (left / descriptor_of(b"one").digest.file_name).write_bytes(b"two")
+    fetch(store, b"one", FromAfar(b"one"))
+    with store.blobs.open(descriptor_of(b"one")) as reader:
+        assert reader.read(0, 3) == b"one"
