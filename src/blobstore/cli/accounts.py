@@ -21,6 +21,12 @@ InsecureOption = Annotated[
     bool,
     typer.Option("--insecure", help="Use http where the registry is not on this machine, too."),
 ]
+CaFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ca-file", metavar="FILE", help="Certificates (PEM) to trust beside the system's."
+    ),
+]
 RealmsOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -45,6 +51,7 @@ def login(
         bool, typer.Option("--token-stdin", help="Read an identity token from stdin, for no USER.")
     ] = False,
     insecure: InsecureOption = False,
+    ca_file: CaFileOption = None,
     realm: RealmsOption = None,
 ) -> None:
     """Log in to a registry, which checks the password."""
@@ -52,9 +59,10 @@ def login(
     from blobstore.store.registry.authorization import check_login
     from blobstore.store.registry.hosts import registry_address
 
-    address = registry_address(host, insecure=insecure)
+    scheme, host = _split(host)
+    address = registry_address(host, insecure=insecure, scheme=scheme)
     given = _given_login(user, password_stdin=password_stdin, token_stdin=token_stdin)
-    with HttpClient() as client:
+    with HttpClient(ca_file=ca_file) as client:
         asked = check_login(client, address, given, realms=realms_of(realm))
     place = credentials().keep(host, given)
     if not asked:
@@ -66,6 +74,7 @@ def logout(host: Host) -> None:
     """Forget the login for a registry."""
     from blobstore.store.registry.hosts import check_host
 
+    _, host = _split(host)
     check_host(host)
     found = credentials()
     if not found.drop(host):
@@ -98,6 +107,12 @@ def realms_of(given: list[str] | None) -> list[str]:
     """Return the token servers that ``--realm`` or the environment names."""
     named = given or os.environ.get("BLOBSTORE_REALMS", "").split(",")
     return [realm.strip().lower() for realm in named if realm.strip()]
+
+
+def _split(host: str) -> tuple[str | None, str]:
+    """Return the scheme that a HOST begins with, None if it has none, and the rest."""
+    scheme, separator, rest = host.rpartition("://")
+    return (scheme if separator else None), rest
 
 
 def _given_login(user: str | None, *, password_stdin: bool, token_stdin: bool) -> Login:

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blobstore.cli.accounts import InsecureOption, RealmsOption, credentials, realms_of
+from blobstore.cli.accounts import (
+    CaFileOption,
+    InsecureOption,
+    RealmsOption,
+    credentials,
+    realms_of,
+)
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
@@ -23,13 +29,6 @@ from blobstore.cli.output import (
 if TYPE_CHECKING:
     from blobstore.store.registry.push_pull import RegistryAccess
     from blobstore.views.shared import SharedView
-
-CaFileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--ca-file", metavar="FILE", help="Certificates (PEM) to trust beside the system's."
-    ),
-]
 
 
 def push(

@@ -25,7 +25,8 @@ HEAD_BYTES = 64 * 2**10
 """Bytes that may come besides a body: heads of replies, redirects, bodies of errors."""
 OK, CREATED, ACCEPTED, NO_CONTENT, PARTIAL = 200, 201, 202, 204, 206
 _UNAUTHORIZED, NOT_FOUND = 401, 404
-_TRIES = 2
+_TRIES = 3
+"""Without a login, with it, and with a token in the place of one that has expired."""
 _REFUSALS = frozenset(range(400, 429))
 """Statuses whose replies may say why. 429 and 5xx are tried again."""
 _UNKNOWN = (400, 404)

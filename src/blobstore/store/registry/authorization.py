@@ -1,8 +1,9 @@
 """Authorization: which Authorization field requests to a registry carry.
 
-A registry says by a 401 what it wants: Basic, which is the login itself, or Bearer, a token from
-its token server (`realms` says from which ones). Before that, nothing is sent. Bearer is taken if
-both are offered. Tokens are kept for one process, per scope, and replaced before they expire.
+No field is sent until the registry answers 401. The challenge in that reply asks for Basic, which
+is the login itself, or for Bearer, a token from its token server (`realms` has the rule for these).
+Bearer is taken if both are offered. Tokens are kept in memory, per scope, and replaced before they
+expire.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ docs/containers-auth.json.5.md, pkg/docker/config/config.go `findCredentialsInFi
 A key of ``auths`` is a host, ``host:5000``; with podman also a part of a repository's path,
 ``host/namespace``, and the longest one wins. docker once wrote addresses, ``https://host/v1/``, and
 still does for Docker Hub. Here a key with a scheme or a final slash is an address, and only its
-host counts. An entry without ``auth`` and ``identitytoken`` says nothing: docker writes such
-entries beside a credential helper.
+host counts. An entry without ``auth`` and ``identitytoken`` is ignored: docker writes such entries
+beside a credential helper.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The protocol: an action as the only argument, a text on stdin, a text on stdout,
 (docker/docker-credential-helpers@594c0235 credentials/credentials.go, client/client.go). ``get``
 and ``erase`` take the registry's key; ``store`` takes and ``get`` gives a JSON object with
 ServerURL, Username and Secret. The user name ``<token>`` means that the secret is an identity
-token. What a program says on stdout is never shown: it may be a secret. Its stderr is the user's.
+token. A program's stdout is never shown, because it may contain a secret. Its stderr is ours.
 """
 
 from __future__ import annotations

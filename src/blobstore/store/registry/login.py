@@ -45,7 +45,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Whom a registry is asked as.
+    """A user of a registry, and the secret that proves it.
 
     ``user``: None if the secret is an identity token. A token server gives access tokens for an
     identity token (docker/cli@28f75608 cli/config/types/authconfig.go). ``place`` is the file or

@@ -1,0 +1,204 @@
+"""``login`` and ``logout``: what is checked, kept and printed, and that no secret is."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.token_server import (
+    IDENTITY,
+    PASSWORD,
+    USER,
+    GuardedApi,
+    TokenServer,
+    basic,
+    guarded_api,
+    token_server,
+)
+
+from blobstore.cli.accounts import credentials
+from blobstore.cli.main import run
+from blobstore.store.registry.login import Login, Secret
+
+
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that logins are kept in; the environment leads to no other."""
+    for name in ("REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "BLOBSTORE_REALMS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    return tmp_path / "docker" / "config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+Blobstore = Callable[..., Printed]
+
+
+@pytest.fixture
+def blobstore(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Blobstore]:
+    """Run commands with a text on stdin. Nothing that they print contains a secret."""
+    seen: list[str] = []
+
+    def command(*words: str, stdin: str = "") -> Printed:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        code = run(list(words))
+        out, err = capfd.readouterr()
+        seen.extend((out, err))
+        return Printed(code, out, err)
+
+    yield command
+    secrets = (PASSWORD, IDENTITY, basic(USER, PASSWORD)[6:], "wrong")
+    assert not [secret for secret in secrets if secret in "".join(seen)]
+
+
+@pytest.fixture
+def registry() -> Iterator[GuardedApi]:
+    """A registry that asks for Basic."""
+    right = basic(USER, PASSWORD)
+    with guarded_api(lambda field, _: field == right, 'Basic realm="x"') as api:
+        yield api
+
+
+@pytest.fixture
+def tokens() -> Iterator[TokenServer]:
+    """A token server."""
+    with token_server() as running:
+        yield running
+
+
+def test_log_in_and_out(blobstore: Blobstore, registry: GuardedApi, config: Path) -> None:
+    host = registry.host
+    done = blobstore("login", host, "-u", USER, "--password-stdin", stdin=f"{PASSWORD}\n")
+    assert done == Printed(0, f"Logged in to {host}; the login is kept in {config}\n", "")
+    assert stat.S_IMODE(config.stat().st_mode) == 0o600
+    assert credentials().find(host) == Login(USER, Secret(PASSWORD))
+    assert [one.path for one in registry.asked] == ["/v2/", "/v2/"]
+    assert blobstore("logout", host) == Printed(0, f"Logged out of {host}\n", "")
+    assert json.loads(config.read_text()) == {"auths": {}}
+    assert blobstore("logout", host) == Printed(0, "", f"Note: There was no login for {host}.\n")
+
+
+def test_a_wrong_password_is_not_kept(
+    blobstore: Blobstore, registry: GuardedApi, config: Path
+) -> None:
+    done = blobstore("login", registry.host, "-u", USER, "--password-stdin", stdin="wrong\n")
+    assert done.code == 1
+    assert f"{registry.host} denies access to user '{USER}' (it answers 401)" in done.err
+    assert not config.exists()
+
+
+def test_behind_a_token_server(
+    blobstore: Blobstore,
+    tokens: TokenServer,
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    realm = f"127.0.0.1:{tokens.port}"
+    with guarded_api(lambda field, _: tokens.knows(field), tokens.challenge) as api:
+        line = ["login", api.host, "-u", USER, "--password-stdin"]
+        refused = blobstore(*line, stdin=PASSWORD)
+        assert refused.code == 1
+        assert f"add --realm {realm}" in refused.err
+        assert tokens.asked == []
+        wrong = blobstore(*line, "--realm", realm, stdin="wrong")
+        assert wrong.code == 1
+        assert f"{tokens.realm} refuses the user name or the password (it answers 401" in wrong.err
+        assert not config.exists()
+        assert blobstore(*line, "--realm", realm, stdin=PASSWORD).code == 0
+        monkeypatch.setenv("BLOBSTORE_REALMS", f"auth.example.com, {realm}")
+        assert blobstore("login", api.host, "--token-stdin", stdin=IDENTITY).code == 0
+        assert json.loads(config.read_text()) == {"auths": {api.host: {"identitytoken": IDENTITY}}}
+        assert credentials().find(api.host) == Login(None, Secret(IDENTITY))
+
+
+def test_a_registry_that_does_not_ask(blobstore: Blobstore, config: Path) -> None:
+    with guarded_api(lambda *_: True) as api:
+        done = blobstore("login", api.host, "-u", USER, "--password-stdin", stdin=PASSWORD)
+    assert done.code == 0
+    assert done.err == f"Note: {api.host} did not ask for a login, so it is not checked.\n"
+
+
+def test_other_places(
+    blobstore: Blobstore, registry: GuardedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = registry.host
+    podman = tmp_path / "run" / "containers" / "auth.json"
+    podman.parent.mkdir(parents=True)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(podman))
+    line = ["login", f"http://{host}", "-u", USER, "--password-stdin"]
+    assert blobstore(*line, stdin=PASSWORD).out.endswith(f"{podman}\n")
+    monkeypatch.delenv("REGISTRY_AUTH_FILE")
+    done = blobstore("logout", host)
+    assert done.err == (
+        f"Note: There was no login for {host}.\n"
+        f"Note: Another place still has a login for {host}: {podman}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "reason"),
+    [
+        (["h", "--password-stdin"], PASSWORD, "--password-stdin needs --username USER"),
+        (["h", "-u", USER, "--token-stdin"], IDENTITY, "takes neither"),
+        (["h", "--token-stdin", "--password-stdin"], IDENTITY, "takes neither"),
+        (["h", "-u", USER], "", "a password is read from a terminal"),
+        (["h"], "", "a password is read from a terminal"),
+        (["h", "-u", USER, "--password-stdin"], "", "the password is empty"),
+        (["h", "-u", USER, "--password-stdin"], "\n", "the password is empty"),
+        (["h", "-u", USER, "--password-stdin"], f"{PASSWORD}\n\n", "line break"),
+        (["h", "-u", USER, "--password-stdin"], "x" * 20_000, "longer than 16,384 bytes"),
+        (["h", "-u", "a:b", "--password-stdin"], PASSWORD, "colon"),
+        (["h", "-u", "", "--password-stdin"], PASSWORD, "user's name is empty"),
+        (["a/b", "-u", USER, "--password-stdin"], PASSWORD, "not a registry: 'a/b'"),
+        (["ftp://h", "-u", USER, "--password-stdin"], PASSWORD, "neither http nor https"),
+        (["http://h", "-u", USER, "--password-stdin"], PASSWORD, "without TLS"),
+        (["u:p@h", "-u", USER, "--password-stdin"], PASSWORD, "not a registry"),
+        (["h", "-u", USER, "-p", "x"], "", "No such option"),
+        (["h", "-u", USER, "--password", "x"], "", "No such option"),
+    ],
+)
+def test_wrong_use(
+    blobstore: Blobstore, config: Path, words: list[str], stdin: str, reason: str
+) -> None:
+    done = blobstore("login", *words, stdin=stdin)
+    assert done.code == 2
+    assert reason in done.err
+    assert not config.exists()
+
+
+def test_a_password_is_asked_for_without_echo(registry: GuardedApi, config: Path) -> None:
+    ours, theirs = os.openpty()
+    line = [sys.executable, "-m", "blobstore", "login", registry.host]
+    with subprocess.Popen(
+        line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        printed = b""
+        for prompt, answer in ((b"User: ", USER), (b"Password: ", PASSWORD), (b"kept in", "")):
+            while prompt not in printed:
+                printed += os.read(ours, 4096)
+            os.write(ours, f"{answer}\n".encode() if answer else b"")
+        assert process.wait(120) == 0
+    os.close(ours)
+    assert PASSWORD.encode() not in printed
+    assert credentials().find(registry.host) == Login(USER, Secret(PASSWORD), str(config))
