@@ -13,7 +13,7 @@ import secrets
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -94,13 +94,15 @@ def serving(answer: Callable[[TokenRequest], Answer]) -> Iterator[int]:
 class TokenServer:
     """A token server. Tests change what it does, and read what it was asked.
 
-    ``change`` may replace the document of a reply. Users may do everything, others may pull.
+    ``change`` may replace the document of a reply. Users have ``rights``; others, if it is
+    ``public``, may pull.
     """
 
     port: int = 0
     asked: list[TokenRequest] = field(default_factory=list)
     expires_in: int | None = 300
     public: bool = True
+    rights: Collection[str] = ("pull", "push", "delete", "*")
     key: Path | None = None
     certificates: Path = Path()
     change: Callable[[dict[str, Any]], Any] = lambda document: document
@@ -137,7 +139,7 @@ class TokenServer:
             f"{kind}:{name}:{action}"
             for kind, name, actions in (scope.rsplit(":", 2) for scope in asked.scopes)
             for action in actions.split(",")
-            if user is not None or action == "pull"
+            if action in (self.rights if user is not None else {"pull"})
         )
         token = secrets.token_urlsafe(24) if self.key is None else self._jwt(rights, user)
         self.granted[token] = rights

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from urllib.parse import urlencode
@@ -156,8 +157,15 @@ class Uploads:
             return self._location(reply), has
 
     def _cancel(self, location: WebAddress) -> None:
+        """Ask the registry to forget an upload. If it refuses, the upload expires there later.
+
+        docker-registry wants the right to delete for it, which a user who may push need not have
+        (distribution/distribution@0d6b721d registry/handlers/app.go `appendAccessRecords`).
+        """
         accept = (NO_CONTENT, ACCEPTED, OK, NOT_FOUND, 405)
-        with self._api.request(location, self._ask("DELETE", accept, (), None)):
+        ask = self._ask("DELETE", accept, (), None)
+        ask = replace(ask, scope=replace(self._scope, actions=("delete",)))
+        with suppress(RemoteError), self._api.request(location, ask):
             pass
 
     def _ask(self, method: str, accept: tuple[int, ...], fields: Fields, body: Body | None) -> Ask:
