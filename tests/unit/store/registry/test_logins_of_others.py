@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from support.checkpoints import write_checkpoint
 from support.corpus import refusal
 from support.registries import PASSWORD, USER, Registry, Tokens, registry, skopeo
 from support.token_server import (
@@ -22,11 +24,13 @@ from support.token_server import (
     token_server,
 )
 
+from blobstore import import_model
 from blobstore.cli.accounts import credentials
 from blobstore.cli.main import run
 from blobstore.errors import AuthenticationError
 from blobstore.io.http.client import HttpClient
 from blobstore.names import Digest
+from blobstore.store.local.store import Store
 from blobstore.store.registry.api import RegistryApi
 from blobstore.store.registry.login import Login, Secret
 from blobstore.store.registry.uploads import Uploads
@@ -136,7 +140,8 @@ def test_basic(
     for login in (None, Login(USER, Secret(f"{PASSWORD}x"))):
         with api(guarded.host, login) as wrong:
             call = Uploads(wrong, "a/b").size
-            assert isinstance(refusal(lambda call=call: call(Digest.of(b"x"))), AuthenticationError)
+            error = refusal(partial(call, Digest.of(b"x")))
+            assert isinstance(error, AuthenticationError)
     assert f"{PASSWORD}x" not in guarded.log
 
 
@@ -155,7 +160,10 @@ def test_signed_tokens(
                 uploads = Uploads(right, "a/b")
                 assert uploads.size(digest) is None
                 assert not uploads.mount(digest, "c/d")
-        assert tokens.asked[-1].scopes == ["repository:a/b:pull,push", "repository:c/d:pull"]
+            tokens.rights = ("pull", "push")  # without a right to cancel the upload
+        scopes = [one.scopes for one in tokens.asked]
+        assert ["repository:a/b:pull,push", "repository:c/d:pull"] in scopes
+        assert scopes[-1] == ["repository:a/b:delete"]
         with api(running.host, None, realm) as anonymous:
             assert Uploads(anonymous, "a/b").size(digest) is None  # anyone may pull
             error = refusal(lambda: Uploads(anonymous, "a/b").mount(digest, "c/d"))
@@ -170,6 +178,34 @@ def test_signed_tokens(
         secrets = (TOKEN_PASSWORD, IDENTITY)
         everything = running.log + printed.out + printed.err
         assert not [secret for secret in secrets if secret in everything]
+
+
+def test_push_and_pull_behind_a_token_server(
+    tmp_path: Path,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    import_model(write_checkpoint(tmp_path / "s"), "tiny", store=store, quant="int4")
+    with behind_tokens(tmp_path) as (running, tokens):
+        tokens.rights = ("pull", "push")
+        tokens.expires_in = 60
+        monkeypatch.setenv("BLOBSTORE_REALMS", f"127.0.0.1:{tokens.port}")
+        there = f"{running.host}/team/tiny:latest"
+        push = ["push", "tiny", "--to", there, "--store", str(store.root)]
+        assert run(push) == 1
+        assert f"blobstore login {running.host}" in capfd.readouterr().err
+        skopeo_login = ["login", "--tls-verify=false", "-u", TOKEN_USER, "-p", TOKEN_PASSWORD]
+        skopeo(*skopeo_login, running.host)
+        assert run(push) == 0
+        raw = store.manifest("tiny").raw
+        assert running.tags() == {"team/tiny:latest": raw}
+        assert running.incomplete() == []
+        assert len([one for one in tokens.asked if one.scopes]) < 8  # far fewer than requests
+        skopeo("logout", running.host)
+        assert run(["pull", there, "--store", str(tmp_path / "new")]) == 0  # anyone may pull
+        printed = capfd.readouterr()
+        assert TOKEN_PASSWORD not in running.log + printed.out + printed.err
 
 
 def test_skopeo_and_the_token_server(tmp_path: Path, auth_file: Path) -> None:
