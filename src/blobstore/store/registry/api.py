@@ -18,7 +18,7 @@ from blobstore.io.http.messages import Message
 from blobstore.io.http.replies import Reply
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.store.registry.authorization import Authorization
-from blobstore.store.registry.login import Login
+from blobstore.store.registry.login import AnyLogin
 from blobstore.store.registry.tokens import Scope
 
 HEAD_BYTES = 64 * 2**10
@@ -57,7 +57,7 @@ class RegistryApi:
         self,
         client: HttpClient,
         root: str,
-        login: Login | None = None,
+        login: AnyLogin = None,
         *,
         realms: Collection[str] = (),
     ) -> None:

@@ -19,7 +19,7 @@ from blobstore.io.http.messages import Message
 from blobstore.io.http.replies import Reply
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.store.registry.challenges import Challenge, ChallengeError, parse_challenges
-from blobstore.store.registry.login import Login
+from blobstore.store.registry.login import AnyLogin, Login
 from blobstore.store.registry.realms import realm_target, refused
 from blobstore.store.registry.tokens import AccessToken, Scope, TokenServer
 
@@ -41,18 +41,27 @@ class Authorization:
         self,
         client: HttpClient,
         registry: WebAddress,
-        login: Login | None,
+        login: AnyLogin,
         *,
         realms: Collection[str] = (),
     ) -> None:
         self._client = client
         self._registry = registry
-        self._login = login
+        self._given = login
+        self._finding = Lock()
         self._realms = realms
         self._lock = Lock()
         self._wants: TokenServer | str | None = None
         self._tokens: dict[Scope | None, AccessToken] = {}
         self._fetches: dict[Scope | None, Future[AccessToken]] = {}
+
+    @property
+    def _login(self) -> Login | None:
+        """The login, found by the first challenge: a helper may ask the user for a password."""
+        with self._finding:
+            if not (self._given is None or isinstance(self._given, Login)):
+                self._given = self._given()
+            return self._given
 
     def field(self, scope: Scope | None) -> str | None:
         """Return the field for a request that needs ``scope``; None until a 401 asked for one.
@@ -75,7 +84,7 @@ class Authorization:
         The caller repeats the request once, with that.
 
         Raises: AuthenticationError (rule R3) if the registry refuses what it asked for, needs a
-        login, or its challenge is invalid; as `TokenServer.fetch`.
+        login, or its challenge is invalid; as `TokenServer.fetch`; as the login's function.
         """
         if reply.address.origin != self._registry.origin:
             raise refused(
@@ -119,13 +128,12 @@ class Authorization:
                 self._registry,
                 f"answers 401 and offers the schemes {offered[:80]}; Basic and Bearer are known",
             )
-        if self._login is None:
+        login = self._login
+        if login is None:
             raise self._denied(None, reply)
-        if self._login.basic is None:
-            raise refused(
-                self._registry, f"asks for a user name and a password, not for {self._login}"
-            )
-        return self._login.basic
+        if login.basic is None:
+            raise refused(self._registry, f"asks for a user name and a password, not for {login}")
+        return login.basic
 
     def _token_server(self, bearer: Challenge, reply: Reply) -> TokenServer:
         realm = bearer.parameters.get("realm")
@@ -178,11 +186,12 @@ class Authorization:
     def _denied(self, scope: Scope | None, reply: Reply) -> AuthenticationError:
         host = self._registry.authority
         access = "access" if scope is None else scope
-        if self._login is None:
+        login = self._login
+        if login is None:
             what = f"{host} denies {access} without a login"
             hint = f"Check that it exists, and log in: blobstore login {host}"
         else:
-            what = f"{host} denies {access} to {self._login}"
+            what = f"{host} denies {access} to {login}"
             hint = f"Check that it exists, or log in again: blobstore login {host}"
         return AuthenticationError(
             f"{what} (it answers 401)",

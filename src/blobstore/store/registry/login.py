@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -67,3 +68,7 @@ class Login:
     def __str__(self) -> str:
         name = "an identity token" if self.user is None else f"user {self.user!r}"
         return f"{name} (from {self.place})" if self.place else name
+
+
+AnyLogin = Login | Callable[[], Login | None] | None
+"""A login, or a function that finds it, or None. The function is called when a login is needed."""

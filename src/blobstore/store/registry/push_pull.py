@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from blobstore.errors import BlobStoreError, UsageError
 from blobstore.io.http.client import HttpClient
@@ -45,12 +45,14 @@ class RegistryAccess:
     ) -> RegistryStore:
         """Return the registry of a reference; ``others`` as for `RegistryStore`.
 
-        Raises: UsageError if it would be asked without TLS; as `Credentials.find`.
+        The login is found when the registry asks for it, which raises as `Credentials.find`.
+
+        Raises: UsageError if it would be asked without TLS.
         """
         name = reference.name
         address = registry_address(name.host, insecure=self.insecure, scheme=reference.scheme)
         login = (
-            self.credentials.find(name.host, repository_of(name))
+            partial(self.credentials.find, name.host, repository_of(name))
             if self.credentials is not None
             else None
         )

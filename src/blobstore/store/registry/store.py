@@ -27,7 +27,7 @@ from blobstore.store.ports import (
 )
 from blobstore.store.registry.api import RegistryApi
 from blobstore.store.registry.downloads import BlobReader
-from blobstore.store.registry.login import Login
+from blobstore.store.registry.login import AnyLogin
 from blobstore.store.registry.repositories import Places
 from blobstore.store.registry.session import RegistrySession
 from blobstore.store.registry.tags import RegistryManifests
@@ -102,7 +102,7 @@ class RegistryStore:
         client: HttpClient,
         *,
         address: str | None = None,
-        login: Login | None = None,
+        login: AnyLogin = None,
         realms: Collection[str] = (),
         pinned: Mapping[ModelName, Digest] | None = None,
         others: Callable[[Digest], Iterable[str]] = lambda _: (),

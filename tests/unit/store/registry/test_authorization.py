@@ -159,6 +159,24 @@ def test_an_identity_token(client: HttpClient, api: GuardedApi, tokens: TokenSer
     }
 
 
+def test_a_login_is_found_when_it_is_needed(
+    client: HttpClient, api: GuardedApi, tokens: TokenServer
+) -> None:
+    found: list[Login | None] = []
+
+    def find() -> Login:
+        found.append(LOGIN)
+        return LOGIN
+
+    registry = WebAddress.parse(f"http://{api.host}")
+    asked = Authorization(client, registry, find, realms=[f"127.0.0.1:{tokens.port}"])
+    assert asked.field(PULL) is None
+    assert found == []
+    ask(client, api, asked, PULL)
+    ask(client, api, asked, PUSH)
+    assert found == [LOGIN]
+
+
 @pytest.mark.parametrize("login", [Login(USER, Secret("wrong-1")), Login(None, Secret("wrong-1"))])
 def test_a_wrong_login(
     client: HttpClient, api: GuardedApi, tokens: TokenServer, login: Login
