@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -152,8 +153,11 @@ def _asked(user: str | None) -> tuple[str, str]:
             hint="Elsewhere pass it with --password-stdin: blobstore login HOST -u USER "
             "--password-stdin < FILE",
         )
-    named = user or input("User: ")
-    return named, _checked(getpass.getpass("Password: ").encode(), "password")
+    try:
+        named = user or input("User: ")
+        return named, _checked(getpass.getpass("Password: ").encode(), "password")
+    except EOFError:
+        raise UsageError("the input ended before the password") from None
 
 
 def _checked(raw: bytes, what: str) -> str:
@@ -161,6 +165,6 @@ def _checked(raw: bytes, what: str) -> str:
         secret = raw.decode()
     except UnicodeDecodeError:
         raise UsageError(f"the {what} is not UTF-8") from None
-    if not secret or not secret.isprintable():
+    if not secret or any(unicodedata.category(character) == "Cc" for character in secret):
         raise UsageError(f"the {what} is empty, or contains a line break or a control character")
     return secret

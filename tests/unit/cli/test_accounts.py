@@ -186,6 +186,24 @@ def test_wrong_use(
     assert not config.exists()
 
 
+@pytest.mark.parametrize("answers", [[], [b"alice\n"]])
+def test_a_prompt_that_is_not_answered(config: Path, answers: list[bytes]) -> None:
+    ours, theirs = os.openpty()
+    line = [sys.executable, "-m", "blobstore", "login", "localhost:1"]
+    with subprocess.Popen(
+        line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        printed = b""
+        for prompt, answer in zip((b"User: ", b"Password: "), [*answers, b"\x04"], strict=False):
+            while prompt not in printed:
+                printed += os.read(ours, 4096)
+            os.write(ours, answer)
+        assert process.wait(120) == 2
+    os.close(ours)
+    assert not config.exists()
+
+
 def test_a_password_is_asked_for_without_echo(registry: GuardedApi, config: Path) -> None:
     ours, theirs = os.openpty()
     line = [sys.executable, "-m", "blobstore", "login", registry.host]

@@ -81,10 +81,11 @@ class Authorization:
     def challenged(self, reply: Reply, scope: Scope | None) -> None:
         """Take a 401 that answers a request for ``scope``, so that `field` has a better answer.
 
-        The caller repeats the request once, with that.
+        The caller repeats the request, with that. No request is made here: the caller still has
+        its connection, and all of a client's connections may be in the same state.
 
         Raises: AuthenticationError (rule R3) if the registry refuses what it asked for, needs a
-        login, or its challenge is invalid; as `TokenServer.fetch`; as the login's function.
+        login, or its challenge is invalid; as the login's function.
         """
         if reply.address.origin != self._registry.origin:
             raise refused(
@@ -96,7 +97,6 @@ class Authorization:
         wants = self._wanted(reply)
         with self._lock:
             self._wants = wants
-        self.field(scope)
 
     def _was_refused(self, scope: Scope | None, sent: str) -> bool:
         """Return True if what was sent is the best that there is; an expired token is dropped."""

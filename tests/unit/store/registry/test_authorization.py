@@ -159,6 +159,14 @@ def test_an_identity_token(client: HttpClient, api: GuardedApi, tokens: TokenSer
     }
 
 
+def test_one_connection_is_enough(api: GuardedApi, tokens: TokenServer) -> None:
+    """The client's connections may all wait for the same token."""
+    with HttpClient(retry_policy=POLICY, connections=1) as client, ThreadPoolExecutor(4) as pool:
+        asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
+        sent = [pool.submit(ask, client, api, asked, PULL) for _ in range(4)]
+        assert len({one.result(60) for one in sent}) == 1
+
+
 def test_a_login_is_found_when_it_is_needed(
     client: HttpClient, api: GuardedApi, tokens: TokenServer
 ) -> None:
