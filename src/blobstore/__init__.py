@@ -60,6 +60,12 @@ if TYPE_CHECKING:
         push as push,
     )
     from blobstore.store.registry.store import RegistryStore as RegistryStore
+    from blobstore.store.signing.key_pairs import PrivateKey as PrivateKey, PublicKey as PublicKey
+    from blobstore.store.signing.signature_policy import SignaturePolicy as SignaturePolicy
+    from blobstore.store.signing.signed_models import (
+        check_signatures as check_signatures,
+        sign_model as sign_model,
+    )
     from blobstore.store.transfer import transfer as transfer
 
 _HOME = {
@@ -76,11 +82,15 @@ _HOME = {
     "MetadataEdit": "inspection.metadata",
     "Model": "model.loader",
     "ModelQuality": "inspection.quality",
+    "PrivateKey": "store.signing.key_pairs",
+    "PublicKey": "store.signing.key_pairs",
     "QuantizedArray": "kernels.arrays",
     "RegistryStore": "store.registry.store",
+    "SignaturePolicy": "store.signing.signature_policy",
     "Store": "store.local.store",
     "Tensor": "model.tensors",
     "Verdict": "model.facts",
+    "check_signatures": "store.signing.signed_models",
     "dequantize": "kernels.quantize",
     "diff_models": "inspection.diff",
     "edit_metadata": "inspection.metadata",
@@ -106,6 +116,7 @@ _HOME = {
     "repair_model": "importer.repair",
     "run_plan": "importer.run",
     "save_models": "store.archive.saving",
+    "sign_model": "store.signing.signed_models",
     "transfer": "store.transfer",
     "undo_prune": "store.care.prune",
     "verify": "store.care.verify",

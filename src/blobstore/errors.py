@@ -139,6 +139,10 @@ class DigestMismatchError(CorruptDataError):
     """The bytes of a blob are not the bytes of its digest."""
 
 
+class SignatureError(BlobStoreError):
+    """A model is not signed as a key or a policy requires; the message says what is missing."""
+
+
 class ShortReadError(CorruptDataError):
     """A file ended before the bytes that its header or manifest promises."""
 

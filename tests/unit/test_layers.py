@@ -31,6 +31,7 @@ ROOMS = (
     {"__init__", "__main__"},
 )
 HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich", "httpx2", "httpcore2", "zstandard"}
+HEAVY |= {"cryptography", "nacl"}
 NUMPY_FREE = {"errors", "names", "hashing", "io", "formats", "store"}
 ONLY_CLI_READS = {"environ", "getenv", "argv"}
 

@@ -72,12 +72,49 @@ def verify(
             "--sample", metavar="N/T", help="Check only part N of T of the blobs, such as 1/7."
         ),
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            metavar="FILE",
+            help="Check that the models are signed by this public key, instead of their blobs.",
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            metavar="FILE",
+            help="Check that the models are signed as a containers policy.json requires, "
+            "instead of their blobs.",
+        ),
+    ] = None,
+    identity: Annotated[
+        str | None,
+        typer.Option(
+            "--identity",
+            metavar="REFERENCE",
+            help="With --key: the repository that was signed [default: the model's own].",
+        ),
+    ] = None,
     jobs: Jobs = None,
     store: StoreOption = None,
     lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check every blob, manifest and document for damage. Exits with 3 if something is damaged."""
+    """Check every blob, manifest and document for damage. Exits with 3 if something is damaged.
+
+    With --key or --policy only the signatures of manifests are checked, and no blob is read or
+    hashed. Exits with 3 if a model is not signed as required.
+    """
+    if key is not None or policy is not None or identity is not None:
+        if quick or sample is not None or jobs is not None:
+            raise UsageError("signatures are checked without --quick, --sample and --jobs")
+        from blobstore.cli.signing import verify_signatures
+
+        if not verify_signatures(stores_at(store, lower), names, key, policy, identity, as_json):
+            raise typer.Exit(EXIT_DAMAGED)
+        return
     from blobstore.store.care.verify import Sample, verify as check
 
     part = Sample.parse(sample) if sample is not None else None
@@ -269,7 +306,7 @@ def _show_prune(view: PruneView) -> None:
         emit(f"Spared {_blobs(view.kept, view.kept_bytes)} within the grace time")
     if view.leftovers:
         nbytes = sum(leftover.size for leftover in view.leftovers)
-        emit(f"{remove} {counted(len(view.leftovers), 'leftover')} of imports ({size(nbytes)})")
+        emit(f"{remove} {counted(len(view.leftovers), 'leftover')} ({size(nbytes)})")
     if view.freed:
         emit(f"{free} {size(view.freed)} of the trash before")
 

@@ -54,6 +54,7 @@ _PLACES = {
     "save": "archives:save",
     "load": "archives:load",
     "verify": "care:verify",
+    "sign": "signing:sign",
     "repair": "care:repair",
     "prune": "care:prune",
     "quality": "comparing:quality",

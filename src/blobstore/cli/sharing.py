@@ -19,6 +19,7 @@ from blobstore.cli.output import (
     Model,
     StoreOption,
     WaitOption,
+    counted,
     emit,
     progress_bar,
     show_view,
@@ -70,6 +71,22 @@ def pull(
         str | None,
         typer.Option("--as", metavar="NAME", help="Its name in the store [default: NAME]."),
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            metavar="FILE",
+            help="Refuse the model unless it is signed by this public key, for its repository.",
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            metavar="FILE",
+            help="Refuse the model unless it is signed as this containers policy.json requires.",
+        ),
+    ] = None,
     insecure: InsecureOption = False,
     ca_file: CaFileOption = None,
     realm: RealmsOption = None,
@@ -79,13 +96,23 @@ def pull(
     as_json: JsonOption = False,
 ) -> None:
     """Bring a model from a registry. A pull that was cut off goes on where it stopped."""
+    from blobstore.cli.signing import policy_of
     from blobstore.store.registry.push_pull import pull
     from blobstore.views.shared import SharedView
 
     access = _access(insecure=insecure, ca_file=ca_file, realm=realm)
+    required = policy_of(key, policy) if key is not None or policy is not None else None
     target = store_at(store, wait, may_be_new=True)
     with progress_bar() as progress:
-        done = pull(name, target, name=new_name, access=access, jobs=jobs, progress=progress)
+        done = pull(
+            name,
+            target,
+            name=new_name,
+            access=access,
+            policy=required,
+            jobs=jobs,
+            progress=progress,
+        )
     view = SharedView.of(done)
     show_view(view, lambda view: _show("Pulled", "fetched", view), as_json=as_json)
 
@@ -106,4 +133,6 @@ def _show(done: str, moved: str, view: SharedView) -> None:
     ]
     renamed = f" as {view.name}" if view.name != view.source else ""
     emit(f"{done} {view.source}{renamed}: {', '.join(ways) or 'no blobs'}")
+    if view.signatures:
+        emit(f"{done} {counted(view.signatures, 'signature')}")
     emit(f"Digest: {view.digest}")

@@ -24,7 +24,7 @@ from blobstore.source.producers import (
     MLX,
     MODELOPT_NVFP4,
     OWN,
-    SIGNATURES,
+    REFUSED_FORMATS,
     Producer,
     TensorLike,
     counting_row,
@@ -58,7 +58,7 @@ def look_packed(
     may be named more than once.
     """
     dtypes = {tensor.dtype for tensor in tensors.values()}
-    for sign in SIGNATURES:
+    for sign in REFUSED_FORMATS:
         if dtypes.isdisjoint(sign.dtypes):
             continue
         for name, tensor in tensors.items():

@@ -270,11 +270,11 @@ _INTEGERS = frozenset({DType.I32, DType.U32, DType.I64})
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
-    """A format's signature: a tensor with ``suffix`` and one of ``dtypes``.
+class RefusedFormat:
+    """How a format is recognised: by a tensor with ``suffix`` and one of ``dtypes``.
 
     A second tensor has ``beside`` instead of the suffix; ``reason`` names it as ``{beside}``.
-    Without a suffix, the signature means weights and experts.
+    Without a suffix, weights and experts are meant.
     """
 
     suffix: str
@@ -293,26 +293,26 @@ _NO_FP8_SCALE = "an FP8 weight without a scale for each block of it (X.weight_sc
 _FP8_SCALE = (
     "its scale {beside} is of another dtype or shape than those of FP8 blocks (BF16, F16 or F32)"
 )
-SIGNATURES = (
-    Signature("", FP8 - _E4M3, "only F8_E4M3 weights are decoded"),
-    Signature("", _E4M3, _FP8_SCALE, "_scale_inv"),
-    Signature("", _E4M3, _FP8_SCALE, "_scale"),
-    Signature("", _E4M3, _NO_FP8_SCALE),
-    Signature(".weight_packed", _U8, _NO_COMPRESSED_SCALE),
-    Signature(".weight_packed", _INTEGERS, "weights packed into integers are not imported"),
-    Signature(".qweight", _INTEGERS, "AWQ and GPTQ weights are not imported"),
-    Signature("", _ANY, "bitsandbytes weights are not imported", ".absmax"),
-    Signature("._data", _ANY, "quanto weights are not imported", "._scale"),
-    Signature("._data._data", _ANY, "quanto weights are not imported", "._scale"),
-    Signature("_qdata", _ANY, "torchao weights are not imported", "_scale"),
-    Signature(".weight", _U8, _NO_MODELOPT_SCALE, ".weight_scale"),
-    Signature(".weight", _U8, _NO_MODELOPT_SCALE, ".weight_scale_2"),
-    Signature("", _U8, _STACKED, "_weight_scale"),
-    Signature(".weight", _I8, _NO_INT8, ".weight_scale"),
-    Signature(".weight", _I8, _NO_INT8, ".SCB"),
-    Signature(".weight", _U32, "{beside} do not fit weights that MLX packed", ".scales"),
-    Signature(".weight", _U32, "its scales are missing, beside {beside}", ".biases"),
-    Signature("_blocks", _U8, "{beside} do not fit blocks of gpt-oss", "_scales"),
+REFUSED_FORMATS = (
+    RefusedFormat("", FP8 - _E4M3, "only F8_E4M3 weights are decoded"),
+    RefusedFormat("", _E4M3, _FP8_SCALE, "_scale_inv"),
+    RefusedFormat("", _E4M3, _FP8_SCALE, "_scale"),
+    RefusedFormat("", _E4M3, _NO_FP8_SCALE),
+    RefusedFormat(".weight_packed", _U8, _NO_COMPRESSED_SCALE),
+    RefusedFormat(".weight_packed", _INTEGERS, "weights packed into integers are not imported"),
+    RefusedFormat(".qweight", _INTEGERS, "AWQ and GPTQ weights are not imported"),
+    RefusedFormat("", _ANY, "bitsandbytes weights are not imported", ".absmax"),
+    RefusedFormat("._data", _ANY, "quanto weights are not imported", "._scale"),
+    RefusedFormat("._data._data", _ANY, "quanto weights are not imported", "._scale"),
+    RefusedFormat("_qdata", _ANY, "torchao weights are not imported", "_scale"),
+    RefusedFormat(".weight", _U8, _NO_MODELOPT_SCALE, ".weight_scale"),
+    RefusedFormat(".weight", _U8, _NO_MODELOPT_SCALE, ".weight_scale_2"),
+    RefusedFormat("", _U8, _STACKED, "_weight_scale"),
+    RefusedFormat(".weight", _I8, _NO_INT8, ".weight_scale"),
+    RefusedFormat(".weight", _I8, _NO_INT8, ".SCB"),
+    RefusedFormat(".weight", _U32, "{beside} do not fit weights that MLX packed", ".scales"),
+    RefusedFormat(".weight", _U32, "its scales are missing, beside {beside}", ".biases"),
+    RefusedFormat("_blocks", _U8, "{beside} do not fit blocks of gpt-oss", "_scales"),
 )
 """Formats that are refused by name, the most specific first, for tensors that match no row."""
 

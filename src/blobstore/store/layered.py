@@ -16,6 +16,7 @@ from typing import TypeVar
 from blobstore.errors import BlobStoreError, NotFoundError, UsageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.safetensors.header import Header
+from blobstore.formats.signatures import Signature
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
@@ -28,6 +29,7 @@ from blobstore.store.ports import (
     publish_moved,
     unique,
 )
+from blobstore.store.signature_port import Signatures
 
 _T = TypeVar("_T")
 
@@ -101,6 +103,21 @@ class _Manifests:
         return self.home_of(name).manifests.modified(name)
 
 
+class _Signatures:
+    """The signatures of several homes, some of which keep none. See `Signatures`."""
+
+    def __init__(self, upper: Signatures, homes: Sequence[Home]) -> None:
+        self._homes = homes
+        self.add = upper.add
+
+    def read(self, name: ModelName, digest: Digest) -> list[Signature]:
+        found: list[Signature] = []
+        for home in self._homes:
+            if home.signatures is not None:
+                found += (one for one in home.signatures.read(name, digest) if one not in found)
+        return found
+
+
 class _Session:
     """Writes to the upper home; blobs of the lower homes count as present. See `Session`."""
 
@@ -164,6 +181,8 @@ class LayeredStore:
             raise UsageError(f"a store is given twice: {', '.join(addresses)}")
         self.blobs = _Blobs(homes, [upper] if copies_up else None)
         self.manifests = _Manifests(homes)
+        kept = upper.signatures
+        self.signatures = None if kept is None else _Signatures(kept, homes)
         self._copies_up = copies_up
 
     def home_of(self, name: str | ModelName) -> Home:

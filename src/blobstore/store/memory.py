@@ -12,6 +12,8 @@ from typing import Any
 
 from blobstore.errors import ModelNotFoundError
 from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.formats.signatures import MAX_SIGNATURES, Signature
+from blobstore.formats.strictjson import check_limit
 from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
 from blobstore.io.budget import Budget
@@ -107,6 +109,32 @@ class _Manifests:
 
     def remove(self, name: ModelName) -> None:
         del self._manifests[name]
+
+
+class _Signatures:
+    """Signatures by the digest of a manifest. See `Signatures`."""
+
+    def __init__(self) -> None:
+        self._signatures: dict[Digest, list[Signature]] = {}
+        self._mutex = threading.Lock()
+
+    def read(self, _name: ModelName, digest: Digest) -> list[Signature]:
+        return list(self._signatures.get(digest, ()))
+
+    def add(self, _name: ModelName, digest: Digest, signatures: Sequence[Signature]) -> int:
+        with self._mutex:
+            there = self._signatures.get(digest, [])
+            # One by one: the same signature may be given twice.
+            whole = list(there)
+            whole += (each for each in signatures if each not in whole)
+            check_limit(
+                f"{digest} with the new ones", len(whole), "signatures", MAX_SIGNATURES, "S1"
+            )
+            self._signatures[digest] = whole
+        return len(whole) - len(there)
+
+    def remove(self, digest: Digest) -> None:
+        self._signatures.pop(digest, None)
 
 
 class _Writer:
@@ -226,6 +254,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self.blobs = _Blobs()
         self.manifests = _Manifests()
+        self.signatures = _Signatures()
         self._mutex = threading.Lock()
 
     def find(self, name: str | ModelName) -> ModelName:
@@ -256,14 +285,13 @@ class MemoryStore:
         """See `Home`."""
         found = self.find(name)
         with self._mutex:
-            gone = self.manifests.read(found).descriptors
+            gone = self.manifests.read(found)
             self.manifests.remove(found)
-            needed = {
-                blob.digest
-                for other in self.manifests.names()
-                for blob in self.manifests.read(other).descriptors
-            }
-            removed = tuple(blob for blob in gone if blob.digest not in needed)
+            others = [self.manifests.read(other) for other in self.manifests.names()]
+            needed = {blob.digest for other in others for blob in other.descriptors}
+            removed = tuple(blob for blob in gone.descriptors if blob.digest not in needed)
             for blob in removed:
                 self.blobs.drop(blob.digest)
+            if gone.digest not in {other.digest for other in others}:
+                self.signatures.remove(gone.digest)
         return Removal(removed)

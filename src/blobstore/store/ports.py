@@ -46,6 +46,7 @@ from blobstore.store.sessions import (
     Session as Session,
     Writer as Writer,
 )
+from blobstore.store.signature_port import Signatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,10 @@ class Readable(Protocol):
         """The summaries of its models; None if none are kept."""
 
     @property
+    def signatures(self) -> Signatures | None:
+        """The signatures of its models; None if none are kept."""
+
+    @property
     def address(self) -> str:
         """Where it is, for messages and journals."""
 
@@ -194,6 +199,10 @@ class Readable(Protocol):
 
 class Receiver(Protocol):
     """A place that `transfer` writes models to."""
+
+    @property
+    def signatures(self) -> Signatures | None:
+        """The signatures of its models; None if it keeps none."""
 
     def target(self, name: str | ModelName) -> ModelName:
         """Return the name to write a model under: that of the model that it replaces, if any.
@@ -221,7 +230,7 @@ class Home(Readable, Receiver, Protocol):
         """Begin to write. See `Receiver.session`."""
 
     def remove(self, name: str | ModelName) -> Removal:
-        """Remove a model, and those of its blobs that no other model needs.
+        """Remove a model, and those of its blobs and signatures that no other model needs.
 
         Raises: NotFoundError; AmbiguousNameError.
         """

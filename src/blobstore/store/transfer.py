@@ -3,22 +3,38 @@
 Only blobs that the target lacks are read, several at once, each checked against its digest; a
 model's manifest comes last. So a transfer that ends early leaves no incomplete model, and the next
 one continues it.
+
+A model's signatures come after its blobs and before its manifest: where models must be signed, no
+model may be visible without them. Signatures of a digest that no model has do no harm. A policy is
+checked before a blob is read.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from blobstore import hashing
-from blobstore.errors import StorageError, UsageError
+from blobstore.errors import (
+    CorruptDataError,
+    LimitExceededError,
+    NotFoundError,
+    RemoteError,
+    StorageError,
+    UsageError,
+)
 from blobstore.formats.documents import Descriptor
+from blobstore.formats.signatures import Signature
 from blobstore.io.budget import allow_open_files
 from blobstore.io.workers import Progress, begun, each, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import How, Intake, Readable, Receiver, unique
+from blobstore.store.signing.signature_policy import SignaturePolicy
+
+_log = logging.getLogger("blobstore.store.transfer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +42,7 @@ class Transferred:
     """A model that is in the target now, as ``name``; ``source`` is its name in the source.
 
     ``digest``: of its manifest. ``blobs`` and ``nbytes``: how many blobs, and bytes, came in which
-    way.
+    way. ``signatures``: how many signatures are new in the target.
     """
 
     source: ModelName
@@ -34,6 +50,7 @@ class Transferred:
     digest: Digest
     blobs: Mapping[How, int]
     nbytes: Mapping[How, int]
+    signatures: int = 0
 
 
 def transfer(
@@ -43,17 +60,23 @@ def transfer(
     *,
     jobs: int | None = None,
     progress: Progress | None = None,
+    policy: SignaturePolicy | None = None,
 ) -> list[Transferred]:
     """Copy models from ``source`` to ``target``, with their raw manifests; return what was copied.
+
+    Signatures are copied too, if both homes keep them.
 
     ``names``: one or several names in the source, which the models keep in the target; a mapping
     gives them others. A model of that name is replaced. ``jobs``: threads (None: one a core).
     ``progress`` is called with the bytes of each blob that was copied. A blob that the target has
-    with the right name and size is not read.
+    with the right name and size is not read. ``policy``: models that it does not accept under their
+    names in the source are refused. Without one, signatures that can't be read are left out, with a
+    warning.
 
     Raises: InvalidNameError, NotFoundError, AmbiguousNameError, DocumentError, UsageError (one name
-    for two) before anything is written; NotFoundError, CorruptDataError or DigestMismatchError for
-    a blob that is missing or damaged in the source; StorageError. Models before the one that fails
+    for two) before anything is written; SignatureError for a model that the policy does not accept,
+    before any of it is written; NotFoundError, CorruptDataError or DigestMismatchError for a blob
+    that is missing or damaged in the source; StorageError. Models before the one that fails
     are in the target. The blobs of the model that fails are kept for the next transfer by a home
     that can do so, except after a StorageError: the disk may be full.
     """
@@ -65,7 +88,9 @@ def transfer(
         raise UsageError(
             f"two models would get one name: {', '.join(str(new) for _, new in planned)}"
         )
-    return [_transfer(old, new, source, target, threads(jobs), progress) for old, new in planned]
+    return [
+        _transfer(old, new, source, target, threads(jobs), progress, policy) for old, new in planned
+    ]
 
 
 def _transfer(
@@ -75,12 +100,14 @@ def _transfer(
     target: Receiver,
     jobs: int,
     progress: Progress | None,
+    policy: SignaturePolicy | None,
 ) -> Transferred:
     at_once = jobs * hashing.width()  # each thread has one blob, and they are hashed together
     allow_open_files(3 * at_once)
     took: list[tuple[How, Descriptor]] = []
     with source.lease(), target.session(source.address, new) as session:
         manifest = source.manifests.read(old)
+        signatures = _signatures(source, old, manifest.digest, policy)
         missing = session.missing(manifest.descriptors)
         told = begun(progress, sum(blob.size for blob in missing))
         sequence = source.blobs.sequence(missing)
@@ -96,6 +123,11 @@ def _transfer(
         with _kept(session):
             threads_needed = max(1, min(at_once, len(missing)))
             each(sequence or missing, take, threads_needed, name="transfer")
+            added = 0
+            if signatures and target.signatures is not None:
+                added = target.signatures.add(new, manifest.digest, signatures)
+            elif signatures:
+                _log.warning("the signatures of %s are not copied: none are kept there", old)
             session.publish(new, manifest)
     came = {blob.digest for blob in missing}
     there = (blob for blob in unique(manifest.descriptors) if blob.digest not in came)
@@ -104,7 +136,25 @@ def _transfer(
     for how, blob in took:
         blobs[how] += 1
         nbytes[how] += blob.size
-    return Transferred(old, new, manifest.digest, blobs, nbytes)
+    return Transferred(old, new, manifest.digest, blobs, nbytes, added)
+
+
+def _signatures(
+    source: Readable, name: ModelName, digest: Digest, policy: SignaturePolicy | None
+) -> Sequence[Signature]:
+    """Return the signatures of a model that the policy accepts. Raises: as `transfer`."""
+    found: Sequence[Signature] = ()
+    try:
+        if source.signatures is not None:
+            found = source.signatures.read(name, digest)
+    except (CorruptDataError, LimitExceededError, NotFoundError, RemoteError) as error:
+        # A registry may refuse the tag of signatures. One that can't be reached is another matter.
+        if policy is not None or getattr(error, "temporary", False):
+            raise
+        _log.warning("the signatures of %s are not copied: %s", name, error)
+    if policy is not None:
+        policy.check(name, digest, found)
+    return found
 
 
 @contextmanager

@@ -25,9 +25,10 @@ from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import BlobTests
 from blobstore.testing.models import ModelTests, TransferTests
 from blobstore.testing.reading import ReadingTests as ReadingTests
+from blobstore.testing.signature_tests import SignatureTests
 
 
-class StoreTests(ReadingTests, BlobTests, ModelTests, TransferTests):
+class StoreTests(ReadingTests, BlobTests, ModelTests, TransferTests, SignatureTests):
     """Tests of everything that a home promises. Subclass it, and define `new_home`."""
 
     def filled(self, folder: Path, source: MemoryStore, names: Sequence[str]) -> Home:

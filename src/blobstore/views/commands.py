@@ -18,6 +18,7 @@ from blobstore.views.checkpoints import (
     QualityView,
 )
 from blobstore.views.shared import SharedView
+from blobstore.views.signed import SignatureCheckView, SignedView
 from blobstore.views.stores import (
     CopyView,
     ListItemView,
@@ -47,6 +48,8 @@ VIEWS: Final[dict[str, Any]] = {
     "load": list[LoadedModelView],
     "load --list": list[ArchivedModelView],
     "verify": VerifyView,
+    "verify --key": list[SignatureCheckView],
+    "sign": list[SignedView],
     "repair": RepairView,
     "prune": PruneView,
     "prune --undo": UndoView,

@@ -22,6 +22,7 @@ class SharedView(View):
     digest: DigestText = Field(description="of its manifest")
     there: WayView = Field(description="were there already")
     moved: WayView = Field(description="were sent or fetched")
+    signatures: int = Field(description="new ones that came with it")
 
     @classmethod
     def of(cls, done: Transferred) -> SharedView:
@@ -32,6 +33,7 @@ class SharedView(View):
             source=done.source,
             name=done.name,
             digest=str(done.digest),
+            signatures=done.signatures,
             there=WayView(blobs=there, bytes=there_bytes),
             moved=WayView(blobs=every - there, bytes=bytes_ - there_bytes),
         )

@@ -250,7 +250,7 @@ class UnneededBlobView(View):
 
 
 class LeftoverView(View):
-    """A remain of an import that was killed."""
+    """A remain of an import that was killed, or signatures that no model has."""
 
     path: Text
     size: Size

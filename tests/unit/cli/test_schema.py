@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import typer
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from pydantic import TypeAdapter
 from support import PYCODE, ROOT
 from support.checkpoints import write_checkpoint
@@ -16,6 +18,7 @@ from support.servers import server
 from support.small_registry import SmallRegistry
 
 from blobstore.cli.main import app, run
+from blobstore.store.signing.key_pairs import PrivateKey
 from blobstore.views.commands import VIEWS, page, schema
 
 ONLY_WITH_MLX = {"run"}
@@ -44,6 +47,15 @@ def test_the_page_is_made_of_them() -> None:
     )
 
 
+def key_files(folder: Path) -> tuple[str, str]:
+    """Write a pair of keys without a password; return their paths, the private one first."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    raw = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / "a.key").write_bytes(raw)
+    (folder / "a.pub").write_bytes(PrivateKey(key, "a.key").public.pem)
+    return str(folder / "a.key"), str(folder / "a.pub")
+
+
 @pytest.fixture(scope="module")
 def registry() -> Iterator[str]:
     """The host of a registry."""
@@ -58,6 +70,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory, registry: str) -> dict[str, 
     folder = tmp_path_factory.mktemp("schema")
     source, store = str(write_checkpoint(folder / "tiny")), ["--store", str(folder / "store")]
     file = str(folder / "tiny" / "model.safetensors")
+    private, public = key_files(folder)
     return {
         "import": ["import", source, "m", "--quant", "int8", *store],
         "plan": ["plan", source, "--quant", "int8", "--target-bpw", "12"],
@@ -70,7 +83,9 @@ def lines(tmp_path_factory: pytest.TempPathFactory, registry: str) -> dict[str, 
         "diff": ["diff", "m", "o", "--error", *store],
         "quality": ["quality", "m", "--against", source, *store],
         "export": ["export", "m", str(folder / "out"), *store],
+        "sign": ["sign", "m", "--key", private, *store],
         "verify": ["verify", *store],
+        "verify --key": ["verify", "m", "--key", public, *store],
         "repair": ["repair", "m", *store],
         "du": ["du", *store],
         "push": ["push", "m", "--to", f"{registry}/a/m", *store],

@@ -176,6 +176,7 @@ class Archive:
 
     summaries = None
     shares = None
+    signatures = None
 
     def __init__(self, contents: Contents, name: ModelName | None = None) -> None:
         """Raises: as `open_archive`."""

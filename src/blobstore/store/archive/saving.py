@@ -85,6 +85,8 @@ class NewArchive:
     after `finish`.
     """
 
+    signatures = None
+
     def __init__(self, tar: TarWriter, models: Mapping[ModelName, bytes]) -> None:
         self._tar = tar
         self._models = models

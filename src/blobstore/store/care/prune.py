@@ -259,10 +259,11 @@ def _decide(store: Store, grace_s: float, known: References | None, *, forget: b
     return _Decision(
         removed=removed,
         spared=spared,
-        leftovers=tuple(
-            store.leftovers(
+        leftovers=(
+            *store.leftovers(
                 grace_s, lambda digest: digest.hex in listing.named and digest not in gone
-            )
+            ),
+            *store.signatures.unneeded(store.digests_of(references, copied), grace_s),
         ),
         forgotten=tuple(model.name for model in copied.missing if waiting.isdisjoint(model.needs)),
         references=references,

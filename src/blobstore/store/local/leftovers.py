@@ -126,7 +126,7 @@ class Leftovers:
         """Remove half-written files, and everything that is a day old. Failures are ignored."""
         for folder in self._folders():
             with _owned(folder) as is_mine, suppress(OSError, StorageError):
-                if is_mine and not (folder.name.startswith(_UNOWNED) and _is_young(folder)):
+                if is_mine and not (folder.name.startswith(_UNOWNED) and is_young(folder)):
                     for leftover in list(_stale(folder, _KEPT_S)):
                         leftover.remove()
 
@@ -159,14 +159,15 @@ def _is_of_use(name: str) -> bool:
     return Digest.from_file_name(name) is not None or _PARTIAL.fullmatch(name) is not None
 
 
-def _is_young(folder: Path, kept_s: float = _KEPT_S) -> bool:
-    return folder.stat().st_mtime > time.time() - kept_s
+def is_young(path: Path, kept_s: float = _KEPT_S) -> bool:
+    """Return True if a file or folder changed in the last ``kept_s`` seconds. Raises: OSError."""
+    return path.lstat().st_mtime > time.time() - kept_s
 
 
 def _stale(folder: Path, kept_s: float) -> Iterator[Leftover]:
     paths = sorted(folder.iterdir())
     others = [path for path in paths if not _is_of_use(path.name)]
-    if len(others) == len(paths) or not _is_young(folder, kept_s):
+    if len(others) == len(paths) or not is_young(folder, kept_s):
         nbytes = sum(path.lstat().st_size for path in paths)
         yield Leftover(folder, nbytes, "left by a killed import")
         return

@@ -23,7 +23,7 @@ from blobstore.errors import (
     StorageError,
     UsageError,
 )
-from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.formats.documents import Manifest
 from blobstore.io.durable import is_remote, os_errors
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.backups import CopiedModels, ManifestCopies, Trash
@@ -35,6 +35,7 @@ from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.references import NewerManifests, References
 from blobstore.store.local.session import LocalSession
 from blobstore.store.local.shares import ShareNotes
+from blobstore.store.local.signature_folder import SignatureFolder
 from blobstore.store.ports import Removal, publish_moved
 
 _log = logging.getLogger("blobstore.store.local.store")
@@ -74,6 +75,7 @@ class Store:
         self.trash = Trash(self._private / "trash", self.blobs.path, self.copies)
         self._lock = StoreLock(self._private / "lock", wait_s)
         self._names = StoreLock(self._private / "names", _NAMES_WAIT_S)
+        self.signatures = SignatureFolder(self._private / "signatures", self._lock)
 
     @property
     def is_remote(self) -> bool:
@@ -231,20 +233,20 @@ class Store:
         """
         name = self.find(name)
         with self._lock.shared(), self._names.exclusive():
-            try:
-                orphans = self.manifest(name).descriptors
-            except (CorruptDataError, LimitExceededError, StorageError):
-                orphans = ()  # a manifest that can't be read can still be removed
+            manifest = None  # one that can't be read can still be removed
+            with suppress(CorruptDataError, LimitExceededError, StorageError):
+                manifest = self.manifest(name)
             self.manifests.remove(name)
             self.copies.remove(name)
         try:
             with self.alone():
                 self.manifests.remove_empty_folders(name)
-                return self._remove_unreferenced(orphans)
+                return Removal(()) if manifest is None else self._remove_unreferenced(manifest)
         except BusyError as error:
-            return Removal((), orphans, error.message)
+            return Removal((), () if manifest is None else manifest.descriptors, error.message)
 
-    def _remove_unreferenced(self, candidates: tuple[Descriptor, ...]) -> Removal:
+    def _remove_unreferenced(self, manifest: Manifest) -> Removal:
+        candidates = manifest.descriptors
         references = self.references()
         if (obstacle := references.obstacle) is not None:
             return Removal((), candidates, obstacle.message)
@@ -252,6 +254,8 @@ class Store:
         orphans = {blob.digest: blob for blob in candidates if blob.digest.hex not in needed}
         try:
             copied = self.copied(references.names)
+            if manifest.digest.hex not in self.digests_of(references, copied):
+                self.signatures.remove(manifest.digest)
             named = self.blobs.listing().named.keys() if copied.missing else set()
             lost = copied.lost(named - needed - {digest.hex for digest in orphans})
         except StorageError as error:
@@ -275,6 +279,14 @@ class Store:
         Raises: StorageError.
         """
         return CopiedModels.read(self.copies, names)
+
+    def digests_of(self, references: References, copied: CopiedModels) -> set[str]:
+        """Return the hex digits of the manifests that models have, and of missing models' copies.
+
+        Manifests that can't be read are left out: they are an obstacle to any removal.
+        """
+        copies = (raw for model in copied.missing for raw in self.copies.of(model.name))
+        return {Digest.of(raw).hex for raw in copies} | {key.hex() for key in references.parsed}
 
     def alone(self, wait_s: float = 1) -> AbstractContextManager[None]:
         """Hold the store's lock alone: no import, copy or removal runs, and no model is opened.

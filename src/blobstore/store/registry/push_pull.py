@@ -19,6 +19,7 @@ from blobstore.store.registry.hosts import registry_address
 from blobstore.store.registry.registry_names import Reference
 from blobstore.store.registry.repositories import repository_of
 from blobstore.store.registry.store import RegistryStore
+from blobstore.store.signing.signature_policy import SignaturePolicy
 from blobstore.store.transfer import Transferred, transfer
 
 MOST_CONNECTIONS = 32
@@ -105,18 +106,21 @@ def pull(
     *,
     name: str | ModelName | None = None,
     access: RegistryAccess | None = None,
+    policy: SignaturePolicy | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Transferred:
     """Bring a model of a registry to ``store``, under its name there or ``name``.
 
     ``reference``: ``HOST/NAMESPACE/MODEL:TAG``, with Ollama's defaults, and perhaps ``@sha256:…``,
-    the manifest that it must be. Raises: as `transfer` and `RegistryAccess.open`.
+    the manifest that it must be. ``policy``: what the model must be signed with, under its name
+    there. Raises: as `transfer` and `RegistryAccess.open`.
     """
     asked = Reference.parse(reference)
     wanted = str(asked.name if name is None else ModelName.of(name))
     with (access or RegistryAccess()).open(asked) as registry:
-        (done,) = transfer({str(asked.name): wanted}, registry, store, jobs=jobs, progress=progress)
+        pairs = {str(asked.name): wanted}
+        (done,) = transfer(pairs, registry, store, jobs=jobs, progress=progress, policy=policy)
     _note(store, done.source, done)
     return done
 

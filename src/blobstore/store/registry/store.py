@@ -28,6 +28,7 @@ from blobstore.store.ports import (
 from blobstore.store.registry.api import RegistryApi
 from blobstore.store.registry.downloads import BlobReader
 from blobstore.store.registry.login import AnyLogin
+from blobstore.store.registry.registry_signatures import RegistrySignatures
 from blobstore.store.registry.repositories import Places
 from blobstore.store.registry.session import RegistrySession
 from blobstore.store.registry.tags import RegistryManifests
@@ -113,6 +114,7 @@ class RegistryStore:
         self._api = RegistryApi(client, self.address, login, realms=realms)
         self._places = Places(others)
         self.manifests = RegistryManifests(self._api, host, self._places, pinned or {})
+        self.signatures = RegistrySignatures(self._api, self.manifests)
         self.blobs = RegistryBlobs(self._api, self._places, self.manifests)
         self._publishing = threading.Lock()
 

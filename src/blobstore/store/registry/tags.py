@@ -18,6 +18,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import MANIFEST_MEDIA_TYPE, Manifest
+from blobstore.formats.signatures import is_tag_of_signatures
 from blobstore.formats.strictjson import check_limit, parse_object
 from blobstore.io.http.messages import Body, Message
 from blobstore.io.http.replies import Reply
@@ -64,7 +65,10 @@ class RegistryManifests:
         self._pinned = pinned
 
     def names(self) -> list[ModelName]:
-        """See `Manifests`: those of all repositories of the form NAMESPACE/MODEL."""
+        """See `Manifests`: those of all repositories of the form NAMESPACE/MODEL.
+
+        Tags of signatures are left out.
+        """
         repositories = self._listed(
             self._api.address("_catalog", query="n=1000"), CATALOG, "repositories"
         )
@@ -73,6 +77,7 @@ class RegistryManifests:
             ModelName.of_path((self._host, *path, tag))
             for path in paths
             for tag in self._tags("/".join(path))
+            if not is_tag_of_signatures(tag)
         )
         return sorted(name for name in found if name is not None)
 

@@ -1,0 +1,183 @@
+"""``sign``, and the part of ``verify`` that checks signatures."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from getpass import getpass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blobstore.cli.output import (
+    JsonOption,
+    ReaderGoneError,
+    StoreOption,
+    WaitOption,
+    counted,
+    emit,
+    printable,
+    short,
+    show_view,
+    store_at,
+)
+from blobstore.errors import UsageError
+
+if TYPE_CHECKING:
+    from blobstore.formats.signatures import DockerReference
+    from blobstore.store.signing.signature_policy import SignaturePolicy
+    from blobstore.views.signed import SignatureCheckView, SignedView
+
+_PASSWORD = "COSIGN_PASSWORD"  # noqa: S105  # the name of a variable
+
+
+def sign(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Stored models to sign.")
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            metavar="FILE",
+            help="The private key: PEM (PKCS #8), or cosign's cosign.key. Its password is asked "
+            "for [default: $COSIGN_PASSWORD].",
+        ),
+    ] = None,
+    identity: Annotated[
+        str | None,
+        typer.Option(
+            "--identity",
+            metavar="REFERENCE",
+            help="Sign for this HOST/NAMESPACE/MODEL[:TAG] [default: the model's repository].",
+        ),
+    ] = None,
+    generate: Annotated[
+        str | None,
+        typer.Option(
+            "--generate-key",
+            metavar="PREFIX",
+            help="Instead of signing, write a new pair of keys: PREFIX.key and PREFIX.pub.",
+        ),
+    ] = None,
+    wait: WaitOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Sign models by the digests of their manifests, as cosign does. Blobs are not read."""
+    if generate is not None:
+        if names or key is not None or identity is not None:
+            raise UsageError("--generate-key makes keys and signs nothing: leave out the rest")
+        _generate(generate)
+        return
+    if not names or key is None:
+        hint = "blobstore sign NAME --key FILE, or --generate-key PREFIX to make a key."
+        raise UsageError("sign needs a NAME and a --key", hint=hint)
+    from blobstore.store.signing.key_pairs import MAX_KEY_FILE, PrivateKey
+    from blobstore.store.signing.signature_policy import read_file
+    from blobstore.store.signing.signed_models import sign_model
+    from blobstore.views.signed import SignedView
+
+    opened = store_at(store, wait)
+    signed_for = _identity(identity)
+    found = [opened.find(name) for name in names]
+    private = PrivateKey.parse(read_file(Path(key), MAX_KEY_FILE), key, lambda: _password(key))
+    signed = [sign_model(name, opened, private, identity=signed_for) for name in found]
+    views = list(map(SignedView.model_validate, signed))
+    show_view(views, _show_signed, as_json=as_json)
+
+
+def _show_signed(views: Sequence[SignedView]) -> None:
+    for view in views:
+        verb = "Signed" if view.is_new else "Already signed"
+        emit(f"{verb} {view.name} ({short(view.digest)}) for {view.identity}")
+
+
+def verify_signatures(
+    store: Any,
+    names: list[str] | None,
+    key: str | None,
+    policy: str | None,
+    identity: str | None,
+    as_json: bool,
+) -> bool:
+    """Check and show the signatures of models; return whether all are signed as required."""
+    from blobstore.store.signing.signed_models import check_signatures
+    from blobstore.views.signed import SignatureCheckView
+
+    checked = check_signatures(names or (), store, policy_of(key, policy, identity))
+    views = list(map(SignatureCheckView.of, checked))
+    with suppress(ReaderGoneError):  # the exit code says what was found, too
+        show_view(views, _show_checked, as_json=as_json)
+    return all(view.accepted for view in views)
+
+
+def policy_of(key: str | None, policy: str | None, identity: str | None = None) -> SignaturePolicy:
+    """Return what --key or --policy requires. Raises: UsageError unless one of them is given."""
+    from blobstore.store.signing.key_pairs import MAX_KEY_FILE, PublicKey
+    from blobstore.store.signing.signature_policy import SignaturePolicy, read_file
+
+    if (key is None) == (policy is None):
+        raise UsageError("signatures are checked with either --key or --policy")
+    if policy is not None:
+        if identity is not None:
+            raise UsageError("--identity is for --key: a policy has signedIdentity")
+        return SignaturePolicy.read(Path(policy))
+    path = key or ""
+    public = PublicKey.parse(read_file(Path(path), MAX_KEY_FILE), path)
+    return SignaturePolicy.of_key(public, _identity(identity))
+
+
+def _show_checked(views: Sequence[SignatureCheckView]) -> None:
+    for view in views:
+        if not view.accepted:
+            emit(printable(view.error))
+        elif not view.signatures:
+            emit(f"{view.name} ({short(view.digest)}) needs no signature")
+        for one in view.signatures:
+            said = f"{view.name} ({short(view.digest)}) is signed by {one.key}"
+            emit(printable(f"{said} for {one.identity}"))
+    refused = sum(not view.accepted for view in views)
+    verdict = f"{refused} refused" if refused else "all accepted"
+    emit(f"Checked the signatures of {counted(len(views), 'model')}: {verdict}")
+
+
+def _identity(text: str | None) -> DockerReference | None:
+    from blobstore.formats.signatures import DockerReference
+
+    return None if text is None else DockerReference.parse(text)
+
+
+def _generate(prefix: str) -> None:
+    """Write a new pair of keys. Raises: UsageError if a file is there; StorageError."""
+    from blobstore.io.durable import os_errors
+    from blobstore.store.signing.key_pairs import PrivateKey
+
+    private, public = Path(f"{prefix}.key"), Path(f"{prefix}.pub")
+    for path in (private, public):
+        if os.path.lexists(path):
+            raise UsageError(f"{path} exists, and no key is replaced", path=str(path))
+    made = PrivateKey.generate()
+    encrypted = made.encrypted(_password(str(private), is_new=True))
+    for path, mode, data in ((private, 0o600, encrypted), (public, 0o644, made.public.pem)):
+        with os_errors("write", path):
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            with open(fd, "wb") as file:  # noqa: PTH123  # a descriptor
+                file.write(data)
+    emit(f"Wrote {private}, the private key, and {public}, the public key")
+
+
+def _password(path: str, *, is_new: bool = False) -> str:
+    """Return the password of a key: the environment's, else what the user types, twice if new."""
+    if (password := os.environ.get(_PASSWORD)) is not None:
+        return password
+    if not sys.stdin.isatty():
+        hint = f"Set {_PASSWORD}, or run the command in a terminal."
+        raise UsageError(f"{path} needs a password", path=path, hint=hint)
+    password = getpass(f"Password of {printable(path)}: ")
+    if is_new and getpass("The same again: ") != password:
+        raise UsageError("the two passwords differ")
+    return password

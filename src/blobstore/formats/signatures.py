@@ -1,0 +1,308 @@
+"""Signatures of models, in cosign's form: what is signed, and how registries and files keep it.
+
+What is signed is a *payload*: a small JSON document ("simple signing") with the digest of a
+manifest and the repository for which it is signed. A signature is the payload and annotations, one
+of which is the signature of the payload's bytes in base64. A registry keeps the signatures of a
+manifest as layers of an OCI manifest under the tag ``sha256-<hex>.sig``. In a file, a signature is
+such a layer's descriptor, which contains the payload as ``data`` (OCI image-spec, descriptor.md).
+
+Rule S1: a payload has exactly the keys below, and a digest and identity that are valid; a manifest
+of signatures follows rule M1, and annotations are texts. Layers of other media types are kept, and
+are not signatures. Sources: sigstore/cosign@d6d86c22 specs/SIGNATURE_SPEC.md, pkg/oci/static;
+containers/image@df7e80d2 signature/internal/sigstore_payload.go, which is as strict.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from blobstore.errors import DigestMismatchError, DocumentError, InvalidNameError, quoted
+from blobstore.formats import strictjson
+from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.formats.strictdocument import InvalidError, members, text, validated
+from blobstore.formats.strictjson import check_limit, parse_object
+from blobstore.names import Digest, ModelName
+
+SIGNATURE_MEDIA_TYPE: Final = "application/vnd.dev.cosign.simplesigning.v1+json"
+SIGNATURE_KEY: Final = "dev.cosignproject.cosign/signature"
+"""The annotation that has the signature of the payload's bytes, in base64."""
+PAYLOAD_TYPE: Final = "cosign container image signature"
+OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+OCI_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
+
+MAX_PAYLOAD = 64 * 2**10
+MAX_ANNOTATIONS = 64 * 2**10
+"""Bytes of the annotations of one signature: certificates and entries of a log, too."""
+MAX_SIGNATURES = 1000
+"""Signatures of one manifest, as in cosign (pkg/oci/remote/signatures.go `maxLayers`)."""
+MAX_SIGNATURES_MANIFEST = 4 * 2**20
+"""Bytes of a manifest of signatures: what every registry takes (OCI distribution-spec, "Push")."""
+MAX_FILE = 2 * (MAX_PAYLOAD + MAX_ANNOTATIONS)
+
+_DOCKER = "docker.io"
+_REFERENCE = re.compile(
+    r"(?P<repository>(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?(?:@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
+_MAX_REFERENCE = 512
+_TAG = re.compile(r"sha256-[0-9a-f]{64}\.sig", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class DockerReference:
+    """What a signature is for: a repository with its host, and a tag, or None.
+
+    As text it is a docker reference. Case is ignored in a repository, as in the names of models.
+    """
+
+    repository: str
+    tag: str | None = None
+
+    @classmethod
+    def parse(cls, reference: str) -> DockerReference:
+        """Return the identity in a docker reference; a digest in it is checked and left out.
+
+        Docker Hub's host may be missing, or be index.docker.io. Source: containers/image@df7e80d2
+        docker/reference/normalize.go `splitDockerDomain`. Raises: InvalidNameError (rule S1).
+        """
+        match = (
+            _REFERENCE.fullmatch(reference.lower()) if len(reference) <= _MAX_REFERENCE else None
+        )
+        if match is None:
+            raise InvalidNameError(f"not a docker reference: {quoted(reference)}", rule="S1")
+        host, _, path = match["repository"].partition("/")
+        if not path or not ({".", ":"} & {*host} or host == "localhost"):
+            host, path = _DOCKER, match["repository"]
+        if host in (_DOCKER, f"index.{_DOCKER}"):
+            host, path = _DOCKER, path if "/" in path else f"library/{path}"
+        tag = match["tag"] and reference[match.start("tag") : match.end("tag")]
+        return cls(f"{host}/{path}", tag)
+
+    @classmethod
+    def of(cls, name: ModelName) -> DockerReference:
+        """Return the identity of a model, with its tag."""
+        *repository, tag = name.path_parts
+        return cls("/".join(repository).lower(), tag)
+
+    def __str__(self) -> str:
+        return self.repository if self.tag is None else f"{self.repository}:{self.tag}"
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What is signed: the digest of a manifest, and the identity for which it is signed."""
+
+    digest: Digest
+    identity: DockerReference
+
+    @classmethod
+    def parse(cls, raw: bytes, what: str = "the payload") -> Payload:
+        """Return what a payload says; user-defined keys under ``optional`` are ignored.
+
+        Raises: DocumentError (rule S1); LimitExceededError over 64 KiB.
+        """
+        whole = parse_object(raw, what, rule="S1", limit=MAX_PAYLOAD)
+        _check_keys(whole, what, ("critical", "optional"))
+        if not isinstance(whole["optional"], dict | None):
+            raise DocumentError(f"{what}: optional is not an object (rule S1)", rule="S1")
+        critical = _check_keys(whole["critical"], what, ("identity", "image", "type"))
+        image = _check_keys(critical["image"], what, ("docker-manifest-digest",))
+        identity = _check_keys(critical["identity"], what, ("docker-reference",))
+        if critical["type"] != PAYLOAD_TYPE:
+            message = f"{what}: type {quoted(critical['type'])} is not {PAYLOAD_TYPE!r} (rule S1)"
+            raise DocumentError(message, rule="S1")
+        try:
+            digest = Digest.parse(image["docker-manifest-digest"])
+            return cls(digest, DockerReference.parse(text(identity["docker-reference"])))
+        except ValueError as error:  # errors of names and digests are ValueErrors too
+            raise DocumentError(f"{what}: {error} (rule S1)", rule="S1") from None
+
+    def encode(self) -> bytes:
+        """Return the payload as cosign writes it: one line of compact JSON."""
+        critical = {
+            "identity": {"docker-reference": str(self.identity)},
+            "image": {"docker-manifest-digest": str(self.digest)},
+            "type": PAYLOAD_TYPE,
+        }
+        return strictjson.encode({"critical": critical, "optional": None})
+
+
+def _check_keys(value: Any, what: str, keys: Collection[str]) -> dict[str, Any]:
+    """Return an object that has exactly these keys. Raises: DocumentError (rule S1)."""
+    if not isinstance(value, dict) or value.keys() != set(keys):
+        wanted = " and ".join(sorted(keys))
+        raise DocumentError(f"{what}: expected an object of {wanted} only (rule S1)", rule="S1")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A payload's bytes, and annotations. Nothing in it is trusted before a key verifies it."""
+
+    payload: bytes
+    annotations: Mapping[str, str]
+
+    @classmethod
+    def of(cls, payload: bytes, value: bytes) -> Signature:
+        """Return the signature with these bytes."""
+        return cls(payload, {SIGNATURE_KEY: base64.b64encode(value).decode()})
+
+    @classmethod
+    def parse(cls, raw: bytes, what: str) -> Signature:
+        """Return the signature in a file: a descriptor with ``data``.
+
+        Raises: DocumentError (rule S1), DigestMismatchError, LimitExceededError.
+        """
+        value = parse_object(raw, what, rule="S1", limit=MAX_FILE)
+        layer = SignatureLayer.checked(value, what)
+        if layer is None:
+            raise DocumentError(f"{what} is not the descriptor of a signature (rule S1)", rule="S1")
+        return layer.signature(_decoded(value.get("data"), f"{what}: data"))
+
+    @property
+    def value(self) -> bytes:
+        """The signature of the payload's bytes. Raises: DocumentError (rule S1)."""
+        return _decoded(self.annotations.get(SIGNATURE_KEY), "the signature")
+
+    @property
+    def layer(self) -> dict[str, Any]:
+        """Its descriptor as a layer of a manifest, in go-containerregistry's order of keys."""
+        return {
+            "mediaType": SIGNATURE_MEDIA_TYPE,
+            "size": len(self.payload),
+            "digest": str(Digest.of(self.payload)),
+            "annotations": dict(sorted(self.annotations.items())),
+        }
+
+    def encode(self) -> bytes:
+        """Return the bytes of its file."""
+        data = base64.b64encode(self.payload).decode()
+        return strictjson.encode({**self.layer, "data": data})
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureLayer:
+    """A layer with a signature: the descriptor of its payload, and its annotations."""
+
+    descriptor: Descriptor
+    annotations: Mapping[str, str]
+
+    @classmethod
+    def checked(cls, value: dict[str, Any], what: str) -> SignatureLayer | None:
+        """Return the layer that a descriptor describes, None for another media type.
+
+        Raises: DocumentError (rule S1); LimitExceededError for a large payload or annotations.
+        """
+        descriptor = validated(Descriptor, value, what, "S1")
+        if descriptor.media_type != SIGNATURE_MEDIA_TYPE:
+            return None
+        try:
+            given = value.get("annotations")
+            annotations = {} if given is None else members(text)(given)
+        except InvalidError as error:
+            raise DocumentError(f"{what}: annotations: {error} (rule S1)", rule="S1") from None
+        nbytes = sum(len(part) for item in annotations.items() for part in item)
+        check_limit(f"{what}: its annotations", nbytes, "characters", MAX_ANNOTATIONS, "S1")
+        check_limit(f"{what}: its payload", descriptor.size, "bytes", MAX_PAYLOAD, "S1")
+        return cls(descriptor, annotations)
+
+    def signature(self, payload: bytes) -> Signature:
+        """Return the signature with its payload. Raises: DigestMismatchError for other bytes."""
+        digest = self.descriptor.digest
+        if len(payload) != self.descriptor.size or Digest.of(payload) != digest:
+            message = f"the payload of a signature does not match its digest {digest}"
+            raise DigestMismatchError(message, blob=str(digest))
+        return Signature(payload, self.annotations)
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureManifest:
+    """The manifest under a ``.sig`` tag, and its config's bytes if the manifest is new.
+
+    To read: fetch the tag, `parse`, fetch each layer's payload, and make `SignatureLayer.signature`
+    of both. To add: `of` or `extended`; upload payloads, ``config`` and ``raw`` if it is another.
+    """
+
+    raw: bytes
+    layers: tuple[SignatureLayer, ...]
+    config: bytes | None = None
+
+    @classmethod
+    def parse(cls, raw: bytes, what: str = "the manifest of signatures") -> SignatureManifest:
+        """Return the manifest in ``raw``.
+
+        Raises: DocumentError (rule M1 or S1); LimitExceededError over 4 MiB, 1000 layers, or the
+        limits of a layer.
+        """
+        value = _manifest(raw, what)
+        found = [SignatureLayer.checked(layer, what) for layer in value["layers"]]
+        return cls(raw, tuple(layer for layer in found if layer is not None))
+
+    @classmethod
+    def of(cls, signatures: Iterable[Signature]) -> SignatureManifest:
+        """Return the manifest of these signatures, the first of their model."""
+        shell = {"schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": None, "layers": []}
+        return _with_layers(shell, [signature.layer for signature in signatures])
+
+    def extended(self, signatures: Sequence[Signature]) -> SignatureManifest:
+        """Return the manifest with those signatures added that it lacks; itself if it has all.
+
+        Raises: LimitExceededError for more than 1000 layers.
+        """
+        there = [(layer.descriptor.digest, layer.annotations) for layer in self.layers]
+        new = []
+        for one in signatures:
+            if (key := (Digest.of(one.payload), one.annotations)) not in there:
+                there.append(key)
+                new.append(one.layer)
+        value = _manifest(self.raw, "the manifest of signatures")
+        return _with_layers(value, [*value["layers"], *new]) if new else self
+
+
+def tag_of(digest: Digest) -> str:
+    """Return the tag under which a repository has the signatures of a manifest."""
+    return f"{digest.file_name}.sig"
+
+
+def is_tag_of_signatures(tag: str) -> bool:
+    """Return True for a tag that `tag_of` makes."""
+    return _TAG.fullmatch(tag) is not None
+
+
+def _manifest(raw: bytes, what: str) -> dict[str, Any]:
+    """Return a manifest's JSON, checked as every manifest is. Raises: as `parse`."""
+    value = parse_object(raw, what, rule="M1", limit=MAX_SIGNATURES_MANIFEST)
+    if isinstance(layers := value.get("layers"), list):
+        check_limit(what, len(layers), "layers", MAX_SIGNATURES, "S1")
+    validated(Manifest, value, what, "M1")
+    return value
+
+
+def _with_layers(value: dict[str, Any], layers: list[dict[str, Any]]) -> SignatureManifest:
+    """Return a manifest with these layers, and a config that lists them.
+
+    Payloads are stored as they are, so their digests are also the config's ``diff_ids``.
+    """
+    rootfs = {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}
+    config = strictjson.encode({"architecture": "", "os": "", "config": {}, "rootfs": rootfs})
+    entry = {"mediaType": OCI_CONFIG, "size": len(config), "digest": str(Digest.of(config))}
+    kind = value.get("mediaType", OCI_MANIFEST)  # it may be missing (OCI image-spec, manifest.md)
+    raw = strictjson.encode({**value, "mediaType": kind, "config": entry, "layers": layers})
+    parsed = SignatureManifest.parse(raw)
+    return SignatureManifest(parsed.raw, parsed.layers, config)
+
+
+def _decoded(value: Any, what: str) -> bytes:
+    """Return the bytes of a text in base64 (RFC 4648, section 4). Raises: DocumentError.
+
+    It may have line breaks, as for Go's encoding/base64: signatures that openssl wrote have some.
+    """
+    try:
+        return base64.b64decode("".join(text(value).splitlines()), validate=True)
+    except ValueError:  # an InvalidError and a binascii.Error too
+        raise DocumentError(f"{what} is not base64 (rule S1)", rule="S1") from None

@@ -1,0 +1,1 @@
+"""Signing: keys, signatures of models, and the policies that require them."""

@@ -1,0 +1,244 @@
+"""Keys: public ones that verify, private ones that sign, and the files that hold them.
+
+ECDSA (P-256, P-384, P-521), RSA (2048, 3072 or 4096 bits, PKCS #1 v1.5) and Ed25519. The hash is
+always SHA-256: cosign's ``verify --key`` and containers/image take no other (sigstore/cosign@
+d6d86c22 cmd/cosign/cli/verify/verify.go `Exec`; containers/image@df7e80d2
+signature/internal/sigstore_payload.go). Ed25519 signs the payload itself, as both verify it.
+
+A private key is PKCS #8 in PEM, encrypted or not, or cosign's own file: a PEM block whose contents
+are JSON, with PKCS #8 in NaCl's secretbox under a key that scrypt makes of the password
+(secure-systems-lab/go-securesystemslib@8b6ec9cb encrypted/encrypted.go; sigstore/cosign@0005a728
+pkg/cosign/keys.go `LoadPrivateKey`). All arithmetic is done by cryptography, PyNaCl and hashlib.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import textwrap
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from blobstore.errors import DocumentError, UsageError
+from blobstore.formats import strictjson
+from blobstore.formats.strictjson import parse_object
+from blobstore.names import Digest
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+    _Public = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey
+    _Private = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
+
+MAX_KEY_FILE = 64 * 2**10
+_CURVES = ("secp256r1", "secp384r1", "secp521r1")
+_RSA_BITS = (2048, 3072, 4096)
+"""As in cosign: sigstore/sigstore pkg/cryptoutils/goodkey."""
+_COSIGN = re.compile(
+    rb"-----BEGIN (?P<label>ENCRYPTED (?:COSIGN|SIGSTORE) PRIVATE KEY)-----\s"
+    rb"(?P<text>[A-Za-z0-9+/=\s]*)-----END (?P=label)-----\s*"
+)
+_LABEL = "ENCRYPTED SIGSTORE PRIVATE KEY"
+_SCRYPT_COSTS = (2**15, 2**16, 2**17)
+"""The only costs that cosign accepts: a file must not choose how much memory is taken."""
+_NEW_COST = 2**16
+_BLOCK, _LANES = 8, 1
+_NONCE_BYTES, _SALT_BYTES = 24, 32
+
+Password = Callable[[], str]
+"""Returns the password of a key; called only if the key is encrypted."""
+
+
+class PublicKey:
+    """A key that verifies signatures. ``name`` says in messages where it is from."""
+
+    def __init__(self, key: Any, name: str) -> None:
+        """Raises: UsageError for a kind of key, curve or size that is not supported."""
+        self._key = _supported(key, name)
+        self.name = name
+
+    @classmethod
+    def parse(cls, raw: bytes, name: str) -> PublicKey:
+        """Return the key in PEM (SubjectPublicKeyInfo).
+
+        Raises: UsageError if it is not one, or not supported, or if cryptography is missing.
+        """
+        serialization = _module("cryptography.hazmat.primitives.serialization")
+        return cls(_parsed(lambda: serialization.load_pem_public_key(raw), name, "public"), name)
+
+    @property
+    def digest(self) -> Digest:
+        """The sha256 of the key's SubjectPublicKeyInfo in DER."""
+        return Digest.of(self._encoded("der"))
+
+    @property
+    def pem(self) -> bytes:
+        """The key in PEM."""
+        return self._encoded("pem")
+
+    def verifies(self, data: bytes, value: bytes) -> bool:
+        """Return True if ``value`` is a signature of ``data`` by this key."""
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            self._key.verify(value, data, *_scheme(self._key))
+        except InvalidSignature:
+            return False
+        return True
+
+    def _encoded(self, form: str) -> bytes:
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+        encoding = Encoding.DER if form == "der" else Encoding.PEM
+        return self._key.public_bytes(encoding, PublicFormat.SubjectPublicKeyInfo)
+
+
+class PrivateKey:
+    """A key that signs: the same payload gives the same signature."""
+
+    def __init__(self, key: Any, name: str) -> None:
+        """Raises: UsageError for a kind of key, curve or size that is not supported."""
+        public = getattr(key, "public_key", lambda: key)()
+        self.public = PublicKey(public, name)
+        self._key: _Private = key
+
+    @classmethod
+    def parse(cls, raw: bytes, name: str, password: Password) -> PrivateKey:
+        """Return the key in PEM. ``password`` is called if it is encrypted.
+
+        Raises: UsageError if it is not a private key, if it is not supported, for a wrong password,
+        or if cryptography or PyNaCl is missing; as ``password``.
+        """
+        serialization = _module("cryptography.hazmat.primitives.serialization")
+        match = _COSIGN.fullmatch(raw)
+        if match is not None:
+            der = _decrypted(match["text"], name, password())
+            load = lambda: serialization.load_der_private_key(der, None)  # noqa: E731
+        else:
+            secret = password().encode() if b"ENCRYPTED" in raw else None
+            load = lambda: serialization.load_pem_private_key(raw, secret)  # noqa: E731
+        return cls(_parsed(load, name, "private"), name)
+
+    @classmethod
+    def generate(cls) -> PrivateKey:
+        """Return a new key on P-256. Raises: UsageError if cryptography is missing."""
+        ec = _module("cryptography.hazmat.primitives.asymmetric.ec")
+        return cls(ec.generate_private_key(ec.SECP256R1()), "the new key")
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the signature of ``data``; on a curve in DER, with the nonce of RFC 6979."""
+        return self._key.sign(data, *_scheme(self._key))
+
+    def encrypted(self, password: str) -> bytes:
+        """Return the key as cosign's file. Raises: UsageError if PyNaCl is missing."""
+        from cryptography.hazmat.primitives.serialization import (
+            Encoding,
+            NoEncryption,
+            PrivateFormat,
+        )
+
+        der = self._key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+        return _encrypted(der, password, _NEW_COST)
+
+
+def _supported(key: Any, name: str) -> _Public:
+    ec = _module("cryptography.hazmat.primitives.asymmetric.ec")
+    rsa = _module("cryptography.hazmat.primitives.asymmetric.rsa")
+    ed25519 = _module("cryptography.hazmat.primitives.asymmetric.ed25519")
+    kind = type(key).__name__.strip("_")
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        kind, is_supported = f"a key on {key.curve.name}", key.curve.name in _CURVES
+    elif isinstance(key, rsa.RSAPublicKey):
+        kind, is_supported = f"an RSA key of {key.key_size} bits", key.key_size in _RSA_BITS
+    else:
+        is_supported = isinstance(key, ed25519.Ed25519PublicKey)
+    if not is_supported:
+        hint = "Use ECDSA on P-256, P-384 or P-521, RSA of 2048, 3072 or 4096 bits, or Ed25519."
+        raise UsageError(f"{name} is {kind}, which is not supported", path=name, hint=hint)
+    return key  # type: ignore[no-any-return]
+
+
+def _scheme(key: Any) -> tuple[Any, ...]:
+    """Return the arguments that follow the data when a key signs or verifies."""
+    from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    if isinstance(key, ec.EllipticCurvePrivateKey):
+        return (ec.ECDSA(SHA256(), deterministic_signing=True),)
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        return (ec.ECDSA(SHA256()),)
+    if isinstance(key, rsa.RSAPublicKey | rsa.RSAPrivateKey):
+        return (padding.PKCS1v15(), SHA256())
+    return ()
+
+
+def _parsed(load: Callable[[], Any], name: str, kind: str) -> Any:
+    """Return what ``load`` returns. Raises: UsageError for its errors."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    try:
+        return load()
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        reason = str(error).partition("\n")[0][:200]
+        message = f"{name} is not a {kind} key in PEM that can be read: {reason}"
+        raise UsageError(message, path=name) from None
+
+
+def _decrypted(text: bytes, name: str, password: str) -> bytes:
+    """Return the PKCS #8 in cosign's file. Raises: UsageError."""
+    secret, crypto = _module("nacl.secret"), _module("nacl.exceptions")
+    try:
+        sealed = parse_object(base64.b64decode(text), name, rule="S1", limit=MAX_KEY_FILE)
+        kdf, cipher = sealed["kdf"], sealed["cipher"]
+        cost, block, lanes = (kdf["params"][key] for key in ("N", "r", "p"))
+        salt, nonce = base64.b64decode(kdf["salt"]), base64.b64decode(cipher["nonce"])
+        ciphertext = base64.b64decode(sealed["ciphertext"])
+        is_known = (kdf["name"], cipher["name"]) == ("scrypt", "nacl/secretbox")
+        is_known &= cost in _SCRYPT_COSTS and (block, lanes) == (_BLOCK, _LANES)
+    except (DocumentError, ValueError, TypeError, KeyError):
+        raise UsageError(f"{name} is damaged: it is not cosign's key file", path=name) from None
+    if not is_known or len(nonce) != _NONCE_BYTES:
+        raise UsageError(f"{name} is encrypted in a way that cosign does not use", path=name)
+    try:
+        box = secret.SecretBox(_derived(password, salt, cost))
+        return bytes(box.decrypt(ciphertext, nonce))
+    except crypto.CryptoError:
+        raise UsageError(f"{name}: wrong password, or the file is damaged", path=name) from None
+
+
+def _encrypted(der: bytes, password: str, cost: int) -> bytes:
+    salt, nonce = os.urandom(_SALT_BYTES), os.urandom(_NONCE_BYTES)
+    box = _module("nacl.secret").SecretBox(_derived(password, salt, cost))
+    params = {"N": cost, "r": _BLOCK, "p": _LANES}
+    sealed = {
+        "kdf": {"name": "scrypt", "params": params, "salt": _text(salt)},
+        "cipher": {"name": "nacl/secretbox", "nonce": _text(nonce)},
+        "ciphertext": _text(box.encrypt(der, nonce).ciphertext),
+    }
+    lines = textwrap.wrap(_text(strictjson.encode(sealed)), 64)
+    return "\n".join([f"-----BEGIN {_LABEL}-----", *lines, f"-----END {_LABEL}-----", ""]).encode()
+
+
+def _derived(password: str, salt: bytes, cost: int) -> bytes:
+    memory = 128 * cost * _BLOCK + 2**20  # RFC 7914, section 5, and some room
+    return hashlib.scrypt(
+        password.encode(), salt=salt, n=cost, r=_BLOCK, p=_LANES, maxmem=memory, dklen=32
+    )
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _module(name: str) -> Any:
+    """Import a module of the extra ``sign``. Raises: UsageError if it is missing."""
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = "PyNaCl" if name.startswith("nacl") else "cryptography"
+        hint = "Install the extra: pip install 'blobstore[sign]'"
+        raise UsageError(f"keys need the package {package}", hint=hint) from None

@@ -1,0 +1,101 @@
+"""Signs models, and checks their signatures. What is signed is the digest of a manifest.
+
+No blob is read or hashed: the manifest has the digest of each, and `blobstore.verify` compares
+their bytes. A signature of a digest stays valid under every name of the manifest; for which names
+it counts, its identity says (requirements.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from blobstore.errors import SignatureError, UsageError
+from blobstore.formats.signatures import DockerReference, Payload, Signature
+from blobstore.names import Digest, ModelName
+from blobstore.store.ports import Home
+from blobstore.store.signature_port import Signatures
+from blobstore.store.signing.key_pairs import PrivateKey
+from blobstore.store.signing.requirements import Accepted
+from blobstore.store.signing.signature_policy import SignaturePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class SignedModel:
+    """A model that was signed: what is signed, for which identity, and by which key.
+
+    ``is_new``: False if the model had this signature already.
+    """
+
+    name: ModelName
+    digest: Digest
+    identity: DockerReference
+    key: Digest
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedModel:
+    """A model whose signatures were checked: those that count, or the ``error``.
+
+    ``signatures``: how many the model has. Without an error, ``accepted`` is empty where the policy
+    requires no signature.
+    """
+
+    name: ModelName
+    digest: Digest
+    signatures: int
+    accepted: Sequence[Accepted] = ()
+    error: SignatureError | None = None
+
+
+def sign_model(
+    name: str | ModelName, home: Home, key: PrivateKey, *, identity: DockerReference | None = None
+) -> SignedModel:
+    """Sign the digest of a model's manifest, and keep the signature in the home.
+
+    ``identity``: for which the signature is (None: the repository of the model, which is what
+    cosign writes).
+
+    Raises: InvalidNameError, NotFoundError, AmbiguousNameError, DocumentError; UsageError for a
+    home that keeps no signatures; LimitExceededError; StorageError.
+    """
+    found = home.find(name)
+    digest = home.manifests.read(found).digest
+    whole = DockerReference.of(found)
+    wanted = DockerReference(whole.repository) if identity is None else identity
+    payload = Payload(digest, wanted).encode()
+    signature = Signature.of(payload, key.sign(payload))
+    added = _signatures(home).add(found, digest, [signature])
+    return SignedModel(found, digest, wanted, key.public.digest, is_new=added > 0)
+
+
+def check_signatures(
+    names: Iterable[str | ModelName], home: Home, policy: SignaturePolicy
+) -> list[CheckedModel]:
+    """Check the signatures of models; those of all models if ``names`` is empty.
+
+    Raises: InvalidNameError, NotFoundError, AmbiguousNameError, DocumentError; UsageError for a
+    home that keeps no signatures, or a key that can't be read; CorruptDataError for a signature
+    that can't be read; StorageError.
+    """
+    kept = _signatures(home)
+    found = [home.find(name) for name in names] or home.manifests.names()
+    return [_checked(name, home.manifests.read(name).digest, kept, policy) for name in found]
+
+
+def _checked(
+    name: ModelName, digest: Digest, kept: Signatures, policy: SignaturePolicy
+) -> CheckedModel:
+    signatures = kept.read(name, digest)
+    try:
+        accepted = policy.check(name, digest, signatures)
+    except SignatureError as error:
+        return CheckedModel(name, digest, len(signatures), error=error)
+    return CheckedModel(name, digest, len(signatures), accepted)
+
+
+def _signatures(home: Home) -> Signatures:
+    if home.signatures is None:
+        raise UsageError(f"{home.address} keeps no signatures")
+    return home.signatures

@@ -1,0 +1,313 @@
+"""Payloads, signatures and their manifests: cosign's bytes, and what is refused (rule S1)."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from blobstore.errors import (
+    BlobStoreError,
+    DigestMismatchError,
+    DocumentError,
+    InvalidNameError,
+    LimitExceededError,
+)
+from blobstore.formats.signatures import (
+    MAX_ANNOTATIONS,
+    MAX_FILE,
+    MAX_PAYLOAD,
+    MAX_SIGNATURES,
+    OCI_MANIFEST,
+    SIGNATURE_KEY,
+    SIGNATURE_MEDIA_TYPE,
+    DockerReference,
+    Payload,
+    Signature,
+    SignatureManifest,
+    tag_of,
+)
+from blobstore.names import Digest, ModelName
+
+DIGEST = Digest("ab" * 32)
+PAYLOAD = Payload(DIGEST, DockerReference("host.example/ns/m"))
+ONE = Signature.of(b"one", b"\x01")
+TWO = Signature(b"two", {SIGNATURE_KEY: "Ag==", "dev.sigstore.cosign/bundle": "{}"})
+
+# Identities
+
+
+@pytest.mark.parametrize(
+    ("text", "repository", "tag"),
+    [
+        ("gcr.io/a/b", "gcr.io/a/b", None),
+        ("gcr.io/a/b:Tag", "gcr.io/a/b", "Tag"),
+        ("GCR.io/A/b:Tag", "gcr.io/a/b", "Tag"),
+        ("host:5000/m", "host:5000/m", None),
+        ("host:5000/m:v1", "host:5000/m", "v1"),
+        ("localhost/m", "localhost/m", None),
+        ("busybox", "docker.io/library/busybox", None),
+        ("ns/m:1", "docker.io/ns/m", "1"),
+        ("docker.io/m", "docker.io/library/m", None),
+        ("index.docker.io/ns/m", "docker.io/ns/m", None),
+        (f"gcr.io/a/b@{DIGEST}", "gcr.io/a/b", None),
+        ("gcr.io/a/b/c/d", "gcr.io/a/b/c/d", None),
+    ],
+)
+def test_identities(text: str, repository: str, tag: str | None) -> None:
+    assert DockerReference.parse(text) == DockerReference(repository, tag)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a b",
+        "gcr.io/a/b:",
+        "gcr.io/a/b@sha256:1",
+        "gcr.io/\u00e9",
+        "a\n",
+        "x" * 513,
+        ":1",
+        "m:\u0131",
+    ],
+)
+def test_identities_that_are_refused(text: str) -> None:
+    with pytest.raises(InvalidNameError):
+        DockerReference.parse(text)
+
+
+def test_the_identity_of_a_model() -> None:
+    assert str(DockerReference.of(ModelName.parse("m"))) == "registry.ollama.ai/library/m:latest"
+    name = ModelName.parse("host.example:5000/Ns/M:Q4")
+    assert str(DockerReference.of(name)) == "host.example:5000/ns/m:Q4"
+    assert DockerReference.parse(str(DockerReference.of(name))) == DockerReference.of(name)
+
+
+# Payloads
+
+
+def test_the_bytes_of_a_payload_are_those_of_cosign() -> None:
+    # sigstore/cosign writes a Go struct: its order, no spaces, and null for no user's keys.
+    assert PAYLOAD.encode() == (
+        b'{"critical":{"identity":{"docker-reference":"host.example/ns/m"},'
+        b'"image":{"docker-manifest-digest":"' + str(DIGEST).encode() + b'"},'
+        b'"type":"cosign container image signature"},"optional":null}'
+    )
+    assert Payload.parse(PAYLOAD.encode()) == PAYLOAD
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> bytes:
+    value = json.loads(PAYLOAD.encode())
+    change(value)
+    return json.dumps(value).encode()
+
+
+def test_optional_keys_are_the_users() -> None:
+    raw = changed(lambda value: value.update(optional={"creator": "x", "timestamp": 1.5, "a": {}}))
+    assert Payload.parse(raw) == PAYLOAD
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"\xff",
+        PAYLOAD.encode() + b"{}",
+        PAYLOAD.encode().replace(b'"type"', b'"type":"x","type"'),
+        PAYLOAD.encode().replace(b'"optional":null', b'"optional":null,"optional":null'),
+        changed(lambda value: value.pop("optional")),
+        changed(lambda value: value.update(optional=[])),
+        changed(lambda value: value.update(optional="x")),
+        changed(lambda value: value.update(more=1)),
+        changed(lambda value: value.pop("critical")),
+        changed(lambda value: value.update(critical=None)),
+        changed(lambda value: value["critical"].pop("identity")),
+        changed(lambda value: value["critical"].pop("type")),
+        changed(lambda value: value["critical"].update(type="atomic container signature")),
+        changed(lambda value: value["critical"].update(type=1)),
+        changed(lambda value: value["critical"].update(more=1)),
+        changed(lambda value: value["critical"].update(image=[])),
+        changed(lambda value: value["critical"]["image"].update(more=1)),
+        changed(lambda value: value["critical"]["image"].clear()),
+        # Go's parser ignores the case of keys; the example in cosign's specification has this one.
+        changed(
+            lambda value: value["critical"].update(image={"Docker-manifest-digest": str(DIGEST)})
+        ),
+        changed(lambda value: value["critical"]["image"].update({"docker-manifest-digest": 1})),
+        changed(lambda value: value["critical"]["image"].update({"docker-manifest-digest": "x"})),
+        changed(lambda value: value["critical"]["identity"].update({"docker-reference": None})),
+        changed(lambda value: value["critical"]["identity"].update({"docker-reference": "a b"})),
+        b'{"critical":' + b"[" * 70 + b"]" * 70 + b',"optional":null}',
+        b'{"critical":' + b"[" * 9000 + b"]" * 9000 + b',"optional":null}',
+    ],
+)
+def test_payloads_that_are_refused(raw: bytes) -> None:
+    with pytest.raises(DocumentError) as caught:
+        Payload.parse(raw)
+    assert caught.value.rule == "S1"
+    assert len(caught.value.message) < 400
+
+
+def test_a_huge_payload_is_refused() -> None:
+    raw = changed(lambda value: value.update(optional={"a": "x" * MAX_PAYLOAD}))
+    with pytest.raises(LimitExceededError):
+        Payload.parse(raw)
+
+
+# Signatures in files
+
+
+def test_a_signature_in_a_file() -> None:
+    for one in (ONE, TWO):
+        assert Signature.parse(one.encode(), "a file") == one
+    assert (ONE.value, TWO.value) == (b"\x01", b"\x02")
+    found = json.loads(TWO.encode())
+    assert list(found) == ["mediaType", "size", "digest", "annotations", "data"]
+    assert base64.b64decode(found["data"]) == b"two"
+    assert found["digest"] == str(Digest.of(b"two"))
+
+
+def test_line_breaks_in_base64_are_ignored() -> None:
+    # As Go does; signatures that openssl encoded have some.
+    assert Signature(b"", {SIGNATURE_KEY: "AQID\nBAU=\r\n"}).value == b"\1\2\3\4\5"
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "A", "Ag", "Ag=", "A g==", "Ag==\u00e9", "Ag==A", "-_=="]
+)
+def test_base64_that_is_refused(text: str | None) -> None:
+    annotations = {} if text is None else {SIGNATURE_KEY: text}
+    if text == "":
+        assert Signature(b"", annotations).value == b""
+        return
+    with pytest.raises(DocumentError):
+        _ = Signature(b"", annotations).value
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mediaType": "application/json"},
+        {"mediaType": None},
+        {"digest": str(DIGEST)},
+        {"digest": "x"},
+        {"size": 2},
+        {"size": -1},
+        {"size": "3"},
+        {"size": MAX_PAYLOAD + 1},
+        {"data": None},
+        {"data": 1},
+        {"data": "!"},
+        {"data": "b25lIQ=="},
+        {"annotations": []},
+        {"annotations": {"a": 1}},
+        {"annotations": {"a": "x" * MAX_ANNOTATIONS}},
+        {"annotations": {"a": {"b": "c"}}},
+    ],
+)
+def test_files_that_are_refused(change: dict[str, Any]) -> None:
+    raw = json.dumps({**json.loads(ONE.encode()), **change}).encode()
+    with pytest.raises(BlobStoreError):
+        Signature.parse(raw, "a file")
+
+
+def test_a_huge_file_is_refused() -> None:
+    with pytest.raises(LimitExceededError):
+        Signature.parse(ONE.encode() + b" " * MAX_FILE, "a file")
+
+
+# Manifests
+
+
+def test_the_tag_of_a_digest() -> None:
+    assert tag_of(DIGEST) == f"sha256-{DIGEST.hex}.sig"
+
+
+def test_a_manifest_and_its_config() -> None:
+    made = SignatureManifest.of([ONE, TWO])
+    value = json.loads(made.raw)
+    assert list(value) == ["schemaVersion", "mediaType", "config", "layers"]
+    assert (value["schemaVersion"], value["mediaType"]) == (2, OCI_MANIFEST)
+    assert value["layers"] == [ONE.layer, TWO.layer]
+    assert made.config is not None
+    assert value["config"]["digest"] == str(Digest.of(made.config))
+    assert value["config"]["size"] == len(made.config)
+    rootfs = json.loads(made.config)["rootfs"]
+    assert rootfs["diff_ids"] == [str(Digest.of(b"one")), str(Digest.of(b"two"))]
+    read = SignatureManifest.parse(made.raw)
+    assert read.config is None
+    payloads = (b"one", b"two")
+    pairs = zip(read.layers, payloads, strict=True)
+    assert [layer.signature(payload) for layer, payload in pairs] == [ONE, TWO]
+    with pytest.raises(DigestMismatchError):
+        read.layers[0].signature(b"two")
+    with pytest.raises(DigestMismatchError):
+        read.layers[0].signature(b"")
+
+
+def test_layers_of_others_and_unknown_keys_are_kept() -> None:
+    value = json.loads(SignatureManifest.of([ONE]).raw)
+    other = {
+        "mediaType": "application/vnd.in-toto+json",
+        "size": 1,
+        "digest": str(DIGEST),
+        "x": [1],
+    }
+    value["layers"].insert(0, other)
+    value["annotations"] = {"a": "b"}
+    before = SignatureManifest.parse(json.dumps(value).encode())
+    assert [layer.descriptor.digest for layer in before.layers] == [Digest.of(b"one")]
+    after = before.extended([TWO])
+    found = json.loads(after.raw)
+    assert found["layers"] == [other, ONE.layer, TWO.layer]
+    assert found["annotations"] == {"a": "b"}
+    assert json.loads(after.config or b"")["rootfs"]["diff_ids"][0] == str(DIGEST)
+
+
+def test_what_is_there_is_not_added() -> None:
+    made = SignatureManifest.of([ONE, TWO])
+    assert made.extended([TWO, ONE]) is made
+    other = Signature(ONE.payload, {SIGNATURE_KEY: "Aw=="})  # another key, the same payload
+    assert len(made.extended([ONE, other]).layers) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schemaVersion": 1},
+        {"schemaVersion": None},
+        {"layers": None},
+        {"layers": {}},
+        {"layers": [1]},
+        {"layers": [{**ONE.layer, "digest": "x"}]},
+        {"layers": [{**ONE.layer, "annotations": {"a": None}}]},
+        {"layers": [{**ONE.layer, "annotations": "x"}]},
+        {"layers": [{**ONE.layer, "size": MAX_PAYLOAD + 1}]},
+        {"layers": [{**ONE.layer, "annotations": {"a": "x" * MAX_ANNOTATIONS}}]},
+        {"layers": [ONE.layer] * (MAX_SIGNATURES + 1)},
+        {"manifests": []},
+        {"padding": "x" * 2**22},
+    ],
+)
+def test_manifests_that_are_refused(change: dict[str, Any]) -> None:
+    raw = json.dumps({**json.loads(SignatureManifest.of([ONE]).raw), **change}).encode()
+    with pytest.raises((DocumentError, LimitExceededError)):
+        SignatureManifest.parse(raw)
+
+
+def test_too_many_are_not_added() -> None:
+    many = [Signature.of(b"%d" % number, b"x") for number in range(MAX_SIGNATURES)]
+    whole = SignatureManifest.of(many)
+    assert len(whole.layers) == MAX_SIGNATURES
+    with pytest.raises(LimitExceededError):
+        whole.extended([ONE])
+
+
+def test_the_media_type() -> None:
+    assert SIGNATURE_MEDIA_TYPE == "application/vnd.dev.cosign.simplesigning.v1+json"

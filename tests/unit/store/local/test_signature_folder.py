@@ -1,0 +1,221 @@
+"""Signatures in a store's folder: durable, limited, removed with the last model of a manifest."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.stores import commit_model, manifest_path
+
+from blobstore.errors import (
+    BlobStoreError,
+    CorruptDataError,
+    LimitExceededError,
+    StorageError,
+)
+from blobstore.formats.signatures import MAX_FILE, MAX_SIGNATURES, Signature
+from blobstore.names import Digest, ModelName
+from blobstore.store.care.prune import DAY_S, prune
+from blobstore.store.local import signature_folder as module
+from blobstore.store.local.store import Store
+
+M = ModelName.parse("m")
+ONE, TWO = Signature.of(b"one", b"\x01"), Signature.of(b"two", b"\x02")
+
+
+def folder_of(store: Store, digest: Digest) -> Path:
+    return store.root / ".blobstore" / "signatures" / digest.hex
+
+
+def signed(store: Store, name: str = "m", *blobs: bytes) -> Digest:
+    """Store a model with two signatures; return the digest of its manifest."""
+    digest = commit_model(store, name, *(blobs or (b"blob",))).digest
+    assert store.signatures.add(ModelName.parse(name), digest, [ONE, TWO]) == 2
+    return digest
+
+
+def test_each_file_is_a_signature(store: Store) -> None:
+    digest = signed(store)
+    files = {path.name: path.read_bytes() for path in folder_of(store, digest).iterdir()}
+    assert files == {Digest.of(one.encode()).hex: one.encode() for one in (ONE, TWO)}
+    assert [one.name for one in (store.root / "manifests").iterdir()] == ["registry.ollama.ai"]
+
+
+def test_it_is_durable_before_it_is_visible(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = commit_model(store, "m", b"blob").digest
+    done: list[str] = []
+    rename = Path.rename
+
+    def renamed(path: Path, target: Path) -> Path:
+        done.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(module, "sync", lambda _fd: done.append("file"))
+    monkeypatch.setattr(module, "sync_folder", lambda _path: done.append("folder"))
+    monkeypatch.setattr(Path, "rename", renamed)
+    store.signatures.add(M, digest, [ONE])
+    assert done == ["file", "rename", "folder"]
+    store.signatures.add(M, digest, [ONE])
+    assert len(done) == 3
+
+
+def test_a_failed_write_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = commit_model(store, "m", b"blob").digest
+
+    def fails(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "sync", fails)
+    with pytest.raises(StorageError):
+        store.signatures.add(M, digest, [ONE])
+    assert list(folder_of(store, digest).iterdir()) == []
+
+
+def test_processes_add_at_once(store: Store) -> None:
+    digest = commit_model(store, "m", b"blob").digest
+    each = [[Signature.of(b"%d" % (number % 7), b"x"), ONE] for number in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda some: Store(store.root).signatures.add(M, digest, some), each))
+    assert len(store.signatures.read(M, digest)) == 8
+
+
+# Damage
+
+
+def test_a_damaged_file_is_an_error(store: Store) -> None:
+    digest = signed(store)
+    path = min(folder_of(store, digest).iterdir())
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptDataError, match="is damaged") as caught:
+        store.signatures.read(M, digest)
+    assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize("raw", [b"{}", b"[]", b"\xff", b"x" * (MAX_FILE + 1)])
+def test_files_that_others_made(store: Store, raw: bytes) -> None:
+    digest = signed(store)
+    (folder_of(store, digest) / Digest.of(raw).hex).write_bytes(raw)
+    with pytest.raises((CorruptDataError, LimitExceededError)):
+        store.signatures.read(M, digest)
+
+
+def test_files_of_other_names_are_ignored(store: Store) -> None:
+    digest = signed(store)
+    for name in (f"new-{'0' * 16}", "README", "A" * 64):
+        (folder_of(store, digest) / name).write_bytes(b"x")
+    assert len(store.signatures.read(M, digest)) == 2
+
+
+def test_links_are_not_followed(store: Store, tmp_path: Path) -> None:
+    digest = signed(store)
+    place = folder_of(store, digest)
+    elsewhere = tmp_path / "elsewhere"
+    place.rename(elsewhere)
+    place.symlink_to(elsewhere)
+    for act in (
+        lambda: store.signatures.read(M, digest),
+        lambda: store.signatures.add(M, digest, [ONE]),
+    ):
+        with pytest.raises(StorageError, match="symbolic link"):
+            act()
+    store.remove("m")
+    assert len(list(elsewhere.iterdir())) == 2
+    place.unlink()
+    place.mkdir()
+    file = next(elsewhere.iterdir())
+    (place / file.name).symlink_to(file)
+    with pytest.raises(BlobStoreError):
+        store.signatures.read(M, digest)
+    place.joinpath(file.name).unlink()
+    os.mkfifo(place / file.name)
+    with pytest.raises(BlobStoreError):
+        store.signatures.read(M, digest)
+
+
+def test_too_many(store: Store) -> None:
+    digest = signed(store)
+    many = [Signature.of(b"%d" % number, b"x") for number in range(MAX_SIGNATURES - 1)]
+    with pytest.raises(LimitExceededError, match="signatures"):
+        store.signatures.add(M, digest, many)
+    assert len(store.signatures.read(M, digest)) == 2
+    for number in range(MAX_SIGNATURES):
+        (folder_of(store, digest) / f"{number:064x}").touch()
+    with pytest.raises(LimitExceededError, match="signatures"):
+        store.signatures.read(M, digest)
+
+
+# Removal
+
+
+def test_they_are_removed_with_the_last_model(store: Store) -> None:
+    digest = signed(store)
+    store.copy("m", "n")
+    other = signed(store, "other", b"blob", b"more")
+    store.remove("m")
+    assert len(store.signatures.read(M, digest)) == 2
+    store.remove("n")
+    assert not folder_of(store, digest).exists()
+    assert len(store.signatures.read(M, other)) == 2
+
+
+def test_they_move_with_the_model(store: Store) -> None:
+    digest = signed(store)
+    store.move("m", "n")
+    assert len(store.signatures.read(ModelName.parse("n"), digest)) == 2
+
+
+def test_they_stay_while_a_copy_of_the_manifest_exists(store: Store) -> None:
+    """A lost model can be repaired, and is signed again then."""
+    digest = signed(store)
+    store.copy("m", "n")
+    manifest_path(store, "n").unlink()
+    store.remove("m")
+    assert len(store.signatures.read(M, digest)) == 2
+    aged(folder_of(store, digest))
+    prune(store)
+    assert len(store.signatures.read(M, digest)) == 2
+
+
+def aged(*paths: Path, by_s: float = 2 * DAY_S) -> None:
+    for path in paths:
+        moment = time.time() - by_s
+        os.utime(path, (moment, moment))
+
+
+def test_prune_removes_what_no_model_has(store: Store) -> None:
+    kept, gone = signed(store), Digest("ab" * 32)
+    store.signatures.add(M, gone, [ONE])
+    unfinished = folder_of(store, kept) / f"new-{'0' * 16}"
+    unfinished.write_bytes(b"x")
+    assert prune(store).leftovers == ()  # all of it is young
+    aged(folder_of(store, gone), folder_of(store, kept), unfinished)
+    shown = prune(store, dry_run=True).leftovers
+    assert sorted(left.path for left in shown) == sorted([folder_of(store, gone), unfinished])
+    assert folder_of(store, gone).exists()
+    assert sum(left.nbytes for left in prune(store).leftovers) == len(ONE.encode()) + 1
+    assert not folder_of(store, gone).exists()
+    assert not unfinished.exists()
+    assert len(store.signatures.read(M, kept)) == 2
+
+
+def test_prune_leaves_what_is_not_ours(store: Store, tmp_path: Path) -> None:
+    signed(store)
+    root = store.root / ".blobstore" / "signatures"
+    (root / "README").write_text("x")
+    (root / "other").mkdir()
+    (tmp_path / "x").mkdir()
+    (root / ("cd" * 32)).symlink_to(tmp_path / "x")
+    aged(root / "other", tmp_path / "x")
+    assert prune(store).leftovers == ()
+
+
+def test_an_old_manifest_s_signatures_go_with_the_next_prune(store: Store) -> None:
+    old = signed(store)
+    new = signed(store, "m", b"changed")
+    aged(folder_of(store, old), folder_of(store, new))
+    prune(store)
+    assert store.signatures.read(M, old) == []
+    assert len(store.signatures.read(M, new)) == 2

@@ -1,0 +1,205 @@
+"""Keys: what is read, what is refused, and that only the right key and data verify.
+
+test_foreign.py compares them with openssl, cosign and skopeo.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed448, ed25519, rsa, x25519
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    KeySerializationEncryption,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from blobstore.errors import UsageError
+from blobstore.store.signing.key_pairs import PrivateKey, PublicKey
+
+PLAIN = NoEncryption()
+KEYS: dict[str, Any] = {
+    "p256": ec.generate_private_key(ec.SECP256R1()),
+    "p384": ec.generate_private_key(ec.SECP384R1()),
+    "p521": ec.generate_private_key(ec.SECP521R1()),
+    "rsa": rsa.generate_private_key(65537, 2048),
+    "ed25519": ed25519.Ed25519PrivateKey.generate(),
+}
+REFUSED: dict[str, Any] = {
+    "p224": ec.generate_private_key(ec.SECP224R1()),
+    "k256": ec.generate_private_key(ec.SECP256K1()),
+    "brainpool": ec.generate_private_key(ec.BrainpoolP256R1()),
+    "rsa1024": rsa.generate_private_key(65537, 1024),  # noqa: S505  # it is refused
+    "ed448": ed448.Ed448PrivateKey.generate(),
+    "x25519": x25519.X25519PrivateKey.generate(),
+    "dsa": dsa.generate_private_key(1024),  # noqa: S505  # it is refused
+}
+
+
+def pem_of(key: Any, protection: KeySerializationEncryption = PLAIN) -> bytes:
+    made: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, protection)
+    return made
+
+
+def public_pem_of(key: Any) -> bytes:
+    made: bytes = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return made
+
+
+def no_password() -> str:
+    raise AssertionError("the key is not encrypted")
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_signatures_verify(kind: str) -> None:
+    private = PrivateKey.parse(pem_of(KEYS[kind]), "a.key", no_password)
+    public = PublicKey.parse(public_pem_of(KEYS[kind]), "a.pub")
+    assert public.digest == private.public.digest
+    assert public.pem == private.public.pem == public_pem_of(KEYS[kind])
+    value = private.sign(b"data")
+    assert private.sign(b"data") == value  # the same payload gives the same signature
+    assert public.verifies(b"data", value)
+    assert not public.verifies(b"datb", value)
+    assert not public.verifies(b"", value)
+    assert not PrivateKey.generate().public.verifies(b"data", value)
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_other_bytes_do_not_verify(kind: str) -> None:
+    private = PrivateKey.parse(pem_of(KEYS[kind]), "a.key", no_password)
+    value = private.sign(b"data")
+    wrong = [
+        b"",
+        b"\0",
+        value[:-1],
+        value[1:],
+        value + b"\0",
+        b"\0" + value,
+        value * 2,
+        bytes(2**16),
+    ]
+    wrong += [bytes((*value[:at], value[at] ^ 1, *value[at + 1 :])) for at in range(len(value))]
+    assert [one for one in wrong if private.public.verifies(b"data", one)] == []
+
+
+def test_der_is_strict() -> None:
+    """The same numbers in other encodings are not a signature: a long length, a leading zero."""
+    key = PrivateKey.generate()
+    value = next(value for value in (key.sign(b"%d" % n) for n in range(99)) if value[3] == 32)
+    data = next(b"%d" % n for n in range(99) if key.sign(b"%d" % n) == value)
+    assert key.public.verifies(data, value)
+    long_form = value[:1] + b"\x81" + value[1:]
+    padded = bytes((0x30, value[1] + 1, 2, 33, 0)) + value[4:]
+    negative = value[:4] + bytes((value[4] | 0x80,)) + value[5:]
+    for other in (long_form, padded, negative):
+        assert not key.public.verifies(data, other)
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_keys_that_are_not_supported(kind: str) -> None:
+    with pytest.raises(UsageError, match=r"a\.pub is .*not supported"):
+        PublicKey.parse(public_pem_of(REFUSED[kind]), "a.pub")
+    with pytest.raises(UsageError, match="not supported"):
+        PrivateKey.parse(pem_of(REFUSED[kind]), "a.key", no_password)
+
+
+@pytest.mark.parametrize("kind", ["p256", "rsa", "ed25519"])
+def test_encrypted_keys(kind: str) -> None:
+    raw = pem_of(KEYS[kind], BestAvailableEncryption(b"secret"))
+    key = PrivateKey.parse(raw, "a.key", lambda: "secret")
+    assert key.public.pem == public_pem_of(KEYS[kind])
+    for wrong in ("", "Secret"):
+        with pytest.raises(UsageError, match=r"a\.key"):
+            PrivateKey.parse(raw, "a.key", lambda given=wrong: given)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", ["p256", "rsa"])
+def test_cosigns_file(kind: str) -> None:
+    key = PrivateKey.parse(pem_of(KEYS[kind]), "a.key", no_password)
+    raw = key.encrypted("päss")
+    assert raw.startswith(b"-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n")
+    assert raw.endswith(b"\n-----END ENCRYPTED SIGSTORE PRIVATE KEY-----\n")
+    assert PrivateKey.parse(raw, "c.key", lambda: "päss").public.digest == key.public.digest
+    assert raw != key.encrypted("päss")  # another salt
+    with pytest.raises(UsageError, match=r"c\.key: wrong password"):
+        PrivateKey.parse(raw, "c.key", lambda: "pass")
+
+
+SEALED = json.loads(
+    base64.b64decode(b"".join(PrivateKey.generate().encrypted("x").split(b"\n")[1:-2]))
+)
+
+
+def file_of(value: Any, label: str = "ENCRYPTED COSIGN PRIVATE KEY") -> bytes:
+    text = base64.encodebytes(value if isinstance(value, bytes) else json.dumps(value).encode())
+    return f"-----BEGIN {label}-----\n".encode() + text + f"-----END {label}-----\n".encode()
+
+
+def test_the_older_label() -> None:
+    key = PrivateKey.parse(file_of(SEALED), "c.key", lambda: "x")
+    assert key.public.verifies(b"data", key.sign(b"data"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"x",
+        b"[]",
+        {},
+        {**SEALED, "ciphertext": "AAAA"},
+        {**SEALED, "ciphertext": 1},
+        {**SEALED, "kdf": None},
+        {**SEALED, "kdf": {**SEALED["kdf"], "name": "pbkdf2"}},
+        {**SEALED, "kdf": {**SEALED["kdf"], "salt": "!"}},
+        {**SEALED, "kdf": {**SEALED["kdf"], "params": {"N": 2**30, "r": 8, "p": 1}}},
+        {**SEALED, "kdf": {**SEALED["kdf"], "params": {"N": 2**16, "r": 2**20, "p": 1}}},
+        {**SEALED, "kdf": {**SEALED["kdf"], "params": {"N": 2**16, "r": 8, "p": 2**20}}},
+        {**SEALED, "kdf": {**SEALED["kdf"], "params": {"N": "65536", "r": 8, "p": 1}}},
+        {**SEALED, "cipher": {**SEALED["cipher"], "name": "aes"}},
+        {**SEALED, "cipher": {**SEALED["cipher"], "nonce": "AAAA"}},
+        {**SEALED, "cipher": []},
+    ],
+)
+def test_files_of_cosign_that_are_refused(value: Any) -> None:
+    with pytest.raises(UsageError, match=r"c\.key"):
+        PrivateKey.parse(file_of(value), "c.key", lambda: "x")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"not a key",
+        b"-----BEGIN PUBLIC KEY-----\n-----END PUBLIC KEY-----\n",
+        b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
+        public_pem_of(KEYS["p256"])[:-30],
+        pem_of(KEYS["p256"]),
+        b"\xff" * 100,
+        b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n",
+    ],
+)
+def test_files_that_are_not_public_keys(raw: bytes) -> None:
+    with pytest.raises(UsageError, match=r"a\.pub is not a public key"):
+        PublicKey.parse(raw, "a.pub")
+    if raw != pem_of(KEYS["p256"]):
+        with pytest.raises(UsageError, match=r"a\.pub is not a private key"):
+            PrivateKey.parse(raw, "a.pub", lambda: "x")
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = PrivateKey.generate().encrypted("x")
+    monkeypatch.setitem(sys.modules, "nacl.secret", None)
+    with pytest.raises(UsageError, match="PyNaCl") as caught:
+        PrivateKey.parse(raw, "c.key", lambda: "x")
+    assert "blobstore[sign]" in str(caught.value.hint)
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.serialization", None)
+    with pytest.raises(UsageError, match="cryptography"):
+        PublicKey.parse(public_pem_of(KEYS["p256"]), "a.pub")
