@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from blobstore.store.layered import LayeredStore as LayeredStore
     from blobstore.store.local.store import Store as Store, open_store as open_store
     from blobstore.store.memory import MemoryStore as MemoryStore
+    from blobstore.store.packing import pack as pack, unpack as unpack
     from blobstore.store.registry.push_pull import (
         RegistryAccess as RegistryAccess,
         pull as pull,
@@ -105,6 +106,7 @@ _HOME = {
     "open_folder": "source.addresses",
     "open_model": "model.loader",
     "open_store": "store.local.store",
+    "pack": "store.packing",
     "plan_import": "importer.run",
     "prune": "store.care.prune",
     "pull": "store.registry.push_pull",
@@ -119,6 +121,7 @@ _HOME = {
     "sign_model": "store.signing.signed_models",
     "transfer": "store.transfer",
     "undo_prune": "store.care.prune",
+    "unpack": "store.packing",
     "verify": "store.care.verify",
     "write_plan": "importer.planning.document",
 }

@@ -164,7 +164,7 @@ def record(
         models: Models = {}
         nuisance = Nuisance(target, workshop.moments, min(_LONGEST_S, cuts / 200), left_out)
         for _ in range(max(_LEAST_COMMANDS, cuts // 2)):
-            arguments, end = workshop.choices.choose(models)
+            arguments, end = workshop.choices.choose(models, look(target / "store").packed)
             line = [*map(str, arguments)]
             _mark(marks, Moment(models, end, line))
             done = run(*line, "--store", target / "store", within=[target], decide=nuisance)

@@ -55,6 +55,7 @@ NAMES = [
     "open_folder",
     "open_model",
     "open_store",
+    "pack",
     "plan_import",
     "prune",
     "pull",
@@ -69,6 +70,7 @@ NAMES = [
     "sign_model",
     "transfer",
     "undo_prune",
+    "unpack",
     "verify",
     "write_plan",
 ]

@@ -352,9 +352,12 @@ def _show_usage(view: UsageView) -> None:
     emit(f"{counted(view.blobs, 'blob')}, {size(view.bytes)}; {needless}")
     if view.trash:
         emit(f"{size(view.trash)} in the trash")
+    if view.packed:
+        emit(f"{size(view.packed)} in packed files")
 
 
 def _usage_row(view: ModelUsageView) -> tuple[str, ...]:
+    name = f"{view.name} (packed)" if view.packed else view.name
     if view.bytes is None or view.unique is None or view.shared is None:
-        return (view.name, "broken", "", reason(view.error))
-    return (view.name, size(view.bytes), size(view.unique), size(view.shared))
+        return (name, "broken", "", reason(view.error))
+    return (name, size(view.bytes), size(view.unique), size(view.shared))

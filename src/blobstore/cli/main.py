@@ -59,6 +59,8 @@ _PLACES = {
     "prune": "care:prune",
     "quality": "comparing:quality",
     "du": "care:du",
+    "pack": "sharing:pack",
+    "unpack": "sharing:unpack",
     "diff": "comparing:diff",
     "login": "accounts:login",
     "logout": "accounts:logout",

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,7 +73,10 @@ def list_(
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
     upper, opened = store_at(store, may_be_new=True), stores_at(store, lower)
     home_of = getattr(opened, "home_of", None)  # of several stores
-    found = [(model, home_of and home_of(model.name).address) for model in list_models(opened)]
+    found = [
+        (model, home_of and (upper if _is_packed(model) else home_of(model.name)).address)
+        for model in list_models(opened)
+    ]
     found.sort(key=lambda item: _ORDERS[sort](item[0]))
     if as_json:
         from blobstore.views.stores import ListItemView
@@ -98,6 +102,10 @@ def _unreadable_is_noted() -> Iterator[None]:
         note(f"the models of newer Ollamas are unknown: {error.message}")
 
 
+def _is_packed(model: ListedModel | BrokenModel) -> bool:
+    return getattr(model, "is_packed", False)
+
+
 def _by_time(model: ListedModel | BrokenModel) -> float:
     modified = getattr(model, "modified", None)
     return math.inf if modified is None else -modified.timestamp()
@@ -113,6 +121,10 @@ _ORDERS: Mapping[str, Callable[[ListedModel | BrokenModel], float]] = {
 def _show_list(found: list[tuple[ListedModel | BrokenModel, str | None]]) -> None:
     headings = ["NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"]
     rows = [_list_row(model) for model, _ in found]
+    if any(_is_packed(model) for model, _ in found):
+        headings.append("STATE")
+        packed = ["packed" if _is_packed(model) else "" for model, _ in found]
+        rows = [(*row, state) for row, state in zip(rows, packed, strict=True)]
     if any(place for _, place in found):
         headings.append("STORE")
         rows = [(*row, place or "") for row, (_, place) in zip(rows, found, strict=True)]
@@ -146,14 +158,17 @@ def show(
     """Show a model: its architecture, type and size."""
     from blobstore.inspection.listing import describe, stored_coverage, summarize
     from blobstore.names import ModelName
+    from blobstore.store.packing import holder_of
 
     asked = ModelName.parse(name)
     upper, opened = store_at(store, may_be_new=True), stores_at(store, lower)
-    full = opened.find(asked)
-    manifest = opened.manifests.read(full)
-    summary = summarize(opened, full, manifest)
-    details = describe(opened, manifest, summary.tensors)
-    covered = stored_coverage(opened, manifest) if coverage else None
+    home = holder_of(asked, opened)
+    full = home.find(asked)
+    manifest = home.manifests.read(full)
+    is_packed = home is getattr(opened, "packed", None)
+    summary = replace(summarize(home, full, manifest), is_packed=is_packed)
+    details = describe(home, manifest, summary.tensors)
+    covered = stored_coverage(home, manifest) if coverage else None
     with _unreadable_is_noted():
         if upper.newer.has(full):
             note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
@@ -190,6 +205,7 @@ def _show_model(summary: ModelSummary, details: ModelDetails) -> None:
         "size": size(summary.size),
         "layers": summary.layers,
         "tensors": len(summary.tensors),
+        "state": "packed" if summary.is_packed else None,
     }
     for verdict in details.runs_in:
         answer = f"{verdict.runs.value}: {with_flags(verdict.reason)} ({verdict.version})"
@@ -242,13 +258,14 @@ def rm(
 ) -> None:
     """Remove models, and the blobs that no other model needs."""
     from blobstore.names import ModelName
+    from blobstore.store.packing import holder_of
     from blobstore.views.stores import RemovalView
 
     asked = list(map(ModelName.parse, names))
     opened = stores_at(store, lower, wait)
     views = []
     # All or none: a typing error must not remove half of them.
-    for full in dict.fromkeys([opened.find(one) for one in asked]):
+    for full in dict.fromkeys([holder_of(one, opened).find(one) for one in asked]):
         views.append(RemovalView.of(full, opened.remove(full)))
         if not as_json:
             with suppress(ReaderGoneError):  # the other models were to be removed all the same
@@ -290,12 +307,14 @@ def cp(
             hint="blobstore cp --help shows what is possible.",
         )
     from blobstore.names import ModelName
+    from blobstore.store.packing import holder_of
     from blobstore.views.stores import NewNameView
 
     asked, wanted = ModelName.parse(source), ModelName.parse(source if target is None else target)
     opened = stores_at(store, lower, wait)
     if to is None:
-        view = NewNameView(source=opened.find(asked), name=opened.copy(asked, wanted))
+        old = holder_of(asked, opened).find(asked)
+        view = NewNameView(source=old, name=opened.copy(asked, wanted))
         show_view(view, lambda view: _show_new_name("Copied", view), as_json=as_json)
     else:
         copy = _copy_to(opened, asked, wanted, store_at(to, wait, may_be_new=True), jobs)
@@ -336,11 +355,12 @@ def mv(
 ) -> None:
     """Give a model another name."""
     from blobstore.names import ModelName
+    from blobstore.store.packing import holder_of
     from blobstore.views.stores import NewNameView
 
     asked, wanted = ModelName.parse(source), ModelName.parse(target)
     opened = stores_at(store, lower, wait)
-    old = opened.find(asked)
+    old = holder_of(asked, opened).find(asked)
     view = NewNameView(source=old, name=opened.move(asked, wanted, replace=force))
     show_view(view, lambda view: _show_new_name("Moved", view), as_json=as_json)
 

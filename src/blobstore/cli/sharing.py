@@ -1,4 +1,4 @@
-"""``push`` and ``pull``."""
+"""``push`` and ``pull``, ``pack`` and ``unpack``."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from blobstore.cli.output import (
 
 if TYPE_CHECKING:
     from blobstore.store.registry.push_pull import RegistryAccess
+    from blobstore.views.packs import PackView, UnpackView
     from blobstore.views.shared import SharedView
 
 
@@ -136,3 +137,64 @@ def _show(done: str, moved: str, view: SharedView) -> None:
     if view.signatures:
         emit(f"{done} {counted(view.signatures, 'signature')}")
     emit(f"Digest: {view.digest}")
+
+
+def pack(
+    name: Model,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            metavar="MODEL",
+            help="The model that this one was made from: store the difference where it is smaller.",
+        ),
+    ] = None,
+    jobs: Jobs = None,
+    wait: WaitOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep a model compressed in the store.
+
+    Opening the model unpacks it. Ollama does not see it while it is packed.
+    """
+    from blobstore.names import ModelName
+    from blobstore.store.packing import pack as pack_model
+    from blobstore.views.packs import PackView
+
+    asked, against = ModelName.parse(name), ModelName.parse(base) if base is not None else None
+    with progress_bar() as progress:
+        done = pack_model(store_at(store, wait), asked, base=against, jobs=jobs, progress=progress)
+    show_view(PackView.of(done), _show_pack, as_json=as_json)
+
+
+def _show_pack(view: PackView) -> None:
+    share = f"{view.stored / view.size:.0%} of {size(view.size)}" if view.size else "no bytes"
+    emit(f"Packed {view.name}: {counted(view.blobs, 'blob')}, {size(view.stored)} ({share})")
+    if view.base_stored:
+        emit(f"Blobs of its base stay packed for it: {size(view.base_stored)}")
+    emit(f"Freed {size(view.freed)}")
+    if view.reason is not None:
+        emit(f"Kept {size(view.kept)} of plain blobs: {view.reason}")
+
+
+def unpack(
+    name: Model,
+    jobs: Jobs = None,
+    wait: WaitOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring a packed model back."""
+    from blobstore.names import ModelName
+    from blobstore.store.packing import unpack as unpack_model
+    from blobstore.views.packs import UnpackView
+
+    asked = ModelName.parse(name)
+    with progress_bar() as progress:
+        done = unpack_model(store_at(store, wait), asked, jobs=jobs, progress=progress)
+    show_view(UnpackView.model_validate(done), _show_unpack, as_json=as_json)
+
+
+def _show_unpack(view: UnpackView) -> None:
+    emit(f"Unpacked {view.name}: {counted(view.blobs, 'blob')}, {size(view.bytes)}")

@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -37,7 +37,7 @@ class ListedModel:
     """A stored model in a line.
 
     ``size`` is in bytes, every blob counted once; ``modified`` is its manifest's time, UTC, or None
-    when that is out of range.
+    when that is out of range. ``is_packed``: it has to be unpacked before it is used.
     """
 
     name: ModelName
@@ -46,6 +46,7 @@ class ListedModel:
     size: int
     parameters: int
     quant_type: str
+    is_packed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,15 +179,32 @@ class BrokenModel:
 def list_models(store: Readable) -> list[ListedModel | BrokenModel]:
     """Return every model of the store, sorted by name; a model that can't be read with its error.
 
+    Packed models are among them, unless a whole one has the name.
+
     Missing blobs are found every time. Headers are read only of models that were never listed
     before (store/local/journal.py says why, and what is written).
 
     Raises: StorageError when the folders can't be listed.
     """
+    models = _listed(store)
+    packed: Any = getattr(store, "packed", None)
+    if packed is not None and (names := packed.names()):
+        whole = {model.name.folded for model in models}
+        others = _listed(packed, [name for name in names if name.folded not in whole])
+        models += [
+            replace(one, is_packed=True) if isinstance(one, ListedModel) else one for one in others
+        ]
+        models.sort(key=lambda model: model.name)
+    return models
+
+
+def _listed(
+    store: Readable, names: Iterable[ModelName] | None = None
+) -> list[ListedModel | BrokenModel]:
     known = store.summaries.read() if store.summaries is not None else {}
     listing = _Listing(store, known)
     models: list[ListedModel | BrokenModel] = []
-    for name in store.manifests.names():
+    for name in store.manifests.names() if names is None else names:
         try:
             models.append(listing.listed(name))
         except BlobStoreError as error:

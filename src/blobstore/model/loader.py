@@ -33,6 +33,7 @@ from blobstore.io.ranges import MappedFile, is_mapped
 from blobstore.io.workers import each, threads
 from blobstore.model.tensors import Library, MappedBlob, Tensor, parts_of
 from blobstore.names import Digest, ModelName
+from blobstore.store.packing import unpacked
 from blobstore.store.ports import Readable, check_document_size, checked_bytes
 from blobstore.store.stored_model import StoredModel, TensorBlob, damaged
 
@@ -244,7 +245,8 @@ class Model(Mapping[str, Tensor]):
 def open_model(name: str | ModelName, *, store: Readable, verify: bool = False) -> Model:
     """Return a stored model, every blob of it validated and mapped.
 
-    ``verify`` also reads and hashes every blob.
+    ``verify`` also reads and hashes every blob. A packed model is unpacked first, into the store:
+    weights are used from the page cache, by any number of processes, and Ollama finds them too.
 
     A soft limit of open files that is too low for the model is raised, as far as the hard limit
     allows.
@@ -254,7 +256,7 @@ def open_model(name: str | ModelName, *, store: Readable, verify: bool = False) 
     companions that don't fit; with ``verify``, bytes that are not the digest's), StorageError: each
     with ``model``, ``blob`` and, where there is one, ``tensor``, which the message names too.
     """
-    model = _open_whole(store.find(name), store)
+    model = _open_whole(unpacked(name, store), store)
     if verify:
         model.verify()
     return model

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from blobstore.errors import BlobStoreError, NotFoundError, UsageError
 from blobstore.formats.documents import Descriptor, Manifest
@@ -174,6 +174,8 @@ class LayeredStore:
         self.lower = tuple(lower)
         self.address = upper.address
         self.shares = upper.shares
+        self._upper: Any = upper
+        self.packed = getattr(upper, "packed", None)  # those of lower stores are not read
         self.summaries = upper.summaries  # keyed by manifests, in whichever home these are
         homes = (upper, *self.lower)
         addresses = [home.address for home in homes]
@@ -216,13 +218,16 @@ class LayeredStore:
 
     def remove(self, name: str | ModelName) -> Removal:
         """See `Home`. Raises: UsageError for a model that only a lower home has."""
-        return self.upper.remove(self._own(name))
+        return self.upper.remove(name if self._is_packed(name) else self._own(name))
 
     def copy(self, source: str | ModelName, target: str | ModelName) -> ModelName:
         """Give a model of any of the homes a name in the upper one.
 
         Raises: as `find`; UsageError if that is its own name.
         """
+        if self._is_packed(source):
+            copied: ModelName = self._upper.copy(source, target)
+            return copied
         old, new = self.find(source), self.target(target)
         if old == new and self.manifests.home_of(old) is self.upper:
             raise UsageError(f"{old} is its own copy", model=str(old))
@@ -238,6 +243,9 @@ class LayeredStore:
         Raises: as `copy`; UsageError for a model that only a lower home has, or if another model
         has the name, unless ``replace``.
         """
+        if self._is_packed(source):
+            moved: ModelName = self._upper.move(source, target)
+            return moved
         old, new = self._own(source), self.target(target)
         manifest = self.manifests.read(old)
         with self.session() as session:
@@ -245,6 +253,9 @@ class LayeredStore:
         if old != new:
             self.upper.remove(old)
         return new
+
+    def _is_packed(self, name: str | ModelName) -> bool:
+        return self.packed is not None and bool(self._upper.is_packed(name))
 
     def _own(self, name: str | ModelName) -> ModelName:
         found = self.find(name)

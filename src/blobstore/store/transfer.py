@@ -120,7 +120,7 @@ def _transfer(
             took.append((how, descriptor))
             told(descriptor.size, descriptor.name or str(descriptor.digest))
 
-        with _kept(session):
+        with kept_for_the_next(session):
             threads_needed = max(1, min(at_once, len(missing)))
             each(sequence or missing, take, threads_needed, name="transfer")
             added = 0
@@ -158,7 +158,7 @@ def _signatures(
 
 
 @contextmanager
-def _kept(session: Intake) -> Iterator[None]:
+def kept_for_the_next(session: Intake) -> Iterator[None]:
     """Keep the blobs for the next transfer if this one fails, unless the disk may be full."""
     try:
         yield

@@ -17,6 +17,7 @@ from blobstore.views.checkpoints import (
     PlanView,
     QualityView,
 )
+from blobstore.views.packs import PackView, UnpackView
 from blobstore.views.shared import SharedView
 from blobstore.views.signed import SignatureCheckView, SignedView
 from blobstore.views.stores import (
@@ -61,6 +62,8 @@ VIEWS: Final[dict[str, Any]] = {
     "metadata set": dict[str, str],
     "metadata rm": dict[str, str],
     "run": RunView,
+    "pack": PackView,
+    "unpack": UnpackView,
 }
 
 

@@ -47,13 +47,16 @@ class ListItemView(View):
     parameters: int | None
     error: str = Field(default="", description="why it can't be read")
     store: str = Field(default="", description="where it lies, when there are lower stores")
+    packed: bool = Field(default=False, description="if it is: true")
 
     @classmethod
     def of(cls, model: ListedModel | BrokenModel, place: str | None) -> ListItemView:
         """Return the view of a model, which lies in the store ``place`` where there are several."""
-        where = {} if place is None else {"store": place}
+        where: dict[str, Any] = {} if place is None else {"store": place}
         error = getattr(model, "error", None)
         if error is None:
+            if getattr(model, "is_packed", False):
+                where["packed"] = True
             return cls.model_validate(model).model_copy(update=where)
         unknown = dict.fromkeys(("id", "size", "modified", "quant_type", "parameters"))
         return cls.model_validate({"name": model.name, **unknown, "error": error.message, **where})
@@ -81,13 +84,16 @@ class ModelView(View):
     runs_in: list[VerdictView]
     tensors: list[StoredTensorView]
     coverage: CoverageView | None = Field(default=None, description="with --coverage")
+    packed: bool = Field(default=False, description="if it is: true")
 
     @classmethod
     def of(
         cls, summary: ModelSummary, details: ModelDetails, coverage: Coverage | None
     ) -> ModelView:
         """Return the view of a model; ``coverage`` where it is asked for."""
-        covered = {} if coverage is None else {"coverage": coverage}
+        covered: dict[str, Any] = {} if coverage is None else {"coverage": coverage}
+        if summary.is_packed:
+            covered["packed"] = True
         fields = {
             name: getattr(source, name)
             for source in (details, summary)
@@ -318,14 +324,22 @@ class ModelUsageView(View):
     unique: int | None = Field(description="bytes that rm would free")
     shared: int | None = Field(description="bytes that other models need too")
     error: str = Field(default="", description="why its manifest can't be read")
+    packed: bool = Field(default=False, description="if it is: true; bytes are those of files")
 
     @classmethod
     def of(cls, model: ModelUsage) -> ModelUsageView:
         """Return the view of a model's usage."""
+        more: dict[str, Any] = {"packed": True} if model.is_packed else {}
         if model.error is not None:
-            error = model.error.message
-            return cls(name=model.name, bytes=None, unique=None, shared=None, error=error)
-        return cls(name=model.name, bytes=model.nbytes, unique=model.unique, shared=model.shared)
+            more["error"] = model.error.message
+            return cls(name=model.name, bytes=None, unique=None, shared=None, **more)
+        return cls(
+            name=model.name,
+            bytes=model.nbytes,
+            unique=model.unique,
+            shared=model.shared,
+            **more,
+        )
 
 
 class UsageView(View):
@@ -336,6 +350,7 @@ class UsageView(View):
     models: list[ModelUsageView]
     reclaimable: Bytes = Field(description="bytes that no model needs")
     trash: Bytes
+    packed: Bytes = Field(default=0, description="bytes of packed files")
 
     @classmethod
     def of(cls, usage: Usage) -> UsageView:
@@ -346,4 +361,5 @@ class UsageView(View):
             models=list(map(ModelUsageView.of, usage.models)),
             reclaimable=usage.reclaimable,
             trash=usage.trash,
+            **({"packed": usage.packed} if usage.packed else {}),
         )

@@ -129,7 +129,7 @@ class Case:
             done.code == 1 and ("not found" in done.err or "is empty" in done.err)
         )
         figures.expect(
-            is_done and found.models == self.end.models,
+            is_done and (found.models, found.packed) == (self.end.models, self.end.packed),
             "re-runs failed",
             f"{at}: {done.code} {done.err}",
         )

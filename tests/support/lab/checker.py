@@ -1,4 +1,4 @@
-"""The contents of a store, read with the standard library only and without our code.
+"""The contents of a store, read without our code.
 
 The format: a file in ``blobs/`` is named ``sha256-`` and the sha256 of its bytes; a file four
 folders deep in ``manifests/`` is a manifest, whose config and layers name blobs by digest and size
@@ -11,10 +11,15 @@ import hashlib
 import json
 import re
 import stat
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import zstandard
+
+from support.packed_format import decoded
 
 _BLOB = re.compile(r"sha256-[0-9a-f]{64}", re.ASCII)
 _SHORT = "registry.ollama.ai/library/"
@@ -31,7 +36,8 @@ class Found:
     ``manifests/`` · ``orphans``: blobs of no manifest · ``temporary``: what lies in
     ``.blobstore/tmp`` · ``half_written``: its folders with other files than finished blobs ·
     ``trash``: names of the blobs there · ``broken``: models with a blob that is corrupt or not
-    there.
+    there · ``packed``: those of ``models`` that are packed · ``unneeded_packed``: packed files of
+    no packed model.
     """
 
     models: dict[str, str] = field(default_factory=dict)
@@ -43,6 +49,8 @@ class Found:
     half_written: list[str] = field(default_factory=list)
     trash: list[str] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
+    packed: list[str] = field(default_factory=list)
+    unneeded_packed: list[str] = field(default_factory=list)
 
 
 def look(root: Path) -> Found:
@@ -71,6 +79,7 @@ def look(root: Path) -> Found:
                     f"{_short(name)} names {blob} of {layer.get('size')} bytes: {sizes.get(blob)}"
                 )
     found.orphans.extend(sorted(set(sizes) - named))
+    _look_at_packed(root / ".blobstore" / "packed", found)
     for folder in sorted((root / ".blobstore" / "tmp").glob("*")):
         found.temporary.append(folder.name)
         if any(not _BLOB.fullmatch(path.name) for path in folder.glob("*")):
@@ -79,6 +88,37 @@ def look(root: Path) -> Found:
         path.name[:_NAME] for path in sorted((root / ".blobstore" / "trash").glob("*/sha256-*"))
     )
     return found
+
+
+def _look_at_packed(folder: Path, found: Found) -> None:
+    """Add the packed models whose names no whole model has; every packed blob is decoded."""
+    plain: dict[str, bytes] = {}
+    files: dict[str, set[str]] = {}
+    waiting = sorted((folder / "blobs").glob("*"))
+    for path in [*waiting, *waiting]:  # one that needs a base comes before it
+        try:
+            blobs = decoded(path.read_bytes(), plain.__getitem__)
+        except KeyError:
+            continue
+        except (AssertionError, ValueError, struct.error, zstandard.ZstdError):
+            if path.name not in found.corrupt:
+                found.corrupt.append(path.name)
+            continue
+        plain.update(blobs)
+        files[path.name] = set(blobs)
+    needed: set[str] = set()
+    for path in _files(folder / "manifests"):
+        raw, name = path.read_bytes(), _short(path.relative_to(folder / "manifests").as_posix())
+        digests = {str(layer.get("digest")).removeprefix("sha256:") for layer in _layers(raw)}
+        needed |= digests
+        if name not in found.models:
+            found.models[name] = hashlib.sha256(raw).hexdigest()
+            found.packed.append(name)
+            if missing := digests - plain.keys():
+                found.broken.add(name)
+                found.dangling.append(f"packed {name} names {sorted(missing)}")
+    unneeded = [name for name, digests in files.items() if needed.isdisjoint(digests)]
+    found.unneeded_packed.extend(sorted(unneeded))
 
 
 def _blobs(folder: Path, found: Found) -> Iterator[tuple[str, int]]:

@@ -11,9 +11,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 import blobstore
+from blobstore import hashing
 from blobstore.cli import main as cli
 from blobstore.importer import writing as write
 from blobstore.io import durable as files
@@ -22,6 +24,7 @@ from blobstore.store.archive.saving import save_models
 from blobstore.store.care.prune import prune
 from blobstore.store.local import session
 from blobstore.store.local.store import Store, open_store
+from blobstore.store.packing import pack
 from support.checkpoints import (
     LLAMA_CONFIG,
     normal,
@@ -52,6 +55,12 @@ def as_it_is() -> None:
     """Make a command do the same calls in the same order: one thread, each finished blob noted."""
     write._SPARE_THREADS = 0
     session._NOTE_EVERY_S = -1
+
+
+def one_blob_at_a_time() -> None:
+    """Make a transfer do the same calls in the same order, too."""
+    as_it_is()
+    hashing.width = lambda: 1
 
 
 def without_syncfs() -> None:
@@ -206,6 +215,24 @@ def _archived(work: Path, store: Store) -> None:
     save_models("new", work / "new.tar.zst", store=open_store(work / "elsewhere"), replace=True)
 
 
+def _packable(work: Path, store: Store) -> None:
+    """Two models: a large tensor differs a little, a small one differs, the others are shared."""
+    large = normal("large", 192, 256, dtype=np.float32)
+    for name, amount in (("old", 0.0), ("tuned", 1e-5)):
+        changed = large + normal("amount", 192, 256, dtype=np.float32, scale=amount)
+        _add(work, store, name, model(name, more=changed.astype(ml_dtypes.bfloat16)))
+
+
+def _packed(work: Path, store: Store) -> None:
+    _packable(work, store)
+    pack(store, "tuned", base="old")
+
+
+def _packed_alone(work: Path, store: Store) -> None:
+    _one(work, store)
+    pack(store, "old")
+
+
 NEW = ModelName.parse("new")
 PRUNE_ALL = ("prune", "--grace", "0s", "--sole-owner", "--forget")
 _IMPORT = ("import", "{work}/new", "new", "--jobs", "1", "--store", "{store}")
@@ -244,6 +271,27 @@ COMMANDS = (
     ),
     Command("mv", two, ("mv", "old", "third", "--store", "{store}")),
     Command("mv over another", two, ("mv", "old", "other", "--force", "--store", "{store}")),
+    Command("pack", _packable, ("pack", "old", "--jobs", "1", "--store", "{store}")),
+    Command(
+        "pack against a base",
+        _packable,
+        ("pack", "tuned", "--base", "old", "--jobs", "1", "--store", "{store}"),
+    ),
+    Command("pack of the only one", _one, ("pack", "old", "--jobs", "1", "--store", "{store}")),
+    Command(
+        "unpack",
+        _packed,
+        ("unpack", "tuned", "--jobs", "1", "--store", "{store}"),
+        one_blob_at_a_time,
+    ),
+    Command(
+        "unpack of the only one",
+        _packed_alone,
+        ("unpack", "old", "--jobs", "1", "--store", "{store}"),
+        one_blob_at_a_time,
+    ),
+    Command("rm of a packed one", _packed, ("rm", "tuned", "--store", "{store}")),
+    Command("mv of a packed one", _packed, ("mv", "tuned", "third", "--store", "{store}")),
     Command("prune", _unneeded, (*PRUNE_ALL, "--store", "{store}")),
     Command("prune undone", _unneeded, ("prune", "--undo", "--store", "{store}")),
 )

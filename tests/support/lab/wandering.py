@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from pathlib import Path
 
 import blobstore
@@ -18,7 +19,7 @@ _NAMES = tuple(f"{name}:latest" for name in "abcdef")
 _TYPES = ("none", "int4", "int8", "mxfp4")
 _SOURCES = 4
 _LONGEST_S = 0.05
-_CALLS = {"rm": 20, "cp": 30, "mv": 35, "import": 80, "prune": 30}
+_CALLS = {"pack": 90, "unpack": 70, "rm": 20, "cp": 30, "mv": 35, "import": 80, "prune": 30}
 """About as many as a command of that kind makes, so that most kills come before its end."""
 _LOADED_EVERY = 25
 
@@ -46,22 +47,30 @@ class Choices:
                 )
                 self.sources.append((source, quant, result.digest.hex))
 
-    def choose(self, models: Models) -> tuple[list[object], dict[str, str]]:
-        """Return a command for a store of these models, and the models that there are after it."""
+    def choose(
+        self, models: Models, packed: Collection[str]
+    ) -> tuple[list[object], dict[str, str]]:
+        """Return a command for a store of these models, and the models that there are after it.
+
+        A packed model gets no name that another has.
+        """
         name, other = self._moments.sample(_NAMES, 2)
         kind = self._moments.random()
         after = dict(models)
         if kind < 0.2 and name in models:
             del after[name]
             return ["rm", name], after
-        if kind < 0.35 and name in models:
+        is_named = name in models and not (name in packed and other in models)
+        if kind < 0.35 and is_named:
             return ["cp", name, other], {**after, other: models[name]}
-        if kind < 0.4 and name in models:
+        if kind < 0.4 and is_named:
             return ["mv", name, other, "--force"], {
                 key: value for key, value in after.items() if key != name
             } | {other: models[name]}
         if kind < 0.5 and models:  # else the store may not be there yet, which is an error
             return [*PRUNE_ALL], after
+        if kind < 0.66 and name in models:
+            return ["pack" if kind < 0.58 else "unpack", name], after
         source, quant, digest = self._moments.choice(self.sources)
         options = [] if quant == "none" else ["--quant", quant]
         jobs = self._moments.choice((1, 2, 4))
@@ -79,13 +88,14 @@ class Wanderer:
         self._folder = folder
         self._steps = 0
         self._models: Models = {}
+        self._packed: Collection[str] = ()
 
     def step(self, figures: Figures) -> tuple[bool, int]:
         """Run and kill one command, and look.
 
         Return whether it was killed, and how many temporary folders it left.
         """
-        arguments, end = self._choices.choose(self._models)
+        arguments, end = self._choices.choose(self._models, self._packed)
         before = look(self._root).temporary
         done = self._killed(arguments)
         found = look(self._root)
@@ -98,9 +108,10 @@ class Wanderer:
         is_right = is_between(found.models, self._models, end, said=done.code == 0)
         figures.expect(is_right, "lost", f"{at} {self._models} -> {end}: {found.models}")
         figures.expect(len(found.half_written) <= 1, "left behind", f"{at} {found.half_written}")
-        self._models = found.models
+        self._models, self._packed = found.models, found.packed
         if self._steps % _LOADED_EVERY == 0:
             self._load(figures, at)
+            self._packed = ()  # opening a model unpacks it
         return done.code == -9, len(set(found.temporary) - set(before))
 
     def _killed(self, arguments: list[object]) -> Done:

@@ -188,7 +188,9 @@ def prune(
         for leftover in decision.leftovers:
             leftover.remove()
         store.manifests.remove_all_empty_folders()
-        store.summaries.keep({key.hex() for key in decision.references.parsed})
+        store.packed.manifests.remove_all_empty_folders()
+        known = {key.hex() for key in decision.references.parsed}
+        store.summaries.keep(known | store.packed.ids())
     return decision.result(freed)
 
 

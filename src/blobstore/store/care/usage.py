@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -132,13 +132,15 @@ def _kind(mode: int) -> str | None:
 class ModelUsage:
     """The bytes of a model's blobs, each counted once; ``unique``: those that no other needs.
 
-    ``error``: why its manifest can't be read; the bytes are 0 then.
+    ``error``: why its manifest can't be read; the bytes are 0 then. ``is_packed``: the bytes are
+    those of the packed files that it needs, also for the blobs of its base.
     """
 
     name: ModelName
     nbytes: int
     unique: int
     error: BlobStoreError | None = None
+    is_packed: bool = False
 
     @property
     def shared(self) -> int:
@@ -152,7 +154,7 @@ class Usage:
 
     ``reclaimable``: bytes of blobs that no manifest names, which `prune` removes when they are old
     enough; 0 while a manifest can't be read, because it removes none then. ``trash``: bytes of the
-    blobs in the trash.
+    blobs in the trash. ``packed``: bytes of the packed files, which are not among ``nbytes``.
     """
 
     blobs: int
@@ -160,6 +162,7 @@ class Usage:
     models: tuple[ModelUsage, ...]
     reclaimable: int
     trash: int
+    packed: int = 0
 
 
 def measure_usage(store: Store, names: Sequence[str | ModelName] = ()) -> Usage:
@@ -169,20 +172,45 @@ def measure_usage(store: Store, names: Sequence[str | ModelName] = ()) -> Usage:
     names counts with the size of its file. `verify` finds files of another size. Raises:
     NotFoundError for a missing model; InvalidNameError; AmbiguousNameError; StorageError.
     """
-    wanted = [store.find(name) for name in names]
+    wanted = [store.find(name) for name in names if not store.is_packed(name)]
+    packed = [store.packed.find(name) for name in names if store.is_packed(name)]
     references = store.references()
     there = store.blobs.digests()
     needed, shared = _needed_and_shared(references)
     others = there - needed.keys()
     unneeded = store.blobs.sizes(others)
-    chosen = wanted or [*references.models, *references.broken]
+    chosen = wanted if names else [*references.models, *references.broken]
+    plain = [_of_model(name, references, there, shared) for name in sorted(set(chosen))]
+    files = list(_packed_usage(store, {name.folded for name in references.names}))
+    cold = [one for one in files if not names or one.name in packed]
     return Usage(
         len(there) - len(others) + len(unneeded),
         sum(_sizes(needed, there)) + sum(unneeded.values()),
-        tuple(_of_model(name, references, there, shared) for name in sorted(set(chosen))),
+        tuple(sorted([*plain, *cold], key=lambda one: one.name)),
         sum(unneeded.values()) if references.obstacle is None else 0,
         store.trash.nbytes(),
+        store.packed.nbytes(),
     )
+
+
+def _packed_usage(store: Store, whole: set[tuple[str, ...]]) -> Iterator[ModelUsage]:
+    """Yield the usage of each packed model whose name no model of ``whole`` has."""
+    needs: dict[ModelName, set[str]] = {}
+    broken: dict[ModelName, BlobStoreError] = {}
+    for name in store.packed.names():
+        try:
+            needs[name] = store.packed.files_of(name)
+        except BlobStoreError as error:
+            broken[name] = error.kept()
+    users = Counter(file for files in needs.values() for file in files)
+    sizes = {file: store.packed.blobs.size(file) for file in users}
+    for name, files in needs.items():
+        if name.folded not in whole:
+            own = sum(sizes[file] for file in files if users[file] == 1)
+            nbytes = sum(sizes[file] for file in files)
+            yield ModelUsage(name, nbytes, own, is_packed=True)
+    for name, reason in broken.items():
+        yield ModelUsage(name, 0, 0, reason, is_packed=True)
 
 
 def _needed_and_shared(references: References) -> tuple[dict[str, int], set[str]]:

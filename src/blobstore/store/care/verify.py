@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, NotFoundError, UsageError
@@ -23,6 +23,7 @@ from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest
 from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.checks import NOTHING, BlobChecks, Users
+from blobstore.store.care.packed_checks import PackedChecks, check_packed, models_of, names_of
 from blobstore.store.care.usage import OddFile, odd_mode, oddities
 from blobstore.store.local.references import KnownNeeds
 from blobstore.store.local.store import Store
@@ -247,17 +248,40 @@ def verify(
     """
     workers = threads(jobs)
     store.require()  # else nothing of an unmounted disk, or of a misspelt path, would be checked
-    wanted = [store.find(name) for name in names]
-    checks = BlobChecks(store, NOTHING if wanted else store.blobs.listing(), quick)
+    wanted = [store.find(name) for name in names if not store.is_packed(name)]
+    cold = [store.packed.find(name) for name in names if store.is_packed(name)]
+    checks = BlobChecks(store, NOTHING if names else store.blobs.listing(), quick)
     manifests = ManifestReader(store)
-    for users, manifest in manifests.read(wanted or store.manifests.names()):
+    for users, manifest in manifests.read(wanted if names else store.manifests.names()):
         checks.add(users, manifest, lower)
-    chosen = checks.chosen(lambda digest: sample is None or sample.has(Digest(digest)))
-    checks.run(chosen, workers, begun(progress, sum(map(checks.size, chosen))))
-    odd = () if wanted else (*oddities(store, checks.listing), *_odd_blobs(checks))
-    return VerifyResult(
-        len(chosen), checks.hashed, tuple(_damaged(checks)), tuple(_broken(checks, manifests)), odd
+    part = partial(_is_in, sample)
+    chosen = checks.chosen(part)
+    told = begun(progress, sum(map(checks.size, chosen)))
+    checks.run(chosen, workers, told)
+    packed = check_packed(
+        store, cold if names else None, part, quick=quick, jobs=workers, progress=told
     )
+    odd = () if names else (*oddities(store, checks.listing), *_odd_blobs(checks))
+    return VerifyResult(
+        len(chosen) + packed.checked,
+        checks.hashed + packed.nbytes,
+        (*_damaged(checks), *_damaged_packed(packed)),
+        (
+            *_broken(checks, manifests),
+            *(BrokenManifest(name, reason) for name, reason in packed.broken.items()),
+        ),
+        odd,
+    )
+
+
+def _is_in(sample: Sample | None, digest: str) -> bool:
+    return sample is None or sample.has(Digest(digest))
+
+
+def _damaged_packed(packed: PackedChecks) -> Iterator[DamagedBlob]:
+    for digest, reason in sorted(packed.damaged.items()):
+        users = packed.users.get(digest, ())
+        yield DamagedBlob(Digest(digest), reason, models_of(users), names_of(users))
 
 
 def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:

@@ -15,7 +15,7 @@ import re
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +85,23 @@ def _make_owned(parent: Path) -> tuple[Path, int]:
         with suppress(OSError):
             unowned.rmdir()
         raise
+
+
+@contextmanager
+def owned_folder(parent: Path) -> Iterator[Path]:
+    """Make a folder of this process in ``parent``, and remove it with its contents at the end.
+
+    What killed processes left there is cleaned first. Raises: StorageError.
+    """
+    Leftovers(parent).clean()
+    with os_errors("write to the store", parent):
+        folder, fd = make_owned_folder(parent)
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # the next one removes it
+            remove_tree(folder)
+        close_quietly(fd)
 
 
 class Leftovers:

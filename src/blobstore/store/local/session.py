@@ -84,6 +84,7 @@ class LocalSession:
         temporary_folder: Path,
         journal: Journal,
         names: StoreLock,
+        published: Callable[[ModelName], None] = lambda _: None,
     ) -> None:
         self.missing = blobs.missing
         self._blobs = blobs
@@ -91,6 +92,7 @@ class LocalSession:
         self._copies = copies
         self._journal = journal
         self._names = names
+        self._published = published  # called while the lock of names is held
         self._leftovers = Leftovers(temporary_folder)
         self._leftovers.clean()
         self._left = self._leftovers.names()
@@ -263,6 +265,7 @@ class LocalSession:
                 self._copies.write(name, manifest.raw)
                 self._manifests.link(name, prepared)
                 self._copies.settle(name, manifest.raw)
+                self._published(name)
         except BaseException:
             if is_new:
                 self._copies.forget(name, manifest.raw)

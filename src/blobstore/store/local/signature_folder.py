@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence, Set as AbstractSet
+from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 
@@ -72,6 +72,11 @@ class SignatureFolder:
         with os_errors("remove", place):
             if place.is_dir() and self._link(digest) is None:
                 remove_tree(place)
+
+    def remove_all(self, manifests: Iterable[str]) -> None:
+        """Remove the signatures of manifests, given by hex digits. As `remove`."""
+        for digits in manifests:
+            self.remove(Digest(digits))
 
     def unneeded(self, needed: AbstractSet[str], kept_s: float) -> Iterator[Leftover]:
         """Yield the signatures of manifests whose hex digits are not ``needed``.

@@ -19,29 +19,33 @@ from blobstore.errors import (
     CorruptDataError,
     LimitExceededError,
     MissingFileError,
+    ModelNotFoundError,
     NotFoundError,
     StorageError,
     UsageError,
 )
-from blobstore.formats.documents import Manifest
-from blobstore.io.durable import is_remote, os_errors
+from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.io.durable import check_one_mount, is_remote, os_errors
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.backups import CopiedModels, ManifestCopies, Trash
 from blobstore.store.local.blobs import BlobFolder
 from blobstore.store.local.journal import Journal, SummaryCache, dead_journals
-from blobstore.store.local.leftovers import Leftover, Leftovers
+from blobstore.store.local.leftovers import Leftover, Leftovers, owned_folder
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
+from blobstore.store.local.packed import PackedModels
 from blobstore.store.local.references import NewerManifests, References
+from blobstore.store.local.removal import manifest_digests, remove_unreferenced
 from blobstore.store.local.session import LocalSession
 from blobstore.store.local.shares import ShareNotes
 from blobstore.store.local.signature_folder import SignatureFolder
-from blobstore.store.ports import Removal, publish_moved
+from blobstore.store.ports import Removal, check_expected, publish_moved
 
 _log = logging.getLogger("blobstore.store.local.store")
 
 PRIVATE = ".blobstore"
 _FOLDERS = {"blobs", "manifests", "manifests-v2", PRIVATE}
+_Name = str | ModelName
 _NAMES_WAIT_S = 60
 """The lock of names is held only for a sync of one folder, which may take long on a busy disk."""
 
@@ -73,7 +77,9 @@ class Store:
         self.shares = ShareNotes(self._private / "cache" / "shares")
         self.summaries = SummaryCache(self._private / "cache" / "summaries", self.root)
         self.trash = Trash(self._private / "trash", self.blobs.path, self.copies)
+        self.packed = PackedModels(self._private / "packed", self.lease, self.summaries)
         self._lock = StoreLock(self._private / "lock", wait_s)
+        self._packing = StoreLock(self._private / "packing", wait_s)
         self._names = StoreLock(self._private / "names", _NAMES_WAIT_S)
         self.signatures = SignatureFolder(self._private / "signatures", self._lock)
 
@@ -94,12 +100,11 @@ class Store:
             if not self.root.exists():
                 raise MissingFileError(message, path=str(self.root), hint=hint)
             names = {path.name for path in self.root.iterdir()}
-        if not names or names & _FOLDERS:
-            return
-        if os.path.exists(self.root / "models" / "manifests"):  # noqa: PTH110  # False for errors
-            hint = f"Did you mean {self.root / 'models'}?"
-        message += ": the folder contains neither blobs nor manifests"
-        raise NotFoundError(message, path=str(self.root), hint=hint)
+        if names and not names & _FOLDERS:
+            if os.path.exists(self.root / "models" / "manifests"):  # noqa: PTH110  # no errors
+                hint = f"Did you mean {self.root / 'models'}?"
+            message += ": the folder contains neither blobs nor manifests"
+            raise NotFoundError(message, path=str(self.root), hint=hint)
 
     @contextmanager
     def session(
@@ -116,7 +121,13 @@ class Store:
             self._names.make()
             journal = Journal(self._private / "journal", source)
             session = LocalSession(
-                self.blobs, self.manifests, self.copies, self._private / "tmp", journal, self._names
+                self.blobs,
+                self.manifests,
+                self.copies,
+                self._private / "tmp",
+                journal,
+                self._names,
+                self.packed.replaced,
             )
             interrupted = False
             try:
@@ -138,11 +149,14 @@ class Store:
     def find(self, name: str | ModelName) -> ModelName:
         """See `Home`. Case matters only between models whose names differ in nothing else.
 
-        Raises: InvalidNameError; NotFoundError; AmbiguousNameError if the store has several
-        spellings, but not this one; StorageError.
+        Raises: InvalidNameError; NotFoundError, also for a packed model; AmbiguousNameError if the
+        store has several spellings, but not this one; StorageError.
         """
         found = self.manifests.spelled(ModelName.of(name))
         if not self.manifests.has(found):
+            if self.packed.has(found):
+                hint = f"blobstore unpack {found} brings it back."
+                raise ModelNotFoundError(f"model {found} is packed", model=str(found), hint=hint)
             hint = "A newer Ollama has it, in manifests-v2/, which is not read here."
             raise self.manifests.missing(found, hint if self.newer.has(found) else None)
         return found
@@ -154,6 +168,8 @@ class Store:
         loses nothing. Raises: InvalidNameError; AmbiguousNameError; StorageError.
         """
         found = self.manifests.spelled(ModelName.of(name))
+        if self.is_packed(found):
+            found = self.packed.find(found)
         try:
             if self.newer.has(found):
                 message = (
@@ -174,10 +190,12 @@ class Store:
     def copy(self, source: str | ModelName, target: str | ModelName) -> ModelName:
         """Give a model a second name, and return it as the store spells it; no blob is copied.
 
-        An older model of that name is replaced. Raises: NotFoundError if the model or one of its
-        blobs is missing; UsageError if both names differ only in case; AmbiguousNameError;
-        CorruptDataError; StorageError.
+        An older model of that name is replaced, except by a packed one. Raises: NotFoundError if
+        the model or one of its blobs is missing; UsageError if both names differ only in case, or a
+        packed model would replace another; AmbiguousNameError; CorruptDataError; StorageError.
         """
+        if self.is_packed(source):
+            return self._name_packed(source, target, moves=False)
         old, new = self._pair(source, target)
         manifest = self.manifest(old)
         with self.session() as session:
@@ -193,6 +211,8 @@ class Store:
         the same call completes it; so does an old manifest that can't be read any more. Raises: as
         `copy`; UsageError if another model has the name, unless ``replace``; StorageError.
         """
+        if self.is_packed(source):
+            return self._name_packed(source, target, moves=True)
         old, new = self._pair(source, target)
         manifest = self.manifest(old)
         if old == new:
@@ -203,15 +223,37 @@ class Store:
             # which is not ours to remove.
             with self._names.exclusive(), suppress(NotFoundError):
                 if self.manifests.read_bytes(old) == manifest.raw:
+                    self.packed.remove_name(old)  # the whole one does not hide it any more
                     self.manifests.remove(old)
                     self.copies.remove(old)
         with suppress(BusyError), self.alone(wait_s=0):
             self.manifests.remove_empty_folders(old)
         return new
 
-    def _pair(
-        self, source: str | ModelName, target: str | ModelName
-    ) -> tuple[ModelName, ModelName]:
+    def is_packed(self, name: str | ModelName) -> bool:
+        """Return True if the model of that name is packed. Raises: as `find`, but NotFoundError."""
+        spelled = self.manifests.spelled(ModelName.of(name))
+        return not self.manifests.has(spelled) and self.packed.has(name)
+
+    def _name_packed(self, source: _Name, target: _Name, *, moves: bool) -> ModelName:
+        """Give a packed model a name that no model has; with ``moves`` it loses the old one."""
+        old, new = self.packed.find(source), self.target(target)
+        manifest = self.packed.manifests.read(old)
+        with self.packing() as folder:
+            self.packed.manifests.prepare(new, manifest, folder / "manifest")
+            with self._names.exclusive():
+                # A killed move has left both names.
+                is_taken = self.packed.manifests.raw(new) not in (None, manifest.raw)
+                if self.manifests.has(new) or is_taken:
+                    hint = "Remove it first, or unpack the other: blobstore unpack NAME."
+                    taken = f"model {new} already exists, and {old} is packed"
+                    raise UsageError(taken, model=str(new), hint=hint)
+                self.packed.manifests.link(new, folder / "manifest")
+                if moves:
+                    self.packed.manifests.remove(old)
+        return new
+
+    def _pair(self, source: _Name, target: _Name) -> tuple[ModelName, ModelName]:
         """Return an old and a new name as the store spells them.
 
         Raises: UsageError if they differ only in case.
@@ -228,65 +270,85 @@ class Store:
         """Remove a model: its manifest first, then those of its blobs that no other model needs.
 
         The blobs are kept if another process uses the store (an import may be about to use them) or
-        if any manifest can't be read (it may need them). The model is removed in any case. Raises:
-        NotFoundError; AmbiguousNameError.
+        if any manifest can't be read (it may need them). The model is removed in any case, and a
+        packed one of the name too. Raises: NotFoundError; AmbiguousNameError.
         """
-        name = self.find(name)
+        name = self.packed.find(name) if self.packed.has(name) else self.find(name)
         with self._lock.shared(), self._names.exclusive():
-            manifest = None  # one that can't be read can still be removed
-            with suppress(CorruptDataError, LimitExceededError, StorageError):
-                manifest = self.manifest(name)
-            self.manifests.remove(name)
+            orphans: tuple[Descriptor, ...] = ()
+            gone = manifest_digests([name], self.manifests, self.packed.manifests)
+            packed = self.packed.remove_name(name)
+            if self.manifests.has(name) or not packed:
+                # A manifest that can't be read can still be removed.
+                with suppress(CorruptDataError, LimitExceededError, StorageError):
+                    orphans = self.manifest(name).descriptors
+                self.manifests.remove(name)
             self.copies.remove(name)
+        return self.remove_orphans(name, orphans, gone)
+
+    def remove_orphans(
+        self, name: ModelName, orphans: tuple[Descriptor, ...], gone: AbstractSet[str] = frozenset()
+    ) -> Removal:
+        """Remove those of a removed model's blobs that no model needs, and unneeded packed files.
+
+        And the signatures of the manifests ``gone`` (hex digits) that no model has. All are kept if
+        another process uses the store, or if a manifest can't be read.
+        """
         try:
             with self.alone():
                 self.manifests.remove_empty_folders(name)
-                return Removal(()) if manifest is None else self._remove_unreferenced(manifest)
+                packed = self.packed.remove_unneeded()
+                references = self.references()
+                plain = remove_unreferenced(orphans, references, self.blobs, self.copied)
+                with suppress(StorageError):  # a clean-up removes signatures, too
+                    used = self.digests_of(references, self.copied(references.names))
+                    self.signatures.remove_all(gone - used if references.obstacle is None else ())
         except BusyError as error:
-            return Removal((), () if manifest is None else manifest.descriptors, error.message)
+            return Removal((), orphans, error.message)
+        removed = (*plain.removed, *packed.removed)
+        return Removal(removed, plain.kept, plain.reason or packed.reason)
 
-    def _remove_unreferenced(self, manifest: Manifest) -> Removal:
-        candidates = manifest.descriptors
-        references = self.references()
-        if (obstacle := references.obstacle) is not None:
-            return Removal((), candidates, obstacle.message)
-        needed = references.needed()
-        orphans = {blob.digest: blob for blob in candidates if blob.digest.hex not in needed}
-        try:
-            copied = self.copied(references.names)
-            if manifest.digest.hex not in self.digests_of(references, copied):
-                self.signatures.remove(manifest.digest)
-            named = self.blobs.listing().named.keys() if copied.missing else set()
-            lost = copied.lost(named - needed - {digest.hex for digest in orphans})
-        except StorageError as error:
-            return Removal((), candidates, error.message)
-        saved = {digest: model for model in lost for digest in model.needs}
-        removed = tuple(
-            blob
-            for digest, blob in orphans.items()
-            if digest.hex not in saved and self.blobs.remove(digest)
-        )
-        kept = tuple(blob for digest, blob in orphans.items() if digest.hex in saved)
-        if not kept:
-            return Removal(removed)
-        name = saved[kept[0].digest.hex].name
-        reason = f"{name} may need them: its manifest is gone, but blobs that only it needs exist"
-        return Removal(removed, kept, reason)
+    @contextmanager
+    def packing(self) -> Iterator[Path]:
+        """Hold the lock of packing; yield a folder for files that are not finished.
+
+        Raises: BusyError while another process packs, unpacks or cleans up; StorageError.
+        """
+        with self._lock.shared(), self._packing.exclusive(wait_s=10):
+            self._names.make()
+            with owned_folder(self._private / "tmp") as folder:
+                check_one_mount(folder, Path(self.packed.address))
+                yield folder
+
+    def become_packed(self, name: ModelName, manifest: Manifest, folder: Path) -> None:
+        """Replace a model's manifest by that of a packed model, whose packed files are durable.
+
+        ``folder``: of `packing`. Raises: ConflictError if the manifest has changed; StorageError.
+        """
+        prepared = folder / "manifest"
+        self.packed.manifests.prepare(name, manifest, prepared)
+        with self._names.exclusive():
+            check_expected(name, self.manifests.raw(name), (manifest.raw,))
+            self.packed.manifests.link(name, prepared)
+            self.manifests.remove(name)
+            self.copies.remove(name)
 
     def copied(self, names: AbstractSet[ModelName]) -> CopiedModels:
         """Return the models with copies of their manifests: those of ``names``, and missing ones.
 
-        Raises: StorageError.
+        A packed model is not missing. Raises: StorageError.
         """
-        return CopiedModels.read(self.copies, names)
+        return CopiedModels.read(self.copies, {*names, *self.packed.names()})
 
     def digests_of(self, references: References, copied: CopiedModels) -> set[str]:
-        """Return the hex digits of the manifests that models have, and of missing models' copies.
+        """Return the hex digits of the manifests of models, packed ones too, and of missing ones.
 
-        Manifests that can't be read are left out: they are an obstacle to any removal.
+        Manifests that can't be read are left out: they are an obstacle to removals.
         """
-        copies = (raw for model in copied.missing for raw in self.copies.of(model.name))
-        return {Digest.of(raw).hex for raw in copies} | {key.hex() for key in references.parsed}
+        missing = [model.name for model in copied.missing]
+        known = {Digest.of(raw).hex for name in missing for raw in self.copies.of(name)}
+        known |= manifest_digests(self.packed.names(), self.packed.manifests)
+        return known | {key.hex() for key in references.parsed}
 
     def alone(self, wait_s: float = 1) -> AbstractContextManager[None]:
         """Hold the store's lock alone: no import, copy or removal runs, and no model is opened.
@@ -308,23 +370,15 @@ class Store:
 
         Raises: StorageError if the folders can't be listed.
         """
-        raw, strays = self._manifest_bytes(), self.manifests.strays()
+        raw, strays = self.manifests.texts(), self.manifests.strays()
         return References.read(raw, strays, self.newer.needs(), known)
 
-    def _manifest_bytes(self) -> Iterator[tuple[ModelName, bytes | BlobStoreError]]:
-        for name in self.manifests.names():
-            try:
-                yield name, self.manifests.text(name)
-            except NotFoundError:
-                continue  # it was removed after the names were read
-            except BlobStoreError as error:
-                yield name, error.kept()
-
     def leftovers(self, kept_s: float, is_there: Callable[[Digest], bool]) -> list[Leftover]:
-        """Return the remains of killed imports, and the journals that are of no use.
+        """Return the remains of killed imports, and journals and packed files that are of no use.
 
         ``kept_s``: how long finished blobs of a killed import are kept for the next one.
-        ``is_there``: whether the store has a blob of that digest. Raises: StorageError.
+        ``is_there``: whether the store has a blob of that digest. Raises: StorageError, or
+        CorruptDataError for the manifest of a packed model.
         """
         left = Leftovers(self._private / "tmp")
         stale = list(left.stale(kept_s))
@@ -332,7 +386,7 @@ class Store:
         journals = dead_journals(
             self._private / "journal", lambda digest: digest in waiting or is_there(digest)
         )
-        return [*stale, *journals]
+        return [*stale, *journals, *self.packed.leftovers(self.manifests.names())]
 
 
 def open_store(root: str | os.PathLike[str] | None = None, *, wait_s: float | None = None) -> Store:

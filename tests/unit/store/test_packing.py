@@ -1,0 +1,542 @@
+"""Packing: a model is at any moment whole or packed, and Ollama's folders have only whole ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.checkpoints import BF16, normal, safetensors_bytes, write_checkpoint
+from support.packed_format import decoded
+from support.stores import commit_model, manifest_path
+
+import blobstore
+from blobstore.errors import (
+    BusyError,
+    CorruptDataError,
+    ModelNotFoundError,
+    StorageError,
+    UsageError,
+)
+from blobstore.formats.documents import Descriptor
+from blobstore.inspection.listing import ListedModel, list_models
+from blobstore.names import Digest, ModelName
+from blobstore.store.care.prune import prune
+from blobstore.store.care.usage import measure_usage
+from blobstore.store.care.verify import Sample, verify
+from blobstore.store.layered import LayeredStore
+from blobstore.store.local.store import Store, open_store
+from blobstore.store.memory import MemoryStore
+from blobstore.store.packing import SMALL, grouped, holder_of, pack, unpack, unpacked
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def visible(store: Store) -> dict[str, bytes]:
+    """What Ollama sees."""
+    return {
+        name: data
+        for name, data in files(store.root).items()
+        if name.startswith(("blobs/", "manifests/"))
+    }
+
+
+def packed_files(store: Store) -> list[Path]:
+    return sorted((store.root / ".blobstore" / "packed" / "blobs").glob("*"))
+
+
+def tuned(amount: float) -> Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+    """Return tensors of a model: one large one, which differs by ``amount``, and small ones."""
+    large = normal("large", 256, 256, dtype=np.float32)
+    large = large + normal("tuned", 256, 256, dtype=np.float32, scale=amount)
+    return {"large.weight": large.astype(BF16), "norm.weight": normal("norm", 256)}
+
+
+def add(store: Store, folder: Path, name: str, amount: float = 0.0) -> None:
+    source = write_checkpoint(folder / f"source-{name}", tuned(amount))
+    blobstore.import_model(source, name, store=store, jobs=1)
+
+
+@pytest.fixture
+def one(store: Store, tmp_path: Path) -> Store:
+    """A store with a model of a large blob and small ones."""
+    add(store, tmp_path, "m")
+    return store
+
+
+M = ModelName.parse("m")
+
+
+def test_a_model_comes_back_byte_for_byte(one: Store) -> None:
+    before = visible(one)
+    done = pack(one, "m")
+    assert visible(one) == {}
+    assert not list((one.root / "manifests").rglob("latest"))
+    assert done.nbytes == sum(map(len, before.values())) - len(
+        before[next(name for name in before if name.startswith("manifests"))]
+    )
+    assert done.stored < 0.8 * done.nbytes
+    assert {blob.digest for blob in done.removal.removed} == {
+        Digest(name[-64:]) for name in before if name.startswith("blobs/")
+    }
+    assert unpack(one, "m").nbytes == done.nbytes
+    assert visible(one) == before
+    assert packed_files(one) == []
+    assert verify(one).is_sound
+
+
+def test_the_files_are_as_the_docs_say(one: Store) -> None:
+    blobs = {name[-64:]: data for name, data in visible(one).items() if name.startswith("blobs/")}
+    pack(one, "m")
+    found: dict[str, bytes] = {}
+    for path in packed_files(one):
+        found |= decoded(path.read_bytes())
+    assert found == blobs
+    large = [digest for digest, data in blobs.items() if len(data) >= SMALL]
+    assert [path.name for path in packed_files(one) if path.name.startswith("sha256-")] == [
+        f"sha256-{digest}" for digest in large
+    ]
+
+
+def test_any_number_of_threads_makes_the_same_files(one: Store) -> None:
+    pack(one, "m", jobs=1)
+    first = files(one.root / ".blobstore" / "packed")
+    unpack(one, "m")
+    pack(one, "m", jobs=4)
+    assert files(one.root / ".blobstore" / "packed") == first
+
+
+def test_a_blob_that_another_model_needs_stays(one: Store, tmp_path: Path) -> None:
+    one.copy("m", "n")
+    before = visible(one)
+    done = pack(one, "m")
+    assert done.removal.removed == ()
+    expected = {name: data for name, data in before.items() if "/m/" not in name}
+    assert visible(one) == expected
+    pack(one, "n")
+    assert visible(one) == {}
+    unpack(one, "m")
+    assert packed_files(one) != []  # n needs them
+    unpack(one, "n")
+    assert packed_files(one) == []
+    assert visible(one) == before
+
+
+def test_packing_twice_and_unpacking_twice_change_nothing(one: Store) -> None:
+    first = pack(one, "m")
+    second = pack(one, "m")
+    assert (second.nbytes, second.stored) == (first.nbytes, first.stored)
+    assert unpack(one, "m").blobs > 0
+    assert unpack(one, "m").blobs == 0
+    with pytest.raises(ModelNotFoundError):
+        pack(one, "other")
+    with pytest.raises(ModelNotFoundError):
+        unpack(one, "other")
+
+
+def test_a_packed_model_is_named_as_one(one: Store) -> None:
+    pack(one, "m")
+    with pytest.raises(ModelNotFoundError, match="m:latest is packed") as caught:
+        one.find("m")
+    assert caught.value.hint == "blobstore unpack m:latest brings it back."
+    assert one.is_packed("M")
+    assert one.target("M") == M
+    assert holder_of("m", one) is one.packed
+    listed = list_models(one)
+    assert [(model.name, getattr(model, "is_packed", None)) for model in listed] == [(M, True)]
+    [model] = listed
+    assert isinstance(model, ListedModel)
+    assert (model.parameters, model.quant_type) == (256 * 256 + 256, "BF16")
+
+
+def test_opening_a_packed_model_brings_it_back(one: Store) -> None:
+    before = visible(one)
+    values = {
+        name: tensor.array("numpy") for name, tensor in blobstore.open_model("m", store=one).items()
+    }
+    pack(one, "m")
+    with blobstore.open_model("m", store=one, verify=True) as model:
+        for name, value in values.items():
+            assert np.array_equal(model[name].array("numpy"), value)
+    assert visible(one) == before
+    with pytest.raises(ModelNotFoundError):
+        blobstore.open_model("other", store=one)
+
+
+def test_opening_through_layers_unpacks_in_the_upper_store(one: Store) -> None:
+    pack(one, "m")
+    assert unpacked("m", LayeredStore(one, [MemoryStore()])) == M
+    assert not one.is_packed("m")
+
+
+def test_a_removed_packed_model_is_gone(one: Store, tmp_path: Path) -> None:
+    add(one, tmp_path, "n", 1e-4)
+    pack(one, "m")
+    pack(one, "n")
+    sizes = {path.name: path.stat().st_size for path in packed_files(one)}
+    removal = one.remove("m")
+    left = {path.name for path in packed_files(one)}
+    assert sum(blob.size for blob in removal.removed) == sum(
+        size for name, size in sizes.items() if name not in left
+    )
+    unpack(one, "n")
+    assert verify(one, ["n"]).is_sound
+    with pytest.raises(ModelNotFoundError):
+        one.remove("m")
+
+
+def test_an_import_over_a_packed_name_replaces_it(one: Store, tmp_path: Path) -> None:
+    pack(one, "m")
+    add(one, tmp_path, "m", 0.5)
+    assert not one.packed.has("m")
+    assert [model.name for model in list_models(one)] == [M]
+    prune(one, grace_s=0, sole_owner=True)
+    assert packed_files(one) == []
+
+
+def test_copies_and_moves_of_packed_models(one: Store) -> None:
+    before = visible(one)
+    pack(one, "m")
+    stored = files(one.root / ".blobstore" / "packed" / "blobs")
+    assert one.copy("m", "n") == ModelName.parse("n")
+    assert one.move("m", "o") == ModelName.parse("o")
+    assert files(one.root / ".blobstore" / "packed" / "blobs") == stored
+    assert [str(name) for name in one.packed.names()] == ["n:latest", "o:latest"]
+    commit_model(one, "x", b"x")
+    pack(one, "x")
+    with pytest.raises(UsageError, match="already exists"):
+        one.copy("n", "x")
+    one.remove("x")
+    unpack(one, "o")
+    one.move("o", "m")
+    assert visible(one) == before
+    with pytest.raises(UsageError, match="already exists"):
+        one.move("n", "m", replace=True)
+
+
+def test_a_moved_model_leaves_no_packed_one_behind(one: Store) -> None:
+    """A crash of `unpack` leaves both; then the whole one is moved away."""
+    raw = one.manifest("m").raw
+    pack(one, "m")
+    kept = files(one.root / ".blobstore" / "packed")
+    unpack(one, "m")
+    for name, data in kept.items():
+        path = one.root / ".blobstore" / "packed" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    assert [getattr(model, "is_packed", None) for model in list_models(one)] == [False]
+    assert one.manifest("m").raw == raw
+    one.move("m", "n")
+    assert [str(model.name) for model in list_models(one)] == ["n:latest"]
+
+
+# --base
+
+
+def test_a_fine_tune_is_packed_against_its_base(one: Store, tmp_path: Path) -> None:
+    add(one, tmp_path, "n", 1e-5)
+    before = visible(one)
+    alone = pack(one, "n").stored
+    unpack(one, "n")
+    done = pack(one, "n", base="m")
+    assert done.stored < 0.5 * alone
+    assert done.base_stored > 0
+    assert one.manifests.has(M)  # a whole base stays whole
+    one.remove("m")
+    assert measure_usage(one).packed > 0
+    unpack(one, "n")
+    expected = {name: data for name, data in before.items() if "/m/" not in name}
+    assert {name: visible(one).get(name) for name in visible(one)} == {
+        name: expected[name] for name in visible(one)
+    }
+    assert verify(one).is_sound
+    assert packed_files(one) == []
+
+
+def test_a_packed_base_can_be_unpacked_and_removed(one: Store, tmp_path: Path) -> None:
+    add(one, tmp_path, "n", 1e-5)
+    pack(one, "m")
+    assert pack(one, "n", base="m").base_stored > 0
+    unpack(one, "m")
+    one.remove("m")
+    prune(one, grace_s=0, sole_owner=True)
+    assert verify(one).is_sound
+    with blobstore.open_model("n", store=one, verify=True) as model:
+        assert len(model) == 2
+
+
+def test_bases_that_are_refused(one: Store, tmp_path: Path) -> None:
+    add(one, tmp_path, "n", 1e-5)
+    add(one, tmp_path, "o", 2e-5)
+    before = visible(one)
+    with pytest.raises(UsageError, match="can't be its own base"):
+        pack(one, "m", base="m")
+    with pytest.raises(ModelNotFoundError):
+        pack(one, "m", base="missing")
+    pack(one, "n", base="m")
+    with pytest.raises(UsageError, match="is itself packed against another model"):
+        pack(one, "o", base="n")
+    unpack(one, "n")
+    assert visible(one) == before
+
+
+# Damage
+
+
+def damage(path: Path, place: int = -200) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def test_damage_is_found_and_never_unpacked(one: Store) -> None:
+    large = next(layer for layer in one.manifest("m").layers if layer.size >= SMALL)
+    pack(one, "m")
+    path = one.root / ".blobstore" / "packed" / "blobs" / large.digest.file_name
+    damage(path, 1000)
+    result = verify(one)
+    assert [blob.digest for blob in result.damaged] == [large.digest]
+    assert result.damaged[0].models == (M,)
+    assert str(path) in result.damaged[0].reason
+    for _ in range(2):
+        with pytest.raises(CorruptDataError) as caught:
+            blobstore.open_model("m", store=one)
+        assert caught.value.blob == str(large.digest)
+        assert caught.value.path == str(path)
+        assert visible(one) == {}
+        assert one.is_packed("m")
+
+
+def test_a_damaged_or_missing_file_of_small_blobs(one: Store) -> None:
+    pack(one, "m")
+    [path] = [path for path in packed_files(one) if path.name.startswith("many-")]
+    small = decoded(path.read_bytes())
+    damage(path)  # in the index
+    found = {blob.digest.hex for blob in verify(open_store(one.root)).damaged}
+    assert found >= set(small)
+    path.unlink()
+    result = verify(open_store(one.root), ["m"])
+    assert {blob.digest.hex for blob in result.damaged} == set(small)
+    with pytest.raises(blobstore.errors.NotFoundError):
+        unpack(open_store(one.root), "m")
+
+
+def test_nothing_packed_is_removed_while_a_packed_manifest_is_damaged(
+    one: Store, tmp_path: Path
+) -> None:
+    add(one, tmp_path, "n", 1e-4)
+    pack(one, "m")
+    pack(one, "n")
+    kept = packed_files(one)
+    path = one.root.joinpath(".blobstore", "packed", "manifests", *M.path_parts)
+    path.write_bytes(b"{")
+    with pytest.raises(CorruptDataError):
+        prune(one, grace_s=0, sole_owner=True)
+    assert one.remove("n").reason is not None
+    assert packed_files(one) == kept
+    assert [broken.name for broken in verify(one).broken] == [M]
+    assert one.remove("m").reason is None
+    assert packed_files(one) == []
+
+
+def test_nothing_is_removed_while_a_packed_file_can_not_be_read(
+    one: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An I/O error while it is asked which blobs lie in a file: it may be needed."""
+    add(one, tmp_path, "n", 1e-4)
+    pack(one, "m")
+    pack(one, "n")
+    kept = packed_files(one)
+
+    def fails(*_: object) -> None:
+        raise StorageError("can't read: input/output error")
+
+    other = open_store(one.root)
+    monkeypatch.setattr(type(one.packed.blobs), "index", fails)
+    assert other.remove("n").reason == "can't read: input/output error"
+    with pytest.raises(StorageError):
+        prune(other, grace_s=0, sole_owner=True)
+    assert packed_files(one) == kept
+    monkeypatch.undo()
+    unpack(one, "m")
+    assert packed_files(one) == []
+
+
+def test_a_file_with_a_damaged_index_stays_while_any_packed_model_exists(
+    one: Store, tmp_path: Path
+) -> None:
+    commit_model(one, "n", b"other")
+    pack(one, "m")
+    pack(one, "n")
+    many = [path for path in packed_files(one) if path.name.startswith("many-")]
+    for path in many:
+        damage(path)
+    open_store(one.root).remove("n")
+    assert set(packed_files(one)) >= set(many)
+    open_store(one.root).remove("m")
+    assert packed_files(one) == []
+
+
+def test_a_damaged_plain_blob_is_not_packed(one: Store) -> None:
+    large = next(layer for layer in one.manifest("m").layers if layer.size >= SMALL)
+    damage(one.blobs.path / large.digest.file_name)
+    before = visible(one)
+    with pytest.raises(CorruptDataError) as caught:
+        pack(one, "m")
+    assert caught.value.blob == str(large.digest)
+    assert visible(one) == before
+
+
+# Care
+
+
+def test_usage_counts_packed_files(one: Store) -> None:
+    plain = measure_usage(one)
+    pack(one, "m")
+    usage = measure_usage(one)
+    on_disk = sum(path.stat().st_size for path in packed_files(one))
+    assert (usage.blobs, usage.nbytes, usage.packed) == (0, 0, on_disk)
+    [model] = usage.models
+    assert (model.name, model.nbytes, model.unique, model.is_packed) == (M, on_disk, on_disk, True)
+    one.copy("m", "n")
+    assert [one.unique for one in measure_usage(one, ["m"]).models] == [0]
+    assert plain.packed == 0
+
+
+def test_verify_counts_packed_blobs_in_parts(one: Store) -> None:
+    nbytes = verify(one).nbytes
+    pack(one, "m")
+    assert verify(one).nbytes == nbytes
+    parts = [verify(one, sample=Sample(number, 3)) for number in (1, 2, 3)]
+    assert sum(part.nbytes for part in parts) == nbytes
+    assert verify(one, quick=True).nbytes == 0
+
+
+def test_prune_removes_what_a_killed_pack_left(one: Store) -> None:
+    before = visible(one)
+    pack(one, "m")
+    kept = files(one.root / ".blobstore" / "packed" / "blobs")
+    unpack(one, "m")
+    for name, data in kept.items():
+        (one.root / ".blobstore" / "packed" / "blobs" / name).write_bytes(data)
+    assert {left.reason for left in prune(one, dry_run=True).leftovers} == {
+        "no packed model needs it"
+    }
+    prune(one)
+    assert packed_files(one) == []
+    assert visible(one) == before
+
+
+def test_a_killed_pack_is_continued(one: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    class KilledError(Exception):
+        pass
+
+    def killed(*_: object) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "become_packed", killed)
+        with pytest.raises(KilledError):
+            pack(one, "m")
+    left = {path: path.stat().st_ino for path in packed_files(one)}
+    assert left
+    pack(one, "m")
+    assert {path: path.stat().st_ino for path in packed_files(one)} == left
+
+
+def test_a_full_disk_leaves_the_store_as_it_was(
+    one: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = visible(one)
+
+    def full(*_: object) -> None:
+        raise StorageError("no space")
+
+    for owner, name in ((type(one.packed.blobs), "settle"), (Store, "become_packed")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, full)
+            with pytest.raises(StorageError, match="no space"):
+                pack(one, "m")
+        assert visible(one) == before
+        assert packed_files(one) == []
+
+
+def test_two_at_once_wait_for_each_other(one: Store) -> None:
+    other = open_store(one.root, wait_s=0)
+    with one.packing():
+        for work in (pack, unpack):
+            with pytest.raises(BusyError):
+                work(other, "m")
+        with pytest.raises(BusyError):
+            prune(other, grace_s=0, sole_owner=True)
+    errors: list[BaseException] = []
+
+    def turn(number: int) -> None:
+        try:
+            (pack if number % 2 else unpack)(open_store(one.root), "m")
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    threads = [threading.Thread(target=turn, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [error for error in errors if not isinstance(error, ModelNotFoundError)] == []
+    unpack(one, "m")
+    assert verify(one).is_sound
+
+
+def test_an_import_meanwhile_is_not_overwritten(
+    one: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process gives the name a new model while the old one is packed, or unpacked."""
+    real = Store.become_packed
+
+    def beaten(self: Store, *rest: object) -> None:
+        commit_model(open_store(self.root), "m", b"new")
+        real(self, *rest)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "become_packed", beaten)
+        with pytest.raises(blobstore.errors.ConflictError):
+            pack(one, "m")
+    assert one.manifest("m").layers[0].size == 3
+    assert not one.packed.has("m")
+
+
+def test_small_blobs_share_files() -> None:
+    def blob(number: int, size: int) -> Descriptor:
+        return Descriptor(media_type="x", digest=Digest.of(str(number).encode()), size=size)
+
+    blobs = [blob(number, SMALL if number == 5 else 4096) for number in range(10_000)]
+    groups = list(grouped(blobs))
+    assert groups[0] == [blobs[5]]
+    assert [len(group) for group in groups] == [1, 4096, 4096, 1807]
+    assert len(list(grouped([blob(number, SMALL - 1) for number in range(600)]))) == 2
+
+
+def test_a_model_of_documents_only_is_packed(store: Store) -> None:
+    commit_model(store, "m", b"text " * 1000, b"")
+    before = visible(store)
+    pack(store, "m")
+    assert not manifest_path(store, "m").exists()
+    unpack(store, "m")
+    assert visible(store) == before
+
+
+def test_a_blob_without_a_valid_header_is_packed_as_text(store: Store) -> None:
+    layer = safetensors_bytes({"w": normal("w", 8)})[:-1]
+    commit_model(store, "m", layer)
+    before = visible(store)
+    pack(store, "m")
+    unpack(store, "m")
+    assert visible(store) == before
