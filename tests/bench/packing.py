@@ -33,8 +33,8 @@ from blobstore.kernels import quantize, split_planes
 from blobstore.names import ModelName
 from blobstore.store import packing
 from blobstore.store.local.store import Store
+from blobstore.store.packed.coders import Coded, Decoder, Encoder
 from blobstore.store.packed.cuts import FRAME, Coding
-from blobstore.store.packed.frames import Coded, Decoder, Encoder
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))

@@ -17,7 +17,7 @@ from blobstore.io.budget import Budget
 from blobstore.io.durable import listed, make_folder, os_errors, sync_folder
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest
-from blobstore.store.packed.container import Index, PackedBlob
+from blobstore.store.packed.container import PackedBlob, PackedIndex
 from blobstore.store.packed.decoding import IndexCache, PackedFile, PackedReader
 from blobstore.store.ports import (
     blob_not_found,
@@ -113,7 +113,7 @@ class PackedBlobs:
             self._places.update(dict.fromkeys(index.by_digest, name))
         return self._many[name]
 
-    def index(self, name: str) -> Index:
+    def index(self, name: str) -> PackedIndex:
         """Return the index of a packed file. Raises: as `PackedFile`."""
         with PackedFile(self.path / name, self.open_base, self._indexes) as file:
             return file.index

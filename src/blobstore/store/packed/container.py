@@ -73,7 +73,7 @@ class PackedBlob:
 
 
 @dataclass(frozen=True)
-class Index:
+class PackedIndex:
     """The blobs of a packed file in order, and the base blobs that decoding them needs.
 
     ``bases``: digest and size of each.
@@ -88,7 +88,7 @@ class Index:
         return {blob.digest.hex: blob for blob in self.blobs}
 
 
-def encode_index(index: Index) -> bytes:
+def index_bytes(index: PackedIndex) -> bytes:
     """Return the bytes behind the frames of a file: index and trailer.
 
     Raises: LimitExceededError over 64 MiB.
@@ -130,7 +130,7 @@ def index_place(trailer: bytes, size: int) -> tuple[int, int]:
     return offset, length
 
 
-def parse_index(raw: bytes, trailer: bytes) -> Index:
+def parse_index(raw: bytes, trailer: bytes) -> PackedIndex:
     """Return the index in ``raw``. Raises: CorruptDataError if it is damaged or contradictory."""
     offset, _, sha256, _ = TRAILER.unpack(trailer)
     if hashlib.sha256(raw).digest() != sha256:
@@ -144,7 +144,7 @@ def parse_index(raw: bytes, trailer: bytes) -> Index:
     return index
 
 
-def _parsed(raw: bytes) -> Index:
+def _parsed(raw: bytes) -> PackedIndex:
     blobs, bases, frames = _COUNTS.unpack_from(raw)
     first = _COUNTS.size + blobs * _BLOB.size
     frames_at = first + bases * _BASE.size
@@ -157,7 +157,7 @@ def _parsed(raw: bytes) -> Index:
     known = tuple(
         (Digest(digest.hex()), size) for digest, size in _BASE.iter_unpack(raw[first:frames_at])
     )
-    return Index(tuple(_blobs(heads, found)), known)
+    return PackedIndex(tuple(_blobs(heads, found)), known)
 
 
 def _blobs(

@@ -12,16 +12,16 @@ from typing import Self
 from blobstore.errors import BlobStoreError, CorruptDataError, ShortReadError
 from blobstore.io.ranges import FileIdentity, FileReader, OpenReader
 from blobstore.names import Digest
+from blobstore.store.packed.coders import Decoder
 from blobstore.store.packed.container import (
     MAGIC,
     TRAILER,
     Frame,
-    Index,
     PackedBlob,
+    PackedIndex,
     index_place,
     parse_index,
 )
-from blobstore.store.packed.frames import Decoder
 
 OpenBase = Callable[[Digest, int], OpenReader]
 """Opens the blob of a digest and size that another was packed against."""
@@ -36,9 +36,9 @@ class IndexCache:
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._kept: OrderedDict[FileIdentity, Index] = OrderedDict()
+        self._kept: OrderedDict[FileIdentity, PackedIndex] = OrderedDict()
 
-    def index(self, reader: FileReader) -> Index:
+    def index(self, reader: FileReader) -> PackedIndex:
         """Return the index of an open packed file. Raises: CorruptDataError; StorageError."""
         with self._mutex:
             known = self._kept.get(reader.identity)
@@ -49,7 +49,7 @@ class IndexCache:
             return known
 
 
-def index_in(reader: FileReader) -> Index:
+def index_in(reader: FileReader) -> PackedIndex:
     """Return the index of a packed file. Raises: CorruptDataError; StorageError."""
     if reader.size < len(MAGIC) + TRAILER.size or reader.read(0, len(MAGIC)) != MAGIC:
         raise CorruptDataError("packed file is damaged: it does not begin as one")

@@ -13,17 +13,17 @@ from blobstore.io.durable import create_file, os_errors, sync, write_all_at
 from blobstore.io.ranges import OpenReader, close_quietly
 from blobstore.io.workers import Progress, silent
 from blobstore.names import Digest
+from blobstore.store.packed.coders import Coded, Encoder
 from blobstore.store.packed.container import (
     MAGIC,
     MAX_BASES,
     Frame,
-    Index,
     PackedBlob,
-    encode_index,
+    PackedIndex,
+    index_bytes,
 )
 from blobstore.store.packed.cuts import FRAME, Cut, frames_of
 from blobstore.store.packed.decoding import OpenBase, PackedFile
-from blobstore.store.packed.frames import Coded, Encoder
 
 Open = Callable[[Descriptor], OpenReader]
 CutBlob = Callable[[Descriptor, OpenReader], Sequence[Cut]]
@@ -100,7 +100,7 @@ def write_packed(
     cut_blob: CutBlob,
     open_base: OpenBase,
     progress: Progress = silent,
-) -> Index:
+) -> PackedIndex:
     """Write a packed file of ``blobs``, check and sync it; return its index.
 
     It is read back and decoded once: the bytes of every blob must match its digest. Memory: one
@@ -117,10 +117,10 @@ def write_packed(
             for blob in blobs:
                 with open_blob(blob) as reader:
                     found.append(writer.add(blob, reader, cut_blob(blob, reader)))
-            index = Index(
+            index = PackedIndex(
                 tuple(found), tuple((digest, size) for digest, (_, size) in writer.bases.items())
             )
-            writer.write(encode_index(index))
+            writer.write(index_bytes(index))
         finally:
             writer.close()
         _check(path, open_base)

@@ -18,11 +18,11 @@ from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import Digest
-from blobstore.store.packed.container import Index
+from blobstore.store.packed.coders import Coded, Encoder
+from blobstore.store.packed.container import PackedIndex
 from blobstore.store.packed.cuts import FRAME, BasePlace, BaseTensor, Coding, Cut, cuts_of
 from blobstore.store.packed.decoding import PackedFile
 from blobstore.store.packed.encoding import write_packed
-from blobstore.store.packed.frames import Coded, Encoder
 
 Bases = Mapping[str, BaseTensor]
 
@@ -40,7 +40,7 @@ def packed(
     *blobs: bytes,
     bases: Bases | None = None,
     open_base: Callable[[Digest, int], OpenReader] = no_base,
-) -> Index:
+) -> PackedIndex:
     by_digest = {Digest.of(data): data for data in blobs}
 
     def cut(_: Descriptor, reader: OpenReader) -> list[Cut]:
@@ -135,7 +135,7 @@ def test_codes_are_stored_as_they_are(tmp_path: Path) -> None:
     assert [frame.is_coded for frame in index.blobs[0].frames][1] == (False,)
 
 
-def fine_tune(tmp_path: Path, amount: float) -> tuple[bytes, bytes, Index]:
+def fine_tune(tmp_path: Path, amount: float) -> tuple[bytes, bytes, PackedIndex]:
     base = normal("base", 512, 512, dtype=np.float32)
     tuned = base + normal("tuned", 512, 512, dtype=np.float32, scale=amount)
     first = safetensors_bytes({"w": base.astype(BF16), "other": normal("o", 9)})
