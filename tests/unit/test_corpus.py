@@ -36,7 +36,7 @@ COUNTS = {
     "index": (14, 2),
     "range": (49, 11),
     "store": (38, 19),
-    "registry": (45, 11),
+    "registry": (45, 10),
 }
 
 NAME_PARTS = {
