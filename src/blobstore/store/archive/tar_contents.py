@@ -29,6 +29,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _SKIPPED_AT_ONCE = 2**20
 _MAX_WINDOW = 2**27
 _MAX_FRAME = 2**26
+_MAX_TABLE = 2**26
 
 
 class Contents(Protocol):
@@ -322,7 +323,7 @@ def _seek_table(file: FileReader) -> list[tuple[int, int]] | None:
     if file.size < FOOTER_BYTES:
         return None
     footer = parse_footer(file.read(file.size - FOOTER_BYTES, FOOTER_BYTES), file.name)
-    if footer is None or footer.table_bytes > file.size:
+    if footer is None or footer.table_bytes > min(file.size, _MAX_TABLE):
         return None
     table = file.read(file.size - footer.table_bytes, footer.table_bytes)
     starts = parse_table(table, footer, file.size, file.name)

@@ -330,16 +330,28 @@ def test_frames_that_lie(tmp_path: Path, files: Files) -> None:
         damaged[at] ^= 0x10
 
 
-def test_a_frame_that_says_it_is_large(tmp_path: Path) -> None:
-    """Its header says 2**40 bytes, which are not allocated."""
-    frame = bytes.fromhex("28b52ffd") + b"\xe0" + (2**40).to_bytes(8, "little") + b"\x01\x00\x00"
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\xe0" + (2**40).to_bytes(8, "little"),
+        b"\xa0" + (10**8).to_bytes(4, "little"),
+    ],
+)
+def test_a_frame_that_says_it_is_large(tmp_path: Path, frame: bytes) -> None:
+    """The bytes that its header says are not allocated."""
+    frame = bytes.fromhex("28b52ffd") + frame + b"\x01\x00\x00"
     path = tmp_path / "a.tar.zst"
     path.write_bytes(frame + encode_table([(len(frame), 10_000)]))
-    with pytest.raises(CorruptDataError):
-        loaded(path)
-    path.write_bytes(frame)
-    with pytest.raises(CorruptDataError):
-        loaded(path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptDataError, match=r"not 10,000|too much memory"):
+            loaded(path)
+        path.write_bytes(frame)
+        with pytest.raises(CorruptDataError):
+            loaded(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
 
 
 def test_bombs_take_no_memory(tmp_path: Path, one: Files) -> None:
