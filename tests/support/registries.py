@@ -84,7 +84,7 @@ class Registry:
         """Return the manifest of each tag, by ``repository:tag``; not for a bucket."""
         root = self.folder / "root" / "docker/registry/v2"
         found = {}
-        for link in root.glob("repositories/**/_manifests/tags/*/current/link"):
+        for link in root.glob("repositories/*/*/_manifests/tags/*/current/link"):
             tag = link.parent.parent
             digits = link.read_text().removeprefix("sha256:")
             repository = tag.parents[2].relative_to(root / "repositories")

@@ -55,6 +55,8 @@ class Relay:
         with client, socket.create_connection(("127.0.0.1", self._server)) as server:
             for one in (client, server):
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._most < _MOST:  # few bytes wait in the kernel, so that the counts are right
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._most)
             there = threading.Thread(target=self._pump, args=(client, server, True), daemon=True)
             there.start()
             self._pump(server, client, is_up=False)

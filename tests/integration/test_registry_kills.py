@@ -1,0 +1,101 @@
+"""Pushes and pulls that are killed at any moment: the next one completes, with what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from support.registries import Registry, registry
+from support.relay import Relay, relay
+from support.shared_models import commit_tensors, finish, move, same
+
+from blobstore import open_store, verify
+from blobstore.formats.documents import Manifest
+from blobstore.names import ModelName
+from blobstore.store.local.store import Store
+
+pytestmark = pytest.mark.lab
+LARGEST = 3_000_000
+SIZES = (LARGEST, *(100_000 + number for number in range(60)))
+CHUNK = 500_000
+AT_ONCE = 32 * 2**10
+"""Bytes that pass the relay at once: more would still be counted after the client's death."""
+OVERHEAD = 4000 * 5 * len(SIZES)
+"""Bytes of heads of requests, at most."""
+TIMES = [
+    pytest.param(10, id="10"),
+    pytest.param(100, id="100", marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
+]
+
+
+def killed(between: Relay, nbytes: int, *arguments: object) -> int:
+    """Kill a move when so many bytes have passed; return how many have, with those that follow."""
+    process = move(*arguments, chunk=CHUNK)  # type: ignore[arg-type]
+    between.reset()
+    between.after(nbytes, process.kill)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode in (0, -9), errors
+    return process.returncode
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_pushes(times: int, store: Store, tmp_path: Path) -> None:
+    manifest = commit_tensors(store, "m", SIZES)
+    random = Random(times)
+    deaths = 0
+    with registry(tmp_path / "registry") as server, relay(server.port, most=AT_ONCE) as between:
+        for number in range(times):
+            target = f"{between.host}/library/m{number}:t"
+            moment = random.randrange(manifest.size)
+            deaths += killed(between, moment, "push", store.root, "m", target) != 0
+            assert server.incomplete() == []
+            left = remaining(server, f"library/m{number}", manifest)
+            between.reset()
+            finish(move("push", store.root, "m", target, chunk=CHUNK))
+            assert between.up <= left + LARGEST + OVERHEAD
+            assert server.tags()[f"library/m{number}:t"] == manifest.raw
+        assert server.incomplete() == []
+    assert deaths > times // 2
+
+
+def remaining(server: Registry, repository: str, manifest: Manifest) -> int:
+    """Return the bytes of the blobs that a repository lacks."""
+    there = server.linked(repository)
+    return sum(
+        size
+        for digest, size in {blob.digest: blob.size for blob in manifest.descriptors}.items()
+        if digest.hex not in there
+    )
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_pulls(times: int, store: Store, tmp_path: Path) -> None:
+    manifest = commit_tensors(store, "m", SIZES)
+    random = Random(times)
+    deaths = 0
+    with registry(tmp_path / "registry") as server, relay(server.port, most=AT_ONCE) as between:
+        target = f"{between.host}/library/m:t"
+        finish(move("push", store.root, "m", target))
+        for number in range(times):
+            root = tmp_path / f"pulled{number}"
+            moment = random.randrange(manifest.size)
+            deaths += killed(between, moment, "pull", root, "m", target) != 0
+            check_nothing_partial(root, store)
+            came = between.down
+            between.reset()
+            finish(move("pull", root, "m", target))
+            assert between.down <= manifest.size - came + LARGEST + OVERHEAD
+            assert same(store.root, root, "m")
+            assert verify(open_store(root)).is_sound
+    assert deaths > times // 2
+
+
+def check_nothing_partial(root: Path, source: Store) -> None:
+    """A model is there with all its bytes, or not at all."""
+    pulled = open_store(root)
+    names = pulled.manifests.names()
+    assert names in ([], [ModelName.parse("m")])
+    assert not names or same(source.root, root, "m")
+    if root.exists():
+        assert verify(pulled).is_sound
