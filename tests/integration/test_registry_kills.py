@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from random import Random
 
 import pytest
 from support.registries import Registry, registry
 from support.relay import Relay, relay
-from support.shared_models import commit_tensors, finish, move, same
+from support.shared_models import commit_tensors, finish, pulling, pushing, same
 
 from blobstore import open_store, verify
 from blobstore.formats.documents import Manifest
@@ -29,14 +30,12 @@ TIMES = [
 ]
 
 
-def killed(between: Relay, nbytes: int, *arguments: object) -> int:
-    """Kill a move when so many bytes have passed; return how many have, with those that follow."""
-    process = move(*arguments, chunk=CHUNK)  # type: ignore[arg-type]
-    between.reset()
+def killed(process: subprocess.Popen[str], between: Relay, nbytes: int) -> bool:
+    """Kill a process when so many bytes have passed from now on; return False if it was faster."""
     between.after(nbytes, process.kill)
     _, errors = process.communicate(timeout=240)
     assert process.returncode in (0, -9), errors
-    return process.returncode
+    return process.returncode != 0
 
 
 @pytest.mark.parametrize("times", TIMES)
@@ -48,11 +47,12 @@ def test_pushes(times: int, store: Store, tmp_path: Path) -> None:
         for number in range(times):
             target = f"{between.host}/library/m{number}:t"
             moment = random.randrange(manifest.size)
-            deaths += killed(between, moment, "push", store.root, "m", target) != 0
+            process = pushing(store.root, "m", target, chunk=CHUNK)
+            deaths += killed(process, between, moment)
             assert server.incomplete() == []
             left = remaining(server, f"library/m{number}", manifest)
             between.reset()
-            finish(move("push", store.root, "m", target, chunk=CHUNK))
+            finish(pushing(store.root, "m", target, chunk=CHUNK))
             assert between.up <= left + LARGEST + OVERHEAD
             assert server.tags()[f"library/m{number}:t"] == manifest.raw
         assert server.incomplete() == []
@@ -76,15 +76,16 @@ def test_pulls(times: int, store: Store, tmp_path: Path) -> None:
     deaths = 0
     with registry(tmp_path / "registry") as server, relay(server.port, most=AT_ONCE) as between:
         target = f"{between.host}/library/m:t"
-        finish(move("push", store.root, "m", target))
+        finish(pushing(store.root, "m", target))
         for number in range(times):
             root = tmp_path / f"pulled{number}"
             moment = random.randrange(manifest.size)
-            deaths += killed(between, moment, "pull", root, "m", target) != 0
+            between.reset()
+            deaths += killed(pulling(root, "m", target), between, moment)
             check_nothing_partial(root, store)
             came = between.down
             between.reset()
-            finish(move("pull", root, "m", target))
+            finish(pulling(root, "m", target))
             assert between.down <= manifest.size - came + LARGEST + OVERHEAD
             assert same(store.root, root, "m")
             assert verify(open_store(root)).is_sound

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from support.hostile_registry import NAME, Scene, scene
 from support.relay import relay
-from support.shared_models import contents, finish, move
+from support.shared_models import contents, finish, pulling
 from support.small_registry import digest_of
 
 from blobstore import open_store, verify
@@ -40,13 +40,13 @@ def test_registry_kill_client_mid_pull(points: int, tmp_path: Path) -> None:
         with relay(made.here.port, most=2**14) as between:
             root, whole = tmp_path / "pulled0", 0
             for number in range(points):
-                process = move("pull", root, NAME, reference(between.host))
+                process = pulling(root, NAME, reference(between.host))
                 between.after(random.randrange(1, total), process.kill)
                 process.communicate(timeout=240)
                 names = open_store(root).manifests.names()
                 assert names in ([], [ModelName.parse(NAME)])
                 if names or number == points - 1:  # else the next one goes on
-                    finish(move("pull", root, NAME, reference(between.host)))
+                    finish(pulling(root, NAME, reference(between.host)))
                     check_whole(root, made)
                     root, whole = tmp_path / f"pulled{number + 1}", whole + 1
     assert whole
@@ -57,7 +57,7 @@ def test_registry_concurrent_same_pull(tmp_path: Path) -> None:
         made.play()
         host = f"{made.here.host}:{made.here.port}"
         root = tmp_path / "pulled"
-        processes = [move("pull", root, NAME, reference(host)) for _ in range(CLIENTS)]
+        processes = [pulling(root, NAME, reference(host)) for _ in range(CLIENTS)]
         for process in processes:
             finish(process)
         check_whole(root, made)

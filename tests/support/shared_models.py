@@ -27,16 +27,13 @@ from support.small_registry import digest_of
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
-_MOVE = """
+_PUSH = """
 import sys
 from blobstore import open_store
-from blobstore.store.registry import sharing, uploads
-direction, root, name, reference, chunk = sys.argv[1:]
+from blobstore.store.registry import push_pull, uploads
+root, name, reference, chunk = sys.argv[1:]
 uploads.Uploads.__init__.__kwdefaults__["chunk"] = int(chunk)
-if direction == "push":
-    sharing.push(name, open_store(root), to=reference)
-else:
-    sharing.pull(reference, open_store(root), name=name)
+push_pull.push(name, open_store(root), to=reference)
 """
 
 
@@ -81,12 +78,25 @@ def _entry(data: bytes, media_type: str) -> dict[str, Any]:
     return {"mediaType": media_type, "digest": digest_of(data), "size": len(data)}
 
 
-def move(
-    direction: str, root: Path, name: str, reference: str, *, chunk: int = 2**20
-) -> subprocess.Popen[str]:
-    """Start a process that pushes or pulls a model, in chunks of so many bytes."""
-    line = [sys.executable, "-c", _MOVE, direction, str(root), name, reference, str(chunk)]
-    return subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=os.environ)
+def pushing(root: Path, name: str, reference: str, *, chunk: int = 2**20) -> subprocess.Popen[str]:
+    """Start a process that pushes a model, in chunks of so many bytes."""
+    return _started("-c", _PUSH, str(root), name, reference, str(chunk))
+
+
+def pulling(root: Path, name: str, reference: str) -> subprocess.Popen[str]:
+    """Start ``blobstore pull``."""
+    return _started("-m", "blobstore", "pull", reference, "--as", name, "--store", str(root))
+
+
+def _started(*arguments: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"DOCKER_CONFIG": "/there/is/none"}
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> None:
