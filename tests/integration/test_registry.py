@@ -29,6 +29,11 @@ from support.shared_models import (
     tensor_blob,
 )
 from support.small_registry import digest_of
+from support.token_server import (
+    PASSWORD as token_server_password,
+    USER as token_server_user,
+    token_server,
+)
 
 from blobstore import open_store, transfer, verify
 from blobstore.errors import BlobStoreError, DigestMismatchError, NotFoundError
@@ -183,7 +188,7 @@ def test_other_registries(kind: str, store: Store, tmp_path: Path) -> None:
             if kind == "htpasswd":
                 with pytest.raises(BlobStoreError, match="login"):
                     push("m", store, to=reference)
-                access = RegistryAccess(credentials=_Known(server.host))  # type: ignore[arg-type]
+                access = RegistryAccess(credentials=Known(server.host, USER, PASSWORD))  # type: ignore[arg-type]
             push("m", store, to=reference, access=access)
             if bucket is None:
                 assert server.incomplete() == []
@@ -192,14 +197,36 @@ def test_other_registries(kind: str, store: Store, tmp_path: Path) -> None:
     assert same(store.root, empty(tmp_path).root, "m")
 
 
-class _Known:
+def test_a_registry_behind_a_token_server(store: Store, tmp_path: Path) -> None:
+    manifest = commit_tensors(store, "m", SIZES)
+    with (
+        token_server(tmp_path / "tokens") as tokens,
+        registry(tmp_path / "registry", tokens=tokens) as server,
+    ):
+        realms = (f"127.0.0.1:{tokens.port}",)
+        reference = at(server, "m")
+        with pytest.raises(BlobStoreError):
+            push("m", store, to=reference, access=RegistryAccess(realms=realms))
+        known = Known(server.host, token_server_user, token_server_password)
+        access = RegistryAccess(realms=realms, credentials=known)  # type: ignore[arg-type]
+        push("m", store, to=reference, access=access)
+        assert server.incomplete() == []
+        pull(reference, empty(tmp_path), name="m", access=RegistryAccess(realms=realms))
+        assert same(store.root, empty(tmp_path).root, "m")
+        scopes = {scope for asked in tokens.asked for scope in asked.scopes}
+        assert scopes <= {"repository:library/m:pull", "repository:library/m:pull,push"}
+        assert len(tokens.asked) < len(manifest.descriptors)
+
+
+class Known:
     """Credentials of one registry."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, user: str, password: str) -> None:
         self._host = host
+        self._login = Login(user, Secret(password))
 
     def find(self, host: str, _repository: str) -> Login | None:
-        return Login(USER, Secret(PASSWORD)) if host == self._host else None
+        return self._login if host == self._host else None
 
 
 def test_skopeo_reads_what_we_pushed(plain: Registry, store: Store, tmp_path: Path) -> None:

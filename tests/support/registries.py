@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from support import FIXTURES
+from support.token_server import TokenServer
 
 CERTIFICATE = FIXTURES / "tls" / "certificate.pem"
 """For ``localhost`` and ``127.0.0.1``; the file is also the authority to trust."""
@@ -30,16 +31,6 @@ USER, PASSWORD = "alice", "swordfish"
 _HTPASSWD = f"{USER}:$2b$04$abcdefghijklmnopqrstuugIEnm3ZbWF6xb2GcoE3L1CoGJFMKtu.\n"
 _PATIENCE_S = 60
 _BUCKET = "models"
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The token server that a registry sends its clients to, and the certificates of its key."""
-
-    realm: str
-    service: str
-    issuer: str
-    certificates: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +104,7 @@ def registry(
     folder: Path,
     *,
     htpasswd: bool = False,
-    tokens: Tokens | None = None,
+    tokens: TokenServer | None = None,
     bucket: Bucket | None = None,
     tls: bool = False,
     relative: bool = False,
@@ -214,8 +205,9 @@ def _storage(folder: Path, bucket: Bucket | None) -> dict[str, Any]:
 def _running(line: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     # docker-registry's S3 driver panics at an AWS_CA_BUNDLE.
     environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+    mortal = ["setpriv", "--pdeathsig", "KILL", *line]  # it ends with the tests, however they end
     with log.open("wb") as output:
-        process = subprocess.Popen(line, stdout=output, stderr=output, env=environment)
+        process = subprocess.Popen(mortal, stdout=output, stderr=output, env=environment)
     try:
         yield process
     finally:
