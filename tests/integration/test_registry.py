@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import token_server as tokens_of
 from support.registries import (
     CERTIFICATE,
     PASSWORD,
@@ -29,11 +30,6 @@ from support.shared_models import (
     tensor_blob,
 )
 from support.small_registry import digest_of
-from support.token_server import (
-    PASSWORD as token_server_password,
-    USER as token_server_user,
-    token_server,
-)
 
 from blobstore import open_store, transfer, verify
 from blobstore.errors import BlobStoreError, DigestMismatchError, NotFoundError
@@ -200,14 +196,14 @@ def test_other_registries(kind: str, store: Store, tmp_path: Path) -> None:
 def test_a_registry_behind_a_token_server(store: Store, tmp_path: Path) -> None:
     manifest = commit_tensors(store, "m", SIZES)
     with (
-        token_server(tmp_path / "tokens") as tokens,
+        tokens_of.token_server(tmp_path / "tokens") as tokens,
         registry(tmp_path / "registry", tokens=tokens) as server,
     ):
         realms = (f"127.0.0.1:{tokens.port}",)
         reference = at(server, "m")
         with pytest.raises(BlobStoreError):
             push("m", store, to=reference, access=RegistryAccess(realms=realms))
-        known = Known(server.host, token_server_user, token_server_password)
+        known = Known(server.host, tokens_of.USER, tokens_of.PASSWORD)
         access = RegistryAccess(realms=realms, credentials=known)  # type: ignore[arg-type]
         push("m", store, to=reference, access=access)
         assert server.incomplete() == []
