@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support import token_server as tokens_of
+from support.lab.mounts import keep_mounts_private, mount
 from support.registries import (
     CERTIFICATE,
     PASSWORD,
@@ -32,7 +33,7 @@ from support.shared_models import (
 from support.small_registry import digest_of
 
 from blobstore import open_store, transfer, verify
-from blobstore.errors import BlobStoreError, DigestMismatchError, NotFoundError
+from blobstore.errors import BlobStoreError, DigestMismatchError, NotFoundError, StorageError
 from blobstore.formats.documents import MANIFEST_MEDIA_TYPE
 from blobstore.io.http.client import HttpClient
 from blobstore.store.local.store import Store
@@ -298,3 +299,25 @@ def _curl(*arguments: str, data: bytes | None = None) -> str:
     line = ["curl", "-sS", "--fail", *body, *arguments]
     done = subprocess.run(line, input=data, capture_output=True, check=True, timeout=60)
     return done.stdout.decode()
+
+
+def test_a_full_disk(plain: Registry, store: Store, tmp_path: Path) -> None:
+    """The pull is refused, nothing of the model is there, and it goes on where there is room."""
+    commit_tensors(store, "small", (100, 3000))
+    commit_tensors(store, "large", SIZES)
+    for name in ("small", "large"):
+        push(name, store, to=at(plain, name))
+    keep_mounts_private()
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with mount("tmpfs", disk, f"size={sum(SIZES) // 2}"):
+        target = open_store(disk / "store")
+        pull(at(plain, "small"), target, name="small")
+        with pytest.raises(StorageError, match="no space left"):
+            pull(at(plain, "large"), target, name="large")
+        assert [str(name) for name in target.manifests.names()] == ["small:latest"]
+        assert same(store.root, target.root, "small")
+        assert verify(target).is_sound
+        subprocess.run(["mount", "-o", f"remount,size={3 * sum(SIZES)}", disk], check=True)
+        pull(at(plain, "large"), target, name="large")
+        assert same(store.root, target.root, "large")
