@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ from support.corpus import Case, accepted, case_id, load, refusal, rejected
 from support.hostile_pulls import CERTIFICATES, PULLS
 from support.hostile_pushes import PUSHES
 from support.hostile_registry import NAME, REPOSITORY, TAG, Scene, scene
+from support.servers import reply
 from support.shared_models import tensor_blob
 from support.small_registry import digest_of
 from support.stores import commit_model
 
-from blobstore import verify
+from blobstore import open_store, pull, verify
 from blobstore.store.registry.uploads import Uploads
 
 PROCESSES = {"registry-kill-client-mid-pull", "registry-concurrent-same-pull"}
@@ -100,3 +102,33 @@ def test_rejected(case: Case, tmp_path: Path) -> None:
 def names_the_thing(text: str, made: Scene) -> bool:
     things = [made.host, made.name, str(made.store.root), *map(digest_of, made.blobs)]
     return any(thing in text for thing in things)
+
+
+def test_another_manifest_than_the_pinned_one(tmp_path: Path) -> None:
+    """Beside the corpus: a registry that gives other bytes for a digest, and does not say which."""
+    with scene(tmp_path, is_push=False) as made:
+        document = made.document
+        document["layers"].pop()
+        other = json.dumps(document).encode()
+        made.change(lambda asked: reply(200, body=other) if "/manifests/" in asked.target else None)
+        made.play()
+        store = open_store(tmp_path / "store")
+        error = refusal(lambda: pull(f"{made.name}@{digest_of(made.raw)}", store, name=NAME))
+        assert digest_of(made.raw) in str(error)
+        assert models(made) == []
+
+
+def test_pages_of_a_list_stay_at_the_registry(tmp_path: Path) -> None:
+    with scene(tmp_path, is_push=False) as made:
+        link = f'Link: <{made.there.at("v2/_catalog")}>; rel="next"'
+        made.elsewhere(lambda _: reply(200, body=b'{"repositories":[]}'))
+        made.change(
+            lambda asked: (
+                reply(200, link, body=b'{"repositories":[]}')
+                if "_catalog" in asked.target
+                else None
+            )
+        )
+        made.play()
+        assert made.there.host in str(refusal(made.names))
+        assert made.played[1].asked == []
