@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 
@@ -99,7 +100,9 @@ def _source_changes(scene: Scene) -> None:
 
     def alter(asked: Asked) -> None:
         if begins(asked):
-            path.write_bytes(bytes(path.stat().st_size))
+            with path.open("r+b") as file:
+                file.seek(-100, os.SEEK_END)
+                file.write(bytes(100))
 
     scene.change(alter)
 
