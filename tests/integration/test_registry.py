@@ -321,3 +321,31 @@ def test_a_full_disk(plain: Registry, store: Store, tmp_path: Path) -> None:
         subprocess.run(["mount", "-o", f"remount,size={3 * sum(SIZES)}", disk], check=True)
         pull(at(plain, "large"), target, name="large")
         assert same(store.root, target.root, "large")
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_connections_that_break(plain: Registry, store: Store, tmp_path: Path) -> None:
+    """Once on the way there: docker-registry forgets an upload whose chunk broke off."""
+    manifest = commit_tensors(store, "m", SIZES)
+    with relay(plain.port, most=2**15) as between:
+        target = f"{between.host}/library/breaks:int4"
+        between.after(1_000_000, between.cut)
+        push("m", store, to=target)
+        assert plain.incomplete() == []
+
+        def again() -> None:
+            between.cut()
+            between.after(1_000_000, again)
+
+        between.reset()
+        again()
+        pull(target, empty(tmp_path), name="m")
+        assert between.down < manifest.size + 100_000
+    assert same(store.root, empty(tmp_path).root, "m")
+
+
+def test_names_that_a_registry_does_not_have(plain: Registry, store: Store) -> None:
+    commit_tensors(store, "m", (100,))
+    for name in ("library/Upper", "_a/_b"):
+        with pytest.raises(BlobStoreError, match=name.rpartition("/")[2]):
+            push("m", store, to=f"{plain.host}/{name}:int4")

@@ -28,6 +28,7 @@ class Relay:
         self.host = f"127.0.0.1:{self.port}"
         self.up = self.down = 0
         self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
         self._alarm: tuple[int, Callable[[], object]] | None = None
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -41,6 +42,14 @@ class Relay:
         with self._lock:
             self._alarm = (self.up + self.down + nbytes, call)
 
+    def cut(self) -> None:
+        """Break all connections that there are now, in the middle of what they carry."""
+        with self._lock:
+            connections = list(self._open)
+        for one in connections:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Stop listening."""
         self._listener.close()
@@ -53,6 +62,8 @@ class Relay:
 
     def _serve(self, client: socket.socket) -> None:
         with client, socket.create_connection(("127.0.0.1", self._server)) as server:
+            with self._lock:
+                self._open |= {client, server}
             for one in (client, server):
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._most < _MOST:  # few bytes wait in the kernel, so that the counts are right
@@ -61,6 +72,8 @@ class Relay:
             there.start()
             self._pump(server, client, is_up=False)
             there.join()
+            with self._lock:
+                self._open -= {client, server}
 
     def _pump(self, source: socket.socket, target: socket.socket, is_up: bool) -> None:
         with suppress(OSError):
