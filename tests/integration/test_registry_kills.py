@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 from random import Random
@@ -39,12 +40,14 @@ def killed(process: subprocess.Popen[str], between: Relay, nbytes: int) -> bool:
 
 
 @pytest.mark.parametrize("times", TIMES)
-def test_pushes(times: int, store: Store, tmp_path: Path) -> None:
-    manifest = commit_tensors(store, "m", SIZES)
+def test_pushes(times: int, tmp_path: Path) -> None:
+    """Each time from a store that does not know where else the blobs are."""
     random = Random(times)
     deaths = 0
     with registry(tmp_path / "registry") as server, relay(server.port, most=AT_ONCE) as between:
         for number in range(times):
+            store = open_store(tmp_path / "store")
+            manifest = commit_tensors(store, "m", SIZES)
             target = f"{between.host}/library/m{number}:t"
             moment = random.randrange(manifest.size)
             process = pushing(store.root, "m", target, chunk=CHUNK)
@@ -55,6 +58,7 @@ def test_pushes(times: int, store: Store, tmp_path: Path) -> None:
             finish(pushing(store.root, "m", target, chunk=CHUNK))
             assert between.up <= left + LARGEST + OVERHEAD
             assert server.tags()[f"library/m{number}:t"] == manifest.raw
+            shutil.rmtree(store.root)
         assert server.incomplete() == []
     assert deaths > times // 2
 
