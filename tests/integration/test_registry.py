@@ -117,13 +117,12 @@ def test_a_second_push_and_pull_move_no_blobs(
 
 
 def test_blobs_of_other_repositories_are_mounted(plain: Registry, store: Store) -> None:
-    manifest = commit_tensors(store, at(plain, "first"), SIZES)
-    push(at(plain, "first"), store)
+    """Those that the store has pushed to before."""
+    manifest = commit_tensors(store, "m", SIZES)
     with relay(plain.port) as between:
-        # The store knows the registry by its own name: the relay would be another host.
-        source = f"{between.host}/library/first:int4"
-        transfer({at(plain, "first"): source}, store, store)
-        sent = push(source, store, to=f"{between.host}/library/second:int4")
+        push("m", store, to=f"{between.host}/library/first:int4")
+        between.reset()
+        sent = push("m", store, to=f"{between.host}/library/second:int4")
         assert sent.blobs == {How.THERE: len(manifest.descriptors)}
         assert between.up < 100_000
     mounts = [
