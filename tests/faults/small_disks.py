@@ -31,6 +31,8 @@ _TRIED = (
     "import over an older one",
     "import of a large tensor",
     "cp over another",
+    "pack against a base",
+    "unpack",
     "rm",
     "prune",
 )
@@ -208,6 +210,7 @@ def on_a_disk(case: Case, disk: Disk, blocks: int, files: int, figures: Figures)
             left = (
                 set(found.temporary) - set(case.start.temporary),
                 set(found.orphans) - set(case.start.orphans),
+                set(found.unneeded_packed) - set(case.start.unneeded_packed),
             )
             figures.expect(not any(left), "left behind", f"{at}: {left}")
         disk.leave_room(_ENOUGH, _ENOUGH)
