@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints import write_checkpoint
 from support.corpus import refusal
-from support.registries import PASSWORD, USER, Registry, Tokens, registry, skopeo
+from support.registries import PASSWORD, USER, Registry, registry, skopeo
 from support.token_server import (
     IDENTITY,
     PASSWORD as TOKEN_PASSWORD,
@@ -56,8 +56,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 def behind_tokens(folder: Path) -> Iterator[tuple[Registry, TokenServer]]:
     """Run a registry behind a token server whose tokens are signed."""
     with token_server(folder / "key") as tokens:
-        named = Tokens(tokens.realm, tokens.service, tokens.issuer, tokens.certificates)
-        with registry(folder / "registry", tokens=named) as running:
+        with registry(folder / "registry", tokens=tokens) as running:
             yield running, tokens
 
 
