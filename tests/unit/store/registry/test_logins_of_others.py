@@ -55,9 +55,11 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 @contextmanager
 def behind_tokens(folder: Path) -> Iterator[tuple[Registry, TokenServer]]:
     """Run a registry behind a token server whose tokens are signed."""
-    with token_server(folder / "key") as tokens:
-        with registry(folder / "registry", tokens=tokens) as running:
-            yield running, tokens
+    with (
+        token_server(folder / "key") as tokens,
+        registry(folder / "registry", tokens=tokens) as running,
+    ):
+        yield running, tokens
 
 
 @contextmanager
