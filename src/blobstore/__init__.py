@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from blobstore import errors as errors, mlx_lm as mlx_lm
+    from blobstore.artifacts.artifact import Artifact as Artifact, open_artifact as open_artifact
     from blobstore.errors import BlobStoreError as BlobStoreError
     from blobstore.export.folder import ExportResult as ExportResult, export_model as export_model
     from blobstore.importer.planning.document import write_plan as write_plan
@@ -70,8 +71,8 @@ if TYPE_CHECKING:
     from blobstore.store.transfer import transfer as transfer
 
 _HOME = {
+    "Artifact": "artifacts.artifact",
     "Archive": "store.archive.archive",
-    "RegistryAccess": "store.registry.push_pull",
     "BlobStoreError": "errors",
     "ExportResult": "export.folder",
     "Folder": "source.folders",
@@ -86,6 +87,7 @@ _HOME = {
     "PrivateKey": "store.signing.key_pairs",
     "PublicKey": "store.signing.key_pairs",
     "QuantizedArray": "kernels.arrays",
+    "RegistryAccess": "store.registry.push_pull",
     "RegistryStore": "store.registry.store",
     "SignaturePolicy": "store.signing.signature_policy",
     "Store": "store.local.store",
@@ -103,6 +105,7 @@ _HOME = {
     "measure_quality": "inspection.quality",
     "measure_usage": "store.care.usage",
     "open_archive": "store.archive.archive",
+    "open_artifact": "artifacts.artifact",
     "open_folder": "source.addresses",
     "open_model": "model.loader",
     "open_store": "store.local.store",

@@ -27,6 +27,7 @@ ROOMS = (
     {"source", "model"},
     {"importer"},
     {"inspection", "export"},
+    {"artifacts"},
     {"mlx_lm", "testing", "views"},
     {"cli"},
     {"__init__", "__main__"},

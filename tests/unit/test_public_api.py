@@ -17,6 +17,7 @@ from blobstore.importer.policies.arguments import ImportArguments
 
 NAMES = [
     "Archive",
+    "Artifact",
     "BlobStoreError",
     "ExportResult",
     "Folder",
@@ -52,6 +53,7 @@ NAMES = [
     "measure_usage",
     "mlx_lm",
     "open_archive",
+    "open_artifact",
     "open_folder",
     "open_model",
     "open_store",

@@ -171,6 +171,7 @@ def _show_listed(views: list[ArchivedModelView]) -> None:
 def _loaded(
     archive: Archive, names: Sequence[ModelName], target: Store, jobs: int | None
 ) -> list[LoadedModelView]:
+    from blobstore.formats.ocimanifest import check_is_model
     from blobstore.store.transfer import transfer
     from blobstore.views.archived import LoadedModelView
 
@@ -178,7 +179,7 @@ def _loaded(
         message = f"{archive.address}: its model has no name"
         raise UsageError(message, hint="Give it one: --as NAME.")
     with progress_bar() as progress:
-        done = transfer(names, archive, target, jobs=jobs, progress=progress)
+        done = transfer(names, archive, target, check=check_is_model, jobs=jobs, progress=progress)
         archive.finish()
     return [LoadedModelView.of(one) for one in done]
 

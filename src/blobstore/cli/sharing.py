@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,13 +23,18 @@ from blobstore.cli.output import (
     WaitOption,
     counted,
     emit,
+    note,
+    parse_size,
     progress_bar,
     show_view,
     size,
     store_at,
 )
+from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
+    from blobstore.io.workers import Progress
+    from blobstore.store.ports import Readable
     from blobstore.store.registry.push_pull import RegistryAccess
     from blobstore.views.packs import PackView, UnpackView
     from blobstore.views.shared import SharedView
@@ -43,6 +50,39 @@ def push(
             help="Where to: HOST/NAMESPACE/MODEL:TAG [default: as the model is named].",
         ),
     ] = None,
+    artifact: Annotated[
+        str | None,
+        typer.Option(
+            "--artifact",
+            metavar="modelpack|image|oci",
+            help="Send another form of it: a ModelPack artifact or an image of exported files, "
+            "or the same blobs under an OCI manifest. Needs --to.",
+        ),
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="safetensors|mlx",
+            help="Files of --artifact: mlx is for mlx_lm.load [default: safetensors].",
+        ),
+    ] = None,
+    dequantize: Annotated[
+        str | None,
+        typer.Option(
+            "--dequantize",
+            metavar="bfloat16|float16|float32",
+            help="Files of --artifact have all weights as this type.",
+        ),
+    ] = None,
+    max_shard_size: Annotated[
+        str | None,
+        typer.Option(
+            "--max-shard-size",
+            metavar="SIZE",
+            help="Largest file of --artifact, such as 5GB, or source [default: 5GB].",
+        ),
+    ] = None,
     insecure: InsecureOption = False,
     ca_file: CaFileOption = None,
     realm: RealmsOption = None,
@@ -55,10 +95,60 @@ def push(
     from blobstore.views.shared import SharedView
 
     access = _access(insecure=insecure, ca_file=ca_file, realm=realm)
-    with progress_bar() as progress:
-        done = push(name, store_at(store), to=to, access=access, jobs=jobs, progress=progress)
+    source = store_at(store)
+    files = {"format": form, "dequantize": dequantize, "max_shard_size": max_shard_size}
+    given = {key: value for key, value in files.items() if value is not None}
+    _check_artifact(artifact, to, given)
+    with progress_bar() as progress, ExitStack() as opened:
+        model: Readable = source
+        if artifact is not None:
+            model = opened.enter_context(
+                _opened_artifact(name, source, artifact, given, jobs=jobs, progress=progress)
+            )
+        done = push(
+            name, model, to=to, neighbours=source, access=access, jobs=jobs, progress=progress
+        )
     view = SharedView.of(done)
     show_view(view, lambda view: _show("Pushed", "sent", view), as_json=as_json)
+
+
+def _check_artifact(kind: str | None, to: str | None, given: Mapping[str, str]) -> None:
+    """Raise UsageError for options of an artifact without one, or an artifact without its name."""
+    if kind is None and given:
+        flag = next(iter(given)).replace("_", "-")
+        raise UsageError(f"--{flag} is for --artifact modelpack or image")
+    if kind == "oci" and given:
+        raise UsageError("--artifact oci has the blobs of the model, not the files of an export")
+    if kind is not None and to is None:
+        raise UsageError(
+            "--artifact needs --to", hint="Under the model's own name it would replace the model."
+        )
+
+
+@contextmanager
+def _opened_artifact(
+    name: str,
+    store: Readable,
+    kind: str,
+    given: Mapping[str, str],
+    *,
+    jobs: int | None,
+    progress: Progress | None,
+) -> Iterator[Readable]:
+    from blobstore.artifacts.artifact import open_artifact
+    from blobstore.export.planned_files import AS_SOURCE
+    from blobstore.model.delayed import delay_package
+
+    options: dict[str, Any] = dict(given)
+    if options.get("format") == "mlx":
+        delay_package("mlx_lm")
+    shard = options.get("max_shard_size", AS_SOURCE)
+    if shard != AS_SOURCE:
+        options["max_shard_size"] = parse_size(shard)
+    with open_artifact(name, store, kind, **options, jobs=jobs, progress=progress) as made:
+        for text in made.notes:
+            note(text)
+        yield made
 
 
 def pull(

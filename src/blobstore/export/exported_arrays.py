@@ -20,7 +20,8 @@ from blobstore.formats.provenance import RecordedFile
 _BLOCKS = "_blocks"
 # How other programs call the codes of X.weight: compressed-tensors, gpt-oss (source/producers.py).
 _OTHER_NAMES = (("", "_packed"), (".weight", _BLOCKS))
-_CONVERTED = frozenset({DType.BF16, DType.F16, DType.F32, DType.F64})
+CONVERTED = frozenset({DType.BF16, DType.F16, DType.F32, DType.F64})
+"""Stored dtypes that become the requested one when an export is dequantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def _arrays(
 ) -> Iterator[OutputArray]:
     experts = _experts(weight, name, origin) or [name]
     is_converted = dequantize is not None and (
-        weight.stored.quantization is not None or weight.stored.dtype in _CONVERTED - {dequantize}
+        weight.stored.quantization is not None or weight.stored.dtype in CONVERTED - {dequantize}
     )
     for number, expert in enumerate(experts):
         if dequantize is not None and is_converted:

@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.export.planned_files import (
@@ -22,10 +22,10 @@ from blobstore.export.planned_files import (
     CopiedBlob,
     ExportPlan,
     MadeArray,
-    Piece,
     PlannedShard,
     ValueRange,
 )
+from blobstore.export.steps import VALUES_AT_ONCE, Step, steps_of, whole_steps
 from blobstore.io.budget import allow_open_files
 from blobstore.io.copying import copy_around, copy_range, shares_blocks
 from blobstore.io.durable import (
@@ -44,11 +44,6 @@ from blobstore.io.ranges import FileReader, close_quietly
 from blobstore.io.workers import Progress, each
 from blobstore.store.stored_model import BlobFile, damaged
 
-_COPIED_AT_ONCE = 2**26
-_VALUES_AT_ONCE = 2**20
-"""A multiple of every group size."""
-_ROWS_AT_ONCE = 128
-"""Rows of a transposed weight are columns of what is stored: a multiple of every group size."""
 _WIDEST = 4
 """Bytes of a float32, the widest of the dtypes that values become."""
 _SPARE_THREADS = 1
@@ -58,15 +53,6 @@ Another one works meanwhile: dequantizing with two jobs took 15 % less time, on 
 """
 _BATCH_BYTES = 2**24
 _BATCH_PIECES = 256
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A piece, the place of its bytes in its file, and the array it is of."""
-
-    piece: Piece
-    at: int
-    array: str
 
 
 @dataclass(slots=True)
@@ -140,7 +126,7 @@ def _opened(shard: PlannedShard, path: Path, *, around: bool) -> Iterator[_File]
     with _created(path) as fd, ExitStack() as stack:
         file = _File(shard, path, fd, -1)
         with os_errors("write", path):
-            if around and any(map(_goes_around, _whole_steps(shard))):
+            if around and any(map(_goes_around, whole_steps(shard))):
                 file.direct = open_direct(path)
             if file.direct >= 0:
                 stack.callback(close_quietly, file.direct)  # nothing that it wrote waits
@@ -151,7 +137,7 @@ def _opened(shard: PlannedShard, path: Path, *, around: bool) -> Iterator[_File]
         yield file
 
 
-def _goes_around(step: _Step) -> bool:
+def _goes_around(step: Step) -> bool:
     """Return True if the bytes are many, and no file system can share them with their blob."""
     match step.piece:
         case BlobRange(_, offset, nbytes):
@@ -167,7 +153,7 @@ class _Work:
         self._progress = progress
         self._local = threading.local()
 
-    def do(self, batch: tuple[_File, list[_Step]]) -> None:
+    def do(self, batch: tuple[_File, list[Step]]) -> None:
         """Write the pieces of one batch."""
         file, steps = batch
         for blob, group in itertools.groupby(steps, key=_blob_of):
@@ -176,7 +162,7 @@ class _Work:
                     self._write(step, reader, file)
                     self._progress(step.piece.nbytes, step.array)
 
-    def _write(self, step: _Step, reader: FileReader | None, file: _File) -> None:
+    def _write(self, step: Step, reader: FileReader | None, file: _File) -> None:
         match step.piece:
             case BlobRange(_, offset, nbytes) if reader is not None:
                 if file.direct >= 0 and _goes_around(step):
@@ -204,20 +190,20 @@ class _Work:
         """Return memory of the thread: for a run of values and a page, from a page's beginning."""
         if not hasattr(self._local, "memory"):
             with os_errors("allocate", "memory"):
-                self._local.memory = memoryview(mmap.mmap(-1, _VALUES_AT_ONCE * _WIDEST + PAGE))
+                self._local.memory = memoryview(mmap.mmap(-1, VALUES_AT_ONCE * _WIDEST + PAGE))
         memory: memoryview = self._local.memory
         return memory
 
 
-def _blob_of(step: _Step) -> BlobFile | None:
+def _blob_of(step: Step) -> BlobFile | None:
     return None if isinstance(step.piece, MadeArray) else step.piece.weight.blob
 
 
-def _batches(file: _File) -> Iterator[tuple[_File, list[_Step]]]:
+def _batches(file: _File) -> Iterator[tuple[_File, list[Step]]]:
     """Yield steps in file order: a large one alone, small ones together."""
-    batch: list[_Step] = []
+    batch: list[Step] = []
     size = 0
-    for step in _steps(file.shard):
+    for step in steps_of(file.shard):
         batch.append(step)
         size += step.piece.nbytes
         if size >= _BATCH_BYTES or len(batch) == _BATCH_PIECES:
@@ -225,48 +211,3 @@ def _batches(file: _File) -> Iterator[tuple[_File, list[_Step]]]:
             batch, size = [], 0
     if batch:
         yield file, batch
-
-
-def _steps(shard: PlannedShard) -> Iterator[_Step]:
-    for whole in _whole_steps(shard):
-        at = whole.at
-        for piece in _cut(whole.piece):
-            yield _Step(piece, at, whole.array)
-            at += piece.nbytes
-
-
-def _whole_steps(shard: PlannedShard) -> Iterator[_Step]:
-    at = len(shard.header)
-    for array in shard.arrays:
-        for piece in array.pieces:
-            yield _Step(piece, at, array.name)
-            at += piece.nbytes
-
-
-def _cut(piece: Piece) -> Iterator[Piece]:
-    """Yield a piece in parts that one thread does at once."""
-    if isinstance(piece, ValueRange):
-        most = _values_at_once(piece)
-        for start in range(0, piece.count, most):
-            yield replace(piece, start=piece.start + start, count=min(most, piece.count - start))
-    elif isinstance(piece, MadeArray):
-        yield piece
-    else:
-        for start in range(0, piece.nbytes, _COPIED_AT_ONCE):
-            yield replace(
-                piece,
-                offset=piece.offset + start,
-                nbytes=min(_COPIED_AT_ONCE, piece.nbytes - start),
-            )
-
-
-def _values_at_once(piece: ValueRange) -> int:
-    """Return how many values one thread computes at once.
-
-    Of a transposed weight they are whole rows, in whole groups of them.
-    """
-    if not piece.transposed:
-        return _VALUES_AT_ONCE
-    cols = piece.shape[-1]
-    rows = _VALUES_AT_ONCE // cols
-    return (rows - rows % _ROWS_AT_ONCE or rows) * cols or _VALUES_AT_ONCE

@@ -30,6 +30,7 @@ from blobstore.formats.documents import (
     MAX_MANIFEST,
     Descriptor,
 )
+from blobstore.formats.ocimanifest import OCI_MANIFEST_MEDIA_TYPE
 from blobstore.formats.strictdocument import (
     Document,
     InvalidError,
@@ -54,7 +55,6 @@ MAX_ENTRIES: Final = 10_000
 MAX_MANIFESTS: Final = 256 * 2**20
 """Bytes of all manifests of an index, which are held in memory."""
 
-_OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 _DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
 _SHORT_NAME = "org.opencontainers.image.ref.name"
@@ -76,7 +76,7 @@ class _Layout(Document):
 def _media_type(value: object) -> str:
     if value in (_OCI_INDEX, _DOCKER_LIST):
         raise InvalidError("an index in an index is not supported")
-    if value not in (_OCI_MANIFEST, MANIFEST_MEDIA_TYPE):
+    if value not in (OCI_MANIFEST_MEDIA_TYPE, MANIFEST_MEDIA_TYPE):
         raise InvalidError("not the media type of an image manifest")
     return text(value)
 
@@ -166,7 +166,7 @@ def encode_index(models: Iterable[tuple[ModelName, bytes]]) -> bytes:
     """Return the index.json of models, each with its manifest's bytes, in their order."""
     entries = [
         {
-            "mediaType": _OCI_MANIFEST,
+            "mediaType": OCI_MANIFEST_MEDIA_TYPE,
             "digest": str(Digest.of(raw)),
             "size": len(raw),
             "annotations": {_FULL_NAME: "/".join(name.path_parts[:3]) + f":{name.tag}"}

@@ -5,8 +5,9 @@ Links, devices, sparse files and members in several volumes are refused, and so 
 checksum, size or text is not valid. Long paths and large sizes may be said by PAX records or by
 GNU's members of type ``L``. Owners, modes, times and extended attributes are ignored.
 
-Written headers are USTAR with the owner 0, the mode 0644 and the time 0, so equal contents are
-equal bytes. A size of 8 GiB or more does not fit in USTAR and is a PAX record.
+Written headers are USTAR with the owner 0, the mode 0644 (of folders 0755) and the time 0, so equal
+contents are equal bytes. A size of 8 GiB or more and a long path do not fit in USTAR and are PAX
+records.
 
 Sources: POSIX.1-2024 pax, "ustar Interchange Format" and "pax Extended Header"; GNU tar's
 manual, "Basic Tar Format" (types ``L`` and ``S``, numbers in base 256).
@@ -15,6 +16,7 @@ manual, "Basic Tar Format" (types ``L`` and ``S``, numbers in base 256).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,7 +32,9 @@ MAX_EXTENSION: Final = 2**20
 """Bytes of the PAX records, or of the long path, of one member."""
 
 _MAX_USTAR_SIZE = 8**11
+_MAX_USTAR_PATH = 100
 _MODE = b"0000644"
+_FOLDER_MODE = b"0000755"
 _CHECKSUM = slice(148, 156)
 _BLANK_CHECKSUM = b" " * 8
 _OCTAL = re.compile(rb" *([0-7]*)[ \0]*", re.ASCII)
@@ -82,23 +86,44 @@ def in_blocks(size: int) -> int:
 
 
 def member_header(path: str, size: int) -> bytes:
-    """Return the header of a file: one block, or three for a size of 8 GiB or more.
+    """Return the header of a file: one block, or more where PAX records are needed.
 
-    ``path``: at most 100 ASCII characters.
+    They are needed for a size of 8 GiB or more, and for a path of over 100 bytes or not in ASCII.
     """
+    records = {"path": path} if len(path) > _MAX_USTAR_PATH or not path.isascii() else {}
     if size < _MAX_USTAR_SIZE:
-        return _block(path, size, b"0")
-    length = len(record := f" size={size}\n")
-    while len(str(length)) + len(record) != length:
-        length = len(str(length)) + len(record)
-    data = f"{length}{record}".encode()
-    return _block("PaxHeaders/size", len(data), b"x") + data.ljust(BLOCK, b"\0") + _block(path, 0)
+        return _extension(records) + _block(path, size)
+    return _extension(records | {"size": str(size)}) + _block(path, 0)
+
+
+def folder_header(path: str) -> bytes:
+    """Return the header of a folder, which everyone may list. ``path`` is without a last slash."""
+    is_plain = len(path) < _MAX_USTAR_PATH and path.isascii()
+    return _extension({} if is_plain else {"path": f"{path}/"}) + _block(f"{path}/", 0, b"5")
+
+
+def _extension(records: Mapping[str, str]) -> bytes:
+    """Return PAX records for the next member, in blocks; no bytes without records."""
+    if not records:
+        return b""
+    data = b"".join(_record(key, value) for key, value in records.items())
+    return _block("PaxHeaders/size", len(data), b"x") + data.ljust(in_blocks(len(data)), b"\0")
+
+
+def _record(key: str, value: str) -> bytes:
+    rest = f" {key}={value}\n".encode()
+    length = len(rest)
+    while len(str(length)) + len(rest) != length:
+        length = len(str(length)) + len(rest)
+    return f"{length}".encode() + rest
 
 
 def _block(path: str, size: int, kind: bytes = b"0") -> bytes:
+    # Where the path is in PAX records, what fits of it is only shown by old programs.
+    shown = path.encode("ascii", "replace")[:_MAX_USTAR_PATH]
     fields = (
-        path.encode("ascii").ljust(100, b"\0"),
-        _MODE + b"\0",
+        (shown if kind == b"5" else shown.rstrip(b"/")).ljust(_MAX_USTAR_PATH, b"\0"),
+        (_FOLDER_MODE if kind == b"5" else _MODE) + b"\0",
         b"0000000\0" * 2,  # owner and group
         b"%011o\0" % size,
         b"%011o\0" % 0,  # time

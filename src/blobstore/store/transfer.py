@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ from blobstore.errors import (
     StorageError,
     UsageError,
 )
-from blobstore.formats.documents import Descriptor
+from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.signatures import Signature
 from blobstore.io.budget import allow_open_files
 from blobstore.io.workers import Progress, begun, each, threads
@@ -35,6 +35,8 @@ from blobstore.store.ports import How, Intake, Readable, Receiver, unique
 from blobstore.store.signing.signature_policy import SignaturePolicy
 
 _log = logging.getLogger("blobstore.store.transfer")
+
+Check = Callable[[Manifest, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ def transfer(
     source: Readable,
     target: Receiver,
     *,
+    check: Check = lambda _manifest, _what: None,
     jobs: int | None = None,
     progress: Progress | None = None,
     policy: SignaturePolicy | None = None,
@@ -67,11 +70,12 @@ def transfer(
     Signatures are copied too, if both homes keep them.
 
     ``names``: one or several names in the source, which the models keep in the target; a mapping
-    gives them others. A model of that name is replaced. ``jobs``: threads (None: one a core).
-    ``progress`` is called with the bytes of each blob that was copied. A blob that the target has
-    with the right name and size is not read. ``policy``: models that it does not accept under their
-    names in the source are refused. Without one, signatures that can't be read are left out, with a
-    warning.
+    gives them others. A model of that name is replaced. ``check`` is called with each manifest and
+    its name for messages, and refuses it by raising, before a blob is read. ``jobs``: threads
+    (None: one a core). ``progress`` is called with the bytes of each blob that was copied. A blob
+    that the target has with the right name and size is not read. ``policy``: models that it does
+    not accept under their names in the source are refused. Without one, signatures that can't be
+    read are left out, with a warning.
 
     Raises: InvalidNameError, NotFoundError, AmbiguousNameError, DocumentError, UsageError (one name
     for two) before anything is written; SignatureError for a model that the policy does not accept,
@@ -88,26 +92,33 @@ def transfer(
         raise UsageError(
             f"two models would get one name: {', '.join(str(new) for _, new in planned)}"
         )
-    return [
-        _transfer(old, new, source, target, threads(jobs), progress, policy) for old, new in planned
-    ]
+    between = _Between(source, target, threads(jobs), check, policy)
+    return [_transfer(old, new, between, progress) for old, new in planned]
+
+
+@dataclass(frozen=True, slots=True)
+class _Between:
+    """From where to where models are copied, by how many threads, and which ones are refused."""
+
+    source: Readable
+    target: Receiver
+    jobs: int
+    check: Check
+    policy: SignaturePolicy | None
 
 
 def _transfer(
-    old: ModelName,
-    new: ModelName,
-    source: Readable,
-    target: Receiver,
-    jobs: int,
-    progress: Progress | None,
-    policy: SignaturePolicy | None,
+    old: ModelName, new: ModelName, between: _Between, progress: Progress | None
 ) -> Transferred:
-    at_once = jobs * hashing.width()  # each thread has one blob, and they are hashed together
+    source, target = between.source, between.target
+    # Each thread has one blob, and they are hashed together.
+    at_once = between.jobs * hashing.width()
     allow_open_files(3 * at_once)
     took: list[tuple[How, Descriptor]] = []
     with source.lease(), target.session(source.address, new) as session:
         manifest = source.manifests.read(old)
-        signatures = _signatures(source, old, manifest.digest, policy)
+        between.check(manifest, str(old))
+        signatures = _signatures(source, old, manifest.digest, between.policy)
         missing = session.missing(manifest.descriptors)
         told = begun(progress, sum(blob.size for blob in missing))
         sequence = source.blobs.sequence(missing)

@@ -26,7 +26,7 @@ DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 @pytest.fixture(autouse=True)
 def _small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut tensors into several runs, and write every whole page of them around the page cache."""
-    monkeypatch.setattr("blobstore.export.written_files._VALUES_AT_ONCE", 4096)
+    monkeypatch.setattr("blobstore.export.steps.VALUES_AT_ONCE", 4096)
     monkeypatch.setattr("blobstore.io.durable.DIRECT_FROM", 1)
 
 

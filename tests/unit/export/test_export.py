@@ -30,7 +30,7 @@ from support.prequantized_sources import fp8_model, mlx_model, nvfp4_model
 
 import blobstore
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, UsageError
-from blobstore.export import planned_files, written_files
+from blobstore.export import planned_files, steps, written_files
 from blobstore.formats.dtypes import DType
 from blobstore.io import durable
 from blobstore.kernels.arrays import Array
@@ -322,8 +322,9 @@ def test_one_file_without_documents(store: Store, tmp_path: Path) -> None:
 def test_pieces_are_cut_and_put_together(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int, direct_from: int
 ) -> None:
-    sizes = {"_COPIED_AT_ONCE": 9000, "_BATCH_BYTES": 3000, "_BATCH_PIECES": 2}
-    for name, value in {**sizes, "_VALUES_AT_ONCE": 1024}.items():
+    for name, value in {"_COPIED_AT_ONCE": 9000, "VALUES_AT_ONCE": 1024}.items():
+        monkeypatch.setattr(steps, name, value)
+    for name, value in {"_BATCH_BYTES": 3000, "_BATCH_PIECES": 2}.items():
         monkeypatch.setattr(written_files, name, value)
     for module in (written_files, durable):
         monkeypatch.setattr(module, "DIRECT_FROM", direct_from)

@@ -15,6 +15,7 @@ from blobstore.formats.tar import (
     END,
     TarHeader,
     extended,
+    folder_header,
     in_blocks,
     member_header,
     parse_block,
@@ -203,3 +204,22 @@ def test_sizes_beyond_any_blob() -> None:
         read(made(lambda info: setattr(info, "size", 2**50), tarfile.GNU_FORMAT))
     with pytest.raises(LimitExceededError):
         read(made(lambda info: setattr(info, "size", 2**50), tarfile.PAX_FORMAT))
+
+
+@pytest.mark.parametrize("path", ["a/" + 98 * "b", "a/" + 300 * "b", "a/ü\n", 99 * "a" + "/b"])
+@pytest.mark.parametrize("size", [5, 8**11])
+def test_long_and_foreign_paths_are_pax_records(path: str, size: int) -> None:
+    blocks = member_header(path, size)
+    assert len(blocks) == (1 if path.isascii() and len(path) <= 100 and size == 5 else 3) * BLOCK
+    with tarfile.open(fileobj=io.BytesIO(blocks)) as archive:
+        info = archive.next()
+    assert info is not None
+    assert (info.name, info.size, info.isreg()) == (path, size, True)
+
+
+@pytest.mark.parametrize("path", ["models", 99 * "a", 100 * "a", "models/ü"])
+def test_folders(path: str) -> None:
+    with tarfile.open(fileobj=io.BytesIO(folder_header(path))) as archive:
+        info = archive.next()
+    assert info is not None
+    assert (info.name, info.isdir(), info.mode, info.mtime) == (path, True, 0o755, 0)

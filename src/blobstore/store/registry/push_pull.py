@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from blobstore.errors import BlobStoreError, UsageError
+from blobstore.formats.ocimanifest import check_is_model
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.slots import Slots
 from blobstore.io.workers import Progress
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Home, Share
+from blobstore.store.ports import Home, Readable, Share
 from blobstore.store.registry.credentials import Credentials
 from blobstore.store.registry.hosts import registry_address
 from blobstore.store.registry.registry_names import Reference
@@ -75,9 +76,10 @@ class RegistryAccess:
 
 def push(
     name: str | ModelName,
-    store: Home,
+    store: Readable,
     *,
     to: str | None = None,
+    neighbours: Readable | None = None,
     access: RegistryAccess | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -85,14 +87,15 @@ def push(
     """Send a model of ``store`` to a registry: the one in its name, or in ``to``.
 
     Only blobs that the repository lacks are sent. Those that another repository of the registry has
-    are mounted from there, if a model of the store with these blobs was pushed or pulled there.
+    are mounted from there, if a model of ``neighbours`` (None: of ``store``) with these blobs was
+    pushed or pulled there.
 
     Raises: UsageError for a digest in ``to``; as `transfer` and `RegistryAccess.open`.
     """
     reference = Reference.parse(to if to is not None else str(ModelName.of(name)))
     if reference.digest is not None:
         raise UsageError(f"a model is pushed to a tag, not to a digest: {to}")
-    known = _Repositories(store, reference.name.host)
+    known = _Repositories(neighbours or store, reference.name.host)
     with (access or RegistryAccess()).open(reference, known.of) as registry:
         pairs = {str(ModelName.of(name)): str(reference.name)}
         (done,) = transfer(pairs, store, registry, jobs=jobs, progress=progress)
@@ -114,18 +117,29 @@ def pull(
 
     ``reference``: ``HOST/NAMESPACE/MODEL:TAG``, with Ollama's defaults, and perhaps ``@sha256:…``,
     the manifest that it must be. ``policy``: what the model must be signed with, under its name
-    there. Raises: as `transfer` and `RegistryAccess.open`.
+    there.
+
+    Raises: UnsupportedSourceError for an image, or another artifact that is not a stored model; as
+    `transfer` and `RegistryAccess.open`.
     """
     asked = Reference.parse(reference)
     wanted = str(asked.name if name is None else ModelName.of(name))
     with (access or RegistryAccess()).open(asked) as registry:
         pairs = {str(asked.name): wanted}
-        (done,) = transfer(pairs, registry, store, jobs=jobs, progress=progress, policy=policy)
+        (done,) = transfer(
+            pairs,
+            registry,
+            store,
+            check=check_is_model,
+            jobs=jobs,
+            progress=progress,
+            policy=policy,
+        )
     _note(store, done.source, done)
     return done
 
 
-def _note(store: Home, there: ModelName, done: Transferred) -> None:
+def _note(store: Readable, there: ModelName, done: Transferred) -> None:
     if store.shares is not None:
         store.shares.add(Share(there.host, repository_of(there), done.digest))
 
@@ -137,7 +151,7 @@ class _Repositories:
     there.
     """
 
-    def __init__(self, store: Home, host: str) -> None:
+    def __init__(self, store: Readable, host: str) -> None:
         self._store = store
         self._host = host
 

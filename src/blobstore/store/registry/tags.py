@@ -18,6 +18,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import MANIFEST_MEDIA_TYPE, Manifest
+from blobstore.formats.ocimanifest import OCI_MANIFEST_MEDIA_TYPE
 from blobstore.formats.signatures import is_tag_of_signatures
 from blobstore.formats.strictjson import check_limit, parse_object
 from blobstore.io.http.messages import Body, Message
@@ -41,8 +42,7 @@ MAX_MANIFEST = 4 * 2**20
 """Bytes of a manifest in a registry: what docker-registry takes (distribution/distribution
 registry/handlers/manifests.go ``maxManifestBodySize``), and what the specification asks for at
 least."""
-_OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-_ACCEPTED_TYPES = (("Accept", f"{MANIFEST_MEDIA_TYPE}, {_OCI_MANIFEST}"),)
+_ACCEPTED_TYPES = (("Accept", f"{MANIFEST_MEDIA_TYPE}, {OCI_MANIFEST_MEDIA_TYPE}"),)
 _DIGEST = "docker-content-digest"
 _MAX_PAGE = 4 * 2**20
 _MOST_PAGES = 10_000

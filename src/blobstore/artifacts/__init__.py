@@ -1,0 +1,1 @@
+"""Artifacts: a stored model in the forms of other runtimes."""

@@ -1,0 +1,146 @@
+"""Artifacts in docker-registry: what tools for containers make of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx_lm
+import pytest
+from support import PYCODE
+from support.exports import raw_tensors
+from support.registries import Registry, registry, skopeo
+
+import blobstore
+from blobstore import open_artifact, push
+from blobstore.store.local.store import Store
+from blobstore.store.ports import How
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A registry without logins; each test has a repository of its own."""
+    with registry(tmp_path_factory.mktemp("registry")) as running:
+        yield running
+
+
+@pytest.fixture
+def coded(store: Store) -> Store:
+    """A store with one quantized model."""
+    blobstore.import_model(PYCODE, "m", store=store, quant="int4")
+    return store
+
+
+def pushed(coded: Store, kind: str, server: Registry, **words: Any) -> str:
+    """Push an artifact twice, and return its name; the second push sends no blob."""
+    name = f"{server.host}/library/{kind}:v1"
+    with open_artifact("m", coded, kind, **words) as artifact:
+        push("m", artifact, to=name, neighbours=coded)
+        again = push("m", artifact, to=name, neighbours=coded)
+    assert set(again.blobs) == {How.THERE}
+    assert server.incomplete() == []
+    return name
+
+
+def copied(name: str, folder: Path) -> dict[str, Any]:
+    """Copy an artifact by skopeo to a layout, unchanged, and return its manifest."""
+    skopeo(
+        "copy",
+        "--preserve-digests",
+        "--src-tls-verify=false",
+        f"docker://{name}",
+        f"oci:{folder}:m",
+    )
+    (entry,) = json.loads((folder / "index.json").read_bytes())["manifests"]
+    found: dict[str, Any] = json.loads(blob(folder, entry["digest"]).read_bytes())
+    return found
+
+
+def blob(folder: Path, digest: str) -> Path:
+    return folder / "blobs" / digest.replace(":", "/")
+
+
+def test_an_image_is_unpacked_and_loaded(plain: Registry, coded: Store, tmp_path: Path) -> None:
+    name = pushed(coded, "image", plain, format="mlx", max_shard_size=2_500_000)
+    shown = json.loads(skopeo("inspect", "--tls-verify=false", f"docker://{name}"))
+    assert (shown["Architecture"], shown["Os"], shown["Created"]) == ("amd64", "linux", None)
+    manifest = copied(name, tmp_path / "layout")
+    assert shown["Layers"] == [layer["digest"] for layer in manifest["layers"]]
+    for layer in manifest["layers"]:
+        subprocess.run(
+            [
+                "tar",
+                "--extract",
+                "--directory",
+                tmp_path,
+                "--file",
+                blob(tmp_path / "layout", layer["digest"]),
+            ],
+            check=True,
+        )
+    blobstore.export_model(
+        "m", tmp_path / "out", store=coded, format="mlx", max_shard_size=2_500_000
+    )
+    assert raw_tensors(tmp_path / "models") == raw_tensors(tmp_path / "out")
+    model, tokenizer = mlx_lm.load(str(tmp_path / "models"))
+    assert mlx_lm.generate(model, tokenizer, "def ", max_tokens=2)
+
+
+def test_umoci_unpacks_an_image(plain: Registry, coded: Store, tmp_path: Path) -> None:
+    if shutil.which("umoci") is None:
+        pytest.skip("NOT SHOWN: umoci is not installed")
+    copied(pushed(coded, "image", plain), tmp_path / "layout")
+    subprocess.run(
+        [
+            "umoci",
+            "unpack",
+            "--rootless",
+            "--image",
+            f"{tmp_path / 'layout'}:m",
+            tmp_path / "bundle",
+        ],
+        check=True,
+    )
+    blobstore.export_model("m", tmp_path / "out", store=coded)
+    unpacked = tmp_path / "bundle" / "rootfs" / "models"
+    assert {path.name: path.read_bytes() for path in unpacked.iterdir()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()
+    }
+
+
+def test_a_modelpack_artifact_is_copied(plain: Registry, coded: Store, tmp_path: Path) -> None:
+    name = pushed(coded, "modelpack", plain)
+    manifest = copied(name, tmp_path / "layout")
+    files = tmp_path / "files"
+    for layer in manifest["layers"]:
+        path = files / layer["annotations"]["org.cncf.model.filepath"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(blob(tmp_path / "layout", layer["digest"]), path)
+    again = blobstore.open_store(tmp_path / "again")
+    blobstore.import_model(files, "m", store=again)
+    own = coded.manifests.read(coded.find("m")).tensor_layers
+    assert again.manifests.read(again.find("m")).tensor_layers == own
+
+
+def test_the_own_blobs_are_copied(plain: Registry, coded: Store, tmp_path: Path) -> None:
+    name = pushed(coded, "oci", plain)
+    shown = json.loads(skopeo("inspect", "--tls-verify=false", f"docker://{name}"))
+    own = coded.manifests.read(coded.find("m"))
+    assert shown["Layers"] == [str(layer.digest) for layer in own.layers]
+    copied(name, tmp_path / "layout")
+    target = f"{plain.host}/library/copy:v1"
+    skopeo("copy", "--dest-tls-verify=false", f"oci:{tmp_path / 'layout'}:m", f"docker://{target}")
+    other = blobstore.open_store(tmp_path / "other")
+    blobstore.pull(target, other, name="n")
+    assert other.manifests.read(other.find("n")).layers == own.layers
+    with tarfile.open(tmp_path / "layout.tar", "w") as tar:
+        tar.add(tmp_path / "layout", ".")
+    with blobstore.open_archive(tmp_path / "layout.tar", name="n") as archive:
+        assert archive.manifests.read(archive.find("n")).layers == own.layers

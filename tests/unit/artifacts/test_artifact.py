@@ -1,0 +1,303 @@
+"""A stored model as an artifact: what it holds, its bytes, and that it is not taken for a model."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx_lm
+import pytest
+from support import PYCODE
+from support.checkpoints import LLAMA_CONFIG, normal, write_checkpoint
+from support.servers import server
+from support.small_registry import SmallRegistry
+
+import blobstore
+from blobstore import open_artifact, pull, push, transfer
+from blobstore.artifacts import image
+from blobstore.cli.main import run
+from blobstore.errors import DigestMismatchError, NotFoundError, UnsupportedSourceError, UsageError
+from blobstore.formats.documents import Manifest
+from blobstore.store.local.store import Store
+from blobstore.store.memory import MemoryStore
+from blobstore.store.ports import How
+
+KINDS = ["modelpack", "image", "oci"]
+OCI = "application/vnd.oci.image.manifest.v1+json"
+
+
+@pytest.fixture
+def host() -> Iterator[str]:
+    """The host of a registry in memory."""
+    with server() as running:
+        running.play(SmallRegistry())
+        yield f"{running.host}:{running.port}"
+
+
+@pytest.fixture(scope="module")
+def coded(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store with one quantized model, which no test changes."""
+    store = blobstore.open_store(tmp_path_factory.mktemp("coded") / "store")
+    return imported(store, quant="int4")
+
+
+def imported(store: Store, source: Path = PYCODE, **words: Any) -> Store:
+    blobstore.import_model(source, "m", store=store, **words)
+    return store
+
+
+def sent(store: Store, kind: str, **words: Any) -> tuple[MemoryStore, Manifest]:
+    """Return a home with the artifact only, and its manifest."""
+    home = MemoryStore()
+    with open_artifact("m", store, kind, **words) as artifact:
+        transfer("m", artifact, home)
+    return home, home.manifests.read(home.find("m"))
+
+
+def files_of_layers(home: MemoryStore, manifest: Manifest) -> dict[str, bytes]:
+    """Return the files in the layers of an image, by path."""
+    found = {}
+    for layer in manifest.layers:
+        with home.blobs.open(layer) as reader:
+            data = reader.read(0, reader.size)
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            for member in tar:
+                assert (member.uid, member.gid, member.mtime) == (0, 0, 0)
+                assert member.mode == (0o755 if member.isdir() else 0o644)
+                if member.isfile():
+                    file = tar.extractfile(member)
+                    assert file is not None
+                    found[member.name] = file.read()
+    return found
+
+
+def exported(store: Store, folder: Path, **words: Any) -> dict[str, bytes]:
+    blobstore.export_model("m", folder, store=store, **words)
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("words", [{}, {"format": "mlx"}, {"max_shard_size": 3_000_000}])
+def test_a_modelpack_artifact_is_an_export(
+    coded: Store, tmp_path: Path, words: dict[str, Any]
+) -> None:
+    home, manifest = sent(coded, "modelpack", **words)
+    document = json.loads(manifest.raw)
+    assert (document["mediaType"], document["artifactType"]) == (
+        OCI,
+        "application/vnd.cncf.model.manifest.v1+json",
+    )
+    assert document["config"]["mediaType"] == "application/vnd.cncf.model.config.v1+json"
+    found = {}
+    for entry, layer in zip(document["layers"], manifest.layers, strict=True):
+        with home.blobs.open(layer) as reader:
+            found[entry["annotations"]["org.cncf.model.filepath"]] = reader.read(0, reader.size)
+    assert found == exported(coded, tmp_path / "out", **words)
+    kinds = [entry["mediaType"].split(".")[-3] for entry in document["layers"]]
+    assert kinds == sorted(kinds, key=lambda kind: kind != "weight")
+    assert manifest.config is not None
+    config = json.loads(home.blobs.read(manifest.config))
+    assert config["modelfs"]["diffIds"] == [entry["digest"] for entry in document["layers"]]
+    assert config["descriptor"] == {"family": "qwen3", "name": "m"}
+    assert config["config"] == {
+        "architecture": "Qwen3ForCausalLM",
+        "format": "safetensors",
+        "paramSize": "5.2M",
+        "precision": "bfloat16",
+        "quantization": "int4,int8",
+    }
+
+
+def test_documents_are_the_stores_blobs(coded: Store) -> None:
+    _, manifest = sent(coded, "modelpack")
+    own = coded.manifests.read(coded.find("m"))
+    shared = {layer.digest for layer in manifest.layers} & {layer.digest for layer in own.layers}
+    assert {own.document("config.json"), own.document("tokenizer.json")} <= {
+        layer for layer in own.layers if layer.digest in shared
+    }
+
+
+def test_weights_of_a_draft_come_after_those_of_the_model(store: Store, tmp_path: Path) -> None:
+    draft = write_checkpoint(tmp_path / "draft", {"a.weight": normal("d", 32, 32)}, LLAMA_CONFIG)
+    source = write_checkpoint(tmp_path / "in", {"z.weight": normal("z", 32, 32)}, LLAMA_CONFIG)
+    imported(store, source, draft=str(draft))
+    _, manifest = sent(store, "modelpack")
+    layers = json.loads(manifest.raw)["layers"]
+    paths = [entry["annotations"]["org.cncf.model.filepath"] for entry in layers]
+    assert paths[:2] == ["model.safetensors", "draft/model.safetensors"]
+
+
+def test_dequantized_values_are_said(coded: Store) -> None:
+    home, manifest = sent(coded, "modelpack", dequantize="float32")
+    assert manifest.config is not None
+    said = json.loads(home.blobs.read(manifest.config))["config"]
+    assert (said["precision"], "quantization" in said) == ("float32", False)
+
+
+def test_an_image_has_the_files_of_an_export(coded: Store, tmp_path: Path) -> None:
+    words: dict[str, Any] = {"format": "mlx", "max_shard_size": 2_500_000}
+    home, manifest = sent(coded, "image", **words)
+    files = exported(coded, tmp_path / "out", **words)
+    found = files_of_layers(home, manifest)
+    assert found == {f"models/{path}": data for path, data in files.items()}
+    shards = [path for path in files if path.endswith(".safetensors")]
+    assert len(manifest.layers) == len(shards) + 1 > 2
+    assert manifest.config is not None
+    assert json.loads(home.blobs.read(manifest.config)) == {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [str(one.digest) for one in manifest.layers]},
+    }
+    for path, data in found.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    assert mlx_lm.load(str(tmp_path / "models"))
+
+
+def test_layers_of_an_image_are_limited(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image, "MOST_LAYERS", 2)
+    tensors = {f"t{number}.weight": normal(str(number), 32, 32) for number in range(5)}
+    imported(store, write_checkpoint(tmp_path / "in", tensors, LLAMA_CONFIG))
+    home, manifest = sent(store, "image", max_shard_size=4000)
+    assert len(manifest.layers) == 3
+    found = files_of_layers(home, manifest)
+    assert len([path for path in found if path.endswith(".safetensors")]) == 5
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "digest"),
+    [
+        ("modelpack", "60d1a93c92e5a8733356fa6f7a33a550e409cffa5130539ab99e4367fcc5b421"),
+        ("image", "c025216adc3856e01d745031b95cc143dd497d8f4be6944408e8c4123bb72fa5"),
+    ],
+)
+def test_the_same_model_gives_the_same_bytes(
+    coded: Store, kind: str, digest: str, jobs: int
+) -> None:
+    _, manifest = sent(coded, kind, max_shard_size=3_000_000, jobs=jobs)
+    assert manifest.digest.hex == digest
+
+
+def test_the_own_blobs_under_an_oci_manifest(host: str, coded: Store, tmp_path: Path) -> None:
+    own = coded.manifests.read(coded.find("m"))
+    home, manifest = sent(coded, "oci")
+    document = json.loads(manifest.raw)
+    assert document["mediaType"] == OCI
+    assert document["config"]["mediaType"] == "application/vnd.oci.image.config.v1+json"
+    assert manifest.layers == own.layers
+    assert {blob.digest for blob in manifest.descriptors} == {one.digest for one in own.descriptors}
+    other = blobstore.open_store(tmp_path / "other")
+    push("m", home, to=f"{host}/a/m:oci")
+    pull(f"{host}/a/m:oci", other, name="n")
+    assert other.manifests.text(other.find("n")) == manifest.raw
+    found, wanted = blobstore.open_model("n", store=other), blobstore.open_model("m", store=coded)
+    assert {name: found[name].nbytes for name in found} == {
+        name: wanted[name].nbytes for name in wanted
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_push_sends_nothing(host: str, coded: Store, kind: str) -> None:
+    for how in (How.COPIED, How.THERE):
+        with open_artifact("m", coded, kind) as artifact:
+            done = push("m", artifact, to=f"{host}/a/m:{kind}", neighbours=coded)
+        assert set(done.blobs) == {how}
+        assert done.digest == artifact.manifests.read(artifact.name).digest
+
+
+@pytest.mark.parametrize(("kind", "what"), [("modelpack", "ModelPack"), ("image", "container ima")])
+def test_it_is_not_taken_for_a_model(
+    host: str,
+    coded: Store,
+    tmp_path: Path,
+    kind: str,
+    what: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with open_artifact("m", coded, kind) as artifact:
+        push("m", artifact, to=f"{host}/a/m:{kind}")
+        blobstore.save_models(["m"], tmp_path / "m.tar", store=artifact)
+    other = blobstore.open_store(tmp_path / "other")
+    with pytest.raises(UnsupportedSourceError, match=rf"a/m:{kind} is a {what}.*not a stored mod"):
+        pull(f"{host}/a/m:{kind}", other)
+    assert run(["load", str(tmp_path / "m.tar"), "--store", str(tmp_path / "other")]) == 1
+    assert "not a stored model" in capsys.readouterr().err
+    assert other.manifests.names() == []
+    assert other.blobs.digests() == set()
+
+
+def test_an_artifact_is_read_as_a_home(coded: Store) -> None:
+    with open_artifact("m", coded, "image") as artifact:
+        name = artifact.find("M")
+        manifest = artifact.manifests.read(name)
+        assert artifact.manifests.text(name) == manifest.raw
+        assert artifact.blobs.digests() == {blob.digest.hex for blob in manifest.descriptors}
+        own = coded.manifests.read(coded.find("m")).tensor_layers[0]
+        assert artifact.blobs.missing([*manifest.descriptors, own]) == [own]
+        with pytest.raises(NotFoundError):
+            artifact.find("n")
+        with pytest.raises(NotFoundError):
+            artifact.blobs.open(own)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["README.md", "model.norm.weight"])
+def test_damage_is_not_sent(host: str, store: Store, kind: str, name: str) -> None:
+    imported(store)
+    layers = store.manifests.read(store.find("m")).layers
+    (layer,) = (layer for layer in layers if layer.name == name)
+    path = store.root / "blobs" / layer.digest.file_name
+    path.chmod(0o644)
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(DigestMismatchError), open_artifact("m", store, kind) as artifact:
+        push("m", artifact, to=f"{host}/a/m:x")
+    with pytest.raises(NotFoundError):
+        pull(f"{host}/a/m:x", MemoryStore())
+
+
+@pytest.mark.parametrize(("kind", "form"), [("helm", "mlx"), ("image", "gguf")])
+def test_unknown_words(coded: Store, kind: str, form: str) -> None:
+    with pytest.raises(UsageError), open_artifact("m", coded, kind, format=form):
+        pass
+
+
+def test_the_command(host: str, coded: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["push", "m", "--store", str(coded.root), "--to", f"{host}/a/m:image"]
+    line += ["--artifact", "image", "--format", "mlx", "--max-shard-size", "3MB", "--json"]
+    assert run(line) == 0
+    printed = json.loads(capsys.readouterr().out)
+    _, manifest = sent(coded, "image", format="mlx", max_shard_size=3_000_000)
+    assert printed["digest"] == str(manifest.digest)
+    assert printed["name"] == f"{host}/a/m:image"
+    assert printed["moved"] == {"blobs": len(manifest.descriptors), "bytes": manifest.size}
+    assert run([*line[:-1]]) == 0
+    assert f"{len(manifest.descriptors)} were there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--artifact", "image"], "--artifact needs --to"),
+        (["--to", "localhost:1/a/m", "--format", "mlx"], "--format is for --artifact"),
+        (["--to", "localhost:1/a/m", "--max-shard-size", "1GB"], "--max-shard-size is for --art"),
+        (["--artifact", "oci", "--to", "localhost:1/a/m", "--format", "mlx"], "has the blobs"),
+        (["--artifact", "helm", "--to", "localhost:1/a/m"], "unknown kind of artifact 'helm'"),
+    ],
+)
+def test_options_that_do_not_fit(
+    coded: Store, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    assert run(["push", "m", "--store", str(coded.root), *words]) == 2
+    assert says in capsys.readouterr().err

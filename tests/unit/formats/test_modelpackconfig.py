@@ -1,0 +1,113 @@
+"""The config of a ModelPack artifact: what modelpack/model-spec's schema and pages say."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from blobstore.formats.dtypes import DType
+from blobstore.formats.modelpackconfig import ModelPackConfig, layer_media_type, param_size
+from blobstore.names import Digest
+
+DIGESTS = [Digest.of(b"a"), Digest.of(b"b")]
+
+# modelpack/model-spec@d78bf323 schema/config-schema.json: the properties of each object, and their
+# types. No other properties are allowed.
+DESCRIPTOR = {"family": str, "name": str}
+CONFIG = {"architecture": str, "format": str, "paramSize": str, "precision": str}
+CONFIG |= {"quantization": str}
+PARAM_SIZE = re.compile(r"[0-9]+(\.[0-9])?[QTBMK]")  # docs/config.md, "paramSize"
+PRECISIONS = {"float16", "float32", "float64", "bfloat16", "float8_e4m3", "float8_e5m2"}
+
+
+def assert_valid(document: dict[str, Any]) -> None:
+    """Check what the schema checks, and the values that docs/config.md lists."""
+    assert document.keys() == {"descriptor", "config", "modelfs"}
+    for part, allowed in (("descriptor", DESCRIPTOR), ("config", CONFIG)):
+        for key, value in document[part].items():
+            assert isinstance(value, allowed[key])
+            assert value
+    files = document["modelfs"]
+    assert files.keys() == {"type", "diffIds"}
+    assert files["type"] == "layers"
+    assert len(files["diffIds"]) > 0
+    assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", digest) for digest in files["diffIds"])
+    assert PARAM_SIZE.fullmatch(document["config"].get("paramSize", "1B"))
+    assert set(document["config"].get("precision", "bfloat16").split(",")) <= PRECISIONS
+
+
+def test_all_that_can_be_said() -> None:
+    facts = ModelPackConfig(
+        name="qwen3",
+        architecture="Qwen3ForCausalLM",
+        family="qwen3",
+        parameters=596_049_920,
+        dtypes=(DType.BF16, DType.I32, DType.F32),
+        quantization=("int4", "int8"),
+    )
+    document = json.loads(facts.encode(DIGESTS))
+    assert_valid(document)
+    assert document == {
+        "descriptor": {"family": "qwen3", "name": "qwen3"},
+        "modelfs": {"type": "layers", "diffIds": [str(digest) for digest in DIGESTS]},
+        "config": {
+            "architecture": "Qwen3ForCausalLM",
+            "format": "safetensors",
+            "paramSize": "596M",
+            "precision": "bfloat16,float32",
+            "quantization": "int4,int8",
+        },
+    }
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    facts = ModelPackConfig(name="m", architecture=None, family=None, parameters=3)
+    document = json.loads(facts.encode(DIGESTS))
+    assert_valid(document)
+    assert (document["descriptor"], document["config"]) == (
+        {"name": "m"},
+        {"format": "safetensors"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        (0, None),
+        (999, None),
+        (1000, "1K"),
+        (1049, "1K"),
+        (1050, "1.1K"),
+        (6_738_415_616, "6.7B"),
+        (70_000_000_000, "70B"),
+        (1_040_000_000_000, "1T"),
+        (3 * 10**15, "3Q"),
+    ],
+)
+def test_param_size(parameters: int, text: str | None) -> None:
+    assert param_size(parameters) == text
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("model-00001-of-00002.safetensors", "weight"),
+        ("draft/MODEL.SAFETENSORS", "weight"),
+        ("pytorch_model.bin", "weight"),
+        ("config.json", "weight.config"),
+        ("model.safetensors.index.json", "weight.config"),
+        ("tokenizer.model", "weight.config"),
+        ("chat_template.jinja", "weight.config"),
+        ("merges.txt", "weight.config"),
+        ("Modelfile", "weight.config"),
+        ("README.md", "doc"),
+        ("docs/LICENSE", "doc"),
+        ("LICENSE.txt", "doc"),
+        ("modeling_x.py", "code"),
+    ],
+)
+def test_media_types(path: str, kind: str) -> None:
+    assert layer_media_type(path) == f"application/vnd.cncf.model.{kind}.v1.raw"
