@@ -123,6 +123,8 @@ def _hint(reply: Reply) -> str:
 def body_of(reply: Reply, limit: int) -> bytes:
     """Return a reply's body. Raises: LimitExceededError beyond ``limit`` bytes; RemoteError."""
     got = bytearray()
+    if reply.length is None:
+        reply.hold_back()  # it may be endless
     pieces = reply.chunks()
     while max(len(got), reply.length or 0) <= limit:
         piece = next(pieces, None)
