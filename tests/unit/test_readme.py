@@ -43,7 +43,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def test_console_sessions_print_what_the_readme_says(environment: dict[str, str]) -> None:
     sessions = [block for language, block in BLOCKS if language == "console"]
-    assert len(sessions) == 5
+    assert len(sessions) == 6
     for command, expected in [step for block in sessions for step in steps(block)]:
         done = subprocess.run(  # noqa: S602
             command,

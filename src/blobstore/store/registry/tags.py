@@ -135,8 +135,8 @@ class RegistryManifests:
 
     def put(self, name: ModelName, manifest: Manifest) -> None:
         """Set a tag. Raises: LimitExceededError; RemoteError."""
+        check_size(manifest, str(name))
         raw = manifest.raw
-        check_limit(f"the manifest of {name} in a registry", len(raw), "bytes", MAX_MANIFEST, "M1")
         fields = (("Content-Type", manifest.media_type),)
         message = Message("PUT", fields, Body.of(raw))
         ask = Ask(_scope(name, "push"), message, (CREATED,))
@@ -218,6 +218,12 @@ class RegistryManifests:
         return ModelNotFoundError(
             f"model {str(name)!r} not found at {self._api.root}", model=str(name)
         )
+
+
+def check_size(manifest: Manifest, model: str) -> None:
+    """Raise LimitExceededError if a model's manifest is too large for a registry."""
+    what = f"the manifest of {model}, for a registry,"
+    check_limit(what, len(manifest.raw), "bytes", MAX_MANIFEST, "M1")
 
 
 def _scope(name: ModelName, *also: str) -> Scope:

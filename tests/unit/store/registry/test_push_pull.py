@@ -13,9 +13,11 @@ from blobstore.errors import (
     ConflictError,
     DigestMismatchError,
     InvalidDigestError,
+    LimitExceededError,
     ModelNotFoundError,
     UsageError,
 )
+from blobstore.formats.documents import Manifest
 from blobstore.io.http.client import HttpClient
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.store import Store
@@ -23,7 +25,7 @@ from blobstore.store.ports import How, Share
 from blobstore.store.registry.push_pull import RegistryAccess, pull, push
 from blobstore.store.registry.registry_names import Reference
 from blobstore.store.registry.store import RegistryStore
-from blobstore.testing.blobs import blobs_of, commit, data_of, manifest_of
+from blobstore.testing.blobs import blobs_of, commit, data_of, descriptor_of, manifest_of
 
 BLOBS = [data_of(size) for size in (10, 5000, 70_000)]
 
@@ -175,3 +177,15 @@ def test_a_digest_is_no_place_to_push_to(store: Store, host: str) -> None:
 def test_half_a_digest() -> None:
     with pytest.raises(InvalidDigestError):
         Reference.parse("m@sha256:00")
+
+
+def test_a_manifest_that_is_too_large_is_refused_before_any_blob(
+    store: Store, host: str, server: Server
+) -> None:
+    with store.session() as session:
+        session.put(b"one")
+        layers = [descriptor_of(b"one", f"layer{number}" + "x" * 200) for number in range(15_000)]
+        session.publish(ModelName.parse("m"), Manifest(layers=tuple(layers)))
+    with pytest.raises(LimitExceededError, match="at most 4,194,304"):
+        push("m", store, to=f"{host}/ns/m:a")
+    assert set(asked(server)) <= {"GET", "HEAD"}
