@@ -91,7 +91,8 @@ class Server:
         self._context = context
         self._script = Script(lambda _: [], self.port)
         self._count = 0
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     @property
     def url(self) -> str:
@@ -113,7 +114,14 @@ class Server:
         return self._script.answer
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening.
+
+        The thread that accepts ends first: else it could accept a connection of the next server,
+        whose listener gets the same file descriptor.
+        """
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join(10)
         self._listener.close()
 
     def _accept(self) -> None:

@@ -20,7 +20,7 @@ from blobstore.store.registry.hosts import registry_address
 from blobstore.store.registry.registry_names import Reference
 from blobstore.store.registry.repositories import repository_of
 from blobstore.store.registry.store import RegistryStore
-from blobstore.store.registry.tags import check_size
+from blobstore.store.registry.tags import check_manifest_size
 from blobstore.store.signing.signature_policy import SignaturePolicy
 from blobstore.store.transfer import Transferred, transfer
 
@@ -99,7 +99,9 @@ def push(
     known = _Repositories(neighbours or store, reference.name.host)
     with (access or RegistryAccess()).open(reference, known.of) as registry:
         pairs = {str(ModelName.of(name)): str(reference.name)}
-        (done,) = transfer(pairs, store, registry, jobs=jobs, progress=progress, check=check_size)
+        (done,) = transfer(
+            pairs, store, registry, jobs=jobs, progress=progress, check=check_manifest_size
+        )
     _note(store, done.name, done)
     return done
 

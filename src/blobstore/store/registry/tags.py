@@ -135,7 +135,7 @@ class RegistryManifests:
 
     def put(self, name: ModelName, manifest: Manifest) -> None:
         """Set a tag. Raises: LimitExceededError; RemoteError."""
-        check_size(manifest, str(name))
+        check_manifest_size(manifest, str(name))
         raw = manifest.raw
         fields = (("Content-Type", manifest.media_type),)
         message = Message("PUT", fields, Body.of(raw))
@@ -220,7 +220,7 @@ class RegistryManifests:
         )
 
 
-def check_size(manifest: Manifest, model: str) -> None:
+def check_manifest_size(manifest: Manifest, model: str) -> None:
     """Raise LimitExceededError if a model's manifest is too large for a registry."""
     what = f"the manifest of {model}, for a registry,"
     check_limit(what, len(manifest.raw), "bytes", MAX_MANIFEST, "M1")
