@@ -291,6 +291,7 @@ def unpack(
             done = _unpack(store, store.packed.find(name), threads(jobs), progress)
         else:
             done = UnpackedModel(store.find(name), 0, 0)
+            store.manifests.read(done.name)  # what can't be read is not a whole model
             store.packed.replaced(done.name)  # a run that was killed may have left it
         store.packed.remove_unneeded()
     return done

@@ -94,7 +94,7 @@ def _look_at_packed(folder: Path, found: Found) -> None:
     """Add the packed models whose names no whole model has; every packed blob is decoded."""
     plain: dict[str, bytes] = {}
     files: dict[str, set[str]] = {}
-    waiting = sorted((folder / "blobs").glob("*"))
+    waiting = [path for path in sorted((folder / "blobs").glob("*")) if _is_regular(path)]
     for path in [*waiting, *waiting]:  # one that needs a base comes before it
         try:
             blobs = decoded(path.read_bytes(), plain.__getitem__)
@@ -107,7 +107,7 @@ def _look_at_packed(folder: Path, found: Found) -> None:
         plain.update(blobs)
         files[path.name] = set(blobs)
     needed: set[str] = set()
-    for path in _files(folder / "manifests"):
+    for path in filter(_is_regular, _files(folder / "manifests")):
         raw, name = path.read_bytes(), _short(path.relative_to(folder / "manifests").as_posix())
         digests = {str(layer.get("digest")).removeprefix("sha256:") for layer in _layers(raw)}
         needed |= digests

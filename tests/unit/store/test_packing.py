@@ -14,6 +14,7 @@ from support.stores import commit_model, manifest_path
 
 import blobstore
 from blobstore.errors import (
+    BlobStoreError,
     BusyError,
     CorruptDataError,
     ModelNotFoundError,
@@ -140,6 +141,20 @@ def test_packing_twice_and_unpacking_twice_change_nothing(one: Store) -> None:
         pack(one, "other")
     with pytest.raises(ModelNotFoundError):
         unpack(one, "other")
+
+
+def test_what_can_not_be_read_is_not_a_whole_model(one: Store) -> None:
+    """Not a socket, nor a damaged manifest: the packed model would be lost."""
+    pack(one, "m")
+    path = one.manifests.path.joinpath(*M.path_parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"not a manifest")
+    with pytest.raises(BlobStoreError):
+        unpack(one, "m")
+    with pytest.raises(BlobStoreError):
+        prune(one, grace_s=0, sole_owner=True)
+    path.unlink()
+    assert unpack(one, "m").blobs
 
 
 def test_a_packed_model_is_named_as_one(one: Store) -> None:

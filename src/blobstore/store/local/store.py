@@ -172,10 +172,8 @@ class Store:
             found = self.packed.find(found)
         try:
             if self.newer.has(found):
-                message = (
-                    "a newer Ollama has its own %s, in manifests-v2/, and will not read this one"
-                )
-                _log.warning(message, found)
+                what = "a newer Ollama has its own %s, in manifests-v2/, and will not read this one"
+                _log.warning(what, found)
         except StorageError as error:
             _log.warning("a newer Ollama may have its own %s: %s", found, error)
         return found
@@ -386,7 +384,9 @@ class Store:
         journals = dead_journals(
             self._private / "journal", lambda digest: digest in waiting or is_there(digest)
         )
-        return [*stale, *journals, *self.packed.leftovers(self.manifests.names())]
+        packed = self.models() if self.packed.names() else ()
+        whole = [name for name, manifest in packed if isinstance(manifest, Manifest)]
+        return [*stale, *journals, *self.packed.leftovers(whole)]
 
 
 def open_store(root: str | os.PathLike[str] | None = None, *, wait_s: float | None = None) -> Store:
