@@ -42,6 +42,7 @@ from blobstore.io.ranges import (
     real_path,
 )
 from blobstore.names import Digest
+from blobstore.source.fetching import Fetcher, FetchOptions, folder_fetcher
 
 _T = TypeVar("_T")
 SUFFIX = ".safetensors"
@@ -191,6 +192,10 @@ class Folder(ABC):
         Raises: NotFoundError, StorageError, RemoteError; LimitExceededError when they are more than
         ``limit``, or than is left of the budget.
         """
+
+    def fetcher(self, options: FetchOptions) -> AbstractContextManager[Fetcher]:  # noqa: ARG002  # a disk has no connections
+        """Give a fetcher of large ranges of its files, for imports that stream them."""
+        return folder_fetcher(self)
 
     def _take_text(self, nbytes: int, name: str) -> None:
         """Count a document. Raises: LimitExceededError with ``path``."""

@@ -26,6 +26,7 @@ from blobstore.formats.quant import Quantization
 from blobstore.io.ranges import Identity, SourceReader
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.kernels.scales import BlockRun
+from blobstore.names import Digest
 from blobstore.source.folders import Folder
 
 FP8_BLOCK = 128
@@ -40,7 +41,8 @@ _EXPERT_COMPANIONS = (".bias", ".scale", ".qbias")
 class SourceFile:
     """One .safetensors file of a folder, as it was when its header was read.
 
-    ``path`` is its path or address.
+    ``path`` is its path or address. ``declared``: the digest of its bytes, if its server declares
+    one.
     """
 
     folder: Folder = field(repr=False, compare=False)
@@ -50,6 +52,7 @@ class SourceFile:
     size: int
     tensor_names: tuple[str, ...]
     metadata: Mapping[str, str]
+    declared: Digest | None = None
 
     def open(self) -> SourceReader:
         """Return a reader of the file. Raises: as `Folder.open`; CorruptDataError if it changed."""

@@ -1,0 +1,69 @@
+"""Fetching: the files of one folder read in large ranges, many at once.
+
+An import that streams its source (importer/streaming/) asks a folder for a `Fetcher`. Folders on
+servers fetch over several connections, whose number they find by measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from blobstore.io.ranges import Identity
+    from blobstore.source.folders import Folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchOptions:
+    """How files are fetched.
+
+    ``connections``: requests at once; None finds their number by measurement. ``limit_rate``: bytes
+    a second of all connections together; None is as many as come.
+    """
+
+    connections: int | None = None
+    limit_rate: int | None = None
+
+
+class Fetcher(Protocol):
+    """Fills memory with ranges of a folder's files. Safe to share between threads."""
+
+    @property
+    def at_once(self) -> int:
+        """How many threads may be of use: as many ranges as may be fetched at once."""
+
+    def fill(self, name: str, identity: Identity, begin: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes of a file from byte ``begin`` on.
+
+        The call waits until one more request may run. Raises: CorruptDataError when the file has
+        another identity now; NotFoundError; ShortReadError; RemoteError; StorageError.
+        """
+
+    def cancel(self) -> None:
+        """End all requests, from any thread: calls of `fill` raise RemoteError soon."""
+
+
+class FolderFetcher:
+    """Reads ranges through a folder's own readers, one after the other. See `Fetcher`."""
+
+    at_once = 1
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+
+    def fill(self, name: str, identity: Identity, begin: int, buffer: memoryview) -> None:
+        """See `Fetcher`."""
+        with self._folder.open(name, identity) as reader:
+            reader.readinto(begin, buffer)
+
+    def cancel(self) -> None:
+        """See `Fetcher`: a read from a disk ends by itself."""
+
+
+@contextmanager
+def folder_fetcher(folder: Folder) -> Iterator[Fetcher]:
+    """Give a fetcher that any folder can have."""
+    yield FolderFetcher(folder)
