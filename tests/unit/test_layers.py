@@ -33,7 +33,7 @@ ROOMS = (
     {"__init__", "__main__"},
 )
 HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich", "httpx2", "httpcore2", "zstandard"}
-HEAVY |= {"cryptography", "nacl"}
+HEAVY |= {"cryptography", "nacl", "obstore"}
 NUMPY_FREE = {"errors", "names", "hashing", "io", "formats", "store"}
 ONLY_CLI_READS = {"environ", "getenv", "argv"}
 

@@ -1,0 +1,143 @@
+"""Buckets over obstore: in memory, and settings of services; moto's S3 is in tests/integration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from blobstore.errors import (
+    AccessError,
+    BlobStoreError,
+    ConflictError,
+    CorruptDataError,
+    LimitExceededError,
+    NotFoundError,
+    RemoteError,
+    ShortReadError,
+    UsageError,
+)
+from blobstore.io.object_errors import object_error
+from blobstore.io.objects import Bucket, ObjectVersion, open_bucket
+
+SECRET = "sig=abcdef"
+_E = TypeVar("_E", bound=BlobStoreError)
+
+
+def error_of(kind: type[_E], act: Callable[[], object]) -> _E:
+    with pytest.raises(kind) as caught:
+        act()
+    return caught.value
+
+
+@pytest.fixture
+def bucket(request: pytest.FixtureRequest) -> Bucket:
+    return open_bucket(f"memory://{request.node.name.translate(str.maketrans('[]/:', '....'))}/p")
+
+
+def test_objects_are_written_read_listed_and_removed(bucket: Bucket) -> None:
+    version = bucket.put("a/b", b"hello world")
+    bucket.upload("a/c", iter([b"x" * 10, b"y"]))
+    bucket.copy("a/c", "d")
+    assert bucket.get("a/b") == (b"hello world", version)
+    assert bucket.head("a/c").size == 11
+    assert sorted(state.key for state in bucket.objects()) == ["a/b", "a/c", "d"]
+    assert [state.key for state in bucket.objects("a/")] == ["a/b", "a/c"]
+    folders, objects = bucket.folder()
+    assert (folders, [state.key for state in objects]) == (["a"], ["d"])
+    bucket.delete(["a/b", "missing", "d"])
+    assert [state.key for state in bucket.objects()] == ["a/c"]
+    again = open_bucket(bucket.address)
+    assert again.get("a/c")[0] == b"x" * 10 + b"y"
+
+
+def test_writes_are_conditional(bucket: Bucket) -> None:
+    first = bucket.put("tag", b"1", if_absent=True)
+    error_of(ConflictError, lambda: bucket.put("tag", b"2", if_absent=True))
+    second = bucket.put("tag", b"2", if_match=first)
+    error_of(ConflictError, lambda: bucket.put("tag", b"3", if_match=first))
+    assert bucket.get("tag") == (b"2", second)
+
+
+def test_ranges_are_of_one_version(bucket: Bucket) -> None:
+    version = bucket.put("f", b"0123456789")
+    buffer = bytearray(4)
+    pieces: list[int] = []
+    bucket.get_into("f", 3, memoryview(buffer), version, came=pieces.append)
+    assert (bytes(buffer), sum(pieces)) == (b"3456", 4)
+    error_of(ShortReadError, lambda: bucket.get_into("f", 8, memoryview(buffer), version))
+    error_of(ShortReadError, lambda: bucket.get_into("f", 80, memoryview(buffer), version))
+    bucket.put("f", b"another")
+    error = error_of(CorruptDataError, lambda: bucket.get_into("f", 0, memoryview(buffer), version))
+    assert "changed while it was read" in error.message
+    error_of(CorruptDataError, lambda: bucket.get("f", ObjectVersion('"x"')))
+    error_of(LimitExceededError, lambda: bucket.get("f", limit=3))
+
+
+@pytest.mark.parametrize("key", ["", "../x", "a//b", "/a", "a/./b"])
+def test_keys_stay_in_the_prefix(bucket: Bucket, key: str) -> None:
+    error_of(UsageError, lambda: bucket.get(key))
+
+
+@pytest.mark.parametrize(
+    "address", ["s3://", "s3:///x", "s3://a/../b", "ftp://x/y", "s3:x", "x", "az://?x", "s3://u@b"]
+)
+def test_other_addresses_are_refused(address: str) -> None:
+    error_of(UsageError, lambda: open_bucket(address))
+
+
+def test_settings_are_checked() -> None:
+    assert "bogus" in error_of(UsageError, lambda: open_bucket("s3://b", {"bogus": "1"})).message
+    assert "Account" in error_of(UsageError, lambda: open_bucket("az://b")).message
+
+
+def test_http_needs_to_be_allowed_but_on_this_machine() -> None:
+    keys = {"access_key_id": "k", "secret_access_key": SECRET}
+    far = open_bucket("s3://b", keys | {"endpoint": "http://192.0.2.1:9"})
+    assert "http" in error_of(UsageError, lambda: far.get("x")).message
+
+
+def test_without_obstore_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    error = error_of(UsageError, lambda: open_bucket("s3://b"))
+    assert error.hint == "pip install 'blobstore[cloud]'"
+
+
+def test_a_folder_is_a_bucket_too(tmp_path: Path) -> None:
+    bucket = open_bucket(f"file://{tmp_path}/mirror")
+    bucket.put("a/b", b"x")
+    assert (tmp_path / "mirror/a/b").read_bytes() == b"x"
+    bucket.delete(["a/b", "a/b"])
+    error_of(NotFoundError, lambda: bucket.get("a/b"))
+
+
+REQUEST = "Generic S3 error: Error performing GET https://h/b/k?" + SECRET + " in 1ms"
+ANSWER = f"{REQUEST} - Server returned non-2xx status code: "
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "says"),
+    [
+        (f"{ANSWER}403 Forbidden: <Error><Code>AccessDenied</Code>", AccessError, "AccessDenied"),
+        (f"{ANSWER}401 Unauthorized: ", AccessError, "denied"),
+        (f"{ANSWER}404 Not Found: <Code>NoSuchBucket</Code>", NotFoundError, "bucket"),
+        (f"{ANSWER}404 Not Found: ", NotFoundError, "does not exist"),
+        (f"{ANSWER}416 Range Not Satisfiable: ", ShortReadError, "ends"),
+        (f"{ANSWER}503 Slow Down: <Code>SlowDown</Code>", RemoteError, "503: SlowDown"),
+        (f"{ANSWER}501 Not Implemented: ", RemoteError, "501"),
+        (f"{REQUEST} - HTTP error: operation timed out", RemoteError, "timed out"),
+        ("PUT http://169.254.169.254/latest/api/token failed", AccessError, "no credentials"),
+        (f"{ANSWER}301 Moved: redirect without LOCATION", RemoteError, "301"),
+    ],
+)
+def test_messages_have_the_kind_and_no_secret(text: str, kind: type, says: str) -> None:
+    from obstore.exceptions import GenericError
+
+    error = object_error(GenericError(text), "read", "s3://b/k")
+    assert type(error) is kind
+    assert says in error.message
+    assert SECRET not in f"{error!r} {error.hint}"
+    if isinstance(error, RemoteError):
+        assert error.temporary == (error.status in (503, None))
