@@ -9,15 +9,15 @@ import ssl
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from functools import cache, partial
 from threading import Lock
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from blobstore.errors import BlobStoreError, RemoteError, UsageError, from_os_error
 from blobstore.io.budget import Budget, RequestLimits, RetryPolicy
 from blobstore.io.http.connections import CheckedBackend, RequestContext
 from blobstore.io.http.messages import Fields, Message
+from blobstore.io.http.redirects import MAX_REDIRECTS, Linked, RequestTarget, redirected
 from blobstore.io.http.replies import Reply
 from blobstore.io.http.slots import Slots
 from blobstore.io.http.web_addresses import WebAddress, is_public
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import httpcore2
 
 
-MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _REPEATING = frozenset({307, 308})
 """Redirects that repeat the method and the body (RFC 9110 section 15.4)."""
@@ -38,24 +37,13 @@ _KEEP_ALIVE_S = 30
 _TOKEN = re.compile(r"[!-~]{1,4096}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTarget:
-    """Where a request goes, as whom, and whether only to public addresses.
-
-    ``authorization`` is the whole field, or None. It is never shown.
-    """
-
-    address: WebAddress
-    authorization: str | None = field(default=None, repr=False)
-    public_only: bool = False
-
-
 class HttpClient:
     """Requests over kept-alive connections. Safe to share between threads; a context manager.
 
     ``token`` is sent to the origin of the first address that is asked for, and to no other.
     ``connections`` is the number of requests at once, and so the most connections to one host;
     `Slots` may find it by measurement.
+    ``token_origin``: the origin that the token is for, if it is known already.
     ``ca_file`` names certificates (PEM) to trust beside the system's. ``is_public`` says which IP
     addresses are public, for rule R2. The policy: `blobstore.io.http`.
     """
@@ -68,6 +56,7 @@ class HttpClient:
         retry_policy: RetryPolicy | None = None,
         ca_file: str | None = None,
         is_public: Callable[[str], bool] = is_public,
+        token_origin: tuple[str, str, int] | None = None,
     ) -> None:
         """Raises: UsageError for an invalid token; StorageError, NotFoundError for ``ca_file``."""
         import httpcore2
@@ -80,8 +69,9 @@ class HttpClient:
         self.retry_policy = retry_policy or RetryPolicy()
         self._slots = Slots(connections) if isinstance(connections, int) else connections
         self.connections = connections = self._slots.most
+        self._settings: dict[str, Any] = {"ca_file": ca_file, "is_public": is_public}
         self._token = token
-        self._token_origin: tuple[str, str, int] | None = None
+        self._token_origin = token_origin
         self._lock = Lock()
         self._backend = CheckedBackend(is_public)
         self._pool = httpcore2.ConnectionPool(
@@ -154,6 +144,38 @@ class HttpClient:
                 reply.close()
                 moved(sent + limits.taken - before)
 
+    @contextmanager
+    def once(
+        self,
+        message: Message,
+        target: RequestTarget,
+        limits: RequestLimits,
+        seen: Callable[[Reply], None],
+    ) -> Iterator[tuple[Reply, RequestTarget]]:
+        """Give the reply to one attempt of a request, whatever its status. No slot is taken.
+
+        ``seen`` is called with each reply on the way, and the last one; it reads heads only.
+        Raises: as `request`, and not for a status.
+        """
+        reply, at = self._followed(message, target, limits, seen)
+        try:
+            reply.check_uncoded()
+            yield reply, at
+        finally:
+            reply.close()
+
+    def sibling(self, connections: Slots, retry_policy: RetryPolicy) -> Self:
+        """Return a client of its own connections, with the same token for the same origin."""
+        with self._lock:
+            origin = self._token_origin
+        return type(self)(
+            self._token,
+            connections=connections,
+            retry_policy=retry_policy,
+            token_origin=origin,
+            **self._settings,
+        )
+
     def pause(
         self, attempt: int, limits: RequestLimits, failure: BlobStoreError, asked_s: float = 0
     ) -> None:
@@ -209,17 +231,27 @@ class HttpClient:
             attempt += 1
 
     def _followed(
-        self, message: Message, target: RequestTarget, limits: RequestLimits
+        self,
+        message: Message,
+        target: RequestTarget,
+        limits: RequestLimits,
+        seen: Callable[[Reply], None] = lambda _: None,
     ) -> tuple[Reply, RequestTarget]:
         for _ in range(MAX_REDIRECTS + 1):
             reply = self._ask(message, target, limits)
+            seen(reply)
             if reply.status not in _REDIRECTS:
                 return reply, target
             try:
                 if message.method not in _SAFE and reply.status not in _REPEATING:
                     raise target.address.refuse(f"answers {message.method} with {reply.status}")
                 origin = target.address
-                target = redirected(target, reply.field("location"), from_public=reply.from_public)
+                target = redirected(
+                    target,
+                    reply.field("location"),
+                    from_public=reply.from_public,
+                    linked=Linked.of(reply),
+                )
                 if message.has_credentials and target.address.origin != origin.origin:
                     raise origin.refuse(f"redirects credentials to {target.address}")
             finally:
@@ -231,7 +263,9 @@ class HttpClient:
 
         address = target.address
         has_credentials = target.authorization is not None or message.has_credentials
-        context = RequestContext(address, limits, target.public_only, has_credentials)
+        context = RequestContext(
+            address, limits, target.public_only, has_credentials, message.direct
+        )
         request = httpcore2.Request(
             message.method,
             httpcore2.URL(
@@ -302,23 +336,6 @@ def _fields(target: RequestTarget, message: Message) -> list[tuple[str, str]]:
     if message.body is not None:
         fields["Content-Length"] = str(message.body.size)
     return list((fields | dict(message.fields)).items())
-
-
-def redirected(target: RequestTarget, location: str | None, *, from_public: bool) -> RequestTarget:
-    """Return where a redirect of the server at ``target`` leads.
-
-    ``from_public``: the server's own address is public.
-
-    Raises: RemoteError (rule R2) without a usable Location, or when it leads from https to http.
-    """
-    here = target.address
-    if location is None:
-        raise here.refuse("redirects to nowhere")
-    there = here.join(location)
-    if here.scheme == "https" and there.scheme == "http":
-        raise here.refuse(f"redirects from https to http: {there}")
-    authorization = target.authorization if there.origin == here.origin else None
-    return RequestTarget(there, authorization, public_only=target.public_only or from_public)
 
 
 def _unreachable(address: WebAddress, error: Exception) -> RemoteError:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from blobstore.errors import RemoteError, UsageError
 from blobstore.io.budget import RequestLimits
+from blobstore.io.http.direct import MAX_HEAD, Came, DirectBody, head_end, without_body
 from blobstore.io.http.web_addresses import WebAddress
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class RequestContext:
     limits: RequestLimits
     public_only: bool
     has_credentials: bool
+    direct: bool = False
 
 
 class CheckedBackend:
@@ -191,6 +193,8 @@ class _Connection:
         self._stream = stream
         self._public = public
         self._framing: Framing | None = None
+        self._body: DirectBody | None = None
+        self._is_begun = False
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         context = self._backend.context
@@ -203,11 +207,29 @@ class _Connection:
                 hint="Use https, or no token.",
             )
         context.limits.use(self._stream.get_extra_info("socket"))
-        self._framing = None
+        self._framing = self._body = None
+        self._is_begun = False
         self._stream.write(buffer, self._backend.seconds(timeout))
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return up to ``max_bytes`` bytes, within the request's limits; none at the end."""
+        """Return up to ``max_bytes`` bytes, within the request's limits; none at the end.
+
+        Of a request that is ``direct`` the first are a whole head, and the body may be missing.
+        """
+        data = self._receive(max_bytes, timeout)
+        if not self._backend.context.direct or self._framing is None or self._is_begun:
+            return self._checked(data)
+        while data and head_end(data) is None and len(data) < MAX_HEAD:
+            more = self._receive(max_bytes, timeout)
+            data += more
+            if not more:
+                break
+        self._is_begun = True
+        if (parted := without_body(data)) is not None:
+            data, self._body = parted
+        return self._checked(data)
+
+    def _receive(self, max_bytes: int, timeout: float | None) -> bytes:
         import httpcore2
 
         context = self._backend.context
@@ -226,9 +248,38 @@ class _Connection:
                 raise httpcore2.ReadError("it closed the connection without an answer")
             self._framing = Framing()
         context.limits.take(len(data))
-        if not self._framing.feed(data):
-            raise context.address.refuse("answers with a chunk of 2⁶³ bytes or more", "R1")
         return data
+
+    def _checked(self, data: bytes) -> bytes:
+        if self._framing is not None and not self._framing.feed(data):
+            raise self._backend.context.address.refuse(
+                "answers with a chunk of 2⁶³ bytes or more", "R1"
+            )
+        return data
+
+    def readinto(self, buffer: memoryview, timeout: float, came: Came) -> None:
+        """Fill ``buffer`` with the next bytes of a body that the library does not see.
+
+        Raises: as `DirectBody.into`, in httpcore2's words.
+        """
+        import httpcore2
+
+        body = self._body
+        if body is None or len(buffer) > body.left:
+            raise ValueError("these bytes are not of this connection's body")
+        connection = self._stream.get_extra_info("socket")
+        try:
+            body.into(
+                buffer,
+                connection,
+                self._backend.context.limits,
+                lambda: self._backend.seconds(timeout),
+                came,
+            )
+        except TimeoutError as error:
+            raise httpcore2.ReadTimeout(error) from error
+        except OSError as error:
+            raise httpcore2.ReadError(error) from error
 
     def start_tls(
         self,
@@ -252,11 +303,15 @@ class _Connection:
     def get_extra_info(self, info: str) -> Any:
         """Return a property of the connection; ``public``: whether the peer's address is public.
 
+        ``body``: the `DirectBody` of its last reply, or None.
+
         A connection whose last reply went beyond its end is ``is_readable``, like one with unread
         bytes: neither is used again.
         """
         if info == "public":
             return self._public
+        if info == "body":
+            return self._body
         beyond = info == "is_readable" and self._framing is not None and self._framing.overrun
         return beyond or self._stream.get_extra_info(info)
 

@@ -28,11 +28,15 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a request says, wherever it goes."""
+    """What a request says, wherever it goes.
+
+    ``direct``: the body of its reply is read into the caller's memory (`blobstore.io.http.direct`).
+    """
 
     method: str
     fields: Fields = ()
     body: Body | None = None
+    direct: bool = False
 
     @property
     def has_credentials(self) -> bool:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 from blobstore.errors import (
     BlobStoreError,
@@ -38,6 +38,7 @@ from blobstore.errors import (
     NotFoundError,
     RemoteError,
 )
+from blobstore.io.http.direct import Came, DirectBody
 from blobstore.io.http.web_addresses import WebAddress
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 
 MAX_FIELDS = 256
+_CHUNK = 64 * 2**10
+_SILENCE_S = 20
 _SMALL_BODY = 4096
 _HELD_BACK = 32 * 2**10  # Linux doubles it for its own bookkeeping
 _LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -60,6 +63,10 @@ _HINTS = {
     416: "The file is shorter than it was said to be.",
     429: "Too many requests were made; with a token servers often allow more.",
 }
+
+
+class _DirectStream(Protocol):
+    def readinto(self, buffer: memoryview, timeout: float, came: Came) -> None: ...
 
 
 class Reply:
@@ -89,6 +96,7 @@ class Reply:
         self._response = response
         self._connection: httpcore2.NetworkStream = response.extensions["network_stream"]
         self._working = working
+        self._body: DirectBody | None = self._connection.get_extra_info("body")
         self._fields: dict[str, list[str]] = {}
         if len(response.headers) > MAX_FIELDS:
             raise self.refuse(
@@ -99,6 +107,8 @@ class Reply:
             self._fields.setdefault(name.decode("latin-1").lower(), []).append(
                 value.decode("latin-1")
             )
+        if self._body is not None:  # the library was told another length
+            self._fields["content-length"] = [str(self._body.length)]
         if "content-length" in self._fields and "transfer-encoding" in self._fields:
             raise self.refuse("gives its answer two lengths: Content-Length and Transfer-Encoding")
 
@@ -145,6 +155,9 @@ class Reply:
         Raises: RemoteError when the connection breaks before its end.
         """
         self._is_read = True
+        if self._body is not None:
+            yield from self._direct_chunks(self._body)
+            return
         stream = self._response.iter_stream()
         while True:
             with self._working():
@@ -163,17 +176,60 @@ class Reply:
                 socket.SOL_SOCKET, socket.SO_RCVBUF, _HELD_BACK
             )
 
+    def _direct_chunks(self, body: DirectBody) -> Iterator[bytes]:
+        while body.left:
+            chunk = bytearray(min(body.left, _CHUNK))
+            self.readinto(memoryview(chunk), _SILENCE_S, lambda _: None)
+            yield bytes(chunk)
+
+    def readinto(self, buffer: memoryview, silence_s: float, came: Came) -> None:
+        """Fill ``buffer`` with the next bytes of the body; ``came`` is told as they come.
+
+        It may raise, which ends the request. Raises: RemoteError when the connection breaks, or
+        ``silence_s`` pass without a byte.
+        """
+        self._is_read = True
+        if self._body is None:
+            self._copy_into(buffer, came)
+            return
+        connection = cast("_DirectStream", self._connection)
+        with self._working():
+            connection.readinto(buffer, silence_s, came)
+
+    def _copy_into(self, buffer: memoryview, came: Came) -> None:
+        done = 0
+        for chunk in self.chunks():
+            if done + len(chunk) > len(buffer):
+                break
+            buffer[done : done + len(chunk)] = chunk
+            done += len(chunk)
+            came(len(chunk))
+        if done != len(buffer):
+            raise self.refuse(f"sends another number of bytes than {len(buffer):,}")
+
     def close(self) -> None:
         """Give the connection back.
 
         It is kept alive when the body was read to its end and nothing follows, else closed.
         """
         connection = self._connection
+        if self._body is not None:
+            self._close_direct(self._body)
+            return
         if connection.get_extra_info("is_readable"):
             connection.close()
         elif not (self._has_body or self._is_read):
             with suppress(RemoteError):  # finds the end, without reading
                 for _ in self.chunks():
+                    pass
+        self._response.close()
+
+    def _close_direct(self, body: DirectBody) -> None:
+        if body.left:
+            self._connection.close()
+        else:
+            with suppress(RemoteError):  # the end, which the library has without reading
+                for _ in self._response.iter_stream():
                     pass
         self._response.close()
 

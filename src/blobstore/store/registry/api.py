@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from blobstore.errors import BlobStoreError, LimitExceededError
 from blobstore.formats.strictjson import parse_object
-from blobstore.io.http.client import HttpClient, RequestTarget
+from blobstore.io.http.client import HttpClient
 from blobstore.io.http.messages import Message
+from blobstore.io.http.redirects import RequestTarget
 from blobstore.io.http.replies import Reply
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.store.registry.authorization import Authorization

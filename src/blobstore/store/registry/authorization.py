@@ -14,8 +14,9 @@ from concurrent.futures import Future
 from threading import Lock
 
 from blobstore.errors import AuthenticationError
-from blobstore.io.http.client import HttpClient, RequestTarget
+from blobstore.io.http.client import HttpClient
 from blobstore.io.http.messages import Message
+from blobstore.io.http.redirects import RequestTarget
 from blobstore.io.http.replies import Reply
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.store.registry.challenges import Challenge, ChallengeError, parse_challenges

@@ -19,8 +19,9 @@ from urllib.parse import urlencode
 from blobstore.errors import AuthenticationError, UsageError, quoted
 from blobstore.formats import strictjson
 from blobstore.formats.strictdocument import Document, InvalidError, Key, integer, optional, text
-from blobstore.io.http.client import HttpClient, RequestTarget
+from blobstore.io.http.client import HttpClient
 from blobstore.io.http.messages import Body, Message
+from blobstore.io.http.redirects import RequestTarget
 from blobstore.io.http.replies import Reply
 from blobstore.store.registry.login import Login, Secret
 from blobstore.store.registry.realms import RULE

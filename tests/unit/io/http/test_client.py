@@ -26,7 +26,8 @@ from support.servers import (
 
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, StorageError
 from blobstore.io.budget import RetryPolicy
-from blobstore.io.http.client import HttpClient, RequestTarget, redirected
+from blobstore.io.http.client import HttpClient
+from blobstore.io.http.redirects import RequestTarget, redirected
 from blobstore.io.http.web_addresses import WebAddress
 
 RETRY_POLICY = RetryPolicy(

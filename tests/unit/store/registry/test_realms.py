@@ -6,7 +6,7 @@ import pytest
 from support.corpus import refusal
 
 from blobstore.errors import AuthenticationError
-from blobstore.io.http.client import RequestTarget
+from blobstore.io.http.redirects import RequestTarget
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.store.registry.realms import realm_target
 

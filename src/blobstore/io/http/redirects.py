@@ -1,0 +1,79 @@
+"""Where requests go, and where redirects lead them (policy: `blobstore.io.http`).
+
+A redirect may say which file it leads to. The Hugging Face Hub redirects from a file's address to a
+signed one of another server, and says with it: ``X-Linked-ETag``, for large files the SHA-256 of
+the content, and ``X-Repo-Commit``. Source: huggingface_hub@2.4.0 constants.py
+`HUGGINGFACE_HEADER_X_LINKED_ETAG`, file_download.py `get_hf_file_metadata`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from blobstore.io.http.web_addresses import WebAddress
+from blobstore.names import Digest
+
+if TYPE_CHECKING:
+    from blobstore.io.http.replies import Reply
+
+MAX_REDIRECTS = 5
+_LINKED_DIGEST = re.compile(r'"?([0-9a-f]{64})"?', re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40,64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """What a server says of a file before it redirects to it: digest and commit, if it does."""
+
+    digest: Digest | None
+    commit: str | None
+
+    @classmethod
+    def of(cls, reply: Reply) -> Self | None:
+        """Return what a reply's head says; None for nothing."""
+        etag = _LINKED_DIGEST.fullmatch(reply.field("x-linked-etag") or "")
+        commit = _COMMIT.fullmatch(reply.field("x-repo-commit") or "")
+        if etag is None and commit is None:
+            return None
+        digest = Digest(etag[1]) if etag is not None else None
+        return cls(digest, commit[0] if commit is not None else None)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTarget:
+    """Where a request goes, as whom, and whether only to public addresses.
+
+    ``authorization`` is the whole field, or None. It is never shown. ``linked``: what the redirects
+    to it said of the file.
+    """
+
+    address: WebAddress
+    authorization: str | None = field(default=None, repr=False)
+    public_only: bool = False
+    linked: Linked | None = None
+
+
+def redirected(
+    target: RequestTarget,
+    location: str | None,
+    *,
+    from_public: bool,
+    linked: Linked | None = None,
+) -> RequestTarget:
+    """Return where a redirect of the server at ``target`` leads.
+
+    ``from_public``: the server's own address is public. ``linked``: what the redirect says.
+
+    Raises: RemoteError (rule R2) without a usable Location, or when it leads from https to http.
+    """
+    here = target.address
+    if location is None:
+        raise here.refuse("redirects to nowhere")
+    there = here.join(location)
+    if here.scheme == "https" and there.scheme == "http":
+        raise here.refuse(f"redirects from https to http: {there}")
+    authorization = target.authorization if there.origin == here.origin else None
+    public_only = target.public_only or from_public
+    return RequestTarget(there, authorization, public_only, linked or target.linked)
