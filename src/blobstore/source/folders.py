@@ -197,6 +197,9 @@ class Folder(ABC):
         """Give a fetcher of large ranges of its files, for imports that stream them."""
         return folder_fetcher(self)
 
+    def declared(self, name: str) -> Digest | None:  # noqa: B027  # a disk declares nothing
+        """Return the digest of a file's bytes that its server declares; None if it does not."""
+
     def _take_text(self, nbytes: int, name: str) -> None:
         """Count a document. Raises: LimitExceededError with ``path``."""
         try:

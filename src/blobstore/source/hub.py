@@ -36,6 +36,9 @@ from blobstore.source.web import WebEntry, WebFile, WebFolder, WebIdentity
 
 if TYPE_CHECKING:
     from blobstore.io.http.reader import HttpReader, Remote
+    from blobstore.io.http.redirects import Linked
+    from blobstore.io.http.replies import Version
+    from blobstore.io.ranges import Identity
 
 
 # huggingface_hub@1.5 utils/_validators.py `validate_repo_id`: each part of at most 96 characters,
@@ -292,6 +295,32 @@ class HubFolder(WebFolder):
                 path=reader.name,
             )
         return WebFile(reader, found.identity)
+
+    def declared(self, name: str) -> Digest | None:
+        """Return a file's digest by the listing, if that has one."""
+        found = self._known(name) if self._listing is not None else None
+        return found.declared if found is not None else super().declared(name)
+
+    def version_of(self, identity: Identity) -> Version | None:
+        """Return None for an identity of the listing: it is the hash of a content."""
+        return None if self._listing is not None else super().version_of(identity)
+
+    def check_version(
+        self, name: str, identity: Identity, version: Version, linked: Linked | None
+    ) -> None:
+        """Raise CorruptDataError if a reply is not of the listed file at the commit."""
+        from blobstore.io.http.replies import changed
+
+        if self._listing is None:
+            super().check_version(name, identity, version, linked)
+            return
+        found = self._known(name)
+        is_listed = found is not None and found.identity.key == identity.key
+        size = found.size if found is not None else None
+        commit = linked.commit if linked is not None else None
+        if not is_listed or version.size not in (None, size) or commit not in (None, self._commit):
+            raise changed(self.place(name))
+        self.check_linked(name, linked)
 
 
 def _query_of(address: str, place: str) -> str:

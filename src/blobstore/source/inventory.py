@@ -237,7 +237,14 @@ def _read_files(folder: Folder, names: Sequence[str]) -> Iterator[tuple[SourceFi
             tensors = tuple(header.tensors)
             yield (
                 SourceFile(
-                    folder, name, folder.place(name), identity, size, tensors, header.metadata
+                    folder,
+                    name,
+                    folder.place(name),
+                    identity,
+                    size,
+                    tensors,
+                    header.metadata,
+                    folder.declared(name),
                 ),
                 header,
             )

@@ -21,12 +21,16 @@ from blobstore.errors import (
 from blobstore.formats.safetensors.header import header_end
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import Identity, SourceReader
-from blobstore.names import relative_path
+from blobstore.names import Digest, relative_path
 
 if TYPE_CHECKING:
     from blobstore.io.http.reader import HttpReader, Remote
+    from blobstore.io.http.redirects import Linked
+    from blobstore.io.http.replies import Version
 
+from blobstore.source.fetching import Fetcher, FetchOptions
 from blobstore.source.folders import SUFFIX, Entry, Folder, Found
+from blobstore.source.webfetching import web_fetcher
 
 _T = TypeVar("_T")
 
@@ -80,6 +84,7 @@ class WebFolder(Folder):
         self._url = url
         self._remote = remote
         self._likely: list[Entry] | None = None
+        self._declared: dict[str, Digest] = {}
 
     @property
     def base_url(self) -> str:
@@ -142,7 +147,12 @@ class WebFolder(Folder):
         return reader
 
     def _source(self, reader: HttpReader) -> WebFile:
+        self._note(reader)
         return WebFile(reader, WebIdentity.of(reader))
+
+    def _note(self, reader: HttpReader) -> None:
+        if reader.linked is not None and reader.linked.digest is not None:
+            self._declared[self._name_of(reader)] = reader.linked.digest
 
     def reading(
         self, names: Sequence[str], read: Callable[[HttpReader], _T]
@@ -180,6 +190,43 @@ class WebFolder(Folder):
         entries = (entry for entry in self._likely or () if entry.name == name)
         return next((entry.found() for entry in entries), None)
 
+    def fetcher(self, options: FetchOptions) -> AbstractContextManager[Fetcher]:
+        """Give a fetcher that makes several requests at once."""
+        return web_fetcher(self, self._remote, options)
+
+    def version_of(self, identity: Identity) -> Version | None:
+        """Return the version that requests ask for by an identity; None if replies say it."""
+        return WebIdentity.version(identity.key)
+
+    def check_version(
+        self, name: str, identity: Identity, version: Version, linked: Linked | None
+    ) -> None:
+        """Raise CorruptDataError if a reply's version is not the one of ``identity``.
+
+        ``linked``: what its server says of the file besides.
+        """
+        from blobstore.io.http.replies import changed
+
+        known = self.version_of(identity)
+        if known is not None:
+            known.check_same(version, self.place(name))
+        elif WebIdentity.of_version(version).key != identity.key:
+            raise changed(self.place(name))
+        self.check_linked(name, linked)
+
+    def check_linked(self, name: str, linked: Linked | None) -> None:
+        """Raise CorruptDataError if a server now declares another digest than it did."""
+        from blobstore.io.http.replies import changed
+
+        declared = self.declared(name)
+        said = linked.digest if linked is not None else None
+        if said is not None and declared is not None and said != declared:
+            raise changed(self.place(name))
+
+    def declared(self, name: str) -> Digest | None:
+        """Return the digest that a file's server declared when it was opened."""
+        return self._declared.get(name)
+
     def as_file(self) -> WebFolder | None:
         """Return the parent folder, with this one as its requested file; None for a host's root."""
         address = self.base_url.rstrip("/")
@@ -214,7 +261,23 @@ class WebIdentity:
                 path=reader.name,
                 hint="Download the file first.",
             )
-        return cls(f"{validator} {version.size}")
+        return cls.of_version(version)
+
+    @classmethod
+    def of_version(cls, version: Version) -> WebIdentity:
+        """Return the identity of a version."""
+        return cls(f"{version.etag or version.modified} {version.size}")
+
+    @staticmethod
+    def version(key: str) -> Version | None:
+        """Return the version that a key stands for; None for a hash of the content."""
+        from blobstore.io.http.replies import Version
+
+        validator, _, size = key.rpartition(" ")
+        if validator.startswith(('"', "W/")):
+            return Version(int(size), validator, None)
+        is_time = "," in validator
+        return Version(int(size), None, validator) if is_time else None
 
 
 class WebEntry(Entry):

@@ -322,7 +322,10 @@ def _inventory(one: PlanInventory, source: Source, kept: Sequence[PlanFile]) -> 
             place = folder.place(file.path)
             _check_unchanged(file, size, identity, place)
             names_of, metadata = tuple(header.tensors), header.metadata
-            files.append(SourceFile(folder, file.path, place, identity, size, names_of, metadata))
+            declared = folder.declared(file.path)
+            files.append(
+                SourceFile(folder, file.path, place, identity, size, names_of, metadata, declared)
+            )
             headers.append(header)
     tensors = {
         tensor.name: _tensor(tensor, files[tensor.file], headers[tensor.file])

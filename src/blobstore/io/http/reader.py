@@ -30,6 +30,7 @@ from blobstore.errors import (
 )
 from blobstore.io.budget import Budget, RequestLimits
 from blobstore.io.http.client import HttpClient
+from blobstore.io.http.redirects import Linked
 from blobstore.io.http.replies import Reply, Version, changed, check_part
 
 FIRST_READ = 64 * 2**10
@@ -64,6 +65,7 @@ class HttpReader:
     Safe to share between threads.
 
     ``name`` is the address without its query, ``version`` the file's size, ETag and Last-Modified.
+    ``linked``: what the server, or a redirect to it, says of the file besides.
     ``has_ranges``: all of the file can be read, because the server sends parts of it, or sent all.
     A read beyond what opening brought is one request, or a few where the server answers with less
     than was asked for.
@@ -89,6 +91,7 @@ class HttpReader:
         self._wanted: Wanted = wanted or (lambda _: None)  # no more than the first read brings
         self._start = self._target = client.start(url)
         self.name = str(self._start.address)
+        self._linked: Linked | None = None
         limits = limits or client.limits(0)
         limits.extend(first_read + _OVERHEAD)
         try:
@@ -99,6 +102,7 @@ class HttpReader:
             except _OtherFileError:
                 raise changed(self.name) from None
         self.version = self._opened.version
+        self.linked = self._target.linked or self._linked
         self.size = self.version.size
         self.has_ranges = self._opened.has_ranges or len(self._opened.head) == self.size
 
@@ -127,6 +131,7 @@ class HttpReader:
             reply,
             self._target,
         ):
+            self._linked = Linked.of(reply)
             if reply.status == _WHOLE:
                 return self._open_whole(reply, first_read, limits)
             if reply.status == _NOT_SATISFIABLE:

@@ -336,6 +336,13 @@ class Version:
             else ()
         )
 
+    @property
+    def precondition(self) -> tuple[tuple[str, str], ...]:
+        """A field that makes a request fail for another version (RFC 9110 section 13.1)."""
+        if self.etag is not None and _STRONG.fullmatch(self.etag):
+            return (("If-Match", self.etag),)
+        return (("If-Unmodified-Since", self.modified),) if self.modified is not None else ()
+
     def check_same(self, other: Version, name: str) -> None:
         """Raise CorruptDataError when a later reply is of another version.
 

@@ -2,7 +2,8 @@
 
 More connections bring more from a server that is far away, and less from one that is busy. So the
 number starts low, and is doubled as long as that brings at least 5 % more a second; else it goes
-back, and is tried again later.
+back, and is tried again later: after a second at first, after at most ten. The time in which new
+connections gain speed does not count.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from contextlib import contextmanager
 _FIRST = 2
 _GAIN = 1.05
 _WINDOW_S = 0.25
-_REQUESTS_A_SLOT = 2
-"""Requests that a window lasts at least, for each slot."""
+_REPORTS_A_SLOT = 2
+"""Reports that a window lasts at least, for each slot."""
 _AGAIN_S = 10
 _REQUEST_COST = 32 * 2**10
 """Bytes that a request counts for besides its body: small ones are work, too."""
@@ -25,60 +26,86 @@ _REQUEST_COST = 32 * 2**10
 class Slots:
     """A semaphore of up to ``most`` slots. Safe to share between threads.
 
-    ``fixed``: all of them from the start. ``clock`` gives seconds.
+    ``fixed``: all of them from the start. ``first``: how many at the start, if not. ``settle_s``:
+    how long a new level is not measured. ``clock`` gives seconds.
     """
 
     def __init__(
-        self, most: int, *, fixed: bool = True, clock: Callable[[], float] = time.monotonic
+        self,
+        most: int,
+        *,
+        fixed: bool = True,
+        first: int = _FIRST,
+        settle_s: float = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.most = most
         self._fixed = fixed
         self._clock = clock
-        self.level = most if fixed else min(_FIRST, most)
+        self.level = most if fixed else min(first, most)
         self._taken = 0
         self._changed = threading.Condition()
         self._lower: tuple[int, float] | None = None
+        self._settle_s = settle_s
+        self._window_s = max(_WINDOW_S, settle_s)
+        self._again_s = 1.0 if settle_s else float(_AGAIN_S)
         self._again_at = 0.0
-        self._begin_window()
+        self._begin_window(settle_s)
 
     @contextmanager
     def slot(self) -> Iterator[Callable[[int], None]]:
-        """Hold a slot; give a function that is told how many bytes the request moved."""
+        """Hold a slot; give a function that is told how many bytes the request moved.
+
+        It may be told so in several parts, as they come.
+        """
         with self._changed:
             while self._taken >= self.level:
                 self._changed.wait()
             self._taken += 1
-        moved = [0]
         try:
-            yield moved.append
+            yield self._moved
         finally:
             with self._changed:
                 self._taken -= 1
-                if not self._fixed:
-                    self._note(sum(moved))
+                self._work += _REQUEST_COST
                 self._changed.notify()
 
-    def _begin_window(self) -> None:
-        self._begun = self._clock()
-        self._work = 0
-        self._requests = 0
+    def back_off(self) -> None:
+        """Halve the number: the server asks for fewer requests."""
+        with self._changed:
+            self.level = self.level if self._fixed else max(1, self.level // 2)
+            self._lower = None
+            self._again_at = self._clock() + _AGAIN_S
+            self._begin_window(self._settle_s)
 
-    def _note(self, nbytes: int) -> None:
-        """Count a request; at the end of a window choose the next level."""
-        self._work += nbytes + _REQUEST_COST
-        self._requests += 1
-        seconds = self._clock() - self._begun
-        if seconds < _WINDOW_S or self._requests < _REQUESTS_A_SLOT * self.level:
+    def _begin_window(self, settle_s: float) -> None:
+        self._begun = self._clock() + settle_s
+        self._work = 0
+        self._reports = 0
+
+    def _moved(self, nbytes: int) -> None:
+        """Count bytes; at the end of a window choose the next level."""
+        if self._fixed:
             return
-        self._choose(self._work / seconds)
-        self._begin_window()
+        with self._changed:
+            seconds = self._clock() - self._begun
+            if seconds < 0:
+                return
+            self._work += nbytes
+            self._reports += 1
+            if seconds < self._window_s or self._reports < _REPORTS_A_SLOT * self.level:
+                return
+            level = self.level
+            self._choose(self._work / seconds)
+            self._begin_window(self._settle_s if self.level != level else 0)
 
     def _choose(self, rate: float) -> None:
         now = self._clock()
         if self._lower is not None and rate < _GAIN * self._lower[1]:
             self.level = self._lower[0]
             self._lower = None
-            self._again_at = now + _AGAIN_S
+            self._again_at = now + self._again_s
+            self._again_s = min(2 * self._again_s, _AGAIN_S)
         elif self.level < self.most and now >= self._again_at:
             self._lower = (self.level, rate)
             self.level = min(2 * self.level, self.most)

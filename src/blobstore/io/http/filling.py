@@ -1,0 +1,361 @@
+"""Filling memory with ranges of files on web servers, by many threads at once.
+
+Every file has a *route*: the address that its bytes come from. Servers often redirect to a signed
+address that expires. The first request of a file finds the route, and others wait for it; when the
+address has expired, one request asks for another. A range is asked for with the version of the file
+that came first (``If-Match``, else ``If-Unmodified-Since``; RFC 9110 section 13.1), and a reply of
+another version is an error.
+
+A body that breaks goes on where it broke. A request fails for good after eight attempts that each
+brought less than 64 KiB, or less than 16 KiB a second. What is shared by all ranges of an import,
+and limits them together, is in `FetchControl`.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from blobstore.errors import BlobStoreError, NotFoundError, RemoteError
+from blobstore.io.budget import RequestLimits, RetryPolicy
+from blobstore.io.http.client import HttpClient
+from blobstore.io.http.messages import Fields, Message
+from blobstore.io.http.pauses import BUSY, Pauses
+from blobstore.io.http.redirects import Linked, RequestTarget
+from blobstore.io.http.replies import Reply, Version, changed, check_part
+from blobstore.io.http.siblings import Siblings
+from blobstore.io.http.slots import Slots
+from blobstore.io.http.web_addresses import WebAddress
+from blobstore.io.rates import RateLimit
+
+POLICY = RetryPolicy(attempts=8, longest_wait_s=330)
+"""The Hub's windows have 300 seconds."""
+MOST_AT_ONCE = 16
+_FIRST_AT_ONCE = 4
+_SETTLE_S = 0.3
+_OVERHEAD = 64 * 2**10
+_PROGRESS = 64 * 2**10
+_SLOWEST = 16 * 2**10
+_LONGEST_BACKOFF_S = 30.0
+_RENEWALS = _DROPS = 3
+_WHOLE, _PART, _CHANGED, _NOT_SATISFIABLE = 200, 206, 412, 416
+_EXPIRED = frozenset({400, 401, 403, 404, 410})
+
+CheckVersion = Callable[[Version, Linked | None], None]
+"""Raises CorruptDataError for a version of the file that is not the wanted one."""
+
+
+class _ExpiredError(Exception):
+    """The address of a route has expired."""
+
+
+class _SlowError(Exception):
+    """The connection is much slower than its siblings."""
+
+
+class FetchControl:
+    """What the requests of one import share: connections, their number, pauses and rate.
+
+    ``connections``: how many at once; None finds it by measurement. ``limit_rate``: bytes a second
+    of all together. Safe to share between threads. Raises: UsageError for a rate below 16 KiB.
+    """
+
+    def __init__(
+        self,
+        client: HttpClient,
+        connections: int | None = None,
+        limit_rate: int | None = None,
+        policy: RetryPolicy = POLICY,
+    ) -> None:
+        self.slots = (
+            Slots(connections)
+            if connections is not None
+            else Slots(MOST_AT_ONCE, fixed=False, first=_FIRST_AT_ONCE, settle_s=_SETTLE_S)
+        )
+        self.policy = policy
+        self.client = client.sibling(self.slots, policy)
+        self.siblings = Siblings()
+        self._pauses = Pauses(policy.longest_wait_s)
+        self._cancelled = threading.Event()
+        self._rate = RateLimit(limit_rate, wait=self.sleep) if limit_rate is not None else None
+        self._running: set[RequestLimits] = set()
+        self._lock = threading.Lock()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait. Raises: RemoteError when the import is cancelled."""
+        if self._cancelled.wait(seconds):
+            raise RemoteError("cancelled")
+
+    @contextmanager
+    def request(self, address: WebAddress, nbytes: int) -> Iterator[RequestLimits]:
+        """Give the limits of one request for ``nbytes``, after the pauses of its server."""
+        self._pauses.wait(address, self.sleep)
+        limits = self.client.limits(nbytes + _OVERHEAD)
+        with self._lock:
+            self._running.add(limits)
+        try:
+            self.sleep(0)
+            yield limits
+        finally:
+            limits.finish()
+            with self._lock:
+                self._running.discard(limits)
+
+    def is_paused(self, address: WebAddress) -> bool:
+        """Return True while the server of an address asks not to be asked."""
+        return self._pauses.left(address.origin) > 0
+
+    def came(self, nbytes: int) -> None:
+        """Count bytes against the limit of the rate."""
+        if self._rate is not None:
+            self._rate.take(nbytes)
+
+    def see(self, reply: Reply) -> None:
+        """Take note of a reply's head."""
+        self._pauses.see(reply)
+
+    def failed(self, address: WebAddress, error: RemoteError, backoff_s: float) -> None:
+        """Wait after a failure: this request only, or all, if the server is busy."""
+        if error.status not in BUSY:
+            self.sleep(backoff_s)
+            return
+        self._pauses.set(address.origin, backoff_s)
+        if self._pauses.is_new(address.origin):
+            self.slots.back_off()
+
+    def cancel(self) -> None:
+        """End all requests, from any thread, and let no other begin."""
+        self._cancelled.set()
+        with self._lock:
+            running = list(self._running)
+        for limits in running:
+            limits.cancel()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.client.close()
+
+
+class _Route:
+    """Where the bytes of a file are: found by one request, used by all."""
+
+    def __init__(self, start: RequestTarget) -> None:
+        self.start = start
+        self._target: RequestTarget | None = None
+        self._number = 0
+        self._is_asked = False
+        self._changed = threading.Condition()
+
+    @property
+    def address(self) -> WebAddress:
+        """Where the next request goes."""
+        return (self._target or self.start).address
+
+    @contextmanager
+    def take(self) -> Iterator[tuple[RequestTarget, int | None]]:
+        """Give the target, and its number; None to the one request that finds it.
+
+        The others wait, until it was `found`, or the request ended without that.
+        """
+        with self._changed:
+            while self._target is None and self._is_asked:
+                self._changed.wait()
+            target, number = self._target, self._number
+            self._is_asked = self._is_asked or target is None
+        if target is not None:
+            yield target, number
+            return
+        try:
+            yield self.start, None
+        finally:
+            with self._changed:
+                self._is_asked = False
+                self._changed.notify_all()
+
+    def found(self, target: RequestTarget) -> None:
+        """Use a target from now on."""
+        with self._changed:
+            self._target = target
+            self._number += 1
+            self._is_asked = False
+            self._changed.notify_all()
+
+    def expired(self, number: int) -> None:
+        """Forget the target of that number, if it is still in use."""
+        with self._changed:
+            if number == self._number:
+                self._target = None
+
+
+@dataclass(slots=True)
+class _Filling:
+    """How far one call has come."""
+
+    begin: int
+    buffer: memoryview
+    done: int = 0
+    attempt: int = 0
+    renewals: int = 0
+    drops: int = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.buffer) - self.done
+
+    @property
+    def range(self) -> tuple[int, int]:
+        return self.begin + self.done, self.begin + len(self.buffer)
+
+
+class RangeFiller:
+    """Fills memory with ranges of one file at ``url``. Safe to share between threads.
+
+    ``version``: the file's, if it is known before the first reply; ``check`` refuses others.
+    Raises: UsageError when ``url`` is not a web address.
+    """
+
+    def __init__(
+        self, control: FetchControl, url: str, version: Version | None, check: CheckVersion
+    ) -> None:
+        self._control = control
+        self._start = control.client.start(url)
+        self._name = str(self._start.address)
+        self._route = _Route(self._start)
+        self._version = version
+        self._check = check
+
+    def fill(self, begin: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes from byte ``begin`` on.
+
+        Raises: CorruptDataError for another version of the file; NotFoundError; RemoteError.
+        """
+        filling = _Filling(begin, buffer)
+        while filling.left:
+            before, since = filling.done, time.monotonic()
+            address = self._route.address
+            try:
+                self._ask(filling)
+            except _ExpiredError:
+                filling.renewals += 1
+            except _SlowError:
+                filling.drops += 1
+            except RemoteError as error:
+                if not error.temporary:
+                    raise
+                self._recover(filling, filling.done - before, since, address, error)
+
+    def _recover(
+        self,
+        filling: _Filling,
+        brought: int,
+        since: float,
+        address: WebAddress,
+        error: RemoteError,
+    ) -> None:
+        """Wait before the next attempt, unless this one brought something."""
+        if brought >= max(_PROGRESS, _SLOWEST * (time.monotonic() - since)):
+            filling.attempt = filling.renewals = 0
+            return
+        policy = self._control.policy
+        backoff_s = policy.backoff_s * 2**filling.attempt * random.uniform(0.5, 1)  # noqa: S311
+        filling.attempt += 1
+        if filling.attempt >= policy.attempts:
+            raise error
+        self._control.failed(address, error, min(backoff_s, _LONGEST_BACKOFF_S))
+
+    def _ask(self, filling: _Filling) -> None:
+        """Make one request, and take what it brings."""
+        control, address = self._control, self._route.address
+        begin, end = filling.range
+        with (
+            control.request(address, end - begin) as limits,
+            control.slots.slot() as moved,
+        ):
+            if not control.is_paused(address):  # since this thread waits for a slot
+                self._ask_now(filling, limits, moved)
+
+    def _ask_now(
+        self, filling: _Filling, limits: RequestLimits, moved: Callable[[int], None]
+    ) -> None:
+        control, version = self._control, self._version
+        begin, end = filling.range
+        fields = (("Range", f"bytes={begin}-{end - 1}"), *_condition(version))
+        message = Message("GET", fields, direct=True)
+        with (
+            self._route.take() as (target, number),
+            control.client.once(message, target, limits, control.see) as (reply, at),
+        ):
+            count = self._accepted(reply, at, number, (begin, end), filling)
+            if number is None:
+                self._route.found(at)
+            self._read(reply, filling, count, moved)
+
+    def _read(
+        self, reply: Reply, filling: _Filling, count: int, moved: Callable[[int], None]
+    ) -> None:
+        run = self._control.siblings.start()
+        stop = filling.done + count
+
+        def came(nbytes: int) -> None:
+            filling.done += nbytes
+            moved(nbytes)
+            self._control.came(nbytes)
+            is_slow = run.is_slow(nbytes, stop - filling.done)
+            if is_slow and filling.drops < _DROPS:
+                raise _SlowError
+
+        buffer = filling.buffer[filling.done : stop]
+        try:
+            reply.readinto(buffer, self._control.policy.silence_s, came)
+        finally:
+            self._control.siblings.end(run, whole=filling.done == stop)
+
+    def _accepted(
+        self,
+        reply: Reply,
+        at: RequestTarget,
+        number: int | None,
+        asked: tuple[int, int],
+        filling: _Filling,
+    ) -> int:
+        """Return how many bytes of the range a reply brings. Raises: as `fill`."""
+        begin, end = asked
+        if reply.status == _PART:
+            stop, size = check_part(reply, begin, end)
+        elif reply.status == _WHOLE:
+            if begin != 0 or reply.length != end:
+                raise reply.refuse("answers a request for a range with a whole file")
+            stop = size = end
+        else:
+            raise self._failure(reply, at, number, filling)
+        version = Version.of(reply, size)
+        if self._version is not None:
+            self._version.check_same(version, self._name)
+        if number is None:
+            self._check(version, at.linked or Linked.of(reply))
+        self._version = self._version or version
+        return stop - begin
+
+    def _failure(
+        self, reply: Reply, at: RequestTarget, number: int | None, filling: _Filling
+    ) -> Exception:
+        status = reply.status
+        if status in (_CHANGED, _NOT_SATISFIABLE):
+            return changed(self._name)
+        may_renew = number is not None and filling.renewals < _RENEWALS
+        if status in _EXPIRED and may_renew and number is not None and at != self._start:
+            self._route.expired(number)
+            return _ExpiredError()
+        failure: BlobStoreError = reply.failure()
+        reply.discard()
+        if isinstance(failure, NotFoundError | RemoteError) and failure.path != self._name:
+            failure = failure.at(self._name)
+        return failure
+
+
+def _condition(version: Version | None) -> Fields:
+    return version.precondition if version is not None else ()
