@@ -13,6 +13,7 @@ from blobstore.cli.output import (
     JsonOption,
     LowerOption,
     StoreOption,
+    bucket_options,
     count,
     cut,
     emit,
@@ -100,6 +101,7 @@ def inspect(
         target,
         lambda: stores_at(store, lower, may_be_new=True),
         token=token_for(target, endpoint),
+        bucket_options=bucket_options(target),
         endpoint=endpoint,
     )
     found = everything.only(filters) if filters else everything

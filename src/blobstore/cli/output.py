@@ -150,7 +150,31 @@ def source_at(address: str) -> str | Folder:
     if not is_address(address):
         return address
     endpoint = hub_endpoint()
-    return open_folder(address, token=token_for(address, endpoint), endpoint=endpoint)
+    return open_folder(
+        address,
+        token=token_for(address, endpoint),
+        endpoint=endpoint,
+        bucket_options=bucket_options(address),
+    )
+
+
+def bucket_options(address: str) -> dict[str, str]:
+    """Return the settings of a bucket that the environment has and obstore does not see.
+
+    obstore reads the other variables itself; an endpoint of http needs to be known before.
+    """
+    names = {
+        "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+        "gs": ("GOOGLE_BASE_URL",),
+        "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    }.get(address.partition("://")[0].lower(), ())
+    found = [os.environ[name] for name in names if os.environ.get(name)]
+    options = {"base_url" if "GOOGLE_BASE_URL" in names else "endpoint": found[0]} if found else {}
+    if os.environ.get("AWS_ALLOW_HTTP") and names:
+        options["allow_http"] = os.environ["AWS_ALLOW_HTTP"]
+    if "AZURE_ENDPOINT" in names and os.environ.get("AZURE_STORAGE_USE_EMULATOR"):
+        options["use_emulator"] = os.environ["AZURE_STORAGE_USE_EMULATOR"]
+    return options
 
 
 def hub_endpoint() -> str:

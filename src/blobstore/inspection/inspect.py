@@ -41,16 +41,19 @@ def inspect(
     store: Readable | None = None,
     token: str | None = None,
     endpoint: str | None = None,
+    bucket_options: Mapping[str, str] | None = None,
 ) -> Inspection:
     """Return what a target holds: its files, headers, logical tensors and counts.
 
     Headers are read, and no weight.
 
     ``target`` is a .safetensors file, a folder, a shard index, a stored model's name, the http(s)
-    address of a file, of an index or of a folder, or ``hf://ORG/NAME[@REVISION][/PATH]``. A path
-    that exists wins over a stored model; a ``PathLike`` is always a path. ``store`` is where names
-    are looked up: Ollama's default folder when it is None. ``token`` is sent to the target's origin
-    and to no other. ``endpoint`` is the Hub's address, when it is another one.
+    address of a file, of an index or of a folder, ``hf://ORG/NAME[@REVISION][/PATH]``, or a
+    bucket's ``s3://``, ``gs://`` or ``az://`` address. A path that exists wins
+    over a stored model; a ``PathLike`` is always a path. ``store`` is where names are looked up:
+    Ollama's default folder when it is None. ``token`` is sent to the target's origin
+    and to no other. ``endpoint`` is the Hub's address, when it is another one. ``bucket_options``:
+    as for `open_folder`.
 
     Raises: NotFoundError (nothing there, a shard that is missing), HeaderError, DocumentError and
     CorruptDataError (index and shards disagree, a damaged blob), UsageError (no address, no name),
@@ -63,7 +66,7 @@ def inspect(
 
         return open_store() if store is None else store
 
-    return inspect_at(target, stored, token=token, endpoint=endpoint)
+    return inspect_at(target, stored, token=token, endpoint=endpoint, bucket_options=bucket_options)
 
 
 def inspect_at(
@@ -72,13 +75,14 @@ def inspect_at(
     *,
     token: str | None = None,
     endpoint: str | None = None,
+    bucket_options: Mapping[str, str] | None = None,
 ) -> Inspection:
     """Return what `inspect` returns; ``store`` is called when a name has to be looked up."""
     found = parse_target(target) if isinstance(target, str) else InspectTarget(os.fspath(target))
     with collector_paused():
         if found.is_model:
             return inspect_model(found, store())
-        with _opened(found, token, endpoint) as folder:
+        with _opened(found, token, endpoint, bucket_options) as folder:
             notes: list[str] = []
             if found.model is not None and _has_model(store, found.model):
                 notes.append(
@@ -88,9 +92,16 @@ def inspect_at(
             return _inspect_folder(folder, found.text, notes)
 
 
-def _opened(target: InspectTarget, token: str | None, endpoint: str | None) -> Folder:
+def _opened(
+    target: InspectTarget,
+    token: str | None,
+    endpoint: str | None,
+    bucket_options: Mapping[str, str] | None,
+) -> Folder:
     try:
-        return open_folder(target.text, token=token, endpoint=endpoint)
+        return open_folder(
+            target.text, token=token, endpoint=endpoint, bucket_options=bucket_options
+        )
     except MissingFileError as error:
         if error.path != target.text:  # what a snapshot in the Hub's cache lacks
             raise

@@ -120,6 +120,13 @@ class Bucket:
         self.store = store
         self._prefix = f"{prefix}/" if prefix else ""
 
+    def above(self) -> tuple[Bucket, str] | None:
+        """Return the folder that this prefix is in, and its name there; None for a whole bucket."""
+        above, _, name = self._prefix.rstrip("/").rpartition("/")
+        if not name:
+            return None
+        return Bucket(self.address.removesuffix(f"/{name}"), self.store, above), name
+
     def place(self, key: str) -> str:
         """Return the address of an object."""
         return f"{self.address}/{key}" if key else self.address
@@ -330,7 +337,7 @@ def _cloud_store(scheme: str, bucket: str, options: Mapping[str, str]) -> Object
 
     config: Any = dict(options)
     said = config.pop("allow_http", "").lower() in _TRUE
-    host = urlsplit(config.get("endpoint") or config.get("url") or "").hostname
+    host = urlsplit(config.get("endpoint") or config.get("base_url") or "").hostname
     emulated = config.get("use_emulator", "").lower() in _TRUE
     client: Any = {
         "allow_http": said or emulated or host in _LOOPBACK,

@@ -1,8 +1,8 @@
 """Addresses: a user's text for a source, local or remote, opened as a folder.
 
-A path, ``http://``, ``https://``, or ``hf://ORG/NAME[@REVISION][/PATH]`` (hub.py). Each may name a
-.safetensors file, a shard index, or a folder. For other kinds of addresses the error says how to
-download the source.
+A path, ``http://``, ``https://``, ``hf://ORG/NAME[@REVISION][/PATH]`` (hub.py), or a bucket's
+``s3://``, ``gs://``, ``az://`` (clouds.py). Each may name a .safetensors file, a shard index, or a
+folder.
 
 In the Hugging Face cache ``models--ORG--NAME/snapshots/COMMIT`` is a folder of links, one for each
 commit that was used. ``refs/REVISION`` holds the commit that a branch or tag stood for. No name on
@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -33,6 +32,7 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.io.durable import os_errors
+from blobstore.io.objects import CLOUDS, is_bucket, open_bucket
 from blobstore.io.ranges import real_path
 from blobstore.names import file_name
 from blobstore.source.folders import (
@@ -49,6 +49,7 @@ from blobstore.source.shards import is_index
 
 if TYPE_CHECKING:
     from blobstore.io.http.reader import Remote
+    from blobstore.source.clouds import BucketFolder
     from blobstore.source.hub import HubFolder, HubTarget
     from blobstore.source.web import WebFolder
 
@@ -61,7 +62,7 @@ _ADDRESS = re.compile(
 """The scheme has one slash if the text was a `Path`."""
 _HUB_HOST = re.compile(r"^(?:hf|huggingface)\.co/")
 _FILE_ENDS = (SUFFIX, ".json")
-_READ = ("http", "https", "hf")
+_READ = ("http", "https", "hf", *CLOUDS)
 _LONGEST_REF = 1024
 _SHOWN = 5
 
@@ -76,8 +77,8 @@ def is_web_address(text: str) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Return True for an address of a web server or of the Hub."""
-    return text.lower().startswith(HUB_SCHEME) or is_web_address(text)
+    """Return True for an address of a web server, of the Hub or of a bucket."""
+    return text.lower().startswith(HUB_SCHEME) or is_web_address(text) or is_bucket(text)
 
 
 def open_folder(
@@ -86,13 +87,15 @@ def open_folder(
     token: str | None = None,
     endpoint: str | None = None,
     ca_file: str | None = None,
+    bucket_options: Mapping[str, str] | None = None,
 ) -> Folder:
     """Return the folder that ``address`` names, or that the named file is in, as `Folder.file`.
 
     A shard index stands for its folder with the files that it names, and a repository's folder in
     the Hugging Face cache for its snapshot. An open folder is returned as it is. ``token`` is sent
     to the address's origin and to no other; ``endpoint`` is the Hub's address, if it is not the
-    default; ``ca_file`` names certificates (PEM) to trust beside the system's.
+    default; ``ca_file`` names certificates (PEM) to trust beside the system's. ``bucket_options``:
+    as for `open_bucket`.
 
     No server is asked yet. Raises: UsageError (an empty or invalid address, an unknown kind of
     address, an invalid token); NotFoundError (no such path); StorageError.
@@ -104,6 +107,8 @@ def open_folder(
         raise UsageError("the source is empty", hint="Is a variable unset?")
     if not isinstance(address, str) or not is_address(text):
         return _local(text)
+    if is_bucket(text):
+        return _bucket(text, bucket_options)
     from blobstore.io.http.reader import Remote
     from blobstore.io.http.web_addresses import WebAddress
     from blobstore.source.hub import parse_hub, parse_hub_page
@@ -146,6 +151,15 @@ def _hub(remote: Remote, target: HubTarget, endpoint: str) -> HubFolder:
     return HubFolder(remote, replace(target, path=above), endpoint, path.name)
 
 
+def _bucket(address: str, options: Mapping[str, str] | None) -> BucketFolder:
+    from blobstore.source.clouds import BucketFolder
+
+    above, _, last = address.rstrip("/").rpartition("/")
+    scheme, _, rest = (above if _is_file(last) else address).partition("://")
+    bucket = open_bucket(f"{scheme.lower()}://{rest}", options)
+    return BucketFolder(bucket, file=last if _is_file(last) else None)
+
+
 def _web(remote: Remote, url: str) -> WebFolder:
     from blobstore.source.web import WebFolder
 
@@ -171,7 +185,8 @@ def refuse_unknown(source: str) -> None:
     scheme, rest = match["scheme"].lower(), match["rest"]
     address = f"{scheme}://{rest}"
     raise UsageError(
-        f"can't read {quoted(address)}: sources are paths and http, https and hf addresses",
+        f"can't read {quoted(address)}: sources are paths and http, https, hf, s3, gs and az"
+        " addresses",
         hint=_what_instead(address, scheme, rest),
         path=address,
     )
@@ -182,11 +197,6 @@ def _what_instead(address: str, scheme: str, rest: str) -> str:
         return f"Give the path: {rest}"
     if scheme in _READ:
         return f"Give the address as a text, not as a path: {address}"
-    name = rest.partition("?")[0].partition("#")[0].rstrip("/").rpartition("/")[2]
-    if scheme == "s3" and name:
-        recursive = () if name.endswith(_FILE_ENDS) else ("--recursive",)
-        command = shlex.join(("aws", "s3", "cp", *recursive, address, name))
-        return f"Download it first: {command} && {shlex.join(('blobstore', 'import', name))}"
     return "Download it to a folder first, then: blobstore import FOLDER"
 
 

@@ -65,7 +65,7 @@ class Pauses:
             self._until[origin] = max(until, self._until.get(origin, 0.0))
 
     def is_new(self, origin: Origin) -> bool:
-        """Return True for the first call in a pause, which requests that were under way also get."""
+        """Return True for the first failure of a pause: others were under way when it began."""
         with self._lock:
             now = self._clock()
             is_new = now >= self._noted.get(origin, 0.0)

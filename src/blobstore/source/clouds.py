@@ -1,0 +1,269 @@
+"""Folders in buckets: a prefix of S3, Google Cloud Storage or Azure as a checkpoint's folder.
+
+The prefix's objects are its files. A file's identity is its ETag and size, and every read asks for
+that ETag. Requests go through obstore (`blobstore.io.objects`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from blobstore.errors import (
+    CorruptDataError,
+    LimitExceededError,
+    RemoteError,
+    UnsupportedSourceError,
+)
+from blobstore.io.budget import Budget
+from blobstore.io.objects import Bucket, ObjectState, ObjectVersion
+from blobstore.io.ranges import Identity, SourceReader
+from blobstore.names import relative_path
+from blobstore.source.fetching import Fetcher, FetchOptions
+from blobstore.source.folders import SUFFIX, Entry, Folder, Found
+from blobstore.source.web import WebEntry, WebIdentity
+
+if TYPE_CHECKING:
+    from blobstore.io.http.slots import Slots
+    from blobstore.io.rates import RateLimit
+
+_T = TypeVar("_T")
+_FIRST_READ = 64 * 2**10
+_AT_ONCE = 16
+_FIRST_AT_ONCE = 4
+_SETTLE_S = 0.3
+_MOST_NAMES = 100_000
+
+
+class BucketFolder(Folder):
+    """A prefix of a bucket; ``file`` is the requested object in it."""
+
+    def __init__(self, bucket: Bucket, *, file: str | None = None) -> None:
+        self.bucket = bucket
+        self.name = bucket.address
+        self.file = file
+        self.budget = Budget(self.name)
+        self._listings: dict[str, list[Entry]] = {}
+
+    @property
+    def stem(self) -> str:
+        """The file's name without its suffix, else the last part of the address."""
+        last = self.file or self.name.rpartition("/")[2]
+        return last.removesuffix(SUFFIX)
+
+    @property
+    def key(self) -> str:
+        """The address."""
+        return self.bucket.place(self.file or "")
+
+    address = key
+
+    def place(self, name: str) -> str:
+        """Return the address of an object."""
+        return self.bucket.place(name)
+
+    def names(self) -> list[str]:
+        """Return the names of its objects, sorted."""
+        return [entry.name for entry in self.scan() if not entry.is_folder]
+
+    def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
+        """Return the objects and folders in a folder, by name.
+
+        Raises: LimitExceededError for more than 100,000 of them.
+        """
+        if prefix not in self._listings:
+            folders, objects = self.bucket.folder(prefix)
+            if len(folders) + len(objects) > _MOST_NAMES:
+                raise LimitExceededError(
+                    f"limit exceeded: {self.place(prefix)} has {len(folders) + len(objects):,}"
+                    f" names, at most {_MOST_NAMES:,}",
+                    path=self.place(prefix),
+                )
+            entries: list[Entry] = [
+                WebEntry(name, self.place(prefix + name), None) for name in folders
+            ]
+            entries += [self._entry(prefix, state) for state in objects]
+            self._listings[prefix] = sorted(entries, key=lambda entry: entry.name)
+        return self._listings[prefix][:most]
+
+    def _entry(self, prefix: str, state: ObjectState) -> Entry:
+        found = Found(state.size, identity_of(state, self.place(state.key)))
+        return WebEntry(state.key.removeprefix(prefix), self.place(state.key), found)
+
+    def open(self, name: str, identity: Identity | None = None) -> ObjectFile:
+        """Return a reader of one object; of one without an identity the first bytes are read."""
+        if identity is None:
+            identity = identity_of(self.bucket.head(relative_path(name)), self.place(name))
+        return ObjectFile(self.bucket, name, identity, self.budget)
+
+    @contextmanager
+    def reading(
+        self, names: Sequence[str], read: Callable[[ObjectFile], _T]
+    ) -> Iterator[Iterator[_T]]:
+        """Give the results of ``read`` for each object; several are read at once."""
+        workers = max(1, min(_AT_ONCE, len(names)))
+        failed = threading.Event()
+
+        def read_one(name: str) -> _T:
+            if failed.is_set():
+                raise RemoteError("cancelled")
+            try:
+                return read(self.open(name))
+            except BaseException:
+                failed.set()
+                raise
+
+        with ThreadPoolExecutor(workers, thread_name_prefix="blobstore-bucket") as pool:
+            futures = [pool.submit(read_one, name) for name in names]
+            try:
+                yield (future.result() for future in futures)
+            finally:
+                failed.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    sources = reading
+
+    def read(self, name: str, limit: int) -> bytes:
+        """Return a small object's bytes, of the version that was listed, if it was."""
+        key = relative_path(name)
+        found = self._known(key)
+        version = version_of(found.identity) if found is not None else None
+        data, _ = self.bucket.get(key, version, limit=limit)
+        self.budget.receive(len(data))
+        self._take_text(len(data), name)
+        return data
+
+    def _known(self, name: str) -> Found | None:
+        prefix, slash, last = name.rpartition("/")
+        entries = self._listings.get(prefix + slash, [])
+        return next((entry.found() for entry in entries if entry.name == last), None)
+
+    def as_file(self) -> BucketFolder | None:
+        """Return the folder above, with this one as its requested object; None for a bucket."""
+        above = self.bucket.above()
+        if self.file is not None or above is None:
+            return None
+        bucket, name = above
+        other = BucketFolder(bucket, file=name)
+        other.budget = self.budget
+        return other
+
+    @contextmanager
+    def fetcher(self, options: FetchOptions) -> Iterator[Fetcher]:
+        """Give a fetcher that makes several requests at once."""
+        fetcher = BucketFetcher(self.bucket, options)
+        try:
+            yield fetcher
+        finally:
+            fetcher.cancel()
+
+
+class ObjectFile(SourceReader):
+    """An object of a bucket, read in ranges. It keeps nothing open."""
+
+    piece_nbytes = 4 * 2**20
+    is_remote = True
+
+    def __init__(self, bucket: Bucket, name: str, identity: Identity, budget: Budget) -> None:
+        self._bucket = bucket
+        self._key = relative_path(name)
+        self._budget = budget
+        self._head: bytes | None = None
+        self.name = bucket.place(name)
+        self.identity = identity
+        self.size = size_of(identity)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return exactly ``length`` bytes from ``offset``. Raises: as `Bucket.get_into`."""
+        if offset + length <= _FIRST_READ:
+            return self._first()[offset : offset + length]
+        buffer = bytearray(length)
+        self.readinto(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes from ``offset``. Raises: as `Bucket.get_into`."""
+        self._bucket.get_into(self._key, offset, buffer, version_of(self.identity))
+
+    def _first(self) -> bytes:
+        """Return the first bytes, which parsers read in small pieces."""
+        if self._head is None:
+            buffer = bytearray(min(_FIRST_READ, self.size))
+            self._budget.receive(len(buffer))
+            self.readinto(0, memoryview(buffer))
+            self._head = bytes(buffer)
+        return self._head
+
+
+class BucketFetcher:
+    """Fills memory with ranges of a bucket's objects. See `Fetcher`."""
+
+    def __init__(self, bucket: Bucket, options: FetchOptions) -> None:
+        from blobstore.io.http.slots import Slots
+        from blobstore.io.rates import RateLimit
+
+        self._bucket = bucket
+        self._cancelled = threading.Event()
+        number, rate = options.connections, options.limit_rate
+        self._slots: Slots = (
+            Slots(number)
+            if number is not None
+            else Slots(_AT_ONCE, fixed=False, first=_FIRST_AT_ONCE, settle_s=_SETTLE_S)
+        )
+        self._rate: RateLimit | None = (
+            RateLimit(rate, wait=self._cancelled.wait) if rate is not None else None
+        )
+
+    @property
+    def at_once(self) -> int:
+        """See `Fetcher`."""
+        return self._slots.most
+
+    def fill(self, name: str, identity: Identity, begin: int, buffer: memoryview) -> None:
+        """See `Fetcher`."""
+        key = relative_path(name)
+        with self._slots.slot() as moved:
+
+            def came(nbytes: int) -> None:
+                if self._cancelled.is_set():
+                    raise RemoteError(f"{self._bucket.place(name)}: cancelled")
+                moved(nbytes)
+                if self._rate is not None:
+                    self._rate.take(nbytes)
+
+            came(0)
+            self._bucket.get_into(key, begin, buffer, version_of(identity), came=came)
+
+    def cancel(self) -> None:
+        """See `Fetcher`: a request ends with its next piece."""
+        self._cancelled.set()
+
+
+def identity_of(state: ObjectState, place: str) -> WebIdentity:
+    """Return the identity of an object.
+
+    Raises: UnsupportedSourceError without an ETag: a change could not be detected.
+    """
+    if state.version.etag is None:
+        raise UnsupportedSourceError(
+            f"{place}: its server does not send an ETag, so it can't be read as a source",
+            path=place,
+            hint="Download the file first.",
+        )
+    return WebIdentity(f"{state.version.etag} {state.size}")
+
+
+def version_of(identity: Identity) -> ObjectVersion:
+    """Return the version that an identity stands for."""
+    return ObjectVersion(identity.key.rpartition(" ")[0])
+
+
+def size_of(identity: Identity) -> int:
+    """Return the size in an identity. Raises: CorruptDataError for an identity of other files."""
+    size = identity.key.rpartition(" ")[2]
+    if not size.isascii() or not size.isdigit():
+        raise CorruptDataError("the identity is not that of an object in a bucket")
+    return int(size)
