@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blobstore.cli.bucket_settings import bucket_options
 from blobstore.cli.output import (
     JsonOption,
     LowerOption,
     StoreOption,
-    bucket_options,
     count,
     cut,
     emit,

@@ -145,6 +145,7 @@ def source_at(address: str) -> str | Folder:
 
     Raises: as `open_folder`.
     """
+    from blobstore.cli.bucket_settings import bucket_options
     from blobstore.source.addresses import is_address, open_folder
 
     if not is_address(address):
@@ -156,25 +157,6 @@ def source_at(address: str) -> str | Folder:
         endpoint=endpoint,
         bucket_options=bucket_options(address),
     )
-
-
-def bucket_options(address: str) -> dict[str, str]:
-    """Return the settings of a bucket that the environment has and obstore does not see.
-
-    obstore reads the other variables itself; an endpoint of http needs to be known before.
-    """
-    names = {
-        "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-        "gs": ("GOOGLE_BASE_URL",),
-        "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-    }.get(address.partition("://")[0].lower(), ())
-    found = [os.environ[name] for name in names if os.environ.get(name)]
-    options = {"base_url" if "GOOGLE_BASE_URL" in names else "endpoint": found[0]} if found else {}
-    if os.environ.get("AWS_ALLOW_HTTP") and names:
-        options["allow_http"] = os.environ["AWS_ALLOW_HTTP"]
-    if "AZURE_ENDPOINT" in names and os.environ.get("AZURE_STORAGE_USE_EMULATOR"):
-        options["use_emulator"] = os.environ["AZURE_STORAGE_USE_EMULATOR"]
-    return options
 
 
 def hub_endpoint() -> str:

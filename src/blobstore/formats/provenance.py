@@ -1,9 +1,10 @@
 """Provenance: ``blobstore.json``, what a model keeps of its import, written and read.
 
 Rule B1: a JSON object with ``version`` 1 and ``sources``. It has the options, the source's files
-with their metadata, and how much of the source is stored; no times and no paths. So an import can
-be repeated, and an export gives the source's files back. The options stay words here: `record` and
-`recorded` of ``ImportOptions`` are their two directions.
+with their metadata, and how much of the source is stored; no times of ours and no paths. Of a
+source on a server it has the commit, or each file's version. So an import can be repeated, and an
+export gives the source's files back. The options stay words here: `record` and `recorded` of
+``ImportOptions`` are their two directions.
 """
 
 from __future__ import annotations
@@ -36,16 +37,22 @@ RULE: Final = "B1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedFile(Document):
-    """A .safetensors file of a source: name, bytes, metadata, names of its tensors in order."""
+    """A .safetensors file of a source: name, bytes, metadata, names of its tensors in order.
+
+    ``version``: which version of the file a server had: its ETag, its time of change, or on the Hub
+    the hash of its content. None for files on a disk.
+    """
 
     name: str
     size: int = 0
+    version: str | None = None
     metadata: Mapping[str, str]
     tensors: list[str]
 
     KEYS: ClassVar = {
         "name": Key(text, needed=True),
         "size": Key(integer()),
+        "version": Key(optional(text)),
         "metadata": Key(members(text), needed=True),
         "tensors": Key(items(text), needed=True),
     }
@@ -129,9 +136,11 @@ class Provenance(Document):
     """The document.
 
     ``options`` are as they were written; ``coverage`` is missing in what early versions wrote.
+    ``revision``: the commit of the repository that the sources were read from.
     """
 
     version: int
+    revision: str | None = None
     options: dict[str, Any] | None = None
     sources: list[RecordedFile]
     recorded_coverage: RecordedCoverage | None = None
@@ -139,6 +148,7 @@ class Provenance(Document):
 
     KEYS: ClassVar = {
         "version": Key(one_of(VERSION), needed=True),
+        "revision": Key(optional(text)),
         "options": Key(optional(ANY_OBJECT)),
         "sources": Key(items(RecordedFile.checked), needed=True),
         "recorded_coverage": Key(optional(RecordedCoverage.checked), "coverage"),
@@ -177,6 +187,7 @@ def encoded(
     coverage: Coverage,
     draft: RecordedDraft | None,
     source: str,
+    revision: str | None = None,
 ) -> bytes:
     """Return the document of an import from ``source``: one line of compact JSON and a newline.
 
@@ -184,7 +195,8 @@ def encoded(
     repeated. Raises: LimitExceededError when it would be larger than a stored model's documents may
     be.
     """
-    head = {"version": VERSION, "options": options}
+    at = {"revision": revision} if revision is not None else {}
+    head = {"version": VERSION, **at, "options": options}
     pieces = [_open(head), *_sources(sources), b',"coverage":', strictjson.encode(asdict(coverage))]
     if draft is not None:
         pieces += (b',"draft":', _open({"quant": draft.quant}), *_sources(draft.sources), b"}")
@@ -212,7 +224,8 @@ def _sources(files: Sequence[RecordedFile]) -> Iterator[bytes]:
         key = id(file.metadata)
         if key not in metadata:
             metadata[key] = strictjson.encode(dict(sorted(file.metadata.items())))
-        yield start + _open({"name": file.name, "size": file.size})
+        version = {"version": file.version} if file.version is not None else {}
+        yield start + _open({"name": file.name, "size": file.size, **version})
         yield b',"metadata":'
         yield metadata[key]
         yield b',"tensors":%b}' % strictjson.encode(file.tensors)

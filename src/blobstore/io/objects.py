@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from blobstore.errors import (
     CorruptDataError,
+    InvalidNameError,
     LimitExceededError,
     NotFoundError,
     RemoteError,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 CLOUDS = ("s3", "gs", "az")
 """Schemes of services; their variables are the environment's."""
 _ADDRESS = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<bucket>[A-Za-z0-9._-]*)(?:/(?P<prefix>.*))?")
+_FORM = "Such an address is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _TRUE = frozenset({"1", "true", "yes"})
 _UNVERSIONED = "null"  # as S3 names the version of an object in a bucket without versions
@@ -91,17 +93,16 @@ def open_bucket(address: str, options: Mapping[str, str] | None = None) -> Bucke
     if match is None or scheme not in (*CLOUDS, "memory", "file"):
         raise UsageError(
             f"not a bucket: {quoted(address)}",
-            hint="Such an address is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or"
-            " az://CONTAINER/PREFIX.",
+            hint=_FORM,
         )
     if scheme in CLOUDS and not match["bucket"].strip("."):
-        raise UsageError(f"{quoted(address)} names no bucket")
+        raise UsageError(f"{quoted(address)} does not name a bucket", hint=_FORM)
     _require_obstore(address)
     prefix = (match["prefix"] or "").strip("/")
     if scheme == "file":
         return Bucket(address, _local_store(f"/{prefix}"), "")
     if prefix:
-        relative_path(prefix)
+        _check_prefix(prefix, address)
     if scheme == "memory":
         return Bucket(address.rstrip("/"), _memory_store(match["bucket"]), prefix)
     return Bucket(address.rstrip("/"), _cloud_store(scheme, match["bucket"], options or {}), prefix)
@@ -281,7 +282,8 @@ class Bucket:
             obstore.copy(self.store, self._at(source), self._at(target))
 
     def _at(self, key: str) -> str:
-        return self._prefix + relative_path(key)
+        relative_path(key.replace(":", "_"))  # the port in a host's name is part of a key
+        return self._prefix + key
 
     def _ask(self, key: str, version: ObjectVersion | None, options: GetOptions) -> GetResult:
         """Return the reply for an object of this version."""
@@ -366,6 +368,15 @@ def _local_store(folder: str) -> ObjectStore:
 
     with object_errors(OPEN, folder):
         return LocalStore(folder, mkdir=True)
+
+
+def _check_prefix(prefix: str, address: str) -> None:
+    try:
+        relative_path(prefix)
+    except InvalidNameError as error:
+        raise UsageError(
+            f"{quoted(address)}: {error.message}", rule=error.rule, hint=_FORM
+        ) from None
 
 
 def _require_obstore(address: str) -> None:

@@ -110,6 +110,8 @@ class Folder(ABC):
     """The requested file in the folder; None for the folder itself."""
     budget: Budget
     """The total budget for reading its headers and documents."""
+    revision: str | None = None
+    """The commit of the repository that it is read at, once it was asked for."""
 
     @property
     @abstractmethod
@@ -127,10 +129,7 @@ class Folder(ABC):
         """The text that opens this source again: an absolute path, or this version's address."""
 
     def as_file(self) -> Folder | None:  # noqa: B027  # None
-        """Return the parent folder, with this one as its requested file; None if impossible.
-
-        An address without a file's suffix may still name a file.
-        """
+        """Return the parent folder, with this as its requested file, without a suffix; or None."""
 
     @abstractmethod
     def place(self, name: str) -> str:

@@ -195,6 +195,11 @@ class HubFolder(WebFolder):
         return self._target.url(self._endpoint, self._commit)
 
     @property
+    def revision(self) -> str | None:  # type: ignore[override]  # it is asked for
+        """The commit; None if the server does not answer the Hub's API."""
+        return self._commit
+
+    @property
     def stem(self) -> str:
         """The file's name without its suffix, else the folder's, else the repository's."""
         last = self._target.path or self._target.repository

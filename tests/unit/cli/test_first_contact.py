@@ -264,18 +264,7 @@ def test_what_a_hint_does_not_follow_or_show(answer: Answer, models: Store, tmp_
 @pytest.mark.parametrize(
     ("source", "hint"),
     [
-        (
-            "s3://bucket/models/qwen/",
-            (
-                "Download it first: aws s3 cp --recursive s3://bucket/models/qwen/ qwen && "
-                "blobstore import qwen\n"
-            ),
-        ),
-        (
-            "s3://bucket/m.safetensors",
-            "Download it first: aws s3 cp s3://bucket/m.safetensors m.safetensors && ",
-        ),
-        ("gs://bucket", "Download it to a folder first, then: blobstore import FOLDER\n"),
+        ("ftp://host/m", "Download it to a folder first, then: blobstore import FOLDER\n"),
         ("file:///tmp/m", "Give the path: /tmp/m\n"),
     ],
 )
@@ -284,7 +273,7 @@ def test_addresses_of_other_kinds(answer: Answer, source: str, hint: str) -> Non
         code, _, error = answer(command, source)
         assert code == 2
         first, second = error.splitlines(keepends=True)
-        says = "sources are paths and http, https and hf addresses"
+        says = "sources are paths and http, https, hf, s3, gs and az addresses"
         assert first == f"Error: can't read {source!r}: {says}\n"
         assert second.startswith(f"Hint: {hint}")
 
@@ -304,7 +293,19 @@ def test_addresses_that_are_wrong(answer: Answer, source: str, says: str) -> Non
         assert (code, says in error) == (2, True), error
 
 
-@given(st.sampled_from(["s3://", "file://", "xy://"]), st.text())
+@pytest.mark.parametrize("command", ["import", "plan", "inspect"])
+def test_a_bucket_needs_credentials(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+    code, _, error = answer(command, "s3://bucket/models/qwen")
+    assert code == 1
+    assert error.startswith(
+        "Error: there are no credentials for s3://bucket/models/qwen\nHint: Set"
+    )
+
+
+@given(st.sampled_from(["ftp://", "file://", "xy://"]), st.text())
 def test_an_address_is_refused_with_a_hint(scheme: str, rest: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_inventory(scheme + rest)

@@ -231,7 +231,7 @@ def test_another_source_is_refused_and_nothing_is_written(
     assert snapshot(store) == before
 
 
-@pytest.mark.parametrize("place", ["s3://example.org/m", "hf://a/b@", "m.tar", "nowhere"])
+@pytest.mark.parametrize("place", ["ftp://example.org/m", "hf://a/b@", "m.tar", "nowhere"])
 def test_what_is_no_checkpoint(store: Store, source: Path, place: str) -> None:
     blobstore.import_model(source, M, store=store)
     paths(store, "lm_head")[0].unlink()

@@ -22,7 +22,7 @@ from blobstore.errors import (
 from blobstore.io.object_errors import object_error
 from blobstore.io.objects import Bucket, ObjectVersion, open_bucket
 
-SECRET = "sig=abcdef"
+SECRET = "sig=abcdef"  # noqa: S105  # not one
 _E = TypeVar("_E", bound=BlobStoreError)
 
 
@@ -100,7 +100,7 @@ def test_http_needs_to_be_allowed_but_on_this_machine() -> None:
 
 
 def test_without_obstore_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     error = error_of(UsageError, lambda: open_bucket("s3://b"))
     assert error.hint == "pip install 'blobstore[cloud]'"
 

@@ -27,6 +27,7 @@ from blobstore.importer.planning.experts import stacked_group_of
 from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.policies.options import Experts, ImportOptions, Profile
 from blobstore.importer.policies.roles import needs_stacked_experts
+from blobstore.io.ranges import FileIdentity, Identity
 from blobstore.source.files import NOT_ITS_OWN, KeptFile, OtherFiles
 from blobstore.source.inventory import Inventory, quant_type_of
 from blobstore.source.shards import INDEX_NAME
@@ -77,16 +78,32 @@ def own_document(
     if draft is not None:
         quant = options.draft_type and options.draft_type.value
         drafted = RecordedDraft(quant=quant, sources=_recorded(draft))
-    return encoded(options.record, _recorded(inventory), coverage, drafted, inventory.path)
+    return encoded(
+        options.record,
+        _recorded(inventory),
+        coverage,
+        drafted,
+        inventory.path,
+        inventory.folder.revision,
+    )
 
 
 def _recorded(inventory: Inventory) -> list[RecordedFile]:
     return [
         RecordedFile(
-            name=file.name, size=file.size, metadata=file.metadata, tensors=list(file.tensor_names)
+            name=file.name,
+            size=file.size,
+            version=_version(file.identity),
+            metadata=file.metadata,
+            tensors=list(file.tensor_names),
         )
         for file in inventory.files
     ]
+
+
+def _version(identity: Identity) -> str | None:
+    """Return the version in the identity of a file on a server, which ends with its size."""
+    return None if isinstance(identity, FileIdentity) else identity.key.rpartition(" ")[0]
 
 
 def coverage_of(

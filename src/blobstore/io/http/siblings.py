@@ -22,7 +22,7 @@ _REMEMBERED = 16
 _REMEMBERED_S = 10.0
 
 
-class Run:
+class RangeRequest:
     """One request among its siblings. One thread uses it."""
 
     def __init__(self, siblings: Siblings, now: float) -> None:
@@ -59,18 +59,18 @@ class Siblings:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self._running: set[Run] = set()
+        self._running: set[RangeRequest] = set()
         self._ended: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)
         self._lock = threading.Lock()
 
-    def start(self) -> Run:
+    def start(self) -> RangeRequest:
         """Return a request that begins now."""
-        run = Run(self, self.clock())
+        run = RangeRequest(self, self.clock())
         with self._lock:
             self._running.add(run)
         return run
 
-    def end(self, run: Run, *, whole: bool) -> None:
+    def end(self, run: RangeRequest, *, whole: bool) -> None:
         """Forget a request, but for a while not the rate of one that brought all its bytes."""
         now = self.clock()
         with self._lock:
@@ -78,7 +78,7 @@ class Siblings:
             if whole:
                 self._ended.append((now, run.mean_rate(now)))
 
-    def usual_rate(self, one: Run, now: float) -> float | None:
+    def usual_rate(self, one: RangeRequest, now: float) -> float | None:
         """Return the median rate of the others; None if there are fewer than two."""
         with self._lock:
             rates = [run.rate for run in self._running if run is not one and run.rate is not None]
