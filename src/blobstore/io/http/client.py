@@ -34,6 +34,8 @@ _ORIGINS = (
     4  # an endpoint, its content server, and what they redirect to: kept-alive connections to each
 )
 _KEEP_ALIVE_S = 30
+_CUT = "peer closed connection"
+"""h11's words for a body that ends too early."""
 _TOKEN = re.compile(r"[!-~]{1,4096}", re.ASCII)
 
 
@@ -319,7 +321,9 @@ class HttpClient:
                 context.limits.seconds_left(address)
                 raise _unreachable(address, error) from error
             except httpcore2.ProtocolError as error:
-                raise address.refuse(f"answers in broken HTTP: {str(error)[:200]}", "R1") from error
+                failure = address.refuse(f"answers in broken HTTP: {str(error)[:200]}", "R1")
+                failure.temporary = _CUT in str(error)
+                raise failure from error
 
 
 def _fields(target: RequestTarget, message: Message) -> list[tuple[str, str]]:

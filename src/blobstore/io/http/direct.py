@@ -63,26 +63,20 @@ class DirectBody:
         """
         done = self._take_first(buffer)
         told, heard_at = 0, time.monotonic()
-        while done < len(buffer):
-            wait = silence()
-            connection.settimeout(min(wait, _TICK_S))
-            try:
-                count = connection.recv_into(buffer[done:])
-            except TimeoutError:
-                if time.monotonic() - heard_at >= wait:
-                    raise
-                count = -1
-            if count == 0:
-                raise ConnectionError("the connection ended before the body")
-            if count > 0:
-                heard_at = time.monotonic()
-                limits.take(count)
-                self.left -= count
-                done += count
-            if count < 0 or done - told >= _REPORT:
+        try:
+            while done < len(buffer):
+                count = _received(connection, buffer[done:], silence(), heard_at)
+                if count:
+                    heard_at = time.monotonic()
+                    limits.take(count)
+                    self.left -= count
+                    done += count
+                if not count or done - told >= _REPORT:
+                    told, news = done, done - told
+                    came(news)
+        finally:
+            if done > told:
                 came(done - told)
-                told = done
-        came(done - told)
 
     def _take_first(self, buffer: memoryview) -> int:
         count = min(len(self.first), len(buffer))
@@ -90,6 +84,20 @@ class DirectBody:
         self.first = self.first[count:]
         self.left -= count
         return count
+
+
+def _received(connection: socket.socket, buffer: memoryview, wait: float, heard_at: float) -> int:
+    """Return how many bytes came; 0 if none came for a while, but some may."""
+    connection.settimeout(min(wait, _TICK_S))
+    try:
+        count = connection.recv_into(buffer)
+    except TimeoutError:
+        if time.monotonic() - heard_at >= wait:
+            raise
+        return 0
+    if not count:
+        raise ConnectionError("the connection ended before the body")
+    return count
 
 
 def head_end(received: bytes) -> int | None:

@@ -91,7 +91,7 @@ class Reply:
         self.address = address
         self.authorization = authorization
         self._has_body = has_body
-        self._is_read = False
+        self._is_read = self._is_ended = False
         self.status = response.status
         self._response = response
         self._connection: httpcore2.NetworkStream = response.extensions["network_stream"]
@@ -227,7 +227,8 @@ class Reply:
     def _close_direct(self, body: DirectBody) -> None:
         if body.left:
             self._connection.close()
-        else:
+        elif not self._is_ended:
+            self._is_ended = True
             with suppress(RemoteError):  # the end, which the library has without reading
                 for _ in self._response.iter_stream():
                     pass

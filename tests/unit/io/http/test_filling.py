@@ -1,0 +1,337 @@
+"""Filling memory with ranges: what goes on, what is renewed, what ends it; many threads at once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from support.corpus import refusal
+from support.remotes import Remote
+from support.servers import (
+    WAIT,
+    Answer,
+    Asked,
+    Server,
+    head,
+    one_after_another,
+    part,
+    redirect,
+    reply,
+)
+
+from blobstore.errors import CorruptDataError, NotFoundError, RemoteError
+from blobstore.io.budget import RetryPolicy
+from blobstore.io.http.client import HttpClient
+from blobstore.io.http.filling import FetchControl, RangeFiller
+from blobstore.io.http.redirects import Linked
+from blobstore.io.http.replies import Version
+from blobstore.names import Digest
+
+KIB = 2**10
+DATA = random.Random(1).randbytes(640 * KIB)
+ETAG = 'ETag: "v1"'
+POLICY = RetryPolicy(
+    connect_s=60, silence_s=60, deadline_s=240, attempts=4, backoff_s=0.001, longest_wait_s=2
+)
+Seen = list[tuple[Version, Linked | None]]
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return []
+
+
+@pytest.fixture
+def control(remote: Remote) -> Iterator[FetchControl]:
+    made = FetchControl(remote, 4, policy=POLICY)
+    yield made
+    made.cancel()
+    made.close()
+
+
+def filler(
+    control: FetchControl, url: str, seen: Seen | None = None, version: Version | None = None
+) -> RangeFiller:
+    found: Seen = seen if seen is not None else []
+    return RangeFiller(control, url, version, lambda *reply: found.append(reply))
+
+
+def filled(one: RangeFiller, begin: int = 0, end: int = len(DATA)) -> bytes:
+    buffer = bytearray(end - begin)
+    one.fill(begin, memoryview(buffer))
+    return bytes(buffer)
+
+
+def right(asked: Asked) -> list[bytes]:
+    return part(asked, DATA, ETAG)
+
+
+def cut(nbytes: int) -> Answer:
+    """Answer rightly, and break off after so many bytes of the body."""
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        whole = part(asked, DATA, ETAG)[0]
+        yield whole[: whole.index(b"\r\n\r\n") + 4 + nbytes]
+
+    return answer
+
+
+def test_ranges_come_over_kept_connections_with_their_version(
+    server: Server, control: FetchControl, seen: Seen
+) -> None:
+    script, one = server.play(right), filler(control, server.url, seen)
+    step = 64 * KIB
+    assert b"".join(filled(one, at, at + step) for at in range(0, len(DATA), step)) == DATA
+    assert script.connections == 1
+    assert script.ranges == [(at, at + step) for at in range(0, len(DATA), step)]
+    conditions = [asked.fields.get("if-match") for asked in script.asked]
+    assert conditions == [None, *['"v1"'] * 9]
+    assert seen == [(Version(len(DATA), '"v1"', None), None)]
+
+
+@pytest.mark.parametrize(
+    ("version", "field", "value"),
+    [
+        (Version(len(DATA), '"v1"', None), "if-match", '"v1"'),
+        (Version(len(DATA), None, "Mon, 23 Nov 2026 06:00:00 GMT"), "if-unmodified-since", None),
+        (Version(len(DATA), 'W/"v1"', None), "if-match", None),
+    ],
+)
+def test_a_known_version_is_asked_for_from_the_first_request_on(
+    server: Server, control: FetchControl, version: Version, field: str, value: str | None
+) -> None:
+    fields = [f"ETag: {version.etag}"] if version.etag else []
+    fields += [f"Last-Modified: {version.modified}"] if version.modified else []
+    script = server.play(lambda asked: part(asked, DATA, *fields))
+    assert filled(filler(control, server.url, version=version)) == DATA
+    assert script.asked[0].fields.get(field) == (value or version.modified)
+
+
+def test_many_threads_fill_many_ranges(server: Server, control: FetchControl) -> None:
+    script, one = server.play(right), filler(control, server.url)
+    step = 16 * KIB
+    with ThreadPoolExecutor(8) as pool:
+        parts = pool.map(lambda at: filled(one, at, at + step), range(0, len(DATA), step))
+        assert b"".join(parts) == DATA
+    assert script.connections <= 4
+
+
+def test_a_broken_body_goes_on_where_it_broke(server: Server, control: FetchControl) -> None:
+    script = server.play(one_after_another(cut(100 * KIB), cut(0), cut(300 * KIB), right))
+    assert filled(filler(control, server.url)) == DATA
+    begins = [asked[0] for asked in script.ranges if asked is not None]
+    assert begins == [0, 100 * KIB, 100 * KIB, 400 * KIB]
+
+
+def test_a_server_that_brings_little_is_not_asked_for_ever(
+    server: Server, control: FetchControl
+) -> None:
+    script = server.play(cut(100))
+    error = refusal(lambda: filled(filler(control, server.url)))
+    assert isinstance(error, RemoteError)
+    assert len(script.asked) == POLICY.attempts
+
+
+def test_a_shorter_part_is_continued(server: Server, control: FetchControl) -> None:
+    server.play(lambda asked: part(asked, DATA, ETAG, longest=200 * KIB))
+    assert filled(filler(control, server.url)) == DATA
+
+
+def test_a_chunked_body_is_read_too(server: Server, control: FetchControl) -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        begin, end = asked.range or (0, 0)
+        yield head(
+            206, f"Content-Range: bytes {begin}-{end - 1}/{len(DATA)}", "Transfer-Encoding: chunked"
+        )
+        for at in range(begin, end, 10_000):
+            piece = DATA[at : min(end, at + 10_000)]
+            yield b"%x\r\n%b\r\n" % (len(piece), piece)
+        yield b"0\r\n\r\n"
+
+    server.play(answer)
+    assert filled(filler(control, server.url), 5, 100_005) == DATA[5:100_005]
+
+
+def a_206(begin: int, *fields: str, size: int = len(DATA), length: int = 10) -> list[bytes]:
+    text = f"Content-Range: bytes {begin}-{begin + length - 1}/{size}"
+    return reply(206, text, *fields, body=DATA[:length])
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "says"),
+    [
+        (a_206(1), RemoteError, "R1"),
+        (a_206(0, length=11), RemoteError, "R1"),
+        (reply(206, "Content-Range: bytes 0-9/9", body=DATA[:10]), RemoteError, "R1"),
+        (reply(206, body=DATA[:10]), RemoteError, "R1"),
+        (reply(200, ETAG, body=DATA), RemoteError, "whole file"),
+        (reply(412), CorruptDataError, "changed"),
+        (reply(416, "Content-Range: bytes */5"), CorruptDataError, "changed"),
+        (a_206(0, 'ETag: "v2"'), CorruptDataError, "changed"),
+        (a_206(0, ETAG, size=len(DATA) + 1), CorruptDataError, "changed"),
+        (reply(404), NotFoundError, "404"),
+        (reply(403), RemoteError, "403"),
+        (reply(206, "Content-Encoding: gzip", body=b""), RemoteError, "coding"),
+        (redirect("/model.safetensors"), RemoteError, "redirects"),
+        ([head(206, "Content-Range: bytes 0-9/655360", "Content-Length: 10") + b"x"] * 1,
+         RemoteError, ""),
+    ],
+)  # fmt: skip
+def test_wrong_replies_are_typed_errors(
+    server: Server, control: FetchControl, answer: list[bytes], kind: type, says: str
+) -> None:
+    """The first reply is right, so the version is known."""
+    script = server.play(one_after_another(right, answer))
+    one = filler(control, server.url)
+    assert filled(one, 0, 10) == DATA[:10]
+    error = refusal(lambda: filled(one, 0, 10))
+    assert (type(error), says in str(error)) == (kind, True), error
+    assert len(script.asked) <= 8
+
+
+def test_bytes_behind_a_reply_are_not_the_next_one(server: Server, control: FetchControl) -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        first, *_ = part(asked, DATA, ETAG)
+        yield first + b"HTTP/1.1 206 OK\r\nContent-Length: 4\r\n\r\nevil"
+
+    server.play(answer)
+    one = filler(control, server.url)
+    for begin in (0, 1000, 2000):
+        assert filled(one, begin, begin + 1000) == DATA[begin : begin + 1000]
+
+
+def test_a_file_that_is_refused_is_not_read(server: Server, control: FetchControl) -> None:
+    def refuse(version: Version, linked: Linked | None) -> None:
+        raise CorruptDataError("another one")
+
+    server.play(right)
+    one = RangeFiller(control, server.url, None, refuse)
+    assert isinstance(refusal(lambda: filled(one)), CorruptDataError)
+
+
+class SignedAddresses:
+    """A server whose files lie on another one, at addresses that are good for a few requests."""
+
+    def __init__(self, lasts: int) -> None:
+        self.lasts = lasts
+        self.given = 0
+        self.uses: Counter[str] = Counter()
+        self.lock = threading.Lock()
+
+    def origin(self, other: Server) -> Answer:
+        def answer(asked: Asked) -> list[bytes]:
+            with self.lock:
+                self.given += 1
+                where = other.at(f"signed?n={self.given}")
+            digest = "X-Linked-ETag: " + f'"{Digest.of(DATA).hex}"'
+            return reply(302, f"Location: {where}", digest, "X-Repo-Commit: " + "c" * 40)
+
+        return answer
+
+    def content(self, asked: Asked) -> list[bytes]:
+        with self.lock:
+            self.uses[asked.target] += 1
+            is_good = self.uses[asked.target] <= self.lasts
+        return right(asked) if is_good else reply(403, body=b"Request has expired")
+
+
+def test_a_signed_address_is_asked_for_once_and_renewed_once(
+    server: Server, other_server: Server, control: FetchControl, seen: Seen
+) -> None:
+    signed = SignedAddresses(lasts=24)
+    start, content = server.play(signed.origin(other_server)), other_server.play(signed.content)
+    one, step = filler(control, server.url, seen), 16 * KIB
+    with ThreadPoolExecutor(4) as pool:
+        parts = pool.map(lambda at: filled(one, at, at + step), range(0, len(DATA), step))
+        assert b"".join(parts) == DATA
+    assert (len(start.asked), signed.given) == (2, 2)
+    assert {linked for _, linked in seen} == {Linked(Digest.of(DATA), "c" * 40)}
+    assert {asked.fields.get("authorization") for asked in content.asked} == {None}
+
+
+def test_a_signed_address_that_is_never_good_is_an_error(
+    server: Server, other_server: Server, control: FetchControl
+) -> None:
+    signed = SignedAddresses(lasts=0)
+    server.play(signed.origin(other_server))
+    other_server.play(signed.content)
+    error = refusal(lambda: filled(filler(control, server.url)))
+    assert (type(error), isinstance(error, RemoteError) and error.status) == (RemoteError, 403)
+    assert signed.given <= 4
+    assert "?" not in str(error)
+
+
+def test_the_token_is_for_its_origin_only(server: Server, other_server: Server) -> None:
+    signed = SignedAddresses(lasts=99)
+    start, content = server.play(signed.origin(other_server)), other_server.play(signed.content)
+    with HttpClient("secret") as client:
+        client.start(server.url)
+        control = FetchControl(client, 2, policy=POLICY)
+        assert filled(filler(control, server.url), 0, 10) == DATA[:10]
+        assert filled(filler(control, other_server.url), 0, 10) == DATA[:10]
+        control.close()
+    assert [asked.fields.get("authorization") for asked in start.asked] == ["Bearer secret"]
+    assert {asked.fields.get("authorization") for asked in content.asked} == {None}
+
+
+@pytest.mark.parametrize("fields", [(), ("Retry-After: 0",)])
+def test_a_busy_server_is_asked_less(
+    server: Server, remote: Remote, fields: tuple[str, ...]
+) -> None:
+    """Its 429s fall on all threads; they wait together, and the data are right."""
+    lock, busy = threading.Lock(), [3]
+
+    def answer(asked: Asked) -> Iterable[bytes]:
+        with lock:
+            busy[0] -= 1
+            return reply(429, *fields) if busy[0] >= 0 else right(asked)
+
+    script = server.play(answer)
+    control = FetchControl(remote, policy=POLICY)
+    one, step = filler(control, server.url), 64 * KIB
+    before = control.slots.level
+    with ThreadPoolExecutor(4) as pool:
+        parts = pool.map(lambda at: filled(one, at, at + step), range(0, len(DATA), step))
+        assert b"".join(parts) == DATA
+    assert control.slots.level < before
+    assert len(script.asked) == 13
+    control.close()
+
+
+def test_a_wait_that_is_too_long_is_an_error_with_a_hint(
+    server: Server, control: FetchControl
+) -> None:
+    script = server.play(lambda _: reply(429, 'RateLimit: "resolvers";r=0;t=600'))
+    one = filler(control, server.url)
+    for _ in range(2):
+        error = refusal(lambda: filled(one))
+        assert "asks to wait for 6" in str(error)
+        assert error.hint
+    assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_cancelling_ends_all(server: Server, control: FetchControl, *, is_begun: bool) -> None:
+    waiting = threading.Barrier(3)
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        if is_begun:
+            yield next(iter(cut(1000)(asked)))
+        waiting.wait(30)
+        while True:
+            yield WAIT
+
+    server.play(answer)
+    urls = [server.at("a"), server.at("b")]
+    with ThreadPoolExecutor(2) as pool:
+        fillers = [filler(control, url) for url in urls]
+        running = [pool.submit(refusal, partial(filled, one)) for one in fillers]
+        waiting.wait(30)
+        control.cancel()
+        assert {type(one.result(30)) for one in running} == {RemoteError}
+    assert isinstance(refusal(lambda: filled(filler(control, server.url))), RemoteError)
