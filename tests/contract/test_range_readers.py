@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from support.remotes import Remote
@@ -16,7 +17,9 @@ from blobstore.errors import (
     ShortReadError,
     StorageError,
 )
+from blobstore.io.objects import open_bucket
 from blobstore.io.ranges import BytesReader, FileReader, RangeReader
+from blobstore.source.clouds import BucketFolder
 
 DATA = bytes(range(256)) * 40
 MakeReader = Callable[[bytes], RangeReader]
@@ -37,7 +40,7 @@ def remote() -> Iterator[Remote]:
         yield made
 
 
-@pytest.fixture(params=["bytes", "file", "http", "http in short replies"])
+@pytest.fixture(params=["bytes", "file", "http", "http in short replies", "bucket"])
 def make_reader(
     request: pytest.FixtureRequest, tmp_path: Path, server: Server, remote: Remote
 ) -> MakeReader:
@@ -50,6 +53,10 @@ def make_reader(
             longest = len(data) // 5 if "short" in request.param else None
             server.play(lambda asked: part(asked, data, longest=longest))
             return remote.open(server.url)
+        if request.param == "bucket":
+            bucket = open_bucket(f"memory://{uuid4()}")
+            bucket.put("data", data)
+            return BucketFolder(bucket).open("data")
         path = tmp_path / "data"
         path.write_bytes(data)
         return FileReader(path)

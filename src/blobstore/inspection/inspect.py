@@ -26,8 +26,8 @@ from blobstore.inspection.places import (
     some,
 )
 from blobstore.io.ranges import FileReader
-from blobstore.source.addresses import is_web_address, open_folder
-from blobstore.source.folders import Folder, LocalFolder, folder_or_file
+from blobstore.source.addresses import folder_or_file, is_web_address, open_folder
+from blobstore.source.folders import Folder, LocalFolder
 from blobstore.source.shards import ShardIndex, is_index
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from blobstore.errors import (
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from blobstore.source.hub import HubFolder, HubTarget
     from blobstore.source.web import WebFolder
 
+_T = TypeVar("_T")
 Source = str | os.PathLike[str] | Folder
 """The source of functions that read a checkpoint: a path, an address, or an open folder."""
 
@@ -119,6 +120,25 @@ def open_folder(
     target = parse_hub_page(text, hub) if is_web else parse_hub(text)
     remote = Remote(token, ca_file=ca_file)
     return _web(remote, text) if target is None else _hub(remote, target, hub)
+
+
+def folder_or_file(
+    folder: Folder, read: Callable[[Folder], _T], read_file: Callable[[Folder, str], _T]
+) -> _T:
+    """Return ``read`` of the folder; if nothing is found in it, ``read_file`` of it as a file.
+
+    An address without a file's suffix may still name a file. Raises: as ``read``.
+    """
+    try:
+        return read(folder)
+    except NotFoundError as error:
+        other = folder.as_file()
+        if error.rule is not None or other is None or other.file is None:
+            raise
+        try:
+            return read_file(other, other.file)
+        except BlobStoreError:
+            raise error from None
 
 
 def key_of(source: Source) -> str:

@@ -16,6 +16,7 @@ from blobstore.errors import (
     CorruptDataError,
     LimitExceededError,
     RemoteError,
+    ShortReadError,
     UnsupportedSourceError,
 )
 from blobstore.io.budget import Budget
@@ -165,7 +166,6 @@ class ObjectFile(SourceReader):
     """An object of a bucket, read in ranges. It keeps nothing open."""
 
     piece_nbytes = 4 * 2**20
-    is_remote = True
 
     def __init__(self, bucket: Bucket, name: str, identity: Identity, budget: Budget) -> None:
         self._bucket = bucket
@@ -178,6 +178,11 @@ class ObjectFile(SourceReader):
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly ``length`` bytes from ``offset``. Raises: as `Bucket.get_into`."""
+        if offset + length > self.size:
+            raise ShortReadError(
+                f"{self.name} ends before byte {offset + length:,}: it has {self.size:,}",
+                path=self.name,
+            )
         if offset + length <= _FIRST_READ:
             return self._first()[offset : offset + length]
         buffer = bytearray(length)
@@ -186,6 +191,8 @@ class ObjectFile(SourceReader):
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes from ``offset``. Raises: as `Bucket.get_into`."""
+        if not len(buffer) and offset <= self.size:
+            return
         self._bucket.get_into(self._key, offset, buffer, version_of(self.identity))
 
     def _first(self) -> bytes:

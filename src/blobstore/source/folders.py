@@ -213,25 +213,6 @@ class Folder(ABC):
         pass
 
 
-def folder_or_file(
-    folder: Folder, read: Callable[[Folder], _T], read_file: Callable[[Folder, str], _T]
-) -> _T:
-    """Return ``read`` of the folder; if nothing is found in it, ``read_file`` of it as a file.
-
-    An address without a file's suffix may still name a file. Raises: as ``read``.
-    """
-    try:
-        return read(folder)
-    except NotFoundError as error:
-        other = folder.as_file()
-        if error.rule is not None or other is None or other.file is None:
-            raise
-        try:
-            return read_file(other, other.file)
-        except BlobStoreError:
-            raise error from None
-
-
 class LocalFolder(Folder):
     """A folder on a disk. Its links are followed: the Hugging Face cache is made of links."""
 

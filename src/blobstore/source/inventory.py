@@ -37,10 +37,10 @@ from blobstore.formats.safetensors.header import Header
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import Identity, SourceReader
 from blobstore.names import file_name
-from blobstore.source.addresses import Source, open_folder
+from blobstore.source.addresses import Source, folder_or_file, open_folder
 from blobstore.source.assembly import source_weights
 from blobstore.source.files import KeptFile, OtherFiles, other_files, other_weights
-from blobstore.source.folders import Folder, LocalFolder, folder_or_file
+from blobstore.source.folders import Folder, LocalFolder
 from blobstore.source.producers import OWN
 from blobstore.source.shards import (
     SUFFIX,

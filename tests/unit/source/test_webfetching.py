@@ -1,0 +1,145 @@
+"""What servers declare of weights, and fetchers of web folders and of the Hub's repositories."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.checkpoints import write_checkpoint
+from support.hub import COMMIT, hub
+from support.servers import Answer, Asked, Server, files, part, reply, server as run_server
+
+import blobstore
+from blobstore.errors import CorruptDataError
+from blobstore.importer.planning.document import write_plan
+from blobstore.importer.planning.travel import read_plan
+from blobstore.names import Digest
+from blobstore.source.fetching import FetchOptions
+from blobstore.source.folders import Folder
+from blobstore.source.inventory import read_inventory
+from blobstore.store.local.store import Store
+
+NAME = "model.safetensors"
+ETAG = 'ETag: "v1"'
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server; every test gives it a script of its own."""
+    with run_server() as running:
+        yield running
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = write_checkpoint(tmp_path / "name")
+    assert (folder / NAME).stat().st_size >= 10_000  # for the Hub's stand-in: a large file
+    return folder
+
+
+def on_the_hub(server: Server) -> Folder:
+    return blobstore.open_folder("hf://org/name", endpoint=server.at("").rstrip("/"))
+
+
+def linking(folder: Path, server: Server, digest: str, commit: str = COMMIT) -> Answer:
+    """Answer as the Hub, which redirects large files to signed addresses of another server."""
+    api = hub(folder)
+
+    def answer(asked: Asked) -> list[bytes]:
+        if asked.target == "/signed?key=secret":
+            return part(asked, (folder / NAME).read_bytes(), 'ETag: "content"')
+        if asked.target.endswith(f"/{NAME}"):
+            location = f"Location: {server.at('signed')}?key=secret"
+            fields = (f'X-Linked-ETag: "{digest}"', f"X-Repo-Commit: {commit}")
+            return reply(302, location, *fields)
+        return list(api(asked))
+
+    return answer
+
+
+def fetched(folder: Folder) -> bytes:
+    file = read_inventory(folder).files[0]
+    buffer = bytearray(file.size)
+    with folder.fetcher(FetchOptions(connections=2)) as fetcher:
+        fetcher.fill(NAME, file.identity, 0, memoryview(buffer))
+    return bytes(buffer)
+
+
+def test_the_hub_declares_the_digests_of_weights(
+    server: Server, checkpoint: Path, tmp_path: Path
+) -> None:
+    server.play(hub(checkpoint))
+    digest = Digest.of((checkpoint / NAME).read_bytes())
+    with on_the_hub(server) as folder:
+        assert [file.declared for file in read_inventory(folder).files] == [digest]
+        plan = blobstore.plan_import(folder)
+    write_plan(plan, tmp_path / "plan.json")
+    with on_the_hub(server) as again:
+        read = read_plan(tmp_path / "plan.json", source=again)
+        assert [file.declared for file in read.inventory.files] == [digest]
+    assert [file.declared for file in read_inventory(checkpoint).files] == [None]
+
+
+def test_the_commit_is_recorded(server: Server, checkpoint: Path, tmp_path: Path) -> None:
+    server.play(hub(checkpoint))
+    store = Store(tmp_path / "store")
+    with on_the_hub(server) as folder:
+        blobstore.import_model(folder, "m", store=store)
+    with blobstore.open_model("m", store=store) as model:
+        document = json.loads(model.document("blobstore.json"))
+    assert document["revision"] == COMMIT
+    digest = Digest.of((checkpoint / NAME).read_bytes())
+    assert [file["version"] for file in document["sources"]] == [digest.hex]
+
+
+def test_a_repository_is_fetched_through_signed_addresses(server: Server, checkpoint: Path) -> None:
+    data = (checkpoint / NAME).read_bytes()
+    server.play(linking(checkpoint, server, Digest.of(data).hex))
+    with on_the_hub(server) as folder:
+        assert fetched(folder) == data
+
+
+@pytest.mark.parametrize(
+    ("digest", "commit"), [("0" * 64, COMMIT), (None, "f" * 40)], ids=["digest", "commit"]
+)
+def test_a_server_that_says_otherwise_than_the_listing_is_refused(
+    server: Server, checkpoint: Path, digest: str | None, commit: str
+) -> None:
+    right = Digest.of((checkpoint / NAME).read_bytes()).hex
+    server.play(linking(checkpoint, server, digest or right, commit))
+    with on_the_hub(server) as folder, pytest.raises(CorruptDataError, match="changed") as caught:
+        fetched(folder)
+    assert "secret" not in str(caught.value)
+
+
+def test_any_server_may_declare_a_digest(server: Server, checkpoint: Path) -> None:
+    data = (checkpoint / NAME).read_bytes()
+    table = {f"name/{NAME}": data}
+    server.play(files(table, ETAG, f'X-Linked-ETag: "{Digest.of(data).hex}"'))
+    with blobstore.open_folder(server.at(f"name/{NAME}")) as folder:
+        (file,) = read_inventory(folder).files
+        assert file.declared == Digest.of(data)
+        assert fetched(folder) == data
+        server.play(files(table, ETAG, f'X-Linked-ETag: "{"0" * 64}"'))
+        buffer = memoryview(bytearray(10))
+        with (
+            folder.fetcher(FetchOptions()) as one,
+            pytest.raises(CorruptDataError, match="changed"),
+        ):
+            one.fill(NAME, file.identity, 0, buffer)
+
+
+def test_another_version_is_not_fetched(server: Server, checkpoint: Path) -> None:
+    data = (checkpoint / NAME).read_bytes()
+    server.play(files({f"name/{NAME}": data}, ETAG))
+    with blobstore.open_folder(server.at(f"name/{NAME}")) as folder:
+        identity = read_inventory(folder).files[0].identity
+        script = server.play(files({f"name/{NAME}": data}, 'ETag: "v2"'))
+        with (
+            pytest.raises(CorruptDataError, match="changed"),
+            folder.fetcher(FetchOptions()) as one,
+        ):
+            one.fill(NAME, identity, 0, memoryview(bytearray(10)))
+    assert script.asked[0].fields["if-match"] == '"v1"'
