@@ -195,6 +195,7 @@ class _Connection:
         self._framing: Framing | None = None
         self._body: DirectBody | None = None
         self._is_begun = False
+        self._is_http = False
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         context = self._backend.context
@@ -247,6 +248,9 @@ class _Connection:
             if not data:
                 raise httpcore2.ReadError("it closed the connection without an answer")
             self._framing = Framing()
+            self._is_http = data.startswith(b"HTTP/")
+        if not data and self._is_http and self._framing.in_head:
+            raise httpcore2.ReadError("it closed the connection within the head of an answer")
         context.limits.take(len(data))
         return data
 

@@ -4,7 +4,8 @@ Every file has a *route*: the address that its bytes come from. Servers often re
 address that expires. The first request of a file finds the route, and others wait for it; when the
 address has expired, one request asks for another. A range is asked for with the version of the file
 that came first (``If-Match``, else ``If-Unmodified-Since``; RFC 9110 section 13.1), and a reply of
-another version is an error.
+another version is an error. After a 412 the file is asked for without the condition: if its ETag is
+the same, the server mistakes conditions.
 
 A body that breaks goes on where it broke. A request fails for good after eight attempts that each
 brought less than 64 KiB, or less than 16 KiB a second. What is shared by all ranges of an import,
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError
 from blobstore.io.budget import RequestLimits, RetryPolicy
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.messages import Fields, Message
+from blobstore.io.http.messages import Message
 from blobstore.io.http.pauses import BUSY, Pauses
 from blobstore.io.http.redirects import Linked, RequestTarget
 from blobstore.io.http.replies import Reply, Version, changed, check_part
@@ -51,6 +52,10 @@ CheckVersion = Callable[[Version, Linked | None], None]
 
 class _ExpiredError(Exception):
     """The address of a route has expired."""
+
+
+class _UnconditionallyError(Exception):
+    """The request is to be made without its condition."""
 
 
 class _SlowError(Exception):
@@ -90,10 +95,13 @@ class FetchControl:
         if self._cancelled.wait(seconds):
             raise RemoteError("cancelled")
 
-    @contextmanager
-    def request(self, address: WebAddress, nbytes: int) -> Iterator[RequestLimits]:
-        """Give the limits of one request for ``nbytes``, after the pauses of its server."""
+    def wait(self, address: WebAddress) -> None:
+        """Wait for as long as the server of an address asks. Raises: RemoteError."""
         self._pauses.wait(address, self.sleep)
+
+    @contextmanager
+    def request(self, nbytes: int) -> Iterator[RequestLimits]:
+        """Give the limits of one request for ``nbytes``."""
         limits = self.client.limits(nbytes + _OVERHEAD)
         with self._lock:
             self._running.add(limits)
@@ -226,6 +234,7 @@ class RangeFiller:
         self._name = str(self._start.address)
         self._route = _Route(self._start)
         self._version = version
+        self._is_conditional = True
         self._check = check
 
     def fill(self, begin: int, buffer: memoryview) -> None:
@@ -235,12 +244,15 @@ class RangeFiller:
         """
         filling = _Filling(begin, buffer)
         while filling.left:
-            before, since = filling.done, time.monotonic()
             address = self._route.address
+            self._control.wait(address)
+            before, since = filling.done, time.monotonic()
             try:
-                self._ask(filling)
+                self._ask(filling, address)
             except _ExpiredError:
                 filling.renewals += 1
+            except _UnconditionallyError:
+                continue
             except _SlowError:
                 filling.drops += 1
             except RemoteError as error:
@@ -267,14 +279,10 @@ class RangeFiller:
             raise error
         self._control.failed(address, error, min(backoff_s, _LONGEST_BACKOFF_S))
 
-    def _ask(self, filling: _Filling) -> None:
+    def _ask(self, filling: _Filling, address: WebAddress) -> None:
         """Make one request, and take what it brings."""
-        control, address = self._control, self._route.address
-        begin, end = filling.range
-        with (
-            control.request(address, end - begin) as limits,
-            control.slots.slot() as moved,
-        ):
+        control = self._control
+        with control.request(filling.left) as limits, control.slots.slot() as moved:
             if not control.is_paused(address):  # since this thread waits for a slot
                 self._ask_now(filling, limits, moved)
 
@@ -283,7 +291,8 @@ class RangeFiller:
     ) -> None:
         control, version = self._control, self._version
         begin, end = filling.range
-        fields = (("Range", f"bytes={begin}-{end - 1}"), *_condition(version))
+        condition = version.precondition if version is not None and self._is_conditional else ()
+        fields = (("Range", f"bytes={begin}-{end - 1}"), *condition)
         message = Message("GET", fields, direct=True)
         with (
             self._route.take() as (target, number),
@@ -333,17 +342,28 @@ class RangeFiller:
         else:
             raise self._failure(reply, at, number, filling)
         version = Version.of(reply, size)
-        if self._version is not None:
-            self._version.check_same(version, self._name)
+        self._check_same(version)
         if number is None:
             self._check(version, at.linked or Linked.of(reply))
         self._version = self._version or version
         return stop - begin
 
+    def _check_same(self, version: Version) -> None:
+        if self._version is None:
+            return
+        self._version.check_same(version, self._name)
+        if not self._is_conditional and version.etag != self._version.etag:
+            raise changed(self._name)
+
     def _failure(
         self, reply: Reply, at: RequestTarget, number: int | None, filling: _Filling
     ) -> Exception:
         status = reply.status
+        if status == _CHANGED and self._is_conditional:
+            # Some servers answer so although the ETag is right: without the condition the reply
+            # says which version there is.
+            self._is_conditional = False
+            return _UnconditionallyError()
         if status in (_CHANGED, _NOT_SATISFIABLE):
             return changed(self._name)
         may_renew = number is not None and filling.renewals < _RENEWALS
@@ -355,7 +375,3 @@ class RangeFiller:
         if isinstance(failure, NotFoundError | RemoteError) and failure.path != self._name:
             failure = failure.at(self._name)
         return failure
-
-
-def _condition(version: Version | None) -> Fields:
-    return version.precondition if version is not None else ()

@@ -7,12 +7,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from support.corpus import refusal
 from support.remotes import Remote
 from support.servers import (
+    KEEP_ALIVE,
     WAIT,
     Answer,
     Asked,
@@ -24,7 +26,7 @@ from support.servers import (
     reply,
 )
 
-from blobstore.errors import CorruptDataError, NotFoundError, RemoteError
+from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, RemoteError
 from blobstore.io.budget import RetryPolicy
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.filling import FetchControl, RangeFiller
@@ -194,6 +196,18 @@ def test_wrong_replies_are_typed_errors(
     assert len(script.asked) <= 8
 
 
+def test_a_server_that_mistakes_conditions_is_asked_without(
+    server: Server, control: FetchControl
+) -> None:
+    script = server.play(lambda asked: reply(412) if "if-match" in asked.fields else right(asked))
+    one = filler(control, server.url)
+    for begin in (0, 1000, 2000):
+        assert filled(one, begin, begin + 1000) == DATA[begin : begin + 1000]
+    assert len(script.asked) == 4
+    server.play(lambda asked: part(asked, DATA))
+    assert isinstance(refusal(lambda: filled(one)), CorruptDataError)
+
+
 def test_bytes_behind_a_reply_are_not_the_next_one(server: Server, control: FetchControl) -> None:
     def answer(asked: Asked) -> Iterator[bytes]:
         first, *_ = part(asked, DATA, ETAG)
@@ -335,3 +349,90 @@ def test_cancelling_ends_all(server: Server, control: FetchControl, *, is_begun:
         control.cancel()
         assert {type(one.result(30)) for one in running} == {RemoteError}
     assert isinstance(refusal(lambda: filled(filler(control, server.url))), RemoteError)
+
+
+FAULTS: list[Answer] = [
+    right,
+    right,
+    right,
+    right,
+    cut(0),
+    cut(70 * KIB),
+    cut(100 * KIB),
+    lambda asked: right(asked)[:1],  # the connection ends behind a right reply
+    lambda _: [],
+    lambda _: reply(500, body=b"broken"),
+    lambda _: reply(503, "Retry-After: 0"),
+    lambda _: reply(429, 'RateLimit: "x";r=1;t=300'),
+    lambda asked: part(asked, DATA, ETAG, longest=65 * KIB),
+    lambda asked: [right(asked)[0][:30]],
+]
+FATAL: list[Answer] = [
+    lambda asked: part(asked, DATA[1:], ETAG),
+    lambda asked: part(asked, DATA, 'ETag: "v2"'),
+    lambda _: reply(404),
+    lambda _: reply(206, body=b"x"),
+    lambda _: reply(412),
+    lambda _: redirect("/elsewhere", 308),
+]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_faults_in_any_order_give_the_bytes_or_a_typed_error(
+    server: Server, remote: Remote, seed: int
+) -> None:
+    choose, lock = random.Random(seed), threading.Lock()
+    has_fatal = seed % 4 == 0
+
+    def answer(asked: Asked) -> Iterable[bytes]:
+        with lock:
+            is_fatal = has_fatal and choose.random() < 0.1
+            return choose.choice(FATAL if is_fatal else FAULTS)(asked)
+
+    server.play(answer)
+    control = FetchControl(remote, policy=replace(POLICY, attempts=30))
+    one, step = filler(control, server.url), 160 * KIB
+    outcomes: list[bytes | BlobStoreError] = []
+
+    def fetch(begin: int) -> None:
+        try:
+            outcomes.append(filled(one, begin, begin + step))
+        except (RemoteError, CorruptDataError, NotFoundError) as error:
+            outcomes.append(error)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(fetch, range(0, len(DATA), step)))
+    control.close()
+    expected = {DATA[begin : begin + step] for begin in range(0, len(DATA), step)}
+    came = {one for one in outcomes if isinstance(one, bytes)}
+    assert came <= expected
+    assert len(outcomes) == 4
+    errors = [str(one) for one in outcomes if not isinstance(one, bytes)]
+    assert has_fatal or not errors
+
+
+@pytest.mark.lab
+def test_a_slow_connection_is_dropped(server: Server, control: FetchControl) -> None:
+    """The first connection brings a kilobyte every 20 ms; the others a hundred times as much."""
+    slow: list[int] = []
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        slow[:] = slow or [asked.connection]
+        whole = right(asked)[0]
+        step = 1 * KIB if asked.connection == slow[0] else 100 * KIB
+        for at in range(0, len(whole), step):
+            yield whole[at : at + step]
+            yield WAIT
+        yield KEEP_ALIVE
+
+    script = server.play(answer)
+    one = filler(control, server.url)
+
+    def fetch(number: int) -> bool:
+        return all(filled(one) == DATA for _ in range(1 if number == 0 else 12))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(fetch, range(4)))
+    begins = [asked.range[0] for asked in script.asked if asked.range is not None]
+    assert any(begin > 0 for begin in begins)  # the rest was asked for anew
+    assert script.connections > 4
