@@ -11,6 +11,7 @@ from blobstore.io.http.direct import without_body
 from blobstore.io.http.messages import Message
 from blobstore.io.http.pauses import Pauses
 from blobstore.io.http.siblings import Siblings
+from blobstore.io.http.web_addresses import WebAddress
 
 BODY = bytes(range(250)) * 400
 LENGTH = f"Content-Length: {len(BODY)}"
@@ -157,3 +158,25 @@ def test_one_pause_is_for_all_of_an_origin() -> None:
     assert [pauses.is_new(here), pauses.is_new(here)] == [True, False]
     clock.now = 31
     assert (pauses.left(here), pauses.is_new(here)) == (0, True)
+
+
+def test_requests_wait_for_a_pause_to_end() -> None:
+    clock = Clock()
+    waits: list[float] = []
+    pauses = Pauses(60, clock=clock)
+    address = WebAddress.parse("https://a/b")
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        clock.now += seconds
+        if len(waits) == 1:  # the server asks for more meanwhile
+            pauses.set(address.origin, 10)
+
+    pauses.wait(address, sleep)
+    assert waits == []
+    pauses.set(address.origin, 30)
+    pauses.wait(address, sleep)
+    assert [30 <= waits[0] <= 31, 10 <= waits[1] <= 11] == [True, True]
+    pauses.set(address.origin, 61)
+    with pytest.raises(RemoteError, match="asks to wait for 61 seconds"):
+        pauses.wait(address, sleep)

@@ -236,6 +236,7 @@ class SignedAddresses:
         self.given = 0
         self.uses: Counter[str] = Counter()
         self.lock = threading.Lock()
+        self.renewed = threading.Event()
 
     def origin(self, other: Server) -> Answer:
         def answer(asked: Asked) -> list[bytes]:
@@ -250,8 +251,14 @@ class SignedAddresses:
     def content(self, asked: Asked) -> list[bytes]:
         with self.lock:
             self.uses[asked.target] += 1
-            is_good = self.uses[asked.target] <= self.lasts
-        return right(asked) if is_good else reply(403, body=b"Request has expired")
+            uses = self.uses[asked.target]
+        if asked.target.endswith("=2"):
+            self.renewed.set()
+        if uses <= self.lasts:
+            return right(asked)
+        if uses == self.lasts + 1 and self.lasts:  # one reply comes when the address is renewed
+            self.renewed.wait(30)
+        return reply(403, body=b"Request has expired")
 
 
 def test_a_signed_address_is_asked_for_once_and_renewed_once(
@@ -377,7 +384,7 @@ FATAL: list[Answer] = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(24))
 def test_faults_in_any_order_give_the_bytes_or_a_typed_error(
     server: Server, remote: Remote, seed: int
 ) -> None:
