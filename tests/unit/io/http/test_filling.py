@@ -252,11 +252,11 @@ class SignedAddresses:
         with self.lock:
             self.uses[asked.target] += 1
             uses = self.uses[asked.target]
-        if asked.target.endswith("=2"):
+        if asked.target.endswith("=2") and uses == 2:  # others use what the first one found
             self.renewed.set()
         if uses <= self.lasts:
             return right(asked)
-        if uses == self.lasts + 1 and self.lasts:  # one reply comes when the address is renewed
+        if uses == self.lasts + 1 and self.lasts:  # one reply comes after the renewal
             self.renewed.wait(30)
         return reply(403, body=b"Request has expired")
 
