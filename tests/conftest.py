@@ -8,6 +8,8 @@ import logging
 import os
 import subprocess
 import sys
+import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -85,7 +87,44 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.option.markexpr == "quick" and not _is_quick(collection_path) else None
 
 
+def _case(item: pytest.Item) -> str:
+    """Return the name of a test's parameters, the text in its brackets."""
+    return item.name.partition("[")[2].removesuffix("]")
+
+
+def _stay(cases: set[str], kept: int | list[str] | dict[str, list[str]]) -> set[str]:
+    """Return the cases that the default suite keeps (tests/lab.toml).
+
+    All, if none of the listed cases is there: a test that is run by its identifier runs.
+    """
+    if isinstance(kept, list):
+        return cases & set(kept) or cases
+    if isinstance(kept, dict):
+        return cases - set(kept["moved"]) or cases
+    return set(sorted(cases, key=lambda case: hashlib.sha256(case.encode()).digest())[:kept])
+
+
+def _leave_to_the_laboratory(items: list[pytest.Item]) -> None:
+    """Mark the cases ``lab`` that tests/lab.toml does not keep in the default suite."""
+    rows = {
+        f"{file}::{function}": kept
+        for file, functions in tomllib.loads((_TESTS / "lab.toml").read_text()).items()
+        for function, kept in functions.items()
+    }
+    found = defaultdict(list)
+    for item in items:
+        test = item.nodeid.partition("[")[0].removeprefix("tests/")
+        if test in rows:
+            found[test].append(item)
+    for test, its_items in found.items():
+        stay = _stay({_case(item) for item in its_items}, rows[test])
+        for item in its_items:
+            if _case(item) not in stay:
+                item.add_marker("lab")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _leave_to_the_laboratory(items)
     for item in items:
         if _is_quick(item.path) and not {"long", "lab"} & {
             mark.name for mark in item.iter_markers()
@@ -93,10 +132,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("quick")
 
 
+gc.disable()  # until the tests are collected: thousands of objects are made, and all stay
+
+
 def pytest_collection_finish() -> None:
     """Freeze thousands of tests, so that the garbage collector does not walk them repeatedly."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

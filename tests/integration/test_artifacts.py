@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import mlx_lm
 import pytest
 from support import PYCODE
 from support.exports import raw_tensors
@@ -89,6 +88,8 @@ def test_an_image_is_unpacked_and_loaded(plain: Registry, coded: Store, tmp_path
         "m", tmp_path / "out", store=coded, format="mlx", max_shard_size=2_500_000
     )
     assert raw_tensors(tmp_path / "models") == raw_tensors(tmp_path / "out")
+    import mlx_lm
+
     model, tokenizer = mlx_lm.load(str(tmp_path / "models"))
     assert mlx_lm.generate(model, tokenizer, "def ", max_tokens=2)
 

@@ -9,13 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from mlx import core as mx
 from mlx_lm import utils
 from support import PYCODE
 from support.checkpoints import normal, safetensors_bytes
-from transformers import GptOssForCausalLM
-from transformers.utils.quantization_config import Mxfp4Config
 
 import blobstore
 from blobstore.formats.quant import QuantType
@@ -147,6 +144,9 @@ def test_a_dequantized_export_is_what_transformers_makes_of_the_blocks(
     blobstore.export_model(
         "m", tmp_path / "out", store=store, dequantize="bfloat16", max_shard_size="source"
     )
+    import torch
+    from transformers.utils.quantization_config import Mxfp4Config
+
     theirs, _ = load(checkpoint, quantization_config=Mxfp4Config(dequantize=True))
     ours, info = load(tmp_path / "out")
     assert {key: names for key, names in info.items() if names} == {}
@@ -154,8 +154,11 @@ def test_a_dequantized_export_is_what_transformers_makes_of_the_blocks(
     assert [name for name, tensor in theirs.items() if not torch.equal(tensor, ours[name])] == []
 
 
-def load(folder: Path, **options: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def load(folder: Path, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parameters of transformers' model of a folder, and missing or unused ones."""
+    import torch
+    from transformers import GptOssForCausalLM
+
     network, info = GptOssForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, output_loading_info=True, **options
     )

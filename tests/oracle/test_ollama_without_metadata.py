@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.ollama_cases import Case
+from support.ollama_cases import Case, Cases, case_maker
 from support.stores import manifest_path
 
 import blobstore
@@ -28,6 +28,12 @@ SOURCES = {"d_mlx_int4": "int4/64", "d_mlx_int4_g32": "int4/32"}
 NAME = "ollamas"
 
 unquantized = pytest.mark.parametrize("quant", ["none"])
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    """Cases in a small store, which each test copies; the session's has all the other cases."""
+    return case_maker(tmp_path_factory.mktemp("copied-records"))
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ import ast
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 from support import PYCODE, ROOT
+from support.sources import FILES, SOURCE, tree_of
 
 import blobstore
-
-SOURCE = ROOT / "src" / "blobstore"
 
 # docs/design.md, "Rooms": a file may import from the rooms above its own, and from its own.
 ROOMS = (
@@ -37,8 +37,6 @@ HEAVY |= {"cryptography", "nacl", "obstore"}
 NUMPY_FREE = {"errors", "names", "hashing", "io", "formats", "store"}
 ONLY_CLI_READS = {"environ", "getenv", "argv"}
 
-FILES = sorted(SOURCE.rglob("*.py"))
-
 
 def room_of(path: Path) -> str:
     relative = path.relative_to(SOURCE)
@@ -53,12 +51,13 @@ def row_of(room: str) -> int:
     return next(number for number, rooms in enumerate(ROOMS) if room in rooms)
 
 
+@cache
 def imports_of(path: Path) -> list[tuple[str, bool]]:
     """Return the modules that a file imports, and whether at its top.
 
     Top means: not in a function, and not for types only.
     """
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     top = {id(node) for node in tree.body}
     found = []
     for node in ast.walk(tree):
@@ -108,7 +107,7 @@ def test_heavy_libraries_are_imported_in_functions() -> None:
 def test_only_the_command_line_reads_the_environment_and_prints() -> None:
     wrong = []
     for path in FILES:
-        nodes = list(ast.walk(ast.parse(path.read_text())))
+        nodes = list(ast.walk(tree_of(path)))
         attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         names = {node.id for node in nodes if isinstance(node, ast.Name)}
         if room_of(path) != "cli" and (attributes & ONLY_CLI_READS or "print" in names):

@@ -11,12 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 import typer
-from support import ROOT
+from support.sources import FILES, SOURCE, tree_of
 
 from blobstore.cli.main import app
-
-SOURCE = ROOT / "src" / "blobstore"
-TREES = {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
 
 # Names that may be defined in several modules, with the reason. An unused entry fails.
 SHARED_NAMES = {
@@ -61,7 +58,8 @@ def commands() -> set[tuple[str, str]]:
 def test_a_public_name_is_defined_once() -> None:
     places = defaultdict(list)
     are_commands = commands()
-    for path, tree in TREES.items():
+    for path in FILES:
+        tree = tree_of(path)
         module = ".".join(("blobstore", *path.relative_to(SOURCE).with_suffix("").parts))
         for node in tree.body:
             if (
@@ -77,7 +75,7 @@ def test_a_public_name_is_defined_once() -> None:
 
 def test_a_file_name_is_used_once() -> None:
     places = defaultdict(list)
-    for path in TREES:
+    for path in FILES:
         if path.stem not in {"__init__", "__main__"}:
             places[path.stem].append(str(path.relative_to(SOURCE)))
     several = {name: shown(found) for name, found in places.items() if len(found) > 1}
@@ -115,8 +113,8 @@ def said(node: ast.AST) -> Iterator[tuple[int, str]]:
 def test_messages_and_docstrings_are_in_plain_english() -> None:
     wrong = {
         f"{path.relative_to(SOURCE)}:{line}: {match[0].strip()!r}, better {better!r}"
-        for path, tree in TREES.items()
-        for line, text in texts(tree)
+        for path in FILES
+        for line, text in texts(tree_of(path))
         for pattern, better in WRONG.items()
         for match in re.finditer(pattern, " ".join(text.split()))
     }

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import mlx_lm
 import pytest
 from support import PYCODE
 from support.checkpoints import LLAMA_CONFIG, normal, write_checkpoint
@@ -159,6 +158,8 @@ def test_an_image_has_the_files_of_an_export(coded: Store, tmp_path: Path) -> No
     for path, data in found.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_bytes(data)
+    import mlx_lm
+
     assert mlx_lm.load(str(tmp_path / "models"))
 
 
