@@ -1,32 +1,31 @@
-"""What the environment says of buckets, as far as obstore does not read it itself."""
+"""What the environment says of buckets and stores."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-
-_SETTINGS: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "s3": {"endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")},
-    "az": {
-        "endpoint": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-        "use_emulator": ("AZURE_STORAGE_USE_EMULATOR", "AZURE_USE_EMULATOR"),
-    },
-    "gs": {"base_url": ("GOOGLE_BASE_URL",)},
-}
-_ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP"}
+import re
 
 
 def bucket_options(address: str) -> dict[str, str]:
-    """Return what the environment says of a bucket's service, as far as it decides about http.
+    """Return the settings of a bucket that the environment has and obstore does not see.
 
-    obstore reads everything else (credentials, the region) itself.
+    obstore reads the other variables itself; an endpoint of http needs to be known before.
     """
-    scheme = address.partition("://")[0].lower()
-    found = {}
-    for option, variables in _SETTINGS.get(scheme, {}).items():
-        said = next(filter(None, map(os.environ.get, variables)), None)
-        if said is not None:
-            found[option] = said
-    if allowed := os.environ.get(_ALLOW_HTTP.get(scheme, ""), ""):
-        found["allow_http"] = allowed
-    return found
+    names = {
+        "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+        "gs": ("GOOGLE_BASE_URL",),
+        "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    }.get(address.partition("://")[0].lower(), ())
+    found = [os.environ[name] for name in names if os.environ.get(name)]
+    options = {"base_url" if "GOOGLE_BASE_URL" in names else "endpoint": found[0]} if found else {}
+    allowed = [f"{kind}_ALLOW_HTTP" for kind in ("AWS", "GOOGLE", "AZURE")]
+    if said := next(filter(None, map(os.environ.get, allowed if names else ())), None):
+        options["allow_http"] = said
+    if "AZURE_ENDPOINT" in names and os.environ.get("AZURE_STORAGE_USE_EMULATOR"):
+        options["use_emulator"] = os.environ["AZURE_STORAGE_USE_EMULATOR"]
+    return options
+
+
+def places_of(text: str) -> list[str]:
+    """Return the folders and addresses of a list that colons separate."""
+    return re.split(rf"{re.escape(os.pathsep)}(?!//)", text)

@@ -108,10 +108,10 @@ class Folder(ABC):
     """Path or address of the folder, for messages."""
     file: str | None
     """The requested file in the folder; None for the folder itself."""
-    budget: Budget
-    """The total budget for reading its headers and documents."""
     revision: str | None = None
     """The commit of the repository that it is read at, once it was asked for."""
+    budget: Budget
+    """The total budget for reading its headers and documents."""
 
     @property
     @abstractmethod
