@@ -87,7 +87,7 @@ def import_(
         str | None,
         typer.Argument(
             metavar="SOURCE",
-            help="A .safetensors file or a folder, here or at an http(s):// or hf:// address. "
+            help="A .safetensors file or a folder, here or at an https, hf, s3, gs or az address. "
             "With --modelfile, a single argument is the NAME.",
         ),
     ] = None,

@@ -28,14 +28,11 @@ from blobstore.source.folders import SUFFIX, Entry, Folder, Found
 from blobstore.source.web import WebEntry, WebIdentity
 
 if TYPE_CHECKING:
-    from blobstore.io.http.slots import Slots
     from blobstore.io.rates import RateLimit
 
 _T = TypeVar("_T")
 _FIRST_READ = 64 * 2**10
 _AT_ONCE = 16
-_FIRST_AT_ONCE = 4
-_SETTLE_S = 0.3
 _MOST_NAMES = 100_000
 
 
@@ -209,17 +206,13 @@ class BucketFetcher:
     """Fills memory with ranges of a bucket's objects. See `Fetcher`."""
 
     def __init__(self, bucket: Bucket, options: FetchOptions) -> None:
-        from blobstore.io.http.slots import Slots
+        from blobstore.io.http.filling import slots_for
         from blobstore.io.rates import RateLimit
 
         self._bucket = bucket
         self._cancelled = threading.Event()
-        number, rate = options.connections, options.limit_rate
-        self._slots: Slots = (
-            Slots(number)
-            if number is not None
-            else Slots(_AT_ONCE, fixed=False, first=_FIRST_AT_ONCE, settle_s=_SETTLE_S)
-        )
+        rate = options.limit_rate
+        self._slots = slots_for(options.connections, rate)
         self._rate: RateLimit | None = (
             RateLimit(rate, wait=self._cancelled.wait) if rate is not None else None
         )

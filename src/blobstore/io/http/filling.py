@@ -38,6 +38,8 @@ POLICY = RetryPolicy(attempts=8, longest_wait_s=330)
 MOST_AT_ONCE = 16
 _FIRST_AT_ONCE = 4
 _SETTLE_S = 0.3
+_RATE_OF_ONE = 2**20
+"""Bytes a second that one connection can be expected to bring."""
 _OVERHEAD = 64 * 2**10
 _PROGRESS = 64 * 2**10
 _SLOWEST = 16 * 2**10
@@ -76,11 +78,7 @@ class FetchControl:
         limit_rate: int | None = None,
         policy: RetryPolicy = POLICY,
     ) -> None:
-        self.slots = (
-            Slots(connections)
-            if connections is not None
-            else Slots(MOST_AT_ONCE, fixed=False, first=_FIRST_AT_ONCE, settle_s=_SETTLE_S)
-        )
+        self.slots = slots_for(connections, limit_rate)
         self.policy = policy
         self.client = client.sibling(self.slots, policy)
         self.siblings = Siblings()
@@ -146,6 +144,15 @@ class FetchControl:
     def close(self) -> None:
         """Close all connections."""
         self.client.close()
+
+
+def slots_for(connections: int | None, limit_rate: int | None) -> Slots:
+    """Return the slots of an import; as few as its rate needs, if their number is not given."""
+    if connections is not None:
+        return Slots(connections)
+    needed = MOST_AT_ONCE if limit_rate is None else max(1, limit_rate // _RATE_OF_ONE)
+    most = min(MOST_AT_ONCE, needed)
+    return Slots(most, fixed=False, first=_FIRST_AT_ONCE, settle_s=_SETTLE_S)
 
 
 class _Route:
@@ -277,6 +284,8 @@ class RangeFiller:
         filling.attempt += 1
         if filling.attempt >= policy.attempts:
             raise error
+        if filling.attempt == 1 and error.status is None:
+            return  # it may have been a kept connection that the server closed meanwhile
         self._control.failed(address, error, min(backoff_s, _LONGEST_BACKOFF_S))
 
     def _ask(self, filling: _Filling, address: WebAddress) -> None:

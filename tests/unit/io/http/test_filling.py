@@ -29,7 +29,7 @@ from support.servers import (
 from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, RemoteError
 from blobstore.io.budget import RetryPolicy
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.filling import FetchControl, RangeFiller
+from blobstore.io.http.filling import FetchControl, RangeFiller, slots_for
 from blobstore.io.http.redirects import Linked
 from blobstore.io.http.replies import Version
 from blobstore.names import Digest
@@ -112,6 +112,18 @@ def test_a_known_version_is_asked_for_from_the_first_request_on(
     script = server.play(lambda asked: part(asked, DATA, *fields))
     assert filled(filler(control, server.url, version=version)) == DATA
     assert script.asked[0].fields.get(field) == (value or version.modified)
+
+
+@pytest.mark.parametrize(
+    ("connections", "rate", "most"),
+    [(None, None, 16), (3, None, 3), (None, 2**20, 1), (None, 5 * 2**20, 5), (32, 2**20, 32)],
+)
+def test_slow_rates_need_few_connections(
+    connections: int | None, rate: int | None, most: int
+) -> None:
+    slots = slots_for(connections, rate)
+    assert slots.most == most
+    assert slots.level == min(most, 4 if connections is None else most)
 
 
 def test_many_threads_fill_many_ranges(server: Server, control: FetchControl) -> None:
