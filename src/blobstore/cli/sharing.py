@@ -30,6 +30,7 @@ from blobstore.cli.output import (
     size,
     store_at,
 )
+from blobstore.cli.verification import KeyOption, PolicyOption, policy_of
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
@@ -162,22 +163,8 @@ def pull(
         str | None,
         typer.Option("--as", metavar="NAME", help="Its name in the store [default: NAME]."),
     ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key",
-            metavar="FILE",
-            help="Refuse the model unless it is signed by this public key, for its repository.",
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            "--policy",
-            metavar="FILE",
-            help="Refuse the model unless it is signed as this containers policy.json requires.",
-        ),
-    ] = None,
+    key: KeyOption = None,
+    policy: PolicyOption = None,
     insecure: InsecureOption = False,
     ca_file: CaFileOption = None,
     realm: RealmsOption = None,
@@ -187,7 +174,6 @@ def pull(
     as_json: JsonOption = False,
 ) -> None:
     """Bring a model from a registry. A pull that was cut off goes on where it stopped."""
-    from blobstore.cli.signing import policy_of
     from blobstore.store.registry.push_pull import pull
     from blobstore.views.shared import SharedView
 

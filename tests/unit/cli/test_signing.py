@@ -225,6 +225,24 @@ def test_the_password_is_asked_for(
     assert not Path(f"{locked}2.key").exists()
 
 
+def test_a_pair_that_can_t_be_written_leaves_no_file(
+    prefix: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COSIGN_PASSWORD", "secret")
+    made: list[int] = []
+
+    def full(fd: int) -> None:
+        made.append(fd)
+        if len(made) > 1:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("blobstore.io.small_files.sync", full)
+        code, _, err = cli("sign", "--generate-key", f"{prefix}2")
+    assert (code, f"can't write {prefix}2.pub: no space left" in err) == (1, True)
+    assert cli("sign", "--generate-key", f"{prefix}2")[0] == 0
+
+
 def test_a_key_without_a_password_needs_none(
     prefix: Path, cli: Run, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
