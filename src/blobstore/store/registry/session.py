@@ -7,10 +7,12 @@ next one. Otherwise they wait in a temporary file. The manifest comes last.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from blobstore.errors import NotFoundError, RemoteError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
@@ -33,6 +35,8 @@ from blobstore.store.registry.repositories import Places, repository_of
 from blobstore.store.registry.spool import Spool, SpooledBlob, SpoolWriter
 from blobstore.store.registry.tags import RegistryManifests
 from blobstore.store.registry.uploads import Uploads
+
+_log = logging.getLogger("blobstore.store.registry")
 
 _PIECE = 2**20
 
@@ -59,6 +63,8 @@ class RegistrySession:
         self._spool = Spool()
         self._spooled: dict[Digest, SpooledBlob] = {}
         self._sent: set[Digest] = set()
+        self._closed: set[str] = set()
+        """Repositories that no blob can be mounted from."""
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         """See `Session`: those that can be mounted from another repository are mounted."""
@@ -166,12 +172,28 @@ class RegistrySession:
         """Return whether the repository has a blob, perhaps just now from another one."""
         uploads = Uploads(self._api, repository)
         is_there = uploads.size(blob.digest) == blob.size or any(
-            uploads.mount(blob.digest, source)
+            self._is_mounted(uploads, blob.digest, source)
             for source in self._places.candidates(blob.digest, repository)
         )
         if is_there:
             self._places.note(repository, [blob])
         return is_there
+
+    def _is_mounted(self, uploads: Uploads, digest: Digest, source: str) -> bool:
+        """Return whether a blob was mounted; False if the registry or its token server refuses.
+
+        The user may lack the right to read ``source``. It is not tried again then.
+        """
+        if source in self._closed:
+            return False
+        try:
+            return uploads.mount(digest, source)
+        except (NotFoundError, RemoteError) as error:
+            if isinstance(error, RemoteError) and error.temporary:
+                raise
+            self._closed.add(source)
+            _log.info("no blob of %s is mounted: %s", source, error)
+            return False
 
     def _send(self, repository: str, blob: Descriptor, reader: OpenReader) -> None:
         Uploads(self._api, repository).send(blob, reader)
