@@ -73,6 +73,7 @@ def sign(
     if not names or key is None:
         hint = "blobstore sign NAME --key FILE, or --generate-key PREFIX to make a key."
         raise UsageError("sign needs a NAME and a --key", hint=hint)
+    from blobstore.store.holders import holder_of
     from blobstore.store.signing.key_pairs import MAX_KEY_FILE, PrivateKey
     from blobstore.store.signing.signature_policy import read_file
     from blobstore.store.signing.signed_models import sign_model
@@ -80,7 +81,7 @@ def sign(
 
     opened = store_at(store, wait)
     signed_for = identity_of(identity)
-    found = [opened.find(name) for name in names]
+    found = [holder_of(name, opened).find(name) for name in names]
     private = PrivateKey.parse(read_file(Path(key), MAX_KEY_FILE), key, lambda: _password(key))
     signed = [sign_model(name, opened, private, identity=signed_for) for name in found]
     views = list(map(SignedView.model_validate, signed))

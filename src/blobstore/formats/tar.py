@@ -145,6 +145,8 @@ def parse_block(block: bytes, what: str) -> TarHeader | None:
     """
     if not any(block):
         return None
+    if _OCTAL.fullmatch(block[_CHECKSUM]) is None:
+        raise _invalid(what, "it is not a tar, or a header is damaged")
     said = _number(block[_CHECKSUM], what)
     # Old programs summed signed bytes.
     plain = block[:148] + _BLANK_CHECKSUM + block[156:]

@@ -30,6 +30,7 @@ from blobstore.io.budget import allow_open_files
 from blobstore.io.ranges import OpenReader
 from blobstore.io.workers import Progress, begun, each, threads
 from blobstore.names import ModelName
+from blobstore.store.holders import holder_of
 from blobstore.store.local.store import Store
 from blobstore.store.packed.cuts import BasePlace, BaseTensor, Cut, cuts_of
 from blobstore.store.packed.encoding import write_packed
@@ -67,27 +68,6 @@ class UnpackedModel:
     name: ModelName
     blobs: int
     nbytes: int
-
-
-def holder_of(name: str | ModelName, home: Readable) -> Readable:
-    """Return what a model can be read from: ``home``, or its packed models.
-
-    Raises: as `Home.find`.
-    """
-    try:
-        home.find(name)
-    except ModelNotFoundError:
-        packed: Readable | None = getattr(home, "packed", None)
-        if packed is None:
-            raise
-        try:
-            packed.find(name)
-        except ModelNotFoundError:
-            pass
-        else:
-            return packed
-        raise
-    return home
 
 
 def unpacked(name: str | ModelName, home: Readable) -> ModelName:

@@ -225,6 +225,19 @@ def test_the_password_is_asked_for(
     assert not Path(f"{locked}2.key").exists()
 
 
+def test_packed_models_are_signed_and_checked(prefix: Path, cli: Run, store: Store) -> None:
+    commit_model(store, "m", b"blob")
+    assert cli("pack", "m")[0] == 0
+    for words in (("verify",), ("verify", "m")):
+        code, out, _ = cli(*words, "--key", pub_of(prefix))
+        assert (code, "it has no signature" in out) == (3, True)
+    assert cli("sign", "m", "--key", key_of(prefix))[0] == 0
+    assert cli("verify", "--key", pub_of(prefix))[1].endswith("1 model: all accepted\n")
+    assert store.packed.names()
+    assert cli("unpack", "m")[0] == 0
+    assert cli("verify", "m", "--key", pub_of(prefix))[0] == 0
+
+
 def test_a_pair_that_can_t_be_written_leaves_no_file(
     prefix: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -340,7 +340,7 @@ def _unreachable(address: WebAddress, error: Exception) -> RemoteError:
         return RemoteError(
             f"{address}: its host is unknown",
             path=str(address),
-            hint="Proxies are not used.",
+            hint="Check the name of the host. Proxies are not used.",
         )
     why = (cause.strerror or str(cause)) if isinstance(cause, OSError) else str(cause)
     temporary = not isinstance(cause, ValueError)

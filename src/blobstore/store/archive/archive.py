@@ -159,7 +159,8 @@ class _Manifests:
     def text(self, name: ModelName) -> bytes:
         if name not in self._raw:
             message = f"{self._what} has no model {str(name)!r}"
-            hint = f"It has {', '.join(map(str, self.names()[:8])) or 'none with a name'}."
+            names = ", ".join(map(str, self.names()[:8]))
+            hint = f"It has {names}." if names else "Its models have no names."
             raise ModelNotFoundError(message, model=str(name), hint=hint)
         return self._raw[name]
 
@@ -199,7 +200,7 @@ class Archive:
             self.unnamed = ()
         self.manifests = _Manifests(self.address, dict(named))
         if contents.is_pipe:
-            whole = [Manifest.parse(text, self.address) for text in raw.values()]
+            whole = (Manifest.parse(text, self.address) for text in raw.values())
             self.blobs.follow(blob for manifest in whole for blob in manifest.descriptors)
 
     def _document(self, path: str) -> bytes:

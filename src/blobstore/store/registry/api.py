@@ -30,6 +30,7 @@ _TRIES = 3
 _REFUSALS = frozenset(range(400, 429))
 """Statuses whose replies may say why. 429 and 5xx are tried again."""
 _UNKNOWN = (400, 404)
+LOWER_CASE = "Most registries write namespaces and models in lower case."
 _HINTS = {
     403: "The login does not allow it.",
     405: "The registry does not allow it.",
@@ -116,7 +117,7 @@ def _hint(reply: Reply) -> str:
     """Return what to do about an error; "" for nothing."""
     repository = reply.address.target.partition("?")[0]
     if reply.status in _UNKNOWN and repository != repository.lower():
-        return "Most registries write namespaces and models in lower case."
+        return LOWER_CASE
     return _HINTS.get(reply.status, "")
 
 

@@ -29,6 +29,7 @@ from blobstore.store.ports import ambiguous
 from blobstore.store.registry.api import (
     ACCEPTED,
     CREATED,
+    LOWER_CASE,
     NOT_FOUND,
     OK,
     Ask,
@@ -215,8 +216,11 @@ class RegistryManifests:
             raise UsageError(message, model=str(name))
 
     def _missing(self, name: ModelName) -> ModelNotFoundError:
+        repository = repository_of(name)
         return ModelNotFoundError(
-            f"model {str(name)!r} not found at {self._api.root}", model=str(name)
+            f"model {str(name)!r} not found at {self._api.root}",
+            model=str(name),
+            hint=LOWER_CASE if repository != repository.lower() else None,
         )
 
 

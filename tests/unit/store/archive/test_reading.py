@@ -354,6 +354,19 @@ def test_a_frame_that_says_it_is_large(tmp_path: Path, frame: bytes) -> None:
         tracemalloc.stop()
 
 
+def test_paths_are_limited_in_all(
+    tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million paths of 4 KiB would take gigabytes, and little of a compressed file."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar_of([*files, *((f"{number}/{'x' * 200}", b"") for number in range(20))]))
+    monkeypatch.setattr("blobstore.store.archive.members.MAX_PATHS", 5000)
+    open_archive(path).close()
+    monkeypatch.setattr("blobstore.store.archive.members.MAX_PATHS", 4000)
+    with pytest.raises(LimitExceededError, match="4,000 bytes of paths"):
+        open_archive(path)
+
+
 def test_bombs_take_no_memory(tmp_path: Path, one: Files) -> None:
     """Many zeros in a file that no model names."""
     path = tmp_path / "a.tar.gz"
