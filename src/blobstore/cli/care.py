@@ -114,7 +114,7 @@ def verify(
             progress=progress,
             lower=below,
         )
-    with suppress(ReaderGoneError):  # the exit code says what was found, too
+    with suppress(ReaderGoneError):  # the exit code tells the result, too
         if as_json:
             from blobstore.views.stores import VerifyView
 

@@ -173,7 +173,7 @@ def pull(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring a model from a registry. A pull that was cut off goes on where it stopped."""
+    """Fetch a model from a registry. A pull that was interrupted continues where it stopped."""
     from blobstore.store.registry.push_pull import pull
     from blobstore.views.shared import SharedView
 
@@ -261,7 +261,7 @@ def unpack(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring a packed model back."""
+    """Restore a packed model's plain blobs."""
     from blobstore.names import ModelName
     from blobstore.store.packing import unpack as unpack_model
     from blobstore.views.packs import UnpackView

@@ -116,7 +116,7 @@ def _generate(prefix: str) -> None:
 
 
 def _password(path: str, *, is_new: bool = False) -> str:
-    """Return the password of a key: the environment's, else what the user types, twice if new."""
+    """Return the password of a key: from the environment, else from the user, twice if new."""
     if (password := os.environ.get(_PASSWORD)) is not None:
         return password
     if not sys.stdin.isatty():

@@ -45,7 +45,7 @@ def verify_signatures(
 
     checked = check_signatures(names or (), store, policy_of(key, policy, identity))
     views = list(map(SignatureCheckView.of, checked))
-    with suppress(ReaderGoneError):  # the exit code says what was found, too
+    with suppress(ReaderGoneError):  # the exit code tells the result, too
         show_view(views, _show_checked, as_json=as_json)
     return all(view.accepted for view in views)
 

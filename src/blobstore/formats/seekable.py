@@ -1,7 +1,7 @@
 """Zstandard's seekable format: frames that are decompressed one by one, and their table. Pure.
 
 A file is a row of frames, and a skippable frame at its end, the *seek table*: the compressed and
-the decompressed size of each frame. Programs that do not know the table skip it. Checksums in a
+the decompressed size of each frame. Other programs skip it. Checksums in a
 table are not checked: blobs have digests.
 
 Rule A3: the sizes in a seek table add up to the file's, and no frame has more than 1 GiB.

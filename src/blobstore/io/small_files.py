@@ -35,7 +35,7 @@ def replace_file(
 ) -> None:
     """Write a file and put it in the place of the one that is there.
 
-    ``temporary``: what it is called until it is complete (None: a random name beside ``path``).
+    ``temporary``: its path until it is complete (None: a random name beside ``path``).
     ``syncs``: its bytes are durable then; its name is after a `sync_folder`.
 
     Raises: OSError.

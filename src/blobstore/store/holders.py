@@ -8,7 +8,7 @@ from blobstore.store.ports import Readable
 
 
 def holder_of(name: str | ModelName, home: Readable) -> Readable:
-    """Return what a model can be read from: ``home``, or its packed models.
+    """Return the store that has a model: ``home``, or its packed models.
 
     Raises: as `Home.find`.
     """

@@ -162,7 +162,7 @@ def test_a_packed_model_is_named_as_one(one: Store) -> None:
     pack(one, "m")
     with pytest.raises(ModelNotFoundError, match="m:latest is packed") as caught:
         one.find("m")
-    assert caught.value.hint == "blobstore unpack m:latest brings it back."
+    assert caught.value.hint == "blobstore unpack m:latest restores it."
     assert one.is_packed("M")
     assert one.target("M") == M
     assert holder_of("m", one) is one.packed

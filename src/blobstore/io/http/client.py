@@ -139,7 +139,7 @@ class HttpClient:
 
         ``accept`` are the statuses that the caller handles; a reply with one of them has passed
         rule R1's general part. Temporary failures are tried again, within ``limits``, unless
-        ``retries`` is False: then the caller finds out what the server has done.
+        ``retries`` is False: then the caller asks the server how far it got.
 
         Raises: NotFoundError for 404; RemoteError for every other status, a server that can't be
         reached, a reply that breaks rule R1, a redirect that breaks rule R2; as the body.

@@ -44,7 +44,7 @@ class Members:
         self._block = memoryview(bytearray(BLOCK))
 
     def find(self, path: str) -> Member | None:
-        """Return a file; None if the archive has none of that path.
+        """Return a file; None if the archive has no file of that path.
 
         Headers are read until it is found. Raises: as `all`.
         """
@@ -88,7 +88,7 @@ class Members:
         self._found[member.path] = member
 
     def _header(self) -> TarHeader | None:
-        """Return the next file's header, with what extensions before it say; None at the end."""
+        """Return the next file's header, extensions included; None at the end."""
         path: str | None = None
         size: int | None = None
         is_extended = False

@@ -339,7 +339,7 @@ def _longest(nbytes: int) -> int:
 
 
 class _Ahead:
-    """A stream whose first bytes were read to see what it is."""
+    """A stream whose first bytes were read to detect its format."""
 
     def __init__(self, first: bytes, rest: IO[bytes]) -> None:
         self._first = first

@@ -132,7 +132,7 @@ class NewBlobs:
             return self.copy(reader)
         blob = self._copied(reader, name, begun)
         if begun and blob.digest != descriptor.digest:
-            _log.info("the beginning of %s was of no use", descriptor.digest)
+            _log.info("the first bytes of %s were wrong: it is fetched again", descriptor.digest)
             self.discard(blob)
             blob = self._copied(reader, name, 0)
         return blob

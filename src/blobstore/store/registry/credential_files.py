@@ -50,7 +50,7 @@ class CredentialFile:
     path: Path
 
     def find(self, host: str, repository: str = "") -> Login | None:
-        """Return the login for a repository of a registry, None if the file has none.
+        """Return the login for a repository of a registry, None if it is not in the file.
 
         A helper for this registry is asked first, then the helper for all, then ``auths``.
 

@@ -54,10 +54,10 @@ class CredentialHelper:
         return f"docker-credential-{self.name}"
 
     def get(self, key: str) -> Login | None:
-        """Return the login for a registry's key; None if the program has none.
+        """Return the login for a registry's key; None if the program does not have it.
 
         Raises: NotFoundError if the program is missing; AuthenticationError if it fails, takes too
-        long, or answers something else than the protocol says; StorageError if it can't be run.
+        long, or breaks the protocol; StorageError if it can't be run.
         """
         code, output = self._run("get", key)
         if output.strip() == _NOT_FOUND:
@@ -85,7 +85,7 @@ class CredentialHelper:
             raise self._error(f"does not keep the login for {key} (exit code {code})")
 
     def drop(self, key: str) -> bool:
-        """Make the program forget a login; return False if it says that it has none.
+        """Make the program forget a login; return False if the program does not have it.
 
         Raises: as `get`.
         """

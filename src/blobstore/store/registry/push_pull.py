@@ -169,7 +169,7 @@ class _Repositories:
             by_manifest[share.manifest].append(share.repository)
         found: dict[Digest, list[str]] = {}
         for name in self._store.manifests.names() if by_manifest else ():
-            with suppress(BlobStoreError):  # what can't be read tells nothing
+            with suppress(BlobStoreError):  # a manifest that can't be read is skipped
                 manifest = self._store.manifests.read(name)
                 if repositories := by_manifest.get(manifest.digest):
                     found |= {blob.digest: repositories for blob in manifest.descriptors}

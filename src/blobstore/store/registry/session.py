@@ -1,8 +1,8 @@
 """Session: a model on its way to a registry.
 
 Blobs go to the model's repository at once if the model is known from the start, as in a transfer.
-They stay invisible there until a manifest names them; what a killed push has sent is found by the
-next one. Otherwise they wait in a temporary file. The manifest comes last.
+They stay invisible there until a manifest names them. The next push finds the blobs that a killed
+one has sent. Otherwise they wait in a temporary file. The manifest comes last.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class RegistrySession:
     def _bring(self, repository: str, blob: Descriptor) -> bool:
         """Make sure that the repository has a blob; return whether its bytes were sent for that.
 
-        Raises: NotFoundError, CorruptDataError if it has not, and this session neither.
+        Raises: NotFoundError, CorruptDataError if neither the repository nor this session has it.
         """
         if self._places.size(repository, blob.digest) == blob.size:
             return False
@@ -216,5 +216,5 @@ class RegistrySession:
         each(blobs, do, max(1, min(self._api.client.connections, len(blobs))), name="registry")
 
     def close(self) -> None:
-        """Forget what was not published."""
+        """Remove unpublished blobs of the temporary file."""
         self._spool.close()

@@ -1,8 +1,8 @@
 """The manifests of a registry: its tags.
 
-A tag is what a model's name ends with. A registry of the specification can't compare and set a tag,
-so `publish` compares first and sets then: of two machines that write a name at the same time, the
-later one wins.
+A tag is the last part of a model's name. The protocol can't compare and set a tag, so `publish`
+compares first and sets then: of two machines that write a name at the same time, the later one
+wins.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from blobstore.store.registry.repositories import Places, repository_of
 from blobstore.store.registry.tokens import CATALOG, Scope
 
 MAX_MANIFEST = 4 * 2**20
-"""Bytes of a manifest in a registry: what docker-registry takes (distribution/distribution
-registry/handlers/manifests.go ``maxManifestBodySize``), and what the specification asks for at
-least."""
+"""Bytes of a manifest in a registry: the limit of docker-registry (distribution/distribution
+registry/handlers/manifests.go ``maxManifestBodySize``), and the least that the specification
+requires."""
 _ACCEPTED_TYPES = (("Accept", f"{MANIFEST_MEDIA_TYPE}, {OCI_MANIFEST_MEDIA_TYPE}"),)
 _DIGEST = "docker-content-digest"
 _MAX_PAGE = 4 * 2**20
@@ -181,7 +181,7 @@ class RegistryManifests:
         return self._listed(address, Scope(repository), "tags")
 
     def _listed(self, address: WebAddress, scope: Scope, key: str) -> Iterator[str]:
-        """Yield the texts of a list, which comes in pages; none if it does not exist."""
+        """Yield the texts of a list, which comes in pages; nothing if the list does not exist."""
         seen: set[WebAddress] = set()
         following: WebAddress | None = address
         while following is not None:

@@ -30,7 +30,7 @@ MAX_REPLY = 64 * 2**10
 MAX_TOKEN = 16 * 2**10
 _HEAD = 16 * 2**10
 _DEFAULT_S = 60
-"""Seconds that a token lasts if its server does not say it, or says less."""
+"""Seconds that a token lasts at least, and if its server does not say how long."""
 _LONGEST_S = 86_400
 _MARGIN_S = 10
 """Seconds before its end from which a token is not used any more."""

@@ -26,7 +26,7 @@ _MADE_FOR = "was made for"
 
 
 def same_repository(model: DockerReference, signed: DockerReference) -> bool:
-    """Accept a signature for any tag of the model's repository, or for none: what cosign makes."""
+    """Accept a signature for the model's repository, with any tag or, as cosign's, without one."""
     return model.repository == signed.repository
 
 

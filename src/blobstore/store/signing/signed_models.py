@@ -57,8 +57,7 @@ def sign_model(
 
     The model may be packed.
 
-    ``identity``: for which the signature is (None: the repository of the model, which is what
-    cosign writes).
+    ``identity``: of the signature (None: the repository of the model, as cosign writes it).
 
     Raises: InvalidNameError, NotFoundError, AmbiguousNameError, DocumentError; UsageError for a
     home that keeps no signatures; LimitExceededError; StorageError.
