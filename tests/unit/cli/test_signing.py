@@ -22,18 +22,6 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def cli(store: Store, capsys: pytest.CaptureFixture[str]) -> Run:
-    """A function that runs a command on the store and returns its exit code, output and errors."""
-
-    def call(*words: str | Path) -> tuple[int, str, str]:
-        code = run([*map(str, words), "--store", str(store.root)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
 def prefix(tmp_path: Path) -> Path:
     """The prefix of a pair of keys without a password."""
     return write_pair(tmp_path / "cosign")

@@ -21,9 +21,9 @@ from blobstore.store.packed.container import PackedBlob, PackedIndex
 from blobstore.store.packed.decoding import IndexCache, PackedFile, PackedReader
 from blobstore.store.ports import (
     blob_not_found,
-    check_blob_size,
     check_document_size,
     checked_bytes,
+    of_size,
     unique,
 )
 
@@ -56,13 +56,7 @@ class PackedBlobs:
 
         Raises: as `Blobs.open`; CorruptDataError, with ``path``, for a damaged packed file.
         """
-        reader = self._reader(descriptor.digest)
-        try:
-            check_blob_size(descriptor, reader.size, reader.name)
-        except BlobStoreError:
-            reader.close()
-            raise
-        return reader
+        return of_size(descriptor, self._reader(descriptor.digest))
 
     def read(self, descriptor: Descriptor) -> bytes:
         """See `Blobs`."""
