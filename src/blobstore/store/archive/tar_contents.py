@@ -29,7 +29,8 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _SKIPPED_AT_ONCE = 2**20
 _MAX_WINDOW = 2**27
 _MAX_FRAME = 2**26
-_MAX_TABLE = 2**26
+_MAX_TABLE = 2**24
+"""Bytes of a seek table: of 4 TB, or of two million files. A longer one is not used."""
 
 
 class Contents(Protocol):
@@ -139,12 +140,13 @@ class FramedContents:
 
     in_sequence = is_pipe = False
 
-    def __init__(self, file: FileReader, starts: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, file: FileReader, places: Sequence[int], starts: Sequence[int]) -> None:
+        """``places``, ``starts``: see `parse_table`."""
         self.name = file.name
-        self.size = starts[-1][1]
+        self.size = starts[-1]
         self._file = file
-        self._at = [at for at, _ in starts]
-        self._starts = [start for _, start in starts]
+        self._at = places
+        self._starts = starts
         self._last = _Frame()
 
     def read_at(self, offset: int, buffer: memoryview) -> int:
@@ -297,8 +299,8 @@ def contents_of(path: str | os.PathLike[str]) -> Contents:
     file = FileReader(path)
     try:
         magic = file.read(0, min(4, file.size))
-        if magic == FRAME_MAGIC and (starts := _seek_table(file)) is not None:
-            return FramedContents(file, starts)
+        if magic == FRAME_MAGIC and (frames := _seek_table(file)) is not None:
+            return FramedContents(file, *frames)
         if magic != FRAME_MAGIC and not magic.startswith(_GZIP_MAGIC):
             return PlainContents(file)
     except BaseException:
@@ -318,7 +320,7 @@ def contents_of_pipe(pipe: BinaryIO, name: str) -> Contents:
     return StreamedContents(name, lambda: pipe, is_pipe=True)
 
 
-def _seek_table(file: FileReader) -> list[tuple[int, int]] | None:
+def _seek_table(file: FileReader) -> tuple[Sequence[int], Sequence[int]] | None:
     """Return where the frames of a file begin, as `parse_table`; None if it has to be a stream."""
     if file.size < FOOTER_BYTES:
         return None
@@ -326,11 +328,11 @@ def _seek_table(file: FileReader) -> list[tuple[int, int]] | None:
     if footer is None or footer.table_bytes > min(file.size, _MAX_TABLE):
         return None
     table = file.read(file.size - footer.table_bytes, footer.table_bytes)
-    starts = parse_table(table, footer, file.size, file.name)
-    for (at, start), (next_at, end) in pairwise(starts):
-        if end - start > _MAX_FRAME or next_at - at > _longest(end - start):
+    places, starts = parse_table(table, footer, file.size, file.name)
+    for (place, next_place), (start, end) in zip(pairwise(places), pairwise(starts), strict=True):
+        if end - start > _MAX_FRAME or next_place - place > _longest(end - start):
             return None
-    return starts
+    return places, starts
 
 
 def _longest(nbytes: int) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from threading import Lock
 
 from blobstore.errors import BlobStoreError, UsageError
 from blobstore.formats.ocimanifest import check_is_model
@@ -157,10 +158,12 @@ class _Repositories:
     def __init__(self, store: Readable, host: str) -> None:
         self._store = store
         self._host = host
+        self._mutex = Lock()
 
     def of(self, digest: Digest) -> list[str]:
         """Return those that may have a blob."""
-        return self._by_blob.get(digest, [])
+        with self._mutex:  # the threads of a push would all read the manifests
+            return self._by_blob.get(digest, [])
 
     @cached_property
     def _by_blob(self) -> dict[Digest, list[str]]:
