@@ -178,7 +178,7 @@ def _loaded(
     from blobstore.views.archived import LoadedModelView
 
     if not names and archive.unnamed:
-        message = f"{archive.address}: its model has no name"
+        message = f"the model of {archive.address} has no name"
         raise UsageError(message, hint="Give it one: --as NAME.")
     with progress_bar() as progress:
         done = transfer(names, archive, target, check=check_is_model, jobs=jobs, progress=progress)

@@ -56,7 +56,7 @@ def push(
         typer.Option(
             "--artifact",
             metavar="modelpack|image|oci",
-            help="Send another form of it: a ModelPack artifact or an image of exported files, "
+            help="Send another form: a ModelPack artifact or an image of exported files, "
             "or the same blobs under an OCI manifest. Needs --to.",
         ),
     ] = None,
@@ -73,7 +73,7 @@ def push(
         typer.Option(
             "--dequantize",
             metavar="bfloat16|float16|float32",
-            help="Files of --artifact have all weights as this type.",
+            help="Dequantize the weights in files of --artifact to this type.",
         ),
     ] = None,
     max_shard_size: Annotated[

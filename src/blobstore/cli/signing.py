@@ -49,7 +49,7 @@ def sign(
         typer.Option(
             "--identity",
             metavar="REFERENCE",
-            help="Sign for this HOST/NAMESPACE/MODEL[:TAG] [default: the model's repository].",
+            help="Sign for HOST/NAMESPACE/MODEL[:TAG] [default: the model's repository].",
         ),
     ] = None,
     generate: Annotated[
@@ -103,7 +103,9 @@ def _generate(prefix: str) -> None:
     private, public = Path(f"{prefix}.key"), Path(f"{prefix}.pub")
     for path in (private, public):
         if os.path.lexists(path):
-            raise UsageError(f"{path} exists, and no key is replaced", path=str(path))
+            raise UsageError(
+                f"{path} already exists", path=str(path), hint="Choose another PREFIX."
+            )
     made = PrivateKey.generate()
     encrypted = made.encrypted(_password(str(private), is_new=True))
     with ExitStack() as undo:

@@ -59,7 +59,7 @@ def policy_of(key: str | None, policy: str | None, identity: str | None = None) 
         raise UsageError("signatures are checked with either --key or --policy")
     if policy is not None:
         if identity is not None:
-            raise UsageError("--identity is for --key: a policy has signedIdentity")
+            raise UsageError("--identity needs --key; a policy has signedIdentity instead")
         return SignaturePolicy.read(Path(policy))
     path = key or ""
     public = PublicKey.parse(read_file(Path(path), MAX_KEY_FILE), path)

@@ -188,11 +188,11 @@ def parse_extension(header: TarHeader, data: bytes, what: str) -> tuple[str | No
             raise _invalid(what, f"the PAX record {key!r} is not supported")
     if header.kind == b"g":
         if records.keys() & {"path", "size"}:
-            raise _invalid(what, "a path or a size for all members")
+            raise _invalid(what, "PAX records give a path or a size to all members")
         return None, None
     size = records.get("size")
     if size is not None and not (size.isascii() and size.isdigit() and len(size) < 20):  # noqa: PLR2004
-        raise _invalid(what, f"the size {size[:20]!r}")
+        raise _invalid(what, f"invalid size {size[:20]!r}")
     return records.get("path"), None if size is None else int(size)
 
 

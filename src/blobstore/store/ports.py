@@ -168,15 +168,15 @@ class Readable(Protocol):
 
     @property
     def shares(self) -> Shares | None:
-        """The registries that have its models; None if that is not noted."""
+        """The registries that have its models; None if the home does not note them."""
 
     @property
     def summaries(self) -> Summaries | None:
-        """The summaries of its models; None if none are kept."""
+        """The summaries of its models; None if the home does not keep them."""
 
     @property
     def signatures(self) -> Signatures | None:
-        """The signatures of its models; None if none are kept."""
+        """The signatures of its models; None if the home does not keep them."""
 
     @property
     def address(self) -> str:
@@ -205,7 +205,7 @@ class Receiver(Protocol):
 
     @property
     def signatures(self) -> Signatures | None:
-        """The signatures of its models; None if it keeps none."""
+        """The signatures of its models; None if it does not keep them."""
 
     def target(self, name: str | ModelName) -> ModelName:
         """Return the name to write a model under: that of the model that it replaces, if any.

@@ -57,7 +57,7 @@ def test_generated_keys(cli: Run, locked: Path, store: Store) -> None:
     public = PublicKey.parse(Path(pub_of(locked)).read_bytes(), "p")
     assert private.public.digest == public.digest
     code, _, err = cli("sign", "--generate-key", locked)
-    assert (code, err) == (2, f"Error: {locked}.key exists, and no key is replaced\n")
+    assert (code, err) == (2, f"Error: {locked}.key already exists\nHint: Choose another PREFIX.\n")
 
 
 def test_sign_and_verify(prefix: Path, cli: Run, store: Store) -> None:
@@ -165,7 +165,7 @@ def test_a_policy(prefix: Path, cli: Run, store: Store, tmp_path: Path) -> None:
         (("verify", "m", "--key", "KEY"), "is not a public key"),
         (("verify", "m", "--key", "PUB", "--policy", "PUB"), "either --key or --policy"),
         (("verify", "m", "--identity", "a/b"), "either --key or --policy"),
-        (("verify", "m", "--policy", "PUB", "--identity", "a/b"), "--identity is for --key"),
+        (("verify", "m", "--policy", "PUB", "--identity", "a/b"), "--identity needs --key"),
         (("verify", "m", "--key", "PUB", "--quick"), "without --quick"),
         (("verify", "m", "--key", "PUB", "--sample", "1/2"), "without --quick"),
         (("verify", "m", "--key", "PUB", "--jobs", "1"), "without --quick"),

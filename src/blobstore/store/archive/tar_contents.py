@@ -44,7 +44,7 @@ class Contents(Protocol):
 
     @property
     def size(self) -> int | None:
-        """Bytes of all; None where only the end tells."""
+        """Bytes of the tar; None if its size is not known before its end."""
 
     def read_at(self, offset: int, buffer: memoryview) -> int:
         """Fill ``buffer`` from ``offset``; return the bytes filled: fewer only at the end.
@@ -128,7 +128,7 @@ class PlainContents:
 
 
 class _Frame:
-    """The frame that was decompressed last."""
+    """The last frame that was decompressed."""
 
     def __init__(self) -> None:
         self.number = -1
@@ -292,7 +292,7 @@ class StreamedContents:
 
 
 def contents_of(path: str | os.PathLike[str]) -> Contents:
-    """Return the tar in a file, which its first bytes say is compressed or not.
+    """Return the tar in a file; the first bytes tell whether it is compressed.
 
     Raises: NotFoundError; CorruptDataError for a seek table that is not valid; StorageError.
     """
@@ -349,7 +349,7 @@ class _Ahead:
         self.close = rest.close
 
     def read(self, most: int = -1) -> bytes:
-        """Return at most so many bytes, none at the end."""
+        """Return at most ``most`` bytes, no bytes at the end."""
         if self._first:
             data, self._first = self._first[:most], self._first[most:]
             return data

@@ -148,7 +148,7 @@ class PackedBlobs:
         raise blob_not_found(digest, str(self.path))
 
     def _names(self, digest: Digest) -> Iterator[str]:
-        """Yield the names of the files that may have a blob; the folder is listed at last."""
+        """Yield the names of the files that may have a blob; the folder is listed last."""
         if digest.hex not in self._places:
             yield digest.file_name
             self.files()
@@ -156,7 +156,7 @@ class PackedBlobs:
             yield self._places[digest.hex]
 
     def stored(self, digests: Iterable[str]) -> Mapping[str, PackedPlace]:
-        """Return where those of ``digests`` lie that have a sound index. Raises: StorageError."""
+        """Return the places of those of ``digests`` with a sound index. Raises: StorageError."""
         wanted = set(digests)
         found: dict[str, PackedPlace] = {}
         for name, inside in self.files().items():

@@ -45,7 +45,7 @@ def host_key(host: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CredentialFile:
-    """One file with logins, which may be missing. Nothing of it is kept in memory."""
+    """One file with logins, which may be missing. Its contents are not kept in memory."""
 
     path: Path
 
@@ -111,7 +111,7 @@ class CredentialFile:
         return strictjson.parse_object(raw, str(self.path), rule=RULE)
 
     def _helper(self, content: Mapping[str, Any], host: str) -> CredentialHelper | None:
-        """Return the helper that the file names for a registry, None if it names none."""
+        """Return the helper that the file names for a registry, None without one."""
         helpers = self._object(content, "credHelpers")
         keys = [*_keys(helpers, host)]
         place, name = "credsStore", content.get("credsStore")

@@ -74,7 +74,7 @@ class CredentialHelper:
         return Login(user, Secret(found.secret), str(self))
 
     def keep(self, key: str, login: Login) -> None:
-        """Give the program a login to keep. Raises: as `get`."""
+        """Store a login in the program. Raises: as `get`."""
         kept = {
             "ServerURL": key,
             "Username": _IDENTITY if login.user is None else login.user,
@@ -163,7 +163,7 @@ def _written(fd: int, data: bytes) -> int:
 
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
-    """Return a pipe that was asked for."""
+    """Return a pipe of a program that was started with pipes."""
     if stream is None:
         raise AssertionError("Popen was given PIPE")
     return stream

@@ -117,7 +117,7 @@ def pull(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Transferred:
-    """Bring a model of a registry to ``store``, under its name there or ``name``.
+    """Fetch a model of a registry into ``store``, under its name there or ``name``.
 
     ``reference``: ``HOST/NAMESPACE/MODEL:TAG``, with Ollama's defaults, and perhaps ``@sha256:…``,
     the manifest that it must be. ``policy``: what the model must be signed with, under its name

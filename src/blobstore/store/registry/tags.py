@@ -123,7 +123,7 @@ class RegistryManifests:
             return None
 
     def modified(self, name: ModelName) -> None:
-        """Return None: a registry does not say."""
+        """Return None: a registry does not tell."""
 
     def digest(self, name: ModelName) -> str | None:
         """Return the digest of a model's manifest as the registry says it, None if it is missing.
@@ -235,7 +235,7 @@ def _scope(name: ModelName, *also: str) -> Scope:
 
 
 def _check_digest(reply: Reply, raw: bytes) -> None:
-    """Raise RemoteError unless a reply is about these bytes, as far as it says."""
+    """Raise RemoteError if a reply names the digest of other bytes."""
     said = reply.field(_DIGEST)
     if said is not None and said != str(Digest.of(raw)):
         raise reply.refuse(f"gives a manifest the digest {said[:80]!r}, and it is {Digest.of(raw)}")

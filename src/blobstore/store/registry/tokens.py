@@ -105,7 +105,7 @@ class TokenServer:
     service: str | None
 
     def fetch(self, client: HttpClient, scope: Scope | None, login: Login | None) -> AccessToken:
-        """Return a new token for ``scope``; None: for nothing, which only checks the login.
+        """Return a new token for ``scope``; None asks for no access, which checks the login.
 
         The server may grant less than that, which only the registry's next reply shows.
 

@@ -67,7 +67,7 @@ class Uploads:
             return reply.length
 
     def mount(self, digest: Digest, source: str) -> bool:
-        """Take a blob over from another repository; return False if the registry does not do it."""
+        """Mount a blob of another repository; return False if the registry does not do that."""
         query = urlencode({"mount": str(digest), "from": source})
         ask = replace(self._post(), scope=replace(self._scope, mounted=(source,)))
         with self._api.request(self._begin_address(query), ask) as reply:
