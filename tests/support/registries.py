@@ -90,11 +90,10 @@ class Registry:
         """
         sizes, missing = self.blobs(), []
         for name, raw in self.tags().items():
-            manifest = json.loads(raw)
+            manifest, linked = json.loads(raw), self.linked(name.rpartition(":")[0])
             for entry in [*manifest["layers"], manifest["config"]]:
                 digits = entry["digest"].removeprefix("sha256:")
-                given_out = digits in self.linked(name.rpartition(":")[0])
-                if sizes.get(digits) != entry["size"] or not given_out:
+                if sizes.get(digits) != entry["size"] or digits not in linked:
                     missing.append(f"{name} {digits}")
         return missing
 

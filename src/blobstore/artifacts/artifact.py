@@ -171,7 +171,7 @@ def open_artifact(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Artifact]:
-    """Give a stored model as an artifact, which `push`, `save_models` and `transfer` send.
+    """Yield a stored model as an artifact, which `push`, `save_models` and `transfer` send.
 
     ``kind``: "modelpack" for a CNCF ModelPack artifact, "image" for an OCI image, both of the files
     that `export_model` writes with the same ``format``, ``dequantize`` and ``max_shard_size``; or

@@ -32,7 +32,7 @@ from blobstore.names import Digest
 
 FOLDER = "models"
 MOST_LAYERS = 100
-"""Layers of shards."""
+"""Most layers of shards."""
 
 
 def image_of(plan: ExportPlan) -> ArtifactForm:

@@ -14,7 +14,7 @@ from blobstore.names import Digest
 class Layer:
     """One layer: what it is, its size in bytes, how it is read, and what gives its digest.
 
-    ``name`` is for the display of progress.
+    ``name`` is shown with the progress.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactForm:
-    """What an artifact's documents say, once the digests of its layers are known.
+    """The layers and documents of an artifact; the config needs the digests of the layers.
 
     ``config`` gives the bytes of the config blob.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Host = Annotated[str, typer.Argument(metavar="HOST", help="A registry: HOST or HOST:PORT.")]
 InsecureOption = Annotated[
     bool,
-    typer.Option("--insecure", help="Use http where the registry is not on this machine, too."),
+    typer.Option("--insecure", help="Allow http for registries on other machines."),
 ]
 CaFileOption = Annotated[
     str | None,
@@ -49,7 +49,7 @@ def login(
         bool, typer.Option("--password-stdin", help="Read the password from stdin.")
     ] = False,
     token_stdin: Annotated[
-        bool, typer.Option("--token-stdin", help="Read an identity token from stdin, for no USER.")
+        bool, typer.Option("--token-stdin", help="Read an identity token from stdin instead.")
     ] = False,
     insecure: InsecureOption = False,
     ca_file: CaFileOption = None,
@@ -67,7 +67,7 @@ def login(
         asked = check_login(client, address, given, realms=realms_of(realm))
     place = credentials().keep(host, given)
     if not asked:
-        note(f"{host} did not ask for a login, so it is not checked.")
+        note(f"{host} did not ask for a login, so the login was not checked.")
     emit(printable(f"Logged in to {host}; the login is kept in {place}"))
 
 
@@ -79,15 +79,15 @@ def logout(host: Host) -> None:
     check_host(host)
     found = credentials()
     if not found.drop(host):
-        note(f"There was no login for {host}.")
+        note(f"Not logged in to {host}.")
     else:
         emit(printable(f"Logged out of {host}"))
     if (other := found.find(host)) is not None:
-        note(f"Another place still has a login for {host}: {other.place}")
+        note(f"{other.place} still has a login for {host}.")
 
 
 def credentials() -> Credentials:
-    """Return the logins that the environment leads to."""
+    """Return the logins in the files that the environment names."""
     from blobstore.store.registry.credentials import CredentialPlaces, Credentials
 
     def read(name: str) -> str | None:
@@ -111,7 +111,7 @@ def realms_of(given: list[str] | None) -> list[str]:
 
 
 def _split(host: str) -> tuple[str | None, str]:
-    """Return the scheme that a HOST begins with, None if it has none, and the rest."""
+    """Return the scheme of a HOST, None without one, and the rest."""
     scheme, separator, rest = host.rpartition("://")
     return (scheme if separator else None), rest
 
@@ -122,7 +122,7 @@ def _given_login(user: str | None, *, password_stdin: bool, token_stdin: bool) -
 
     if token_stdin:
         if user is not None or password_stdin:
-            raise UsageError("--token-stdin takes neither a USER nor a password")
+            raise UsageError("--token-stdin excludes --username and --password-stdin")
         return Login(None, Secret(_piped("token")))
     if password_stdin:
         if user is None:
@@ -131,7 +131,7 @@ def _given_login(user: str | None, *, password_stdin: bool, token_stdin: bool) -
     else:
         user, secret = _asked(user)
     if not user or ":" in user:
-        raise UsageError("a user's name is empty, or contains a colon, which ends it")
+        raise UsageError("the user name is empty, or contains a colon")
     return Login(user, Secret(secret))
 
 
@@ -144,14 +144,13 @@ def _piped(what: str) -> str:
 
 
 def _asked(user: str | None) -> tuple[str, str]:
-    """Ask for what is missing; the password is not shown. Raises: UsageError."""
+    """Ask for the missing parts; the password is not shown. Raises: UsageError."""
     import getpass
 
     if not sys.stdin.isatty():
         raise UsageError(
-            "a password is read from a terminal",
-            hint="Elsewhere pass it with --password-stdin: blobstore login HOST -u USER "
-            "--password-stdin < FILE",
+            "the password can't be asked for: standard input is not a terminal",
+            hint="Use --password-stdin: blobstore login HOST -u USER --password-stdin < FILE",
         )
     try:
         named = user or input("User: ")

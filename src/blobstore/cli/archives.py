@@ -76,7 +76,7 @@ def save(
             raise UsageError("--json and -o - both need the standard output")
         if sys.stdout.isatty():
             hint = "Use -o FILE, or a pipe: blobstore save NAME -o - | ssh HOST blobstore load -"
-            raise UsageError("an archive is not written to a terminal", hint=hint)
+            raise UsageError("standard output is a terminal, not a pipe", hint=hint)
     target: str | BinaryIO = sys.stdout.buffer if output == _PIPE else output
     opened = stores_at(store, lower)
     with progress_bar() as progress:
@@ -116,7 +116,7 @@ def load(
     as_name: Annotated[
         str | None,
         typer.Option(
-            "--as", metavar="NAME", help="The name for the archive's only model, if it has none."
+            "--as", metavar="NAME", help="Its name in the store; for an archive of one model."
         ),
     ] = None,
     listed: Annotated[
@@ -135,11 +135,13 @@ def load(
     from blobstore.store.archive.archive import open_archive
 
     if file == _PIPE and sys.stdin.isatty():
-        raise UsageError("an archive is not read from a terminal")
+        hint = "Name a file, or use a pipe: ssh HOST blobstore save NAME -o - | blobstore load -"
+        raise UsageError("standard input is a terminal, not a pipe", hint=hint)
     source: str | BinaryIO = sys.stdin.buffer if file == _PIPE else file
     with open_archive(source, name=as_name) as archive:
         chosen = _chosen(archive, names or [])
         if listed:
+            archive.finish()
             _list(archive, chosen, as_json=as_json)
         else:
             target = store_at(store, wait, may_be_new=True)
@@ -176,7 +178,7 @@ def _loaded(
     from blobstore.views.archived import LoadedModelView
 
     if not names and archive.unnamed:
-        message = f"{archive.address}: its model has no name"
+        message = f"the model of {archive.address} has no name"
         raise UsageError(message, hint="Give it one: --as NAME.")
     with progress_bar() as progress:
         done = transfer(names, archive, target, check=check_is_model, jobs=jobs, progress=progress)

@@ -33,6 +33,7 @@ from blobstore.cli.output import (
     stores_at,
     with_flags,
 )
+from blobstore.cli.verification import KeyOption, PolicyOption, verify_signatures
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,23 +73,8 @@ def verify(
             "--sample", metavar="N/T", help="Check only part N of T of the blobs, such as 1/7."
         ),
     ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key",
-            metavar="FILE",
-            help="Check that the models are signed by this public key, instead of their blobs.",
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            "--policy",
-            metavar="FILE",
-            help="Check that the models are signed as a containers policy.json requires, "
-            "instead of their blobs.",
-        ),
-    ] = None,
+    key: KeyOption = None,
+    policy: PolicyOption = None,
     identity: Annotated[
         str | None,
         typer.Option(
@@ -110,8 +96,6 @@ def verify(
     if key is not None or policy is not None or identity is not None:
         if quick or sample is not None or jobs is not None:
             raise UsageError("signatures are checked without --quick, --sample and --jobs")
-        from blobstore.cli.signing import verify_signatures
-
         if not verify_signatures(stores_at(store, lower), names, key, policy, identity, as_json):
             raise typer.Exit(EXIT_DAMAGED)
         return
@@ -130,7 +114,7 @@ def verify(
             progress=progress,
             lower=below,
         )
-    with suppress(ReaderGoneError):  # the exit code says what was found, too
+    with suppress(ReaderGoneError):  # the exit code tells the result, too
         if as_json:
             from blobstore.views.stores import VerifyView
 

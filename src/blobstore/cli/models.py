@@ -158,7 +158,7 @@ def show(
     """Show a model: its architecture, type and size."""
     from blobstore.inspection.listing import describe, stored_coverage, summarize
     from blobstore.names import ModelName
-    from blobstore.store.packing import holder_of
+    from blobstore.store.holders import holder_of
 
     asked = ModelName.parse(name)
     upper, opened = store_at(store, may_be_new=True), stores_at(store, lower)
@@ -258,7 +258,7 @@ def rm(
 ) -> None:
     """Remove models, and the blobs that no other model needs."""
     from blobstore.names import ModelName
-    from blobstore.store.packing import holder_of
+    from blobstore.store.holders import holder_of
     from blobstore.views.stores import RemovalView
 
     asked = list(map(ModelName.parse, names))
@@ -307,7 +307,7 @@ def cp(
             hint="blobstore cp --help shows what is possible.",
         )
     from blobstore.names import ModelName
-    from blobstore.store.packing import holder_of
+    from blobstore.store.holders import holder_of
     from blobstore.views.stores import NewNameView
 
     asked, wanted = ModelName.parse(source), ModelName.parse(source if target is None else target)
@@ -355,7 +355,7 @@ def mv(
 ) -> None:
     """Give a model another name."""
     from blobstore.names import ModelName
-    from blobstore.store.packing import holder_of
+    from blobstore.store.holders import holder_of
     from blobstore.views.stores import NewNameView
 
     asked, wanted = ModelName.parse(source), ModelName.parse(target)

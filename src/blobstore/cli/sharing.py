@@ -30,6 +30,7 @@ from blobstore.cli.output import (
     size,
     store_at,
 )
+from blobstore.cli.verification import KeyOption, PolicyOption, policy_of
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def push(
         typer.Option(
             "--artifact",
             metavar="modelpack|image|oci",
-            help="Send another form of it: a ModelPack artifact or an image of exported files, "
+            help="Send another form: a ModelPack artifact or an image of exported files, "
             "or the same blobs under an OCI manifest. Needs --to.",
         ),
     ] = None,
@@ -72,7 +73,7 @@ def push(
         typer.Option(
             "--dequantize",
             metavar="bfloat16|float16|float32",
-            help="Files of --artifact have all weights as this type.",
+            help="Dequantize the weights in files of --artifact to this type.",
         ),
     ] = None,
     max_shard_size: Annotated[
@@ -162,22 +163,8 @@ def pull(
         str | None,
         typer.Option("--as", metavar="NAME", help="Its name in the store [default: NAME]."),
     ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key",
-            metavar="FILE",
-            help="Refuse the model unless it is signed by this public key, for its repository.",
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            "--policy",
-            metavar="FILE",
-            help="Refuse the model unless it is signed as this containers policy.json requires.",
-        ),
-    ] = None,
+    key: KeyOption = None,
+    policy: PolicyOption = None,
     insecure: InsecureOption = False,
     ca_file: CaFileOption = None,
     realm: RealmsOption = None,
@@ -186,8 +173,7 @@ def pull(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring a model from a registry. A pull that was cut off goes on where it stopped."""
-    from blobstore.cli.signing import policy_of
+    """Fetch a model from a registry. A pull that was interrupted continues where it stopped."""
     from blobstore.store.registry.push_pull import pull
     from blobstore.views.shared import SharedView
 
@@ -275,7 +261,7 @@ def unpack(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring a packed model back."""
+    """Restore a packed model's plain blobs."""
     from blobstore.names import ModelName
     from blobstore.store.packing import unpack as unpack_model
     from blobstore.views.packs import UnpackView

@@ -1,35 +1,32 @@
-"""``sign``, and the part of ``verify`` that checks signatures."""
+"""``sign``."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from getpass import getpass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blobstore.cli.output import (
     JsonOption,
-    ReaderGoneError,
     StoreOption,
     WaitOption,
-    counted,
     emit,
     printable,
     short,
     show_view,
     store_at,
 )
+from blobstore.cli.verification import identity_of
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
-    from blobstore.formats.signatures import DockerReference
-    from blobstore.store.signing.signature_policy import SignaturePolicy
-    from blobstore.views.signed import SignatureCheckView, SignedView
+    from blobstore.views.signed import SignedView
 
 _PASSWORD = "COSIGN_PASSWORD"  # noqa: S105  # the name of a variable
 
@@ -52,7 +49,7 @@ def sign(
         typer.Option(
             "--identity",
             metavar="REFERENCE",
-            help="Sign for this HOST/NAMESPACE/MODEL[:TAG] [default: the model's repository].",
+            help="Sign for HOST/NAMESPACE/MODEL[:TAG] [default: the model's repository].",
         ),
     ] = None,
     generate: Annotated[
@@ -76,14 +73,15 @@ def sign(
     if not names or key is None:
         hint = "blobstore sign NAME --key FILE, or --generate-key PREFIX to make a key."
         raise UsageError("sign needs a NAME and a --key", hint=hint)
+    from blobstore.store.holders import holder_of
     from blobstore.store.signing.key_pairs import MAX_KEY_FILE, PrivateKey
     from blobstore.store.signing.signature_policy import read_file
     from blobstore.store.signing.signed_models import sign_model
     from blobstore.views.signed import SignedView
 
     opened = store_at(store, wait)
-    signed_for = _identity(identity)
-    found = [opened.find(name) for name in names]
+    signed_for = identity_of(identity)
+    found = [holder_of(name, opened).find(name) for name in names]
     private = PrivateKey.parse(read_file(Path(key), MAX_KEY_FILE), key, lambda: _password(key))
     signed = [sign_model(name, opened, private, identity=signed_for) for name in found]
     views = list(map(SignedView.model_validate, signed))
@@ -96,82 +94,31 @@ def _show_signed(views: Sequence[SignedView]) -> None:
         emit(f"{verb} {view.name} ({short(view.digest)}) for {view.identity}")
 
 
-def verify_signatures(
-    store: Any,
-    names: list[str] | None,
-    key: str | None,
-    policy: str | None,
-    identity: str | None,
-    as_json: bool,
-) -> bool:
-    """Check and show the signatures of models; return whether all are signed as required."""
-    from blobstore.store.signing.signed_models import check_signatures
-    from blobstore.views.signed import SignatureCheckView
-
-    checked = check_signatures(names or (), store, policy_of(key, policy, identity))
-    views = list(map(SignatureCheckView.of, checked))
-    with suppress(ReaderGoneError):  # the exit code says what was found, too
-        show_view(views, _show_checked, as_json=as_json)
-    return all(view.accepted for view in views)
-
-
-def policy_of(key: str | None, policy: str | None, identity: str | None = None) -> SignaturePolicy:
-    """Return what --key or --policy requires. Raises: UsageError unless one of them is given."""
-    from blobstore.store.signing.key_pairs import MAX_KEY_FILE, PublicKey
-    from blobstore.store.signing.signature_policy import SignaturePolicy, read_file
-
-    if (key is None) == (policy is None):
-        raise UsageError("signatures are checked with either --key or --policy")
-    if policy is not None:
-        if identity is not None:
-            raise UsageError("--identity is for --key: a policy has signedIdentity")
-        return SignaturePolicy.read(Path(policy))
-    path = key or ""
-    public = PublicKey.parse(read_file(Path(path), MAX_KEY_FILE), path)
-    return SignaturePolicy.of_key(public, _identity(identity))
-
-
-def _show_checked(views: Sequence[SignatureCheckView]) -> None:
-    for view in views:
-        if not view.accepted:
-            emit(printable(view.error))
-        elif not view.signatures:
-            emit(f"{view.name} ({short(view.digest)}) needs no signature")
-        for one in view.signatures:
-            said = f"{view.name} ({short(view.digest)}) is signed by {one.key}"
-            emit(printable(f"{said} for {one.identity}"))
-    refused = sum(not view.accepted for view in views)
-    verdict = f"{refused} refused" if refused else "all accepted"
-    emit(f"Checked the signatures of {counted(len(views), 'model')}: {verdict}")
-
-
-def _identity(text: str | None) -> DockerReference | None:
-    from blobstore.formats.signatures import DockerReference
-
-    return None if text is None else DockerReference.parse(text)
-
-
 def _generate(prefix: str) -> None:
-    """Write a new pair of keys. Raises: UsageError if a file is there; StorageError."""
+    """Write a new pair of keys, or no file. Raises: UsageError if one exists; StorageError."""
     from blobstore.io.durable import os_errors
+    from blobstore.io.small_files import write_new_file
     from blobstore.store.signing.key_pairs import PrivateKey
 
     private, public = Path(f"{prefix}.key"), Path(f"{prefix}.pub")
     for path in (private, public):
         if os.path.lexists(path):
-            raise UsageError(f"{path} exists, and no key is replaced", path=str(path))
+            raise UsageError(
+                f"{path} already exists", path=str(path), hint="Choose another PREFIX."
+            )
     made = PrivateKey.generate()
     encrypted = made.encrypted(_password(str(private), is_new=True))
-    for path, mode, data in ((private, 0o600, encrypted), (public, 0o644, made.public.pem)):
-        with os_errors("write", path):
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-            with open(fd, "wb") as file:  # noqa: PTH123  # a descriptor
-                file.write(data)
+    with ExitStack() as undo:
+        for path, mode, data in ((private, 0o600, encrypted), (public, 0o644, made.public.pem)):
+            with os_errors("write", path):
+                write_new_file(path, data, mode=mode, syncs=True)
+            undo.callback(path.unlink, missing_ok=True)
+        undo.pop_all()  # both are there
     emit(f"Wrote {private}, the private key, and {public}, the public key")
 
 
 def _password(path: str, *, is_new: bool = False) -> str:
-    """Return the password of a key: the environment's, else what the user types, twice if new."""
+    """Return the password of a key: from the environment, else from the user, twice if new."""
     if (password := os.environ.get(_PASSWORD)) is not None:
         return password
     if not sys.stdin.isatty():

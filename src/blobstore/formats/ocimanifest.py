@@ -27,7 +27,7 @@ _FOREIGN = {
     "application/vnd.docker.ai.": "a model of Docker Model Runner",
     "application/vnd.kitops.": "a ModelKit of KitOps",
 }
-"""What a manifest is whose layers have media types with such a beginning."""
+"""The kinds of manifests, by how the media types of their layers begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def check_is_model(manifest: Manifest, what: str) -> None:
             if layer.media_type.startswith(prefix):
                 raise UnsupportedSourceError(
                     f"{what} is {kind}, not a stored model",
-                    hint="Unpack its files with a tool for it, and import the folder.",
+                    hint="Extract its files with its own tool, then import the folder.",
                 )
 
 

@@ -1,7 +1,7 @@
 """Zstandard's seekable format: frames that are decompressed one by one, and their table. Pure.
 
 A file is a row of frames, and a skippable frame at its end, the *seek table*: the compressed and
-the decompressed size of each frame. Programs that do not know the table skip it. Checksums in a
+the decompressed size of each frame. Other programs skip it. Checksums in a
 table are not checked: blobs have digests.
 
 Rule A3: the sizes in a seek table add up to the file's, and no frame has more than 1 GiB.
@@ -16,6 +16,7 @@ header, blocks) and 3.1.2 (skippable frames).
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -70,24 +71,25 @@ def parse_footer(data: bytes, what: str) -> Footer | None:
     return Footer(frames, 12 if descriptor & _HAS_CHECKSUMS else 8)
 
 
-def parse_table(data: bytes, footer: Footer, file_size: int, what: str) -> list[tuple[int, int]]:
+def parse_table(
+    data: bytes, footer: Footer, file_size: int, what: str
+) -> tuple[Sequence[int], Sequence[int]]:
     """Return the frames of a seek table: where each begins in the file, and where in the contents.
 
-    The last item is the end of both. Raises: CorruptDataError (rule A3).
+    The last item of each is its end. Raises: CorruptDataError (rule A3).
     """
     if struct.unpack_from("<II", data) != (_SKIPPABLE_MAGIC, len(data) - _SKIPPABLE_BYTES):
         raise _invalid(what, "its frame is not a skippable one")
-    at = offset = 0
-    starts = [(0, 0)]
+    places, starts = array("Q", [0]), array("Q", [0])  # millions of frames take little memory
     for begin in range(_SKIPPABLE_BYTES, len(data) - FOOTER_BYTES, footer.entry_bytes):
         compressed, plain = struct.unpack_from("<II", data, begin)
         if plain > MAX_FRAME:
             raise _invalid(what, f"a frame has {plain:,} bytes, at most {MAX_FRAME:,}")
-        at, offset = at + compressed, offset + plain
-        starts.append((at, offset))
-    if at + len(data) != file_size:
+        places.append(places[-1] + compressed)
+        starts.append(starts[-1] + plain)
+    if places[-1] + len(data) != file_size:
         raise _invalid(what, "its sizes do not add up to the file's")
-    return starts
+    return places, starts
 
 
 def stored_frame(data: memoryview) -> Iterator[bytes | memoryview]:

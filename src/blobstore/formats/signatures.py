@@ -55,7 +55,7 @@ _TAG = re.compile(r"sha256-[0-9a-f]{64}\.sig", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class DockerReference:
-    """What a signature is for: a repository with its host, and a tag, or None.
+    """The identity of a signature: a repository with its host, and a tag or None.
 
     As text it is a docker reference. Case is ignored in a repository, as in the names of models.
     """

@@ -2,8 +2,8 @@
 
 Rule A1: a member is a regular file or a folder with a relative path of ordinary names (rule P1).
 Links, devices, sparse files and members in several volumes are refused, and so is a header whose
-checksum, size or text is not valid. Long paths and large sizes may be said by PAX records or by
-GNU's members of type ``L``. Owners, modes, times and extended attributes are ignored.
+checksum, size or text is not valid. Long paths and large sizes may be in PAX records or in GNU's
+members of type ``L``. Owners, modes, times and extended attributes are ignored.
 
 Written headers are USTAR with the owner 0, the mode 0644 (of folders 0755) and the time 0, so equal
 contents are equal bytes. A size of 8 GiB or more and a long path do not fit in USTAR and are PAX
@@ -145,6 +145,8 @@ def parse_block(block: bytes, what: str) -> TarHeader | None:
     """
     if not any(block):
         return None
+    if _OCTAL.fullmatch(block[_CHECKSUM]) is None:
+        raise _invalid(what, "it is not a tar, or a header is damaged")
     said = _number(block[_CHECKSUM], what)
     # Old programs summed signed bytes.
     plain = block[:148] + _BLANK_CHECKSUM + block[156:]
@@ -162,7 +164,7 @@ def parse_block(block: bytes, what: str) -> TarHeader | None:
 
 
 def extended(header: TarHeader, extension: tuple[str | None, int | None], what: str) -> TarHeader:
-    """Return a member's header with the path and the size that an extension before it says."""
+    """Return a member's header with the path and the size of the extension before it."""
     path, size = extension
     if size is not None and size > MAX_BLOB:
         raise LimitExceededError(f"limit exceeded: {what}: a member of {size:,} bytes", rule="A1")
@@ -174,7 +176,7 @@ def extended(header: TarHeader, extension: tuple[str | None, int | None], what: 
 
 
 def parse_extension(header: TarHeader, data: bytes, what: str) -> tuple[str | None, int | None]:
-    """Return the path and the size that an extension says of the next member, None if it doesn't.
+    """Return the next member's path and size in an extension, None for each that it lacks.
 
     Raises: CorruptDataError (rule A1): also for a sparse file, a link's target, another charset.
     """
@@ -186,11 +188,11 @@ def parse_extension(header: TarHeader, data: bytes, what: str) -> tuple[str | No
             raise _invalid(what, f"the PAX record {key!r} is not supported")
     if header.kind == b"g":
         if records.keys() & {"path", "size"}:
-            raise _invalid(what, "a path or a size for all members")
+            raise _invalid(what, "PAX records give a path or a size to all members")
         return None, None
     size = records.get("size")
     if size is not None and not (size.isascii() and size.isdigit() and len(size) < 20):  # noqa: PLR2004
-        raise _invalid(what, f"the size {size[:20]!r}")
+        raise _invalid(what, f"invalid size {size[:20]!r}")
     return records.get("path"), None if size is None else int(size)
 
 

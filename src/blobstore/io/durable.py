@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, LimitExceededError, StorageError, from_os_error
@@ -228,12 +228,12 @@ def read_own(path: Path, limit: int) -> bytes:
         return reader.read(0, reader.size)
 
 
-def create_file(path: str | Path, size: int = 0) -> int:
+def create_file(path: str | Path, size: int = 0, *, mode: int = FILE_MODE) -> int:
     """Return a new open file of ``size`` zeros; a file or link that is there already is an error.
 
     Raises: OSError.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
         if size:
             os.ftruncate(fd, size)  # pieces behind the end would otherwise wait for each other
@@ -316,40 +316,6 @@ def _write_direct(fd: int, offset: int, data: memoryview) -> bool:
             raise
         return False
     return True
-
-
-def append_file(path: Path, data: bytes) -> None:
-    """Append to a file, which is made when it is missing.
-
-    A link is an error, and so is a FIFO. Raises: OSError.
-    """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    fd = os.open(path, flags, FILE_MODE)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-    finally:
-        os.close(fd)
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file and put it in the place of the one that is there. Not durable.
-
-    Raises: OSError.
-    """
-    temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
-    fd = create_file(temporary)
-    try:
-        try:
-            write_all_at(fd, 0, memoryview(data))
-        finally:
-            os.close(fd)
-        temporary.rename(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def remove_if_there(path: Path) -> bool:

@@ -74,13 +74,13 @@ class OpenReader:
     def fileno(self) -> int | None:
         """Return the descriptor of an open file with these bytes only, to link or clone it.
 
-        None if there is no such file.
+        None if no file has only these bytes.
         """
 
     def place(self) -> tuple[int, int] | None:
         """Return the descriptor of an open file, and where the bytes begin in it, to map them.
 
-        None if they are in no file as they are.
+        None if no file contains them unchanged.
         """
         fd = self.fileno()
         return None if fd is None else (fd, 0)

@@ -123,7 +123,7 @@ class SourceWeight:
 
     @property
     def global_scale_shape(self) -> tuple[int, ...] | None:
-        """The shape of its global scale, which is one number; None if it has none."""
+        """The shape of its global scale, which is one number; None if there is no global scale."""
         scale = self.companions.get(".global_scale")
         return None if scale is None else scale.shape
 

@@ -1,4 +1,4 @@
-"""Packing: a model's blobs are kept compressed in the same store, and brought back.
+"""Packing: a model's blobs are kept compressed in the same store, and restored.
 
 `pack` writes packed files, each of which is decoded once and made durable; then the packed model's
 manifest takes the place of the whole one's, and last the blobs that no other model needs are
@@ -30,6 +30,7 @@ from blobstore.io.budget import allow_open_files
 from blobstore.io.ranges import OpenReader
 from blobstore.io.workers import Progress, begun, each, threads
 from blobstore.names import ModelName
+from blobstore.store.holders import holder_of
 from blobstore.store.local.store import Store
 from blobstore.store.packed.cuts import BasePlace, BaseTensor, Cut, cuts_of
 from blobstore.store.packed.encoding import write_packed
@@ -49,7 +50,7 @@ class PackedModel:
     """A model that is packed now.
 
     ``nbytes``: bytes of its blobs; ``stored``: of their packed form; ``base_stored``: of the base
-    model's blobs that are kept packed for it. ``removal``: which of its blobs went.
+    model's blobs that are kept packed for it. ``removal``: which of its blobs were removed.
     """
 
     name: ModelName
@@ -67,27 +68,6 @@ class UnpackedModel:
     name: ModelName
     blobs: int
     nbytes: int
-
-
-def holder_of(name: str | ModelName, home: Readable) -> Readable:
-    """Return what a model can be read from: ``home``, or its packed models.
-
-    Raises: as `Home.find`.
-    """
-    try:
-        home.find(name)
-    except ModelNotFoundError:
-        packed: Readable | None = getattr(home, "packed", None)
-        if packed is None:
-            raise
-        try:
-            packed.find(name)
-        except ModelNotFoundError:
-            pass
-        else:
-            return packed
-        raise
-    return home
 
 
 def unpacked(name: str | ModelName, home: Readable) -> ModelName:
@@ -278,13 +258,13 @@ def unpack(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> UnpackedModel:
-    """Bring a packed model's blobs back, each checked against its digest; return what was unpacked.
+    """Restore a packed model's blobs, each checked against its digest; return their number.
 
     ``jobs``, ``progress``: as in `transfer`. A model that is whole stays as it is.
 
     Raises: NotFoundError; CorruptDataError for a damaged packed file, with ``blob`` and ``path``;
-    DigestMismatchError; ConflictError if the name gets another model meanwhile; BusyError;
-    StorageError. The model stays packed then.
+    DigestMismatchError; ConflictError if another process gives the name to another model;
+    BusyError; StorageError. The model stays packed then.
     """
     with store.packing():
         if store.is_packed(name):
@@ -298,7 +278,7 @@ def unpack(
 
 
 def _unpack(store: Store, name: ModelName, jobs: int, progress: Progress | None) -> UnpackedModel:
-    """Publish a packed model as a whole one, unless the name has got one meanwhile."""
+    """Publish a packed model as a whole one, unless the name has a model by then."""
     at_once = jobs * hashing.width()  # each thread has one blob, and they are hashed together
     allow_open_files(3 * at_once)
     with store.session(store.packed.address) as session:

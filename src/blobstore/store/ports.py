@@ -21,10 +21,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from blobstore.errors import (
     AmbiguousNameError,
+    BlobStoreError,
     ConflictError,
     CorruptDataError,
     DigestMismatchError,
@@ -47,6 +48,8 @@ from blobstore.store.sessions import (
     Writer as Writer,
 )
 from blobstore.store.signature_port import Signatures
+
+_Reader = TypeVar("_Reader", bound=OpenReader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +168,15 @@ class Readable(Protocol):
 
     @property
     def shares(self) -> Shares | None:
-        """The registries that have its models; None if that is not noted."""
+        """The registries that have its models; None if the home does not note them."""
 
     @property
     def summaries(self) -> Summaries | None:
-        """The summaries of its models; None if none are kept."""
+        """The summaries of its models; None if the home does not keep them."""
 
     @property
     def signatures(self) -> Signatures | None:
-        """The signatures of its models; None if none are kept."""
+        """The signatures of its models; None if the home does not keep them."""
 
     @property
     def address(self) -> str:
@@ -202,7 +205,7 @@ class Receiver(Protocol):
 
     @property
     def signatures(self) -> Signatures | None:
-        """The signatures of its models; None if it keeps none."""
+        """The signatures of its models; None if it does not keep them."""
 
     def target(self, name: str | ModelName) -> ModelName:
         """Return the name to write a model under: that of the model that it replaces, if any.
@@ -251,6 +254,19 @@ def check_blob_size(descriptor: Descriptor, nbytes: int, path: str | None = None
     if nbytes != descriptor.size:
         message = f"blob {descriptor.digest} has {nbytes:,} bytes, not {descriptor.size:,}"
         raise CorruptDataError(message, blob=str(descriptor.digest), path=path)
+
+
+def of_size(descriptor: Descriptor, reader: _Reader) -> _Reader:
+    """Return an open reader; it is closed unless it has the descriptor's size.
+
+    Raises: as `check_blob_size`.
+    """
+    try:
+        check_blob_size(descriptor, reader.size, reader.name)
+    except BlobStoreError:
+        reader.close()
+        raise
+    return reader
 
 
 def check_document_size(descriptor: Descriptor, limit: int = MAX_DOCUMENT) -> None:

@@ -13,7 +13,7 @@ from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
 
 Expected: TypeAlias = Collection[bytes | None] | None
-"""The manifests, as bytes, that a name may have; None among them if it may have none."""
+"""The manifests, as bytes, that a name may have; None among them if it may be unused."""
 
 
 class How(StrEnum):
@@ -57,7 +57,7 @@ class Writer(Protocol):
 
         ``gap``: as many bytes behind the buffer are written by `put_aside`, before the last piece
         in front of the gap. ``aligned``: the buffer's address and ``offset`` are equal modulo the
-        page size. ``hashed`` is called, from any thread, when the buffer is no longer needed.
+        page size. ``hashed`` is called by any thread when the buffer may be reused.
         Raises: StorageError.
         """
 
@@ -158,8 +158,8 @@ class Session(Intake, Protocol):
         """Make the blobs that the manifest names visible, then the model; return the new digests.
 
         ``expected``: the manifests, as bytes, that the name may have at this moment; None among
-        them allows that it has none. If ``expected`` is None, any manifest is replaced. ``below``:
-        blobs that another home has, and that need not be in this one (layered.py).
+        them allows that the name is unused. If ``expected`` is None, any manifest is replaced.
+        ``below``: blobs that another home has, and that need not be in this one (layered.py).
 
         Raises: ConflictError unless the name has an expected manifest; NotFoundError or
         CorruptDataError if a blob of the manifest is neither in the session nor in the home with

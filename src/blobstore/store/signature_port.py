@@ -18,7 +18,7 @@ class Signatures(Protocol):
     def read(self, name: ModelName, digest: Digest) -> Sequence[Signature]:
         """Return the signatures of a manifest that ``name`` has, or will have.
 
-        Nothing in them is verified. Homes that keep signatures by the digest alone ignore ``name``.
+        They are not verified. Homes that keep signatures by the digest alone ignore ``name``.
 
         Raises: CorruptDataError, LimitExceededError if they can't be read; StorageError,
         RemoteError.

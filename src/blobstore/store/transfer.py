@@ -138,7 +138,7 @@ def _transfer(
             if signatures and target.signatures is not None:
                 added = target.signatures.add(new, manifest.digest, signatures)
             elif signatures:
-                _log.warning("the signatures of %s are not copied: none are kept there", old)
+                _log.warning("the signatures of %s are not copied: the target keeps none", old)
             session.publish(new, manifest)
     came = {blob.digest for blob in missing}
     there = (blob for blob in unique(manifest.descriptors) if blob.digest not in came)

@@ -27,7 +27,7 @@ def signatures_of(home: Home, digest: Digest = _DIGEST) -> list[Signature] | Non
 
 
 class SignatureTests(HomeTests):
-    """Tests of signatures: added once, read as they were, brought with their model."""
+    """Tests of signatures: added once, read as they were, copied with their model."""
 
     def test_an_unsigned_model(self, home: Home) -> None:
         commit(home, "m", b"one")

@@ -1,4 +1,4 @@
-"""Views of sharing: models that went to another place, or came from one."""
+"""Views of sharing: models that were pushed or pulled."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class SharedView(View):
     """A model that was pushed or pulled."""
 
-    source: Text = Field(description="its name where it came from")
-    name: Text = Field(description="its name where it went")
+    source: Text = Field(description="its name in the source")
+    name: Text = Field(description="its name in the target")
     digest: DigestText = Field(description="of its manifest")
     there: WayView = Field(description="were there already")
     moved: WayView = Field(description="were sent or fetched")

@@ -94,7 +94,7 @@ def test_log_in_and_out(blobstore: Blobstore, registry: GuardedApi, config: Path
     assert [one.path for one in registry.asked] == ["/v2/", "/v2/"]
     assert blobstore("logout", host) == Printed(0, f"Logged out of {host}\n", "")
     assert json.loads(config.read_text()) == {"auths": {}}
-    assert blobstore("logout", host) == Printed(0, "", f"Note: There was no login for {host}.\n")
+    assert blobstore("logout", host) == Printed(0, "", f"Note: Not logged in to {host}.\n")
 
 
 def test_a_wrong_password_is_not_kept(
@@ -102,7 +102,7 @@ def test_a_wrong_password_is_not_kept(
 ) -> None:
     done = blobstore("login", registry.host, "-u", USER, "--password-stdin", stdin="wrong\n")
     assert done.code == 1
-    assert f"{registry.host} denies access to user '{USER}' (it answers 401)" in done.err
+    assert f"{registry.host} refuses user '{USER}' (it answers 401)" in done.err
     assert not config.exists()
 
 
@@ -134,7 +134,7 @@ def test_a_registry_that_does_not_ask(blobstore: Blobstore, config: Path) -> Non
     with guarded_api(lambda *_: True) as api:
         done = blobstore("login", api.host, "-u", USER, "--password-stdin", stdin=PASSWORD)
     assert done.code == 0
-    assert done.err == f"Note: {api.host} did not ask for a login, so it is not checked.\n"
+    assert done.err == f"Note: {api.host} did not ask for a login, so the login was not checked.\n"
 
 
 def test_other_places(
@@ -150,8 +150,7 @@ def test_other_places(
     monkeypatch.delenv("REGISTRY_AUTH_FILE")
     done = blobstore("logout", host)
     assert done.err == (
-        f"Note: There was no login for {host}.\n"
-        f"Note: Another place still has a login for {host}: {podman}\n"
+        f"Note: Not logged in to {host}.\nNote: {podman} still has a login for {host}.\n"
     )
 
 
@@ -159,16 +158,16 @@ def test_other_places(
     ("words", "stdin", "reason"),
     [
         (["h", "--password-stdin"], PASSWORD, "--password-stdin needs --username USER"),
-        (["h", "-u", USER, "--token-stdin"], IDENTITY, "takes neither"),
-        (["h", "--token-stdin", "--password-stdin"], IDENTITY, "takes neither"),
-        (["h", "-u", USER], "", "a password is read from a terminal"),
-        (["h"], "", "a password is read from a terminal"),
+        (["h", "-u", USER, "--token-stdin"], IDENTITY, "excludes"),
+        (["h", "--token-stdin", "--password-stdin"], IDENTITY, "excludes"),
+        (["h", "-u", USER], "", "the password can't be asked for"),
+        (["h"], "", "the password can't be asked for"),
         (["h", "-u", USER, "--password-stdin"], "", "the password is empty"),
         (["h", "-u", USER, "--password-stdin"], "\n", "the password is empty"),
         (["h", "-u", USER, "--password-stdin"], f"{PASSWORD}\n\n", "line break"),
         (["h", "-u", USER, "--password-stdin"], "x" * 20_000, "longer than 16,384 bytes"),
         (["h", "-u", "a:b", "--password-stdin"], PASSWORD, "colon"),
-        (["h", "-u", "", "--password-stdin"], PASSWORD, "user's name is empty"),
+        (["h", "-u", "", "--password-stdin"], PASSWORD, "the user name is empty"),
         (["a/b", "-u", USER, "--password-stdin"], PASSWORD, "not a registry: 'a/b'"),
         (["ftp://h", "-u", USER, "--password-stdin"], PASSWORD, "neither http nor https"),
         (["http://h", "-u", USER, "--password-stdin"], PASSWORD, "without TLS"),

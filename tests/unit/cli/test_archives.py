@@ -172,6 +172,24 @@ def test_a_model_without_a_name(cli: Run, full: Store, tmp_path: Path) -> None:
     assert open_store(target).manifests.text(ModelName.parse("other:tag")) == raw
 
 
+def test_a_pipe_that_is_listed_is_read_to_its_end(cli: Run, full: Store, tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    assert cli("save", "m", "-o", path, "--store", full.root)[0] == 0
+    whole = path.read_bytes()
+    for data, code in ((whole, 0), (whole[:-1024], 1)):
+        command = [sys.executable, "-m", "blobstore", "load", "--list", "-"]
+        done = subprocess.run(command, input=data, capture_output=True, check=False)
+        assert (done.returncode, b"m:latest" in done.stdout) == (code, code == 0)
+    assert b"it ends early" in done.stderr
+
+
+def test_a_file_that_is_no_archive(cli: Run, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"\x10\0\0\0\0\0\0\0" + b'{"a": 1}' * 200)
+    code, out, err = cli("load", path, "--store", tmp_path / "target")
+    assert (code, out, "it is not a tar" in err) == (1, "", True)
+
+
 def test_an_archive_that_is_cut(cli: Run, full: Store, tmp_path: Path) -> None:
     path, target = tmp_path / "a.tar", open_store(tmp_path / "target")
     assert cli("save", "m", "-o", path, "--store", full.root)[0] == 0

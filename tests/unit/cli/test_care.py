@@ -8,27 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.checkpoints import small_tensors, write_checkpoint
 from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifest_path, process
 
 import blobstore
-from blobstore.cli.main import run
 from blobstore.store.local.store import Store
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(store: Store, capsys: pytest.CaptureFixture[str]) -> Run:
-    """A function that runs a command on the store and returns its exit code, output and errors."""
-
-    def call(*words: str | Path) -> tuple[int, str, str]:
-        code = run([*map(str, words), "--store", str(store.root)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 def document(done: tuple[int, str, str], code: int = 0) -> Any:

@@ -82,7 +82,7 @@ def test_lists_say_that_it_is_packed(cli: Run, packed: Store) -> None:
 
 def test_commands_that_need_a_whole_model_say_so(cli: Run, packed: Store) -> None:
     assert cli("export", "m", packed.root.parent / "out", code=1) == (
-        "Error: model m:latest is packed\nHint: blobstore unpack m:latest brings it back.\n"
+        "Error: model m:latest is packed\nHint: blobstore unpack m:latest restores it.\n"
     )
 
 

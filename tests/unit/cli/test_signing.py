@@ -22,18 +22,6 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def cli(store: Store, capsys: pytest.CaptureFixture[str]) -> Run:
-    """A function that runs a command on the store and returns its exit code, output and errors."""
-
-    def call(*words: str | Path) -> tuple[int, str, str]:
-        code = run([*map(str, words), "--store", str(store.root)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
-
-
-@pytest.fixture
 def prefix(tmp_path: Path) -> Path:
     """The prefix of a pair of keys without a password."""
     return write_pair(tmp_path / "cosign")
@@ -69,7 +57,7 @@ def test_generated_keys(cli: Run, locked: Path, store: Store) -> None:
     public = PublicKey.parse(Path(pub_of(locked)).read_bytes(), "p")
     assert private.public.digest == public.digest
     code, _, err = cli("sign", "--generate-key", locked)
-    assert (code, err) == (2, f"Error: {locked}.key exists, and no key is replaced\n")
+    assert (code, err) == (2, f"Error: {locked}.key already exists\nHint: Choose another PREFIX.\n")
 
 
 def test_sign_and_verify(prefix: Path, cli: Run, store: Store) -> None:
@@ -177,7 +165,7 @@ def test_a_policy(prefix: Path, cli: Run, store: Store, tmp_path: Path) -> None:
         (("verify", "m", "--key", "KEY"), "is not a public key"),
         (("verify", "m", "--key", "PUB", "--policy", "PUB"), "either --key or --policy"),
         (("verify", "m", "--identity", "a/b"), "either --key or --policy"),
-        (("verify", "m", "--policy", "PUB", "--identity", "a/b"), "--identity is for --key"),
+        (("verify", "m", "--policy", "PUB", "--identity", "a/b"), "--identity needs --key"),
         (("verify", "m", "--key", "PUB", "--quick"), "without --quick"),
         (("verify", "m", "--key", "PUB", "--sample", "1/2"), "without --quick"),
         (("verify", "m", "--key", "PUB", "--jobs", "1"), "without --quick"),
@@ -223,6 +211,37 @@ def test_the_password_is_asked_for(
     code, _, err = cli("sign", "--generate-key", f"{locked}2")
     assert (code, err) == (2, "Error: the two passwords differ\n")
     assert not Path(f"{locked}2.key").exists()
+
+
+def test_packed_models_are_signed_and_checked(prefix: Path, cli: Run, store: Store) -> None:
+    commit_model(store, "m", b"blob")
+    assert cli("pack", "m")[0] == 0
+    for words in (("verify",), ("verify", "m")):
+        code, out, _ = cli(*words, "--key", pub_of(prefix))
+        assert (code, "it has no signature" in out) == (3, True)
+    assert cli("sign", "m", "--key", key_of(prefix))[0] == 0
+    assert cli("verify", "--key", pub_of(prefix))[1].endswith("1 model: all accepted\n")
+    assert store.packed.names()
+    assert cli("unpack", "m")[0] == 0
+    assert cli("verify", "m", "--key", pub_of(prefix))[0] == 0
+
+
+def test_a_pair_that_can_t_be_written_leaves_no_file(
+    prefix: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COSIGN_PASSWORD", "secret")
+    made: list[int] = []
+
+    def full(fd: int) -> None:
+        made.append(fd)
+        if len(made) > 1:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("blobstore.io.small_files.sync", full)
+        code, _, err = cli("sign", "--generate-key", f"{prefix}2")
+    assert (code, f"can't write {prefix}2.pub: no space left" in err) == (1, True)
+    assert cli("sign", "--generate-key", f"{prefix}2")[0] == 0
 
 
 def test_a_key_without_a_password_needs_none(

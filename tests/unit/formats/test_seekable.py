@@ -23,7 +23,7 @@ def parsed(table: bytes, file_size: int) -> list[tuple[int, int]]:
     footer = parse_footer(table[-FOOTER_BYTES:], "f")
     assert footer is not None
     assert footer.table_bytes == len(table)
-    return parse_table(table, footer, file_size, "f")
+    return list(zip(*parse_table(table, footer, file_size, "f"), strict=True))
 
 
 def test_a_table_comes_back() -> None:

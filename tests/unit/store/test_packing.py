@@ -27,10 +27,11 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import prune
 from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import Sample, verify
+from blobstore.store.holders import holder_of
 from blobstore.store.layered import LayeredStore
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.memory import MemoryStore
-from blobstore.store.packing import SMALL, grouped, holder_of, pack, unpack, unpacked
+from blobstore.store.packing import SMALL, grouped, pack, unpack, unpacked
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -161,7 +162,7 @@ def test_a_packed_model_is_named_as_one(one: Store) -> None:
     pack(one, "m")
     with pytest.raises(ModelNotFoundError, match="m:latest is packed") as caught:
         one.find("m")
-    assert caught.value.hint == "blobstore unpack m:latest brings it back."
+    assert caught.value.hint == "blobstore unpack m:latest restores it."
     assert one.is_packed("M")
     assert one.target("M") == M
     assert holder_of("m", one) is one.packed

@@ -23,8 +23,9 @@ from blobstore.importer.planning.outputs import (
     PlannedCopy,
     PlannedFile,
 )
-from blobstore.io.durable import os_errors, replace_file
+from blobstore.io.durable import os_errors
 from blobstore.io.ranges import FileIdentity, Identity
+from blobstore.io.small_files import replace_file
 from blobstore.source.files import KeptFile
 from blobstore.source.weights import SourceFile, SourceWeight
 

@@ -131,7 +131,7 @@ class HttpClient:
 
         ``accept`` are the statuses that the caller handles; a reply with one of them has passed
         rule R1's general part. Temporary failures are tried again, within ``limits``, unless
-        ``retries`` is False: then the caller finds out what the server has done.
+        ``retries`` is False: then the caller asks the server how far it got.
 
         Raises: NotFoundError for 404; RemoteError for every other status, a server that can't be
         reached, a reply that breaks rule R1, a redirect that breaks rule R2; as the body.
@@ -361,7 +361,7 @@ def _unreachable(address: WebAddress, error: Exception) -> RemoteError:
         return RemoteError(
             f"{address}: its host is unknown",
             path=str(address),
-            hint="Proxies are not used.",
+            hint="Check the name of the host. Proxies are not used.",
         )
     why = (cause.strerror or str(cause)) if isinstance(cause, OSError) else str(cause)
     temporary = not isinstance(cause, ValueError)

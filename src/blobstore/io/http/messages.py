@@ -1,4 +1,4 @@
-"""Messages: what a request says, wherever it goes."""
+"""Messages: method, fields and body of a request, without its address."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a request says, wherever it goes.
+    """Method, fields and body of a request.
 
     ``direct``: the body of its reply is read into the caller's memory (`blobstore.io.http.direct`).
     """

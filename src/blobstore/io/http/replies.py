@@ -255,7 +255,7 @@ class Reply:
     def failure(self, detail: str = "", hint: str | None = None) -> BlobStoreError:
         """Return the status's error: `NotFoundError` for 404, `RemoteError` for every other.
 
-        ``detail``: what the server says of it. ``hint``: None for one that fits files.
+        ``detail``: the server's own message. ``hint``: None for one that fits files.
         """
         hint = _HINTS.get(self.status) if hint is None else hint
         said = f": {detail}" if detail else ""

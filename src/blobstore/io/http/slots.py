@@ -1,9 +1,9 @@
 """Slots: how many requests to a server run at once, found by measurement.
 
 More connections bring more from a server that is far away, and less from one that is busy. So the
-number starts low, and is doubled as long as that brings at least 5 % more a second; else it goes
-back, and is tried again later: after a second at first, after at most ten. The time in which new
-connections gain speed does not count.
+number starts low, and is doubled as long as that gains at least 5 % more bytes a second. Else the
+lower number is kept, and the higher one is tried again later: after a second at first, after at
+most ten. The time in which new connections gain speed does not count.
 """
 
 from __future__ import annotations

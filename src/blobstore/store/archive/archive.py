@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from blobstore.errors import CorruptDataError, ModelNotFoundError, UsageError
@@ -160,7 +159,8 @@ class _Manifests:
     def text(self, name: ModelName) -> bytes:
         if name not in self._raw:
             message = f"{self._what} has no model {str(name)!r}"
-            hint = f"It has {', '.join(map(str, self.names()[:8])) or 'none with a name'}."
+            names = ", ".join(map(str, self.names()[:8]))
+            hint = f"It has {names}." if names else "Its models have no names."
             raise ModelNotFoundError(message, model=str(name), hint=hint)
         return self._raw[name]
 
@@ -200,7 +200,7 @@ class Archive:
             self.unnamed = ()
         self.manifests = _Manifests(self.address, dict(named))
         if contents.is_pipe:
-            whole = [Manifest.parse(text, self.address) for text in raw.values()]
+            whole = (Manifest.parse(text, self.address) for text in raw.values())
             self.blobs.follow(blob for manifest in whole for blob in manifest.descriptors)
 
     def _document(self, path: str) -> bytes:
@@ -245,12 +245,7 @@ class Archive:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

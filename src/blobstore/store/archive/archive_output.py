@@ -50,7 +50,7 @@ class PipeOutput:
         _write_all(self._fd, parts, self.name)
 
     def commit(self) -> None:
-        """See `Output`: its reader decides what is visible."""
+        """See `Output`: a pipe has nothing to commit."""
 
     def close(self) -> None:
         """See `Output`."""

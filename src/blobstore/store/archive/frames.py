@@ -134,7 +134,7 @@ class TarWriter:
             data = data[len(room) :]
 
     def flush(self) -> None:
-        """Check and write what is collected.
+        """Check and write the collected bytes.
 
         Raises: DigestMismatchError for the first blob with other bytes; as ``write``.
         """

@@ -24,6 +24,8 @@ from blobstore.formats.tar import (
 from blobstore.store.archive.tar_contents import Contents
 
 MAX_MEMBERS = 1_000_000
+MAX_PATHS = 2**27
+"""Bytes of all paths, which are held in memory: a compressed archive has room for gigabytes."""
 _MAX_PADDING = 2**20
 """Zeros after the end: tar fills its last record, of 10 KiB unless another size is asked for."""
 _READ_AT_ONCE = 2**16
@@ -36,12 +38,13 @@ class Members:
         self._contents = contents
         self._what = contents.name
         self._found: dict[str, Member] = {}
+        self._path_bytes = 0
         self._at = 0
         self._is_complete = False
         self._block = memoryview(bytearray(BLOCK))
 
     def find(self, path: str) -> Member | None:
-        """Return a file; None if the archive has none of that path.
+        """Return a file; None if the archive has no file of that path.
 
         Headers are read until it is found. Raises: as `all`.
         """
@@ -53,7 +56,8 @@ class Members:
         """Return all files, and check the archive's end.
 
         Raises: CorruptDataError (rule A1) for a header that is not valid, a path twice, a missing
-        end, data after the end; LimitExceededError for more than 1,000,000 files; StorageError.
+        end, data after the end; LimitExceededError for more than 1,000,000 files, or 128 MiB of
+        paths; StorageError.
         """
         while not self._is_complete:
             self._next()
@@ -75,14 +79,16 @@ class Members:
 
     def _add(self, member: Member) -> None:
         if member.path in self._found:
-            raise self._invalid(f"{member.path!r} is there twice")
+            raise self._invalid(f"{member.path!r} appears twice")
+        self._path_bytes += len(member.path.encode())
         if len(self._found) == MAX_MEMBERS:
-            message = f"limit exceeded: {self._what} has more than {MAX_MEMBERS:,} files"
-            raise LimitExceededError(message, rule="A1", path=self._what)
+            raise self._too_much(f"{MAX_MEMBERS:,} files")
+        if self._path_bytes > MAX_PATHS:
+            raise self._too_much(f"{MAX_PATHS:,} bytes of paths")
         self._found[member.path] = member
 
     def _header(self) -> TarHeader | None:
-        """Return the next file's header, with what extensions before it say; None at the end."""
+        """Return the next file's header, extensions included; None at the end."""
         path: str | None = None
         size: int | None = None
         is_extended = False
@@ -116,6 +122,10 @@ class Members:
                 raise self._invalid("data follow its end")
         if self._at - end < BLOCK:
             raise self._invalid("it ends early")
+
+    def _too_much(self, limit: str) -> LimitExceededError:
+        message = f"limit exceeded: {self._what} has more than {limit}"
+        return LimitExceededError(message, rule="A1", path=self._what)
 
     def _invalid(self, reason: str) -> CorruptDataError:
         message = f"{self._what}: not a valid archive: {reason} (rule A1)"

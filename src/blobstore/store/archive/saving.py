@@ -107,7 +107,7 @@ class NewArchive:
     def finish(self) -> None:
         """Write the end of the archive. Raises: UsageError if a model is missing; StorageError."""
         if missing := self._models.keys() - self._intake.published:
-            raise UsageError(f"the archive has no {min(missing)} yet")
+            raise UsageError(f"{min(missing)} was not added to the archive")
         self._tar.finish()
 
 

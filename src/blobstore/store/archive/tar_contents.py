@@ -29,7 +29,8 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _SKIPPED_AT_ONCE = 2**20
 _MAX_WINDOW = 2**27
 _MAX_FRAME = 2**26
-_MAX_TABLE = 2**26
+_MAX_TABLE = 2**24
+"""Bytes of a seek table: of 4 TB, or of two million files. A longer one is not used."""
 
 
 class Contents(Protocol):
@@ -43,7 +44,7 @@ class Contents(Protocol):
 
     @property
     def size(self) -> int | None:
-        """Bytes of all; None where only the end tells."""
+        """Bytes of the tar; None if its size is not known before its end."""
 
     def read_at(self, offset: int, buffer: memoryview) -> int:
         """Fill ``buffer`` from ``offset``; return the bytes filled: fewer only at the end.
@@ -127,7 +128,7 @@ class PlainContents:
 
 
 class _Frame:
-    """The frame that was decompressed last."""
+    """The last frame that was decompressed."""
 
     def __init__(self) -> None:
         self.number = -1
@@ -139,12 +140,13 @@ class FramedContents:
 
     in_sequence = is_pipe = False
 
-    def __init__(self, file: FileReader, starts: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, file: FileReader, places: Sequence[int], starts: Sequence[int]) -> None:
+        """``places``, ``starts``: see `parse_table`."""
         self.name = file.name
-        self.size = starts[-1][1]
+        self.size = starts[-1]
         self._file = file
-        self._at = [at for at, _ in starts]
-        self._starts = [start for _, start in starts]
+        self._at = places
+        self._starts = starts
         self._last = _Frame()
 
     def read_at(self, offset: int, buffer: memoryview) -> int:
@@ -290,15 +292,15 @@ class StreamedContents:
 
 
 def contents_of(path: str | os.PathLike[str]) -> Contents:
-    """Return the tar in a file, which its first bytes say is compressed or not.
+    """Return the tar in a file; the first bytes tell whether it is compressed.
 
     Raises: NotFoundError; CorruptDataError for a seek table that is not valid; StorageError.
     """
     file = FileReader(path)
     try:
         magic = file.read(0, min(4, file.size))
-        if magic == FRAME_MAGIC and (starts := _seek_table(file)) is not None:
-            return FramedContents(file, starts)
+        if magic == FRAME_MAGIC and (frames := _seek_table(file)) is not None:
+            return FramedContents(file, *frames)
         if magic != FRAME_MAGIC and not magic.startswith(_GZIP_MAGIC):
             return PlainContents(file)
     except BaseException:
@@ -318,7 +320,7 @@ def contents_of_pipe(pipe: BinaryIO, name: str) -> Contents:
     return StreamedContents(name, lambda: pipe, is_pipe=True)
 
 
-def _seek_table(file: FileReader) -> list[tuple[int, int]] | None:
+def _seek_table(file: FileReader) -> tuple[Sequence[int], Sequence[int]] | None:
     """Return where the frames of a file begin, as `parse_table`; None if it has to be a stream."""
     if file.size < FOOTER_BYTES:
         return None
@@ -326,11 +328,11 @@ def _seek_table(file: FileReader) -> list[tuple[int, int]] | None:
     if footer is None or footer.table_bytes > min(file.size, _MAX_TABLE):
         return None
     table = file.read(file.size - footer.table_bytes, footer.table_bytes)
-    starts = parse_table(table, footer, file.size, file.name)
-    for (at, start), (next_at, end) in pairwise(starts):
-        if end - start > _MAX_FRAME or next_at - at > _longest(end - start):
+    places, starts = parse_table(table, footer, file.size, file.name)
+    for (place, next_place), (start, end) in zip(pairwise(places), pairwise(starts), strict=True):
+        if end - start > _MAX_FRAME or next_place - place > _longest(end - start):
             return None
-    return starts
+    return places, starts
 
 
 def _longest(nbytes: int) -> int:
@@ -339,7 +341,7 @@ def _longest(nbytes: int) -> int:
 
 
 class _Ahead:
-    """A stream whose first bytes were read to see what it is."""
+    """A stream whose first bytes were read to detect its format."""
 
     def __init__(self, first: bytes, rest: IO[bytes]) -> None:
         self._first = first
@@ -347,7 +349,7 @@ class _Ahead:
         self.close = rest.close
 
     def read(self, most: int = -1) -> bytes:
-        """Return at most so many bytes, none at the end."""
+        """Return at most ``most`` bytes, no bytes at the end."""
         if self._first:
             data, self._first = self._first[:most], self._first[most:]
             return data

@@ -16,10 +16,10 @@ from blobstore.store.local.store import Store
 
 @dataclass(slots=True)
 class PackedChecks:
-    """The packed blobs of a store, or of some packed models, and what is wrong with them.
+    """The packed blobs of a store, or of some packed models, and their damage.
 
     ``broken``: models whose manifests can't be read, and why. ``damaged``: blobs, by hex digits,
-    and why. ``users``: the models that need each blob, with what their manifests say of it.
+    and why. ``users``: the models that need each blob, with its descriptors in their manifests.
     """
 
     broken: dict[ModelName, str] = field(default_factory=dict)
@@ -105,5 +105,5 @@ def models_of(users: Sequence[tuple[ModelName, Descriptor]]) -> tuple[ModelName,
 
 
 def names_of(users: Sequence[tuple[ModelName, Descriptor]]) -> tuple[str, ...]:
-    """Return what the manifests of its models call a blob."""
+    """Return the names of a blob in the manifests of its models."""
     return tuple(dict.fromkeys(blob.name for _, blob in users if blob.name is not None))

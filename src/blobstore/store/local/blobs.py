@@ -27,9 +27,9 @@ from blobstore.io.ranges import FileReader, is_coarse
 from blobstore.names import Digest
 from blobstore.store.ports import (
     blob_not_found,
-    check_blob_size,
     check_document_size,
     checked_bytes,
+    of_size,
     unique,
 )
 
@@ -138,13 +138,7 @@ class BlobFolder:
 
         Raises: as `reader`; CorruptDataError if its size differs, with ``blob``.
         """
-        reader = self.reader(descriptor.digest)
-        try:
-            check_blob_size(descriptor, reader.size, reader.name)
-        except BlobStoreError:
-            reader.close()
-            raise
-        return reader
+        return of_size(descriptor, self.reader(descriptor.digest))
 
     def reader(self, digest: Digest) -> FileReader:
         """Return a reader over the file that is named for the digest, of whatever size.

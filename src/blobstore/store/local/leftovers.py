@@ -120,7 +120,7 @@ class Leftovers:
         return None
 
     def names(self) -> set[str]:
-        """Return the names of the files that are of use, in all folders, owned or not."""
+        """Return the names of reusable files, in all folders, owned or not."""
         found: set[str] = set()
         for folder in self._folders():
             with suppress(OSError):

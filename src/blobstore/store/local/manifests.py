@@ -20,16 +20,14 @@ from blobstore.errors import (
 )
 from blobstore.formats.documents import MAX_MANIFEST, Manifest
 from blobstore.io.durable import (
-    create_file,
     listed,
     make_folder,
     os_errors,
     remove_if_there,
-    sync,
     sync_folder,
-    write_all_at,
 )
 from blobstore.io.ranges import FileReader
+from blobstore.io.small_files import write_new_file
 from blobstore.names import ModelName, hint_for
 from blobstore.store.ports import ambiguous
 
@@ -208,8 +206,8 @@ class ManifestFolder:
             if stat.S_ISDIR(older):
                 raise StorageError(f"{path} is in the way: it is a folder", path=str(path))
             if stat.S_ISREG(older):
-                _write_durably(_older(temporary), self.read_bytes(name))
-            _write_durably(temporary, manifest.raw)
+                write_new_file(_older(temporary), self.read_bytes(name), syncs=True)
+            write_new_file(temporary, manifest.raw, syncs=True)
             make_folder(path.parent)
 
     def link(self, name: ModelName, temporary: Path) -> None:
@@ -330,15 +328,6 @@ def _mode(path: Path) -> int:
 
 def _older(temporary: Path) -> Path:
     return temporary.with_suffix(".older")
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    fd = create_file(path)
-    try:
-        write_all_at(fd, 0, memoryview(data))
-        sync(fd)
-    finally:
-        os.close(fd)
 
 
 def _respelled(name: ModelName, parts: tuple[str, ...]) -> ModelName:

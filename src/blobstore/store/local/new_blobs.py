@@ -122,7 +122,7 @@ class NewBlobs:
         return blob
 
     def _fetched(self, descriptor: Descriptor, reader: OpenReader) -> FinishedBlob:
-        """Return a blob that comes from a server, behind what the folder has of it already.
+        """Return a blob from a server; the bytes that the folder has of it are not fetched.
 
         If the whole has another digest then, it is fetched again from its start.
         """
@@ -132,13 +132,13 @@ class NewBlobs:
             return self.copy(reader)
         blob = self._copied(reader, name, begun)
         if begun and blob.digest != descriptor.digest:
-            _log.info("the beginning of %s was of no use", descriptor.digest)
+            _log.info("the first bytes of %s were wrong: it is fetched again", descriptor.digest)
             self.discard(blob)
             blob = self._copied(reader, name, 0)
         return blob
 
     def _begun(self, path: Path, size: int) -> int:
-        """Return how many bytes of a blob a file has; one that has too many is removed."""
+        """Return how many bytes of a blob a file has; a file that is too long is removed."""
         with os_errors("access", path):
             nbytes = path.lstat().st_size if os.path.lexists(path) else 0
             if nbytes > size:

@@ -146,7 +146,7 @@ class PackedModels:
         return [Leftover(path, file_size(path), reason) for path in paths]
 
     def leftovers(self, whole: Iterable[ModelName]) -> list[Leftover]:
-        """Return what is of no use: unneeded packed files, and manifests that whole models hide.
+        """Return unneeded packed files, and manifests that whole models hide.
 
         Raises: as `unneeded`.
         """
@@ -176,7 +176,7 @@ class PackedModels:
 
 
 def _unless_closed(read: Callable[[], _T], *, otherwise: _T) -> _T:
-    """Return what ``read`` does; ``otherwise`` if our folder may not be read, or is a file.
+    """Return the result of ``read``; ``otherwise`` if our folder may not be read, or is a file.
 
     Raises: StorageError for any other reason.
     """

@@ -21,9 +21,9 @@ from blobstore.store.packed.container import PackedBlob, PackedIndex
 from blobstore.store.packed.decoding import IndexCache, PackedFile, PackedReader
 from blobstore.store.ports import (
     blob_not_found,
-    check_blob_size,
     check_document_size,
     checked_bytes,
+    of_size,
     unique,
 )
 
@@ -56,13 +56,7 @@ class PackedBlobs:
 
         Raises: as `Blobs.open`; CorruptDataError, with ``path``, for a damaged packed file.
         """
-        reader = self._reader(descriptor.digest)
-        try:
-            check_blob_size(descriptor, reader.size, reader.name)
-        except BlobStoreError:
-            reader.close()
-            raise
-        return reader
+        return of_size(descriptor, self._reader(descriptor.digest))
 
     def read(self, descriptor: Descriptor) -> bytes:
         """See `Blobs`."""
@@ -154,7 +148,7 @@ class PackedBlobs:
         raise blob_not_found(digest, str(self.path))
 
     def _names(self, digest: Digest) -> Iterator[str]:
-        """Yield the names of the files that may have a blob; the folder is listed at last."""
+        """Yield the names of the files that may have a blob; the folder is listed last."""
         if digest.hex not in self._places:
             yield digest.file_name
             self.files()
@@ -162,7 +156,7 @@ class PackedBlobs:
             yield self._places[digest.hex]
 
     def stored(self, digests: Iterable[str]) -> Mapping[str, PackedPlace]:
-        """Return where those of ``digests`` lie that have a sound index. Raises: StorageError."""
+        """Return the places of those of ``digests`` with a sound index. Raises: StorageError."""
         wanted = set(digests)
         found: dict[str, PackedPlace] = {}
         for name, inside in self.files().items():

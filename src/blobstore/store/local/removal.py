@@ -1,4 +1,4 @@
-"""The removal of what a removed model needed, and no other model needs."""
+"""The removal of blobs and signatures that only a removed model needed."""
 
 from __future__ import annotations
 

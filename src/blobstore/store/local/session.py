@@ -152,7 +152,7 @@ class LocalSession:
         return how
 
     def _take_over_bytes(self, descriptor: Descriptor) -> None:
-        """Take over what a killed session has of a blob: all of it, or its beginning.
+        """Take over the bytes that a killed session has of a blob: all, or the first ones.
 
         It is hashed again in any case, so it needs no entry of the journal.
         """

@@ -12,22 +12,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
-from contextlib import suppress
 from pathlib import Path
 
 from blobstore.errors import CorruptDataError, LimitExceededError
 from blobstore.formats.signatures import MAX_FILE, MAX_SIGNATURES, Signature
 from blobstore.io.copying import remove_tree
-from blobstore.io.durable import (
-    create_file,
-    listed,
-    make_folder,
-    os_errors,
-    read_own,
-    sync,
-    sync_folder,
-    write_all_at,
-)
+from blobstore.io.durable import listed, make_folder, os_errors, read_own, sync_folder
+from blobstore.io.small_files import replace_file
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.leftovers import Leftover, is_young
 from blobstore.store.local.locks import StoreLock, refuse_link
@@ -96,7 +87,8 @@ class SignatureFolder:
         with os_errors("write", place):
             make_folder(place)
             for name, raw in new.items():
-                _write(place / name, raw)
+                temporary = place / f"new-{os.urandom(8).hex()}"
+                replace_file(place / name, raw, temporary=temporary, syncs=True)
             sync_folder(place)
 
     def _files(self, digest: Digest) -> list[Path]:
@@ -135,19 +127,3 @@ def _unneeded(folder: Path, kept_s: float, *, whole: bool) -> Iterator[Leftover]
             if _UNFINISHED.fullmatch(file.name) and not is_young(Path(file.path), kept_s):
                 nbytes = file.stat(follow_symlinks=False).st_size
                 yield Leftover(Path(file.path), nbytes, "a signature left unfinished")
-
-
-def _write(path: Path, raw: bytes) -> None:
-    temporary = path.with_name(f"new-{os.urandom(8).hex()}")
-    try:
-        fd = create_file(temporary)
-        try:
-            write_all_at(fd, 0, memoryview(raw))
-            sync(fd)
-        finally:
-            os.close(fd)
-        temporary.rename(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise

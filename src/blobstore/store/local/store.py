@@ -155,7 +155,7 @@ class Store:
         found = self.manifests.spelled(ModelName.of(name))
         if not self.manifests.has(found):
             if self.packed.has(found):
-                hint = f"blobstore unpack {found} brings it back."
+                hint = f"blobstore unpack {found} restores it."
                 raise ModelNotFoundError(f"model {found} is packed", model=str(found), hint=hint)
             hint = "A newer Ollama has it, in manifests-v2/, which is not read here."
             raise self.manifests.missing(found, hint if self.newer.has(found) else None)
@@ -372,7 +372,7 @@ class Store:
         return References.read(raw, strays, self.newer.needs(), known)
 
     def leftovers(self, kept_s: float, is_there: Callable[[Digest], bool]) -> list[Leftover]:
-        """Return the remains of killed imports, and journals and packed files that are of no use.
+        """Return the remains of killed imports, and unneeded journals and packed files.
 
         ``kept_s``: how long finished blobs of a killed import are kept for the next one.
         ``is_there``: whether the store has a blob of that digest. Raises: StorageError, or

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 _SAMPLE = 2**15
 """Bytes of a plane that are tried first."""
 _WORTH = {Coding.TEXT: 0.97, Coding.FLOATS: 0.97, Coding.CODES: 0.9}
-"""What a plane must be coded to at most. The packed codes of int4, int8 and mxfp4 would shrink by 3
-to 4% and take four times as long, those of nvfp4 would not shrink; those of mxfp8 are like FP8."""
+"""The largest share of its bytes that a coded plane may keep. The packed codes of int4, int8 and
+mxfp4 would shrink by 3 to 4% and take four times as long, those of nvfp4 would not shrink; those of
+mxfp8 are like FP8."""
 _TEXT_LEVEL = 9
 
 

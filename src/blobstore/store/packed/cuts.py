@@ -19,7 +19,7 @@ _MOST_SHORT = 64
 
 
 class Coding(enum.Enum):
-    """What bytes are: text, and everything unknown; floats, and scales; codes of weights."""
+    """Kinds of bytes: text, and everything unknown; floats, and scales; codes of weights."""
 
     TEXT = enum.auto()
     FLOATS = enum.auto()
@@ -109,7 +109,7 @@ def _is_alike(base: BaseTensor, entry: TensorEntry) -> bool:
 
 
 def _joined(cuts: Iterable[Cut]) -> Iterator[Cut]:
-    """Yield cuts with those together that follow each other in the same way."""
+    """Yield cuts; neighbours that are coded alike become one."""
     last: Cut | None = None
     for piece in cuts:
         if last is not None and piece == replace(

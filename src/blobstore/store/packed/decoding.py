@@ -28,7 +28,7 @@ OpenBase = Callable[[Digest, int], OpenReader]
 
 
 _KEPT = 16
-"""Indexes that are kept: some MB, if all describe thousands of small blobs."""
+"""Number of indexes in memory: some MB, if all describe thousands of small blobs."""
 
 
 class IndexCache:

@@ -29,8 +29,9 @@ _UNAUTHORIZED, NOT_FOUND = 401, 404
 _TRIES = 3
 """Without a login, with it, and with a token in the place of one that has expired."""
 _REFUSALS = frozenset(range(400, 429))
-"""Statuses whose replies may say why. 429 and 5xx are tried again."""
+"""Statuses whose replies may contain a reason. 429 and 5xx are tried again."""
 _UNKNOWN = (400, 404)
+LOWER_CASE = "Most registries write namespaces and models in lower case."
 _HINTS = {
     403: "The login does not allow it.",
     405: "The registry does not allow it.",
@@ -42,7 +43,7 @@ _SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is asked: for which scope, with which answers, and how many bytes may come."""
+    """A request: its scope, its message, the accepted statuses, and the bytes of its reply."""
 
     scope: Scope
     message: Message
@@ -74,7 +75,7 @@ class RegistryApi:
 
     @contextmanager
     def request(self, address: WebAddress, ask: Ask) -> Iterator[Reply]:
-        """Give the reply. What is left of a small body is read, so that the connection is kept.
+        """Yield the reply. The rest of a small body is read, so that the connection is kept.
 
         Raises: NotFoundError for 404, unless that is accepted; RemoteError.
         """
@@ -105,7 +106,7 @@ class RegistryApi:
 
 
 def _detail(reply: Reply) -> str:
-    """Return what a registry says of an error (specification, "Error Codes"); "" if nothing."""
+    """Return a registry's own message (specification, "Error Codes"); "" without one."""
     try:
         error = parse_object(body_of(reply, _MAX_ERROR), "an error", rule="R1")["errors"][0]
         return f"{error['code']}, {error.get('message', '')}"[:_SHOWN]
@@ -114,10 +115,10 @@ def _detail(reply: Reply) -> str:
 
 
 def _hint(reply: Reply) -> str:
-    """Return what to do about an error; "" for nothing."""
+    """Return a hint for an error; "" without one."""
     repository = reply.address.target.partition("?")[0]
     if reply.status in _UNKNOWN and repository != repository.lower():
-        return "Most registries write namespaces and models in lower case."
+        return LOWER_CASE
     return _HINTS.get(reply.status, "")
 
 

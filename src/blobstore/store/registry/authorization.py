@@ -100,7 +100,7 @@ class Authorization:
             self._wants = wants
 
     def _was_refused(self, scope: Scope | None, sent: str) -> bool:
-        """Return True if what was sent is the best that there is; an expired token is dropped."""
+        """Return True if no other field can be sent; an expired token is dropped."""
         with self._lock:
             token = self._tokens.get(scope)
             if token is None:
@@ -186,11 +186,12 @@ class Authorization:
 
     def _denied(self, scope: Scope | None, reply: Reply) -> AuthenticationError:
         host = self._registry.authority
-        access = "access" if scope is None else scope
-        login = self._login
+        access, login = scope or "access", self._login
         if login is None:
             what = f"{host} denies {access} without a login"
             hint = f"Check that it exists, and log in: blobstore login {host}"
+        elif scope is None:
+            what, hint = f"{host} refuses {login}", "Check the name and the password."
         else:
             what = f"{host} denies {access} to {login}"
             hint = f"Check that it exists, or log in again: blobstore login {host}"

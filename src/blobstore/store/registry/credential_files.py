@@ -17,17 +17,16 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from blobstore.errors import DocumentError, LimitExceededError, MissingFileError, UsageError, quoted
 from blobstore.formats import strictjson
-from blobstore.io.durable import os_errors, sync, sync_folder, write_all_at
+from blobstore.io.durable import os_errors, sync_folder
 from blobstore.io.ranges import FileReader, real_path
+from blobstore.io.small_files import replace_file
 from blobstore.store.registry.credential_helpers import CredentialHelper
 from blobstore.store.registry.hosts import HUB_HOSTS
 from blobstore.store.registry.login import Login, Secret
@@ -46,12 +45,12 @@ def host_key(host: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CredentialFile:
-    """One file with logins, which may be missing. Nothing of it is kept in memory."""
+    """One file with logins, which may be missing. Its contents are not kept in memory."""
 
     path: Path
 
     def find(self, host: str, repository: str = "") -> Login | None:
-        """Return the login for a repository of a registry, None if the file has none.
+        """Return the login for a repository of a registry, None if it is not in the file.
 
         A helper for this registry is asked first, then the helper for all, then ``auths``.
 
@@ -112,7 +111,7 @@ class CredentialFile:
         return strictjson.parse_object(raw, str(self.path), rule=RULE)
 
     def _helper(self, content: Mapping[str, Any], host: str) -> CredentialHelper | None:
-        """Return the helper that the file names for a registry, None if it names none."""
+        """Return the helper that the file names for a registry, None without one."""
         helpers = self._object(content, "credHelpers")
         keys = [*_keys(helpers, host)]
         place, name = "credsStore", content.get("credsStore")
@@ -163,17 +162,10 @@ class CredentialFile:
     def _write(self, content: Mapping[str, Any]) -> None:
         """Replace the file, durably and private to its owner; a symbolic link to it stays."""
         path = Path(real_path(self.path))
-        temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
         data = json.dumps(content, indent="\t", ensure_ascii=False).encode()
         with os_errors("write", self.path):
             path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-            try:
-                _write_new(temporary, data)
-                temporary.rename(path)
-            except BaseException:
-                with suppress(OSError):
-                    temporary.unlink()
-                raise
+            replace_file(path, data, mode=_FILE_MODE, syncs=True)
             sync_folder(path.parent)
 
     def _error(self, place: str, what: str) -> DocumentError:
@@ -210,13 +202,3 @@ def _is_address(key: str) -> bool:
 
 def _without_scheme(key: str) -> str:
     return key.removeprefix("https://").removeprefix("http://")
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(path, flags, _FILE_MODE)
-    try:
-        write_all_at(fd, 0, memoryview(data))
-        sync(fd)
-    finally:
-        os.close(fd)

@@ -54,10 +54,10 @@ class CredentialHelper:
         return f"docker-credential-{self.name}"
 
     def get(self, key: str) -> Login | None:
-        """Return the login for a registry's key; None if the program has none.
+        """Return the login for a registry's key; None if the program does not have it.
 
         Raises: NotFoundError if the program is missing; AuthenticationError if it fails, takes too
-        long, or answers something else than the protocol says; StorageError if it can't be run.
+        long, or breaks the protocol; StorageError if it can't be run.
         """
         code, output = self._run("get", key)
         if output.strip() == _NOT_FOUND:
@@ -74,7 +74,7 @@ class CredentialHelper:
         return Login(user, Secret(found.secret), str(self))
 
     def keep(self, key: str, login: Login) -> None:
-        """Give the program a login to keep. Raises: as `get`."""
+        """Store a login in the program. Raises: as `get`."""
         kept = {
             "ServerURL": key,
             "Username": _IDENTITY if login.user is None else login.user,
@@ -85,7 +85,7 @@ class CredentialHelper:
             raise self._error(f"does not keep the login for {key} (exit code {code})")
 
     def drop(self, key: str) -> bool:
-        """Make the program forget a login; return False if it says that it has none.
+        """Make the program forget a login; return False if the program does not have it.
 
         Raises: as `get`.
         """
@@ -163,7 +163,7 @@ def _written(fd: int, data: bytes) -> int:
 
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
-    """Return a pipe that was asked for."""
+    """Return a pipe of a program that was started with pipes."""
     if stream is None:
         raise AssertionError("Popen was given PIPE")
     return stream

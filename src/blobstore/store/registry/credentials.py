@@ -66,7 +66,7 @@ class Credentials:
         return self._files[0].keep(host, login)
 
     def drop(self, host: str) -> bool:
-        """Forget the login in the first file; return False if it has none.
+        """Forget the login in the first file; return False if it is not there.
 
         Raises: as `CredentialFile.drop`.
         """

@@ -85,7 +85,7 @@ class BlobReader(OpenReader):
                 self._api.client.pause(attempt, limits, failure)
 
     def _attempt(self, begin: int, end: int) -> Iterator[bytes]:
-        """Yield what one reply has from ``begin`` on. Raises: _BrokenError if it breaks off."""
+        """Yield the bytes of one reply from ``begin`` on. Raises: _BrokenError if it breaks off."""
         is_whole = (begin, end) == (0, self.size)
         fields: Fields = () if is_whole else (("Range", f"bytes={begin}-{end - 1}"),)
         ask = Ask(self._scope, Message("GET", fields), (OK, PARTIAL), nbytes=self.size)

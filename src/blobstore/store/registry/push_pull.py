@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from threading import Lock
 
 from blobstore.errors import BlobStoreError, UsageError
 from blobstore.formats.ocimanifest import check_is_model
@@ -116,7 +117,7 @@ def pull(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Transferred:
-    """Bring a model of a registry to ``store``, under its name there or ``name``.
+    """Fetch a model of a registry into ``store``, under its name there or ``name``.
 
     ``reference``: ``HOST/NAMESPACE/MODEL:TAG``, with Ollama's defaults, and perhaps ``@sha256:…``,
     the manifest that it must be. ``policy``: what the model must be signed with, under its name
@@ -157,10 +158,12 @@ class _Repositories:
     def __init__(self, store: Readable, host: str) -> None:
         self._store = store
         self._host = host
+        self._mutex = Lock()
 
     def of(self, digest: Digest) -> list[str]:
         """Return those that may have a blob."""
-        return self._by_blob.get(digest, [])
+        with self._mutex:  # the threads of a push would all read the manifests
+            return self._by_blob.get(digest, [])
 
     @cached_property
     def _by_blob(self) -> dict[Digest, list[str]]:
@@ -169,7 +172,7 @@ class _Repositories:
             by_manifest[share.manifest].append(share.repository)
         found: dict[Digest, list[str]] = {}
         for name in self._store.manifests.names() if by_manifest else ():
-            with suppress(BlobStoreError):  # what can't be read tells nothing
+            with suppress(BlobStoreError):  # a manifest that can't be read is skipped
                 manifest = self._store.manifests.read(name)
                 if repositories := by_manifest.get(manifest.digest):
                     found |= {blob.digest: repositories for blob in manifest.descriptors}

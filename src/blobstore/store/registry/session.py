@@ -1,16 +1,18 @@
 """Session: a model on its way to a registry.
 
 Blobs go to the model's repository at once if the model is known from the start, as in a transfer.
-They stay invisible there until a manifest names them; what a killed push has sent is found by the
-next one. Otherwise they wait in a temporary file. The manifest comes last.
+They stay invisible there until a manifest names them. The next push finds the blobs that a killed
+one has sent. Otherwise they wait in a temporary file. The manifest comes last.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from blobstore.errors import NotFoundError, RemoteError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
@@ -33,6 +35,8 @@ from blobstore.store.registry.repositories import Places, repository_of
 from blobstore.store.registry.spool import Spool, SpooledBlob, SpoolWriter
 from blobstore.store.registry.tags import RegistryManifests
 from blobstore.store.registry.uploads import Uploads
+
+_log = logging.getLogger("blobstore.store.registry")
 
 _PIECE = 2**20
 
@@ -59,6 +63,8 @@ class RegistrySession:
         self._spool = Spool()
         self._spooled: dict[Digest, SpooledBlob] = {}
         self._sent: set[Digest] = set()
+        self._closed: set[str] = set()
+        """Repositories that no blob can be mounted from."""
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         """See `Session`: those that can be mounted from another repository are mounted."""
@@ -146,7 +152,7 @@ class RegistrySession:
     def _bring(self, repository: str, blob: Descriptor) -> bool:
         """Make sure that the repository has a blob; return whether its bytes were sent for that.
 
-        Raises: NotFoundError, CorruptDataError if it has not, and this session neither.
+        Raises: NotFoundError, CorruptDataError if neither the repository nor this session has it.
         """
         if self._places.size(repository, blob.digest) == blob.size:
             return False
@@ -166,12 +172,28 @@ class RegistrySession:
         """Return whether the repository has a blob, perhaps just now from another one."""
         uploads = Uploads(self._api, repository)
         is_there = uploads.size(blob.digest) == blob.size or any(
-            uploads.mount(blob.digest, source)
+            self._is_mounted(uploads, blob.digest, source)
             for source in self._places.candidates(blob.digest, repository)
         )
         if is_there:
             self._places.note(repository, [blob])
         return is_there
+
+    def _is_mounted(self, uploads: Uploads, digest: Digest, source: str) -> bool:
+        """Return whether a blob was mounted; False if the registry or its token server refuses.
+
+        The user may lack the right to read ``source``. It is not tried again then.
+        """
+        if source in self._closed:
+            return False
+        try:
+            return uploads.mount(digest, source)
+        except (NotFoundError, RemoteError) as error:
+            if isinstance(error, RemoteError) and error.temporary:
+                raise
+            self._closed.add(source)
+            _log.info("no blob of %s is mounted: %s", source, error)
+            return False
 
     def _send(self, repository: str, blob: Descriptor, reader: OpenReader) -> None:
         Uploads(self._api, repository).send(blob, reader)
@@ -194,5 +216,5 @@ class RegistrySession:
         each(blobs, do, max(1, min(self._api.client.connections, len(blobs))), name="registry")
 
     def close(self) -> None:
-        """Forget what was not published."""
+        """Remove unpublished blobs of the temporary file."""
         self._spool.close()

@@ -63,7 +63,7 @@ class RegistryBlobs:
         return [None] * len(descriptors)
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        """See `Blobs`: those that no repository has of which it was known."""
+        """See `Blobs`: those that their known repositories no longer have."""
         wanted, there = unique(descriptors), set[Digest]()
 
         def look(blob: Descriptor) -> None:
@@ -157,7 +157,7 @@ class RegistryStore:
         self.close()
 
     def remove(self, name: str | ModelName) -> Removal:
-        """See `Home`: the tag goes, and the registry removes blobs when it likes."""
+        """See `Home`: the tag is removed, and the registry removes blobs by its own rules."""
         found = self.target(name)
         try:
             blobs = self.manifests.read(found).descriptors

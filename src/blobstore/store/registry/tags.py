@@ -1,8 +1,8 @@
 """The manifests of a registry: its tags.
 
-A tag is what a model's name ends with. A registry of the specification can't compare and set a tag,
-so `publish` compares first and sets then: of two machines that write a name at the same time, the
-later one wins.
+A tag is the last part of a model's name. The protocol can't compare and set a tag, so `publish`
+compares first and sets then: of two machines that write a name at the same time, the later one
+wins.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from blobstore.store.ports import ambiguous
 from blobstore.store.registry.api import (
     ACCEPTED,
     CREATED,
+    LOWER_CASE,
     NOT_FOUND,
     OK,
     Ask,
@@ -39,9 +40,9 @@ from blobstore.store.registry.repositories import Places, repository_of
 from blobstore.store.registry.tokens import CATALOG, Scope
 
 MAX_MANIFEST = 4 * 2**20
-"""Bytes of a manifest in a registry: what docker-registry takes (distribution/distribution
-registry/handlers/manifests.go ``maxManifestBodySize``), and what the specification asks for at
-least."""
+"""Bytes of a manifest in a registry: the limit of docker-registry (distribution/distribution
+registry/handlers/manifests.go ``maxManifestBodySize``), and the least that the specification
+requires."""
 _ACCEPTED_TYPES = (("Accept", f"{MANIFEST_MEDIA_TYPE}, {OCI_MANIFEST_MEDIA_TYPE}"),)
 _DIGEST = "docker-content-digest"
 _MAX_PAGE = 4 * 2**20
@@ -122,7 +123,7 @@ class RegistryManifests:
             return None
 
     def modified(self, name: ModelName) -> None:
-        """Return None: a registry does not say."""
+        """Return None: a registry does not tell."""
 
     def digest(self, name: ModelName) -> str | None:
         """Return the digest of a model's manifest as the registry says it, None if it is missing.
@@ -180,7 +181,7 @@ class RegistryManifests:
         return self._listed(address, Scope(repository), "tags")
 
     def _listed(self, address: WebAddress, scope: Scope, key: str) -> Iterator[str]:
-        """Yield the texts of a list, which comes in pages; none if it does not exist."""
+        """Yield the texts of a list, which comes in pages; nothing if the list does not exist."""
         seen: set[WebAddress] = set()
         following: WebAddress | None = address
         while following is not None:
@@ -215,8 +216,11 @@ class RegistryManifests:
             raise UsageError(message, model=str(name))
 
     def _missing(self, name: ModelName) -> ModelNotFoundError:
+        repository = repository_of(name)
         return ModelNotFoundError(
-            f"model {str(name)!r} not found at {self._api.root}", model=str(name)
+            f"model {str(name)!r} not found at {self._api.root}",
+            model=str(name),
+            hint=LOWER_CASE if repository != repository.lower() else None,
         )
 
 
@@ -231,7 +235,7 @@ def _scope(name: ModelName, *also: str) -> Scope:
 
 
 def _check_digest(reply: Reply, raw: bytes) -> None:
-    """Raise RemoteError unless a reply is about these bytes, as far as it says."""
+    """Raise RemoteError if a reply names the digest of other bytes."""
     said = reply.field(_DIGEST)
     if said is not None and said != str(Digest.of(raw)):
         raise reply.refuse(f"gives a manifest the digest {said[:80]!r}, and it is {Digest.of(raw)}")

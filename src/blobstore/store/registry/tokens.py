@@ -31,7 +31,7 @@ MAX_REPLY = 64 * 2**10
 MAX_TOKEN = 16 * 2**10
 _HEAD = 16 * 2**10
 _DEFAULT_S = 60
-"""Seconds that a token lasts if its server does not say it, or says less."""
+"""Seconds that a token lasts at least, and if its server does not say how long."""
 _LONGEST_S = 86_400
 _MARGIN_S = 10
 """Seconds before its end from which a token is not used any more."""
@@ -106,7 +106,7 @@ class TokenServer:
     service: str | None
 
     def fetch(self, client: HttpClient, scope: Scope | None, login: Login | None) -> AccessToken:
-        """Return a new token for ``scope``; None: for nothing, which only checks the login.
+        """Return a new token for ``scope``; None asks for no access, which checks the login.
 
         The server may grant less than that, which only the registry's next reply shows.
 

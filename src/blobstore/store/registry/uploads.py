@@ -67,7 +67,7 @@ class Uploads:
             return reply.length
 
     def mount(self, digest: Digest, source: str) -> bool:
-        """Take a blob over from another repository; return False if the registry does not do it."""
+        """Mount a blob of another repository; return False if the registry does not do that."""
         query = urlencode({"mount": str(digest), "from": source})
         ask = replace(self._post(), scope=replace(self._scope, mounted=(source,)))
         with self._api.request(self._begin_address(query), ask) as reply:
@@ -159,7 +159,8 @@ class Uploads:
     def _cancel(self, location: WebAddress) -> None:
         """Ask the registry to forget an upload. If it refuses, the upload expires there later.
 
-        docker-registry wants the right to delete for it, which a user who may push need not have
+        docker-registry requires the right to delete for it, which a user with the right to push may
+        lack
         (distribution/distribution@0d6b721d registry/handlers/app.go `appendAccessRecords`).
         """
         accept = (NO_CONTENT, ACCEPTED, OK, NOT_FOUND, 405)
@@ -225,5 +226,5 @@ def _received(reply: Reply) -> int:
     match = _RANGE.fullmatch(text or "")
     if match is None:
         raise reply.refuse(f"answers an upload with the Range {(text or 'none')[:60]!r}")
-    # docker-registry says 0-0 of an upload without any bytes.
+    # docker-registry answers 0-0 for an upload without any bytes.
     return int(match[1]) + 1 if int(match[1]) else 0

@@ -175,7 +175,7 @@ def _scheme(key: Any) -> tuple[Any, ...]:
 
 
 def _parsed(load: Callable[[], Any], name: str, kind: str) -> Any:
-    """Return what ``load`` returns. Raises: UsageError for its errors."""
+    """Return the result of ``load``. Raises: UsageError for its errors."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:

@@ -22,10 +22,11 @@ Match = Callable[[DockerReference, DockerReference], bool]
 """Whether a model, the first identity, accepts a signature that was made for the second."""
 
 _MOST_REASONS = 3
+_MADE_FOR = "was made for"
 
 
 def same_repository(model: DockerReference, signed: DockerReference) -> bool:
-    """Accept a signature for any tag of the model's repository, or for none: what cosign makes."""
+    """Accept a signature for the model's repository, with any tag or, as cosign's, without one."""
     return model.repository == signed.repository
 
 
@@ -100,7 +101,7 @@ class SignedBy:
             reasons = [one for one in found if isinstance(one, str)]
             wanted = " or ".join(key.name for key in keys)
             message = f"{name} ({digest}) is not signed by {wanted}: {_summary(reasons)}"
-            raise SignatureError(message, model=str(name))
+            raise SignatureError(message, model=str(name), hint=_hint(name, reasons))
         return accepted
 
     def _judged(
@@ -118,8 +119,16 @@ class SignedBy:
         if payload.digest != digest:
             return f"is of another manifest, {payload.digest}"
         if not self.match(DockerReference.of(name), payload.identity):
-            return f"was made for {payload.identity}"
+            return f"{_MADE_FOR} {payload.identity}"
         return Accepted(payload.identity, key)
+
+
+def _hint(name: ModelName, reasons: Sequence[str]) -> str | None:
+    """Return what to do if the model is signed, but for another identity."""
+    if not any(reason.startswith(_MADE_FOR) for reason in reasons):
+        return None
+    repository = DockerReference.of(name).repository
+    return f"Sign it for its repository: blobstore sign NAME --key FILE --identity {repository}"
 
 
 def _summary(reasons: Sequence[str]) -> str:

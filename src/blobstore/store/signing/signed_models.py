@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from blobstore.errors import SignatureError, UsageError
 from blobstore.formats.signatures import DockerReference, Payload, Signature
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Home
+from blobstore.store.holders import holder_of
+from blobstore.store.ports import Home, Readable
 from blobstore.store.signature_port import Signatures
 from blobstore.store.signing.key_pairs import PrivateKey
 from blobstore.store.signing.requirements import Accepted
@@ -54,14 +55,16 @@ def sign_model(
 ) -> SignedModel:
     """Sign the digest of a model's manifest, and keep the signature in the home.
 
-    ``identity``: for which the signature is (None: the repository of the model, which is what
-    cosign writes).
+    The model may be packed.
+
+    ``identity``: of the signature (None: the repository of the model, as cosign writes it).
 
     Raises: InvalidNameError, NotFoundError, AmbiguousNameError, DocumentError; UsageError for a
     home that keeps no signatures; LimitExceededError; StorageError.
     """
-    found = home.find(name)
-    digest = home.manifests.read(found).digest
+    holder = holder_of(name, home)
+    found = holder.find(name)
+    digest = holder.manifests.read(found).digest
     whole = DockerReference.of(found)
     wanted = DockerReference(whole.repository) if identity is None else identity
     payload = Payload(digest, wanted).encode()
@@ -73,15 +76,24 @@ def sign_model(
 def check_signatures(
     names: Iterable[str | ModelName], home: Home, policy: SignaturePolicy
 ) -> list[CheckedModel]:
-    """Check the signatures of models; those of all models if ``names`` is empty.
+    """Check the signatures of models; those of all models if ``names`` is empty, packed ones too.
 
     Raises: InvalidNameError, NotFoundError, AmbiguousNameError, DocumentError; UsageError for a
     home that keeps no signatures, or a key that can't be read; CorruptDataError for a signature
     that can't be read; StorageError.
     """
     kept = _signatures(home)
-    found = [home.find(name) for name in names] or home.manifests.names()
-    return [_checked(name, home.manifests.read(name).digest, kept, policy) for name in found]
+    holders = [(holder_of(name, home), name) for name in names]
+    found = [(holder, holder.find(name)) for holder, name in holders] or _all_models(home)
+    return [_checked(name, one.manifests.read(name).digest, kept, policy) for one, name in found]
+
+
+def _all_models(home: Home) -> list[tuple[Readable, ModelName]]:
+    whole = home.manifests.names()
+    found: list[tuple[Readable, ModelName]] = [(home, name) for name in whole]
+    if (packed := getattr(home, "packed", None)) is not None:
+        found += ((packed, name) for name in packed.names() if name not in whole)
+    return found
 
 
 def _checked(

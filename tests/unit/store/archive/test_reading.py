@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import random
+import struct
 import tarfile
 import threading
 import tracemalloc
@@ -31,11 +32,12 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.imagelayout import blob_path
-from blobstore.formats.seekable import encode_table
+from blobstore.formats.seekable import FOOTER_BYTES, encode_table
 from blobstore.formats.tar import BLOCK, member_header
 from blobstore.names import Digest, ModelName
 from blobstore.store.archive.archive import open_archive
 from blobstore.store.archive.saving import save_models
+from blobstore.store.archive.tar_contents import contents_of
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import How
 from blobstore.store.transfer import transfer
@@ -352,6 +354,31 @@ def test_a_frame_that_says_it_is_large(tmp_path: Path, frame: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:
         tracemalloc.stop()
+
+
+def test_a_long_seek_table_is_not_used(tmp_path: Path) -> None:
+    """A table of 64 MiB took 1.1 GB of memory, however small its frames were."""
+    frame, frames = zstandard.ZstdCompressor().compress(bytes(1024)), 2**21
+    path = tmp_path / "a.tar.zst"
+    entries = struct.pack("<II", len(frame), 1024) + bytes(8 * (frames - 1))
+    head = struct.pack("<II", 0x184D2A5E, len(entries) + FOOTER_BYTES)
+    path.write_bytes(frame + head + entries + struct.pack("<IBI", frames, 0, 0x8F92EAB1))
+    contents = contents_of(path)
+    assert contents.in_sequence
+    contents.close()
+
+
+def test_paths_are_limited_in_all(
+    tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million paths of 4 KiB would take gigabytes, and little of a compressed file."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar_of([*files, *((f"{number}/{'x' * 200}", b"") for number in range(20))]))
+    monkeypatch.setattr("blobstore.store.archive.members.MAX_PATHS", 5000)
+    open_archive(path).close()
+    monkeypatch.setattr("blobstore.store.archive.members.MAX_PATHS", 4000)
+    with pytest.raises(LimitExceededError, match="4,000 bytes of paths"):
+        open_archive(path)
 
 
 def test_bombs_take_no_memory(tmp_path: Path, one: Files) -> None:

@@ -76,7 +76,8 @@ def test_what_a_frame_holds(tmp_path: Path, store: MemoryStore) -> None:
         assert reader.read() == plain
     footer = parse_footer(whole[-FOOTER_BYTES:], "a")
     assert footer is not None
-    starts = parse_table(whole[-footer.table_bytes :], footer, len(whole), "a")
+    table = parse_table(whole[-footer.table_bytes :], footer, len(whole), "a")
+    starts = list(zip(*table, strict=True))
     with tarfile.open(fileobj=io.BytesIO(plain)) as archive:
         headers = [one.offset for one in archive.getmembers()]
     in_blob = [headers[4] + FRAME * number for number in (1, 2, 3)]

@@ -17,6 +17,7 @@ from blobstore.errors import (
     StorageError,
 )
 from blobstore.formats.signatures import MAX_FILE, MAX_SIGNATURES, Signature
+from blobstore.io import small_files
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import DAY_S, prune
 from blobstore.store.local import signature_folder as module
@@ -53,7 +54,7 @@ def test_it_is_durable_before_it_is_visible(store: Store, monkeypatch: pytest.Mo
         done.append("rename")
         return rename(path, target)
 
-    monkeypatch.setattr(module, "sync", lambda _fd: done.append("file"))
+    monkeypatch.setattr(small_files, "sync", lambda _fd: done.append("file"))
     monkeypatch.setattr(module, "sync_folder", lambda _path: done.append("folder"))
     monkeypatch.setattr(Path, "rename", renamed)
     store.signatures.add(M, digest, [ONE])
@@ -68,7 +69,7 @@ def test_a_failed_write_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyP
     def fails(_fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "sync", fails)
+    monkeypatch.setattr(small_files, "sync", fails)
     with pytest.raises(StorageError):
         store.signatures.add(M, digest, [ONE])
     assert list(folder_of(store, digest).iterdir()) == []

@@ -135,7 +135,7 @@ def test_basic(
 ) -> None:
     line = ["login", guarded.host, "-u", USER, "--password-stdin"]
     assert blobstore(monkeypatch, *line, stdin=f"{PASSWORD}x") == 1
-    assert "denies access to user 'alice'" in capfd.readouterr().err
+    assert "refuses user 'alice'" in capfd.readouterr().err
     with api(guarded.host, Login(USER, Secret(PASSWORD))) as right:
         assert Uploads(right, "a/b").size(Digest.of(b"missing")) is None
     for login in (None, Login(USER, Secret(f"{PASSWORD}x"))):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.servers import Script, Server, server as run_server
+from support.servers import Script, Server, reply, server as run_server
 from support.small_registry import SmallRegistry
 
 from blobstore.errors import (
@@ -189,3 +189,12 @@ def test_a_manifest_that_is_too_large_is_refused_before_any_blob(
     with pytest.raises(LimitExceededError, match="at most 4,194,304"):
         push("m", store, to=f"{host}/ns/m:a")
     assert set(asked(server)) <= {"GET", "HEAD"}
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_blob_that_may_not_be_mounted_is_sent(
+    status: int, store: Store, host: str, registry: SmallRegistry
+) -> None:
+    push("m", store, to=f"{host}/ns/m:a")
+    registry.changes.append(lambda asked: reply(status) if "mount=" in asked.target else None)
+    assert push("m", Store(store.root), to=f"{host}/other/n:a").blobs == {How.COPIED: 3}

@@ -102,6 +102,8 @@ def test_another_name_is_not_signed_for(home: Home) -> None:
     commit(home, "n", b"one")
     (checked,) = check_signatures(["n"], home, POLICY)
     assert "was made for registry.ollama.ai/library/m" in str(checked.error)
+    assert checked.error is not None
+    assert str(checked.error.hint).endswith("--identity registry.ollama.ai/library/n")
     elsewhere = SignaturePolicy.of_key(
         KEY.public, DockerReference.parse("registry.ollama.ai/library/m")
     )
