@@ -88,13 +88,13 @@ class BucketFolder(Folder):
         return self._listings[prefix][:most]
 
     def _entry(self, prefix: str, state: ObjectState) -> Entry:
-        found = Found(state.size, identity_of(state, self.place(state.key)))
+        found = Found(state.size, object_identity(state, self.place(state.key)))
         return WebEntry(state.key.removeprefix(prefix), self.place(state.key), found)
 
     def open(self, name: str, identity: Identity | None = None) -> ObjectFile:
         """Return a reader of one object; of one without an identity the first bytes are read."""
         if identity is None:
-            identity = identity_of(self.bucket.head(relative_path(name)), self.place(name))
+            identity = object_identity(self.bucket.head(relative_path(name)), self.place(name))
         return ObjectFile(self.bucket, name, identity, self.budget)
 
     @contextmanager
@@ -242,7 +242,7 @@ class BucketFetcher:
         self._cancelled.set()
 
 
-def identity_of(state: ObjectState, place: str) -> WebIdentity:
+def object_identity(state: ObjectState, place: str) -> WebIdentity:
     """Return the identity of an object.
 
     Raises: UnsupportedSourceError without an ETag: a change could not be detected.
