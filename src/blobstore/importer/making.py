@@ -265,7 +265,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class _Atom:
+class Atom:
     """What a run can't be cut within."""
 
     steps: tuple[Step, ...]
@@ -281,7 +281,7 @@ def runs_of(blob: PlannedBlob) -> Iterator[Run]:
     """
     begin = size = source_bytes = 0
     steps: list[Step] = []
-    for atom in _atoms(blob):
+    for atom in atoms_of(blob):
         if steps and size + atom.nbytes > RUN:
             yield Run(begin, begin + size, 0, tuple(steps), source_bytes)
             begin, size, source_bytes, steps = begin + size, 0, 0, []
@@ -295,11 +295,12 @@ def runs_of(blob: PlannedBlob) -> Iterator[Run]:
         yield Run(begin, begin + size, 0, tuple(steps), source_bytes)
 
 
-def _atoms(blob: PlannedBlob) -> Iterator[_Atom]:
+def atoms_of(blob: PlannedBlob) -> Iterator[Atom]:
+    """Yield the atoms of a blob, in the order of their bytes."""
     header = blob.header
     for start in range(0, len(header), RUN):
         part = header[start : start + RUN]
-        yield _Atom((Constant(part, start),), len(part), 0)
+        yield Atom((Constant(part, start),), len(part), 0)
     begin = len(header)
     for tensor in blob.tensors:
         begins = {}
@@ -312,24 +313,24 @@ def _atoms(blob: PlannedBlob) -> Iterator[_Atom]:
             scale = (
                 (GlobalScale(tensor, begins[".global_scale"]),) if ".global_scale" in begins else ()
             )
-            yield _Atom(
+            yield Atom(
                 (*steps, *scale), tensor.nbytes, sum(source.nbytes for source in tensor.sources)
             )
         else:
             yield from _large(tensor, begins)
 
 
-def _copies(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:
+def _copies(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Atom]:
     for suffix, begin in begins.items():
         if suffix == ".global_scale":
-            yield _Atom((GlobalScale(tensor, begin),), 4, 4)
+            yield Atom((GlobalScale(tensor, begin),), 4, 4)
             continue
         at = begin
         for source in tensor.sources:
             part = source.parts[suffix]
             for start in range(0, part.nbytes, RUN):
                 nbytes = min(RUN, part.nbytes - start)
-                yield _Atom((Copy(part, start, nbytes, at + start),), nbytes, nbytes)
+                yield Atom((Copy(part, start, nbytes, at + start),), nbytes, nbytes)
             at += part.nbytes
 
 
@@ -353,7 +354,7 @@ def _values_at_once(tensor: OutputTensor, source: SourceWeight) -> int:
     return source.values_at_once(min(CHUNK // read, RUN * 8 // stored_bits))
 
 
-def _large(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:
+def _large(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Atom]:
     """Yield a tensor that no run holds: its weight in parts, its companions in the gap behind."""
     values = list(_values(tensor, begins))
     gap = tensor.nbytes - sum(tensor.part_bytes(step.count)[""] for step in values)
@@ -366,6 +367,6 @@ def _large(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:
         )
         read, elements = step.source.nbytes, step.source.elements
         source_bytes = read * (step.start + step.count) // elements - read * step.start // elements
-        yield _Atom(
+        yield Atom(
             (step, *scale), tensor.part_bytes(step.count)[""], source_bytes, gap if is_last else 0
         )

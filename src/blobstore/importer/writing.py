@@ -15,18 +15,15 @@ that finds none free hashes, which frees some.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from queue import LifoQueue
 
-from blobstore import hashing
 from blobstore.errors import BlobStoreError, DigestMismatchError, StorageError
 from blobstore.hashing.stage import HashStage
+from blobstore.importer.buffers import Buffer, BufferPool
 from blobstore.importer.keys import entry_keys
 from blobstore.importer.making import CHUNK, RUN, Run, RunMaker
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob, PlannedCopy
+from blobstore.importer.recalling import WrittenBlobs, recall
 from blobstore.importer.schedule import (
     WINDOW,
     FirstError,
@@ -42,59 +39,6 @@ from blobstore.io.durable import PAGE, os_errors
 from blobstore.io.workers import Progress, each
 from blobstore.source.weights import SourceReaders
 from blobstore.store.ports import Finished, Session, Writer
-
-
-class Buffer:
-    """Memory for one run of up to ``nbytes``, aligned for writes that bypass the page cache."""
-
-    def __init__(self, pool: BufferPool, nbytes: int) -> None:
-        self._pool = pool
-        self._memory = mmap.mmap(-1, nbytes + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-    def at(self, offset: int, nbytes: int) -> memoryview:
-        """Return ``nbytes`` of it; the address and ``offset`` are equal modulo the page size."""
-        start = offset % PAGE
-        return memoryview(self._memory)[start : start + nbytes]
-
-    def part(self, begin: int, nbytes: int) -> memoryview:
-        """Return ``nbytes`` of it from byte ``begin`` on."""
-        return memoryview(self._memory)[begin : begin + nbytes]
-
-    def release(self) -> None:
-        """Give it back; a second call does nothing."""
-        self._pool.take_back(self)
-
-
-class BufferPool:
-    """``count`` buffers of ``nbytes`` each."""
-
-    def __init__(self, count: int, nbytes: int) -> None:
-        self._free: LifoQueue[Buffer] = LifoQueue()
-        self._taken: set[Buffer] = set()
-        for _ in range(count):
-            self._free.put(Buffer(self, nbytes))
-
-    def take(self) -> Buffer:
-        """Return a free buffer, when there is one."""
-        buffer = self._free.get()
-        self._taken.add(buffer)
-        return buffer
-
-    @property
-    def is_empty(self) -> bool:
-        """True if no buffer is free."""
-        return self._free.empty()
-
-    def close(self) -> None:
-        """Free the memory at once: buffers and pool refer to each other."""
-        self._free = LifoQueue()
-        self._taken.clear()
-
-    def take_back(self, buffer: Buffer) -> None:
-        """Make a buffer free that was taken."""
-        with suppress(KeyError):  # it was given back before
-            self._taken.remove(buffer)
-            self._free.put(buffer)
 
 
 def copy_file(layer: PlannedCopy, session: Session) -> Finished:
@@ -131,14 +75,6 @@ def usual_memory(jobs: int) -> int:
     """Return the bytes that ``jobs`` threads work in when nothing else is said."""
     threads = jobs + _SPARE_THREADS
     return threads * (_BUFFERS_A_THREAD * RUN + _SCRATCH * CHUNK) + WINDOW * RUN
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenBlobs:
-    """The tensor blobs of a plan, in its order; and how many earlier imports had made."""
-
-    blobs: list[Finished]
-    recalled: int
 
 
 def write_blobs(
@@ -201,25 +137,10 @@ class _Making:
         self._writers: dict[int, Writer] = {}
 
     def recall(self, jobs: int, *, verify: bool) -> None:
-        """Find the blobs that an earlier import has made.
-
-        With ``jobs`` threads where they have to be read.
-        """
-        earlier = self._session.earlier
-        if earlier is None:
-            return
-
-        def find_one(number: int) -> None:
-            blob = earlier.find(self._keys[number], self._blobs[number].size, verify=verify)
-            if blob is not None:
-                self._finished[number] = blob
-
-        # Each thread hashes one blob, together with those of the others.
-        threads = jobs * hashing.width() if verify or earlier.takes_time() else 1
-        each(range(len(self._blobs)), find_one, threads, name="recall")
-        self._recalled = len(self._finished)
-        if self._finished:
-            self._progress(sum(self._blobs[number].source_bytes for number in self._finished), "")
+        """Find the blobs that an earlier import has made."""
+        found = recall(self._blobs, self._keys, self._session, jobs, self._progress, verify=verify)
+        self._finished.update(found)
+        self._recalled = len(found)
 
     def make_all(self, jobs: int, memory: int) -> None:
         """Make the blobs that no earlier import has made."""
