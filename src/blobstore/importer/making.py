@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -266,7 +266,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """What a run can't be cut within."""
+    """Steps that one run makes, of ``nbytes`` bytes, and the ``gap`` behind them."""
 
     steps: tuple[Step, ...]
     nbytes: int
@@ -279,20 +279,23 @@ def runs_of(blob: PlannedBlob) -> Iterator[Run]:
 
     With their gaps they cover it exactly once.
     """
-    begin = size = source_bytes = 0
-    steps: list[Step] = []
+    begin = size = 0
+    atoms: list[Atom] = []
     for atom in atoms_of(blob):
-        if steps and size + atom.nbytes > RUN:
-            yield Run(begin, begin + size, 0, tuple(steps), source_bytes)
-            begin, size, source_bytes, steps = begin + size, 0, 0, []
+        if atoms and (size + atom.nbytes > RUN or atoms[-1].gap):
+            yield (run := run_of(atoms, begin))
+            begin, size, atoms = run.end + run.gap, 0, []
         size += atom.nbytes
-        source_bytes += atom.source_bytes
-        steps.extend(atom.steps)
-        if atom.gap:
-            yield Run(begin, begin + size, atom.gap, tuple(steps), source_bytes)
-            begin, size, source_bytes, steps = begin + size + atom.gap, 0, 0, []
-    if steps:
-        yield Run(begin, begin + size, 0, tuple(steps), source_bytes)
+        atoms.append(atom)
+    if atoms:
+        yield run_of(atoms, begin)
+
+
+def run_of(atoms: Sequence[Atom], begin: int) -> Run:
+    """Return the run of consecutive atoms, the last of which may have a gap behind it."""
+    end = begin + sum([atom.nbytes for atom in atoms])
+    steps = tuple([step for atom in atoms for step in atom.steps])
+    return Run(begin, end, atoms[-1].gap, steps, sum([atom.source_bytes for atom in atoms]))
 
 
 def atoms_of(blob: PlannedBlob) -> Iterator[Atom]:

@@ -34,9 +34,11 @@ from blobstore.importer.schedule import (
     room_of,
     schedule,
 )
+from blobstore.importer.streaming.stream import write_streamed
 from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE, os_errors
 from blobstore.io.workers import Progress, each
+from blobstore.source.fetching import FetchOptions
 from blobstore.source.weights import SourceReaders
 from blobstore.store.ports import Finished, Session, Writer
 
@@ -85,10 +87,11 @@ def write_blobs(
     progress: Progress,
     *,
     verify_reuse: bool,
+    fetch: FetchOptions | None = None,
 ) -> WrittenBlobs:
     """Write the plan's tensor blobs with ``jobs`` threads in ``memory`` bytes.
 
-    They are not yet visible.
+    They are not yet visible. A source on a server is streamed (streaming/), and ``fetch`` says how.
 
     A blob that an earlier import of the same bytes has made is not made again; with
     ``verify_reuse`` only when its bytes are its digest's.
@@ -96,6 +99,10 @@ def write_blobs(
     Raises: the error that comes first in the plan, whatever the number of threads: it names the
     tensor or the file; StorageError. Nothing is committed here.
     """
+    if any(inventory.folder.is_remote for inventory in plan.inventories):
+        return write_streamed(
+            plan, session, jobs, memory, progress, verify_reuse=verify_reuse, fetch=fetch
+        )
     allow_open_files(
         sum(len(inventory.files) for inventory in plan.inventories) + 3 * jobs * WINDOW
     )

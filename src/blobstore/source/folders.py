@@ -110,6 +110,8 @@ class Folder(ABC):
     """The requested file in the folder; None for the folder itself."""
     budget: Budget
     """The total budget for reading its headers and documents."""
+    is_remote = True
+    """True if its files are fetched: an import streams them."""
 
     @property
     @abstractmethod
@@ -232,6 +234,8 @@ def folder_or_file(
 
 class LocalFolder(Folder):
     """A folder on a disk. Its links are followed: the Hugging Face cache is made of links."""
+
+    is_remote = False
 
     def __init__(self, path: Path, file: str | None = None) -> None:
         self.path = path
