@@ -34,6 +34,7 @@ from blobstore.importer.schedule import (
     room_of,
     schedule,
 )
+from blobstore.importer.streaming.pieces import files_of
 from blobstore.importer.streaming.stream import write_streamed
 from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE, os_errors
@@ -99,7 +100,7 @@ def write_blobs(
     Raises: the error that comes first in the plan, whatever the number of threads: it names the
     tensor or the file; StorageError. Nothing is committed here.
     """
-    if any(inventory.folder.is_remote for inventory in plan.inventories):
+    if any(file.folder.is_remote for file in files_of(plan).values()):
         return write_streamed(
             plan, session, jobs, memory, progress, verify_reuse=verify_reuse, fetch=fetch
         )

@@ -17,6 +17,7 @@ from blobstore.source.weights import SourceFile
 class StreamedPiece:
     """A run of the plan's blob ``number``, and the segments that it is made from, in order.
 
+    What is made from nothing, such as a long header, is made with the first segment of its blob.
     ``is_small``: it is a whole blob, which is written together with others.
     """
 
@@ -28,7 +29,7 @@ class StreamedPiece:
     @property
     def last(self) -> int:
         """The segment with which it is made: the last one that it needs."""
-        return self.segments[-1] if self.segments else 0
+        return self.segments[-1]
 
     def spans_in(self, segments: SourceSegments, number: int) -> list[Span]:
         """Return what it needs of one segment, as bytes of the file."""
@@ -47,19 +48,20 @@ def pieces_of(number: int, blob: PlannedBlob, segments: SourceSegments) -> Itera
 
     With their gaps they cover it exactly once.
     """
+    first = (first_segment(blob, segments),)
     if not is_large(blob.size):
         atoms = list(atoms_of(blob))
         needed = _segments([step for atom in atoms for step in atom.steps], segments)
-        yield StreamedPiece(number, run_of(atoms, 0), needed, is_small=True)
+        yield StreamedPiece(number, run_of(atoms, 0), needed or first, is_small=True)
         return
     joined = _Joined()
     for atom in atoms_of(blob):
         needed = _segments(atom.steps, segments)
         if not joined.takes(atom, needed):
-            yield joined.piece(number)
+            yield joined.piece(number, first)
             joined = _Joined(joined.end)
         joined.add(atom, needed)
-    yield joined.piece(number)
+    yield joined.piece(number, first)
 
 
 @dataclass(slots=True)
@@ -86,8 +88,8 @@ class _Joined:
         self.atoms.append(atom)
         self.segments = self.segments or segments
 
-    def piece(self, number: int) -> StreamedPiece:
-        return StreamedPiece(number, run_of(self.atoms, self.begin), self.segments)
+    def piece(self, number: int, first: tuple[int, ...]) -> StreamedPiece:
+        return StreamedPiece(number, run_of(self.atoms, self.begin), self.segments or first)
 
 
 def _needs(steps: Sequence[Step]) -> Iterator[Need]:
