@@ -9,14 +9,16 @@ from pathlib import Path
 from unittest import mock
 
 from blobstore.importer.streaming.segments import SegmentSizes
-from blobstore.source import folders
+from blobstore.io.ranges import Identity
+from blobstore.names import Digest
 from blobstore.source.fetching import Fetcher, FetchOptions, FolderFetcher
 from blobstore.source.folders import LocalFolder
-from blobstore.names import Digest
-from blobstore.io.ranges import Identity
+from blobstore.source.weights import SourceFile
 
 TINY = SegmentSizes(aim=2**13, most=2**14, window=2**17, gap=64)
 """Many segments, most of which are smaller than a tensor."""
+SMALL = SegmentSizes(aim=2**16, most=2**17, window=2**19)
+"""Segments of several tensors."""
 
 
 @dataclass
@@ -68,7 +70,7 @@ def streamed(sizes: SegmentSizes = TINY, *, declared: bool = False) -> Iterator[
     with (
         mock.patch.object(LocalFolder, "is_remote", new=True),
         mock.patch.object(LocalFolder, "fetcher", fetcher),
-        mock.patch.object(SegmentSizes, "of", lambda _nbytes: sizes),
+        mock.patch.object(SegmentSizes, "of", return_value=sizes),
         _declaring(is_on=declared),
     ):
         yield fetched
@@ -78,7 +80,7 @@ def streamed(sizes: SegmentSizes = TINY, *, declared: bool = False) -> Iterator[
 def _declaring(*, is_on: bool) -> Iterator[None]:
     from blobstore.source import inventory
 
-    made = inventory.SourceFile
+    made = SourceFile
 
     def with_digest(folder: LocalFolder, name: str, *args: object, **fields: object) -> object:
         digest = Digest.of((Path(folder.path) / name).read_bytes()) if is_on else None

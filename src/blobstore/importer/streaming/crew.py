@@ -154,8 +154,8 @@ class Crew:
             self._finish(loaded)
 
     def _finish(self, loaded: Loaded) -> None:
+        self._gates[2].ready(loaded)  # first: a kill loses what is in memory, and little more
         self._ring.give_back(loaded.part)
-        self._gates[2].ready(loaded)
 
     def _end(self, loaded: Loaded) -> None:
         """Behind the last gate: everything of a segment is done, and of all before it."""
@@ -187,7 +187,7 @@ class Crew:
     def _waited(self) -> bool:
         """Wait for something to do; return False if nothing will come."""
         with self._tasks.changed:
-            if self._tasks or self._stage.ready:
+            if self._tasks or self._stage.ready or self._tasks.is_stopped:
                 return True
             if self._are_all_fetched and all(gate.is_empty for gate in self._gates):
                 return False
