@@ -179,9 +179,7 @@ class BlobTests(HomeTests):
         assert blobs_of(home, "m") == [data]
 
     @pytest.mark.parametrize("size", [size for size in SIZES if size > 1])
-    def test_buffers_of_early_pieces_do_not_wait(
-        self, home: Home, session: Session, size: int
-    ) -> None:
+    def test_buffers_of_early_pieces_do_not_wait(self, session: Session, size: int) -> None:
         data = data_of(size)
         at, made = size // 2, list[Finished]()
         buffer = bytearray(data[at:])
