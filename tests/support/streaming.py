@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from blobstore.importer.streaming.segments import SegmentSizes
@@ -15,7 +16,7 @@ from blobstore.source.fetching import Fetcher, FetchOptions, FolderFetcher
 from blobstore.source.folders import LocalFolder
 from blobstore.source.weights import SourceFile
 
-TINY = SegmentSizes(aim=2**13, most=2**14, window=2**17, gap=64)
+TINY = SegmentSizes(aim=2**13, most=2**14, window=2**15, gap=64)
 """Many segments, most of which are smaller than a tensor."""
 SMALL = SegmentSizes(aim=2**16, most=2**17, window=2**19)
 """Segments of several tensors."""
@@ -82,9 +83,9 @@ def _declaring(*, is_on: bool) -> Iterator[None]:
 
     made = SourceFile
 
-    def with_digest(folder: LocalFolder, name: str, *args: object, **fields: object) -> object:
-        digest = Digest.of((Path(folder.path) / name).read_bytes()) if is_on else None
-        return made(folder, name, *args, **{**fields, "declared": digest})  # type: ignore[arg-type]
+    def with_digest(*args: Any) -> SourceFile:
+        file = made(*args)
+        return replace(file, declared=Digest.of(Path(file.path).read_bytes()))
 
     if not is_on:
         yield

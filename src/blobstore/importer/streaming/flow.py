@@ -146,7 +146,7 @@ class Tasks:
             self.changed.notify()
 
     def take(self) -> tuple[Order, Callable[[], None]] | None:
-        """Return the next task; None if there is none, or after `stop`."""
+        """Return the next task; None if no task waits, or after `stop`."""
         with self.changed:
             return self._tasks.popleft() if self._tasks and not self.is_stopped else None
 

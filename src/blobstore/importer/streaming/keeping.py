@@ -18,7 +18,7 @@ from blobstore.hashing.stage import HashStage
 from blobstore.importer.buffers import Buffer
 from blobstore.importer.making import Run
 from blobstore.importer.planning.outputs import PlannedBlob
-from blobstore.importer.streaming.resuming import BlobBegun, blob_path
+from blobstore.importer.streaming.resuming import BlobBegun, begun_path
 from blobstore.importer.streaming.worklog import PieceSum, WorkLog
 from blobstore.kernels.arrays import Array
 from blobstore.names import Digest
@@ -143,7 +143,7 @@ class StreamedBlobs:
         return writer
 
     def _kept_writer(self, number: int, work: KeptWork) -> ContinuedWriter:
-        path, size = blob_path(work.folder, number), self._blobs[number].size
+        path, size = begun_path(work.folder, number), self._blobs[number].size
 
         def accept(digest: Digest) -> Finished:
             work.log.accepting(number, digest)

@@ -25,7 +25,7 @@ class Need(NamedTuple):
     end: int
 
 
-def needs_of(step: Step) -> Iterator[Need]:
+def needed_by(step: Step) -> Iterator[Need]:
     """Yield the bytes that a step is made from; none for those that are known."""
     match step:
         case Copy(tensor, start, nbytes):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from blobstore.importer.making import RUN, Atom, Run, Step, atoms_of, run_of
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.schedule import is_large
-from blobstore.importer.streaming.needs import Need, needs_of, whole
-from blobstore.importer.streaming.segments import SegmentSizes, SourceSegments, Span, cut
+from blobstore.importer.streaming.needs import Need, needed_by, whole
+from blobstore.importer.streaming.segments import SegmentSizes, SourceSegments, Span, spans_of
 from blobstore.source.weights import SourceFile
 
 
@@ -93,7 +93,7 @@ class _Joined:
 
 
 def _needs(steps: Sequence[Step]) -> Iterator[Need]:
-    return (need for step in steps for need in needs_of(step))
+    return (need for step in steps for need in needed_by(step))
 
 
 def _segments(steps: Sequence[Step], segments: SourceSegments) -> tuple[int, ...]:
@@ -150,6 +150,6 @@ def cut_files(plan: ImportPlan, sizes: SegmentSizes) -> SourceSegments:
             for path, found in spans.items():
                 needs[path].append(found)
     return SourceSegments(
-        (file, cut(needs[path], sizes, file.size, is_whole=file.declared is not None))
+        (file, spans_of(needs[path], sizes, file.size, is_whole=file.declared is not None))
         for path, file in files.items()
     )

@@ -27,7 +27,7 @@ from blobstore.store.ports import Finished, Unfinished
 _READ = 2**20
 
 
-def blob_path(folder: Path, number: int) -> Path:
+def begun_path(folder: Path, number: int) -> Path:
     """Return the path of the plan's blob of that number, while it is written."""
     return folder / f"blob-{number}"
 
@@ -171,7 +171,7 @@ class _Files:
         if found.made[0].is_small:
             return self._small.get(found.number)
         is_trusted = self._agenda.trusted_at(found.number) < self._agenda.begun
-        is_there = blob_path(self._folder, found.number).exists()
+        is_there = begun_path(self._folder, found.number).exists()
         return self._accepted.get(found.number) if is_trusted and not is_there else None
 
     def _take(self, number: int, digest: Digest) -> Finished | None:
@@ -184,7 +184,7 @@ class _Files:
 
     def _lost_pieces(self, found: BlobBegun) -> Iterable[int]:
         """Yield the segments of pieces whose bytes are lost."""
-        path = blob_path(self._folder, found.number)
+        path = begun_path(self._folder, found.number)
         try:
             with FileReader(path, follow=False) as reader, os_errors("write back", path):
                 # The page cache may show bytes whose writing has failed.

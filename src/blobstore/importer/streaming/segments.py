@@ -112,7 +112,7 @@ class SourceSegments:
         return range(cut.first, cut.stop)
 
 
-def cut(
+def spans_of(
     needs: Iterable[Sequence[Span]], sizes: SegmentSizes, size: int, *, is_whole: bool
 ) -> list[Span]:
     """Return the segments of a file of ``size`` bytes.

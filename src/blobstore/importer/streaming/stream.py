@@ -25,7 +25,7 @@ from blobstore.importer.streaming.flow import FileHashes
 from blobstore.importer.streaming.held import HeldBytes, held_path
 from blobstore.importer.streaming.keeping import KeptWork, StreamedBlobs
 from blobstore.importer.streaming.pieces import cut_files, files_of
-from blobstore.importer.streaming.resuming import WorkDone, blob_path, find_done
+from blobstore.importer.streaming.resuming import WorkDone, begun_path, find_done
 from blobstore.importer.streaming.ring import Ring
 from blobstore.importer.streaming.segments import SegmentSizes
 from blobstore.importer.streaming.worklog import LoggedWork, WorkLog
@@ -155,7 +155,7 @@ class _Stream:
         for one in done.blobs:
             used.update(held_path(work.folder, number) for number in one.held)
             if one.made and one.finished is None:
-                used.add(blob_path(work.folder, one.number))
+                used.add(begun_path(work.folder, one.number))
         with os_errors("clean up", work.folder):
             for path in set(work.folder.iterdir()) - used:
                 path.unlink()

@@ -29,7 +29,8 @@ from blobstore.store.local.locks import locked, take_lock
 
 _KEPT_S = 24 * 3600
 _UNOWNED = "new-"
-_PARTIAL = re.compile(r"(partial|work)-[0-9a-f]{64}", re.ASCII)
+_PARTIAL = re.compile(r"partial-[0-9a-f]{64}", re.ASCII)
+_WORK = re.compile(r"work-[0-9a-f]{64}", re.ASCII)
 _OURS = re.compile(r"(new|[0-9]+)-[0-9a-f]{16}", re.ASCII)
 
 
@@ -148,7 +149,7 @@ class Leftovers:
     def take_folder(self, name: str, folder: Path) -> bool:
         """Move a folder of that name into ``folder``, which is the caller's.
 
-        Return False if there is none, or if others own all of them. Raises: StorageError.
+        Return False if it is missing, or if others own all of them. Raises: StorageError.
         """
         for parent in self._folders():
             path = parent / name
@@ -191,7 +192,8 @@ def _owned(folder: Path) -> AbstractContextManager[bool]:
 
 
 def _is_of_use(name: str) -> bool:
-    return Digest.from_file_name(name) is not None or _PARTIAL.fullmatch(name) is not None
+    patterns = (_PARTIAL, _WORK)
+    return Digest.from_file_name(name) is not None or any(one.fullmatch(name) for one in patterns)
 
 
 def is_young(path: Path, kept_s: float = _KEPT_S) -> bool:
@@ -202,7 +204,7 @@ def is_young(path: Path, kept_s: float = _KEPT_S) -> bool:
 def _stale(folder: Path, kept_s: float) -> Iterator[Leftover]:
     paths = sorted(folder.iterdir())
     others = [path for path in paths if not _is_of_use(path.name)]
-    newest = [folder, *(path for path in paths if _PARTIAL.fullmatch(path.name))]
+    newest = [folder, *(path for path in paths if _WORK.fullmatch(path.name))]
     if len(others) == len(paths) or not any(is_young(path, kept_s) for path in newest):
         yield Leftover(folder, sum(map(_nbytes, paths)), "left by a killed import")
         return
@@ -212,5 +214,5 @@ def _stale(folder: Path, kept_s: float) -> Iterator[Leftover]:
 
 def _nbytes(path: Path) -> int:
     """Return the bytes of a file, or of the files in a folder of unfinished work."""
-    inside = path.iterdir() if _PARTIAL.fullmatch(path.name) and path.is_dir() else ()
+    inside = path.iterdir() if _WORK.fullmatch(path.name) and path.is_dir() else ()
     return path.lstat().st_size + sum(inner.lstat().st_size for inner in inside)
