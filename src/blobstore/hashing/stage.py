@@ -61,19 +61,9 @@ class BlobHash:
         if self._is_abandoned:
             self.abandon()
 
-    def add_in_turn(self, offset: int, piece: Piece) -> bool:
-        """Add a piece unless bytes before it are missing; return False then."""
-        with self._stage.mutex:
-            is_in_turn = self.is_in_turn(offset)
-            if is_in_turn:
-                self._add(offset, piece)
-        if is_in_turn and self._is_abandoned:
-            self.abandon()
-        return is_in_turn
-
     def is_in_turn(self, offset: int) -> bool:
         """Return True if all bytes before ``offset`` were added."""
-        return offset == self._frontier
+        return offset <= self._frontier
 
     def _add(self, offset: int, piece: Piece) -> None:
         self._waiting[offset] = piece

@@ -153,7 +153,7 @@ class _Writer:
         *,
         gap: int = 0,
         aligned: bool = False,  # noqa: ARG002  # memory has no pages to align to
-        early: bool = False,  # noqa: ARG002  # no buffer waits
+        since: int | None = None,  # noqa: ARG002  # no buffer waits
         hashed: Callable[[], None] = lambda: None,
     ) -> None:
         self.put_aside(offset, data)

@@ -52,16 +52,16 @@ class Writer(Protocol):
         *,
         gap: int = 0,
         aligned: bool = False,
-        early: bool = False,
+        since: int | None = None,
         hashed: Callable[[], None] = lambda: None,
     ) -> None:
         """Write a contiguous buffer at ``offset``.
 
         ``gap``: as many bytes behind the buffer are written by `put_aside`, before the last piece
         in front of the gap. ``aligned``: the buffer's address and ``offset`` are equal modulo the
-        page size. ``early``: bytes before these may come much later, so the buffer must not wait
-        for them. ``hashed`` is called by any thread when the buffer may be reused.
-        Raises: StorageError.
+        page size. ``since``: bytes before that offset may come much later, so the buffer must not
+        wait for them; those between it and ``offset`` come now. ``hashed`` is called by any thread
+        when the buffer may be reused. Raises: StorageError.
         """
 
     def put_aside(self, offset: int, data: Any) -> None:

@@ -188,9 +188,9 @@ class BlobTests(HomeTests):
             buffer[:] = bytes(len(buffer))
 
         with closing(session.writer(size, made.append)) as writer:
-            writer.put(at, buffer, early=True, hashed=clear)
+            writer.put(at, buffer, since=at, hashed=clear)
             assert not any(buffer), "the buffer was not released"
-            writer.put(0, data[:at], early=True)
+            writer.put(0, data[:at], since=0)
         (blob,) = made
         assert (blob.digest, blob.size) == (Digest.of(data), size)
 

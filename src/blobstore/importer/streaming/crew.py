@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from blobstore.hashing.stage import HashStage
@@ -66,6 +67,7 @@ class Crew:
         self._gates = (Gate(self._hash), Gate(self._open), Gate(self._end))
         self._mutex, self._fetching = threading.Lock(), threading.Lock()
         self._unhashed = 0
+        self._consecutive = _Consecutive()
         self._are_all_fetched = False
         self._errors: list[tuple[Order, BaseException]] = []
 
@@ -147,9 +149,12 @@ class Crew:
         loaded.left = len(tasks)
         for pieces in tasks:
             first = pieces[0]
-            do = self._make_small if first.is_small else self._make_large
-            order = (loaded.number, first.number, first.run.begin)
-            self._tasks.add(order, partial(do, loaded, pieces))
+            if first.is_small:
+                do = partial(self._make_small, loaded, pieces)
+            else:
+                self._consecutive = self._consecutive.then(first)
+                do = partial(self._make_large, loaded, first, self._consecutive.since)
+            self._tasks.add((loaded.number, first.number, first.run.begin), do)
         if not tasks:
             self._finish(loaded)
 
@@ -172,11 +177,16 @@ class Crew:
             try:
                 if self._hashes_first() and self._stage.work():
                     continue
-                task = self._tasks.take()
-                if task is not None:
+                # First a buffer: what is begun must be able to end, since others wait behind it.
+                buffer = self._buffer()
+                task = self._tasks.take() if buffer is not None else None
+                if buffer is not None and task is not None:
                     order, do = task
-                    do()
-                elif not self._stage.work() and not self._waited():
+                    do(buffer)
+                    continue
+                if buffer is not None:
+                    buffer.release()
+                if not self._stage.work() and not self._waited():
                     return
             except BaseException as error:  # noqa: BLE001  # `run` raises the first one
                 self._fail(order, error)
@@ -194,22 +204,16 @@ class Crew:
             self._tasks.changed.wait()
             return True
 
-    def _make_large(self, loaded: Loaded, pieces: Sequence[StreamedPiece]) -> None:
-        (piece,) = pieces
-        buffer = self._buffer()
-        if buffer is None:
-            return
+    def _make_large(self, loaded: Loaded, piece: StreamedPiece, since: int, buffer: Buffer) -> None:
         run, blob = piece.run, self._blobs[piece.number]
         data = buffer.at(run.begin, run.end - run.begin)
         with self._arrived.using(loaded.number, loaded.part.data):
             beside = self._maker.make(run, data, blob.options)
-        loaded.pieces.append(self._written.put(piece.number, run, data, beside, buffer))
-        self._done(loaded, pieces)
+        done = self._written.put(piece.number, run, data, beside, buffer, since=since)
+        loaded.pieces.append(done)
+        self._done(loaded, [piece])
 
-    def _make_small(self, loaded: Loaded, pieces: Sequence[StreamedPiece]) -> None:
-        buffer = self._buffer()
-        if buffer is None:
-            return
+    def _make_small(self, loaded: Loaded, pieces: Sequence[StreamedPiece], buffer: Buffer) -> None:
         made, begin = [], 0
         with self._arrived.using(loaded.number, loaded.part.data):
             for piece in pieces:
@@ -242,6 +246,25 @@ class Crew:
         for piece in pieces:
             self._progress(piece.run.source_bytes, self._blobs[piece.number].name)
         self._tasks.wake()
+
+
+@dataclass(frozen=True, slots=True)
+class _Consecutive:
+    """Consecutive pieces of a blob, one behind the other in the order of the tasks.
+
+    ``since``: the offset of the first one; ``end``: of what follows.
+    """
+
+    number: int = -1
+    since: int = 0
+    end: int = 0
+
+    def then(self, piece: StreamedPiece) -> _Consecutive:
+        """Return it with the next piece, or that piece alone."""
+        run = piece.run
+        follows = (piece.number, run.begin) == (self.number, self.end)
+        since = self.since if follows else run.begin
+        return _Consecutive(piece.number, since, run.end + run.gap)
 
 
 class _Stop(threading.Event):

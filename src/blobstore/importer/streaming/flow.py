@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from blobstore.errors import DigestMismatchError
 from blobstore.hashing import Sha256, Stream
 from blobstore.hashing.stage import BlobHash, HashStage, Piece
+from blobstore.importer.buffers import Buffer
 from blobstore.importer.streaming.agenda import Arrival
 from blobstore.importer.streaming.held import HeldSum
 from blobstore.importer.streaming.ring import RingPart
@@ -135,17 +136,17 @@ class Tasks:
     """What can be done now, in order. Safe to share between threads."""
 
     def __init__(self) -> None:
-        self._tasks: deque[tuple[Order, Callable[[], None]]] = deque()
+        self._tasks: deque[tuple[Order, Callable[[Buffer], None]]] = deque()
         self.changed = threading.Condition()
         self.is_stopped = False
 
-    def add(self, order: Order, do: Callable[[], None]) -> None:
-        """Add a task: ``order`` is its place among all."""
+    def add(self, order: Order, do: Callable[[Buffer], None]) -> None:
+        """Add a task, which is done in a buffer: ``order`` is its place among all."""
         with self.changed:
             self._tasks.append((order, do))
             self.changed.notify()
 
-    def take(self) -> tuple[Order, Callable[[], None]] | None:
+    def take(self) -> tuple[Order, Callable[[Buffer], None]] | None:
         """Return the next task; None if no task waits, or after `stop`."""
         with self.changed:
             return self._tasks.popleft() if self._tasks and not self.is_stopped else None

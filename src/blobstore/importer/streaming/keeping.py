@@ -66,10 +66,13 @@ class StreamedBlobs:
         data: memoryview,
         beside: Sequence[tuple[int, Array]],
         to: Buffer,
+        *,
+        since: int,
     ) -> PieceSum:
         """Write a run of a blob, made in the buffer ``to``, which is released when it can be.
 
-        ``beside``: what belongs behind the run. Returns what the log says of it. Raises:
+        ``beside``: what belongs behind the run. ``since``: the bytes between it and the run are
+        written now, too. Returns what the log says of it. Raises:
         StorageError.
         """
         writer = self._writer(number)
@@ -78,7 +81,7 @@ class StreamedBlobs:
             writer.put_aside(offset, array)
             crc = zlib.crc32(array.data, crc)
         places = tuple((offset, array.nbytes) for offset, array in beside)
-        writer.put(run.begin, data, gap=run.gap, aligned=True, early=True, hashed=to.release)
+        writer.put(run.begin, data, gap=run.gap, aligned=True, since=since, hashed=to.release)
         return PieceSum(number, run.begin, run.end, crc, places)
 
     def put_small(self, numbers: Sequence[int], data: Sequence[memoryview]) -> list[Digest]:

@@ -111,19 +111,18 @@ class BlobWriter:
         *,
         gap: int = 0,
         aligned: bool = False,
-        early: bool = False,
+        since: int | None = None,
         hashed: Callable[[], None] = lambda: None,
     ) -> None:
         """See `Writer`. Raises: StorageError (no space, I/O); CorruptDataError."""
         view = memoryview(data).cast("B")
-        may_wait = not early or self._hash.is_in_turn(offset)
+        may_wait = since is None or self._hash.is_in_turn(since)
         # Bytes that will be read back are best left in the page cache.
         self._write(offset, view, aligned=aligned and may_wait)
         end = offset + len(view)
-        piece = Piece(len(view), lambda: view, hashed)
-        if not early:
-            self._hash.add(offset, piece)
-        elif not self._hash.add_in_turn(offset, piece):
+        if may_wait:
+            self._hash.add(offset, Piece(len(view), lambda: view, hashed))
+        else:
             hashed()
             self._add_read_back(offset, end)
         self._add_read_back(end, end + gap)
