@@ -56,6 +56,21 @@ Memory = Annotated[
         help="Memory for the work [default: 32MB, and 32MB per thread].",
     ),
 ]
+Connections = Annotated[
+    int | None,
+    typer.Option(
+        "--connections",
+        metavar="N",
+        min=1,
+        help="Requests at once to the source's server [default: found by measurement].",
+    ),
+]
+LimitRate = Annotated[
+    str | None,
+    typer.Option(
+        "--limit-rate", metavar="SIZE", help="Bytes a second to fetch at most, such as 20MB."
+    ),
+]
 VerifyReuse = Annotated[
     bool,
     typer.Option(
@@ -101,6 +116,8 @@ def import_(
     *,
     jobs: Jobs = None,
     memory: Memory = None,
+    connections: Connections = None,
+    limit_rate: LimitRate = None,
     verify_reuse: VerifyReuse = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")
@@ -116,11 +133,14 @@ def import_(
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
     from blobstore.importer.run import check_tag, default_name, plan_import, run_plan
+    from blobstore.source.fetching import FetchOptions
 
     if name is None and (options["modelfile"] is not None or planned is not None):
         source, name = None, source  # as in `ollama create NAME -f Modelfile`
     target = _model_name(name, options["modelfile"]) if name is not None else None
     budget = parse_size(memory) if memory is not None else None
+    at_most = parse_size(limit_rate) if limit_rate is not None else None
+    fetch = FetchOptions(connections=connections, limit_rate=at_most)
     with progress_bar() as progress:
         made = (
             plan_import(source, jobs=jobs, progress=progress, open_source=source_at, **options)
@@ -144,6 +164,7 @@ def import_(
             jobs=jobs,
             memory=budget,
             verify_reuse=verify_reuse,
+            fetch=fetch,
             progress=progress,
         )
     if not as_json:

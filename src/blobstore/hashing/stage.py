@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from blobstore import hashing
-from blobstore.hashing import Bytes
+from blobstore.hashing import Bytes, Stream
 
 _T = TypeVar("_T")
 
@@ -26,23 +26,30 @@ class Piece:
     """Bytes of a blob.
 
     ``read`` returns them, just before they are hashed. ``hashed`` is called when they are needed no
-    more.
+    more. ``passed`` is called before that with the stream, whose last bytes they are then.
     """
 
     nbytes: int
     read: Callable[[], Bytes]
     hashed: Callable[[], None] = lambda: None
+    passed: Callable[[Stream], None] | None = None
 
 
 class BlobHash:
     """The hash of one blob, whose pieces come in any order; see `HashStage.blob`."""
 
-    def __init__(self, stage: HashStage, size: int, finished: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        stage: HashStage,
+        size: int,
+        finished: Callable[[bytes], None],
+        begun: tuple[Stream, int] | None = None,
+    ) -> None:
         self.finished = finished
-        self.stream = hashing.stream()
+        self.stream, self._done = begun or (hashing.stream(), 0)
         self._stage = stage
         self._size = size
-        self._done = 0
+        self._frontier = self._done
         self._waiting: dict[int, Piece] = {}
         self._is_taken = self._is_abandoned = False
         self._error: BaseException | None = None
@@ -50,10 +57,19 @@ class BlobHash:
     def add(self, offset: int, piece: Piece) -> None:
         """Add the piece at ``offset`` of the blob; it is hashed after all bytes before it."""
         with self._stage.mutex:
-            self._waiting[offset] = piece
-            self._offer()
+            self._add(offset, piece)
         if self._is_abandoned:
             self.abandon()
+
+    def is_in_turn(self, offset: int) -> bool:
+        """Return True if all bytes before ``offset`` were added."""
+        return offset <= self._frontier
+
+    def _add(self, offset: int, piece: Piece) -> None:
+        self._waiting[offset] = piece
+        while (following := self._waiting.get(self._frontier)) is not None and following.nbytes:
+            self._frontier += following.nbytes
+        self._offer()
 
     def abandon(self) -> None:
         """Drop all pieces that wait, and those that are still added: the blob has failed."""
@@ -105,12 +121,18 @@ class HashStage:
         self.ready: deque[BlobHash] = deque()
         self._width = hashing.width()
 
-    def blob(self, size: int, finished: Callable[[bytes], None]) -> BlobHash:
+    def blob(
+        self,
+        size: int,
+        finished: Callable[[bytes], None],
+        begun: tuple[Stream, int] | None = None,
+    ) -> BlobHash:
         """Return the hash of a blob of ``size`` bytes.
 
         ``finished`` is called with its digest, 32 bytes, in the thread that hashes its last piece.
+        ``begun``: a stream that was continued, and how many bytes it has hashed.
         """
-        return BlobHash(self, size, finished)
+        return BlobHash(self, size, finished, begun)
 
     @property
     def is_full(self) -> bool:
@@ -135,6 +157,9 @@ class HashStage:
     def _hash(self, taken: Sequence[tuple[BlobHash, Piece]]) -> None:
         data = {blob: raw for blob, piece in taken if (raw := blob.attempt(piece.read)) is not None}
         hashing.update_all([blob.stream for blob in data], list(data.values()))
+        for blob, piece in taken:
+            if piece.passed is not None and blob in data:
+                blob.attempt(partial(piece.passed, blob.stream))
         with self.mutex:
             complete = [
                 blob for blob, piece in taken if blob in data and blob.advance(piece.nbytes)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -265,8 +265,8 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class _Atom:
-    """What a run can't be cut within."""
+class Atom:
+    """Steps that one run makes, of ``nbytes`` bytes, and the ``gap`` behind them."""
 
     steps: tuple[Step, ...]
     nbytes: int
@@ -279,27 +279,31 @@ def runs_of(blob: PlannedBlob) -> Iterator[Run]:
 
     With their gaps they cover it exactly once.
     """
-    begin = size = source_bytes = 0
-    steps: list[Step] = []
-    for atom in _atoms(blob):
-        if steps and size + atom.nbytes > RUN:
-            yield Run(begin, begin + size, 0, tuple(steps), source_bytes)
-            begin, size, source_bytes, steps = begin + size, 0, 0, []
+    begin = size = 0
+    atoms: list[Atom] = []
+    for atom in atoms_of(blob):
+        if atoms and (size + atom.nbytes > RUN or atoms[-1].gap):
+            yield (run := run_of(atoms, begin))
+            begin, size, atoms = run.end + run.gap, 0, []
         size += atom.nbytes
-        source_bytes += atom.source_bytes
-        steps.extend(atom.steps)
-        if atom.gap:
-            yield Run(begin, begin + size, atom.gap, tuple(steps), source_bytes)
-            begin, size, source_bytes, steps = begin + size + atom.gap, 0, 0, []
-    if steps:
-        yield Run(begin, begin + size, 0, tuple(steps), source_bytes)
+        atoms.append(atom)
+    if atoms:
+        yield run_of(atoms, begin)
 
 
-def _atoms(blob: PlannedBlob) -> Iterator[_Atom]:
+def run_of(atoms: Sequence[Atom], begin: int) -> Run:
+    """Return the run of consecutive atoms, the last of which may have a gap behind it."""
+    end = begin + sum([atom.nbytes for atom in atoms])
+    steps = tuple([step for atom in atoms for step in atom.steps])
+    return Run(begin, end, atoms[-1].gap, steps, sum([atom.source_bytes for atom in atoms]))
+
+
+def atoms_of(blob: PlannedBlob) -> Iterator[Atom]:
+    """Yield the atoms of a blob, in the order of their bytes."""
     header = blob.header
     for start in range(0, len(header), RUN):
         part = header[start : start + RUN]
-        yield _Atom((Constant(part, start),), len(part), 0)
+        yield Atom((Constant(part, start),), len(part), 0)
     begin = len(header)
     for tensor in blob.tensors:
         begins = {}
@@ -312,24 +316,24 @@ def _atoms(blob: PlannedBlob) -> Iterator[_Atom]:
             scale = (
                 (GlobalScale(tensor, begins[".global_scale"]),) if ".global_scale" in begins else ()
             )
-            yield _Atom(
+            yield Atom(
                 (*steps, *scale), tensor.nbytes, sum(source.nbytes for source in tensor.sources)
             )
         else:
             yield from _large(tensor, begins)
 
 
-def _copies(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:
+def _copies(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Atom]:
     for suffix, begin in begins.items():
         if suffix == ".global_scale":
-            yield _Atom((GlobalScale(tensor, begin),), 4, 4)
+            yield Atom((GlobalScale(tensor, begin),), 4, 4)
             continue
         at = begin
         for source in tensor.sources:
             part = source.parts[suffix]
             for start in range(0, part.nbytes, RUN):
                 nbytes = min(RUN, part.nbytes - start)
-                yield _Atom((Copy(part, start, nbytes, at + start),), nbytes, nbytes)
+                yield Atom((Copy(part, start, nbytes, at + start),), nbytes, nbytes)
             at += part.nbytes
 
 
@@ -353,7 +357,7 @@ def _values_at_once(tensor: OutputTensor, source: SourceWeight) -> int:
     return source.values_at_once(min(CHUNK // read, RUN * 8 // stored_bits))
 
 
-def _large(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:
+def _large(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Atom]:
     """Yield a tensor that no run holds: its weight in parts, its companions in the gap behind."""
     values = list(_values(tensor, begins))
     gap = tensor.nbytes - sum(tensor.part_bytes(step.count)[""] for step in values)
@@ -366,6 +370,6 @@ def _large(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:
         )
         read, elements = step.source.nbytes, step.source.elements
         source_bytes = read * (step.start + step.count) // elements - read * step.start // elements
-        yield _Atom(
+        yield Atom(
             (step, *scale), tensor.part_bytes(step.count)[""], source_bytes, gap if is_last else 0
         )

@@ -32,6 +32,7 @@ from blobstore.io.workers import Progress, begun, silent, threads
 from blobstore.model.facts import Verdict
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
+from blobstore.source.fetching import FetchOptions
 from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.store.ports import Finished, Home, Session
 
@@ -182,6 +183,7 @@ def import_model(
     jobs: int | None = None,
     memory: int | None = None,
     verify_reuse: bool = False,
+    fetch: FetchOptions | None = None,
     progress: Progress | None = None,
     force: bool = False,
     **options: Unpack[ImportArguments],
@@ -193,7 +195,8 @@ def import_model(
     A tag that says another type than the model gets is refused (UsageError), unless ``force`` says
     that it is meant. ``options``: as in `plan_import`. ``jobs``: number of threads (None: one a
     core). ``memory``: bytes that they work in (None: 32 MiB for each and 32 MiB). ``verify_reuse``:
-    hash what earlier imports have made before it is used again. ``progress`` is told of every few
+    hash what earlier imports have made before it is used again. ``fetch``: how a source on a server
+    is fetched; it is streamed, and never lies on the disk. ``progress`` is told of every few
     megabytes. The same source and options give the same bytes and digests with any number of
     threads.
 
@@ -209,7 +212,14 @@ def import_model(
     if not force:
         check_tag(plan, full)
     return run_plan(
-        plan, full, store, jobs=jobs, memory=memory, verify_reuse=verify_reuse, progress=progress
+        plan,
+        full,
+        store,
+        jobs=jobs,
+        memory=memory,
+        verify_reuse=verify_reuse,
+        fetch=fetch,
+        progress=progress,
     )
 
 
@@ -238,7 +248,13 @@ def default_name(plan: ImportPlan) -> ModelName:
 
 
 def make_blob(
-    plan: ImportPlan, name: str, store: Home, *, jobs: int = 1, memory: int | None = None
+    plan: ImportPlan,
+    name: str,
+    store: Home,
+    *,
+    jobs: int = 1,
+    memory: int | None = None,
+    fetch: FetchOptions | None = None,
 ) -> Digest:
     """Make the tensor blob ``name`` of a plan, and leave it for `run_plan`, which publishes it.
 
@@ -260,7 +276,7 @@ def make_blob(
             )
         only = replace(plan, layers=chosen)
         (blob,) = write_blobs(
-            only, session, jobs, _budget(memory, jobs), silent, verify_reuse=False
+            only, session, jobs, _budget(memory, jobs), silent, verify_reuse=False, fetch=fetch
         ).blobs
         session.earlier.keep()
     return blob.digest
@@ -274,6 +290,7 @@ def run_plan(
     jobs: int | None = None,
     memory: int | None = None,
     verify_reuse: bool = False,
+    fetch: FetchOptions | None = None,
     progress: Progress | None = None,
 ) -> ImportResult:
     """Carry a plan out: write its blobs, then make them and the manifest visible.
@@ -289,7 +306,9 @@ def run_plan(
     name = store.target(name)
     progress = begun(progress, plan.source_bytes)
     with store.session(plan.inventory.folder.key) as session:
-        written = write_blobs(plan, session, workers, budget, progress, verify_reuse=verify_reuse)
+        written = write_blobs(
+            plan, session, workers, budget, progress, verify_reuse=verify_reuse, fetch=fetch
+        )
         manifest = _manifest(plan, _with_files(plan, written.blobs, session), session)
         # Another import may have made a model of the name meanwhile.
         name = store.manifests.spelled(name)

@@ -15,18 +15,15 @@ that finds none free hashes, which frees some.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from queue import LifoQueue
 
-from blobstore import hashing
 from blobstore.errors import BlobStoreError, DigestMismatchError, StorageError
 from blobstore.hashing.stage import HashStage
+from blobstore.importer.buffers import Buffer, BufferPool
 from blobstore.importer.keys import entry_keys
 from blobstore.importer.making import CHUNK, RUN, Run, RunMaker
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob, PlannedCopy
+from blobstore.importer.recalling import WrittenBlobs, recall
 from blobstore.importer.schedule import (
     WINDOW,
     FirstError,
@@ -37,64 +34,14 @@ from blobstore.importer.schedule import (
     room_of,
     schedule,
 )
+from blobstore.importer.streaming.pieces import files_of
+from blobstore.importer.streaming.stream import write_streamed
 from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE, os_errors
 from blobstore.io.workers import Progress, each
+from blobstore.source.fetching import FetchOptions
 from blobstore.source.weights import SourceReaders
 from blobstore.store.ports import Finished, Session, Writer
-
-
-class Buffer:
-    """Memory for one run of up to ``nbytes``, aligned for writes that bypass the page cache."""
-
-    def __init__(self, pool: BufferPool, nbytes: int) -> None:
-        self._pool = pool
-        self._memory = mmap.mmap(-1, nbytes + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-    def at(self, offset: int, nbytes: int) -> memoryview:
-        """Return ``nbytes`` of it; the address and ``offset`` are equal modulo the page size."""
-        start = offset % PAGE
-        return memoryview(self._memory)[start : start + nbytes]
-
-    def part(self, begin: int, nbytes: int) -> memoryview:
-        """Return ``nbytes`` of it from byte ``begin`` on."""
-        return memoryview(self._memory)[begin : begin + nbytes]
-
-    def release(self) -> None:
-        """Give it back; a second call does nothing."""
-        self._pool.take_back(self)
-
-
-class BufferPool:
-    """``count`` buffers of ``nbytes`` each."""
-
-    def __init__(self, count: int, nbytes: int) -> None:
-        self._free: LifoQueue[Buffer] = LifoQueue()
-        self._taken: set[Buffer] = set()
-        for _ in range(count):
-            self._free.put(Buffer(self, nbytes))
-
-    def take(self) -> Buffer:
-        """Return a free buffer, when there is one."""
-        buffer = self._free.get()
-        self._taken.add(buffer)
-        return buffer
-
-    @property
-    def is_empty(self) -> bool:
-        """True if no buffer is free."""
-        return self._free.empty()
-
-    def close(self) -> None:
-        """Free the memory at once: buffers and pool refer to each other."""
-        self._free = LifoQueue()
-        self._taken.clear()
-
-    def take_back(self, buffer: Buffer) -> None:
-        """Make a buffer free that was taken."""
-        with suppress(KeyError):  # it was given back before
-            self._taken.remove(buffer)
-            self._free.put(buffer)
 
 
 def copy_file(layer: PlannedCopy, session: Session) -> Finished:
@@ -133,14 +80,6 @@ def usual_memory(jobs: int) -> int:
     return threads * (_BUFFERS_A_THREAD * RUN + _SCRATCH * CHUNK) + WINDOW * RUN
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenBlobs:
-    """The tensor blobs of a plan, in its order; and how many earlier imports had made."""
-
-    blobs: list[Finished]
-    recalled: int
-
-
 def write_blobs(
     plan: ImportPlan,
     session: Session,
@@ -149,10 +88,11 @@ def write_blobs(
     progress: Progress,
     *,
     verify_reuse: bool,
+    fetch: FetchOptions | None = None,
 ) -> WrittenBlobs:
     """Write the plan's tensor blobs with ``jobs`` threads in ``memory`` bytes.
 
-    They are not yet visible.
+    They are not yet visible. A source on a server is streamed (streaming/), and ``fetch`` says how.
 
     A blob that an earlier import of the same bytes has made is not made again; with
     ``verify_reuse`` only when its bytes are its digest's.
@@ -160,6 +100,10 @@ def write_blobs(
     Raises: the error that comes first in the plan, whatever the number of threads: it names the
     tensor or the file; StorageError. Nothing is committed here.
     """
+    if any(file.folder.is_remote for file in files_of(plan).values()):
+        return write_streamed(
+            plan, session, jobs, memory, progress, verify_reuse=verify_reuse, fetch=fetch
+        )
     allow_open_files(
         sum(len(inventory.files) for inventory in plan.inventories) + 3 * jobs * WINDOW
     )
@@ -201,25 +145,10 @@ class _Making:
         self._writers: dict[int, Writer] = {}
 
     def recall(self, jobs: int, *, verify: bool) -> None:
-        """Find the blobs that an earlier import has made.
-
-        With ``jobs`` threads where they have to be read.
-        """
-        earlier = self._session.earlier
-        if earlier is None:
-            return
-
-        def find_one(number: int) -> None:
-            blob = earlier.find(self._keys[number], self._blobs[number].size, verify=verify)
-            if blob is not None:
-                self._finished[number] = blob
-
-        # Each thread hashes one blob, together with those of the others.
-        threads = jobs * hashing.width() if verify or earlier.takes_time() else 1
-        each(range(len(self._blobs)), find_one, threads, name="recall")
-        self._recalled = len(self._finished)
-        if self._finished:
-            self._progress(sum(self._blobs[number].source_bytes for number in self._finished), "")
+        """Find the blobs that an earlier import has made."""
+        found = recall(self._blobs, self._keys, self._session, jobs, self._progress, verify=verify)
+        self._finished.update(found)
+        self._recalled = len(found)
 
     def make_all(self, jobs: int, memory: int) -> None:
         """Make the blobs that no earlier import has made."""

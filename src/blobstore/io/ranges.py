@@ -93,6 +93,13 @@ class OpenReader:
         """Return exactly ``length`` bytes from ``offset``. Raises: as `RangeReader.read`."""
         raise NotImplementedError
 
+    def view(self, offset: int, nbytes: int) -> memoryview | None:  # noqa: ARG002  # most are files
+        """Return bytes where they lie, if that is memory, for as long as the caller may read them.
+
+        None if they have to be read.
+        """
+        return None
+
     def pieces(self, buffer: memoryview, begin: int = 0) -> Iterator[memoryview]:
         """Yield all bytes from ``begin`` on, in views of ``buffer``, each good until the next.
 

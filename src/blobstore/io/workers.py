@@ -28,19 +28,22 @@ def each(
     *,
     name: str,
     stop: threading.Event | None = None,
+    least: int = 1,
 ) -> None:
     """Call ``do`` with each of ``items`` in ``jobs`` threads, which take the items in order.
 
     After an error, or an interrupt, no other item is taken, and the call waits for those that were
-    taken. ``stop`` is set then: a long ``do`` may check it, and end early.
+    taken. ``stop`` is set then: a long ``do`` may check it, and end early. ``least``: how many
+    threads have to be started.
 
     Raises: the error of the first item, in their order, that fails, whatever the number of threads;
-    StorageError when no thread can be started.
+    StorageError when too few threads can be started.
     """
     job = _Job(items, do, stop or threading.Event())
     try:
         for number in range(jobs):
-            _start(threading.Thread(target=job.work, name=f"{name}-{number}"), number)
+            thread = threading.Thread(target=job.work, name=f"{name}-{number}")
+            _start(thread, is_needed=number < least)
         job.wait()
     finally:
         job.end()
@@ -65,11 +68,11 @@ def results_of(
     return [found[number] for number in range(len(items))]
 
 
-def _start(thread: threading.Thread, number: int) -> None:
+def _start(thread: threading.Thread, *, is_needed: bool) -> None:
     try:
         thread.start()
     except RuntimeError as error:
-        if number == 0:  # else the others do the work
+        if is_needed:  # else the others do the work
             raise StorageError(f"can't start a thread: {error}") from error
 
 

@@ -112,6 +112,8 @@ class Folder(ABC):
     """The commit of the repository that it is read at, once it was asked for."""
     budget: Budget
     """The total budget for reading its headers and documents."""
+    is_remote = True
+    """True if its files are fetched: an import streams them."""
 
     @property
     @abstractmethod
@@ -215,6 +217,8 @@ class Folder(ABC):
 
 class LocalFolder(Folder):
     """A folder on a disk. Its links are followed: the Hugging Face cache is made of links."""
+
+    is_remote = False
 
     def __init__(self, path: Path, file: str | None = None) -> None:
         self.path = path

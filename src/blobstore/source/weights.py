@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -247,9 +247,13 @@ class _Scratch(threading.local):
 
 
 class SourceReaders:
-    """The source files of an import, opened when they are first read, and unchanged since."""
+    """The source files of an import, opened when they are first read, and unchanged since.
 
-    def __init__(self) -> None:
+    ``open_file`` opens one.
+    """
+
+    def __init__(self, open_file: Callable[[SourceFile], SourceReader] = SourceFile.open) -> None:
+        self._open_file = open_file
         self._open: dict[str, SourceReader] = {}
         self._mutex = threading.Lock()
         self._scratch = _Scratch()
@@ -274,7 +278,7 @@ class SourceReaders:
                 return self._transposed(weight, start, count)
             bits = weight.dtype.bits
             kind = numpy_dtype(weight.dtype) if bits >= 8 else np.dtype(np.uint8)  # noqa: PLR2004
-            return self._read(weight.tensor, start, self._scratch.array("stored", count, kind))
+            return self._stored(weight.tensor, start, count, kind)
         if weight.form is Form.BLOCK_FP8:
             return self._decoded(weight, start, count)
         return self._dequantized(weight, start, count)
@@ -297,6 +301,16 @@ class SourceReaders:
                 path=tensor.file.path,
             )
         return np.float32(scale)
+
+    def _stored(self, tensor: SourceTensor, start: int, count: int, kind: np.dtype[Any]) -> Array:
+        """Return elements of a tensor from index ``start`` on, where they lie if that is memory."""
+        begin, nbytes = tensor.offset + start * kind.itemsize, count * kind.itemsize
+        view = self._reader(tensor.file).view(begin, nbytes)
+        if view is not None and count:
+            there = np.frombuffer(view, np.uint8)
+            if there.ctypes.data % kind.itemsize == 0:  # kernels need aligned memory
+                return there.view(kind)
+        return self._read(tensor, start, self._scratch.array("stored", count, kind))
 
     def _read(self, tensor: SourceTensor, start: int, array: Array) -> Array:
         """Fill the array with a tensor's elements from index ``start`` on, and return it."""
@@ -331,9 +345,7 @@ class SourceReaders:
         return strip
 
     def _decoded(self, weight: SourceWeight, start: int, count: int) -> Array:
-        codes = self._read(
-            weight.tensor, start, self._scratch.array("stored", count, np.dtype(np.uint8))
-        )
+        codes = self._stored(weight.tensor, start, count, np.dtype(np.uint8))
         out = self._scratch.array("decoded", count, numpy_dtype(DType.BF16))
         tensor = weight.companions[".scale"]
         *_, rows, cols = weight.shape
@@ -367,7 +379,7 @@ class SourceReaders:
             with self._mutex:
                 reader = self._open.get(file.path)
                 if reader is None:
-                    reader = self._open[file.path] = file.open()
+                    reader = self._open[file.path] = self._open_file(file)
         return reader
 
     def check_unchanged(self) -> None:

@@ -153,6 +153,7 @@ class _Writer:
         *,
         gap: int = 0,
         aligned: bool = False,  # noqa: ARG002  # memory has no pages to align to
+        since: int | None = None,  # noqa: ARG002  # no buffer waits
         hashed: Callable[[], None] = lambda: None,
     ) -> None:
         self.put_aside(offset, data)
@@ -177,6 +178,7 @@ class _Session:
     """What is being written. See `Session`."""
 
     earlier = None
+    unfinished = None
     in_sequence = False
 
     def __init__(self, blobs: _Blobs, manifests: _Manifests, mutex: threading.Lock) -> None:

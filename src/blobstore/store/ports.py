@@ -39,12 +39,14 @@ from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.sessions import (
+    ContinuedWriter as ContinuedWriter,
     Earlier as Earlier,
     Expected as Expected,
     Finished as Finished,
     How as How,
     Intake as Intake,
     Session as Session,
+    Unfinished as Unfinished,
     Writer as Writer,
 )
 from blobstore.store.signature_port import Signatures

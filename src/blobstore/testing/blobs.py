@@ -178,6 +178,22 @@ class BlobTests(HomeTests):
         session.publish(M, manifest_of(data))
         assert blobs_of(home, "m") == [data]
 
+    @pytest.mark.parametrize("size", [size for size in SIZES if size > 1])
+    def test_buffers_of_early_pieces_do_not_wait(self, session: Session, size: int) -> None:
+        data = data_of(size)
+        at, made = size // 2, list[Finished]()
+        buffer = bytearray(data[at:])
+
+        def clear() -> None:
+            buffer[:] = bytes(len(buffer))
+
+        with closing(session.writer(size, made.append)) as writer:
+            writer.put(at, buffer, since=at, hashed=clear)
+            assert not any(buffer), "the buffer was not released"
+            writer.put(0, data[:at], since=0)
+        (blob,) = made
+        assert (blob.digest, blob.size) == (Digest.of(data), size)
+
     @pytest.mark.parametrize("gap", [1, 4096, 100_000])
     def test_a_gap_is_written_before_the_piece_before_it(
         self, home: Home, session: Session, gap: int

@@ -3,7 +3,8 @@
 An import holds a lock on its folder, so a folder that can be locked has no owner. Half-written
 files in it are removed at once. Finished blobs are kept for a day, for the import that continues
 the killed one, or until a clean-up removes them. So are beginnings of blobs that come from a
-server: the next transfer asks for the rest.
+server, for which the next transfer asks for the rest, and folders of unfinished work
+(unfinished.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from blobstore.store.local.locks import locked, take_lock
 
 _KEPT_S = 24 * 3600
 _UNOWNED = "new-"
-_PARTIAL = re.compile(r"partial-(?P<hex>[0-9a-f]{64})", re.ASCII)
+_PARTIAL = re.compile(r"partial-[0-9a-f]{64}", re.ASCII)
+_WORK = re.compile(r"work-[0-9a-f]{64}", re.ASCII)
 _OURS = re.compile(r"(new|[0-9]+)-[0-9a-f]{16}", re.ASCII)
 
 
@@ -55,6 +57,11 @@ class Leftover:
 def partial_name(digest: Digest) -> str:
     """Return the name of a file with the first bytes of a blob."""
     return f"partial-{digest.hex}"
+
+
+def work_name(key: str) -> str:
+    """Return the name of a folder of unfinished work; ``key`` has 64 hex digits."""
+    return f"work-{key}"
 
 
 def make_owned_folder(parent: Path) -> tuple[Path, int]:
@@ -139,6 +146,18 @@ class Leftovers:
                 return True
         return False
 
+    def take_folder(self, name: str, folder: Path) -> bool:
+        """Move a folder of that name into ``folder``, which is the caller's.
+
+        Return False if it is missing, or if others own all of them. Raises: StorageError.
+        """
+        for parent in self._folders():
+            path = parent / name
+            is_there = parent != folder and path.is_dir() and not path.is_symlink()
+            if is_there and self.take(path, folder):
+                return True
+        return False
+
     def clean(self) -> None:
         """Remove half-written files, and everything that is a day old. Failures are ignored."""
         for folder in self._folders():
@@ -173,7 +192,8 @@ def _owned(folder: Path) -> AbstractContextManager[bool]:
 
 
 def _is_of_use(name: str) -> bool:
-    return Digest.from_file_name(name) is not None or _PARTIAL.fullmatch(name) is not None
+    patterns = (_PARTIAL, _WORK)
+    return Digest.from_file_name(name) is not None or any(one.fullmatch(name) for one in patterns)
 
 
 def is_young(path: Path, kept_s: float = _KEPT_S) -> bool:
@@ -184,9 +204,15 @@ def is_young(path: Path, kept_s: float = _KEPT_S) -> bool:
 def _stale(folder: Path, kept_s: float) -> Iterator[Leftover]:
     paths = sorted(folder.iterdir())
     others = [path for path in paths if not _is_of_use(path.name)]
-    if len(others) == len(paths) or not is_young(folder, kept_s):
-        nbytes = sum(path.lstat().st_size for path in paths)
-        yield Leftover(folder, nbytes, "left by a killed import")
+    newest = [folder, *(path for path in paths if _WORK.fullmatch(path.name))]
+    if len(others) == len(paths) or not any(is_young(path, kept_s) for path in newest):
+        yield Leftover(folder, sum(map(_nbytes, paths)), "left by a killed import")
         return
     for path in others:
-        yield Leftover(path, path.lstat().st_size, "left unfinished by a killed import")
+        yield Leftover(path, _nbytes(path), "left unfinished by a killed import")
+
+
+def _nbytes(path: Path) -> int:
+    """Return the bytes of a file, or of the files in a folder of unfinished work."""
+    inside = path.iterdir() if _WORK.fullmatch(path.name) and path.is_dir() else ()
+    return path.lstat().st_size + sum(inner.lstat().st_size for inner in inside)

@@ -39,6 +39,10 @@ _READ_BACK = 2**19
 """Bytes of a gap that are read back at a time."""
 
 
+def _nothing() -> None:
+    pass
+
+
 def write_whole(
     folder: Path, digest: Digest, data: memoryview, name: str, *, syncs: bool
 ) -> FinishedBlob:
@@ -70,7 +74,9 @@ class BlobWriter:
 
     When its last byte is hashed, the blob is durable with ``syncs``, and ``finished`` is called.
     ``in_order``: it is written from its start to its end, and the file is as long as what was
-    written so far, so that another session can go on; ``name`` may exist then.
+    written so far, so that another session can go on; ``name`` may exist then. ``stays``: the file
+    may exist too, and keeps its name when it is finished; another session can go on with any part
+    of it.
     """
 
     def __init__(
@@ -83,8 +89,10 @@ class BlobWriter:
         *,
         syncs: bool = False,
         in_order: bool = False,
+        stays: bool = False,
     ) -> None:
         self._in_order = in_order
+        self._stays = stays
         self._folder = folder
         self._path = folder / name
         self._size = size
@@ -103,18 +111,38 @@ class BlobWriter:
         *,
         gap: int = 0,
         aligned: bool = False,
+        since: int | None = None,
         hashed: Callable[[], None] = lambda: None,
     ) -> None:
         """See `Writer`. Raises: StorageError (no space, I/O); CorruptDataError."""
         view = memoryview(data).cast("B")
-        self._write(offset, view, aligned=aligned)
+        may_wait = since is None or self._hash.is_in_turn(since)
+        # Bytes that will be read back are best left in the page cache.
+        self._write(offset, view, aligned=aligned and may_wait)
         end = offset + len(view)
-        self._hash.add(offset, Piece(len(view), lambda: view, hashed))
-        for start in range(end, end + gap, _READ_BACK):
-            length = min(_READ_BACK, end + gap - start)
-            self._hash.add(start, Piece(length, partial(self._read_back, start, length)))
+        if may_wait:
+            self._hash.add(offset, Piece(len(view), lambda: view, hashed))
+        else:
+            hashed()
+            self._add_read_back(offset, end)
+        self._add_read_back(end, end + gap)
         if self._hashes_itself:
             self._stage.work_while(lambda: True)
+
+    def have(self, offset: int, nbytes: int) -> None:
+        """See `ContinuedWriter`."""
+        self._open()
+        self._add_read_back(offset, offset + nbytes)
+
+    def _add_read_back(
+        self, begin: int, end: int, hashed: Callable[[], None] = lambda: None
+    ) -> None:
+        """Let bytes of the file be hashed in their turn; ``hashed`` is called after the last."""
+        for start in range(begin, end, _READ_BACK):
+            length = min(_READ_BACK, end - start)
+            read = partial(self._read_back, start, length)
+            then = hashed if start + length == end else _nothing
+            self._hash.add(start, Piece(length, read, then))
 
     def go_on(self, nbytes: int, hashed: Callable[[], None]) -> None:
         """Go on behind the first ``nbytes`` of the file, which are hashed again.
@@ -122,11 +150,7 @@ class BlobWriter:
         ``hashed`` is called then. Raises: as `put`.
         """
         self._open()
-        for start in range(0, nbytes, _READ_BACK):
-            length = min(_READ_BACK, nbytes - start)
-            is_last = start + length == nbytes
-            read = partial(self._read_back, start, length)
-            self._hash.add(start, Piece(length, read, hashed if is_last else lambda: None))
+        self._add_read_back(0, nbytes, hashed)
 
     def put_aside(self, offset: int, data: Any) -> None:
         """See `Writer`."""
@@ -137,8 +161,10 @@ class BlobWriter:
             if self._fd >= 0:
                 return
             is_large = self._size >= DIRECT_FROM
-            if self._in_order:
+            if self._in_order or self._stays:
                 self._fd = open_or_create(self._path)
+                if self._stays:
+                    os.ftruncate(self._fd, self._size)
             else:
                 self._fd = create_file(self._path, self._size if is_large else 0)
             self._direct = open_direct(self._path) if is_large else -1
@@ -170,7 +196,8 @@ class BlobWriter:
             if self._syncs:
                 sync(self._fd)
             stamp = Stamp.of(os.fstat(self._fd))
-            self._path.rename(self._folder / digest.file_name)
+            if not self._stays:
+                self._path.rename(self._folder / digest.file_name)
         self.close()
         self._finished(FinishedBlob(digest, self._size, self._folder, stamp))
 

@@ -81,6 +81,7 @@ class SpoolWriter:
         *,
         gap: int = 0,
         aligned: bool = False,  # noqa: ARG002  # through the page cache
+        since: int | None = None,  # noqa: ARG002  # no buffer waits
         hashed: Callable[[], None] = lambda: None,
     ) -> None:
         """See `Writer`. The blob is hashed at its end."""

@@ -1,0 +1,1 @@
+"""Streaming: an import whose source is fetched in segments, which never lie on the disk."""

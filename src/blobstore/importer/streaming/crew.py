@@ -1,0 +1,300 @@
+"""The crew of a streamed import: threads that fetch segments, and threads that make and hash.
+
+The tasks are taken in one order. After an error no other is taken; the error of the first task, in
+that order, is raised, whatever the number of threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from blobstore.hashing.stage import HashStage
+from blobstore.importer.buffers import Buffer, BufferPool
+from blobstore.importer.making import RUN, RunMaker
+from blobstore.importer.planning.outputs import PlannedBlob
+from blobstore.importer.schedule import room_of
+from blobstore.importer.streaming.agenda import Agenda, Arrival
+from blobstore.importer.streaming.arrived import ArrivedSegments
+from blobstore.importer.streaming.flow import FileHashes, Gate, Loaded, Order, Tasks
+from blobstore.importer.streaming.keeping import StreamedBlobs
+from blobstore.importer.streaming.pieces import StreamedPiece
+from blobstore.importer.streaming.ring import Ring
+from blobstore.importer.streaming.worklog import WorkLog
+from blobstore.io.workers import Progress, each
+from blobstore.source.fetching import Fetcher
+from blobstore.source.weights import SourceReaders
+
+_WAIT_S = 0.05
+"""How long a thread waits for a buffer before it checks again whether it can hash."""
+
+
+class Crew:
+    """What the threads of one streamed import share.
+
+    ``blobs``: of the plan. ``fetchers``: by the path of a file.
+    """
+
+    def __init__(
+        self,
+        blobs: Sequence[PlannedBlob],
+        agenda: Agenda,
+        written: StreamedBlobs,
+        arrived: ArrivedSegments,
+        hashes: FileHashes,
+        stage: HashStage,
+        log: WorkLog | None,
+        fetchers: Mapping[str, Fetcher],
+        progress: Progress,
+    ) -> None:
+        self._blobs = blobs
+        self._written = written
+        self._arrived = arrived
+        self._hashes = hashes
+        self._stage = stage
+        self._log = log
+        self._fetchers = fetchers
+        self._progress = progress
+        self._maker = RunMaker(SourceReaders(arrived.open))
+        self._arrivals = agenda.arrivals()
+        self._trusted: dict[int, list[int]] = defaultdict(list)
+        for number in agenda.numbers:
+            self._trusted[agenda.trusted_at(number)].append(number)
+        self._tasks = Tasks()
+        self._gates = (Gate(self._hash), Gate(self._open), Gate(self._end))
+        self._mutex, self._fetching = threading.Lock(), threading.Lock()
+        self._unhashed = 0
+        self._consecutive = _Consecutive()
+        self._are_all_fetched = False
+        self._errors: list[tuple[Order, BaseException]] = []
+
+    def run(self, fetching: int, making: int, ring: Ring, buffers: BufferPool) -> None:
+        """Do everything of the agenda, with so many threads that fetch, and that make.
+
+        Raises: the errors of the fetchers; as `RunMaker.make`; DigestMismatchError; StorageError.
+        """
+        self._ring, self._buffers = ring, buffers
+        roles = [*[self._fetch] * fetching, *[self._make] * making]
+        stop = _Stop(self._stop)
+        each(roles, _call, len(roles), name="stream", stop=stop, least=len(roles))
+        if self._errors:
+            raise min(self._errors, key=lambda one: one[0])[1]
+        self._stage.work_while(lambda: True)
+
+    def _stop(self) -> None:
+        """End the work, also that of threads that wait."""
+        self._tasks.stop()
+        self._ring.close()
+        for fetcher in {id(one): one for one in self._fetchers.values()}.values():
+            fetcher.cancel()
+
+    def _fail(self, order: Order, error: BaseException) -> None:
+        with self._mutex:
+            self._errors.append((order, error))
+        self._stop()
+
+    def _fetch(self) -> None:
+        """Fetch segments until there are no more."""
+        while (loaded := self._next()) is not None:
+            segment = loaded.arrival.segment
+            try:
+                self._fetchers[segment.file.path].fill(
+                    segment.file.name, segment.file.identity, segment.begin, loaded.part.data
+                )
+                self._gates[0].ready(loaded)
+            except BaseException as error:  # noqa: BLE001  # `run` raises the first one
+                if not self._tasks.is_stopped:  # else it was cancelled
+                    self._fail((segment.number, -1, 0), error)
+                return
+            self._tasks.wake()
+
+    def _next(self) -> Loaded | None:
+        """Return the next segment, with memory for it."""
+        with self._fetching:
+            arrival = None if self._tasks.is_stopped else next(self._arrivals, None)
+            if arrival is None:
+                self._are_all_fetched = True
+                self._tasks.wake()
+                return None
+            part = self._ring.take(arrival.segment.nbytes, arrival.segment.begin)
+            if part is None:
+                return None
+            loaded = Loaded(arrival, part)
+            for gate in self._gates:
+                gate.expect(loaded)
+            return loaded
+
+    def _hash(self, loaded: Loaded) -> None:
+        """Behind the first gate: hash a segment, if its file is hashed."""
+        with self._mutex:
+            self._unhashed += 1
+        self._hashes.add(loaded, self._hashed)
+
+    def _hashed(self, loaded: Loaded) -> None:
+        with self._mutex:
+            self._unhashed -= 1
+        self._gates[1].ready(loaded)
+
+    def _open(self, loaded: Loaded) -> None:
+        """Behind the second gate: hold what later pieces need, and let the others be made."""
+        arrival, data = loaded.arrival, loaded.part.data
+        if arrival.held:
+            held = self._arrived.held
+            loaded.held = tuple(held.write(arrival.segment, data, arrival.held))
+            held.keep(loaded.number, arrival.held_until)
+        tasks = list(_tasks_of(arrival))
+        loaded.left = len(tasks)
+        for pieces in tasks:
+            first = pieces[0]
+            if first.is_small:
+                do = partial(self._make_small, loaded, pieces)
+            else:
+                self._consecutive = self._consecutive.then(first)
+                do = partial(self._make_large, loaded, first, self._consecutive.since)
+            self._tasks.add((loaded.number, first.number, first.run.begin), do)
+        if not tasks:
+            self._finish(loaded)
+
+    def _finish(self, loaded: Loaded) -> None:
+        self._gates[2].ready(loaded)  # first: a kill loses what is in memory, and little more
+        self._ring.give_back(loaded.part)
+
+    def _end(self, loaded: Loaded) -> None:
+        """Behind the last gate: everything of a segment is done, and of all before it."""
+        if self._log is not None:
+            self._log.append(loaded.done())
+        self._arrived.held.done(loaded.number)
+        self._written.trust(self._trusted.pop(loaded.number, []))
+        self._tasks.wake()
+
+    def _make(self) -> None:
+        """Make and hash until everything is done."""
+        while not self._tasks.is_stopped:
+            order: Order = (-1, -1, 0)
+            try:
+                if self._hashes_first() and self._stage.work():
+                    continue
+                # First a buffer: what is begun must be able to end, since others wait behind it.
+                buffer = self._buffer()
+                task = self._tasks.take() if buffer is not None else None
+                if buffer is not None and task is not None:
+                    order, do = task
+                    do(buffer)
+                    continue
+                if buffer is not None:
+                    buffer.release()
+                if not self._stage.work() and not self._waited():
+                    return
+            except BaseException as error:  # noqa: BLE001  # `run` raises the first one
+                self._fail(order, error)
+
+    def _hashes_first(self) -> bool:
+        return self._unhashed > 0 or self._stage.is_full or self._buffers.is_empty
+
+    def _waited(self) -> bool:
+        """Wait for something to do; return False if nothing will come."""
+        with self._tasks.changed:
+            if self._tasks or self._stage.ready or self._tasks.is_stopped:
+                return True
+            if self._are_all_fetched and all(gate.is_empty for gate in self._gates):
+                return False
+            self._tasks.changed.wait()
+            return True
+
+    def _make_large(self, loaded: Loaded, piece: StreamedPiece, since: int, buffer: Buffer) -> None:
+        run, blob = piece.run, self._blobs[piece.number]
+        data = buffer.at(run.begin, run.end - run.begin)
+        with self._arrived.using(loaded.number, loaded.part.data):
+            beside = self._maker.make(run, data, blob.options)
+        done = self._written.put(piece.number, run, data, beside, buffer, since=since)
+        loaded.pieces.append(done)
+        self._done(loaded, [piece])
+
+    def _make_small(self, loaded: Loaded, pieces: Sequence[StreamedPiece], buffer: Buffer) -> None:
+        made, begin = [], 0
+        with self._arrived.using(loaded.number, loaded.part.data):
+            for piece in pieces:
+                made.append(buffer.part(begin, piece.run.end))
+                self._maker.make(piece.run, made[-1], self._blobs[piece.number].options)
+                begin += room_of(piece.run)
+        numbers = [piece.number for piece in pieces]
+        digests = self._written.put_small(numbers, made)
+        buffer.release()
+        loaded.small += zip(numbers, digests, strict=True)
+        self._done(loaded, pieces)
+
+    def _buffer(self) -> Buffer | None:
+        """Return a buffer, hashing until one is free; None when the work ends."""
+        while not self._tasks.is_stopped:
+            buffer = self._buffers.try_take()
+            if buffer is None and not self._stage.work():
+                buffer = self._buffers.try_take(_WAIT_S)
+            if buffer is not None:
+                return buffer
+        return None
+
+    def _done(self, loaded: Loaded, pieces: Sequence[StreamedPiece]) -> None:
+        """Note that a task of a segment is done."""
+        with self._mutex:
+            loaded.left -= 1
+            is_last = not loaded.left
+        if is_last:
+            self._finish(loaded)
+        for piece in pieces:
+            self._progress(piece.run.source_bytes, self._blobs[piece.number].name)
+        self._tasks.wake()
+
+
+@dataclass(frozen=True, slots=True)
+class _Consecutive:
+    """Consecutive pieces of a blob, one behind the other in the order of the tasks.
+
+    ``since``: the offset of the first one; ``end``: of what follows.
+    """
+
+    number: int = -1
+    since: int = 0
+    end: int = 0
+
+    def then(self, piece: StreamedPiece) -> _Consecutive:
+        """Return it with the next piece, or that piece alone."""
+        run = piece.run
+        follows = (piece.number, run.begin) == (self.number, self.end)
+        since = self.since if follows else run.begin
+        return _Consecutive(piece.number, since, run.end + run.gap)
+
+
+class _Stop(threading.Event):
+    """An event that ends the work when it is set."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        super().__init__()
+        self._do = stop
+
+    def set(self) -> None:
+        super().set()
+        self._do()
+
+
+def _call(role: Callable[[], None]) -> None:
+    role()
+
+
+def _tasks_of(arrival: Arrival) -> Iterator[Sequence[StreamedPiece]]:
+    """Yield what is made in one buffer: a piece, or several small blobs."""
+    small: list[StreamedPiece] = []
+    room = 0
+    for piece in arrival.pieces:
+        if not piece.is_small:
+            yield (piece,)
+            continue
+        if room + room_of(piece.run) > RUN:
+            yield tuple(small)
+            small, room = [], 0
+        small.append(piece)
+        room += room_of(piece.run)
+    if small:
+        yield tuple(small)

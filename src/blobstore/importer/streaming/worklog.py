@@ -1,0 +1,162 @@
+"""The log of a streamed import: what was done with each segment, for a run that goes on.
+
+A line is written when everything of a segment, and of all before it, has been written: so the
+lines say how far the import had come. Nothing in the log is trusted over the bytes. Each line has
+a checksum, and reading ends at the first line that is torn or wrong. Each piece that was written
+has a checksum too, with which its bytes are compared before another run uses them. So a power cut,
+a lost write or a file that was changed costs time only.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blobstore.importer.streaming.held import HeldSum
+from blobstore.io.durable import open_or_create, os_errors
+from blobstore.io.ranges import close_quietly
+from blobstore.names import Digest
+
+_log = logging.getLogger("blobstore.importer.streaming")
+
+
+@dataclass(frozen=True, slots=True)
+class PieceSum:
+    """The checksum of a piece that was written: of the plan's blob ``number``, from ``begin`` on.
+
+    ``crc``: the CRC-32 of its bytes, and then of those ``beside`` it, as (offset, bytes).
+    """
+
+    number: int
+    begin: int
+    end: int
+    crc: int
+    beside: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentDone:
+    """What was done with a segment.
+
+    ``state``: of its file's hash at its end; None if the file is not hashed. ``small``: the blobs
+    that were written whole, by number.
+    """
+
+    number: int
+    state: bytes | None = None
+    pieces: tuple[PieceSum, ...] = ()
+    held: tuple[HeldSum, ...] = ()
+    small: tuple[tuple[int, Digest], ...] = ()
+
+    def encode(self) -> list[Any]:
+        """Return the line's value."""
+        state = None if self.state is None else self.state.hex()
+        pieces = [[one.number, one.begin, one.end, one.crc, one.beside] for one in self.pieces]
+        small = [[number, digest.hex] for number, digest in self.small]
+        return [self.number, state, pieces, self.held, small]
+
+    @classmethod
+    def decode(cls, value: list[Any]) -> SegmentDone:
+        """Return what a line says. Raises: ValueError, TypeError for another value."""
+        number, state, pieces, held, small = value
+        return cls(
+            int(number),
+            None if state is None else bytes.fromhex(state),
+            tuple(
+                PieceSum(number, begin, end, crc, tuple((at, size) for at, size in beside))
+                for number, begin, end, crc, beside in pieces
+            ),
+            tuple((begin, end, crc) for begin, end, crc in held),
+            tuple((number, Digest(text)) for number, text in small),
+        )
+
+
+@dataclass(slots=True)
+class LoggedWork:
+    """What a log says: of segments in their order, and the digests of blobs that were accepted."""
+
+    segments: list[SegmentDone] = field(default_factory=list)
+    accepted: dict[int, Digest] = field(default_factory=dict)
+
+    @property
+    def begun(self) -> int:
+        """The number of the segment behind the last one."""
+        return self.segments[-1].number + 1 if self.segments else 0
+
+    def before(self, number: int) -> LoggedWork:
+        """Return what was done before a segment."""
+        return LoggedWork([one for one in self.segments if one.number < number], self.accepted)
+
+
+class WorkLog:
+    """The log in a folder of unfinished work. Safe to share between threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "log"
+        self._mutex = threading.Lock()
+        with os_errors("open", self._path):
+            self._fd = open_or_create(self._path)
+
+    def read(self) -> LoggedWork:
+        """Return what it says, up to the first line that can't be read. Raises: StorageError."""
+        work = LoggedWork()
+        with os_errors("read", self._path), self._path.open("rb") as file:
+            data = file.read()
+        for value in _values(data):
+            try:
+                match value:
+                    case ["accepted", int(number), str(text)]:
+                        work.accepted[number] = Digest(text)
+                    case _:
+                        work.segments.append(SegmentDone.decode(value))
+            except (ValueError, TypeError) as error:
+                _log.info("%s: a line is not used: %s", self._path, error)
+                break
+        return work
+
+    def begin_again(self, work: LoggedWork) -> None:
+        """Write the log anew. Raises: StorageError."""
+        with os_errors("write", self._path):
+            os.ftruncate(self._fd, 0)
+        for number, digest in work.accepted.items():
+            self.accepting(number, digest)
+        for done in work.segments:
+            self.append(done)
+
+    def append(self, done: SegmentDone) -> None:
+        """Note that a segment is done, and all before it. Raises: StorageError."""
+        self._write(done.encode())
+
+    def accepting(self, number: int, digest: Digest) -> None:
+        """Note that the file of a blob will be that of its digest. Raises: StorageError."""
+        self._write(["accepted", number, digest.hex])
+
+    def _write(self, value: list[Any]) -> None:
+        text = json.dumps(value, separators=(",", ":")).encode()
+        line = b"%08x %b\n" % (zlib.crc32(text), text)
+        with self._mutex, os_errors("write", self._path):
+            os.lseek(self._fd, 0, os.SEEK_END)
+            while line:
+                line = line[os.write(self._fd, line) :]
+
+    def close(self) -> None:
+        """Close it; a second call does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            close_quietly(fd)
+
+
+def _values(data: bytes) -> Iterator[list[Any]]:
+    """Yield the values of the lines, up to the first one that is torn or wrong."""
+    for line in data.splitlines(keepends=True):
+        checksum, _, text = line.removesuffix(b"\n").partition(b" ")
+        if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
+            return
+        yield json.loads(text)
