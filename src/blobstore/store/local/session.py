@@ -47,6 +47,7 @@ from blobstore.store.local.blobs import (
     renewed,
 )
 from blobstore.store.local.journal import Journal, JournalEntry
+from blobstore.store.local.kept import KeptBlobs
 from blobstore.store.local.leftovers import Leftovers, make_owned_folder, partial_name
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
@@ -84,6 +85,7 @@ class LocalSession:
         temporary_folder: Path,
         journal: Journal,
         names: StoreLock,
+        kept: KeptBlobs,
         published: Callable[[ModelName], None] = lambda _: None,
     ) -> None:
         self.missing = blobs.missing
@@ -92,6 +94,7 @@ class LocalSession:
         self._copies = copies
         self._journal = journal
         self._names = names
+        self._kept = kept
         self._published = published  # called while the lock of names is held
         self._leftovers = Leftovers(temporary_folder)
         self._leftovers.clean()
@@ -195,7 +198,7 @@ class LocalSession:
     def find(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
         """Return the blob that an earlier import made for ``key``, or None if it is gone.
 
-        The blob is in the store, or a killed import left it. It is hashed if its file was written
+        The blob is in the store, or was kept (kept.py), or a killed import left it. It is hashed if its file was written
         to since, if it was not durable when it was noted, or with ``verify``. A blob of a killed
         import is written back first, and hashed from the disk (`write_back`): the error of a failed
         write may have been reported to other processes only. May be called from several threads.
@@ -203,17 +206,36 @@ class LocalSession:
         """
         with self._mutex:
             entry = self._journal.find(key)
-        if entry is None or entry.size != size:
-            return None
-        place = self._blobs.path / entry.digest.file_name
-        stored = entry.blob_at(place, self._stage, verify=verify)
-        blob = kept_young(stored) if stored is not None else None
-        if blob is None and (blob := self._take_over(entry, verify=verify)) is not None:
-            self._new.add(blob)
+        if entry is not None and entry.size == size:
+            blob = self._known(entry, verify=verify)
+        else:
+            blob = self._kept_under(key, size, verify=verify)
         if blob is not None:
             with self._mutex:
                 self._keyed[key] = blob
+            if blob.folder != self._blobs.path:
+                self._new.add(blob)
         return blob
+
+    def _known(self, entry: JournalEntry, *, verify: bool) -> FinishedBlob | None:
+        place = self._blobs.path / entry.digest.file_name
+        stored = entry.blob_at(place, self._stage, verify=verify)
+        if (blob := kept_young(stored) if stored is not None else None) is not None:
+            return blob
+        kept = self._kept.path / entry.digest.file_name
+        return entry.blob_at(kept, self._stage, verify=verify) or self._take_over(
+            entry, verify=verify
+        )
+
+    def _kept_under(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
+        """Return the kept blob whose digest is ``key``: another machine's journal may be lost."""
+        digest = Digest.from_file_name(f"sha256-{key}")
+        blob = self._kept.find(digest, size) if digest is not None else None
+        if blob is None or not verify:
+            return blob
+        return JournalEntry(key, blob.digest, size, blob.stamp).blob_at(
+            blob.path, self._stage, verify=True
+        )
 
     def _take_over(self, entry: JournalEntry, *, verify: bool) -> FinishedBlob | None:
         with self._mutex:  # else another thread of ours may hold the lock of the same folder
@@ -335,28 +357,50 @@ class LocalSession:
         """Move those of ``blobs`` that are in our folder to ``blobs/``; return changed stamps."""
         stamps: dict[Digest, Stamp] = {}
         ours, theirs = os.fspath(self._folder), os.fspath(self._blobs.path)
+        kept = os.fspath(self._kept.path)
         young_from_ns = old_ns()
         for wanted in blobs:
             blob = self._new.made.pop(wanted.digest, None)
             if blob is None:
                 continue
             name = blob.digest.file_name
-            path, place = f"{ours}/{name}", f"{theirs}/{name}"
-            if blob.stamp.mtime_ns <= young_from_ns:
-                stamps[blob.digest] = renewed(path)
+            is_kept = blob.folder == self._kept.path
+            path, place = f"{kept if is_kept else ours}/{name}", f"{theirs}/{name}"
             try:
+                if blob.stamp.mtime_ns <= young_from_ns:
+                    stamps[blob.digest] = renewed(path)
                 os.rename(path, place)  # noqa: PTH104  # a hundred thousand of them
             except IsADirectoryError:
                 message = f"{place} is in the way: it is a folder"
                 raise StorageError(message, path=place, blob=str(blob.digest)) from None
+            except FileNotFoundError:
+                if not is_kept:  # else another session has published it
+                    raise
         return stamps
 
     def close(self, *, keep_finished: bool) -> None:
-        """Remove everything unpublished; with ``keep_finished``, or after `keep`, keep it all."""
-        if keep_finished or self._is_kept:
-            self._write_notes()
-        else:
-            with suppress(OSError):  # the next import removes it
-                remove_tree(self._folder)
-        close_quietly(self._folder_fd)
-        self._leftovers.clean()
+        """Remove everything unpublished; with ``keep_finished``, or after `keep`, keep it all.
+
+        After `keep` the finished blobs are durable, and lie where any session finds them. Raises:
+        StorageError if that fails.
+        """
+        try:
+            if self._is_kept:
+                self._keep_finished()
+            elif keep_finished:
+                self._write_notes()
+            else:
+                with suppress(OSError):  # the next import removes it
+                    remove_tree(self._folder)
+        finally:
+            close_quietly(self._folder_fd)
+            self._leftovers.clean()
+
+    def _keep_finished(self) -> None:
+        """Make the finished blobs durable, move them to the kept ones, and note them as durable."""
+        made = [blob for blob in self._new.made.values() if blob.folder == self._folder]
+        if made and self._syncs_whole:
+            with os_errors("write to the store", self._folder):
+                sync_file_system(self._folder_fd)
+        self._kept.add(made)
+        self._append(list(self._keyed), {})

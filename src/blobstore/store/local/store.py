@@ -30,6 +30,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.local.backups import CopiedModels, ManifestCopies, Trash
 from blobstore.store.local.blobs import BlobFolder
 from blobstore.store.local.journal import Journal, SummaryCache, dead_journals
+from blobstore.store.local.kept import KEPT_S, KeptBlobs
 from blobstore.store.local.leftovers import Leftover, Leftovers, owned_folder
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
@@ -78,6 +79,7 @@ class Store:
         self.summaries = SummaryCache(self._private / "cache" / "summaries", self.root)
         self.trash = Trash(self._private / "trash", self.blobs.path, self.copies)
         self.packed = PackedModels(self._private / "packed", self.lease, self.summaries)
+        self.kept = KeptBlobs(self._private / "kept")
         self._lock = StoreLock(self._private / "lock", wait_s)
         self._packing = StoreLock(self._private / "packing", wait_s)
         self._names = StoreLock(self._private / "names", _NAMES_WAIT_S)
@@ -127,6 +129,7 @@ class Store:
                 self._private / "tmp",
                 journal,
                 self._names,
+                self.kept,
                 self.packed.replaced,
             )
             interrupted = False
@@ -375,12 +378,14 @@ class Store:
         """Return the remains of killed imports, and unneeded journals and packed files.
 
         ``kept_s``: how long finished blobs of a killed import are kept for the next one.
+        Blobs that were kept for a later session stay for a week, unless ``kept_s`` is 0.
         ``is_there``: whether the store has a blob of that digest. Raises: StorageError, or
         CorruptDataError for the manifest of a packed model.
         """
         left = Leftovers(self._private / "tmp")
         stale = list(left.stale(kept_s))
-        waiting = set(left.finished())
+        stale += self.kept.stale(KEPT_S if kept_s else 0)
+        waiting = {*left.finished(), *self.kept.digests()}
         journals = dead_journals(
             self._private / "journal", lambda digest: digest in waiting or is_there(digest)
         )
