@@ -147,7 +147,7 @@ def import_(
             progress=progress,
         )
     if not as_json:
-        _show_import(result)
+        show_import(result)
         return
     from blobstore.views.checkpoints import ImportView
 
@@ -231,7 +231,8 @@ def _print_notes(made: ImportPlan) -> None:
         note(text)
 
 
-def _show_import(result: ImportResult) -> None:
+def show_import(result: ImportResult) -> None:
+    """Print what an import did."""
     emit(f"{result.name}   {result.digest.short}")
     stored = f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored"
     emit(f"{stored}, {result.bits_per_weight:.2f} bits per weight")

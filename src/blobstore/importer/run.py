@@ -7,7 +7,7 @@ type than the model gets is refused first.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Unpack
 
@@ -27,7 +27,13 @@ from blobstore.importer.planning.plan import make_plan, plan_blobs
 from blobstore.importer.policies.arguments import ImportArguments, PolicyFunction
 from blobstore.importer.policies.options import Experts, ImportOptions
 from blobstore.importer.policies.rules import Rule, escaped
-from blobstore.importer.writing import copy_file, least_memory, usual_memory, write_blobs
+from blobstore.importer.writing import (
+    WrittenBlobs,
+    copy_file,
+    least_memory,
+    usual_memory,
+    write_blobs,
+)
 from blobstore.io.workers import Progress, begun, silent, threads
 from blobstore.model.facts import Verdict
 from blobstore.names import Digest, ModelName
@@ -260,7 +266,7 @@ def make_blob(
             )
         only = replace(plan, layers=chosen)
         (blob,) = write_blobs(
-            only, session, jobs, _budget(memory, jobs), silent, verify_reuse=False
+            only, session, jobs, working_memory(memory, jobs), silent, verify_reuse=False
         ).blobs
         session.earlier.keep()
     return blob.digest
@@ -283,13 +289,33 @@ def run_plan(
     The model gets ``name`` as the store spells it: names that differ only in case are one.
     """
     workers = threads(jobs)
-    budget = _budget(memory, workers)
+    budget = working_memory(memory, workers)
+    progress = begun(progress, plan.source_bytes)
+    return publish_plan(
+        plan,
+        name,
+        store,
+        lambda session: write_blobs(
+            plan, session, workers, budget, progress, verify_reuse=verify_reuse
+        ),
+    )
+
+
+def publish_plan(
+    plan: ImportPlan,
+    name: str | ModelName,
+    store: Home,
+    make: Callable[[Session], WrittenBlobs],
+) -> ImportResult:
+    """Publish the model of a plan, whose tensor blobs ``make`` writes or finds.
+
+    The other layers are written here. Raises: as `import_model` and ``make``.
+    """
     started = time.monotonic()
     runs_in = plan.runs_in  # made first: of 100,000 tensors it takes 10 MB for a moment
     name = store.target(name)
-    progress = begun(progress, plan.source_bytes)
     with store.session(plan.inventory.folder.key) as session:
-        written = write_blobs(plan, session, workers, budget, progress, verify_reuse=verify_reuse)
+        written = make(session)
         manifest = _manifest(plan, _with_files(plan, written.blobs, session), session)
         # Another import may have made a model of the name meanwhile.
         name = store.manifests.spelled(name)
@@ -329,7 +355,11 @@ def _with_files(plan: ImportPlan, tensors: list[Finished], session: Session) -> 
     return blobs
 
 
-def _budget(memory: int | None, workers: int) -> int:
+def working_memory(memory: int | None, workers: int) -> int:
+    """Return the bytes that ``workers`` threads work in, ``memory`` if it is given.
+
+    Raises: UsageError when they can't work in so few.
+    """
     if memory is None:
         return usual_memory(workers)
     if memory < (least := least_memory(workers)):

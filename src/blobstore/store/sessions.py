@@ -74,8 +74,8 @@ class Writer(Protocol):
 class Earlier(Protocol):
     """Blobs that earlier sessions made, by keys that say how, so that they are not made again.
 
-    A key has 64 hex digits. That of a blob's own digest finds the blob that a session kept, wherever
-    the session ran.
+    A key has 64 hex digits. That of a blob's own digest finds the blob that a session kept, on
+    whichever machine.
     """
 
     def find(self, key: str, size: int, *, verify: bool) -> Finished | None:

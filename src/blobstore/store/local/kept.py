@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from blobstore.errors import NotFoundError
+from blobstore.hashing.stage import HashStage
 from blobstore.io.durable import listed, make_folder, os_errors, sync_folder
 from blobstore.names import Digest
 from blobstore.store.local.blobs import FinishedBlob, Stamp
+from blobstore.store.local.journal import JournalEntry
 from blobstore.store.local.leftovers import Leftover
 
 KEPT_S: Final = 7 * 24 * 3600
@@ -43,16 +45,23 @@ class KeptBlobs:
                 blob.path.rename(self.path / blob.digest.file_name)
             sync_folder(self.path)
 
-    def find(self, digest: Digest, size: int) -> FinishedBlob | None:
-        """Return the blob of ``size`` bytes, or None. Its bytes are not checked.
+    def under(self, key: str, size: int, stage: HashStage, *, verify: bool) -> FinishedBlob | None:
+        """Return the blob of ``size`` bytes whose digest has the hex digits ``key``, or None.
 
-        Raises: StorageError.
+        With ``verify`` it is hashed. Raises: StorageError.
         """
-        path = self.path / digest.file_name
+        path = self.path / f"sha256-{key}"
+        digest = Digest.from_file_name(path.name)
+        if digest is None:
+            return None
         with suppress(NotFoundError), os_errors("access", path):
             status = path.lstat()
-            if stat.S_ISREG(status.st_mode) and status.st_size == size:
-                return FinishedBlob(digest, size, self.path, Stamp.of(status))
+            stamp = Stamp.of(status)
+            if not (stat.S_ISREG(status.st_mode) and status.st_size == size):
+                return None
+            if verify:
+                return JournalEntry(key, digest, size, stamp).blob_at(path, stage, verify=True)
+            return FinishedBlob(digest, size, self.path, stamp)
         return None
 
     def digests(self) -> Iterator[Digest]:

@@ -198,18 +198,18 @@ class LocalSession:
     def find(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
         """Return the blob that an earlier import made for ``key``, or None if it is gone.
 
-        The blob is in the store, or was kept (kept.py), or a killed import left it. It is hashed if its file was written
-        to since, if it was not durable when it was noted, or with ``verify``. A blob of a killed
-        import is written back first, and hashed from the disk (`write_back`): the error of a failed
-        write may have been reported to other processes only. May be called from several threads.
-        Raises: StorageError.
+        The blob is in the store, or was kept (kept.py), or a killed import left it. It is hashed if
+        its file was written to since, if it was not durable when it was noted, or with ``verify``.
+        A blob of a killed import is written back first, and hashed from the disk (`write_back`):
+        the error of a failed write may have been reported to other processes only. May be called
+        from several threads. Raises: StorageError.
         """
         with self._mutex:
             entry = self._journal.find(key)
         if entry is not None and entry.size == size:
             blob = self._known(entry, verify=verify)
         else:
-            blob = self._kept_under(key, size, verify=verify)
+            blob = self._kept.under(key, size, self._stage, verify=verify)
         if blob is not None:
             with self._mutex:
                 self._keyed[key] = blob
@@ -225,16 +225,6 @@ class LocalSession:
         kept = self._kept.path / entry.digest.file_name
         return entry.blob_at(kept, self._stage, verify=verify) or self._take_over(
             entry, verify=verify
-        )
-
-    def _kept_under(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
-        """Return the kept blob whose digest is ``key``: another machine's journal may be lost."""
-        digest = Digest.from_file_name(f"sha256-{key}")
-        blob = self._kept.find(digest, size) if digest is not None else None
-        if blob is None or not verify:
-            return blob
-        return JournalEntry(key, blob.digest, size, blob.stamp).blob_at(
-            blob.path, self._stage, verify=True
         )
 
     def _take_over(self, entry: JournalEntry, *, verify: bool) -> FinishedBlob | None:

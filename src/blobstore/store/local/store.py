@@ -11,7 +11,9 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from blobstore.errors import (
     BlobStoreError,
@@ -29,14 +31,14 @@ from blobstore.io.durable import check_one_mount, is_remote, os_errors
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.backups import CopiedModels, ManifestCopies, Trash
 from blobstore.store.local.blobs import BlobFolder
-from blobstore.store.local.journal import Journal, SummaryCache, dead_journals
-from blobstore.store.local.kept import KEPT_S, KeptBlobs
-from blobstore.store.local.leftovers import Leftover, Leftovers, owned_folder
+from blobstore.store.local.journal import Journal, SummaryCache
+from blobstore.store.local.kept import KeptBlobs
+from blobstore.store.local.leftovers import Leftover, owned_folder
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.packed import PackedModels
 from blobstore.store.local.references import NewerManifests, References
-from blobstore.store.local.removal import manifest_digests, remove_unreferenced
+from blobstore.store.local.removal import manifest_digests, remove_unreferenced, unused_files
 from blobstore.store.local.session import LocalSession
 from blobstore.store.local.shares import ShareNotes
 from blobstore.store.local.signature_folder import SignatureFolder
@@ -70,6 +72,7 @@ class Store:
         if not is_folder:
             raise StorageError(f"the store {self.root} is not a folder", path=str(self.root))
         self.address = str(self.root)
+        self._wait_s = wait_s
         self.blobs = BlobFolder(self.root / "blobs")
         self.manifests = ManifestFolder(self.root / "manifests")
         self.newer = NewerManifests(self.root / "manifests-v2", self.blobs)
@@ -84,6 +87,9 @@ class Store:
         self._packing = StoreLock(self._private / "packing", wait_s)
         self._names = StoreLock(self._private / "names", _NAMES_WAIT_S)
         self.signatures = SignatureFolder(self._private / "signatures", self._lock)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (partial(Store, self.root, wait_s=self._wait_s), ())
 
     @property
     def is_remote(self) -> bool:
@@ -375,23 +381,14 @@ class Store:
         return References.read(raw, strays, self.newer.needs(), known)
 
     def leftovers(self, kept_s: float, is_there: Callable[[Digest], bool]) -> list[Leftover]:
-        """Return the remains of killed imports, and unneeded journals and packed files.
+        """Return `unused_files`, and packed files that are of no use.
 
-        ``kept_s``: how long finished blobs of a killed import are kept for the next one.
-        Blobs that were kept for a later session stay for a week, unless ``kept_s`` is 0.
-        ``is_there``: whether the store has a blob of that digest. Raises: StorageError, or
-        CorruptDataError for the manifest of a packed model.
+        Raises: StorageError; CorruptDataError for the manifest of a packed model.
         """
-        left = Leftovers(self._private / "tmp")
-        stale = list(left.stale(kept_s))
-        stale += self.kept.stale(KEPT_S if kept_s else 0)
-        waiting = {*left.finished(), *self.kept.digests()}
-        journals = dead_journals(
-            self._private / "journal", lambda digest: digest in waiting or is_there(digest)
-        )
+        found = unused_files(self._private, self.kept, kept_s, is_there)
         packed = self.models() if self.packed.names() else ()
         whole = [name for name, manifest in packed if isinstance(manifest, Manifest)]
-        return [*stale, *journals, *self.packed.leftovers(whole)]
+        return [*found, *self.packed.leftovers(whole)]
 
 
 def open_store(root: str | os.PathLike[str] | None = None, *, wait_s: float | None = None) -> Store:

@@ -1,0 +1,290 @@
+"""Imports on a Dask cluster (extra ``dask``): its workers do the tasks of a plan.
+
+The client plans, hands out tasks, keeps their receipts, and publishes the model. A task is sent as
+a small plan of its own, so a worker needs neither the whole plan nor a folder that the client
+writes to: it needs the source and the store. State lies in receipts and blobs only. So workers may
+come, go and die, and the scheduler may be restarted: the client hands out again what was lost.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Unpack
+
+from blobstore.errors import (
+    BlobStoreError,
+    BusyError,
+    RemoteError,
+    StorageError,
+    UsageError,
+)
+from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
+from blobstore.importer.planning.document import encode_plan
+from blobstore.importer.planning.travel import decode_plan
+from blobstore.importer.policies.arguments import ImportArguments
+from blobstore.importer.run import ImportResult, check_tag, default_name, plan_import
+from blobstore.importer.work.publishing import commit_shared
+from blobstore.importer.work.tasks import DividedPlan, Task
+from blobstore.importer.work.worker import SharedPlan, TaskMaker
+from blobstore.importer.writing import least_memory, usual_memory
+from blobstore.io.workers import Progress, begun
+from blobstore.names import Digest, ModelName
+from blobstore.source.addresses import OpenSource, Source, open_folder
+from blobstore.store.ports import Home
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+_SCHEME: Final = "dask://"
+_LEAST_WAITING = 64
+_WAITING_A_THREAD = 4
+"""Tasks that the scheduler has at once: enough that no worker waits, and few enough that its memory
+does not grow with the plan."""
+_MOST_DEATHS = 10
+"""How often a task is handed out again after its workers, or the scheduler, were lost."""
+
+
+def import_model(
+    source: Source | None = None,
+    name: str | ModelName | None = None,
+    *,
+    client: Client,
+    store: Home,
+    plan: str | os.PathLike[str] | None = None,
+    memory: int | None = None,
+    retries: int = 3,
+    progress: Progress | None = None,
+    force: bool = False,
+    open_source: OpenSource = open_folder,
+    **options: Unpack[ImportArguments],
+) -> ImportResult:
+    """Import a checkpoint as `blobstore.import_model`, by the workers of a Dask cluster.
+
+    The result is the same. The workers and the client have to reach ``source`` and ``store`` under
+    the same names. ``plan``: a plan's file that is carried out instead of ``source``; its receipts
+    are kept beside it, so that the same call goes on after the client was killed. ``memory``: bytes
+    that a task works in, one in each thread of a worker (None: 96 MiB, or half of what the worker
+    may use for a thread). ``retries``: how often a task is repeated after an error that may pass.
+    ``open_source`` opens addresses, on the workers too: a function that can be pickled.
+
+    Raises: as `blobstore.import_model`; RemoteError if the cluster is lost, or workers die of one
+    task again and again.
+    """
+    if plan is not None:
+        shared = SharedPlan.read(plan, source=source, open_source=open_source)
+        return run_shared(
+            shared, name, store, client=client, memory=memory, retries=retries,
+            progress=progress, force=force, open_source=open_source,
+        )  # fmt: skip
+    made = plan_import(source, progress=progress, open_source=open_source, **options)
+    digest = Digest.of(encode_plan(made))
+    with tempfile.TemporaryDirectory(prefix="blobstore-") as folder:
+        shared = SharedPlan.of(made, digest, Path(folder, "plan.json"))
+        return run_shared(
+            shared, name, store, client=client, memory=memory, retries=retries,
+            progress=progress, force=force, open_source=open_source,
+        )  # fmt: skip
+
+
+def run_shared(
+    shared: SharedPlan,
+    name: str | ModelName | None,
+    store: Home,
+    *,
+    client: Client,
+    memory: int | None = None,
+    retries: int = 3,
+    progress: Progress | None = None,
+    force: bool = False,
+    open_source: OpenSource = open_folder,
+) -> ImportResult:
+    """Carry out a plan on a cluster, and publish its model. See `import_model`."""
+    plan = shared.divided.plan
+    full = ModelName.of(default_name(plan) if name is None else name)
+    if not force:
+        check_tag(plan, full)
+    _check_memory(memory)
+    tasks = shared.unfinished(store)
+    shared.receipts.make()
+    shown = begun(progress, sum(task.source_bytes for task in tasks))
+    order = _Order(store, open_source, memory)
+
+    def submit(task: Task, key: str) -> Future[Any]:
+        document = zlib.compress(encode_plan(shared.divided.only(task.blobs)), 1)
+        return client.submit(
+            do_task, document, task.number, order, key=key, retries=retries, pure=False
+        )
+
+    handing = _HandingOut(client, submit, f"blobstore-{shared.digest.short}")
+    for task, made in handing.results(tasks):
+        shared.receipts.write(task, made)
+        shown(task.source_bytes, task.blobs[0].name)
+    return commit_shared(shared, full, store=store, force=force)
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Client]:
+    """Connect to the scheduler at ``dask://HOST:PORT``, or any address that Dask knows.
+
+    Raises: UsageError without the extra ``dask``; RemoteError if the scheduler can't be reached.
+    """
+    try:
+        from distributed import Client
+    except ImportError as error:
+        hint = 'Install the extra: pip install "blobstore[dask]".'
+        raise UsageError("Dask is not installed", hint=hint) from error
+    place = address.removeprefix(_SCHEME)
+    try:
+        client = Client(place if "://" in place else f"tcp://{place}", set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise RemoteError(
+            f"the Dask scheduler at {address} can't be reached: {error}", path=address
+        ) from error
+    with client:
+        yield client
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What all tasks share."""
+
+    store: Home
+    open_source: OpenSource
+    memory: int | None
+
+
+def do_task(document: bytes, number: int, order: _Order) -> list[Descriptor] | BlobStoreError:
+    """Make the blobs of a task, on a worker; return them, or an error that repeating won't mend.
+
+    Raises: an error that may pass; Dask repeats the task then.
+    """
+    try:
+        plan = decode_plan(
+            zlib.decompress(document), f"of task {number}", open_source=order.open_source
+        )
+        divided = DividedPlan(plan)
+        maker = TaskMaker(divided, order.store, 1, _memory(order.memory), verify=False)
+        task = Task(number, 0, plan.blobs)
+        ((_, blobs),) = maker.make([task], {number: ()})
+    except (StorageError, RemoteError) as error:
+        may_pass = isinstance(error, BusyError) or getattr(error, "temporary", True)
+        if may_pass:
+            raise
+        return error.kept()
+    except BlobStoreError as error:
+        return error.kept()
+    return blobs
+
+
+def _check_memory(memory: int | None) -> None:
+    if memory is not None and memory < least_memory(1):
+        raise UsageError(
+            f"a task can't work in {memory:,} bytes", hint=f"Give it {least_memory(1):,}."
+        )
+
+
+def _memory(asked: int | None) -> int:
+    """Return the bytes that a task works in on this worker.
+
+    Raises: UsageError if the worker has too little for each of its threads.
+    """
+    from distributed import get_worker
+
+    worker = get_worker()
+    limit = worker.memory_manager.memory_limit
+    if not limit:
+        return asked or usual_memory(1)
+    most = limit // (2 * worker.state.nthreads)
+    if most < max(asked or 0, least_memory(1)):
+        threads = worker.state.nthreads
+        raise UsageError(
+            f"the Dask worker {worker.name} may use {limit:,} bytes, and has {threads} threads",
+            hint=f"Give it {2 * threads * max(asked or 0, least_memory(1)):,}, or fewer threads.",
+        )
+    return asked or min(usual_memory(1), most)
+
+
+@dataclass(slots=True)
+class _HandingOut:
+    """Hands out tasks, a few for each thread of the cluster at a time.
+
+    ``submit`` takes a task and the key of its future.
+    """
+
+    client: Client
+    submit: Callable[[Task, str], Future[Any]]
+    prefix: str
+    _losses: Counter[int] = field(default_factory=Counter)
+    _waiting: dict[Future[Any], Task] = field(default_factory=dict)
+
+    def results(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, list[Descriptor]]]:
+        """Yield each task with its blobs, as they are done. Raises: the error of one."""
+        from distributed import as_completed
+
+        done = as_completed()
+        left = iter(tasks)
+        try:
+            self._fill(left, done)
+            for future in done:
+                task = self._waiting.pop(future)
+                made = self._result(future, task)
+                if made is None:
+                    done.add(self._hand_out(task))
+                    continue
+                self._fill(left, done)
+                yield task, made
+        finally:
+            if self._waiting:
+                self.client.cancel(list(self._waiting), force=True)
+
+    def _fill(self, left: Iterator[Task], done: Any) -> None:
+        """Hand out tasks until the scheduler has enough of them."""
+        if len(self._waiting) >= _LEAST_WAITING:
+            threads = sum(self.client.nthreads().values())
+            if len(self._waiting) >= _WAITING_A_THREAD * threads:
+                return
+        for task in left:
+            done.add(self._hand_out(task))
+            if len(self._waiting) % _LEAST_WAITING == 0:
+                return
+
+    def _hand_out(self, task: Task) -> Future[Any]:
+        future = self.submit(task, f"{self.prefix}-{task.number}-{self._losses[task.number]}")
+        self._waiting[future] = task
+        return future
+
+    def _result(self, future: Future[Any], task: Task) -> list[Descriptor] | None:
+        """Return the blobs of a task, None if it has to be handed out again."""
+        if future.status == "finished":
+            found = future.result()
+            future.release()
+            if isinstance(found, BlobStoreError):
+                raise found
+            return [
+                Descriptor(TENSOR_MEDIA_TYPE, blob.digest, blob.size, name=planned.name)
+                for planned, blob in zip(task.blobs, found, strict=True)
+            ]
+        self._check_lost(future, task)
+        self._losses[task.number] += 1
+        return None
+
+    def _check_lost(self, future: Future[Any], task: Task) -> None:
+        """Raise unless a task was lost with its worker or the scheduler, and not too often."""
+        from distributed import KilledWorker
+
+        error = future.exception() if future.status == "error" else None
+        if isinstance(error, BlobStoreError):
+            raise error
+        if self.client.status in ("closed", "closing"):
+            raise RemoteError("the Dask scheduler is gone", temporary=True)
+        if error is not None and not isinstance(error, KilledWorker):
+            raise RemoteError(f"a Dask worker failed: {type(error).__name__}: {error}") from error
+        if self._losses[task.number] >= _MOST_DEATHS:
+            raise RemoteError(f"the Dask workers of task {task.number} died {_MOST_DEATHS} times")
