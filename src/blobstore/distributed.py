@@ -11,21 +11,21 @@ from __future__ import annotations
 import os
 import tempfile
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
 
 from blobstore.errors import (
     BlobStoreError,
-    BusyError,
     RemoteError,
     StorageError,
     UsageError,
 )
-from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
+from blobstore.formats.documents import Descriptor
 from blobstore.importer.planning.document import encode_plan
 from blobstore.importer.planning.travel import decode_plan
 from blobstore.importer.policies.arguments import ImportArguments
@@ -33,7 +33,7 @@ from blobstore.importer.run import ImportResult, check_tag, default_name, plan_i
 from blobstore.importer.work.publishing import commit_shared
 from blobstore.importer.work.tasks import DividedPlan, Task
 from blobstore.importer.work.worker import SharedPlan, TaskMaker
-from blobstore.importer.writing import least_memory, usual_memory
+from blobstore.importer.writing import least_memory
 from blobstore.io.workers import Progress, begun
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
@@ -43,10 +43,17 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 _SCHEME: Final = "dask://"
-_LEAST_WAITING = 64
-_WAITING_A_THREAD = 4
-"""Tasks that the scheduler has at once: enough that no worker waits, and few enough that its memory
-does not grow with the plan."""
+Group: TypeAlias = tuple[Task, ...]
+"""Tasks that are done together, as one task of Dask."""
+_WAITING_A_THREAD = 3
+"""Groups that the scheduler has at once: enough that no worker waits, and few enough that its
+memory does not grow with the plan."""
+_UNKNOWN_THREADS = 16
+"""Of a cluster that has not started workers yet."""
+_GROUP_BYTES = 2**30
+_GROUP_TASKS = 16
+_TASK_MEMORY: Final = 32 * 2**20
+"""Bytes for one thread and its buffers: fresh memory takes longer to get than a task can win."""
 _MOST_DEATHS = 10
 """How often a task is handed out again after its workers, or the scheduler, were lost."""
 
@@ -70,7 +77,7 @@ def import_model(
     The result is the same. The workers and the client have to reach ``source`` and ``store`` under
     the same names. ``plan``: a plan's file that is carried out instead of ``source``; its receipts
     are kept beside it, so that the same call goes on after the client was killed. ``memory``: bytes
-    that a task works in, one in each thread of a worker (None: 96 MiB, or half of what the worker
+    that a task works in, one in each thread of a worker (None: 32 MiB, or half of what the worker
     may use for a thread). ``retries``: how often a task is repeated after an error that may pass.
     ``open_source`` opens addresses, on the workers too: a function that can be pickled.
 
@@ -116,13 +123,12 @@ def run_shared(
     shown = begun(progress, sum(task.source_bytes for task in tasks))
     order = _Order(store, open_source, memory)
 
-    def submit(task: Task, key: str) -> Future[Any]:
-        document = zlib.compress(encode_plan(shared.divided.only(task.blobs)), 1)
-        return client.submit(
-            do_task, document, task.number, order, key=key, retries=retries, pure=False
-        )
+    def submit(group: Group, key: str) -> Future[Any]:
+        blobs = [blob for task in group for blob in task.blobs]
+        document = zlib.compress(encode_plan(shared.divided.only(blobs)), 1)
+        return client.submit(make_blobs, document, order, key=key, retries=retries, pure=False)
 
-    handing = _HandingOut(client, submit, f"blobstore-{shared.digest.short}")
+    handing = HandingOut(client, submit, f"blobstore-{shared.digest.short}")
     for task, made in handing.results(tasks):
         shared.receipts.write(task, made)
         shown(task.source_bytes, task.blobs[0].name)
@@ -160,22 +166,19 @@ class _Order:
     memory: int | None
 
 
-def do_task(document: bytes, number: int, order: _Order) -> list[Descriptor] | BlobStoreError:
-    """Make the blobs of a task, on a worker; return them, or an error that repeating won't mend.
+def make_blobs(document: bytes, order: _Order) -> list[Descriptor] | BlobStoreError:
+    """Make the blobs of a small plan, on a worker; return them, or an error that stays.
 
     Raises: an error that may pass; Dask repeats the task then.
     """
     try:
         plan = decode_plan(
-            zlib.decompress(document), f"of task {number}", open_source=order.open_source
+            zlib.decompress(document), "that was handed out", open_source=order.open_source
         )
-        divided = DividedPlan(plan)
-        maker = TaskMaker(divided, order.store, 1, _memory(order.memory), verify=False)
-        task = Task(number, 0, plan.blobs)
-        ((_, blobs),) = maker.make([task], {number: ()})
+        maker = TaskMaker(DividedPlan(plan), order.store, 1, _memory(order.memory), verify=False)
+        ((_, blobs),) = maker.make([Task(0, 0, plan.blobs)], {0: ()})
     except (StorageError, RemoteError) as error:
-        may_pass = isinstance(error, BusyError) or getattr(error, "temporary", True)
-        if may_pass:
+        if getattr(error, "temporary", True):
             raise
         return error.kept()
     except BlobStoreError as error:
@@ -200,7 +203,7 @@ def _memory(asked: int | None) -> int:
     worker = get_worker()
     limit = worker.memory_manager.memory_limit
     if not limit:
-        return asked or usual_memory(1)
+        return asked or _TASK_MEMORY
     most = limit // (2 * worker.state.nthreads)
     if most < max(asked or 0, least_memory(1)):
         threads = worker.state.nthreads
@@ -208,75 +211,84 @@ def _memory(asked: int | None) -> int:
             f"the Dask worker {worker.name} may use {limit:,} bytes, and has {threads} threads",
             hint=f"Give it {2 * threads * max(asked or 0, least_memory(1)):,}, or fewer threads.",
         )
-    return asked or min(usual_memory(1), most)
+    return asked or min(_TASK_MEMORY, most)
 
 
 @dataclass(slots=True)
-class _HandingOut:
-    """Hands out tasks, a few for each thread of the cluster at a time.
+class HandingOut:
+    """Hands out groups of tasks, a few for each thread of the cluster at a time.
 
-    ``submit`` takes a task and the key of its future.
+    Groups are large at first, which saves time, and small at last, so that all workers end
+    together. ``submit`` takes a group and the key of its future.
     """
 
     client: Client
-    submit: Callable[[Task, str], Future[Any]]
+    submit: Callable[[Group, str], Future[Any]]
     prefix: str
     _losses: Counter[int] = field(default_factory=Counter)
-    _waiting: dict[Future[Any], Task] = field(default_factory=dict)
+    _waiting: dict[Future[Any], Group] = field(default_factory=dict)
+    _left: deque[Task] = field(default_factory=deque)
+    _left_bytes: int = 0
 
     def results(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, list[Descriptor]]]:
         """Yield each task with its blobs, as they are done. Raises: the error of one."""
         from distributed import as_completed
 
         done = as_completed()
-        left = iter(tasks)
+        self._left = deque(tasks)
+        self._left_bytes = sum(task.source_bytes for task in tasks)
         try:
-            self._fill(left, done)
+            self._fill(done)
             for future in done:
-                task = self._waiting.pop(future)
-                made = self._result(future, task)
+                group = self._waiting.pop(future)
+                made = self._result(future, group)
                 if made is None:
-                    done.add(self._hand_out(task))
+                    done.add(self._hand_out(group))
                     continue
-                self._fill(left, done)
-                yield task, made
+                self._fill(done)
+                yield from _split(group, made)
         finally:
             if self._waiting:
                 self.client.cancel(list(self._waiting), force=True)
 
-    def _fill(self, left: Iterator[Task], done: Any) -> None:
-        """Hand out tasks until the scheduler has enough of them."""
-        if len(self._waiting) >= _LEAST_WAITING:
-            threads = sum(self.client.nthreads().values())
-            if len(self._waiting) >= _WAITING_A_THREAD * threads:
-                return
-        for task in left:
-            done.add(self._hand_out(task))
-            if len(self._waiting) % _LEAST_WAITING == 0:
-                return
+    def _fill(self, done: Any) -> None:
+        """Hand out tasks until no thread of the cluster will wait."""
+        threads = sum(self.client.nthreads().values()) or _UNKNOWN_THREADS
+        while self._left and len(self._waiting) < _WAITING_A_THREAD * threads:
+            done.add(self._hand_out(self._next_group(threads)))
 
-    def _hand_out(self, task: Task) -> Future[Any]:
-        future = self.submit(task, f"{self.prefix}-{task.number}-{self._losses[task.number]}")
-        self._waiting[future] = task
+    def _next_group(self, threads: int) -> Group:
+        most = min(self._left_bytes // (_WAITING_A_THREAD * threads), _GROUP_BYTES)
+        group: list[Task] = []
+        nbytes = 0
+        while self._left and len(group) < _GROUP_TASKS:
+            nbytes += self._left[0].source_bytes
+            if group and nbytes > most:
+                break
+            group.append(self._left.popleft())
+        self._left_bytes -= sum(task.source_bytes for task in group)
+        return tuple(group)
+
+    def _hand_out(self, group: Group) -> Future[Any]:
+        number = group[0].number
+        future = self.submit(group, f"{self.prefix}-{number}-{self._losses[number]}")
+        self._waiting[future] = group
         return future
 
-    def _result(self, future: Future[Any], task: Task) -> list[Descriptor] | None:
-        """Return the blobs of a task, None if it has to be handed out again."""
+    def _result(self, future: Future[Any], group: Group) -> list[Descriptor] | None:
+        """Return the blobs of a group, None if it has to be handed out again."""
         if future.status == "finished":
-            found = future.result()
+            found: list[Descriptor] | BlobStoreError = future.result()
             future.release()
             if isinstance(found, BlobStoreError):
                 raise found
-            return [
-                Descriptor(TENSOR_MEDIA_TYPE, blob.digest, blob.size, name=planned.name)
-                for planned, blob in zip(task.blobs, found, strict=True)
-            ]
-        self._check_lost(future, task)
-        self._losses[task.number] += 1
+            return found
+        self._check_lost(future, group[0].number)
+        self._losses[group[0].number] += 1
         return None
 
-    def _check_lost(self, future: Future[Any], task: Task) -> None:
-        """Raise unless a task was lost with its worker or the scheduler, and not too often."""
+    def _check_lost(self, future: Future[Any], number: int) -> None:
+        """Raise unless a group was lost with its worker or the scheduler, and not too often."""
         from distributed import KilledWorker
 
         error = future.exception() if future.status == "error" else None
@@ -286,5 +298,12 @@ class _HandingOut:
             raise RemoteError("the Dask scheduler is gone", temporary=True)
         if error is not None and not isinstance(error, KilledWorker):
             raise RemoteError(f"a Dask worker failed: {type(error).__name__}: {error}") from error
-        if self._losses[task.number] >= _MOST_DEATHS:
-            raise RemoteError(f"the Dask workers of task {task.number} died {_MOST_DEATHS} times")
+        if self._losses[number] >= _MOST_DEATHS:
+            raise RemoteError(f"the Dask workers of task {number} died {_MOST_DEATHS} times")
+
+
+def _split(group: Group, blobs: Sequence[Descriptor]) -> Iterator[tuple[Task, list[Descriptor]]]:
+    """Yield each task of a group with its blobs."""
+    made = iter(blobs)
+    for task in group:
+        yield task, list(islice(made, len(task.blobs)))

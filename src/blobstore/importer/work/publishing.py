@@ -61,19 +61,22 @@ def commit_shared(
     full = ModelName.of(default_name(plan) if name is None else name)
     if not force:
         check_tag(plan, full)
-    blobs = _blobs_of(shared)
+    blobs = blobs_of(shared)
     shown = begun(progress, sum(blob.size for blob in blobs.values()))
 
     def find(session: Session) -> WrittenBlobs:
         workers = threads(jobs) if verify else 1
-        _check_blobs(shared, blobs, session, store, workers, shown, verify=verify)
+        check_blobs(shared, blobs, session, store, workers, shown, verify=verify)
         return WrittenBlobs([blobs[blob.name] for blob in plan.blobs], len(blobs))
 
     return publish_plan(plan, full, store, find)
 
 
-def _blobs_of(shared: SharedPlan) -> dict[str, Descriptor]:
-    """Return the blobs that the receipts name, by the name of the planned blob."""
+def blobs_of(shared: SharedPlan) -> dict[str, Descriptor]:
+    """Return the blobs that the receipts name, by the name of the planned blob.
+
+    Raises: UnfinishedPlanError for missing receipts; as `ReceiptFolder.read`.
+    """
     found: dict[str, Descriptor] = {}
     missing = []
     for task in shared.divided.tasks:
@@ -89,7 +92,7 @@ def _blobs_of(shared: SharedPlan) -> dict[str, Descriptor]:
     return found
 
 
-def _check_blobs(
+def check_blobs(
     shared: SharedPlan,
     blobs: Mapping[str, Descriptor],
     session: Session,

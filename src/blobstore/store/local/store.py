@@ -188,10 +188,7 @@ class Store:
         return found
 
     def manifest(self, name: str | ModelName) -> Manifest:
-        """Return a model's manifest.
-
-        Raises: NotFoundError; DocumentError if it is damaged; StorageError.
-        """
+        """Return a model's manifest. Raises: NotFoundError; DocumentError; StorageError."""
         return self.manifests.read(ModelName.of(name))
 
     def copy(self, source: str | ModelName, target: str | ModelName) -> ModelName:
@@ -354,8 +351,8 @@ class Store:
         """
         missing = [model.name for model in copied.missing]
         known = {Digest.of(raw).hex for name in missing for raw in self.copies.of(name)}
-        known |= manifest_digests(self.packed.names(), self.packed.manifests)
-        return known | {key.hex() for key in references.parsed}
+        packed = manifest_digests(self.packed.names(), self.packed.manifests)
+        return known | packed | {key.hex() for key in references.parsed}
 
     def alone(self, wait_s: float = 1) -> AbstractContextManager[None]:
         """Hold the store's lock alone: no import, copy or removal runs, and no model is opened.
@@ -385,10 +382,10 @@ class Store:
 
         Raises: StorageError; CorruptDataError for the manifest of a packed model.
         """
-        found = unused_files(self._private, self.kept, kept_s, is_there)
         packed = self.models() if self.packed.names() else ()
         whole = [name for name, manifest in packed if isinstance(manifest, Manifest)]
-        return [*found, *self.packed.leftovers(whole)]
+        unused = unused_files(self._private, self.kept, kept_s, is_there)
+        return [*unused, *self.packed.leftovers(whole)]
 
 
 def open_store(root: str | os.PathLike[str] | None = None, *, wait_s: float | None = None) -> Store:
