@@ -27,7 +27,8 @@ from blobstore.errors import (
 )
 from blobstore.formats.documents import Descriptor
 from blobstore.importer.planning.document import encode_plan
-from blobstore.importer.planning.travel import decode_plan
+from blobstore.importer.planning.outputs import ImportPlan
+from blobstore.importer.planning.travel import decode_plan, plan_bytes, read_plan
 from blobstore.importer.policies.arguments import ImportArguments
 from blobstore.importer.run import ImportResult, check_tag, default_name, plan_import
 from blobstore.importer.work.publishing import commit_shared
@@ -84,35 +85,64 @@ def import_model(
     Raises: as `blobstore.import_model`; RemoteError if the cluster is lost, or workers die of one
     task again and again.
     """
-    if plan is not None:
-        shared = SharedPlan.read(plan, source=source, open_source=open_source)
-        return run_shared(
-            shared, name, store, client=client, memory=memory, retries=retries,
-            progress=progress, force=force, open_source=open_source,
-        )  # fmt: skip
-    made = plan_import(source, progress=progress, open_source=open_source, **options)
-    digest = Digest.of(encode_plan(made))
-    with tempfile.TemporaryDirectory(prefix="blobstore-") as folder:
-        shared = SharedPlan.of(made, digest, Path(folder, "plan.json"))
-        return run_shared(
-            shared, name, store, client=client, memory=memory, retries=retries,
-            progress=progress, force=force, open_source=open_source,
-        )  # fmt: skip
+    made = (
+        plan_import(source, progress=progress, open_source=open_source, **options)
+        if plan is None
+        else read_plan(plan, source=source, open_source=open_source)
+    )
+    return run_plan_on(
+        client,
+        made,
+        name,
+        store,
+        path=plan,
+        memory=memory,
+        retries=retries,
+        progress=progress,
+        force=force,
+        open_source=open_source,
+    )
 
 
-def run_shared(
-    shared: SharedPlan,
+def run_plan_on(
+    client: Client,
+    plan: ImportPlan,
     name: str | ModelName | None,
     store: Home,
     *,
-    client: Client,
+    path: str | os.PathLike[str] | None = None,
     memory: int | None = None,
     retries: int = 3,
     progress: Progress | None = None,
     force: bool = False,
     open_source: OpenSource = open_folder,
 ) -> ImportResult:
-    """Carry out a plan on a cluster, and publish its model. See `import_model`."""
+    """Carry out a plan on a cluster, and publish its model. See `import_model`.
+
+    ``path``: of the plan's file, if it has one; the receipts are kept beside it.
+    """
+    with tempfile.TemporaryDirectory(prefix="blobstore-") as folder:
+        raw = encode_plan(plan) if path is None else plan_bytes(path)
+        place = Path(folder, "plan.json") if path is None else path
+        shared = SharedPlan.of(plan, Digest.of(raw), place)
+        del raw  # it may have 512 MiB
+        return _run(
+            client, shared, name, store, memory, retries, progress, open_source, force=force
+        )
+
+
+def _run(
+    client: Client,
+    shared: SharedPlan,
+    name: str | ModelName | None,
+    store: Home,
+    memory: int | None,
+    retries: int,
+    progress: Progress | None,
+    open_source: OpenSource,
+    *,
+    force: bool,
+) -> ImportResult:
     plan = shared.divided.plan
     full = ModelName.of(default_name(plan) if name is None else name)
     if not force:

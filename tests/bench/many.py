@@ -14,6 +14,7 @@ receipts as commit does. It prints seconds, and the largest memory of the schedu
 from __future__ import annotations
 
 import argparse
+import gc
 import resource
 import shutil
 import statistics
@@ -43,13 +44,13 @@ _THREADS = 4
 def cluster(processes: int) -> Iterator[Client]:
     """Start a cluster of this machine with four threads in all."""
     with (
-        LocalCluster(  # type: ignore[no-untyped-call]  # untyped
+        LocalCluster(
             n_workers=processes,
             threads_per_worker=_THREADS // processes,
             dashboard_address=None,
             memory_limit="2GB",
         ) as found,
-        Client(found) as client,  # type: ignore[no-untyped-call]
+        Client(found) as client,
     ):
         yield client
 
@@ -74,7 +75,10 @@ def contests(source: Path, work: Path, stack: ExitStack) -> dict[str, Callable[[
             on_dask.import_model(source, "m", client=client, store=store, quant="int4").digest
         )
 
-    found = {"threads of one process": threads, "work and commit": worked}
+    found: dict[str, Callable[[Store], str]] = {
+        "threads of one process": threads,
+        "work and commit": worked,
+    }
     for processes in (1, 2, 4):
         client = stack.enter_context(cluster(processes))
         found[f"Dask, {processes} x {_THREADS // processes} threads"] = on(client)
@@ -116,6 +120,7 @@ def main() -> None:
     parser.add_argument("--size", type=float, default=FULL_SIZE_GB)
     parser.add_argument("--blobs", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     given = parser.parse_args()
+    gc.set_threshold(200_000)  # as the command line does
     with tempfile.TemporaryDirectory(dir=given.work) as temporary:
         folder = given.work or Path(temporary)
         print(machine(folder, ("distributed", "numpy")))
@@ -123,7 +128,9 @@ def main() -> None:
             overhead(folder, given.runs, given.size)
         else:
             plans(given.blobs, Path(temporary))
-    print(f"memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB")
+    print(
+        f"memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB"
+    )
 
 
 if __name__ == "__main__":

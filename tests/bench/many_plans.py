@@ -6,6 +6,7 @@ The blobs and the workers' receipts are made up; everything between them is what
 from __future__ import annotations
 
 import hashlib
+import os
 import resource
 import shutil
 import subprocess
@@ -23,21 +24,19 @@ from support.inventories import inventory, source_tensor
 from tables import show, table
 
 from blobstore import distributed as on_dask
-from blobstore.formats.coverage import Coverage
+from blobstore.formats.coverage import Coverage, Tally
 from blobstore.formats.documents import Descriptor, ModelConfig
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.planning.document import encode_plan
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob
 from blobstore.importer.policies.options import ImportOptions
-from blobstore.importer.work.publishing import blobs_of, check_blobs
-from blobstore.importer.work.tasks import Task
+from blobstore.importer.work.publishing import check_blobs, made_blobs
 from blobstore.importer.work.worker import SharedPlan
 from blobstore.io.workers import silent
 from blobstore.names import Digest
 from blobstore.source.weights import SourceWeight
 
 _FILES = 200
-
 
 
 def made_up_plan(count: int) -> ImportPlan:
@@ -59,8 +58,9 @@ def made_up_plan(count: int) -> ImportPlan:
         )
         for name, one in tensors.items()
     )
+    nothing = Tally(0, 0)
     inventories = (replace(found, files=files, tensors=tensors),)
-    return ImportPlan(inventories, options, blobs, ModelConfig(), Coverage.nothing())
+    return ImportPlan(inventories, options, blobs, ModelConfig(), Coverage(nothing, nothing))
 
 
 def made_up_task(document: bytes, sizes: Sequence[int]) -> list[Descriptor]:
@@ -76,7 +76,7 @@ class _FullSession:
 
     earlier = None
 
-    def missing(self, descriptors: Collection[Descriptor]) -> list[Descriptor]:  # noqa: ARG002
+    def missing(self, descriptors: Collection[Descriptor]) -> list[Descriptor]:
         """Return nothing."""
         return []
 
@@ -88,14 +88,16 @@ def far_cluster(folder: Path) -> Iterator[Client]:
     common = ["--scheduler-file", str(place)]
     start = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
     worker = [sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1"]
+    here = os.pathsep.join(filter(None, sys.path))
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet["env"] = {**os.environ, "PYTHONPATH": here}  # all of them import this module
     processes = [subprocess.Popen([*start, *common, "--port", "0", "--no-dashboard"], **quiet)]
     try:
         processes += [
             subprocess.Popen([*worker, *common, "--no-dashboard", "--no-nanny"], **quiet)
             for _ in range(2)
         ]
-        with Client(scheduler_file=str(place)) as client:  # type: ignore[no-untyped-call]
+        with Client(scheduler_file=str(place)) as client:
             client.wait_for_workers(2)
             yield client
     finally:
@@ -124,7 +126,7 @@ def plans(counts: Sequence[int], folder: Path) -> None:
             handed = time.monotonic()
             scheduler_mb = client.run_on_scheduler(_peak_mb)
         before = time.monotonic()
-        blobs = blobs_of(shared)
+        blobs = made_blobs(shared)
         check_blobs(shared, blobs, _FullSession(), None, 1, silent, verify=False)  # type: ignore[arg-type]
         committed = time.monotonic()
         seconds = [divided - started, handed - connected, committed - before]
@@ -144,9 +146,10 @@ def plans(counts: Sequence[int], folder: Path) -> None:
 def _hand_out(shared: SharedPlan, client: Client) -> None:
     shared.receipts.make()
 
-    def submit(task: Task, key: str) -> Future[Any]:
-        document = zlib.compress(encode_plan(shared.divided.only(task.blobs)), 1)
-        sizes = [blob.size for blob in task.blobs]
+    def submit(group: on_dask.Group, key: str) -> Future[Any]:
+        blobs = [blob for task in group for blob in task.blobs]
+        document = zlib.compress(encode_plan(shared.divided.only(blobs)), 1)
+        sizes = [blob.size for blob in blobs]
         future: Future[Any] = client.submit(made_up_task, document, sizes, key=key)
         return future
 

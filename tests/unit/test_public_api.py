@@ -40,8 +40,10 @@ NAMES = [
     "Verdict",
     "__version__",
     "check_signatures",
+    "commit_plan",
     "dequantize",
     "diff_models",
+    "distributed",
     "edit_metadata",
     "errors",
     "export_model",
@@ -74,6 +76,8 @@ NAMES = [
     "undo_prune",
     "unpack",
     "verify",
+    "work_on_batch",
+    "work_on_plan",
     "write_plan",
 ]
 PLAN_OPTIONS = [

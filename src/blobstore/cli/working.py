@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blobstore.cli.conversion import Force, Memory, VerifyReuse, show_import
+from blobstore.cli.conversion import show_import
+from blobstore.cli.import_options import Force, Memory, VerifyReuse
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
@@ -68,7 +69,10 @@ def work(
     lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Make a part of a plan's blobs, for commit; other machines make the other parts."""
+    """Make a part of a plan's blobs.
+
+    Other machines make the other parts, and commit publishes the model.
+    """
     if plan is not None and batch is not None:
         raise UsageError("work does a PLAN or a --batch, not both")
     if batch is not None and source is not None:
@@ -147,7 +151,7 @@ def commit(
     lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Publish the model of a plan whose blobs are all made by work."""
+    """Publish a model that work has made."""
     from blobstore.importer.work.publishing import commit_plan
 
     with progress_bar() as progress:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from blobstore.views.view import Bytes, OptionalText, Text, View
 
 if TYPE_CHECKING:
     from blobstore.importer.work.batch import BatchResult
 
+ShardText = Annotated[
+    str, BeforeValidator(lambda one: one if isinstance(one, str) else f"{one[0]}/{one[1]}")
+]
+
 
 class WorkView(View):
     """What a worker did of a plan."""
 
     plan: Text = Field(description="digest of the plan's file")
-    shard: tuple[int, int] = Field(description="which of how many, counted from 0")
+    shard: ShardText = Field(description="I/N, counted from 0")
     tasks: int = Field(description="tasks of the shard")
     made: int = Field(description="tasks that were done now")
     blobs: int = Field(description="blobs of these")

@@ -97,7 +97,10 @@ def _models(value: dict[str, Any]) -> tuple[BatchModel, ...]:
         raise InvalidError("Extra inputs are not permitted", min(unknown))
     if not value:
         raise InvalidError("Field required", "model")
-    models = tuple(items(_model, _MOST_MODELS)(value["model"]))
+    try:
+        models = tuple(items(_model, _MOST_MODELS)(value["model"]))
+    except InvalidError as error:
+        raise error.within("model") from None
     _check_names(models)
     return models
 

@@ -61,7 +61,7 @@ def commit_shared(
     full = ModelName.of(default_name(plan) if name is None else name)
     if not force:
         check_tag(plan, full)
-    blobs = blobs_of(shared)
+    blobs = made_blobs(shared)
     shown = begun(progress, sum(blob.size for blob in blobs.values()))
 
     def find(session: Session) -> WrittenBlobs:
@@ -72,7 +72,7 @@ def commit_shared(
     return publish_plan(plan, full, store, find)
 
 
-def blobs_of(shared: SharedPlan) -> dict[str, Descriptor]:
+def made_blobs(shared: SharedPlan) -> dict[str, Descriptor]:
     """Return the blobs that the receipts name, by the name of the planned blob.
 
     Raises: UnfinishedPlanError for missing receipts; as `ReceiptFolder.read`.

@@ -70,7 +70,7 @@ class ReceiptFolder:
             replace_file(path, strictjson.encode(document) + b"\n")
 
     def read(self, task: Task) -> Receipt | None:
-        """Return the receipt of a task, or None if there is none.
+        """Return the receipt of a task, or None if it is missing.
 
         Raises: DocumentError (rule P3) for an invalid one; UsageError for one of another plan;
         LimitExceededError; StorageError.
