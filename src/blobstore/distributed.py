@@ -178,7 +178,9 @@ def connected(address: str) -> Iterator[Client]:
         raise UsageError("Dask is not installed", hint=hint) from error
     place = address.removeprefix(_SCHEME)
     try:
-        client = Client(place if "://" in place else f"tcp://{place}", set_as_default=False)
+        client = Client(
+            place if "://" in place else f"tcp://{place}", timeout=10, set_as_default=False
+        )
     except (OSError, ValueError) as error:
         raise RemoteError(
             f"the Dask scheduler at {address} can't be reached: {error}", path=address
@@ -264,7 +266,7 @@ class HandingOut:
         """Yield each task with its blobs, as they are done. Raises: the error of one."""
         from distributed import as_completed
 
-        done = as_completed()
+        done = as_completed(loop=self.client.loop)
         self._left = deque(tasks)
         self._left_bytes = sum(task.source_bytes for task in tasks)
         try:
