@@ -9,9 +9,9 @@ from blobstore.errors import UnfinishedPlanError
 from blobstore.formats.documents import Descriptor
 from blobstore.importer.run import ImportResult, check_tag, default_name, publish_plan
 from blobstore.importer.work.tasks import Task
-from blobstore.importer.work.worker import SharedPlan, has_blob
+from blobstore.importer.work.worker import SharedPlan, lost_among
 from blobstore.importer.writing import WrittenBlobs
-from blobstore.io.workers import Progress, begun, each, threads
+from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.store.ports import Home, Session
@@ -103,18 +103,14 @@ def check_blobs(
     verify: bool,
 ) -> None:
     """Raise UnfinishedPlanError unless the store has all blobs."""
-    lost: set[str] = set()
-
-    def check(name: str) -> None:
-        blob = blobs[name]
-        if not has_blob(blob, session, store, verify=verify):
-            lost.add(name)
-        progress(blob.size, name)
-
-    each(list(blobs), check, workers, name="check")
+    lost = lost_among(
+        list(blobs.values()), session, store, verify=verify, jobs=workers, progress=progress
+    )
     if lost:
         tasks = [
-            task for task in shared.divided.tasks if any(blob.name in lost for blob in task.blobs)
+            task
+            for task in shared.divided.tasks
+            if any(blobs[blob.name].digest in lost for blob in task.blobs)
         ]
         what = "have lost or damaged blobs" if verify else "have lost blobs"
         raise _unfinished(shared, tasks, what)

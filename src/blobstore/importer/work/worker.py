@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +21,7 @@ from blobstore.importer.run import working_memory
 from blobstore.importer.work.receipts import ReceiptFolder
 from blobstore.importer.work.tasks import DividedPlan, Task
 from blobstore.importer.writing import write_blobs
-from blobstore.io.workers import Progress, begun, silent, threads
+from blobstore.io.workers import Progress, begun, each, silent, threads
 from blobstore.names import Digest
 from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.store.ports import Home, Session
@@ -67,8 +67,7 @@ class SharedPlan:
         with store.session(self.divided.plan.inventory.folder.key) as session:
             for task in self.divided.tasks:
                 blobs = receipt_of(self.receipts, task)
-                are_there = (has_blob(blob, session, store, verify=False) for blob in blobs)
-                if not blobs or not all(are_there):
+                if not blobs or lost_among(blobs, session, store, verify=False):
                     found.append(task)
         return found
 
@@ -233,12 +232,9 @@ class TaskMaker:
         self, task: Task, blobs: Sequence[Descriptor], session: Session
     ) -> dict[str, Descriptor]:
         """Return those of a task's blobs that the store has, by name."""
+        lost = lost_among(blobs, session, self._store, verify=self._verify, jobs=self._jobs)
         named = zip(task.blobs, blobs, strict=False)  # there are none, or all
-        return {
-            planned.name: blob
-            for planned, blob in named
-            if has_blob(blob, session, self._store, verify=self._verify)
-        }
+        return {planned.name: blob for planned, blob in named if blob.digest not in lost}
 
     def _write(
         self, blobs: list[PlannedBlob], session: Session, progress: Progress
@@ -257,19 +253,43 @@ class TaskMaker:
         }
 
 
-def has_blob(blob: Descriptor, session: Session, store: Home, *, verify: bool) -> bool:
-    """Return True if the store has a blob with its size, published or kept by a session.
+def lost_among(
+    blobs: Collection[Descriptor],
+    session: Session,
+    store: Home,
+    *,
+    verify: bool,
+    jobs: int = 1,
+    progress: Progress = silent,
+) -> set[Digest]:
+    """Return the digests of those of ``blobs`` that are neither published nor kept by a session.
 
-    With ``verify`` only if its bytes are its digest's.
+    Sizes are checked; with ``verify``, ``jobs`` threads also hash them. Raises: StorageError.
     """
-    if session.missing([blob]):
-        earlier = session.earlier
-        return (
-            earlier is not None
-            and earlier.find(blob.digest.hex, blob.size, verify=verify) is not None
-        )
-    if not verify:
-        return True
+    lost: set[Digest] = set()
+    hidden = {blob.digest for blob in session.missing(blobs)}
+
+    def check(blob: Descriptor) -> None:
+        if blob.digest in hidden:
+            is_there = _is_kept(blob, session, verify=verify)
+        else:
+            is_there = not verify or _is_sound(blob, store)
+        if not is_there:
+            lost.add(blob.digest)
+        progress(blob.size, blob.name or "")
+
+    each(blobs, check, jobs, name="check")
+    return lost
+
+
+def _is_kept(blob: Descriptor, session: Session, *, verify: bool) -> bool:
+    earlier = session.earlier
+    if earlier is None:
+        return False
+    return earlier.find(blob.digest.hex, blob.size, verify=verify) is not None
+
+
+def _is_sound(blob: Descriptor, store: Home) -> bool:
     try:
         with store.blobs.open(blob) as reader:
             return reader.digest() == blob.digest
