@@ -10,7 +10,7 @@ one task: its digest is that of the whole file.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
@@ -87,12 +87,17 @@ class DividedPlan:
         return file, begins[file]
 
     def only(self, blobs: Sequence[PlannedBlob]) -> ImportPlan:
-        """Return a plan of nothing but these blobs, whose inventories have only what they need."""
+        """Return a plan of nothing but these blobs, whose inventories have only what they need.
+
+        Files that none of these blobs belongs to lose their declared digests: their own tasks read
+        them whole.
+        """
+        own = {self._place(blob)[0] for blob in blobs}
         parts: list[list[SourceTensor]] = [[] for _ in self.plan.inventories]
         for part in _parts(blobs):
             parts[self._owners[part.file.path]].append(part)
         inventories = tuple(
-            _only(inventory, needed)
+            self._only(inventory, needed, own)
             for inventory, needed in zip(self.plan.inventories, parts, strict=True)
         )
         options = self.plan.options
@@ -108,6 +113,27 @@ class DividedPlan:
             layers=tuple(blobs),
             relative_errors={},
             notes=(),
+        )
+
+    def _only(
+        self, inventory: Inventory, needed: Sequence[SourceTensor], own: Collection[int]
+    ) -> Inventory:
+        paths = {tensor.file.path for tensor in needed}
+        files = {
+            file.path: file if self._numbers[file.path] in own else replace(file, declared=None)
+            for file in inventory.files
+            if file.path in paths
+        }
+        tensors = {
+            tensor.name: replace(tensor, file=files[tensor.file.path])
+            for tensor in sorted(needed, key=lambda one: one.name)
+        }
+        return replace(
+            inventory,
+            files=tuple(files.values()),
+            tensors=tensors,
+            documents={},
+            other_files=OtherFiles(),
         )
 
     def shard(self, index: int, count: int) -> tuple[Task, ...]:
@@ -174,14 +200,3 @@ def _portions(blobs: Iterable[PlannedBlob], most: int) -> Iterator[tuple[Planned
 
 def _parts(blobs: Iterable[PlannedBlob]) -> Iterator[SourceTensor]:
     return (part for blob in blobs for source in blob.sources for part in source.parts.values())
-
-
-def _only(inventory: Inventory, needed: Sequence[SourceTensor]) -> Inventory:
-    paths = {tensor.file.path for tensor in needed}
-    return replace(
-        inventory,
-        files=tuple(file for file in inventory.files if file.path in paths),
-        tensors={tensor.name: tensor for tensor in sorted(needed, key=lambda one: one.name)},
-        documents={},
-        other_files=OtherFiles(),
-    )

@@ -26,8 +26,8 @@ from blobstore.io.copying import remove_tree
 from blobstore.io.durable import (
     FOLDER_MODE,
     create_file,
-    is_remote,
     make_folder,
+    may_be_shared,
     os_errors,
     remove_if_there,
 )
@@ -87,7 +87,7 @@ def _make_owned(parent: Path) -> tuple[Path, int]:
     unowned.mkdir(mode=FOLDER_MODE)
     fd = -1
     try:
-        if is_remote(unowned):
+        if may_be_shared(unowned):
             fd = create_file(unowned / _OWNER)
         else:
             fd = os.open(unowned, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

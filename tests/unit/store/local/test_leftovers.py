@@ -333,7 +333,7 @@ def test_a_folder_on_a_file_server_is_owned_by_the_lock_of_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Locks on folders stay on their machine there: another machine sees the file's lock only."""
-    monkeypatch.setattr(leftovers, "is_remote", lambda _: True)  # no server is needed to be one
+    monkeypatch.setattr(leftovers, "may_be_shared", lambda _: True)  # no server is needed to be one
     folder, fd = make_owned_folder(tmp_path)
     (folder / "1").write_bytes(b"half")
     assert names(folder) == ["1", "owner"]
