@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from blobstore import errors as errors, mlx_lm as mlx_lm
+    from blobstore import distributed as distributed, errors as errors, mlx_lm as mlx_lm
     from blobstore.artifacts.artifact import Artifact as Artifact, open_artifact as open_artifact
     from blobstore.errors import BlobStoreError as BlobStoreError
     from blobstore.export.folder import ExportResult as ExportResult, export_model as export_model
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
         plan_import as plan_import,
         run_plan as run_plan,
     )
+    from blobstore.importer.work.batch import work_on_batch as work_on_batch
+    from blobstore.importer.work.publishing import commit_plan as commit_plan
+    from blobstore.importer.work.worker import work_on_plan as work_on_plan
     from blobstore.inspection.diff import diff_models as diff_models
     from blobstore.inspection.inspect import inspect as inspect, read_header as read_header
     from blobstore.inspection.inspection import Inspection as Inspection
@@ -102,6 +105,7 @@ _HOME = {
     "Tensor": "model.tensors",
     "Verdict": "model.facts",
     "check_signatures": "store.signing.signed_models",
+    "commit_plan": "importer.work.publishing",
     "dequantize": "kernels.quantize",
     "diff_models": "inspection.diff",
     "edit_metadata": "inspection.metadata",
@@ -138,9 +142,11 @@ _HOME = {
     "unpack": "store.packing",
     "verify": "store.care.verify",
     "verify_bucket": "store.bucket.bucket_checks",
+    "work_on_batch": "importer.work.batch",
+    "work_on_plan": "importer.work.worker",
     "write_plan": "importer.planning.document",
 }
-_MODULES = frozenset({"errors", "mlx_lm"})
+_MODULES = frozenset({"distributed", "errors", "mlx_lm"})
 
 __all__ = sorted([*_HOME, *_MODULES, "__version__"])  # noqa: PLE0605  # the table is the list
 

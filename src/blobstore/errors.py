@@ -116,6 +116,14 @@ class TensorNotFoundError(NotFoundError, KeyError):
     """A model has no tensor of that name. A KeyError too, because a model is a mapping."""
 
 
+class UnfinishedPlanError(NotFoundError):
+    """Tasks of a plan are not done, or the store lost their blobs; ``tasks`` are their numbers."""
+
+    def __init__(self, message: str, *, tasks: tuple[int, ...] = (), **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.tasks = tasks
+
+
 class InvalidIndexError(UsageError, IndexError):
     """An index that numpy refuses for a tensor: out of bounds, a step of zero, text.
 

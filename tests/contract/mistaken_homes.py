@@ -43,7 +43,7 @@ class Mistaken(MemoryStore):
 
     @contextmanager
     def session(self, source: str = "", name: ModelName | None = None) -> Iterator[_Session]:
-        yield self.session_class(self.blobs, self.manifests, self._mutex)
+        yield self.session_class(self.blobs, self.manifests, self._kept, self._mutex)
 
 
 class ManifestFirst(_Session):

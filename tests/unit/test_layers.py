@@ -28,12 +28,12 @@ ROOMS = (
     {"importer"},
     {"inspection", "export"},
     {"artifacts"},
-    {"mlx_lm", "testing", "views"},
+    {"distributed", "mlx_lm", "testing", "views"},
     {"cli"},
     {"__init__", "__main__"},
 )
 HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich", "httpx2", "httpcore2", "zstandard"}
-HEAVY |= {"cryptography", "nacl", "obstore"}
+HEAVY |= {"cryptography", "nacl", "obstore", "dask", "distributed"}
 NUMPY_FREE = {"errors", "names", "hashing", "io", "formats", "store"}
 ONLY_CLI_READS = {"environ", "getenv", "argv"}
 

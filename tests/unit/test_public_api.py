@@ -41,8 +41,10 @@ NAMES = [
     "Verdict",
     "__version__",
     "check_signatures",
+    "commit_plan",
     "dequantize",
     "diff_models",
+    "distributed",
     "edit_metadata",
     "errors",
     "export_model",
@@ -79,6 +81,8 @@ NAMES = [
     "unpack",
     "verify",
     "verify_bucket",
+    "work_on_batch",
+    "work_on_plan",
     "write_plan",
 ]
 PLAN_OPTIONS = [

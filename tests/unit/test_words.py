@@ -17,6 +17,7 @@ from blobstore.cli.main import app
 
 # Names that may be defined in several modules, with the reason. An unused entry fails.
 SHARED_NAMES = {
+    "import_model": "distributed has the same on a cluster",
     "verdict": "one for each runtime, in on_mlx_lm and on_ollama",
 }
 SHARED_FILES = {

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blobstore.cli.buckets import CacheChoice, CacheOption, CacheSizeOption
-from blobstore.cli.import_options import takes_import_options
+from blobstore.cli.import_options import (
+    Connections,
+    CopyUp,
+    Force,
+    LimitRate,
+    Memory,
+    On,
+    Planned,
+    VerifyReuse,
+    takes_import_options,
+)
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
@@ -42,59 +52,13 @@ if TYPE_CHECKING:
     from blobstore.formats.coverage import Coverage, Tally
     from blobstore.importer.planning.outputs import ImportPlan
     from blobstore.importer.run import ImportResult
+    from blobstore.io.workers import Progress
     from blobstore.model.facts import Verdict
     from blobstore.names import ModelName
     from blobstore.views.checkpoints import ExportView
     from blobstore.views.view import CoverageView, TallyView
 
 _MOST_NAMES = 5
-
-Memory = Annotated[
-    str | None,
-    typer.Option(
-        "--memory",
-        metavar="SIZE",
-        help="Memory for the work [default: 32MB, and 32MB per thread].",
-    ),
-]
-Connections = Annotated[
-    int | None,
-    typer.Option(
-        "--connections",
-        metavar="N",
-        min=1,
-        help="Requests at once to the source's server [default: found by measurement].",
-    ),
-]
-LimitRate = Annotated[
-    str | None,
-    typer.Option(
-        "--limit-rate", metavar="SIZE", help="Bytes a second to fetch at most, such as 20MB."
-    ),
-]
-VerifyReuse = Annotated[
-    bool,
-    typer.Option(
-        "--verify-reuse", help="Hash the blobs of earlier imports before using them again."
-    ),
-]
-Force = Annotated[
-    bool,
-    typer.Option(
-        "--force", help="Allow a tag that says another type, such as :int4 for int8 weights."
-    ),
-]
-Planned = Annotated[
-    str | None,
-    typer.Option(
-        "--plan",
-        metavar="FILE",
-        help="Carry out a plan that plan -o wrote; SOURCE is where it is now.",
-    ),
-]
-CopyUp = Annotated[
-    bool, typer.Option("--copy-up", help="Write all blobs, also those that a lower store has.")
-]
 
 
 @takes_import_options
@@ -125,6 +89,7 @@ def import_(
     ] = False,
     force: Force = False,
     planned: Planned = None,
+    on: On = None,
     wait: WaitOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
@@ -133,11 +98,15 @@ def import_(
     **options: Any,
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
-    from blobstore.importer.run import check_tag, default_name, plan_import, run_plan
+    from blobstore.importer.model_names import check_tag, default_name
+    from blobstore.importer.run import plan_import, run_plan
     from blobstore.source.fetching import FetchOptions
 
     if name is None and (options["modelfile"] is not None or planned is not None):
         source, name = None, source  # as in `ollama create NAME -f Modelfile`
+    if on is not None and (jobs is not None or verify_reuse):
+        given = "--jobs" if jobs is not None else "--verify-reuse"
+        raise UsageError(f"{given} can't be used with --on, whose workers have their own threads")
     target = _model_name(name, options["modelfile"]) if name is not None else None
     budget = parse_size(memory) if memory is not None else None
     at_most = parse_size(limit_rate) if limit_rate is not None else None
@@ -157,23 +126,52 @@ def import_(
         return
     if made.options.target is not None and not as_json:
         _show_tensors(made)
+    home = stores_at(store, lower, wait, may_be_new=True, copies_up=copy_up)
     with progress_bar() as progress:
-        result = run_plan(
-            made,
-            target,
-            stores_at(store, lower, wait, may_be_new=True, copies_up=copy_up),
-            jobs=jobs,
-            memory=budget,
-            verify_reuse=verify_reuse,
-            fetch=fetch,
-            progress=progress,
-        )
+        if on is not None:
+            result = _run_on(on, made, target, home, planned, budget, progress)
+        else:
+            result = run_plan(
+                made,
+                target,
+                home,
+                jobs=jobs,
+                memory=budget,
+                verify_reuse=verify_reuse,
+                fetch=fetch,
+                progress=progress,
+            )
     if not as_json:
-        _show_import(result)
+        show_import(result)
         return
     from blobstore.views.checkpoints import ImportView
 
     show_json(ImportView.model_validate(result))
+
+
+def _run_on(
+    address: str,
+    made: ImportPlan,
+    target: ModelName,
+    home: Any,
+    path: str | None,
+    memory: int | None,
+    progress: Progress | None,
+) -> ImportResult:
+    from blobstore.distributed import connected, run_plan_on
+
+    with connected(address) as client:
+        return run_plan_on(
+            client,
+            made,
+            target,
+            home,
+            path=path,
+            memory=memory,
+            progress=progress,
+            force=True,  # the tag is checked already
+            open_source=source_at,
+        )
 
 
 def _travelled(planned: str, source: str | None, options: Any) -> ImportPlan:
@@ -253,7 +251,8 @@ def _print_notes(made: ImportPlan) -> None:
         note(text)
 
 
-def _show_import(result: ImportResult) -> None:
+def show_import(result: ImportResult) -> None:
+    """Print what an import did."""
     emit(f"{result.name}   {result.digest.short}")
     stored = f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored"
     emit(f"{stored}, {result.bits_per_weight:.2f} bits per weight")

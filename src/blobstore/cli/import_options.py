@@ -1,4 +1,7 @@
-"""The options of an import as options of a command: from the table in importer/policies/."""
+"""The options of an import as options of a command.
+
+Those that decide are made from the table in importer/policies/, those that carry out are here.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,61 @@ import typer
 
 from blobstore.cli.output import flags_of, parse_size
 from blobstore.importer.policies.arguments import ImportArguments, Option
+
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        help="Memory for the work [default: 32MB, and 32MB per thread].",
+    ),
+]
+Connections = Annotated[
+    int | None,
+    typer.Option(
+        "--connections",
+        metavar="N",
+        min=1,
+        help="Requests at once to the source's server [default: found by measurement].",
+    ),
+]
+LimitRate = Annotated[
+    str | None,
+    typer.Option(
+        "--limit-rate", metavar="SIZE", help="Bytes a second to fetch at most, such as 20MB."
+    ),
+]
+VerifyReuse = Annotated[
+    bool,
+    typer.Option(
+        "--verify-reuse", help="Hash the blobs of earlier imports before using them again."
+    ),
+]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Allow a tag that says another type, such as :int4 for int8 weights."
+    ),
+]
+Planned = Annotated[
+    str | None,
+    typer.Option(
+        "--plan",
+        metavar="FILE",
+        help="Carry out a plan that plan -o wrote; SOURCE is where it is now.",
+    ),
+]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="ADDRESS",
+        help="Let the workers of a Dask cluster make the blobs: dask://HOST:PORT (extra: dask).",
+    ),
+]
+CopyUp = Annotated[
+    bool, typer.Option("--copy-up", help="Write all blobs, also those that a lower store has.")
+]
 
 # What a command line makes of a value's type; of all others a text.
 _TYPES: dict[Any, Any] = {kind: kind for kind in (bool, int | None, float | None)}

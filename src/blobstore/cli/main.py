@@ -41,6 +41,8 @@ def _show_help(context: typer.Context) -> None:
 _PLACES = {
     "import": "conversion:import_",
     "plan": "conversion:plan",
+    "work": "working:work",
+    "commit": "working:commit",
     "list": "models:list_",
     "show": "models:show",
     "rm": "models:rm",

@@ -7,15 +7,14 @@ type than the model gets is refused first.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Unpack
 
-from blobstore.errors import InvalidNameError, NotFoundError, UsageError
+from blobstore.errors import NotFoundError, UsageError
 from blobstore.formats.coverage import Coverage
 from blobstore.formats.documents import CONFIG_MEDIA_TYPE, Descriptor, Manifest
-from blobstore.formats.dtypes import FLOAT_NAMES, DType
-from blobstore.formats.quant import QuantType
+from blobstore.importer.model_names import check_tag, default_name
 from blobstore.importer.planning.outputs import (
     ImportPlan,
     OutputTensor,
@@ -27,7 +26,13 @@ from blobstore.importer.planning.plan import make_plan, plan_blobs
 from blobstore.importer.policies.arguments import ImportArguments, PolicyFunction
 from blobstore.importer.policies.options import Experts, ImportOptions
 from blobstore.importer.policies.rules import Rule, escaped
-from blobstore.importer.writing import copy_file, least_memory, usual_memory, write_blobs
+from blobstore.importer.recalling import WrittenBlobs
+from blobstore.importer.writing import (
+    copy_file,
+    least_memory,
+    usual_memory,
+    write_blobs,
+)
 from blobstore.io.workers import Progress, begun, silent, threads
 from blobstore.model.facts import Verdict
 from blobstore.names import Digest, ModelName
@@ -35,44 +40,6 @@ from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.source.fetching import FetchOptions
 from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.store.ports import Finished, Home, Session
-
-_SAID: dict[str, frozenset[str]] = {
-    **{kind.value: frozenset({kind.value}) for kind in QuantType},
-    "q4": frozenset({"int4"}),
-    "q8": frozenset({"int8"}),
-    # As options these two mean int4 and int8, as in Ollama; as tags people write them for the float
-    # types too.
-    "fp4": frozenset({"int4", "nvfp4", "mxfp4"}),
-    "fp8": frozenset({"int8", "mxfp8"}),
-    **{name: frozenset({dtype.value}) for name, dtype in FLOAT_NAMES.items()},
-    "fp16": frozenset({DType.F16.value}),
-    "fp32": frozenset({DType.F32.value}),
-}
-
-
-def check_tag(plan: ImportPlan, name: ModelName) -> None:
-    """Raise UsageError when a tag says another type than the plan makes: ``x:int4``, but int8."""
-    said, made = _SAID.get(name.tag.lower()), _types_of(plan)
-    if said is None or said & made:
-        return
-    what = ", ".join(sorted(made))
-    raise UsageError(
-        f"the tag of {name} says {name.tag}, but the weights will be {what}",
-        model=str(name),
-        hint="Choose another tag, or keep this one with force=True.",
-    )
-
-
-def _types_of(plan: ImportPlan) -> set[str]:
-    """Return the type of the whole model, else the types of quantized tensors, else the dtypes."""
-    if plan.config.file_type:
-        return {plan.config.file_type}
-    quantized = {
-        tensor.quantization.quant_type.value
-        for tensor in plan.tensors
-        if tensor.quantization is not None
-    }
-    return quantized or {tensor.dtype.value for tensor in plan.tensors}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,21 +199,6 @@ def outputs_of(inventory: Inventory, experts: Experts) -> dict[str, OutputTensor
     return {tensor.name: tensor for blob in blobs for tensor in blob.tensors}
 
 
-def default_name(plan: ImportPlan) -> ModelName:
-    """Return the source's stem, with the type (or ``latest``) as tag.
-
-    The stem of ORG/NAME in the Hugging Face cache is NAME.
-
-    Raises: InvalidNameError when the stem is not a model name.
-    """
-    stem, quant_type = plan.inventory.folder.stem, plan.options.quant_type
-    try:
-        return ModelName(model=stem, tag=quant_type.value if quant_type is not None else "latest")
-    except InvalidNameError as error:
-        hint = "Give the model a name: blobstore import SOURCE NAME."
-        raise error.about(hint=hint) from None
-
-
 def make_blob(
     plan: ImportPlan,
     name: str,
@@ -276,7 +228,13 @@ def make_blob(
             )
         only = replace(plan, layers=chosen)
         (blob,) = write_blobs(
-            only, session, jobs, _budget(memory, jobs), silent, verify_reuse=False, fetch=fetch
+            only,
+            session,
+            jobs,
+            working_memory(memory, jobs),
+            silent,
+            verify_reuse=False,
+            fetch=fetch,
         ).blobs
         session.earlier.keep()
     return blob.digest
@@ -300,15 +258,33 @@ def run_plan(
     The model gets ``name`` as the store spells it: names that differ only in case are one.
     """
     workers = threads(jobs)
-    budget = _budget(memory, workers)
+    budget = working_memory(memory, workers)
+    progress = begun(progress, plan.source_bytes)
+    return publish_plan(
+        plan,
+        name,
+        store,
+        lambda session: write_blobs(
+            plan, session, workers, budget, progress, verify_reuse=verify_reuse, fetch=fetch
+        ),
+    )
+
+
+def publish_plan(
+    plan: ImportPlan,
+    name: str | ModelName,
+    store: Home,
+    make: Callable[[Session], WrittenBlobs],
+) -> ImportResult:
+    """Publish the model of a plan, whose tensor blobs ``make`` writes or finds.
+
+    The other layers are written here. Raises: as `import_model` and ``make``.
+    """
     started = time.monotonic()
     runs_in = plan.runs_in  # made first: of 100,000 tensors it takes 10 MB for a moment
     name = store.target(name)
-    progress = begun(progress, plan.source_bytes)
     with store.session(plan.inventory.folder.key) as session:
-        written = write_blobs(
-            plan, session, workers, budget, progress, verify_reuse=verify_reuse, fetch=fetch
-        )
+        written = make(session)
         manifest = _manifest(plan, _with_files(plan, written.blobs, session), session)
         # Another import may have made a model of the name meanwhile.
         name = store.manifests.spelled(name)
@@ -348,7 +324,11 @@ def _with_files(plan: ImportPlan, tensors: list[Finished], session: Session) -> 
     return blobs
 
 
-def _budget(memory: int | None, workers: int) -> int:
+def working_memory(memory: int | None, workers: int) -> int:
+    """Return the bytes that ``workers`` threads work in, ``memory`` if it is given.
+
+    Raises: UsageError when they can't work in so few.
+    """
     if memory is None:
         return usual_memory(workers)
     if memory < (least := least_memory(workers)):

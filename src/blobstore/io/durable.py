@@ -31,6 +31,8 @@ _WITH_SYNCFS = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994
 """ext2 to ext4, XFS, Btrfs, F2FS, tmpfs, ZFS (statfs(2), and OpenZFS's ZFS_SUPER_MAGIC)."""
 _REMOTE = frozenset({0x6969, 0xFF534D42, 0xFE534D42, 0x517B, 0x00C36400, 0x5346414F, 0x01021997})
 """NFS, CIFS, SMB2, SMB, Ceph, AFS, 9p (statfs(2), linux/magic.h)."""
+_SHARED = _REMOTE | {0x65735546, 0x0BD00BD0, 0x47504653, 0x19830326, 0x01161970}
+"""And FUSE, Lustre, GPFS (Spectrum Scale), BeeGFS, GFS2: several machines may have mounted it."""
 _STATFS_BYTES = 256  # struct statfs has 120; its first member is the type
 _SYNCFS_REPORTS_ERRORS = (5, 8)
 _CALLS = ("syncfs", "fstatfs", "sync_file_range", "fallocate")
@@ -83,6 +85,18 @@ def is_remote(folder: Path) -> bool:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return _file_system(fd) in _REMOTE
+    finally:
+        close_quietly(fd)
+
+
+def may_be_shared(folder: Path) -> bool:
+    """Return True when several machines may have mounted a folder's file system.
+
+    Raises: OSError.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return _file_system(fd) in _SHARED
     finally:
         close_quietly(fd)
 

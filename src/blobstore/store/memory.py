@@ -174,18 +174,47 @@ class _Writer:
     close = release
 
 
+class _Earlier:
+    """What earlier sessions made and kept. See `Earlier`."""
+
+    def __init__(self, kept: dict[str, bytes], made: dict[Digest, bytes]) -> None:
+        self._kept = kept
+        self._made = made
+        self._noted: dict[str, Digest] = {}
+
+    def find(self, key: str, size: int, *, verify: bool) -> Descriptor | None:  # noqa: ARG002
+        data = self._kept.get(key)
+        if data is None or len(data) != size:
+            return None
+        digest = Digest.of(data)
+        self._made[digest] = data
+        return Descriptor(media_type="", digest=digest, size=size)
+
+    def note(self, key: str, blob: Descriptor) -> None:
+        self._noted[key] = blob.digest
+
+    def keep(self) -> None:
+        for key, digest in self._noted.items():
+            self._kept[key] = self._kept[digest.hex] = self._made[digest]
+
+    def takes_time(self) -> bool:
+        return True
+
+
 class _Session:
     """What is being written. See `Session`."""
 
-    earlier = None
     unfinished = None
     in_sequence = False
 
-    def __init__(self, blobs: _Blobs, manifests: _Manifests, mutex: threading.Lock) -> None:
+    def __init__(
+        self, blobs: _Blobs, manifests: _Manifests, kept: dict[str, bytes], mutex: threading.Lock
+    ) -> None:
         self._blobs = blobs
         self._manifests = manifests
         self._mutex = mutex
         self._made: dict[Digest, bytes] = {}
+        self.earlier = _Earlier(kept, self._made)
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         return self._blobs.missing(descriptors)
@@ -257,6 +286,7 @@ class MemoryStore:
         self.blobs = _Blobs()
         self.manifests = _Manifests()
         self.signatures = _Signatures()
+        self._kept: dict[str, bytes] = {}
         self._mutex = threading.Lock()
 
     def find(self, name: str | ModelName) -> ModelName:
@@ -276,7 +306,7 @@ class MemoryStore:
         name: ModelName | None = None,  # noqa: ARG002  # all blobs are in one place
     ) -> Iterator[_Session]:
         """See `Home`."""
-        yield _Session(self.blobs, self.manifests, self._mutex)
+        yield _Session(self.blobs, self.manifests, self._kept, self._mutex)
 
     @contextmanager
     def lease(self) -> Iterator[bool]:

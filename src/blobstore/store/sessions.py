@@ -110,7 +110,11 @@ class Unfinished(Protocol):
 
 
 class Earlier(Protocol):
-    """Blobs that earlier sessions made, by keys that say how, so that they are not made again."""
+    """Blobs that earlier sessions made, by keys that say how, so that they are not made again.
+
+    A key has 64 hex digits. That of a blob's own digest finds the blob that a session kept, on
+    whichever machine.
+    """
 
     def find(self, key: str, size: int, *, verify: bool) -> Finished | None:
         """Return the blob of ``size`` bytes that was made for ``key``, or None.
@@ -122,7 +126,10 @@ class Earlier(Protocol):
         """Note the blob that was made for ``key``, in case this session is killed."""
 
     def keep(self) -> None:
-        """Keep the noted blobs if the session ends unpublished, so that a later one finds them."""
+        """Keep the noted blobs when the session ends unpublished, so that a later one finds them.
+
+        Then they are durable, and the session's end raises StorageError if they can't be.
+        """
 
     def takes_time(self) -> bool:
         """Return True if `find` may take as long as reading the blob."""

@@ -33,10 +33,14 @@ from blobstore.views.stores import (
     UsageView,
     VerifyView,
 )
+from blobstore.views.worked import BatchView, WorkView
 
 VIEWS: Final[dict[str, Any]] = {
     "import": ImportView,
     "plan": PlanView,
+    "work": WorkView,
+    "work --batch": BatchView,
+    "commit": ImportView,
     "list": list[ListItemView],
     "show": ModelView,
     "inspect": InspectionView,

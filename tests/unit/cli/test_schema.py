@@ -17,6 +17,7 @@ from support.checkpoints import write_checkpoint
 from support.servers import server
 from support.small_registry import SmallRegistry
 
+import blobstore
 from blobstore.cli.main import app, run
 from blobstore.store.signing.key_pairs import PrivateKey
 from blobstore.views.commands import VIEWS, page, schema
@@ -71,9 +72,15 @@ def lines(tmp_path_factory: pytest.TempPathFactory, registry: str) -> dict[str, 
     source, store = str(write_checkpoint(folder / "tiny")), ["--store", str(folder / "store")]
     file = str(folder / "tiny" / "model.safetensors")
     private, public = key_files(folder)
+    plan, batch = str(folder / "plan.json"), folder / "models.toml"
+    batch.write_text(f'[[model]]\nsource = "{source}"\nname = "batched"\n')
+    blobstore.write_plan(blobstore.plan_import(source, quant="int8"), plan)
     return {
         "import": ["import", source, "m", "--quant", "int8", *store],
         "plan": ["plan", source, "--quant", "int8", "--target-bpw", "12"],
+        "work": ["work", plan, *store],
+        "work --batch": ["work", "--batch", str(batch), *store],
+        "commit": ["commit", plan, "m", *store],
         "list": ["list", *store],
         "show": ["show", "m", "--coverage", *store],
         "inspect": ["inspect", str(PYCODE)],

@@ -212,9 +212,14 @@ def write_plan(plan: ImportPlan, path: str | os.PathLike[str]) -> None:
 
     Raises: UsageError for a source with files that lie outside its folder; StorageError.
     """
-    data = strictjson.encode(_Writer(plan).document()) + b"\n"
+    data = encode_plan(plan)
     with os_errors("write", path):
         replace_file(Path(path), data)
+
+
+def encode_plan(plan: ImportPlan) -> bytes:
+    """Return the bytes of a plan's file. Raises: UsageError, as `write_plan`."""
+    return strictjson.encode(_Writer(plan).document()) + b"\n"
 
 
 class _Writer:

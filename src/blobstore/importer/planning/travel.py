@@ -91,8 +91,26 @@ def read_plan(
     is not the one that was planned; NotFoundError when one is missing; as `header_of`;
     StorageError.
     """
+    return decode_plan(plan_bytes(path), path, source=source, open_source=open_source)
+
+
+def plan_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Return the bytes of a plan's file, one more than allowed of a larger one.
+
+    Raises: NotFoundError; StorageError.
+    """
     with FileReader(path) as reader:
-        raw = reader.read(0, min(reader.size, MAX_PLAN + 1))
+        return reader.read(0, min(reader.size, MAX_PLAN + 1))
+
+
+def decode_plan(
+    raw: bytes,
+    path: str | os.PathLike[str],
+    *,
+    source: Source | None = None,
+    open_source: OpenSource = open_folder,
+) -> ImportPlan:
+    """Return the plan in the bytes of a file, as `read_plan`; ``path`` is for messages."""
     what = f"the plan {os.fspath(path)}"
     value = strictjson.parse_object(raw, what, rule=RULE, limit=MAX_PLAN)
     document = parse_plan(value, what)

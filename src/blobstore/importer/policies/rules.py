@@ -257,7 +257,9 @@ class PolicyFile:
             _check_size(reader, _LARGEST_FILE, "a policy")
             raw = reader.read(0, reader.size)
         try:
-            document = validated(_PolicyDocument, _parsed(raw, reader.name), reader.name, "O1")
+            document = validated(
+                _PolicyDocument, parse_settings(raw, reader.name, "O1"), reader.name, "O1"
+            )
             groups = {QuantType.parse(kind): size for kind, size in document.groups.items()}
             for kind, size in groups.items():
                 Quantization(kind, size)
@@ -280,9 +282,13 @@ def _check_size(reader: FileReader, most: int, what: str) -> None:
         )
 
 
-def _parsed(text: bytes, name: str) -> dict[str, Any]:
+def parse_settings(text: bytes, name: str, rule: str) -> dict[str, Any]:
+    """Return the JSON object in a file, if its name ends in .json, else its TOML document.
+
+    Raises: DocumentError with ``rule``; LimitExceededError.
+    """
     if name.endswith(".json"):
-        return parse_object(text, name, rule="O1")
+        return parse_object(text, name, rule=rule)
     if _DOTTED.search(text):
         raise LimitExceededError(
             f"limit exceeded: {name} has a dotted key of {_MOST_DOTS:,} parts or more", path=name
@@ -293,7 +299,7 @@ def _parsed(text: bytes, name: str) -> dict[str, Any]:
         return tomllib.loads(text.decode())
     except (ValueError, RecursionError) as error:  # an integer of 4,301 digits is a ValueError, too
         raise DocumentError(
-            f"{name} is not a TOML document: {error} (rule O1)", rule="O1", path=name
+            f"{name} is not a TOML document: {error} (rule {rule})", rule=rule, path=name
         ) from None
 
 

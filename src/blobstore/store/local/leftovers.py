@@ -1,6 +1,8 @@
 """Leftovers: folders of killed imports, with finished blobs that the next import takes over.
 
-An import holds a lock on its folder, so a folder that can be locked has no owner. Half-written
+An import holds a lock on its folder, so a folder that can be locked has no owner. A lock on a
+folder is not sent to a file server (Linux fs/nfs/dir.c: `nfs_dir_operations` has no ``flock``), so
+there the import holds a lock on a file in its folder, which other machines see. Half-written
 files in it are removed at once. Finished blobs are kept for a day, for the import that continues
 the killed one, or until a clean-up removes them. So are beginnings of blobs that come from a
 server, for which the next transfer asks for the rest, and folders of unfinished work
@@ -22,14 +24,23 @@ from pathlib import Path
 
 from blobstore.errors import StorageError
 from blobstore.io.copying import remove_tree
-from blobstore.io.durable import FOLDER_MODE, make_folder, os_errors, remove_if_there
+from blobstore.io.durable import (
+    FOLDER_MODE,
+    create_file,
+    make_folder,
+    may_be_shared,
+    os_errors,
+    remove_if_there,
+)
 from blobstore.io.ranges import close_quietly
 from blobstore.names import Digest
 from blobstore.store.local.locks import locked, take_lock
 
 _KEPT_S = 24 * 3600
 _UNOWNED = "new-"
-_PARTIAL = re.compile(r"partial-[0-9a-f]{64}", re.ASCII)
+_OWNER = "owner"
+"""The file whose lock is held where a folder's lock stays on its machine."""
+_PARTIAL = re.compile(r"partial-(?P<hex>[0-9a-f]{64})", re.ASCII)
 _WORK = re.compile(r"work-[0-9a-f]{64}", re.ASCII)
 _OURS = re.compile(r"(new|[0-9]+)-[0-9a-f]{16}", re.ASCII)
 
@@ -65,7 +76,7 @@ def work_name(key: str) -> str:
 
 
 def make_owned_folder(parent: Path) -> tuple[Path, int]:
-    """Return a new folder in ``parent`` and an open descriptor of it that holds its lock.
+    """Return a new folder in ``parent``, and an open descriptor of it, or in it, with its lock.
 
     Raises: OSError.
     """
@@ -83,14 +94,17 @@ def _make_owned(parent: Path) -> tuple[Path, int]:
     unowned.mkdir(mode=FOLDER_MODE)
     fd = -1
     try:
-        fd = os.open(unowned, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if may_be_shared(unowned):
+            fd = create_file(unowned / _OWNER)
+        else:
+            fd = os.open(unowned, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         take_lock(fd, fcntl.LOCK_EX, math.inf)  # another import's clean-up may hold it just now
         return unowned.rename(parent / f"{os.getpid()}-{suffix}"), fd
     except BaseException:
         if fd >= 0:
             close_quietly(fd)
         with suppress(OSError):
-            unowned.rmdir()
+            remove_tree(unowned)
         raise
 
 
@@ -188,6 +202,9 @@ class Leftovers:
 
 def _owned(folder: Path) -> AbstractContextManager[bool]:
     """Hold a folder's lock; yield False if it has an owner."""
+    owner = folder / _OWNER
+    if os.path.lexists(owner):
+        return locked(owner, os.O_RDWR | os.O_NONBLOCK, fcntl.LOCK_EX)
     return locked(folder, os.O_DIRECTORY, fcntl.LOCK_EX)
 
 
@@ -209,6 +226,8 @@ def _stale(folder: Path, kept_s: float) -> Iterator[Leftover]:
         yield Leftover(folder, sum(map(_nbytes, paths)), "left by a killed import")
         return
     for path in others:
+        if path.name == _OWNER:
+            continue  # the rest is taken over while its lock is held
         yield Leftover(path, _nbytes(path), "left unfinished by a killed import")
 
 

@@ -7,12 +7,13 @@ import logging
 import mmap
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from blobstore import hashing
+from blobstore.errors import StorageError
 from blobstore.formats.documents import Descriptor
 from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
@@ -20,10 +21,10 @@ from blobstore.io.copying import clone, link
 from blobstore.io.durable import PAGE, os_errors, remove_if_there, sync
 from blobstore.io.ranges import FileReader, OpenReader
 from blobstore.names import Digest
-from blobstore.store.local.blobs import FinishedBlob, Stamp
+from blobstore.store.local.blobs import FinishedBlob, Stamp, old_ns, renewed
 from blobstore.store.local.leftovers import partial_name
 from blobstore.store.local.writer import BlobWriter, write_whole
-from blobstore.store.ports import How
+from blobstore.store.ports import Finished, How
 
 _log = logging.getLogger("blobstore.store.local.store")
 _CHUNK = 2**20
@@ -52,6 +53,32 @@ class NewBlobs:
             del self.made[blob.digest]
             with os_errors("remove", blob.path):
                 remove_if_there(blob.path)
+
+    def move(self, blobs: Iterable[Finished | Descriptor], folder: Path) -> dict[Digest, Stamp]:
+        """Move those of ``blobs`` that are new to ``folder``; return changed stamps.
+
+        Raises: StorageError if a folder is in the way; OSError.
+        """
+        stamps: dict[Digest, Stamp] = {}
+        ours, theirs = self._folder, os.fspath(folder)
+        young_from_ns = old_ns()
+        for wanted in blobs:
+            blob = self.made.pop(wanted.digest, None)
+            if blob is None:
+                continue
+            name = blob.digest.file_name
+            path, place = f"{blob.folder}/{name}", f"{theirs}/{name}"
+            try:
+                if blob.stamp.mtime_ns <= young_from_ns:
+                    stamps[blob.digest] = renewed(path)
+                os.rename(path, place)  # noqa: PTH104  # a hundred thousand of them
+            except IsADirectoryError:
+                message = f"{place} is in the way: it is a folder"
+                raise StorageError(message, path=place, blob=str(blob.digest)) from None
+            except FileNotFoundError:
+                if blob.folder == ours:  # else another session has published a kept one
+                    raise
+        return stamps
 
     def writer(
         self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None

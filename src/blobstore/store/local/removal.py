@@ -1,15 +1,19 @@
-"""The removal of blobs and signatures that only a removed model needed."""
+"""The removal of what a removed model needed, and of files of ours that are of no use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set as AbstractSet
 from contextlib import suppress
+from pathlib import Path
 
 from blobstore.errors import StorageError
 from blobstore.formats.documents import Descriptor
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.backups import CopiedModels
 from blobstore.store.local.blobs import BlobFolder
+from blobstore.store.local.journal import dead_journals
+from blobstore.store.local.kept import KEPT_S, KeptBlobs
+from blobstore.store.local.leftovers import Leftover, Leftovers
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.references import References
 from blobstore.store.ports import Removal
@@ -57,3 +61,21 @@ def remove_unreferenced(
     name = saved[kept[0].digest.hex].name
     reason = f"{name} may need them: its manifest is gone, but blobs that only it needs exist"
     return Removal(removed, kept, reason)
+
+
+def unused_files(
+    private: Path, kept: KeptBlobs, kept_s: float, is_there: Callable[[Digest], bool]
+) -> list[Leftover]:
+    """Return what killed imports left in our folder ``private``, and journals without a use.
+
+    ``kept_s``: how long finished blobs of a killed import are kept for the next one. Blobs that
+    were kept for a later session stay for a week, unless it is 0. ``is_there``: whether the store
+    has a blob of that digest. Raises: StorageError.
+    """
+    left = Leftovers(private / "tmp")
+    stale = [*left.stale(kept_s), *kept.stale(KEPT_S if kept_s else 0)]
+    waiting = {*left.finished(), *kept.digests()}
+    journals = dead_journals(
+        private / "journal", lambda digest: digest in waiting or is_there(digest)
+    )
+    return [*stale, *journals]

@@ -43,10 +43,9 @@ from blobstore.store.local.blobs import (
     FinishedBlob,
     Stamp,
     kept_young,
-    old_ns,
-    renewed,
 )
 from blobstore.store.local.journal import Journal, JournalEntry
+from blobstore.store.local.kept import KeptBlobs
 from blobstore.store.local.leftovers import Leftovers, make_owned_folder, partial_name
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
@@ -85,6 +84,7 @@ class LocalSession:
         temporary_folder: Path,
         journal: Journal,
         names: StoreLock,
+        kept: KeptBlobs,
         published: Callable[[ModelName], None] = lambda _: None,
     ) -> None:
         self.missing = blobs.missing
@@ -93,6 +93,7 @@ class LocalSession:
         self._copies = copies
         self._journal = journal
         self._names = names
+        self._kept = kept
         self._published = published  # called while the lock of names is held
         self._leftovers = Leftovers(temporary_folder)
         self._leftovers.clean()
@@ -203,25 +204,34 @@ class LocalSession:
     def find(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
         """Return the blob that an earlier import made for ``key``, or None if it is gone.
 
-        The blob is in the store, or a killed import left it. It is hashed if its file was written
-        to since, if it was not durable when it was noted, or with ``verify``. A blob of a killed
-        import is written back first, and hashed from the disk (`write_back`): the error of a failed
-        write may have been reported to other processes only. May be called from several threads.
-        Raises: StorageError.
+        The blob is in the store, or was kept (kept.py), or a killed import left it. It is hashed if
+        its file was written to since, if it was not durable when it was noted, or with ``verify``.
+        A blob of a killed import is written back first, and hashed from the disk (`write_back`):
+        the error of a failed write may have been reported to other processes only. May be called
+        from several threads. Raises: StorageError.
         """
         with self._mutex:
             entry = self._journal.find(key)
-        if entry is None or entry.size != size:
-            return None
-        place = self._blobs.path / entry.digest.file_name
-        stored = entry.blob_at(place, self._stage, verify=verify)
-        blob = kept_young(stored) if stored is not None else None
-        if blob is None and (blob := self._take_over(entry, verify=verify)) is not None:
-            self._new.add(blob)
+        if entry is not None and entry.size == size:
+            blob = self._known(entry, verify=verify)
+        else:
+            blob = self._kept.under(key, size, self._stage, verify=verify)
         if blob is not None:
             with self._mutex:
                 self._keyed[key] = blob
+            if blob.folder != self._blobs.path:
+                self._new.add(blob)
         return blob
+
+    def _known(self, entry: JournalEntry, *, verify: bool) -> FinishedBlob | None:
+        place = self._blobs.path / entry.digest.file_name
+        stored = entry.blob_at(place, self._stage, verify=verify)
+        if (blob := kept_young(stored) if stored is not None else None) is not None:
+            return blob
+        kept = self._kept.path / entry.digest.file_name
+        return entry.blob_at(kept, self._stage, verify=verify) or self._take_over(
+            entry, verify=verify
+        )
 
     def _take_over(self, entry: JournalEntry, *, verify: bool) -> FinishedBlob | None:
         with self._mutex:  # else another thread of ours may hold the lock of the same folder
@@ -318,7 +328,7 @@ class LocalSession:
                 sync_file_system(self._folder_fd)
         with os_errors("write blobs to", self._blobs.path):
             make_folder(self._blobs.path)
-            stamps = self._publish(blobs)
+            stamps = self._new.move(blobs, self._blobs.path)
             sync_folder(self._blobs.path)
         return stamps
 
@@ -346,32 +356,29 @@ class LocalSession:
         except StorageError as error:
             _log.log(level, "the blobs of this import are not in the journal: %s", error)
 
-    def _publish(self, blobs: Iterable[Finished | Descriptor]) -> dict[Digest, Stamp]:
-        """Move those of ``blobs`` that are in our folder to ``blobs/``; return changed stamps."""
-        stamps: dict[Digest, Stamp] = {}
-        ours, theirs = os.fspath(self._folder), os.fspath(self._blobs.path)
-        young_from_ns = old_ns()
-        for wanted in blobs:
-            blob = self._new.made.pop(wanted.digest, None)
-            if blob is None:
-                continue
-            name = blob.digest.file_name
-            path, place = f"{ours}/{name}", f"{theirs}/{name}"
-            if blob.stamp.mtime_ns <= young_from_ns:
-                stamps[blob.digest] = renewed(path)
-            try:
-                os.rename(path, place)  # noqa: PTH104  # a hundred thousand of them
-            except IsADirectoryError:
-                message = f"{place} is in the way: it is a folder"
-                raise StorageError(message, path=place, blob=str(blob.digest)) from None
-        return stamps
-
     def close(self, *, keep_finished: bool) -> None:
-        """Remove everything unpublished; with ``keep_finished``, or after `keep`, keep it all."""
-        if keep_finished or self._is_kept:
-            self._write_notes()
-        else:
-            with suppress(OSError):  # the next import removes it
-                remove_tree(self._folder)
-        close_quietly(self._folder_fd)
-        self._leftovers.clean()
+        """Remove everything unpublished; with ``keep_finished``, or after `keep`, keep it all.
+
+        After `keep` the finished blobs are durable, and lie where any session finds them. Raises:
+        StorageError if that fails.
+        """
+        try:
+            if self._is_kept:
+                self._keep_finished()
+            elif keep_finished:
+                self._write_notes()
+            else:
+                with suppress(OSError):  # the next import removes it
+                    remove_tree(self._folder)
+        finally:
+            close_quietly(self._folder_fd)
+            self._leftovers.clean()
+
+    def _keep_finished(self) -> None:
+        """Make the finished blobs durable, move them to the kept ones, and note them as durable."""
+        made = [blob for blob in self._new.made.values() if blob.folder == self._folder]
+        if made and self._syncs_whole:
+            with os_errors("write to the store", self._folder):
+                sync_file_system(self._folder_fd)
+        self._kept.add(made)
+        self._append(list(self._keyed), {})

@@ -11,7 +11,9 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from blobstore.errors import (
     BlobStoreError,
@@ -29,13 +31,14 @@ from blobstore.io.durable import check_one_mount, is_remote, os_errors
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.backups import CopiedModels, ManifestCopies, Trash
 from blobstore.store.local.blobs import BlobFolder
-from blobstore.store.local.journal import Journal, SummaryCache, dead_journals
-from blobstore.store.local.leftovers import Leftover, Leftovers, owned_folder
+from blobstore.store.local.journal import Journal, SummaryCache
+from blobstore.store.local.kept import KeptBlobs
+from blobstore.store.local.leftovers import Leftover, owned_folder
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.packed import PackedModels
 from blobstore.store.local.references import NewerManifests, References
-from blobstore.store.local.removal import manifest_digests, remove_unreferenced
+from blobstore.store.local.removal import manifest_digests, remove_unreferenced, unused_files
 from blobstore.store.local.session import LocalSession
 from blobstore.store.local.shares import ShareNotes
 from blobstore.store.local.signature_folder import SignatureFolder
@@ -69,6 +72,7 @@ class Store:
         if not is_folder:
             raise StorageError(f"the store {self.root} is not a folder", path=str(self.root))
         self.address = str(self.root)
+        self._wait_s = wait_s
         self.blobs = BlobFolder(self.root / "blobs")
         self.manifests = ManifestFolder(self.root / "manifests")
         self.newer = NewerManifests(self.root / "manifests-v2", self.blobs)
@@ -78,10 +82,14 @@ class Store:
         self.summaries = SummaryCache(self._private / "cache" / "summaries", self.root)
         self.trash = Trash(self._private / "trash", self.blobs.path, self.copies)
         self.packed = PackedModels(self._private / "packed", self.lease, self.summaries)
+        self.kept = KeptBlobs(self._private / "kept")
         self._lock = StoreLock(self._private / "lock", wait_s)
         self._packing = StoreLock(self._private / "packing", wait_s)
         self._names = StoreLock(self._private / "names", _NAMES_WAIT_S)
         self.signatures = SignatureFolder(self._private / "signatures", self._lock)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (partial(Store, self.root, wait_s=self._wait_s), ())
 
     @property
     def is_remote(self) -> bool:
@@ -127,6 +135,7 @@ class Store:
                 self._private / "tmp",
                 journal,
                 self._names,
+                self.kept,
                 self.packed.replaced,
             )
             interrupted = False
@@ -179,10 +188,7 @@ class Store:
         return found
 
     def manifest(self, name: str | ModelName) -> Manifest:
-        """Return a model's manifest.
-
-        Raises: NotFoundError; DocumentError if it is damaged; StorageError.
-        """
+        """Return a model's manifest. Raises: NotFoundError; DocumentError; StorageError."""
         return self.manifests.read(ModelName.of(name))
 
     def copy(self, source: str | ModelName, target: str | ModelName) -> ModelName:
@@ -345,8 +351,8 @@ class Store:
         """
         missing = [model.name for model in copied.missing]
         known = {Digest.of(raw).hex for name in missing for raw in self.copies.of(name)}
-        known |= manifest_digests(self.packed.names(), self.packed.manifests)
-        return known | {key.hex() for key in references.parsed}
+        packed = manifest_digests(self.packed.names(), self.packed.manifests)
+        return known | packed | {key.hex() for key in references.parsed}
 
     def alone(self, wait_s: float = 1) -> AbstractContextManager[None]:
         """Hold the store's lock alone: no import, copy or removal runs, and no model is opened.
@@ -372,21 +378,14 @@ class Store:
         return References.read(raw, strays, self.newer.needs(), known)
 
     def leftovers(self, kept_s: float, is_there: Callable[[Digest], bool]) -> list[Leftover]:
-        """Return the remains of killed imports, and unneeded journals and packed files.
+        """Return `unused_files`, and packed files that are of no use.
 
-        ``kept_s``: how long finished blobs of a killed import are kept for the next one.
-        ``is_there``: whether the store has a blob of that digest. Raises: StorageError, or
-        CorruptDataError for the manifest of a packed model.
+        Raises: StorageError; CorruptDataError for the manifest of a packed model.
         """
-        left = Leftovers(self._private / "tmp")
-        stale = list(left.stale(kept_s))
-        waiting = set(left.finished())
-        journals = dead_journals(
-            self._private / "journal", lambda digest: digest in waiting or is_there(digest)
-        )
         packed = self.models() if self.packed.names() else ()
         whole = [name for name, manifest in packed if isinstance(manifest, Manifest)]
-        return [*stale, *journals, *self.packed.leftovers(whole)]
+        unused = unused_files(self._private, self.kept, kept_s, is_there)
+        return [*unused, *self.packed.leftovers(whole)]
 
 
 def open_store(root: str | os.PathLike[str] | None = None, *, wait_s: float | None = None) -> Store:

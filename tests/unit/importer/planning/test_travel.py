@@ -20,6 +20,7 @@ import pytest
 from support import FIXTURES, PYCODE, PYCODE_MOE, QUANT_TYPES
 from support.checkpoints import small_tensors, write_checkpoint
 from support.inventories import source_tensor
+from support.many import Forgetful
 from support.ollama_cases import record_of
 from support.ollama_sources import write_source
 
@@ -214,7 +215,7 @@ def test_what_can_not_be_made(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no blob 'x'"):
         make_blob(plan, "x", Store(tmp_path / "store"))
     with pytest.raises(UsageError, match="does not remember"):
-        make_blob(plan, plan.blobs[0].name, MemoryStore())
+        make_blob(plan, plan.blobs[0].name, Forgetful())
 
 
 # What has changed

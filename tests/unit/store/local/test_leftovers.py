@@ -6,6 +6,7 @@ What a living import has is never touched.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 import time
@@ -18,7 +19,7 @@ from support.stores import blob_path, commit_model, process
 
 from blobstore.errors import StorageError
 from blobstore.names import Digest
-from blobstore.store.local import session
+from blobstore.store.local import leftovers, session
 from blobstore.store.local.leftovers import Leftovers, make_owned_folder
 from blobstore.store.local.store import Store
 
@@ -326,3 +327,26 @@ def test_what_can_not_be_taken_over_is_an_error_that_says_where(tmp_path: Path) 
     (mine / ONE.file_name).mkdir(parents=True)
     with pytest.raises(StorageError, match=r"can't take over .*sha256-"):
         Leftovers(tmp_path).take(left / ONE.file_name, mine)
+
+
+def test_a_folder_on_a_file_server_is_owned_by_the_lock_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Locks on folders stay on their machine there: another machine sees the file's lock only."""
+    monkeypatch.setattr(leftovers, "may_be_shared", lambda _: True)  # no server is needed to be one
+    folder, fd = make_owned_folder(tmp_path)
+    (folder / "1").write_bytes(b"half")
+    assert names(folder) == ["1", "owner"]
+    other = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as any other machine could
+    os.close(other)
+    (folder / ONE.file_name).write_bytes(b"one")
+    Leftovers(tmp_path).clean()
+    assert names(folder) == ["1", "owner", ONE.file_name]
+    os.close(fd)  # the import was killed
+    Leftovers(tmp_path).clean()
+    assert names(folder) == ["owner", ONE.file_name]
+    (tmp_path / "mine").mkdir()
+    assert Leftovers(tmp_path).take(folder / ONE.file_name, tmp_path / "mine")
+    Leftovers(tmp_path).clean()
+    assert not folder.exists()

@@ -1,0 +1,1 @@
+"""Many machines carry out one plan: tasks, receipts, workers, and the commit."""

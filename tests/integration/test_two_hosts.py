@@ -1,0 +1,86 @@
+"""One store on two machines: two mounts of a folder, whose locks on folders are not shared.
+
+bindfs forwards locks on files, as NFS does, and the kernel keeps those on folders in each mount.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.many import sharded_checkpoint
+from support.stores import commit_model
+
+import blobstore
+from blobstore.store.local.store import Store
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[tuple[Store, Store]]:
+    """The same store, as two machines see it."""
+    shared, mounts = tmp_path / "shared", [tmp_path / "a", tmp_path / "b"]
+    for folder in (shared, *mounts):
+        folder.mkdir()
+    try:
+        for mount in mounts:
+            command = [
+                "bindfs",
+                "--multithreaded",
+                "--enable-lock-forwarding",
+                str(shared),
+                str(mount),
+            ]
+            subprocess.run(command, check=True)
+        yield Store(mounts[0]), Store(mounts[1])
+    finally:
+        for mount in mounts:
+            with suppress(subprocess.CalledProcessError):
+                subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_the_mounts_share_locks_of_files_only(hosts: tuple[Store, Store]) -> None:
+    """Otherwise the next test would show nothing."""
+    for name, flags, is_shared in (("file", os.O_RDWR | os.O_CREAT, True), ("", 0, False)):
+        one, other = (os.open(host.root / name, flags) for host in hosts)
+        fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            assert not is_shared
+        except BlockingIOError:
+            assert is_shared
+        os.close(one)
+        os.close(other)
+
+
+def test_a_session_is_not_taken_for_one_of_a_killed_import(hosts: tuple[Store, Store]) -> None:
+    here, there = hosts
+    with here.session() as session:
+        made: list[Any] = []
+        writer = session.writer(2, made.append)
+        writer.put(0, b"a")
+        commit_model(there, "of-another-machine", b"x")  # cleans up what killed imports left
+        writer.put(1, b"b")
+        (blob,) = made
+        assert blob.path.read_bytes() == b"ab"
+
+
+def test_workers_on_both_machines(hosts: tuple[Store, Store], tmp_path: Path) -> None:
+    source = sharded_checkpoint(tmp_path / "m", 4)
+    plan = tmp_path / "plan.json"
+    blobstore.write_plan(blobstore.plan_import(source, quant="int4"), plan)
+    for index, host in enumerate(hosts):
+        blobstore.work_on_plan(plan, shard=(index, 2), store=host)
+    result = blobstore.commit_plan(plan, "m", store=hosts[0], verify=True)
+    peer = blobstore.import_model(
+        source, "m", store=blobstore.open_store(tmp_path / "peer"), quant="int4"
+    )
+    assert result.digest == peer.digest
+    assert blobstore.verify(hosts[1]).is_sound

@@ -1,0 +1,44 @@
+"""Checkpoints of several files, for imports by many workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from blobstore.names import ModelName
+from blobstore.store.memory import MemoryStore
+from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes
+
+
+def sharded_checkpoint(folder: Path, files: int) -> Path:
+    """Write a checkpoint of ``files`` shards, of one layer each; return its folder."""
+    folder.mkdir(parents=True)
+    weight_map: dict[str, str] = {}
+    for number in range(files):
+        name = f"model-{number + 1:05}-of-{files:05}.safetensors"
+        shapes = {
+            f"model.layers.{number}.mlp.down_proj.weight": (64, 128),
+            f"model.layers.{number}.mlp.up_proj.weight": (128, 64),
+            f"model.layers.{number}.input_layernorm.weight": (64,),
+        }
+        tensors = {one: normal(one, *shape) for one, shape in shapes.items()}
+        (folder / name).write_bytes(safetensors_bytes(tensors))
+        weight_map |= dict.fromkeys(tensors, name)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    return folder
+
+
+class Forgetful(MemoryStore):
+    """A home that does not remember what sessions made."""
+
+    @contextmanager
+    def session(self, source: str = "", name: ModelName | None = None) -> Iterator[Any]:
+        """See `Home`."""
+        with super().session(source, name) as session:
+            session.earlier = None  # type: ignore[assignment]  # as other homes have it
+            yield session

@@ -1,0 +1,267 @@
+"""Many workers make the blobs of a plan, and one commit publishes the model of a single import.
+
+Whatever is lost, damaged, repeated or of another plan ends in that model or in a typed error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import PYCODE_MOE, QUANT_TYPES
+from support.many import Forgetful, sharded_checkpoint
+
+import blobstore
+from blobstore.cli.main import run
+from blobstore.errors import (
+    BlobStoreError,
+    CorruptDataError,
+    DocumentError,
+    UnfinishedPlanError,
+    UsageError,
+)
+from blobstore.importer.planning.document import write_plan
+from blobstore.importer.run import import_model, plan_import
+from blobstore.importer.work.publishing import commit_plan
+from blobstore.importer.work.worker import work_on_plan
+from blobstore.store.local.store import Store, open_store
+from blobstore.store.memory import MemoryStore
+from blobstore.store.ports import Home
+
+SHARDS = 3
+HOMES: dict[str, Callable[[Path], Home]] = {"local": Store, "memory": lambda _: MemoryStore()}
+
+
+@pytest.fixture(params=HOMES)
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
+    return HOMES[request.param](tmp_path / "store")
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    """A plan of a checkpoint of four files."""
+    return written_plan(sharded_checkpoint(tmp_path / "m", 4), tmp_path)
+
+
+def written_plan(source: Path, folder: Path, quant: str = "int4") -> Path:
+    write_plan(plan_import(source, quant=quant), folder / "plan.json")
+    return folder / "plan.json"
+
+
+def alone(source: Path, quant: str = "int4") -> bytes:
+    """Return the manifest of an import on one machine."""
+    store = MemoryStore()
+    return import_model(source, "m", store=store, quant=quant).manifest.raw
+
+
+def receipts(plan: Path) -> list[Path]:
+    return sorted(Path(f"{plan}.receipts").iterdir())
+
+
+def work_all(plan: Path, home: Home) -> None:
+    for index in range(SHARDS):
+        work_on_plan(plan, shard=(index, SHARDS), store=home, jobs=2)
+
+
+def test_the_manifest_is_that_of_one_machine(plan: Path, home: Home) -> None:
+    work_all(plan, home)
+    assert not home.manifests.names()  # nothing is visible before
+    result = commit_plan(plan, "m", store=home)
+    assert result.manifest.raw == alone(plan.parent / "m")
+    assert home.manifests.read(result.name).raw == result.manifest.raw
+    assert commit_plan(plan, "m", store=home, verify=True).created == 0  # again
+
+
+@pytest.mark.parametrize("quant", QUANT_TYPES)
+def test_groups_of_experts(quant: str, tmp_path: Path, home: Home) -> None:
+    plan = written_plan(PYCODE_MOE, tmp_path, quant)
+    for index in (2, 0, 1):
+        work_on_plan(plan, shard=(index, SHARDS), store=home)
+    assert commit_plan(plan, "m", store=home).manifest.raw == alone(PYCODE_MOE, quant)
+
+
+def test_what_is_done_is_found(plan: Path, home: Home) -> None:
+    first = work_on_plan(plan, store=home)
+    again = work_on_plan(plan, store=home)
+    assert (first.made, again.made) == (first.tasks, 0)
+    receipts(plan)[1].unlink()  # killed before it was written
+    assert work_on_plan(plan, store=home).made == 1
+    assert commit_plan(plan, "m", store=home).manifest.raw == alone(plan.parent / "m")
+
+
+def test_tasks_that_are_not_done(plan: Path, home: Home) -> None:
+    work_on_plan(plan, shard=(0, 4), store=home)
+    with pytest.raises(UnfinishedPlanError, match=r"are not done: 1, 2, 3$") as error:
+        commit_plan(plan, "m", store=home)
+    assert error.value.tasks == (1, 2, 3)
+    assert not home.manifests.names()
+
+
+def test_another_plan(plan: Path, home: Home) -> None:
+    work_all(plan, home)
+    write_plan(plan_import(plan.parent / "m", quant="int8"), plan)
+    for act in (work_on_plan, commit_plan):
+        with pytest.raises(UsageError, match="is of another plan"):
+            act(plan, store=home)
+
+
+def _cut(text: bytes) -> bytes:
+    return text[: len(text) // 2]
+
+
+def _empty(_: bytes) -> bytes:
+    return b""
+
+
+def _changed(key: str, value: Any) -> Callable[[bytes], bytes]:
+    def change(text: bytes) -> bytes:
+        return json.dumps({**json.loads(text), key: value}).encode()
+
+    return change
+
+
+def _blob(key: str, value: Any) -> Callable[[bytes], bytes]:
+    def change(text: bytes) -> bytes:
+        document = json.loads(text)
+        document["blobs"][0][key] = value
+        return json.dumps(document).encode()
+
+    return change
+
+
+DAMAGE = {
+    "cut": _cut,
+    "empty": _empty,
+    "not JSON": lambda _: b"\0" * 100,
+    "a list": lambda _: b"[]",
+    "another version": _changed("version", 2),
+    "another task": _changed("task", 3),
+    "task is true": _changed("task", True),
+    "an unknown key": _changed("more", 1),
+    "no blobs": _changed("blobs", []),
+    "not a digest": _blob("digest", "sha256:x"),
+    "another size": _blob("size", 1),
+    "another name": _blob("name", "x"),
+    "blob with an unknown key": _blob("more", 1),
+    "plan is not a digest": _changed("plan", "x"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_receipt_is_an_error_of_commit_and_made_again_by_work(
+    damage: str, plan: Path
+) -> None:
+    home = MemoryStore()
+    work_on_plan(plan, store=home)
+    path = receipts(plan)[1]
+    sound = path.read_bytes()
+    path.write_bytes(DAMAGE[damage](sound))
+    with pytest.raises(DocumentError, match=r"000001.json.*P3") as error:
+        commit_plan(plan, "m", store=home)
+    assert error.value.rule == "P3"
+    assert work_on_plan(plan, store=home).made == 1
+    assert path.read_bytes() == sound
+    commit_plan(plan, "m", store=home)
+
+
+def test_a_receipt_that_is_a_link_is_not_read(plan: Path, tmp_path: Path) -> None:
+    home = MemoryStore()
+    work_on_plan(plan, store=home)
+    path = receipts(plan)[0]
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BlobStoreError):
+        commit_plan(plan, "m", store=home)
+
+
+def test_a_store_that_lost_blobs(plan: Path, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    work_all(plan, store)
+    kept = tmp_path / "store" / ".blobstore" / "kept"
+    lost = json.loads(receipts(plan)[2].read_bytes())["blobs"][0]["digest"]
+    (kept / lost.replace(":", "-")).unlink()
+    with pytest.raises(UnfinishedPlanError, match=r"have lost blobs: 2$"):
+        commit_plan(plan, "m", store=store)
+    again = work_on_plan(plan, store=store)
+    assert again.made == 1
+    assert commit_plan(plan, "m", store=store).manifest.raw == alone(plan.parent / "m")
+    assert not list(kept.iterdir())
+
+
+def test_a_damaged_blob_is_found_by_verify(plan: Path, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    work_all(plan, store)
+    blob = json.loads(receipts(plan)[1].read_bytes())["blobs"][0]["digest"].replace(":", "-")
+    path = tmp_path / "store" / ".blobstore" / "kept" / blob
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UnfinishedPlanError, match="lost or damaged blobs: 1"):
+        commit_plan(plan, "m", store=store, verify=True)
+    assert work_on_plan(plan, store=store, verify_reuse=True).made == 1
+    result = commit_plan(plan, "m", store=store, verify=True)
+    assert result.manifest.raw == alone(plan.parent / "m")
+
+
+def test_a_clean_up_spares_what_waits_for_its_commit(plan: Path, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    work_all(plan, store)
+    kept = tmp_path / "store" / ".blobstore" / "kept"
+    two_days_ago = plan.stat().st_mtime - 2 * 86_400
+    for path in kept.iterdir():
+        os.utime(path, (two_days_ago, two_days_ago))
+    assert not blobstore.prune(store).leftovers
+    assert commit_plan(plan, "m", store=store).created > 0
+    assert all(path.stat().st_mtime > two_days_ago + 86_400 for path in store.blobs.path.iterdir())
+
+
+def test_a_clean_up_without_grace_removes_it(plan: Path, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    work_all(plan, store)
+    assert len(blobstore.prune(store, grace_s=0, sole_owner=True).leftovers) > 0
+    with pytest.raises(UnfinishedPlanError, match="4 of the 4 tasks"):
+        commit_plan(plan, "m", store=store)
+
+
+def test_a_source_that_changed(plan: Path, home: Home) -> None:
+    work_on_plan(plan, shard=(0, 2), store=home)
+    path = next((plan.parent / "m").glob("*.safetensors"))
+    os.utime(path, (1, 1))
+    for act in (work_on_plan, commit_plan):
+        with pytest.raises(CorruptDataError, match="written to since the plan"):
+            act(plan, store=home)
+
+
+def test_a_source_in_another_place(plan: Path, home: Home, tmp_path: Path) -> None:
+    shutil.move(tmp_path / "m", tmp_path / "moved")
+    work_on_plan(plan, store=home, source=str(tmp_path / "moved"))
+    result = commit_plan(plan, "m", store=home, source=str(tmp_path / "moved"))
+    assert result.manifest.raw == alone(tmp_path / "moved")
+
+
+def test_a_home_that_does_not_remember(plan: Path) -> None:
+    with pytest.raises(UsageError, match="does not remember"):
+        work_on_plan(plan, store=Forgetful())
+
+
+def test_commands(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = ["--store", str(tmp_path / "store")]
+    assert run(["work", str(plan), "--shard", "0/2", "--json", *store]) == 0
+    assert json.loads(capsys.readouterr().out)["shard"] == "0/2"
+    assert run(["commit", str(plan), *store]) == 1
+    assert "2 of the 4 tasks" in capsys.readouterr().err
+    assert run(["work", str(plan), "--shard", "1/2", *store]) == 0
+    assert run(["commit", str(plan), "m:int4", "--verify", "--json", *store]) == 0
+    for line in (
+        ["work"],
+        ["work", str(plan), "--shard", "2/2"],
+        ["work", str(plan), "--shard", "1"],
+        ["work", str(plan), "--batch", "x"],
+        ["commit", str(plan), "m:int8", *store],
+    ):
+        assert run(line) == 2
