@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,8 +28,10 @@ from blobstore.errors import (
     RemoteError,
     StorageError,
 )
+from blobstore.importer.run import make_blob, plan_import, run_plan
 from blobstore.importer.streaming.segments import SegmentSizes
 from blobstore.io.durable import PAGE
+from blobstore.store.care.prune import prune
 from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home
@@ -324,3 +329,50 @@ def test_progress_tells_of_everything_once(source: Path, store: Store) -> None:
             source, "m", store=store, quant="int4", progress=lambda nbytes, _: told.append(nbytes)
         )
     assert sum(told) == result.source_bytes
+
+
+def test_a_full_disk_leaves_the_store_as_it_was(source: Path, store: Store, want: str) -> None:
+    written = os.pwrite
+    calls = iter(range(10))
+
+    def fill(fd: int, data: bytes, offset: int) -> int:
+        if next(calls, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return written(fd, data, offset)
+
+    with streamed(TINY), mock.patch.object(os, "pwrite", fill), pytest.raises(StorageError):
+        blobstore.import_model(source, "m", store=store, quant="int4")
+    assert (store.manifests.names(), store.blobs.digests()) == ([], set())
+    assert list(store.root.glob(".blobstore/tmp/*")) == []
+    with streamed(TINY):
+        assert outcome(source, store, quant="int4") == want
+
+
+def test_two_imports_at_once(source: Path, store: Store, want: str) -> None:
+    cut_at(source, store, 5, RemoteError("cut"))  # both may go on: only one can
+    with streamed(TINY), ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(outcome, source, store, quant="int4") for _ in range(2)]
+        assert [one.result() for one in both] == [want, want]
+    assert list(store.root.glob(".blobstore/tmp/*")) == []
+
+
+def test_a_clean_up_knows_unfinished_work(source: Path, store: Store) -> None:
+    cut_at(source, store, 5, RemoteError("cut"))
+    (left,) = store.root.glob(".blobstore/tmp/*")
+    assert [path.name[:5] for path in left.iterdir()] == ["work-"]
+    assert prune(store).leftovers == ()
+    for path in (left, *left.iterdir()):
+        os.utime(path, (1, 1))
+    (leftover,) = prune(store).leftovers
+    assert leftover.path == left
+    assert leftover.nbytes > 0
+    assert list(store.root.glob(".blobstore/tmp/*")) == []
+
+
+def test_one_blob_of_a_plan(source: Path, store: Store, want: str) -> None:
+    with streamed(TINY) as fetched:
+        plan = plan_import(source, quant="int4")
+        make_blob(plan, "model.a.weight", store)
+        nbytes = fetched.nbytes
+        assert str(run_plan(plan, "m", store).digest) == want
+    assert fetched.nbytes - nbytes == 2 * 512  # of the norm
