@@ -161,7 +161,8 @@ class Session(Intake, Protocol):
         them allows that the name is unused. If ``expected`` is None, any manifest is replaced.
         ``below``: blobs that another home has, and that need not be in this one (layered.py).
 
-        Raises: ConflictError unless the name has an expected manifest; NotFoundError or
+        Raises: ConflictError unless the name has an expected manifest, and in a bucket also if
+        another writer changes it during the call; NotFoundError or
         CorruptDataError if a blob of the manifest is neither in the session nor in the home with
         its size; LimitExceededError for a manifest that could not be read back; StorageError. The
         name keeps its manifest then.

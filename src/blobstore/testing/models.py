@@ -194,7 +194,8 @@ class ModelTests(HomeTests):
         other = self.other_reader(home)
 
         def write(number: int) -> None:
-            commit(home, "m", (b"a" if number % 2 else b"b") * 5000)
+            with suppress(ConflictError):  # the slower of two writers may be refused
+                commit(home, "m", (b"a" if number % 2 else b"b") * 5000)
 
         with ThreadPoolExecutor(2) as pool:
             writing = [pool.submit(write, number) for number in range(10)]

@@ -1,0 +1,220 @@
+"""Session: a model on its way to a bucket.
+
+A blob is written to its place as soon as it is complete, and is invisible until a manifest names
+it. Blobs whose digest comes last (those that are made piece by piece) wait in a temporary file of
+their own, which is freed when they are written. So the disk holds only what is being made. A lease
+keeps a clean-up from removing them, and the manifest comes last, by a conditional write.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from blobstore.errors import BlobStoreError, ConflictError, NotFoundError
+from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.hashing import Bytes, digests
+from blobstore.hashing.stage import HashStage
+from blobstore.io.objects import Bucket
+from blobstore.io.ranges import BytesReader, OpenReader
+from blobstore.io.workers import results_of
+from blobstore.names import Digest, ModelName
+from blobstore.store.bucket.bucket_writes import SMALL, write_blob
+from blobstore.store.bucket.leases import Lease, elapsed_s
+from blobstore.store.bucket.made_notes import MadeNotes
+from blobstore.store.bucket.object_blobs import REQUESTS, BucketBlobs
+from blobstore.store.bucket.object_manifests import BucketManifests, TagState
+from blobstore.store.bucket.sweep_state import SweepGate
+from blobstore.store.bucket.winner import lost_race
+from blobstore.store.ports import (
+    Expected,
+    How,
+    blob_not_found,
+    check_blob_size,
+    check_expected,
+    check_reader_size,
+    other_spelling,
+    unique,
+)
+from blobstore.store.registry.spool import Spool, SpoolWriter
+
+_PIECE = 2**20
+
+
+class BucketSession:
+    """What is being written to a bucket. See `Session`."""
+
+    in_sequence = False
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        blobs: BucketBlobs,
+        manifests: BucketManifests,
+        lease: Lease,
+        gate: SweepGate,
+    ) -> None:
+        self._bucket = bucket
+        self._blobs = blobs
+        self._manifests = manifests
+        self._lease = lease
+        self._gate = gate
+        self._mutex = threading.Lock()
+        self._written: dict[Digest, int] = {}
+        self._created: set[Digest] = set()
+        self.earlier = MadeNotes(bucket, blobs, self._found)
+
+    def _found(self, digests: Iterable[Digest]) -> None:
+        """Keep blobs that were found from being removed while this session needs them."""
+        there = list(digests)
+        self._lease.pin(there)
+        self._gate.recent(there)
+
+    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+        """See `Session`."""
+        wanted = unique(descriptors)
+        self._found(blob.digest for blob in wanted)
+        return self._blobs.missing(wanted)
+
+    def writer(
+        self,
+        size: int,
+        finished: Callable[[Any], None],
+        stage: HashStage | None = None,  # noqa: ARG002  # hashed when it is complete
+    ) -> SpoolWriter:
+        """See `Session`: through a temporary file, because its key is its digest."""
+        spool = Spool()
+        blob = spool.reserve(size)
+
+        def written(digest: Digest) -> None:
+            done = self._write(Descriptor(media_type="", digest=digest, size=size), blob)
+            spool.close()
+            finished(done)
+
+        return SpoolWriter(blob, written)
+
+    def put(self, data: bytes) -> Descriptor:
+        """See `Session`."""
+        return self.put_all([data])[0]
+
+    def put_all(self, blobs: Sequence[Bytes]) -> list[Descriptor]:
+        """See `Session`: several at once."""
+        made = [
+            Descriptor(media_type="", digest=Digest(raw.hex()), size=len(memoryview(data)))
+            for data, raw in zip(blobs, digests(list(blobs)), strict=True)
+        ]
+        new = {blob.digest: (blob, data) for blob, data in zip(made, blobs, strict=True)}
+
+        def write(item: tuple[Descriptor, Bytes]) -> Descriptor:
+            return self._write(item[0], BytesReader(bytes(item[1]), "a blob in memory"))
+
+        results_of(list(new.values()), write, REQUESTS, name="blobs")
+        return made
+
+    def copy(self, reader: OpenReader) -> Descriptor:
+        """See `Session`: read twice, or through a temporary file if reading takes long."""
+        if reader.size <= SMALL:
+            return self.put(reader.read(0, reader.size))
+        if not reader.is_remote:
+            digest = reader.digest()
+            return self._write(Descriptor("", digest, reader.size), reader)
+        spool = Spool()
+        try:
+            blob, at = spool.reserve(reader.size), 0
+            for piece in reader.pieces(memoryview(bytearray(_PIECE))):
+                blob.write(at, piece)
+                at += len(piece)
+            return self._write(Descriptor("", blob.digest(), reader.size), blob)
+        finally:
+            spool.close()
+
+    def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
+        """See `Session`."""
+        if descriptor.digest in self._written:
+            return How.THERE
+        check_reader_size(descriptor, reader)
+        self._write(descriptor, reader)
+        return How.COPIED
+
+    def _write(self, blob: Descriptor, reader: OpenReader) -> Descriptor:
+        """Write a blob, unless it is there. Raises: as `write_blob`."""
+        if blob.digest in self._written:
+            return blob
+        self._lease.pin([blob.digest])
+        self._gate.recent([blob.digest])
+        is_new = write_blob(self._bucket, self._blobs, blob, reader)
+        with self._mutex:
+            self._written[blob.digest] = blob.size
+            if is_new:
+                self._created.add(blob.digest)
+        return blob
+
+    def publish(
+        self,
+        name: ModelName,
+        manifest: Manifest,
+        *,
+        expected: Expected = None,
+        below: Collection[Digest] = (),
+    ) -> set[Digest]:
+        """See `Session`.
+
+        The tag moves only if it has not moved since the start of this call. Raises: ConflictError
+        that says which model has it then.
+        """
+        manifest.check_limits()
+        named = unique(blob for blob in manifest.descriptors if blob.digest not in below)
+        self.earlier.flush()
+        before = self._manifests.state(name)
+        if before.raw is None and (spelled := self._manifests.spelled(name)) != name:
+            raise other_spelling(name, spelled)
+        check_expected(name, before.raw, expected)
+        checked_at = self._check_all(named)
+        self._move(name, manifest, before)
+        if elapsed_s() - checked_at > self._lease.lease_s / 2:  # the machine slept just then
+            self._check(named)
+        with self._mutex:
+            created = self._created & {blob.digest for blob in named}
+            self._created -= created
+        return created
+
+    def _check_all(self, named: Sequence[Descriptor]) -> float:
+        """Check that all blobs are there, and that no clean-up began meanwhile; return when.
+
+        Raises: as `publish`.
+        """
+        digests_of_all = [blob.digest for blob in named]
+        self._lease.pin(digests_of_all)
+        while True:
+            state = self._gate.passed(digests_of_all)
+            known = {} if self._lease.has_lapsed else self._written
+            self._check([blob for blob in named if known.get(blob.digest) != blob.size])
+            checked_at = elapsed_s()
+            if self._gate.passed(digests_of_all).version == state.version:
+                return checked_at
+
+    def _check(self, named: Sequence[Descriptor]) -> None:
+        sizes = self._blobs.sizes([blob.digest for blob in named])
+        for blob in named:
+            size = sizes[blob.digest]
+            if size is None:
+                raise blob_not_found(blob.digest, self._bucket.address)
+            check_blob_size(blob, size, self._bucket.address)
+
+    def _move(self, name: ModelName, manifest: Manifest, before: TagState) -> None:
+        """Move a tag. Raises: ConflictError if another writer was faster."""
+        try:
+            self._manifests.put(name, manifest.raw, before)
+        except (ConflictError, NotFoundError):
+            now = self._manifests.state(name)
+            if now.raw != manifest.raw:  # else it was our own request, whose answer was lost
+                raise lost_race(name, now.raw, self._blobs) from None
+
+    def close(self) -> None:
+        """End the lease. Notes that can't be written are lost: what they say is made again."""
+        with suppress(BlobStoreError):
+            self.earlier.flush()
+        self._lease.close()

@@ -1,0 +1,131 @@
+"""BucketStore: the models of a bucket as a home.
+
+No lock exists in a bucket. Blobs never change, a tag moves by a conditional write, and a clean-up
+(sweep.py) is kept from what sessions write by their leases (leases.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from blobstore.errors import BlobStoreError, UsageError
+from blobstore.io.objects import Bucket
+from blobstore.names import ModelName
+from blobstore.store.bucket.bucket_session import BucketSession
+from blobstore.store.bucket.bucket_signatures import BucketSignatures
+from blobstore.store.bucket.leases import LEASE_S, LONGEST_LEASE_S, Lease, require_conditions
+from blobstore.store.bucket.object_blobs import BucketBlobs
+from blobstore.store.bucket.object_manifests import BucketManifests
+from blobstore.store.bucket.sweep_state import SweepGate
+from blobstore.store.ports import Removal, publish_moved, unique
+
+_Name = str | ModelName
+
+
+class BucketStore:
+    """A home in a bucket. Safe to share between threads.
+
+    ``lease_s``: seconds for which a session's lease counts after each renewal. ``wait_s``: how long
+    a session waits for a clean-up that removes blobs it needs (None: as long as one may take).
+    """
+
+    summaries = None
+    shares = None
+
+    def __init__(
+        self, bucket: Bucket, *, lease_s: float = LEASE_S, wait_s: float | None = None
+    ) -> None:
+        """Raises: UsageError for a lease that is longer than an hour."""
+        if not 0 < lease_s <= LONGEST_LEASE_S:
+            raise UsageError(f"invalid lease: {lease_s!r} seconds", hint="At most 3600.")
+        self.address = bucket.address
+        self.bucket = bucket
+        self.lease_s = lease_s
+        self.manifests = BucketManifests(bucket)
+        self.blobs = BucketBlobs(bucket, lambda: self.manifests.references().needed())
+        self.signatures = BucketSignatures(bucket)
+        self._wait_s = wait_s
+        self._mutex = threading.Lock()
+        self._has_conditions = False
+
+    def find(self, name: _Name) -> ModelName:
+        """See `Home`."""
+        found = self.manifests.spelled(ModelName.of(name))
+        if not self.manifests.has(found):
+            self.manifests.text(found)  # raises the error of a missing one
+        return found
+
+    def target(self, name: _Name) -> ModelName:
+        """See `Home`."""
+        return self.manifests.spelled(ModelName.of(name))
+
+    @contextmanager
+    def session(
+        self,
+        source: str = "",  # noqa: ARG002  # notes of what was made are the bucket's
+        name: ModelName | None = None,  # noqa: ARG002  # all blobs are in one place
+    ) -> Iterator[BucketSession]:
+        """See `Home`. Raises: StorageError for a bucket without conditional writes."""
+        self.require_conditions()
+        lease = Lease(self.bucket, self.lease_s)
+        try:
+            gate = SweepGate(self.bucket, lease, self._wait_s)
+            session = BucketSession(self.bucket, self.blobs, self.manifests, lease, gate)
+        except BaseException:
+            lease.close()
+            raise
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def require_conditions(self) -> None:
+        """Raise StorageError for a bucket that ignores conditional writes; it is asked once."""
+        with self._mutex:
+            if not self._has_conditions:
+                require_conditions(self.bucket)
+                self._has_conditions = True
+
+    @contextmanager
+    def lease(self) -> Iterator[bool]:
+        """See `Home`: a reader leaves no lease, because it may not be allowed to write."""
+        yield False
+
+    def copy(self, source: _Name, target: _Name) -> ModelName:
+        """Give a model a second name, and return it as the bucket spells it; no blob is copied.
+
+        Raises: as `find` and `BucketSession.publish`; UsageError for its own name.
+        """
+        old, new = self.find(source), self.target(target)
+        if old == new:
+            raise UsageError(f"{old} is its own copy", model=str(old))
+        with self.session() as session:
+            session.publish(new, self.manifests.read(old))
+        return new
+
+    def move(self, source: _Name, target: _Name, *, replace: bool = False) -> ModelName:
+        """Rename a model: add the new name, then remove the old one.
+
+        Raises: as `copy`; UsageError if another model has the name, unless ``replace``.
+        """
+        old, new = self.find(source), self.target(target)
+        manifest = self.manifests.read(old)
+        if old == new:
+            return new
+        with self.session() as session:
+            publish_moved(session, new, manifest, replace=replace)
+        if self.manifests.state(old).raw == manifest.raw:  # else another writer gave it a new model
+            self.manifests.remove(old)
+        return new
+
+    def remove(self, name: _Name) -> Removal:
+        """See `Home`: the tag goes, and `prune` removes blobs that no model needs."""
+        found = self.find(name)
+        try:
+            blobs = self.manifests.read(found).descriptors
+        except BlobStoreError:
+            blobs = ()  # a manifest that can't be read can still be removed
+        self.manifests.remove(found)
+        return Removal((), tuple(unique(blobs)), "prune removes them, if no other model needs them")

@@ -1,0 +1,91 @@
+"""Notes of what sessions made: ``.blobstore/made/<key>``, a digest and a size.
+
+So workers on other machines find what was made. A note is written after its blob, many at a time. A
+killed session loses those that it has not written yet, and their blobs are made again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from blobstore.errors import BlobStoreError, NotFoundError
+from blobstore.formats.documents import Descriptor
+from blobstore.formats.strictjson import encode, parse_object
+from blobstore.io.objects import Bucket
+from blobstore.io.workers import each
+from blobstore.names import Digest
+from blobstore.store.bucket.object_blobs import REQUESTS, BucketBlobs
+from blobstore.store.bucket.object_keys import made_key
+
+_MAX_NOTE = 4096
+_TOGETHER = 4 * REQUESTS
+
+
+class MadeNotes:
+    """What sessions made, by keys. See `Earlier`.
+
+    ``found`` is told of blobs that will be used.
+    """
+
+    def __init__(
+        self, bucket: Bucket, blobs: BucketBlobs, found: Callable[[Iterable[Digest]], None]
+    ) -> None:
+        self._bucket = bucket
+        self._blobs = blobs
+        self._found = found
+        self._mutex = threading.Lock()
+        self._unwritten: dict[str, bytes] = {}
+
+    def find(self, key: str, size: int, *, verify: bool) -> Descriptor | None:
+        """See `Earlier`: one request for the note, one for the blob."""
+        digest = self._noted(key, size)
+        if digest is None or self._blobs.size(digest) != size:
+            return None
+        blob = Descriptor(media_type="", digest=digest, size=size)
+        self._found([digest])
+        if verify:
+            try:
+                with self._blobs.open(blob) as reader:
+                    if reader.digest() != digest:
+                        return None
+            except NotFoundError:
+                return None
+        return blob
+
+    def _noted(self, key: str, size: int) -> Digest | None:
+        """Return the digest in a note, None if it is missing, of another size, or not a note."""
+        try:
+            raw, _ = self._bucket.get(made_key(key), limit=_MAX_NOTE)
+            said = parse_object(raw, "a note", rule="B1", limit=_MAX_NOTE)
+            return Digest.parse(said.get("digest")) if said.get("size") == size else None
+        except BlobStoreError as error:
+            if isinstance(error, NotFoundError) or error.path is None:
+                return None
+            raise
+
+    def note(self, key: str, blob: Any) -> None:
+        """See `Earlier`."""
+        raw = encode({"digest": str(blob.digest), "size": blob.size})
+        with self._mutex:
+            self._unwritten[made_key(key)] = raw
+            if len(self._unwritten) < _TOGETHER:
+                return
+        self.flush()
+
+    def flush(self) -> None:
+        """Write all notes. Raises: as `Bucket.put`."""
+        with self._mutex:
+            items, self._unwritten = list(self._unwritten.items()), {}
+        if items:
+            each(items, lambda item: self._write(*item), min(REQUESTS, len(items)), name="notes")
+
+    def _write(self, key: str, raw: bytes) -> None:
+        self._bucket.put(key, raw)
+
+    keep = flush
+
+    def takes_time(self) -> bool:
+        """See `Earlier`: it asks a server."""
+        return True
