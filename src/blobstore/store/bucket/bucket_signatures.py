@@ -48,7 +48,7 @@ class BucketSignatures:
         """Return the keys of a manifest's signatures, sorted. Raises: LimitExceededError."""
         folder = f"{SIGNATURES}{digest.hex}/"
         keys = sorted(state.key for state in self._bucket.objects(folder))
-        found = [key for key in keys if Digest.from_file_name(f"sha256-{key[len(folder):]}")]
+        found = [key for key in keys if Digest.from_file_name(f"sha256-{key[len(folder) :]}")]
         check_limit(f"{digest}", len(found), "signatures", MAX_SIGNATURES, "S1")
         return found
 

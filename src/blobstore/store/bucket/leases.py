@@ -91,6 +91,7 @@ class Lease:
     def __init__(self, bucket: Bucket, lease_s: float) -> None:
         """Raises: as `Bucket.put`."""
         self.lease_s = lease_s
+        self.holder = f"{socket.gethostname()[:200]}, process {os.getpid()}"
         self._bucket = bucket
         self._key = f"{LEASES}{os.urandom(12).hex()}"
         self._mutex = threading.Lock()
@@ -111,7 +112,7 @@ class Lease:
     def _text(self, began: datetime | None) -> bytes:
         """Return the bytes of its object, which differ each time."""
         said = {
-            "holder": f"{socket.gethostname()[:200]}, process {os.getpid()}",
+            "holder": self.holder,
             "lease_s": self.lease_s,
             "began": began.timestamp() if began is not None else None,
             "renewal": os.urandom(8).hex(),

@@ -41,6 +41,6 @@ def _origin(raw: bytes, blobs: BucketBlobs) -> str:
     except BlobStoreError:
         return said
     quant = (found.options or {}).get("quant")
-    files = [file.path for file in found.sources[:_SHOWN]]
+    files = [file.name for file in found.sources[:_SHOWN]]
     more = ", …" if len(found.sources) > _SHOWN else ""
     return f"{said}, imported{f' as {quant}' if quant else ''} from {', '.join(files)}{more}"

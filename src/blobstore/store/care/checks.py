@@ -22,7 +22,7 @@ from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.strictjson import MAX_CONFIG
 from blobstore.io.digests import digests_of
-from blobstore.io.ranges import BytesReader, FileIdentity, FileReader
+from blobstore.io.ranges import BytesReader, FileIdentity, FileReader, OpenReader
 from blobstore.io.workers import Progress, each, silent
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.blobs import BlobListing
@@ -154,11 +154,11 @@ class BlobChecker:
         digests = hashing.digests([data for _, data in small])
         for (blob, _), raw in zip(small, digests, strict=True):
             blob.found = Digest(raw.hex())
-            self._progress(blob.reader.size, _name_of(blob.uses))
+            self._progress(blob.reader.size, name_of(blob.uses))
         large = [blob for blob in wanted if blob.found is None]
         for blob in large:
             blob.reader.read_ahead()
-        names = [_name_of(blob.uses) for blob in large]
+        names = [name_of(blob.uses) for blob in large]
         readers = [blob.reader for blob in large]
         results = digests_of(readers, names, progress=self._progress, stop=self._stop)
         for blob, found in zip(large, results, strict=True):
@@ -172,7 +172,7 @@ class BlobChecker:
         if known is None or known.digest is None:
             return False
         blob.found = known.digest
-        self._progress(blob.reader.size, _name_of(blob.uses))
+        self._progress(blob.reader.size, name_of(blob.uses))
         return True
 
     def _key(self, blob: _Opened) -> tuple[object, ...]:
@@ -204,7 +204,7 @@ class BlobChecker:
             reason = f"it can't be read: {error.message}"
             return BlobCheck(reason, reader.size, identity=reader.identity)
         hashed = reader.size if content.digest is not None else 0
-        wrong = _wrong_mode(status) or _wrong_size(reader.size, uses) or content.wrong
+        wrong = _wrong_mode(status) or wrong_size(reader.size, uses) or content.wrong
         if content.digest not in (None, blob.digest):
             wrong = "its bytes do not match its digest"
         return BlobCheck(wrong, reader.size, hashed, content.tensors, reader.identity)
@@ -216,16 +216,16 @@ class BlobChecker:
         digest = blob.found if isinstance(blob.found, Digest) else None
         if blob.is_tensor:
             settings = blob.uses[0].users.settings
-            content = _Content(digest, *_tensors(blob.reader, blob.data, settings))
+            content = _Content(digest, *tensors_in(blob.reader, blob.data, settings))
         else:
-            content = _Content(digest, _wrong_document(blob.reader, blob.data, blob.uses), ())
+            content = _Content(digest, wrong_document(blob.reader, blob.data, blob.uses), ())
         if is_linked:
             self._linked[self._key(blob)] = content
         return content
 
 
-def _tensors(
-    reader: FileReader, data: memoryview | None, settings: Settings
+def tensors_in(
+    reader: OpenReader, data: memoryview | None, settings: Settings
 ) -> tuple[str | None, tuple[str, ...]]:
     """Return the fault in a blob's header, and the names of its tensors. Raises: StorageError."""
     try:
@@ -238,8 +238,8 @@ def _tensors(
         return error.message.removeprefix(f"{reader.name}: "), ()
 
 
-def _wrong_document(
-    reader: FileReader, data: memoryview | None, uses: Sequence[BlobReference]
+def wrong_document(
+    reader: OpenReader, data: memoryview | None, uses: Sequence[BlobReference]
 ) -> str | None:
     """Return the fault in a config or config.json. Other documents are not read by blobstore.
 
@@ -259,7 +259,8 @@ def _wrong_document(
     return None
 
 
-def _name_of(uses: Sequence[BlobReference]) -> str:
+def name_of(uses: Sequence[BlobReference]) -> str:
+    """Return a name that a manifest gives a blob, else ""."""
     return next((use.name for use in uses if use.name), "")
 
 
@@ -268,7 +269,8 @@ def _wrong_mode(status: os.stat_result) -> str | None:
     return None if mode & stat.S_IRUSR else f"its mode is {mode:03o}: its owner may not read it"
 
 
-def _wrong_size(size: int, uses: Sequence[BlobReference]) -> str | None:
+def wrong_size(size: int, uses: Sequence[BlobReference]) -> str | None:
+    """Return what is wrong with a blob's size, None if all manifests say the same."""
     wrong = sorted({use.size for use in uses if use.size != size})
     return f"it has {size:,} bytes, not {wrong[0]:,}" if wrong else None
 

@@ -176,11 +176,11 @@ def measure_usage(store: Store, names: Sequence[str | ModelName] = ()) -> Usage:
     packed = [store.packed.find(name) for name in names if store.is_packed(name)]
     references = store.references()
     there = store.blobs.digests()
-    needed, shared = _needed_and_shared(references)
+    needed, _ = _needed_and_shared(references)
     others = there - needed.keys()
     unneeded = store.blobs.sizes(others)
     chosen = wanted if names else [*references.models, *references.broken]
-    plain = [_of_model(name, references, there, shared) for name in sorted(set(chosen))]
+    plain = usage_of_models(references, there, chosen)
     files = list(_packed_usage(store, {name.folded for name in references.names}))
     cold = [one for one in files if not names or one.name in packed]
     return Usage(
@@ -221,6 +221,14 @@ def _needed_and_shared(references: References) -> tuple[dict[str, int], set[str]
         shared.update(needs.keys() & needed.keys())
         needed.update(needs)
     return needed, shared
+
+
+def usage_of_models(
+    references: References, there: set[str], names: Iterable[ModelName]
+) -> list[ModelUsage]:
+    """Return the usage of each model, sorted by name; ``there``: the blobs that exist."""
+    _, shared = _needed_and_shared(references)
+    return [_of_model(name, references, there, shared) for name in sorted(set(names))]
 
 
 def _of_model(
