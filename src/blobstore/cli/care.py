@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blobstore.cli.buckets import folder_store_at
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
@@ -102,18 +104,16 @@ def verify(
     from blobstore.store.care.verify import Sample, verify as check
 
     part = Sample.parse(sample) if sample is not None else None
-    layers = stores_at(store, lower)
-    below = getattr(layers, "lower", ())
+    layers, upper = stores_at(store, lower), store_at(store)
+    options: dict[str, Any] = {"quick": quick, "sample": part, "jobs": jobs}
     with progress_bar() as progress:
-        result = check(
-            store_at(store),
-            names or (),
-            quick=quick,
-            sample=part,
-            jobs=jobs,
-            progress=progress,
-            lower=below,
-        )
+        if hasattr(upper, "bucket"):
+            from blobstore.store.bucket.bucket_checks import verify_bucket
+
+            result = verify_bucket(upper, names or (), **options, progress=progress)
+        else:
+            below = getattr(layers, "lower", ())
+            result = check(upper, names or (), **options, progress=progress, lower=below)
     with suppress(ReaderGoneError):  # the exit code tells the result, too
         if as_json:
             from blobstore.views.stores import VerifyView
@@ -173,7 +173,7 @@ def repair(
     from blobstore.importer.repair import repair_model
     from blobstore.views.stores import RepairView
 
-    opened = store_at(store, wait)
+    opened = folder_store_at("repair", store, wait)
     beside = {"importance": importance, "draft": draft, "modelfile": modelfile}
     with progress_bar() as progress:
         result = repair_model(
@@ -242,16 +242,27 @@ def prune(
 
     opened = store_at(store, wait)
     if undo:
+        opened = folder_store_at("prune --undo", store, wait)
         if dry_run or sole_owner or forget or grace is not None:
             others = "--dry-run, --forget, --grace and --sole-owner"
             raise UsageError(f"--undo restores all that the last prune took: leave out {others}")
         show_view(UndoView.of(care.undo_prune(opened)), _show_undo, as_json=as_json)
         return
     grace_s = _parse_duration(grace) if grace is not None else care.DAY_S
-    result = care.prune(
-        opened, grace_s=grace_s, sole_owner=sole_owner, forget=forget, dry_run=dry_run
-    )
-    show_view(PruneView.of(result, dry_run=dry_run), _show_prune, as_json=as_json)
+    options: dict[str, Any] = {
+        "grace_s": grace_s,
+        "sole_owner": sole_owner,
+        "forget": forget,
+        "dry_run": dry_run,
+    }
+    if hasattr(opened, "bucket"):
+        from blobstore.store.bucket.sweep import prune_bucket
+
+        view = PruneView.of(prune_bucket(opened, **options), dry_run=dry_run)
+        show_view(view, partial(_show_prune, has_trash=False), as_json=as_json)
+        return
+    view = PruneView.of(care.prune(opened, **options), dry_run=dry_run)
+    show_view(view, _show_prune, as_json=as_json)
 
 
 def _parse_duration(text: str) -> float:
@@ -270,7 +281,7 @@ def _parse_duration(text: str) -> float:
     )
 
 
-def _show_prune(view: PruneView) -> None:
+def _show_prune(view: PruneView, *, has_trash: bool = True) -> None:
     rows = [
         (short(blob.digest), size(blob.size), duration(blob.age), blob.reason)
         for blob in view.blobs[: min(view.removed, _SHOWN)]
@@ -282,7 +293,8 @@ def _show_prune(view: PruneView) -> None:
     move, remove, free = _WOULD if view.dry_run else _DID
     until = ": prune --undo brings back what is there, the next prune deletes it"
     told = until if view.removed and not view.dry_run else ""
-    emit(f"{move} {_blobs(view.removed, view.bytes)} to the trash{told}")
+    blobs = _blobs(view.removed, view.bytes)
+    emit(f"{move} {blobs} to the trash{told}" if has_trash else f"{remove} {blobs}")
     if view.forgotten:
         copies = f"the copies of the manifest of {_models(view.forgotten)}"
         emit(f"{move} {copies} to the trash, too")
@@ -326,7 +338,13 @@ def du(
     from blobstore.store.care.usage import measure_usage
     from blobstore.views.stores import UsageView
 
-    usage = measure_usage(store_at(store), names or ())
+    opened = store_at(store)
+    if hasattr(opened, "bucket"):
+        from blobstore.store.bucket.bucket_usage import measure_bucket
+
+        usage = measure_bucket(opened, names or ())
+    else:
+        usage = measure_usage(opened, names or ())
     show_view(UsageView.of(usage), _show_usage, as_json=as_json)
 
 

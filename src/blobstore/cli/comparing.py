@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blobstore.cli.buckets import CacheChoice
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
@@ -55,7 +56,7 @@ def quality(
     from blobstore.inspection.quality import measure_quality
     from blobstore.views.checkpoints import QualityView
 
-    opened = stores_at(store, lower)
+    opened = stores_at(store, lower, cache=CacheChoice())
     with progress_bar() as progress:
         report = measure_quality(
             name, source_at(against), store=opened, jobs=jobs, progress=progress
@@ -110,7 +111,9 @@ def diff(
     from blobstore.inspection.diff import diff_models
     from blobstore.views.checkpoints import DiffView
 
-    found = diff_models(a, b, store=stores_at(store, lower), error=error, jobs=jobs)
+    found = diff_models(
+        a, b, store=stores_at(store, lower, cache=CacheChoice()), error=error, jobs=jobs
+    )
     heading = "RMSE, RELATIVE, LARGEST, COSINE" if error else ""
     show_view(DiffView.of(found), lambda view: _show_diff(view, heading), as_json=as_json)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blobstore.cli.buckets import CacheChoice, CacheOption, CacheSizeOption
 from blobstore.cli.import_options import takes_import_options
 from blobstore.cli.output import (
     Jobs,
@@ -340,6 +341,8 @@ def export(
         bool, typer.Option("--verify", help="Hash every blob before using it.")
     ] = False,
     jobs: Jobs = None,
+    cache: CacheOption = None,
+    cache_size: CacheSizeOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
     as_json: JsonOption = False,
@@ -359,7 +362,7 @@ def export(
         result = export_model(
             name,
             folder,
-            store=stores_at(store, lower),
+            store=stores_at(store, lower, cache=CacheChoice(cache, cache_size)),
             format=form,
             dequantize=dequantize,
             max_shard_size=AS_SOURCE if max_shard_size == AS_SOURCE else parse_size(max_shard_size),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blobstore.cli.buckets import CacheChoice, CacheOption, CacheSizeOption
 from blobstore.cli.conversion import show_coverage
 from blobstore.cli.output import (
     Jobs,
@@ -71,7 +72,8 @@ def list_(
 
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
-    upper, opened = store_at(store, may_be_new=True), stores_at(store, lower)
+    cache = CacheChoice()
+    upper, opened = store_at(store, may_be_new=True), stores_at(store, lower, cache=cache)
     home_of = getattr(opened, "home_of", None)  # of several stores
     found = [
         (model, home_of and (upper if _is_packed(model) else home_of(model.name)).address)
@@ -87,7 +89,7 @@ def list_(
     else:
         emit(printable(f"No models in {opened.address} yet. Import one: blobstore import FOLDER"))
     with _unreadable_is_noted():
-        if newer := upper.newer.names():
+        if newer := _newer_names(upper):
             names = ", ".join(map(str, newer[:_SHOWN])) + (", …" if len(newer) > _SHOWN else "")
             models = counted(len(newer), "model")
             note(f"a newer Ollama has {models} in manifests-v2/, not listed here: {names}")
@@ -100,6 +102,12 @@ def _unreadable_is_noted() -> Iterator[None]:
         yield
     except StorageError as error:
         note(f"the models of newer Ollamas are unknown: {error.message}")
+
+
+def _newer_names(store: Any) -> list[ModelName]:
+    """Return the models that only newer Ollamas read; a bucket has none."""
+    newer = getattr(store, "newer", None)
+    return [] if newer is None else newer.names()
 
 
 def _is_packed(model: ListedModel | BrokenModel) -> bool:
@@ -170,7 +178,8 @@ def show(
     details = describe(home, manifest, summary.tensors)
     covered = stored_coverage(home, manifest) if coverage else None
     with _unreadable_is_noted():
-        if upper.newer.has(full):
+        newer = getattr(upper, "newer", None)
+        if newer is not None and newer.has(full):
             note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
     if as_json:
         from blobstore.views.stores import ModelView
@@ -227,6 +236,8 @@ def run(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", metavar="N", min=1, help="Stop after this many tokens.")
     ] = _DEFAULT_TOKENS,
+    cache: CacheOption = None,
+    cache_size: CacheSizeOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
     as_json: JsonOption = False,
@@ -237,7 +248,8 @@ def run(
     from blobstore.views.stores import RunView
 
     full = ModelName.parse(name)
-    model, tokenizer = mlx_lm.load(full, store=stores_at(store, lower))
+    opened = stores_at(store, lower, cache=CacheChoice(cache, cache_size))
+    model, tokenizer = mlx_lm.load(full, store=opened)
     started = time.monotonic()
     pieces = []
     for piece in mlx_lm.continue_text(model, tokenizer, prompt, max_tokens):

@@ -21,6 +21,7 @@ import typer
 from blobstore.errors import UsageError, from_os_error
 
 if TYPE_CHECKING:
+    from blobstore.cli.buckets import CacheChoice
     from blobstore.io.workers import Progress
     from blobstore.source.folders import Folder
 
@@ -69,7 +70,10 @@ def progress_bar() -> Iterator[Progress | None]:
 StoreOption = Annotated[
     str | None,
     typer.Option(
-        "--store", metavar="DIR", help="The store [default: $OLLAMA_MODELS, else ~/.ollama/models]."
+        "--store",
+        metavar="DIR",
+        help="The store, a folder or s3://BUCKET/PREFIX "
+        "[default: $BLOBSTORE_STORE, $OLLAMA_MODELS, else ~/.ollama/models].",
     ),
 ]
 LowerOption = Annotated[
@@ -121,8 +125,16 @@ _SIZE = re.compile(
 )
 
 
-def store_at(folder: str | None, wait_s: float | None = None, *, may_be_new: bool = False) -> Any:
+def store_at(
+    folder: str | None,
+    wait_s: float | None = None,
+    *,
+    may_be_new: bool = False,
+    cache: CacheChoice | None = None,
+) -> Any:
     """Return the store that ``--store``, the environment or the default names.
+
+    ``cache``: for the blobs of a bucket; None: they are read from it.
 
     Raises: NotFoundError when one that is named does not exist, and it is not ``may_be_new``: the
     path is misspelt.
@@ -131,7 +143,12 @@ def store_at(folder: str | None, wait_s: float | None = None, *, may_be_new: boo
 
     if folder == "":
         raise UsageError("--store is empty", hint="Is a variable unset?")
-    named = folder or os.environ.get("OLLAMA_MODELS") or None
+    environment = os.environ.get("BLOBSTORE_STORE") or os.environ.get("OLLAMA_MODELS")
+    named = folder or environment or None
+    if named is not None and "://" in named:
+        from blobstore.cli.buckets import store_in_bucket
+
+        return store_in_bucket(named, wait_s, cache)
     store = open_store(named, wait_s=wait_s)
     if named is not None and not may_be_new:
         store.require()
@@ -185,6 +202,7 @@ def stores_at(
     *,
     may_be_new: bool = False,
     copies_up: bool = False,
+    cache: CacheChoice | None = None,
 ) -> Any:
     """Return the store of `store_at`, over those that ``--lower`` or the environment names.
 
@@ -192,11 +210,9 @@ def stores_at(
     """
     if lower is not None and "" in lower:
         raise UsageError("--lower is empty", hint="Is a variable unset?")
-    folders = lower or [
-        part for part in os.environ.get("BLOBSTORE_LOWER", "").split(os.pathsep) if part
-    ]
-    upper = store_at(folder, wait_s, may_be_new=may_be_new or bool(folders))
-    below = [store_at(one) for one in folders]
+    folders = lower or [part for part in _places(os.environ.get("BLOBSTORE_LOWER", "")) if part]
+    upper = store_at(folder, wait_s, may_be_new=may_be_new or bool(folders), cache=cache)
+    below = [store_at(one, cache=cache) for one in folders]
     if lower is None:  # an exported variable may name the store itself
         below = [store for store in below if store.address != upper.address]
     if not below:
@@ -204,6 +220,11 @@ def stores_at(
     from blobstore.store.layered import LayeredStore
 
     return LayeredStore(upper, below, copies_up=copies_up)
+
+
+def _places(text: str) -> list[str]:
+    """Return the folders and addresses of a list that colons separate."""
+    return re.split(rf"{re.escape(os.pathsep)}(?!//)", text)
 
 
 class ReaderGoneError(Exception):

@@ -15,6 +15,7 @@ from blobstore.cli.accounts import (
     credentials,
     realms_of,
 )
+from blobstore.cli.buckets import folder_store_at
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
@@ -240,7 +241,9 @@ def pack(
 
     asked, against = ModelName.parse(name), ModelName.parse(base) if base is not None else None
     with progress_bar() as progress:
-        done = pack_model(store_at(store, wait), asked, base=against, jobs=jobs, progress=progress)
+        done = pack_model(
+            folder_store_at("pack", store, wait), asked, base=against, jobs=jobs, progress=progress
+        )
     show_view(PackView.of(done), _show_pack, as_json=as_json)
 
 
@@ -268,7 +271,9 @@ def unpack(
 
     asked = ModelName.parse(name)
     with progress_bar() as progress:
-        done = unpack_model(store_at(store, wait), asked, jobs=jobs, progress=progress)
+        done = unpack_model(
+            folder_store_at("unpack", store, wait), asked, jobs=jobs, progress=progress
+        )
     show_view(UnpackView.model_validate(done), _show_unpack, as_json=as_json)
 
 

@@ -35,7 +35,7 @@ from blobstore.model.tensors import Library, MappedBlob, Tensor, parts_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.packing import unpacked
 from blobstore.store.ports import Readable, check_document_size, checked_bytes
-from blobstore.store.stored_model import StoredModel, TensorBlob, damaged
+from blobstore.store.stored_model import StoredModel, TensorBlob, bring, damaged
 
 Names = Literal["ollama", "mlx"]
 
@@ -272,13 +272,16 @@ def _open_whole(name: ModelName, store: Readable) -> Model:
         with store.lease():
             manifest = store.manifests.read(name)
             with suppress(NotFoundError):
+                bring(store, manifest)
                 model = Model(name, manifest, store)
                 if model.missing is None:
                     return model
         if store.manifests.read(name).raw == manifest.raw:
             break
     with store.lease():
-        return Model(name, store.manifests.read(name), store)
+        manifest = store.manifests.read(name)
+        bring(store, manifest)
+        return Model(name, manifest, store)
 
 
 def _split_companion(name: str, names: Container[str]) -> tuple[str, str]:

@@ -216,6 +216,17 @@ class LayeredStore:
             held = [stack.enter_context(home.lease()) for home in (self.upper, *self.lower)]
             yield all(held)
 
+    def prefetch(self, descriptors: Iterable[Descriptor]) -> None:
+        """Bring those blobs near that the first home which has them is far from."""
+        homes = (self.upper, *self.lower)
+        left = unique(descriptors) if any(hasattr(home, "prefetch") for home in homes) else []
+        for home in homes if left else ():
+            missing = home.blobs.missing(left)
+            gone = {blob.digest for blob in missing}
+            if (prefetch := getattr(home, "prefetch", None)) is not None:
+                prefetch([blob for blob in left if blob.digest not in gone])
+            left = missing
+
     def remove(self, name: str | ModelName) -> Removal:
         """See `Home`. Raises: UsageError for a model that only a lower home has."""
         return self.upper.remove(name if self._is_packed(name) else self._own(name))

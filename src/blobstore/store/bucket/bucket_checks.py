@@ -116,7 +116,7 @@ class _Checks:
                 continue
             size = self.store.blobs.size(Digest(digits))
             if size is None:
-                del self.sizes[digits]
+                self.sizes.pop(digits, None)
             else:
                 self.sizes[digits] = size
             check = self.check(digits)

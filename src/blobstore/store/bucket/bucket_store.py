@@ -6,15 +6,19 @@ No lock exists in a bucket. Blobs never change, a tag moves by a conditional wri
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from blobstore.errors import BlobStoreError, UsageError
-from blobstore.io.objects import Bucket
+from blobstore.formats.documents import Descriptor
+from blobstore.io.objects import Bucket, open_bucket
 from blobstore.names import ModelName
+from blobstore.store.bucket.blob_cache import CACHE_NBYTES, BlobCache
 from blobstore.store.bucket.bucket_session import BucketSession
 from blobstore.store.bucket.bucket_signatures import BucketSignatures
+from blobstore.store.bucket.cached_blobs import CachedBlobs
 from blobstore.store.bucket.leases import LEASE_S, LONGEST_LEASE_S, Lease, require_conditions
 from blobstore.store.bucket.object_blobs import BucketBlobs
 from blobstore.store.bucket.object_manifests import BucketManifests
@@ -29,13 +33,18 @@ class BucketStore:
 
     ``lease_s``: seconds for which a session's lease counts after each renewal. ``wait_s``: how long
     a session waits for a clean-up that removes blobs it needs (None: as long as one may take).
+    ``cache``: where blobs are kept that are opened. Without it they are read into memory.
     """
 
-    summaries = None
     shares = None
 
     def __init__(
-        self, bucket: Bucket, *, lease_s: float = LEASE_S, wait_s: float | None = None
+        self,
+        bucket: Bucket,
+        *,
+        cache: BlobCache | None = None,
+        lease_s: float = LEASE_S,
+        wait_s: float | None = None,
     ) -> None:
         """Raises: UsageError for a lease that is longer than an hour."""
         if not 0 < lease_s <= LONGEST_LEASE_S:
@@ -44,7 +53,8 @@ class BucketStore:
         self.bucket = bucket
         self.lease_s = lease_s
         self.manifests = BucketManifests(bucket)
-        self.blobs = BucketBlobs(bucket, lambda: self.manifests.references().needed())
+        self.blobs = _blobs(bucket, self.manifests, cache)
+        self.summaries = None if cache is None else cache.summaries
         self.signatures = BucketSignatures(bucket)
         self._wait_s = wait_s
         self._mutex = threading.Lock()
@@ -88,6 +98,14 @@ class BucketStore:
                 require_conditions(self.bucket)
                 self._has_conditions = True
 
+    def prefetch(self, descriptors: Iterable[Descriptor]) -> None:
+        """Bring blobs into the cache, in their order; without a cache, do nothing.
+
+        Raises: as `BlobCache.bring`.
+        """
+        if isinstance(self.blobs, CachedBlobs):
+            self.blobs.bring(descriptors)
+
     @contextmanager
     def lease(self) -> Iterator[bool]:
         """See `Home`: a reader leaves no lease, because it may not be allowed to write."""
@@ -129,3 +147,28 @@ class BucketStore:
             blobs = ()  # a manifest that can't be read can still be removed
         self.manifests.remove(found)
         return Removal((), tuple(unique(blobs)), "prune removes them, if no other model needs them")
+
+
+def _blobs(bucket: Bucket, manifests: BucketManifests, cache: BlobCache | None) -> BucketBlobs:
+    def named() -> set[str]:
+        return manifests.references().needed()
+
+    return BucketBlobs(bucket, named) if cache is None else CachedBlobs(bucket, named, cache)
+
+
+def open_bucket_store(
+    address: str,
+    options: Mapping[str, str] | None = None,
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    cache_size: int = CACHE_NBYTES,
+) -> BucketStore:
+    """Return the store at ``s3://BUCKET/PREFIX``, ``gs://…`` or ``az://…``; no server is asked yet.
+
+    ``options``: those of `open_bucket`. ``cache``: a folder for the blobs of opened models, which
+    holds up to ``cache_size`` bytes.
+
+    Raises: as `open_bucket`; UsageError for a folder that is not a cache.
+    """
+    kept = None if cache is None else BlobCache(cache, cache_size)
+    return BucketStore(open_bucket(address, options), cache=kept)

@@ -1,0 +1,65 @@
+"""Stores in buckets: how commands open them, and the cache of their blobs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from blobstore.cli.output import parse_size, store_at
+from blobstore.errors import UsageError
+
+CacheOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cache",
+        metavar="DIR",
+        help="Where the blobs of a bucket are kept "
+        "[default: $BLOBSTORE_CACHE, else ~/.cache/blobstore].",
+    ),
+]
+CacheSizeOption = Annotated[
+    str | None,
+    typer.Option("--cache-size", metavar="SIZE", help="Most bytes of the cache [default: 50GB]."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChoice:
+    """What ``--cache`` and ``--cache-size`` say about the cache of a bucket's blobs."""
+
+    folder: str | None = None
+    size: str | None = None
+
+    def open(self) -> Any:
+        """Return the cache. Raises: UsageError for an invalid size, or a folder of another kind."""
+        from blobstore.store.bucket.blob_cache import CACHE_NBYTES, BlobCache
+
+        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+        folder = self.folder or os.environ.get("BLOBSTORE_CACHE") or f"{home}/blobstore"
+        return BlobCache(folder, CACHE_NBYTES if self.size is None else parse_size(self.size))
+
+
+def store_in_bucket(address: str, wait_s: float | None, cache: CacheChoice | None) -> Any:
+    """Return the store at the address of a bucket.
+
+    Raises: UsageError for another address, or without the extra `cloud`; as `CacheChoice.open`.
+    """
+    from blobstore.io.objects import open_bucket
+    from blobstore.store.bucket.bucket_store import BucketStore
+
+    kept = cache.open() if cache is not None else None
+    return BucketStore(open_bucket(address), cache=kept, wait_s=wait_s)
+
+
+def folder_store_at(
+    command: str, folder: str | None, wait_s: float | None = None, *, may_be_new: bool = False
+) -> Any:
+    """Return the store of `store_at`. Raises: UsageError if it is in a bucket."""
+    store = store_at(folder, wait_s, may_be_new=may_be_new)
+    if hasattr(store, "bucket"):
+        message = f"{command} is for a store in a folder, and {store.address} is a bucket"
+        raise UsageError(message, hint="blobstore cp --to DIR brings a model to a folder.")
+    return store

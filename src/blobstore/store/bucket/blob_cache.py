@@ -1,0 +1,157 @@
+"""A bounded cache of blobs in a folder, which is a content-addressed store itself.
+
+Blobs are hashed as they come, and appear under their digests when they are whole and right. A blob
+that is used gets a new time. When room is needed, those that were not used for the longest time are
+removed. A process that has one mapped keeps its bytes until it closes it.
+
+One process at a time brings or removes blobs; others read meanwhile. What a killed process has
+fetched is hashed again and used. A folder that was not made as a cache is refused: removing blobs
+from a store would lose models.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from blobstore.errors import BlobStoreError, LimitExceededError, NotFoundError, UsageError
+from blobstore.formats.documents import Descriptor
+from blobstore.io.durable import listed, make_folder, os_errors, replace_file
+from blobstore.io.ranges import FileReader
+from blobstore.io.workers import each
+from blobstore.store.bucket.object_blobs import BucketBlobs
+from blobstore.store.local.locks import StoreLock
+from blobstore.store.local.store import PRIVATE, Store
+from blobstore.store.ports import Summaries, check_blob_size, unique
+
+CACHE_NBYTES = 50 * 10**9
+"""Bytes that a cache holds if nothing else is said."""
+_AT_ONCE = 8
+_BATCH = 2**30
+"""Bytes after which what was fetched appears, so that other processes find it."""
+_MARK = "cache-of-buckets"
+_WAIT_S = 24 * 3600.0
+
+
+class BlobCache:
+    """Blobs in ``folder``, of at most ``limit`` bytes. Safe to share between threads."""
+
+    def __init__(self, folder: str | os.PathLike[str], limit: int = CACHE_NBYTES) -> None:
+        """Raises: UsageError for a folder that is something else; StorageError."""
+        self.store = Store(folder)
+        self.limit = limit
+        self._lock = StoreLock(self.store.root / PRIVATE / "caching")
+        self._mark = self.store.root / PRIVATE / _MARK
+        self._require_cache()
+
+    def _require_cache(self) -> None:
+        root = self.store.root
+        with os_errors("access", root):
+            names = {entry.name for entry in listed(root)}
+            if not names or self._mark.exists():
+                return
+        message = f"{root} is not a cache, and contains {min(names)!r}"
+        hint = "Give an empty folder: what is not used is removed from a cache."
+        raise UsageError(message, path=str(root), hint=hint)
+
+    @property
+    def summaries(self) -> Summaries:
+        """The summaries of models, by their manifests."""
+        return self.store.summaries
+
+    def find(self, descriptor: Descriptor) -> FileReader | None:
+        """Return a reader over a blob, which counts as used now; None if it is not there."""
+        with suppress(BlobStoreError):
+            reader = self.store.blobs.reader(descriptor.digest)
+            try:
+                check_blob_size(descriptor, reader.size, reader.name)
+            except BlobStoreError:
+                reader.close()
+                raise
+            with suppress(OSError):
+                os.utime(reader.name)
+            return reader
+        return None
+
+    def bring(self, descriptors: Iterable[Descriptor], source: BucketBlobs) -> None:
+        """Fetch those blobs that are missing, in their order, several at a time.
+
+        Raises: LimitExceededError if all together are larger than the cache; DigestMismatchError
+        for a blob with other bytes; NotFoundError, CorruptDataError; StorageError.
+        """
+        wanted = unique(descriptors)
+        if not self._missing(wanted):
+            return
+        nbytes = sum(blob.size for blob in wanted)
+        if nbytes > self.limit:
+            root = self.store.root
+            message = f"limit exceeded: {nbytes:,} bytes, and the cache {root} holds {self.limit:,}"
+            raise LimitExceededError(message, path=str(root), hint="Give it more: --cache-size.")
+        with self._alone():
+            missing = self._missing(wanted)  # another process may have brought some
+            self._make_room(sum(blob.size for blob in missing), wanted)
+            for batch in _batches(missing):
+                self._fetch(batch, source)
+
+    def _missing(self, wanted: Sequence[Descriptor]) -> list[Descriptor]:
+        """Return those that are missing; the others count as used now."""
+        missing = []
+        for blob in wanted:
+            reader = self.find(blob)
+            if reader is None:
+                missing.append(blob)
+            else:
+                reader.close()
+        return missing
+
+    def _fetch(self, batch: Sequence[Descriptor], source: BucketBlobs) -> None:
+        with self.store.session("a cache of buckets") as session:
+
+            def take(descriptor: Descriptor) -> None:
+                with source.open(descriptor) as reader:
+                    session.add(descriptor, reader)
+
+            each(batch, take, min(_AT_ONCE, len(batch)), name="cache")
+            session.replace(batch)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the lock of all that changes the cache."""
+        with os_errors("write to the cache", self.store.root):
+            make_folder(self._mark.parent, durable=False)
+            if not self._mark.exists():
+                replace_file(self._mark, b"Blobs that are not used are removed from this folder.\n")
+        with self._lock.exclusive(_WAIT_S):
+            yield
+
+    def _make_room(self, nbytes: int, kept: Sequence[Descriptor]) -> None:
+        """Remove blobs that are not among ``kept`` until so many bytes fit, the oldest first."""
+        files: list[tuple[float, int, Path]] = []
+        for entry in self.store.blobs.listing().named.values():
+            with suppress(OSError):  # it was removed
+                status = entry.stat(follow_symlinks=False)
+                files.append((status.st_mtime, status.st_size, Path(entry.path)))
+        names = {blob.digest.file_name for blob in kept}
+        used = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
+            if used + nbytes <= self.limit:
+                return
+            if path.name not in names:
+                with os_errors("remove", path), suppress(NotFoundError, FileNotFoundError):
+                    path.unlink()
+                used -= size
+
+
+def _batches(blobs: Sequence[Descriptor]) -> Iterator[list[Descriptor]]:
+    batch: list[Descriptor] = []
+    nbytes = 0
+    for blob in blobs:
+        batch.append(blob)
+        nbytes += blob.size
+        if nbytes >= _BATCH:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch
