@@ -1,8 +1,8 @@
 """A bounded cache of blobs in a folder, which is a content-addressed store itself.
 
-Blobs are hashed as they come, and appear under their digests when they are whole and right. A blob
-that is used gets a new time. When room is needed, those that were not used for the longest time are
-removed. A process that has one mapped keeps its bytes until it closes it.
+Blobs are hashed as they come, and appear under their digests when they are whole and right. When
+room is needed, those are removed that were not used for the longest time; an empty file for each
+says when that was. A process that has a blob mapped keeps its bytes until it closes it.
 
 One process at a time brings or removes blobs; others read meanwhile. What a killed process has
 fetched is hashed again and used. A folder that was not made as a cache is refused: removing blobs
@@ -43,6 +43,7 @@ class BlobCache:
         self.store = Store(folder)
         self.limit = limit
         self._lock = StoreLock(self.store.root / PRIVATE / "caching")
+        self._used = self.store.root / PRIVATE / "used"
         self._mark = self.store.root / PRIVATE / _MARK
         self._require_cache()
 
@@ -70,10 +71,15 @@ class BlobCache:
             except BlobStoreError:
                 reader.close()
                 raise
-            with suppress(OSError):
-                os.utime(reader.name)
+            self._use(descriptor)
             return reader
         return None
+
+    def _use(self, descriptor: Descriptor) -> None:
+        """Note that a blob is used now. Its own file keeps its times, which tell of a change."""
+        with suppress(OSError):
+            self._used.mkdir(parents=True, exist_ok=True)
+            (self._used / descriptor.digest.file_name).touch()
 
     def bring(self, descriptors: Iterable[Descriptor], source: BucketBlobs) -> None:
         """Fetch those blobs that are missing, in their order, several at a time.
@@ -132,7 +138,8 @@ class BlobCache:
         for entry in self.store.blobs.listing().named.values():
             with suppress(OSError):  # it was removed
                 status = entry.stat(follow_symlinks=False)
-                files.append((status.st_mtime, status.st_size, Path(entry.path)))
+                used_at = self._used_at(entry.name) or status.st_mtime
+                files.append((used_at, status.st_size, Path(entry.path)))
         names = {blob.digest.file_name for blob in kept}
         used = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
@@ -141,7 +148,14 @@ class BlobCache:
             if path.name not in names:
                 with os_errors("remove", path), suppress(NotFoundError, FileNotFoundError):
                     path.unlink()
+                    (self._used / path.name).unlink(missing_ok=True)
                 used -= size
+
+    def _used_at(self, name: str) -> float | None:
+        try:
+            return (self._used / name).stat().st_mtime
+        except OSError:
+            return None
 
 
 def _batches(blobs: Sequence[Descriptor]) -> Iterator[list[Descriptor]]:

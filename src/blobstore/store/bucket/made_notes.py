@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
-from blobstore.errors import BlobStoreError, NotFoundError
+from blobstore.errors import BlobStoreError, LimitExceededError, NotFoundError
 from blobstore.formats.documents import Descriptor
 from blobstore.formats.strictjson import encode, parse_object
 from blobstore.io.objects import Bucket
@@ -58,12 +59,13 @@ class MadeNotes:
         """Return the digest in a note, None if it is missing, of another size, or not a note."""
         try:
             raw, _ = self._bucket.get(made_key(key), limit=_MAX_NOTE)
-            said = parse_object(raw, "a note", rule="B1", limit=_MAX_NOTE)
-            return Digest.parse(said.get("digest")) if said.get("size") == size else None
-        except BlobStoreError as error:
-            if isinstance(error, NotFoundError) or error.path is None:
-                return None
-            raise
+        except (NotFoundError, LimitExceededError):
+            return None
+        with suppress(BlobStoreError):
+            said = parse_object(raw, "a note", rule="L1", limit=_MAX_NOTE)
+            if said.get("size") == size:
+                return Digest.parse(said.get("digest"))
+        return None
 
     def note(self, key: str, blob: Any) -> None:
         """See `Earlier`."""
