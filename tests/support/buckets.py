@@ -74,7 +74,7 @@ class CarelessBucket(HookedBucket):
         key: str,
         data: bytes | memoryview,
         *,
-        if_match: ObjectVersion | None = None,  # noqa: ARG002
+        if_match: ObjectVersion | None = None,
         if_absent: bool = False,
     ) -> ObjectVersion:
         """See `Bucket`."""

@@ -53,6 +53,8 @@ _AT_ONCE = 1000
 """Objects that one request removes."""
 _CLOCKS = timedelta(seconds=5)
 """How much the clocks of a service's own servers may differ."""
+_LOOK_S = 2.0
+"""How often a clean-up lists the leases that it waits for."""
 _NEWER = "manifests-v2/"
 
 
@@ -207,7 +209,7 @@ class Sweep:
         until = elapsed_s() + longest
         keys = {one.key for one in before}
         while keys and (left := until - elapsed_s()) > 0:
-            self.stop.wait(min(left, max(longest / 32, 0.01)))
+            self.stop.wait(min(left, _LOOK_S, max(longest / 64, 0.01)))
             keys &= {one.key for one in bucket.objects(LEASES)}
             state.renew()
 

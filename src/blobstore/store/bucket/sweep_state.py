@@ -106,17 +106,19 @@ def write_state(bucket: Bucket, state: SweepState) -> SweepState:
     return SweepState(state.phase, state.holder, state.lease_s, state.blobs, version)
 
 
-def reset_if_dead(bucket: Bucket, state: SweepState, now: datetime) -> None:
+def reset_if_dead(bucket: Bucket, state: SweepState, now: datetime) -> bool:
     """Write that a clean-up is idle if it has not renewed its state for as long as a lease counts.
 
-    It checks that before it deletes (`Sweep`), and stops.
+    It checks that before it deletes (`Sweep`), and stops. Return False if it seems to be alive.
     """
     try:
         modified = bucket.head(SWEEP).modified
-        if now - modified > timedelta(seconds=state.lease_s):
-            write_state(bucket, SweepState(version=state.version))
+        if now - modified <= timedelta(seconds=state.lease_s):
+            return False
+        write_state(bucket, SweepState(version=state.version))
     except (ConflictError, NotFoundError):
         pass  # another process was faster
+    return True
 
 
 class SweepGate:
@@ -141,8 +143,8 @@ class SweepGate:
                 message = f"{self._bucket.address} is being pruned by {state.holder}"
                 hint = "It removes blobs that are needed now: try again later."
                 raise BusyError(message, path=self._bucket.address, hint=hint)
-            reset_if_dead(self._bucket, state, self._lease.now())
-            time.sleep(min(_LOOK_S, self._lease.lease_s / 8))
+            if not reset_if_dead(self._bucket, state, self._lease.now()):
+                time.sleep(min(_LOOK_S, self._lease.lease_s / 8))
         return state
 
     def recent(self, digests: Collection[Digest]) -> None:
