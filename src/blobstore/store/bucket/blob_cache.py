@@ -50,8 +50,8 @@ class BlobCache:
     def _require_cache(self) -> None:
         root = self.store.root
         with os_errors("access", root):
-            names = {entry.name for entry in listed(root)}
-            if not names or self._mark.exists():
+            names = {entry.name for entry in listed(root)} - {PRIVATE}
+            if not names or (self._mark.exists() and "manifests" not in names):
                 return
         message = f"{root} is not a cache, and contains {min(names)!r}"
         hint = "Give an empty folder: what is not used is removed from a cache."

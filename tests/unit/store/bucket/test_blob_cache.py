@@ -1,0 +1,191 @@
+"""The cache of a bucket's blobs: bounded, checked, shared by processes, a store itself."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from support import PYCODE
+from support.buckets import memory_store
+
+from blobstore.errors import (
+    DigestMismatchError,
+    LimitExceededError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+)
+from blobstore.export.folder import export_model
+from blobstore.formats.documents import Descriptor
+from blobstore.importer.run import import_model
+from blobstore.io.ranges import FileReader
+from blobstore.model.loader import open_model
+from blobstore.names import Digest
+from blobstore.store.bucket.blob_cache import BlobCache
+from blobstore.store.bucket.bucket_store import BucketStore, open_bucket_store
+from blobstore.store.bucket.cached_blobs import CachedReader
+from blobstore.store.bucket.object_keys import blob_key
+from blobstore.store.care.verify import verify
+from blobstore.store.layered import LayeredStore
+from blobstore.store.local.store import Store
+from blobstore.testing.blobs import commit, data_of, descriptor_of
+
+ONE, TWO, THREE = data_of(100_000, 1), data_of(100_000, 2), data_of(100_000, 3)
+
+
+def cached(store: BucketStore, folder: Path, limit: int = 10**9) -> BucketStore:
+    return BucketStore(store.bucket, cache=BlobCache(folder, limit))
+
+
+@pytest.fixture
+def store() -> BucketStore:
+    """A store with three blobs of 100,000 bytes."""
+    store = memory_store()
+    commit(store, "m", ONE, TWO, THREE, with_config=False)
+    return store
+
+
+def read(store: BucketStore, data: bytes) -> None:
+    with store.blobs.open(descriptor_of(data)) as reader:
+        assert reader.read(0, len(data)) == data
+
+
+def blobs_in(folder: Path) -> set[str]:
+    return {path.name.removeprefix("sha256-") for path in (folder / "blobs").iterdir()}
+
+
+def test_what_is_read_is_kept(store: BucketStore, tmp_path: Path) -> None:
+    near = cached(store, tmp_path / "cache")
+    read(near, ONE)
+    assert blobs_in(tmp_path / "cache") == {Digest.of(ONE).hex}
+    store.bucket.delete([blob_key(Digest.of(ONE))])
+    read(near, ONE)
+    found = near.blobs.open(descriptor_of(ONE))
+    assert isinstance(found, FileReader)
+    found.close()
+
+
+def test_a_few_bytes_do_not_bring_a_blob(store: BucketStore, tmp_path: Path) -> None:
+    near = cached(store, tmp_path / "cache")
+    with near.blobs.open(descriptor_of(ONE)) as reader:
+        assert isinstance(reader, CachedReader)
+        assert reader.read(10, 100) == ONE[10:110]
+        assert not (tmp_path / "cache" / "blobs").exists()
+        assert reader.read(0, 70_000) == ONE[:70_000]
+    assert blobs_in(tmp_path / "cache") == {Digest.of(ONE).hex}
+
+
+def test_the_oldest_goes_first(store: BucketStore, tmp_path: Path) -> None:
+    near = cached(store, tmp_path, 250_000)
+    for number, data in enumerate((ONE, TWO)):
+        read(near, data)
+        os.utime(tmp_path / ".blobstore/used" / Digest.of(data).file_name, (number, number))
+    os.utime(tmp_path / ".blobstore/used" / Digest.of(ONE).file_name, (9, 9))
+    read(near, THREE)
+    assert blobs_in(tmp_path) == {Digest.of(ONE).hex, Digest.of(THREE).hex}
+    used = {path.name for path in (tmp_path / ".blobstore/used").iterdir()}
+    assert used == {f"sha256-{name}" for name in blobs_in(tmp_path)}
+
+
+def test_a_model_larger_than_the_cache(store: BucketStore, tmp_path: Path) -> None:
+    near = cached(store, tmp_path, 250_000)
+    with pytest.raises(LimitExceededError, match="300,000 bytes, and the cache"):
+        near.prefetch([descriptor_of(data) for data in (ONE, TWO, THREE)])
+    assert not (tmp_path / "blobs").exists()
+
+
+def test_wrong_bytes_never_enter(store: BucketStore, tmp_path: Path) -> None:
+    store.bucket.put(blob_key(Digest.of(TWO)), bytes(len(TWO)))
+    near = cached(store, tmp_path)
+    with pytest.raises(DigestMismatchError) as caught:
+        near.prefetch([descriptor_of(TWO)])
+    assert caught.value.blob == str(Digest.of(TWO))
+    with pytest.raises(DigestMismatchError):
+        read(near, TWO)
+    assert not (tmp_path / "blobs").exists()
+
+
+def test_another_folder_is_refused(store: BucketStore, tmp_path: Path) -> None:
+    commit(Store(tmp_path / "store"), "m", b"one")
+    with pytest.raises(UsageError, match="is not a cache"):
+        cached(store, tmp_path / "store")
+    cached(store, tmp_path / "cache").prefetch([descriptor_of(ONE)])
+    commit(Store(tmp_path / "cache"), "m", b"one")
+    with pytest.raises(UsageError, match="contains 'blobs'"):
+        cached(store, tmp_path / "cache")
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError):
+        cached(store, tmp_path / "file")
+
+
+def test_what_a_killed_process_fetched_is_used(store: BucketStore, tmp_path: Path) -> None:
+    near = cached(store, tmp_path)
+    near.prefetch([descriptor_of(TWO)])
+    left = tmp_path / ".blobstore" / "tmp" / "session-dead"
+    left.mkdir(parents=True)
+    (left / f"partial-{Digest.of(ONE).hex}").write_bytes(ONE[:50_000])
+    store.bucket.put(blob_key(Digest.of(ONE)), bytes(50_000) + ONE[50_000:])
+    try:
+        near.prefetch([descriptor_of(ONE)])
+    except DigestMismatchError:
+        store.bucket.put(blob_key(Digest.of(ONE)), ONE)
+        near.prefetch([descriptor_of(ONE)])
+    assert blobs_in(tmp_path) == {Digest.of(ONE).hex, Digest.of(TWO).hex}
+    assert verify(Store(tmp_path)).is_sound
+
+
+def test_many_at_once_in_a_small_cache(store: BucketStore, tmp_path: Path) -> None:
+    """Each thread opens the cache for itself, as a process does."""
+    failed: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            near = cached(store, tmp_path, 200_000)
+            for turn in range(4):
+                read(near, (ONE, TWO, THREE)[(number + turn) % 3])
+        except BaseException as error:  # noqa: BLE001
+            failed.append(error)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert failed == []
+    assert sum(path.stat().st_size for path in (tmp_path / "blobs").iterdir()) <= 200_000
+    assert verify(Store(tmp_path)).is_sound
+
+
+def test_a_model_through_the_cache(tmp_path: Path) -> None:
+    store = memory_store()
+    import_model(PYCODE, "tiny", store=store, quant="int4")
+    near = cached(store, tmp_path / "cache")
+    with open_model("tiny", store=near, verify=True) as model:
+        blobs = {blob.digest.hex for blob in model.manifest.descriptors}
+        names = set(model)
+    assert blobs_in(tmp_path / "cache") == blobs
+    assert verify(Store(tmp_path / "cache")).is_sound
+    far = export_model("tiny", tmp_path / "out", store=near)
+    assert far.nbytes > 5_000_000
+    layered = LayeredStore(Store(tmp_path / "upper"), [cached(store, tmp_path / "second")])
+    with open_model("tiny", store=layered) as model:
+        assert set(model) == names
+    assert blobs_in(tmp_path / "second") == blobs
+    with open_model("tiny", store=store) as model:  # without a cache: in memory
+        assert set(model) == names
+
+
+def test_a_missing_blob_of_a_model(store: BucketStore, tmp_path: Path) -> None:
+    near = cached(store, tmp_path)
+    gone = Descriptor(media_type="", digest=Digest.of(b"gone"), size=4)
+    with pytest.raises(NotFoundError):
+        near.prefetch([gone])
+
+
+def test_a_store_by_its_address(tmp_path: Path) -> None:
+    opened = open_bucket_store("memory://somewhere/deep", cache=tmp_path, cache_size=1000)
+    assert opened.address == "memory://somewhere/deep"
+    commit(opened, "m", b"one")
+    assert open_bucket_store("memory://somewhere/deep").manifests.names() != []

@@ -1,0 +1,191 @@
+"""Buckets with objects that other programs put there, or that are damaged: errors with a type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import PYCODE
+from support.buckets import memory_store
+
+from blobstore.errors import (
+    AmbiguousNameError,
+    BlobStoreError,
+    CorruptDataError,
+    DigestMismatchError,
+    DocumentError,
+    LimitExceededError,
+    NotFoundError,
+    ShortReadError,
+)
+from blobstore.formats.documents import Descriptor
+from blobstore.importer.run import import_model
+from blobstore.inspection.listing import BrokenModel, ListedModel, list_models
+from blobstore.names import Digest, ModelName
+from blobstore.store.bucket import object_manifests
+from blobstore.store.bucket.blob_cache import BlobCache
+from blobstore.store.bucket.bucket_checks import verify_bucket
+from blobstore.store.bucket.bucket_store import BucketStore
+from blobstore.store.bucket.bucket_usage import measure_bucket
+from blobstore.store.bucket.object_keys import SIGNATURES, blob_key, manifest_key
+from blobstore.store.care.verify import Sample
+from blobstore.store.memory import MemoryStore
+from blobstore.store.transfer import transfer
+from blobstore.testing.blobs import M, N, commit, data_of, descriptor_of, manifest_of
+
+STRAYS = (
+    "README",
+    "blobs/sha256-abc",
+    "blobs/folder/sha256-" + "0" * 64,
+    "blobs/sha256:" + "0" * 64,
+    "blobs/SHA256-" + "0" * 64,
+    "manifests/stray",
+    "manifests/a/b/c/d/e",
+    "manifests/host/ns/m/a b%20\u00e4",
+    "manifests/-host/ns/m/tag",
+    ".blobstore/unknown",
+    ".blobstore/leases/nothing/here",
+)
+
+
+@pytest.fixture
+def store() -> BucketStore:
+    """A store with a model and many other objects."""
+    store = memory_store()
+    commit(store, "m", b"one", data_of(70_000), with_config=False)
+    for key in (*STRAYS, *(f"blobs/{number:04}" for number in range(1000))):
+        store.bucket.put(key, b"?")
+    return store
+
+
+def test_other_objects_are_not_models_or_blobs(store: BucketStore) -> None:
+    assert store.manifests.names() == [M]
+    assert store.find("m") == M
+    assert len(store.blobs.digests()) == 2
+    usage = measure_bucket(store)
+    assert (usage.blobs, usage.nbytes, usage.reclaimable) == (2, 70_003, 0)
+    transfer("m", store, MemoryStore())
+
+
+def test_verify_shows_other_objects(store: BucketStore) -> None:
+    found = verify_bucket(store)
+    assert [str(odd.path) for odd in found.odd if "manifests" in str(odd.path)] == [
+        key for key in sorted(STRAYS) if key.startswith("manifests/")
+    ]
+    assert len(found.odd) == 1000 + 4 + 4
+
+
+def test_two_spellings_of_a_name() -> None:
+    store = memory_store()
+    commit(store, "qwen:Q4", b"one")
+    other = ModelName.parse("Qwen:q4")
+    store.bucket.put(manifest_key(other), manifest_of(b"one").raw)
+    with pytest.raises(AmbiguousNameError):
+        store.find("QWEN:q4")
+    assert store.find("Qwen:q4") == other
+
+
+@pytest.mark.parametrize("raw", [b"", b"{}", b'{"schemaVersion": 2, "layers": [1]}', b"\xff" * 99])
+def test_a_manifest_that_is_not_one(raw: bytes) -> None:
+    store = memory_store()
+    commit(store, "n", b"one")
+    store.bucket.put(manifest_key(M), raw)
+    with pytest.raises(DocumentError) as caught:
+        store.manifests.read(M)
+    assert caught.value.model == "m:latest"
+    kinds = [type(found) for found in list_models(store)]
+    assert kinds == [BrokenModel, BrokenModel]  # the other is not a model of tensors
+    assert verify_bucket(store).broken[0].name == M
+    assert measure_bucket(store).models[0].error is not None
+    store.remove("m")
+    assert store.manifests.names() == [N]
+
+
+def test_a_manifest_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_manifests, "MAX_MANIFEST", 1000)
+    store = memory_store()
+    store.bucket.put(manifest_key(M), b" " * 1001)
+    with pytest.raises(LimitExceededError):
+        store.manifests.read(M)
+    assert verify_bucket(store).broken[0].name == M
+    store.remove("m")
+
+
+def test_blobs_with_other_bytes_or_sizes(tmp_path: Path) -> None:
+    store = memory_store()
+    one, two, three = data_of(70_000), data_of(50_000), data_of(10)
+    commit(store, "m", one, two, three, with_config=False)
+    store.bucket.put(blob_key(Digest.of(one)), bytes(len(one)))
+    store.bucket.put(blob_key(Digest.of(two)), two[:-1])
+    store.bucket.delete([blob_key(Digest.of(three))])
+    found = verify_bucket(store)
+    reasons = {blob.digest: blob.reason for blob in found.damaged}
+    assert reasons == {
+        Digest.of(one): "its bytes do not match its digest",
+        Digest.of(two): "its bytes do not match its digest",
+        Digest.of(three): "it is missing",
+    }
+    quick = {blob.digest: blob.reason for blob in verify_bucket(store, quick=True).damaged}
+    assert set(quick) == set(reasons)
+    with pytest.raises(DigestMismatchError):
+        store.blobs.read(descriptor_of(one))
+    with pytest.raises(CorruptDataError):
+        store.blobs.open(descriptor_of(two))
+    with pytest.raises(NotFoundError):
+        store.blobs.open(descriptor_of(three))
+    for data in (one, two, three):
+        cache = BlobCache(tmp_path / "cache")
+        with pytest.raises(BlobStoreError):
+            cache.bring([descriptor_of(data)], store.blobs)
+        assert cache.find(descriptor_of(data)) is None
+        with pytest.raises(BlobStoreError):
+            transfer("m", store, MemoryStore())
+
+
+def test_a_blob_that_shrinks_after_it_was_opened() -> None:
+    store = memory_store()
+    data = data_of(70_000)
+    commit(store, "m", data)
+    with store.blobs.open(descriptor_of(data)) as reader:
+        store.bucket.put(blob_key(Digest.of(data)), data[:1000])
+        with pytest.raises(ShortReadError):
+            reader.digest()
+
+
+def test_a_size_that_no_object_has() -> None:
+    store = memory_store()
+    huge = Descriptor(media_type="", digest=Digest.of(b"one"), size=2**47)
+    commit(store, "m", b"one")
+    for ask in (store.blobs.open, store.blobs.read):
+        with pytest.raises((CorruptDataError, LimitExceededError)):
+            ask(huge)
+
+
+def test_signatures_that_are_not_ones() -> None:
+    store = memory_store()
+    folder = f"{SIGNATURES}{manifest_of(b'one').digest.hex}"
+    store.bucket.put(f"{folder}/odd", b"?")
+    assert store.signatures.read(M, manifest_of(b"one").digest) == []
+    store.bucket.put(f"{folder}/{'0' * 64}", b"?")
+    with pytest.raises(CorruptDataError, match="is damaged"):
+        store.signatures.read(M, manifest_of(b"one").digest)
+    raw = b"{}"
+    store.bucket.delete([f"{folder}/{'0' * 64}"])
+    store.bucket.put(f"{folder}/{Digest.of(raw).hex}", raw)
+    with pytest.raises(DocumentError):
+        store.signatures.read(M, manifest_of(b"one").digest)
+
+
+def test_an_imported_model_is_sound_and_listed() -> None:
+    store = memory_store()
+    result = import_model(PYCODE, "tiny", store=store, quant="int4")
+    again = import_model(PYCODE, "again", store=store, quant="int4")
+    assert (again.created, again.recalled) == (0, 47)
+    found = verify_bucket(store)
+    assert (found.is_sound, found.checked, found.odd) == (True, result.created, ())
+    assert verify_bucket(store, ["tiny"], quick=True).nbytes < found.nbytes
+    halves = [verify_bucket(store, sample=Sample(n, 2)).checked for n in (1, 2)]
+    assert sum(halves) == found.checked
+    listed = [one for one in list_models(store) if isinstance(one, ListedModel)]
+    assert [(one.quant_type, one.parameters) for one in listed] == [("int4", 5_245_696)] * 2
+    assert measure_bucket(store, ["tiny"]).models[0].unique == 0
