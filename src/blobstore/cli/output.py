@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blobstore.cli.bucket_settings import bucket_options, places_of
 from blobstore.errors import UsageError, from_os_error
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def stores_at(
     """
     if lower is not None and "" in lower:
         raise UsageError("--lower is empty", hint="Is a variable unset?")
-    folders = lower or [part for part in _places(os.environ.get("BLOBSTORE_LOWER", "")) if part]
+    folders = lower or [part for part in places_of(os.environ.get("BLOBSTORE_LOWER", "")) if part]
     upper = store_at(folder, wait_s, may_be_new=may_be_new or bool(folders), cache=cache)
     below = [store_at(one, cache=cache) for one in folders]
     if lower is None:  # an exported variable may name the store itself
@@ -220,11 +221,6 @@ def stores_at(
     from blobstore.store.layered import LayeredStore
 
     return LayeredStore(upper, below, copies_up=copies_up)
-
-
-def _places(text: str) -> list[str]:
-    """Return the folders and addresses of a list that colons separate."""
-    return re.split(rf"{re.escape(os.pathsep)}(?!//)", text)
 
 
 class ReaderGoneError(Exception):
