@@ -1,0 +1,48 @@
+"""A home in a bucket of moto's S3 and of azurite does what `StoreTests` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+from uuid import uuid4
+
+import pytest
+from support.cloud_services import SERVICES, CloudBucket
+
+from blobstore.io.objects import open_bucket
+from blobstore.store.bucket.bucket_store import BucketStore
+from blobstore.store.ports import Home
+from blobstore.testing import StoreTests
+
+pytestmark = pytest.mark.lab
+
+
+class CloudTests(StoreTests):
+    """Each test has a prefix of its own in one bucket."""
+
+    service: ClassVar[str]
+    cloud: ClassVar[CloudBucket]
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _service(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        with SERVICES[cls.service](tmp_path_factory.mktemp("cloud")) as cls.cloud:
+            yield
+
+    def new_home(self, folder: Path) -> BucketStore:
+        return self.opened(f"{self.cloud.address}/{uuid4().hex}/a/prefix")
+
+    def other_reader(self, home: Home) -> BucketStore:
+        return self.opened(home.address)
+
+    def opened(self, address: str) -> BucketStore:
+        return BucketStore(open_bucket(address, self.cloud.options))
+
+
+class TestS3(CloudTests):
+    service = "s3"
+
+
+class TestAzure(CloudTests):
+    service = "azure"
