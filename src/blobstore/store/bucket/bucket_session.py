@@ -33,7 +33,6 @@ from blobstore.store.ports import (
     How,
     blob_not_found,
     check_blob_size,
-    check_expected,
     check_reader_size,
     other_spelling,
     unique,
@@ -170,7 +169,8 @@ class BucketSession:
         before = self._manifests.state(name)
         if before.raw is None and (spelled := self._manifests.spelled(name)) != name:
             raise other_spelling(name, spelled)
-        check_expected(name, before.raw, expected)
+        if expected is not None and before.raw not in expected:
+            raise lost_race(name, before.raw, self._blobs)
         checked_at = self._check_all(named)
         self._move(name, manifest, before)
         if elapsed_s() - checked_at > self._lease.lease_s / 2:  # the machine slept just then

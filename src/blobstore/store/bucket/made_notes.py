@@ -42,10 +42,12 @@ class MadeNotes:
     def find(self, key: str, size: int, *, verify: bool) -> Descriptor | None:
         """See `Earlier`: one request for the note, one for the blob."""
         digest = self._noted(key, size)
-        if digest is None or self._blobs.size(digest) != size:
+        if digest is None:
+            return None
+        self._found([digest])  # before it is looked for: a clean-up may be removing it
+        if self._blobs.size(digest) != size:
             return None
         blob = Descriptor(media_type="", digest=digest, size=size)
-        self._found([digest])
         if verify:
             try:
                 with self._blobs.open(blob) as reader:

@@ -18,7 +18,7 @@ def lost_race(name: ModelName, raw: bytes | None, blobs: BucketBlobs) -> Conflic
     """
     hint = "Check the model, and try again."
     if raw is None:
-        message = f"another writer removed {name} meanwhile"
+        message = f"another writer removed {name} meanwhile, or there never was one"
         return ConflictError(message, model=str(name), hint=hint)
     said = f"it is sha256:{Digest.of(raw).hex}{_origin(raw, blobs)}"
     return ConflictError(
