@@ -136,7 +136,8 @@ def check_whole(store: BucketStore) -> int:
     Blobs that no model needs are right, too.
     """
     found = verify_bucket(store)
-    assert (found.damaged, found.broken, found.odd) == ((), (), ())
+    wrong = [*found.damaged, *found.broken, *found.odd]
+    assert not wrong, f"{wrong}"
     return len(store.manifests.names())
 
 
