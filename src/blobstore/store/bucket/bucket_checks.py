@@ -21,7 +21,7 @@ from blobstore.io.workers import Progress, begun, results_of, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.bucket.bucket_store import BucketStore
 from blobstore.store.bucket.object_blobs import REQUESTS
-from blobstore.store.bucket.object_keys import BLOBS, digest_of
+from blobstore.store.bucket.object_keys import BLOBS, digest_in
 from blobstore.store.care.checks import (
     MISSING,
     SMALL,
@@ -181,7 +181,7 @@ def verify_bucket(
 def _odd(store: BucketStore) -> Iterator[OddFile]:
     """Yield the objects that are not part of a store."""
     for state in store.bucket.objects(BLOBS):
-        if digest_of(state.key) is None:
+        if digest_in(state.key) is None:
             yield OddFile(Path(state.key), _ODD)
     for state in store.manifests.strays():
         yield OddFile(Path(state.key), _STRAY)

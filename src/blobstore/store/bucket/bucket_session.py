@@ -40,6 +40,7 @@ from blobstore.store.ports import (
 from blobstore.store.registry.spool import Spool, SpoolWriter
 
 _PIECE = 2**20
+_TRIES = 5
 
 
 class BucketSession:
@@ -204,13 +205,23 @@ class BucketSession:
             check_blob_size(blob, size, self._bucket.address)
 
     def _move(self, name: ModelName, manifest: Manifest, before: TagState) -> None:
-        """Move a tag. Raises: ConflictError if another writer was faster."""
-        try:
-            self._manifests.put(name, manifest.raw, before)
-        except (ConflictError, NotFoundError):
-            now = self._manifests.state(name)
-            if now.raw != manifest.raw:  # else it was our own request, whose answer was lost
-                raise lost_race(name, now.raw, self._blobs) from None
+        """Move a tag. Raises: ConflictError if another writer was faster.
+
+        S3 answers 409 while another request for the object goes on, which may fail yet (Amazon S3
+        User Guide, "Conditional requests").
+        """
+        for _ in range(_TRIES):
+            try:
+                self._manifests.put(name, manifest.raw, before)
+            except (ConflictError, NotFoundError):
+                now = self._manifests.state(name)
+                if now.raw == manifest.raw:
+                    return  # it was our own request, whose answer was lost
+                if now != before:
+                    break
+            else:
+                return
+        raise lost_race(name, now.raw, self._blobs)
 
     def close(self) -> None:
         """End the lease. Notes that can't be written are lost: what they say is made again."""

@@ -1,6 +1,6 @@
 """Writing blobs to a bucket: each is an object that is there whole, or not at all.
 
-A blob is never changed. It is written only if there is none, and its bytes are known to be right
+A blob is never changed. It is written only if it is missing, and its bytes are known to be right
 before its object appears. A large blob is written in parts, which become an object together: first
 the bucket is asked for it, and two writers at once replace it by the same bytes.
 """

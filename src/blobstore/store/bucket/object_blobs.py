@@ -17,7 +17,7 @@ from blobstore.io.objects import Bucket, ObjectState
 from blobstore.io.ranges import OpenReader
 from blobstore.io.workers import results_of
 from blobstore.names import Digest
-from blobstore.store.bucket.object_keys import BLOBS, blob_key, digest_of
+from blobstore.store.bucket.object_keys import BLOBS, blob_key, digest_in
 from blobstore.store.ports import (
     blob_not_found,
     check_blob_size,
@@ -129,12 +129,12 @@ class BucketBlobs:
         """See `Blobs`: None, several are read at once."""
 
     def size(self, digest: Digest) -> int | None:
-        """Return the size of the object of a blob, None if there is none."""
+        """Return the size of the object of a blob, None if it is missing."""
         state = self.state(digest)
         return None if state is None else state.size
 
     def state(self, digest: Digest) -> ObjectState | None:
-        """Return the state of the object of a blob, None if there is none."""
+        """Return the state of the object of a blob, None if it is missing."""
         try:
             return self._bucket.head(blob_key(digest))
         except NotFoundError:
@@ -148,5 +148,5 @@ class BucketBlobs:
 
     def listing(self) -> dict[Digest, ObjectState]:
         """Return the objects of all blobs. Other objects beside them are left out."""
-        found = ((digest_of(state.key), state) for state in self._bucket.objects(BLOBS))
+        found = ((digest_in(state.key), state) for state in self._bucket.objects(BLOBS))
         return {digest: state for digest, state in found if digest is not None}

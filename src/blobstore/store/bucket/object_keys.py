@@ -34,7 +34,7 @@ def made_key(key: str) -> str:
     return MADE + (key if _PLAIN.fullmatch(key) else hashlib.sha256(key.encode()).hexdigest())
 
 
-def digest_of(key: str) -> Digest | None:
+def digest_in(key: str) -> Digest | None:
     """Return the digest of the blob with a key, None if it is not the key of a blob."""
     return Digest.from_file_name(key.removeprefix(BLOBS)) if key.startswith(BLOBS) else None
 

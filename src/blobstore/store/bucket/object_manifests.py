@@ -19,7 +19,7 @@ from blobstore.store.ports import spelled_among
 
 @dataclass(frozen=True, slots=True)
 class TagState:
-    """A manifest's bytes and the version of its object; twice None if there is none."""
+    """A manifest's bytes and the version of its object; twice None if it is missing."""
 
     raw: bytes | None
     version: ObjectVersion | None

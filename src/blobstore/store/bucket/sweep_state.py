@@ -40,7 +40,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SweepState:
-    """What the object says. ``version`` is None if there is none; ``blobs`` are hex digits."""
+    """What the object says. ``version`` is None if it is missing; ``blobs`` are hex digits."""
 
     phase: Phase = Phase.IDLE
     holder: str = ""
