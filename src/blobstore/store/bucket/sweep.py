@@ -7,9 +7,9 @@
    checks its blobs and moves its tag within that time, or checks again.
 4. *Decide again* from new lists, and *delete* what is marked and still not needed.
 
-Times are the server's. A bucket does not have a trash: with versions it keeps what is deleted, and its
-lifecycle rules say for how long. Nothing is removed while anything that may be a manifest can't be
-read.
+Times are the server's. A bucket does not have a trash: with versions it keeps what is deleted, and
+its lifecycle rules say for how long. Nothing is removed while anything that may be a manifest can't
+be read.
 """
 
 from __future__ import annotations
