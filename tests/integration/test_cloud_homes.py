@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 from uuid import uuid4
@@ -10,10 +11,14 @@ from uuid import uuid4
 import pytest
 from support.cloud_services import SERVICES, CloudBucket
 
+from blobstore.errors import DigestMismatchError
 from blobstore.io.objects import open_bucket
+from blobstore.io.ranges import BytesReader
+from blobstore.store.bucket.bucket_checks import verify_bucket
 from blobstore.store.bucket.bucket_store import BucketStore
 from blobstore.store.ports import Home
 from blobstore.testing import StoreTests
+from blobstore.testing.blobs import M, data_of, descriptor_of, manifest_of
 
 pytestmark = pytest.mark.lab
 
@@ -35,6 +40,17 @@ class CloudTests(StoreTests):
 
     def other_reader(self, home: Home) -> BucketStore:
         return self.opened(home.address)
+
+    def test_a_blob_in_parts(self, home: BucketStore) -> None:
+        data = data_of(20_000_000)
+        with home.session() as session:
+            session.add(descriptor_of(data), BytesReader(data))
+            wrong = replace(descriptor_of(b"other"), size=len(data))
+            with pytest.raises(DigestMismatchError):
+                session.add(wrong, BytesReader(data))
+            session.publish(M, manifest_of(data))
+        assert home.blobs.size(wrong.digest) is None
+        assert verify_bucket(self.opened(home.address)).nbytes == len(data)
 
     def opened(self, address: str) -> BucketStore:
         return BucketStore(open_bucket(address, self.cloud.options))

@@ -47,6 +47,7 @@ class BucketSession:
     """What is being written to a bucket. See `Session`."""
 
     in_sequence = False
+    unfinished = None
 
     def __init__(
         self,
