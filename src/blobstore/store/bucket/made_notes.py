@@ -41,7 +41,7 @@ class MadeNotes:
 
     def find(self, key: str, size: int, *, verify: bool) -> Descriptor | None:
         """See `Earlier`: one request for the note, one for the blob."""
-        digest = self._noted(key, size)
+        digest = self._noted(key, size) or Digest.from_file_name(f"sha256-{key}")
         if digest is None:
             return None
         self._found([digest])  # before it is looked for: a clean-up may be removing it

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from support import PYCODE
 from support.buckets import CarelessBucket, HookedBucket, keys_of, memory_store, same
 
 from blobstore.errors import (
@@ -16,9 +17,11 @@ from blobstore.errors import (
     StorageError,
 )
 from blobstore.formats.documents import Descriptor
+from blobstore.importer.run import make_blob, plan_import, run_plan
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest
 from blobstore.store.bucket import bucket_writes
+from blobstore.store.bucket.bucket_checks import verify_bucket
 from blobstore.store.bucket.bucket_store import BucketStore
 from blobstore.store.bucket.object_keys import LEASES, MADE, blob_key, made_key, manifest_key
 from blobstore.store.care.verify import verify
@@ -224,6 +227,9 @@ def test_notes_are_found_by_other_machines() -> None:
                 found = other.earlier.find(key, 3, verify=verify_it)
                 assert found is not None
                 assert (found.digest, found.size) == (blob.digest, 3)
+            by_digest = other.earlier.find(blob.digest.hex, 3, verify=True)
+            assert by_digest is not None
+            assert by_digest.digest == blob.digest
             assert other.earlier.find(key, 4, verify=False) is None
             assert other.earlier.find("b" * 64, 3, verify=False) is None
             assert other.earlier.takes_time()
@@ -284,3 +290,15 @@ def test_two_writers_of_one_blob() -> None:
     for worker in workers:
         worker.join()
     assert blobs_of(store, "m") == blobs_of(store, "n") == [data]
+
+
+def test_blobs_of_one_plan_by_several_machines() -> None:
+    store = memory_store()
+    plan = plan_import(PYCODE, quant="int4")
+    names = [blob.name for blob in plan.blobs]
+    for name in names[::2]:
+        make_blob(plan, name, same(store))
+    assert store.manifests.names() == []
+    result = run_plan(plan, "m", same(store))
+    assert result.recalled == len(names[::2])
+    assert verify_bucket(store).is_sound
