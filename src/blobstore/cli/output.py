@@ -163,7 +163,6 @@ def source_at(address: str) -> str | Folder:
 
     Raises: as `open_folder`.
     """
-    from blobstore.cli.bucket_settings import bucket_options
     from blobstore.source.addresses import is_address, open_folder
 
     if not is_address(address):
