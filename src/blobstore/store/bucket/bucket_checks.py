@@ -34,7 +34,14 @@ from blobstore.store.care.checks import (
     wrong_size,
 )
 from blobstore.store.care.usage import OddFile
-from blobstore.store.care.verify import BrokenManifest, DamagedBlob, Sample, VerifyResult
+from blobstore.store.care.verify import (
+    BrokenManifest,
+    DamagedBlob,
+    Sample,
+    VerifyResult,
+    held_twice,
+    twice_text,
+)
 
 _ODD = "its key is not a blob's"
 _STRAY = "its key is not a model's name, but it may be a manifest"
@@ -168,7 +175,13 @@ def verify_bucket(
         told(checks.sizes.get(digits, 0), name_of(checks.uses.get(digits, ())))
         return result
 
-    results = dict(zip(chosen, results_of(chosen, check, workers, name="verify"), strict=True))
+    results: dict[str, BlobCheck] = dict(
+        zip(chosen, results_of(chosen, check, workers, name="verify"), strict=True)
+    )
+    held = {digits: result.tensors for digits, result in results.items()}
+    for users, tensor in held_twice(checks.uses, held).items():
+        for name in users.names:
+            checks.broken.setdefault(name, twice_text(tensor))
     return VerifyResult(
         len(chosen),
         sum(result.hashed for result in results.values()),

@@ -31,6 +31,7 @@ LEASE_S = 900.0
 """Seconds for which a lease counts after it was renewed."""
 LONGEST_LEASE_S = 3600.0
 _RENEWALS = 4
+_LONGEST_END_S = 10
 _MAX_LEASE = 16 * 2**20
 _SUFFIX = ".blobs"
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -167,7 +168,7 @@ class Lease:
     def close(self) -> None:
         """End it. Failures are ignored: it expires."""
         self._ended.set()
-        self._thread.join()
+        self._thread.join(_LONGEST_END_S)  # else it is written once more, and expires
         self._remove()
 
     def _remove(self) -> None:

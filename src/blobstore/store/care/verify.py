@@ -11,7 +11,7 @@ import hashlib
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -22,7 +22,7 @@ from blobstore.formats.checkpoint import settings_of
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest
 from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import Digest, ModelName
-from blobstore.store.care.checks import NOTHING, BlobChecks, Users
+from blobstore.store.care.checks import NOTHING, BlobChecks, BlobReference, Users
 from blobstore.store.care.packed_checks import PackedChecks, check_packed, models_of, names_of
 from blobstore.store.care.usage import OddFile, odd_mode, oddities
 from blobstore.store.local.references import KnownNeeds
@@ -310,18 +310,29 @@ def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
 def _broken(checks: BlobChecks, manifests: ManifestReader) -> Iterator[BrokenManifest]:
     """Yield the models that are still broken, and those with two tensors of one name."""
     reasons = dict(manifests.broken())
-    for users, tensor in _twice(checks).items():
+    for users, tensor in held_twice(checks.uses, checks.tensors).items():
         for name in users.names:
-            reasons.setdefault(name, f"two of its blobs hold the tensor {tensor!r}")
+            reasons.setdefault(name, twice_text(tensor))
     for name, reason in sorted(reasons.items()):
         yield BrokenManifest(name, reason)
 
 
-def _twice(checks: BlobChecks) -> dict[Users, str]:
+def twice_text(tensor: str) -> str:
+    """Return what is wrong with a model of which two blobs hold a tensor."""
+    return f"two of its blobs hold the tensor {tensor!r}"
+
+
+def held_twice(
+    uses: Mapping[str, Sequence[BlobReference]], held: Mapping[str, Sequence[str]]
+) -> dict[Users, str]:
+    """Return the manifests of which two blobs hold a tensor, with the first such tensor.
+
+    ``uses``: of blobs, by their hex digits; ``held``: the names of the tensors in each.
+    """
     names: dict[Users, set[str]] = defaultdict(set)
     twice: dict[Users, str] = {}
-    for digest, tensors in checks.tensors.items():
-        for use in checks.uses.get(digest, ()) if tensors else ():
+    for digest, tensors in held.items():
+        for use in uses.get(digest, ()) if tensors else ():
             if use.media_type == TENSOR_MEDIA_TYPE and use.users not in twice:
                 if common := names[use.users].intersection(tensors):
                     twice[use.users] = min(common)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,10 @@ from blobstore.errors import (
     NotFoundError,
     ShortReadError,
 )
-from blobstore.formats.documents import Descriptor
+from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
+from blobstore.formats.dtypes import DType
+from blobstore.formats.safetensors.codec import encode_header
+from blobstore.formats.safetensors.header import TensorEntry
 from blobstore.importer.run import import_model
 from blobstore.inspection.listing import BrokenModel, ListedModel, list_models
 from blobstore.names import Digest, ModelName
@@ -189,3 +193,15 @@ def test_an_imported_model_is_sound_and_listed() -> None:
     listed = [one for one in list_models(store) if isinstance(one, ListedModel)]
     assert [(one.quant_type, one.parameters) for one in listed] == [("int4", 5_245_696)] * 2
     assert measure_bucket(store, ["tiny"]).models[0].unique == 0
+
+
+def test_a_tensor_in_two_blobs() -> None:
+    store = memory_store()
+    entry = TensorEntry(DType.U8, (3,), 0, 3)
+    blobs = [encode_header({"w": entry}, {}, 8) + data for data in (b"one", b"two")]
+    layers = tuple(replace(descriptor_of(data), media_type=TENSOR_MEDIA_TYPE) for data in blobs)
+    with store.session() as session:
+        session.put_all(blobs)
+        session.publish(M, Manifest(layers=layers))
+    (broken,) = verify_bucket(store).broken
+    assert broken.reason == "two of its blobs hold the tensor 'w'"
