@@ -1,6 +1,7 @@
 """Copies to and from a bucket, beside boto3's of the same files.
 
-``python tests/bench/bucket_copies.py`` prints a line for each. The service is moto's S3 on loopback, a Python program that is the limit for both. Best of three.
+``python tests/bench/bucket_copies.py`` prints a line for each, the best of three. The service is
+moto's S3 on loopback, a Python program that is the limit for both.
 """
 
 from __future__ import annotations
