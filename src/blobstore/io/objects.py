@@ -160,7 +160,7 @@ class Bucket:
         buffer: memoryview,
         version: ObjectVersion | None = None,
         *,
-        came: Callable[[int], None] | None = None,
+        came: Callable[[int], object] = lambda _: None,
     ) -> None:
         """Fill ``buffer`` with the bytes of an object from byte ``begin`` on.
 
@@ -172,8 +172,7 @@ class Bucket:
             for chunk in chunks:
                 buffer[done : done + len(chunk)] = chunk
                 done += len(chunk)
-                if came is not None:
-                    came(len(chunk))
+                came(len(chunk))
 
     def stream(
         self, key: str, begin: int, end: int, version: ObjectVersion | None = None
