@@ -11,14 +11,14 @@ from uuid import uuid4
 import pytest
 from support.cloud_services import SERVICES, CloudBucket
 
-from blobstore.errors import DigestMismatchError
+from blobstore.errors import DigestMismatchError, UsageError
 from blobstore.io.objects import open_bucket
 from blobstore.io.ranges import BytesReader
 from blobstore.store.bucket.bucket_checks import verify_bucket
 from blobstore.store.bucket.bucket_store import BucketStore
 from blobstore.store.ports import Home
 from blobstore.testing import StoreTests
-from blobstore.testing.blobs import M, data_of, descriptor_of, manifest_of
+from blobstore.testing.blobs import M, commit, data_of, descriptor_of, manifest_of
 
 pytestmark = pytest.mark.lab
 
@@ -62,3 +62,27 @@ class TestS3(CloudTests):
 
 class TestAzure(CloudTests):
     service = "azure"
+
+
+@pytest.mark.parametrize("key", ["blobs//x", "manifests/../x"])
+def test_a_key_that_is_not_a_path_is_named(key: str, tmp_path: Path) -> None:
+    with SERVICES["s3"](tmp_path / "s3") as cloud:
+        store = BucketStore(open_bucket(f"{cloud.address}/p", cloud.options))
+        commit(store, "m", b"one")
+        put_any_key(cloud, f"p/{key}")
+        with pytest.raises(UsageError, match=f"the invalid key 'p/{key}'"):
+            list(store.bucket.objects())
+
+
+def put_any_key(cloud: CloudBucket, key: str) -> None:
+    """Write an object whose key obstore refuses."""
+    import boto3  # type: ignore[import-untyped]
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=cloud.options["endpoint"],
+        aws_access_key_id=cloud.options["access_key_id"],
+        aws_secret_access_key=cloud.options["secret_access_key"],
+        region_name=cloud.options["region"],
+    )
+    client.put_object(Bucket="models", Key=key, Body=b"?")

@@ -26,6 +26,7 @@ from blobstore.errors import (
 _STATUS = re.compile(r"status code: ([0-9]{3})", re.ASCII)
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>", re.ASCII)
 _REASON = re.compile(r" - HTTP error: ([A-Za-z ,']{3,80})", re.ASCII)
+_PATH = re.compile(r'object with invalid path: (?:Error parsing )?Path "([^"]{1,300})"')
 _SETTING = re.compile(r"error: ([A-Za-z ,']{3,80})", re.ASCII)
 OPEN = "open"
 """The operation before any request: what fails then are settings."""
@@ -121,6 +122,11 @@ def _of_request(error: Exception, operation: str, place: str) -> BlobStoreError 
         hint = 'Use https, or allow it: AWS_ALLOW_HTTP=true, or the option "allow_http".'
     elif isinstance(error, exceptions.InvalidPathError) or type(error) is ValueError:
         why = "an invalid key or address"
+        if (found := _PATH.search(text)) is not None:
+            why, hint = (
+                f"an object has the invalid key {found[1]!r}",
+                "Rename or remove the object.",
+            )
     elif isinstance(error, exceptions.UnknownConfigurationKeyError):
         why = text.partition("\n")[0][:_LONGEST]
     elif operation == OPEN:

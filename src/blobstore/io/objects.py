@@ -16,8 +16,8 @@ version gets the bytes of that version, or an error; a write with one replaces t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from threading import Lock
@@ -162,32 +162,43 @@ class Bucket:
         buffer: memoryview,
         version: ObjectVersion | None = None,
         *,
-        came: Callable[[int], None] | None = None,
+        came: Callable[[int], object] = lambda _: None,
     ) -> None:
         """Fill ``buffer`` with the bytes of an object from byte ``begin`` on.
 
         ``came`` is called with the number of bytes of each piece, and may raise to end the request.
-        A reply that breaks goes on where it broke, four times at most.
-
-        Raises: CorruptDataError when it is not of ``version``; ShortReadError when it is shorter.
+        Raises: as `stream`.
         """
-        done, attempt = 0, 1
-        while done < len(buffer):
-            before = done
+        done = 0
+        with closing(self.stream(key, begin, begin + len(buffer), version)) as chunks:
+            for chunk in chunks:
+                buffer[done : done + len(chunk)] = chunk
+                done += len(chunk)
+                came(len(chunk))
+
+    def stream(
+        self, key: str, begin: int, end: int, version: ObjectVersion | None = None
+    ) -> Generator[bytes, None, None]:
+        """Yield the bytes ``[begin, end)`` of an object in pieces, as one request brings them.
+
+        A reply that breaks goes on where it broke, four times at most. Raises: CorruptDataError
+        when it is not of ``version``; ShortReadError when it is shorter.
+        """
+        at, attempt = begin, 1
+        while at < end:
+            before = at
             try:
-                for chunk in self._chunks(key, begin + done, begin + len(buffer), version):
-                    if done + len(chunk) > len(buffer):
+                for chunk in self._chunks(key, at, end, version):
+                    if at + len(chunk) > end:
                         raise self._wrong(key, "sends more than was asked for")
-                    buffer[done : done + len(chunk)] = chunk
-                    done += len(chunk)
-                    if came is not None:
-                        came(len(chunk))
+                    at += len(chunk)
+                    yield chunk
             except RemoteError as error:
-                attempt = attempt + 1 if done == before else 1
+                attempt = attempt + 1 if at == before else 1
                 if not error.temporary or attempt > _ATTEMPTS:
                     raise
             else:
-                if done < len(buffer):
+                if at < end:
                     raise self._short(key)
 
     def head(self, key: str) -> ObjectState:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, Self
@@ -129,6 +129,22 @@ class OpenReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def in_buffer(chunks: Iterable[bytes], buffer: memoryview) -> Iterator[memoryview]:
+    """Yield the bytes of chunks of any size in views of ``buffer``, all full but the last."""
+    filled = 0
+    for chunk in chunks:
+        view = memoryview(chunk)
+        while view:
+            count = min(len(view), len(buffer) - filled)
+            buffer[filled : filled + count] = view[:count]
+            filled, view = filled + count, view[count:]
+            if filled == len(buffer):
+                yield buffer
+                filled = 0
+    if filled:
+        yield buffer[:filled]
 
 
 class SourceReader(OpenReader):

@@ -21,7 +21,7 @@ from blobstore.io.objects import Bucket
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.io.workers import results_of
 from blobstore.names import Digest, ModelName
-from blobstore.store.bucket.bucket_writes import SMALL, write_blob
+from blobstore.store.bucket.bucket_writes import LARGE_AT_ONCE, SMALL, write_blob
 from blobstore.store.bucket.leases import Lease, elapsed_s
 from blobstore.store.bucket.made_notes import MadeNotes
 from blobstore.store.bucket.object_blobs import REQUESTS, BucketBlobs
@@ -63,6 +63,9 @@ class BucketSession:
         self._lease = lease
         self._gate = gate
         self._mutex = threading.Lock()
+        # Many threads may add blobs, each with memory for what it writes.
+        self._small = threading.BoundedSemaphore(REQUESTS)
+        self._large = threading.BoundedSemaphore(LARGE_AT_ONCE)
         self._written: dict[Digest, int] = {}
         self._created: set[Digest] = set()
         self.earlier = MadeNotes(bucket, blobs, self._found)
@@ -145,7 +148,8 @@ class BucketSession:
             return blob
         self._lease.pin([blob.digest])
         self._gate.recent([blob.digest])
-        is_new = write_blob(self._bucket, self._blobs, blob, reader)
+        with self._large if blob.size > SMALL else self._small:
+            is_new = write_blob(self._bucket, self._blobs, blob, reader)
         with self._mutex:
             self._written[blob.digest] = blob.size
             if is_new:

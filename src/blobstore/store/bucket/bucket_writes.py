@@ -18,13 +18,15 @@ from blobstore.store.bucket.object_blobs import BucketBlobs
 from blobstore.store.bucket.object_keys import blob_key
 from blobstore.store.ports import wrong_bytes
 
-SMALL = 8 * 2**20
+SMALL = 4 * 2**20
 """Bytes of a blob that is written in one request."""
 _PART = 8 * 2**20
 _MOST_PARTS = 9_000
 """S3 takes 10,000 parts of one object (Amazon S3 User Guide, "Multipart upload limits")."""
-_AT_ONCE = 2
-"""Parts of one blob at once: several blobs are written at once, too."""
+_AT_ONCE = 4
+"""Parts of one blob at once."""
+LARGE_AT_ONCE = 4
+"""Blobs in parts at once. Together they hold 160 MiB."""
 _PIECE = 2**20
 
 

@@ -7,6 +7,7 @@ there. Its size is checked when it is opened, and its bytes by everything that k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 
 from blobstore.errors import BlobStoreError, NotFoundError, ShortReadError
 from blobstore.formats.documents import Descriptor
@@ -14,7 +15,7 @@ from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header
 from blobstore.io.budget import Budget
 from blobstore.io.objects import Bucket, ObjectState
-from blobstore.io.ranges import OpenReader
+from blobstore.io.ranges import OpenReader, in_buffer
 from blobstore.io.workers import results_of
 from blobstore.names import Digest
 from blobstore.store.bucket.object_keys import BLOBS, blob_key, digest_in
@@ -28,8 +29,6 @@ from blobstore.store.ports import (
 
 REQUESTS = 16
 """Requests at once for many small objects."""
-_WINDOW = 2 * 2**20
-"""Bytes that one request reads of a blob that is read in order."""
 _HEAD = 4096
 """Bytes in which the headers of most blobs end."""
 
@@ -66,15 +65,9 @@ class ObjectReader(OpenReader):
         return bytes(data)
 
     def pieces(self, buffer: memoryview, begin: int = 0) -> Iterator[memoryview]:
-        """See `OpenReader`: a request for each 2 MiB."""
-        window = memoryview(bytearray(min(_WINDOW, max(0, self.size - begin))))
-        for start in range(begin, self.size, _WINDOW):
-            there = window[: self.size - start]
-            self.readinto(start, there)
-            for at in range(0, len(there), len(buffer)):
-                piece = buffer[: len(there) - at]
-                piece[:] = there[at : at + len(piece)]
-                yield piece
+        """See `OpenReader`: one request, unless the connection breaks."""
+        with closing(self._bucket.stream(self._key, begin, self.size)) as chunks:
+            yield from in_buffer(chunks, buffer)
 
 
 class BucketBlobs:

@@ -125,7 +125,9 @@ class Sweep:
     def _check(self, references: References, blobs: dict[Digest, ObjectState]) -> None:
         """Raise the obstacle to any removal."""
         store = self.store
-        strays = [*store.manifests.strays(), *store.bucket.objects(_NEWER)]
+        others = [*store.manifests.strays(), *store.bucket.objects(_NEWER)]
+        # Programs that show folders make empty objects for them, with a slash at the end.
+        strays = [state for state in others if state.size]
         if strays:
             place = store.bucket.place(strays[0].key)
             message = f"nothing is removed: {place} may be a manifest that needs blobs"

@@ -12,7 +12,7 @@ from blobstore.errors import NotFoundError, RemoteError, ShortReadError
 from blobstore.formats.documents import Descriptor
 from blobstore.io.http.messages import Fields, Message
 from blobstore.io.http.replies import Reply, check_part
-from blobstore.io.ranges import OpenReader
+from blobstore.io.ranges import OpenReader, in_buffer
 from blobstore.store.ports import blob_not_found
 from blobstore.store.registry.api import OK, PARTIAL, Ask, RegistryApi
 from blobstore.store.registry.tokens import Scope
@@ -45,18 +45,7 @@ class BlobReader(OpenReader):
 
     def pieces(self, buffer: memoryview, begin: int = 0) -> Iterator[memoryview]:
         """See `OpenReader`: one request, unless the connection breaks."""
-        filled = 0
-        for chunk in self._stream(begin, self.size):
-            view = memoryview(chunk)
-            while view:
-                count = min(len(view), len(buffer) - filled)
-                buffer[filled : filled + count] = view[:count]
-                filled, view = filled + count, view[count:]
-                if filled == len(buffer):
-                    yield buffer
-                    filled = 0
-        if filled:
-            yield buffer[:filled]
+        return in_buffer(self._stream(begin, self.size), buffer)
 
     def _stream(self, begin: int, end: int) -> Iterator[bytes]:
         """Yield the bytes ``[begin, end)``.

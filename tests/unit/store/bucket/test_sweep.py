@@ -313,6 +313,14 @@ def test_an_object_that_may_be_a_manifest_stops_a_clean_up(key: str) -> None:
     assert left_in(store) == {b"kept", b"one"}
 
 
+def test_empty_objects_of_folders_are_not_manifests() -> None:
+    store = memory_store()
+    put_unneeded(store, b"one")
+    for key in ("manifests", "manifests/registry.ollama.ai", "manifests-v2"):
+        store.bucket.put(key, b"")
+    assert removed_by(prune_all(store)) == {Digest.of(b"one")}
+
+
 @pytest.mark.parametrize("raw", [b"", b"{}", b"{" * 1000])
 def test_a_broken_manifest_stops_a_clean_up(raw: bytes) -> None:
     store = memory_store()
