@@ -6,7 +6,7 @@ Dask cluster on this machine with as many threads in all, alternating, each into
 after a `sync`. Clusters are started before the clock. It prints seconds by the clock, and their
 ratio to the threads of one process.
 
-`python tests/bench/many.py workers [--work DIR]` runs `work` in one, two and four processes, each on
+`python tests/bench/many.py workers [--work DIR]` runs `work` in 1, 2 and 4 processes, each on
 a core of its own, beside what docs/scale.md computes.
 
 `python tests/bench/many.py plans [--blobs N ...]` divides a plan of N blobs into tasks, hands them
