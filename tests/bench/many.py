@@ -6,6 +6,9 @@ Dask cluster on this machine with as many threads in all, alternating, each into
 after a `sync`. Clusters are started before the clock. It prints seconds by the clock, and their
 ratio to the threads of one process.
 
+`python tests/bench/many.py workers [--work DIR]` runs `work` in 1, 2 and 4 processes, each on
+a core of its own, beside what docs/scale.md computes.
+
 `python tests/bench/many.py plans [--blobs N ...]` divides a plan of N blobs into tasks, hands them
 out to a scheduler in a process of its own, whose workers return made-up receipts, and checks the
 receipts as commit does. It prints seconds, and the largest memory of the scheduler.
@@ -15,9 +18,11 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import resource
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -111,10 +116,49 @@ def overhead(work: Path, runs: int, size_gb: float) -> None:
         show([name, spread(took), *(f"{ratio:.2f}" for ratio in ratios)])
 
 
+def pinned(core: int) -> list[str]:
+    """Return a command that runs another on one core: a worker with spare threads takes more."""
+    return ["taskset", "-c", str(core)]
+
+
+def workers(work: Path, runs: int, size_gb: float) -> None:
+    """Print how long one to four workers of one core take, and what the model of time says."""
+    source = Sources(work, size_gb).shards()
+    plan, store = work / "plan.json", work / "store"
+    blobstore.write_plan(blobstore.plan_import(source, quant="int4"), plan)
+    command = [sys.executable, "-m", "blobstore", "work", str(plan), "--store", str(store)]
+    table("workers", "with start, s", "slowest worker's work, s", "model, s", "commit, s")
+    first = 0.0
+    for count in (1, 2, 4):
+        took, slowest, commits = [], [], []
+        for _ in range(runs):
+            shutil.rmtree(f"{plan}.receipts", ignore_errors=True)
+            shutil.rmtree(store, ignore_errors=True)
+            warm(source)
+            started = time.monotonic()
+            processes = [
+                subprocess.Popen(
+                    [*pinned(n), *command, "--jobs", "1", "--shard", f"{n}/{count}", "--json"],
+                    stdout=subprocess.PIPE,
+                )
+                for n in range(count)
+            ]
+            reports = [json.loads(process.communicate()[0]) for process in processes]
+            worked = time.monotonic()
+            blobstore.commit_plan(plan, "m", store=blobstore.open_store(store))
+            took.append(worked - started)
+            slowest.append(max(report["seconds"] for report in reports))
+            commits.append(time.monotonic() - worked)
+        first = first or min(slowest)
+        model = f"{first / count:.2f}"
+        show([str(count), spread(took), spread(slowest), model, f"{min(commits):.2f}"])
+    shutil.rmtree(store)
+
+
 def main() -> None:
     """Run what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("section", choices=["overhead", "plans"])
+    parser.add_argument("section", choices=["overhead", "workers", "plans"])
     parser.add_argument("--work", type=Path)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--size", type=float, default=FULL_SIZE_GB)
@@ -126,6 +170,8 @@ def main() -> None:
         print(machine(folder, ("distributed", "numpy")))
         if given.section == "overhead":
             overhead(folder, given.runs, given.size)
+        elif given.section == "workers":
+            workers(folder, given.runs, given.size)
         else:
             plans(given.blobs, Path(temporary))
     print(

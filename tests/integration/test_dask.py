@@ -125,6 +125,25 @@ def test_any_number_of_workers(workers: int, tmp_path: Path) -> None:
             assert blobstore.verify(store).is_sound
 
 
+def test_workers_that_come_later(tmp_path: Path) -> None:
+    """An adaptive cluster starts workers when there is work, and may have none before."""
+    source = sharded_checkpoint(tmp_path / "m", 8)
+    with cluster(tmp_path) as (running, client):
+
+        def start(_done: threading.Event) -> None:
+            while not client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)):
+                pass
+            running.start_worker()
+
+        found = _while_importing(
+            start,
+            lambda: blobstore.distributed.import_model(
+                source, "m", client=client, store=Store(tmp_path / "store"), quant="int4"
+            ),
+        )
+    assert found.manifest.raw == alone(source)
+
+
 def test_the_command(tmp_path: Path) -> None:
     with cluster(tmp_path, 2) as (running, _):
         address = running.address.replace("tcp://", "dask://")
