@@ -1,18 +1,26 @@
-"""A real web server on loopback: Debian's nginx, with its log of requests and replies."""
+"""A real web server on loopback: Debian's nginx, with its log of requests and replies.
+
+It can also limit its rate and its requests, and refuse addresses without a signature that is valid
+and has not expired. Source: nginx.org/en/docs/http, ngx_http_secure_link_module,
+ngx_http_limit_req_module, ngx_http_core_module `limit_rate`.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import quote
 
 import pytest
 
@@ -37,14 +45,18 @@ http {{
     gzip {gzip};
     gzip_types *;
     gzip_min_length 1;
+    limit_req_zone $server_name zone=all:1m rate={most_requests}r/s;
     server {{
-        listen 127.0.0.1:{port} backlog=256;
+        listen {host}:{port} backlog=256;
         root {root};
+        location / {{ {limits} }}
+        location @later {{ add_header Retry-After 1 always; return 429; }}
     }}
 }}
 """
 _PATIENCE_S = 60
 _LAST = "/the-last-request"
+_SECRET = "not a secret"  # noqa: S105  # it says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +74,10 @@ class Request:
 class Nginx:
     """A running server of the files below ``root``."""
 
-    def __init__(self, folder: Path, root: Path, port: int) -> None:
+    def __init__(self, folder: Path, root: Path, address: tuple[str, int]) -> None:
         self.root = root
-        self.url = f"http://127.0.0.1:{port}"
-        self._port = port
+        self.url = f"http://{address[0]}:{address[1]}"
+        self._address = address
         self._log = folder / "access.log"
         self._seen = 0
 
@@ -75,7 +87,7 @@ class Nginx:
         nginx writes a line when a request is over, which its client knows earlier. Its one worker
         writes it before it takes another request: so one more is sent, and its line ends the log.
         """
-        with closing(HTTPConnection("127.0.0.1", self._port, timeout=_PATIENCE_S)) as last:
+        with closing(HTTPConnection(*self._address, timeout=_PATIENCE_S)) as last:
             last.request("GET", _LAST)
             last.getresponse().read()
         until = time.monotonic() + _PATIENCE_S
@@ -88,30 +100,75 @@ class Nginx:
         self._seen += len(lines)
         return [_request(line) for line in lines[:-1]]
 
+    def signed(self, path: str, life_s: int) -> str:
+        """Return the address of a file that a server with signatures gives out for ``life_s``."""
+        expires = int(time.time()) + life_s
+        said = hashlib.md5(f"{expires}/{path} {_SECRET}".encode()).digest()  # noqa: S324  # nginx's
+        signature = base64.urlsafe_b64encode(said).decode().rstrip("=")
+        return f"{self.url}/{quote(path)}?md5={signature}&expires={expires}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a server refuses, and how slow it is.
+
+    ``rate``: bytes a second of each request, after the first second's. ``requests``: requests a
+    second; for more it answers 429. ``signed``: it answers 403 to an address that is not signed, or
+    whose time is over.
+    """
+
+    rate: int | None = None
+    requests: int | None = None
+    signed: bool = False
+
+    def directives(self) -> str:
+        """Return them in nginx's words."""
+        said = [f"limit_rate {self.rate};"] if self.rate else []
+        if self.requests:
+            said.append(f"limit_req zone=all burst={self.requests} nodelay; limit_req_status 429;")
+            said.append("error_page 429 = @later;")
+        if self.signed:
+            said.append("secure_link $arg_md5,$arg_expires;")
+            said.append(f'secure_link_md5 "$secure_link_expires$uri {_SECRET}";')
+            said += [f'if ($secure_link = "{value}") {{ return 403; }}' for value in ("", "0")]
+        return " ".join(said)
+
 
 @contextmanager
-def nginx(folder: Path, root: Path, *, gzip: bool = True) -> Iterator[Nginx]:
+def nginx(
+    folder: Path,
+    root: Path,
+    *,
+    gzip: bool = True,
+    limits: Limits | None = None,
+    host: str = "127.0.0.1",
+    within: Sequence[str] = (),
+) -> Iterator[Nginx]:
     """Run nginx for as long as the block lasts, with its files in ``folder``.
 
     Where there is none: see `_cannot_run`.
 
     With ``gzip`` it compresses everything for whoever does not ask for the bytes as they are, and
-    has no ranges for him.
+    has no ranges for him. ``within``: a command that runs it elsewhere, where it has the address
+    ``host``.
     """
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if program is None:
         _cannot_run("nginx is not installed (Debian: apt-get install nginx-light)")
     folder.mkdir(parents=True, exist_ok=True)
     user = "user root;" if os.geteuid() == 0 else ""
+    limits = limits or Limits()
     settings = {"folder": folder, "root": root, "user": user, "gzip": "on" if gzip else "off"}
+    settings |= {"host": host, "limits": limits.directives()}
+    settings["most_requests"] = limits.requests or 1
     for _ in range(3):  # another program may take the port between
         port = _free_port()
         (folder / "nginx.conf").write_text(_CONFIG.format(**settings, port=port))
-        line = [program, "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
+        line = [*within, program, "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
         process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            if _answers(port, process):
-                yield Nginx(folder, root, port)
+            if _answers((host, port), process):
+                yield Nginx(folder, root, (host, port))
                 return
         finally:
             process.terminate()
@@ -129,10 +186,10 @@ def _free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
+def _answers(address: tuple[str, int], process: subprocess.Popen[bytes]) -> bool:
     until = time.monotonic() + _PATIENCE_S
     while process.poll() is None and time.monotonic() < until:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        with suppress(OSError), socket.create_connection(address):
             return True
         time.sleep(0.01)
     return False
