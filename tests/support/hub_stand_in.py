@@ -93,6 +93,11 @@ class HubStandIn:
     def __init__(self, repositories: Mapping[str, Files], signer: Signer, rules: Rules) -> None:
         self.repositories = repositories
         self.rules = rules
+        self._routes: tuple[tuple[re.Pattern[str], Callable[..., list[bytes]]], ...] = (
+            (_CACHED, self._of_cache),
+            (_RESOLVED, self._resolved),
+            (_OF_API, self._of_api),
+        )
         self.signer = signer
         self._left = rules.quota if rules.quota is not None else 3000
         self.refused: list[int] = []
@@ -100,36 +105,38 @@ class HubStandIn:
     def __call__(self, asked: Asked) -> list[bytes]:
         """Answer one request."""
         target = unquote(asked.target.partition("?")[0])
-        if match := _CACHED.fullmatch(target):
-            answer, arguments = self._of_cache, (match["path"],)
-        elif match := _RESOLVED.fullmatch(target):
-            answer, arguments = self._resolved, (match["revision"], match["path"])
-        elif match := _OF_API.fullmatch(target):
-            answer, arguments = self._of_api, (match["kind"] or "", match["revision"] or "main")
-        if match is None or match["repository"] not in self.repositories:
-            return self._error(asked, 404 if _token(asked) else 401, "RepoNotFound", "not found")
-        return answer(asked, match["repository"], *arguments)
+        for pattern, answer in self._routes:
+            match = pattern.fullmatch(target)
+            if match is not None and match["repository"] in self.repositories:
+                return answer(asked, **match.groupdict())
+        return self._error(asked, 404 if _token(asked) else 401, "RepoNotFound", "not found")
 
-    def _of_api(self, asked: Asked, repository: str, kind: str, revision: str) -> list[bytes]:
+    def _of_api(
+        self, asked: Asked, repository: str, kind: str | None, revision: str | None
+    ) -> list[bytes]:
         if not self.rules.gated and not self._may(asked):
             return self._error(asked, 401, "RepoNotFound", "Invalid username or password.")
-        if revision not in (MAIN, COMMIT):
+        if revision not in (None, MAIN, COMMIT):
             return self._error(asked, 404, "RevisionNotFound", f"Invalid rev id: {revision}")
         files = self.repositories[repository]
         if kind == "tree":
             rows = [file.row() for file in files.values()]
             return _answer(asked, 200, _JSON, body=json.dumps(rows).encode())
         names = [{"rfilename": name} for name in files]
-        document = {"_id": "0", "id": repository, "modelId": repository, "sha": COMMIT}
-        document |= {"private": self.rules.token is not None, "siblings": names}
+        document: dict[str, Any] = {"_id": "0", "id": repository, "sha": COMMIT}
+        document |= {
+            "modelId": repository,
+            "private": self.rules.token is not None,
+            "siblings": names,
+        }
         return _answer(asked, 200, _JSON, body=json.dumps(document).encode())
 
-    def _resolved(self, asked: Asked, repository: str, revision: str, name: str) -> list[bytes]:
+    def _resolved(self, asked: Asked, repository: str, revision: str, path: str) -> list[bytes]:
         if not self._may(asked):
             return self._forbidden(asked, repository)
         if revision not in (MAIN, COMMIT):
             return self._error(asked, 404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        file = self.repositories[repository].get(name)
+        file = self.repositories[repository].get(path)
         if file is None:
             return self._error(asked, 404, "EntryNotFound", "Entry not found")
         self._left -= 1
@@ -140,14 +147,14 @@ class HubStandIn:
         if file.sha256 is not None:
             lines += [f"X-Xet-Hash: {_xet_hash(file.sha256)}", f"Location: {self.signer(file)}"]
             return _answer(asked, 302, *lines, body=b"Found. Redirecting")
-        path = f"/api/resolve-cache/models/{repository}/{COMMIT}/{quote(name)}"
-        lines.append(f"Location: {path}?{quote(asked.target, safe='')}=&etag=%22{file.oid}%22")
+        cached = f"/api/resolve-cache/models/{repository}/{COMMIT}/{quote(path)}"
+        lines.append(f"Location: {cached}?{quote(asked.target, safe='')}=&etag=%22{file.oid}%22")
         return _answer(asked, 307, *lines, body=b"Temporary Redirect")
 
-    def _of_cache(self, asked: Asked, repository: str, name: str) -> list[bytes]:
+    def _of_cache(self, asked: Asked, repository: str, path: str) -> list[bytes]:
         if not self._may(asked):
             return self._forbidden(asked, repository)
-        file = self.repositories[repository].get(name)
+        file = self.repositories[repository].get(path)
         if file is None:
             return self._error(asked, 404, "EntryNotFound", "Entry not found")
         if asked.fields.get("if-match", f'"{file.oid}"') not in (f'"{file.oid}"', "*"):
@@ -205,7 +212,8 @@ def hub_stand_in(
 ) -> Iterator[RunningHub]:
     """Run the Hub with these folders as repositories; it writes below ``work``.
 
-    One folder is the repository `REPOSITORY`. ``limits``: of the server of large files; ``life_s``: of the signed addresses.
+    One folder is the repository `REPOSITORY`. ``limits``: of the server of large files;
+    ``life_s``: of the signed addresses.
     """
     objects = work / "objects"
     objects.mkdir(parents=True)
