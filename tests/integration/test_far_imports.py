@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from support import FIXTURES, PYCODE, PYCODE_MOE
 from support.far_places import PLACES, Opener
+from support.far_rigs import blobs_of
 from support.ollama_sources import write_source
 
 from blobstore import import_model, open_store, verify
 from blobstore.errors import BlobStoreError, NotFoundError
-from blobstore.formats.provenance import OWN_DOCUMENT
 from blobstore.source.addresses import Source
 from blobstore.source.web import LIKELY
 from blobstore.store.local.store import Store
@@ -61,17 +61,12 @@ def place(
 
 def result_of(source: Source, quant: str, store: Store) -> Result:
     """Import a source; the document that names the source is left out of the result."""
-    profiles = {"profile": "ollama"} if quant != "none" else {}
+    profile = "ollama" if quant != "none" else "default"
     try:
-        done = import_model(source, "m", store=store, quant=quant, force=True, **profiles)
+        done = import_model(source, "m", store=store, quant=quant, force=True, profile=profile)
     except BlobStoreError as error:
         return NotFoundError if isinstance(error, NotFoundError) else type(error)
-    layers = (done.manifest.config, *done.manifest.layers)
-    return {
-        layer.name: (str(layer.digest), layer.size)
-        for layer in layers
-        if layer.name != OWN_DOCUMENT
-    }
+    return blobs_of(done.manifest)
 
 
 @pytest.mark.parametrize("name", [*MODELS, *RECORDED])
