@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,14 +66,18 @@ def children_work() -> float:
 
 
 def run(
-    command: Sequence[str | Path], sample: Sampler | None = None, interval_s: float = 0.005
+    command: Sequence[str | Path],
+    sample: Sampler | None = None,
+    interval_s: float = 0.005,
+    *,
+    environment: Mapping[str, str] = ENVIRONMENT,
 ) -> Run:
     """Run a command to its end; call ``sample`` (pid) every ``interval_s`` seconds."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         before = children_work()
         started = time.perf_counter()
         with subprocess.Popen(
-            [*map(str, command)], stdout=output, stderr=errors, env=ENVIRONMENT
+            [*map(str, command)], stdout=output, stderr=errors, env=environment
         ) as process:
             if sample is not None:
                 while process.poll() is None:

@@ -31,7 +31,7 @@ from blobstore.store.local.store import Store
 pytestmark = pytest.mark.lab
 SEED = int(os.environ.get("FAULT_SEED", "17"))
 TIMES = [
-    pytest.param(56, id="20"),
+    pytest.param(20, id="20"),
     pytest.param(500, id="500", marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
 ]
 Blobs = dict[str | None, tuple[str, int]]

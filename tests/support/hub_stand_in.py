@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -209,11 +209,13 @@ def hub_stand_in(
     rules: Rules | None = None,
     limits: Limits | None = None,
     life_s: int = 3600,
+    host: str = "127.0.0.1",
+    within: Sequence[str] = (),
 ) -> Iterator[RunningHub]:
     """Run the Hub with these folders as repositories; it writes below ``work``.
 
     One folder is the repository `REPOSITORY`. ``limits``: of the server of large files;
-    ``life_s``: of the signed addresses.
+    ``life_s``: of the signed addresses; ``host`` and ``within``: where it runs, as for `nginx`.
     """
     objects = work / "objects"
     objects.mkdir(parents=True)
@@ -224,7 +226,10 @@ def hub_stand_in(
         if file.sha256 is not None and not (objects / file.sha256).exists():
             (objects / file.sha256).symlink_to(file.path)
     kept = replace(limits or Limits(), signed=True)
-    with nginx(work / "nginx", work, gzip=False, limits=kept) as store, server() as running:
+    with (
+        nginx(work / "nginx", work, gzip=False, limits=kept, host=host, within=within) as store,
+        server() as running,
+    ):
 
         def signer(file: RepositoryFile) -> str:
             return store.signed(f"objects/{file.sha256}", life_s)
