@@ -88,12 +88,19 @@ def importing(source: str | Path, servers: Servers, *options: str) -> Command:
 
 
 def _downloading(servers: Servers) -> Command:
-    line = [sys.executable, "-m", "huggingface_hub.cli.hf", "download", REPOSITORY]
+    line: Command = [sys.executable, "-m", "huggingface_hub.cli.hf", "download", REPOSITORY]
     return [*line, "--local-dir", servers.target / "here"]
 
 
 def _converting(servers: Servers) -> Command:
-    line = [sys.executable, "-m", "mlx_lm", "convert", "--hf-path", servers.target / "here"]
+    line: Command = [
+        sys.executable,
+        "-m",
+        "mlx_lm",
+        "convert",
+        "--hf-path",
+        servers.target / "here",
+    ]
     return [*line, "--mlx-path", servers.target / "mlx", *CONVERT]
 
 

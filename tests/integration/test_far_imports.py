@@ -1,6 +1,6 @@
 """Imports from afar equal local ones: every source, type and kind of server.
 
-Marked `lab`: it needs nginx.
+Marked `lab`: it needs nginx, moto's server and azurite.
 """
 
 from __future__ import annotations

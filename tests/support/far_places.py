@@ -1,13 +1,15 @@
-"""Servers that give out folders of checkpoints: nginx, the stand-in for the Hub."""
+"""Servers that give out checkpoints: nginx, the stand-in for the Hub, moto's S3, azurite."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from blobstore.source.addresses import open_folder
 from blobstore.source.folders import Folder
+from support.cloud_services import SERVICES, CloudService
 from support.hub_stand_in import hub_stand_in
 from support.nginx import nginx
 
@@ -35,4 +37,17 @@ def on_hub(work: Path, sources: Mapping[str, Path]) -> Iterator[Opener]:
         yield lambda name: open_folder(f"hf://org/{name}", endpoint=hub.url)
 
 
-PLACES: dict[str, Place] = {"nginx": on_nginx, "hub": on_hub}
+@contextmanager
+def in_bucket(service: CloudService, work: Path, sources: Mapping[str, Path]) -> Iterator[Opener]:
+    """Run a service, with a prefix of its bucket for each checkpoint."""
+    with service(work) as bucket:
+        for name, folder in sources.items():
+            bucket.upload(folder, name)
+        yield lambda name: open_folder(f"{bucket.address}/{name}", bucket_options=bucket.options)
+
+
+PLACES: dict[str, Place] = {
+    "nginx": on_nginx,
+    "hub": on_hub,
+    **{name: partial(in_bucket, service) for name, service in SERVICES.items()},
+}

@@ -30,7 +30,7 @@ USER, PASSWORD = "alice", "swordfish"
 # bcrypt of PASSWORD, of the lowest cost: docker-registry computes it for every request.
 _HTPASSWD = f"{USER}:$2b$04$abcdefghijklmnopqrstuugIEnm3ZbWF6xb2GcoE3L1CoGJFMKtu.\n"
 _PATIENCE_S = 60
-_BUCKET = "models"
+BUCKET = "models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +108,13 @@ def registry(
     tls: bool = False,
     relative: bool = False,
 ) -> Iterator[Registry]:
-    """Run docker-registry for as long as the block lasts; `_cannot_run` where it is missing.
+    """Run docker-registry for as long as the block lasts; `cannot_run` where it is missing.
 
     ``htpasswd``: it asks for USER and PASSWORD. ``relative``: the addresses of uploads are paths.
     What an earlier one left in the folder is there again. Its log is kept.
     """
     if shutil.which("docker-registry") is None:
-        _cannot_run("docker-registry is not installed (Debian: apt-get install docker-registry)")
+        cannot_run("docker-registry is not installed (Debian: apt-get install docker-registry)")
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
         "version": "0.1",
@@ -137,16 +137,16 @@ def registry(
             }
         }
     for _ in range(3):  # another program may take the port between
-        port = _free_port()
+        port = free_port()
         config["http"]["addr"] = f"127.0.0.1:{port}"
         (folder / "config.yml").write_text(json.dumps(config))  # JSON is YAML
-        with _running(
+        with running(
             ["docker-registry", "serve", str(folder / "config.yml")], folder / "log"
         ) as process:
-            if _answers(port, process, tls=tls):
+            if answers(port, process, tls=tls):
                 yield Registry(folder, port, process.pid, tls=tls)
                 return
-    _cannot_run(f"docker-registry does not start: {(folder / 'log').read_text()[-2000:]}")
+    cannot_run(f"docker-registry does not start: {(folder / 'log').read_text()[-2000:]}")
 
 
 @contextmanager
@@ -154,26 +154,26 @@ def moto(folder: Path) -> Iterator[str]:
     """Run an S3 server with one empty bucket; give its address."""
     folder.mkdir(parents=True, exist_ok=True)
     for _ in range(3):
-        port = _free_port()
+        port = free_port()
         line = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-        with _running(line, folder / "moto.log") as process:
-            if _answers(port, process):
+        with running(line, folder / "moto.log") as process:
+            if answers(port, process):
                 connection = HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
-                connection.request("PUT", f"/{_BUCKET}")
+                connection.request("PUT", f"/{BUCKET}")
                 assert connection.getresponse().status == 200
                 connection.close()
                 yield f"http://127.0.0.1:{port}"
                 return
-    _cannot_run(f"moto does not start: {(folder / 'moto.log').read_text()[-2000:]}")
+    cannot_run(f"moto does not start: {(folder / 'moto.log').read_text()[-2000:]}")
 
 
 def skopeo(*arguments: str | Path, timeout: float = 300) -> str:
-    """Run skopeo and return what it prints; `_cannot_run` where it is missing.
+    """Run skopeo and return what it prints; `cannot_run` where it is missing.
 
     It may talk plain http, and trusts any signature.
     """
     if shutil.which("skopeo") is None:
-        _cannot_run("skopeo is not installed (Debian: apt-get install skopeo)")
+        cannot_run("skopeo is not installed (Debian: apt-get install skopeo)")
     line = ["skopeo", "--insecure-policy", *map(str, arguments)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=timeout)
     assert done.returncode == 0, f"{line}: {done.stderr}"
@@ -193,7 +193,7 @@ def _storage(folder: Path, bucket: Bucket | None) -> dict[str, Any]:
         "secretkey": "secret",
         "region": "us-east-1",
         "regionendpoint": bucket.url,
-        "bucket": _BUCKET,
+        "bucket": BUCKET,
         "secure": urlsplit(bucket.url).scheme == "https",
         "v4auth": True,
     }
@@ -201,7 +201,8 @@ def _storage(folder: Path, bucket: Bucket | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _running(line: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(line: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server, whose output goes to ``log``, for as long as the block lasts."""
     # docker-registry's S3 driver panics at an AWS_CA_BUNDLE.
     environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
     mortal = ["setpriv", "--pdeathsig", "KILL", *line]  # it ends with the tests, however they end
@@ -214,12 +215,13 @@ def _running(line: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]
         process.wait(_PATIENCE_S)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
 
 
-def _answers(port: int, process: subprocess.Popen[bytes], *, tls: bool = False) -> bool:
+def answers(port: int, process: subprocess.Popen[bytes], *, tls: bool = False) -> bool:
     """Wait until the server answers a request; return False if its process ends before."""
     until = time.monotonic() + _PATIENCE_S
     while process.poll() is None and time.monotonic() < until:
@@ -237,7 +239,7 @@ def _answers(port: int, process: subprocess.Popen[bytes], *, tls: bool = False) 
     return False
 
 
-def _cannot_run(why: str) -> NoReturn:
+def cannot_run(why: str) -> NoReturn:
     """Fail in CI, where it has to be shown; elsewhere skip, and say what was not shown."""
     if "CI" in os.environ:
         pytest.fail(why)

@@ -1,0 +1,112 @@
+"""Object storage on loopback: moto's S3, and azurite's Blob service.
+
+Each gives a bucket, and the options with which `open_bucket` finds it. azurite is what .ci/azurite
+installs. Sources: github.com/Azure/Azurite README "Default Storage Account"; learn.microsoft.com
+"Authorize with Shared Key", for the one request that makes a container.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from email.utils import formatdate
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from support.registries import BUCKET, answers, cannot_run, free_port, moto, running
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+AZURITE = Path(os.environ.get("AZURITE", "/opt/azurite/node_modules/.bin/azurite-blob"))
+_ACCOUNT = "devstoreaccount1"
+_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+_VERSION = "2021-12-02"
+
+
+@dataclass(frozen=True, slots=True)
+class CloudBucket:
+    """An empty bucket: its address, the options to open it, and the same as an environment."""
+
+    address: str
+    options: Mapping[str, str]
+    environment: Mapping[str, str]
+
+    def store(self) -> ObjectStore:
+        """Return the bucket as its service's client has it, without our code."""
+        from obstore.store import from_url
+
+        options: dict[str, Any] = {**self.options, "client_options": {"allow_http": True}}
+        store: ObjectStore = from_url(self.address, **options)
+        return store
+
+    def upload(self, folder: Path, prefix: str) -> None:
+        """Copy the files of a folder into the bucket."""
+        import obstore
+
+        store = self.store()
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            obstore.put(store, f"{prefix}/{path.relative_to(folder)}", path)
+
+
+CloudService = Callable[[Path], AbstractContextManager[CloudBucket]]
+
+
+@contextmanager
+def s3(folder: Path) -> Iterator[CloudBucket]:
+    """Run moto's S3."""
+    with moto(folder) as url:
+        keys = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
+        variables = {f"AWS_{name.upper()}": value for name, value in keys.items()}
+        variables |= {"AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true"}
+        yield CloudBucket(f"s3://{BUCKET}", keys | {"endpoint": url}, variables)
+
+
+@contextmanager
+def azure(folder: Path) -> Iterator[CloudBucket]:
+    """Run azurite's Blob service; `cannot_run` where it is missing."""
+    if not AZURITE.exists():
+        cannot_run(f"azurite is not installed in {AZURITE} (.ci/azurite /opt/azurite)")
+    folder.mkdir(parents=True, exist_ok=True)
+    for _ in range(3):  # another program may take the port between
+        port = free_port()
+        line = [str(AZURITE), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+        line += ["--location", str(folder), "--silent", "--disableTelemetry"]
+        with running([*line, "--skipApiVersionCheck"], folder / "log") as process:
+            if answers(port, process):
+                _make_container(port)
+                url = f"http://127.0.0.1:{port}/{_ACCOUNT}"
+                keys = {"account_name": _ACCOUNT, "account_key": _KEY, "endpoint": url}
+                names = {"account_name": "STORAGE_ACCOUNT_NAME", "endpoint": "STORAGE_ENDPOINT"}
+                names["account_key"] = "STORAGE_ACCOUNT_KEY"
+                variables = {f"AZURE_{name}": keys[option] for option, name in names.items()}
+                variables["AZURE_ALLOW_HTTP"] = "true"
+                yield CloudBucket(f"az://{BUCKET}", keys, variables)
+                return
+    cannot_run(f"azurite does not start: {(folder / 'log').read_text()[-2000:]}")
+
+
+SERVICES: dict[str, CloudService] = {"s3": s3, "azure": azure}
+
+
+def _make_container(port: int) -> None:
+    """Make the bucket, by a request that is signed as Azure wants it."""
+    date = formatdate(usegmt=True)
+    resource = f"/{_ACCOUNT}/{_ACCOUNT}/{BUCKET}\nrestype:container"
+    fields = f"x-ms-date:{date}\nx-ms-version:{_VERSION}"
+    text = "\n".join(["PUT", *[""] * 11, fields, resource])
+    signature = hmac.digest(base64.b64decode(_KEY), text.encode(), hashlib.sha256)
+    said = f"SharedKey {_ACCOUNT}:{base64.b64encode(signature).decode()}"
+    headers = {"x-ms-date": date, "x-ms-version": _VERSION, "Authorization": said}
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    target = f"/{_ACCOUNT}/{BUCKET}?restype=container"
+    connection.request("PUT", target, headers={**headers, "Content-Length": "0"})
+    answer = connection.getresponse()
+    assert answer.status == 201, answer.read()
+    connection.close()
