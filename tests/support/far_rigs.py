@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from blobstore.formats.documents import Manifest
@@ -14,9 +15,9 @@ from blobstore.formats.provenance import OWN_DOCUMENT
 from blobstore.source.addresses import open_folder
 from blobstore.source.folders import Folder
 from support.checkpoints import normal, safetensors_bytes
-from support.hub_stand_in import HubStandIn, RepositoryFile, Rules, repository_files
+from support.hub_stand_in import REPOSITORY, HubStandIn, RepositoryFile, Rules, repository_files
 from support.server_faults import versioned
-from support.servers import Answer, Script, Server, server
+from support.servers import Answer, Asked, Script, Server, reply, server
 
 Change = Callable[[Answer], Answer]
 KINDS = ("web", "hub")
@@ -60,26 +61,53 @@ def write_far_checkpoint(folder: Path) -> Path:
 
 @dataclass
 class FarRig:
-    """Running servers of one checkpoint: `play` changes their answers, ``nbytes`` is its size."""
+    """Running servers of one checkpoint: `play` changes their answers, ``nbytes`` is its size.
+
+    ``refused`` counts requests with signed addresses that had expired.
+    """
 
     address: str
     endpoint: str
     nbytes: int
+    refused: int = 0
     _parts: list[tuple[Server, Answer]] = field(default_factory=list)
     _scripts: list[Script] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=count)
+    _used: set[str] = field(default_factory=set)
+    _expired: set[str] = field(default_factory=set)
 
     def play(self, change: Change = lambda answer: answer) -> None:
         """Change the correct answers of all servers; without a change they are correct again."""
         self._scripts = [running.play(change(answer)) for running, answer in self._parts]
 
-    def open(self) -> Folder:
+    def expire(self) -> None:
+        """Refuse the signed addresses that were used before; new ones are good for one use."""
+        self._expired |= self._used
+
+    def signed(self, address: str) -> str:
+        """Return the address with a signature."""
+        return f"{address}?signature={next(self._numbers)}"
+
+    def checking(self, answer: Answer) -> Answer:
+        """Return the answers of a server that refuses addresses that have expired."""
+
+        def checked(asked: Asked) -> Iterable[bytes]:
+            if asked.target in self._expired:
+                self.refused += 1
+                return reply(403, body=b"expired")
+            self._used.add(asked.target)
+            return answer(asked)
+
+        return checked
+
+    def open(self, token: str | None = None) -> Folder:
         """Open the checkpoint."""
-        return open_folder(self.address, endpoint=self.endpoint)
+        return open_folder(self.address, endpoint=self.endpoint, token=token)
 
     @property
-    def requests(self) -> int:
-        """How many requests came since `play`."""
-        return sum(len(script.asked) for script in self._scripts)
+    def asked(self) -> list[list[Asked]]:
+        """The requests since `play` to each server; the second one has the Hub's large files."""
+        return [script.asked for script in self._scripts]
 
     @property
     def sent(self) -> int:
@@ -93,24 +121,24 @@ class FarRig:
 
 
 @contextmanager
-def far_rig(kind: str, folder: Path) -> Iterator[FarRig]:
+def far_rig(kind: str, folder: Path, rules: Rules | None = None) -> Iterator[FarRig]:
     """Run a plain web server, or the stand-in for the Hub and a server of its large files."""
     files = repository_files(folder)
     nbytes = sum(file.size for file in files.values())
     with server() as front, server() as objects:
         if kind == "web":
             table = {f"m/{name}": file.path.read_bytes() for name, file in files.items()}
-            rig = FarRig(front.at("m"), front.at(""), nbytes, [(front, versioned(table))])
+            rig = FarRig(front.at("m"), front.at(""), nbytes, _parts=[(front, versioned(table))])
         else:
-            rig = FarRig("hf://org/name", front.at("").rstrip("/"), nbytes)
+            rig = FarRig(f"hf://{REPOSITORY}", front.at("").rstrip("/"), nbytes)
             large = [file for file in files.values() if file.sha256 is not None]
             table = {f"objects/{file.sha256}": file.path.read_bytes() for file in large}
 
             def signer(file: RepositoryFile) -> str:
-                return objects.at(f"objects/{file.sha256}?signature=valid")
+                return rig.signed(objects.at(f"objects/{file.sha256}"))
 
-            answers = HubStandIn({"org/name": files}, signer, Rules())
-            rig._parts += [(front, answers), (objects, versioned(table))]
+            answers = HubStandIn({REPOSITORY: files}, signer, rules or Rules())
+            rig._parts += [(front, answers), (objects, rig.checking(versioned(table)))]
         rig.play()
         yield rig
 

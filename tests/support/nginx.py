@@ -45,7 +45,7 @@ http {{
     gzip {gzip};
     gzip_types *;
     gzip_min_length 1;
-    limit_req_zone $server_name zone=all:1m rate={most_requests}r/s;
+    limit_req_zone $server_port zone=all:1m rate={most_requests}r/s;
     server {{
         listen {host}:{port} backlog=256;
         root {root};
@@ -77,6 +77,7 @@ class Nginx:
     def __init__(self, folder: Path, root: Path, address: tuple[str, int]) -> None:
         self.root = root
         self.url = f"http://{address[0]}:{address[1]}"
+        self.port = address[1]
         self._address = address
         self._log = folder / "access.log"
         self._seen = 0

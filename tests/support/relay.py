@@ -1,4 +1,7 @@
-"""A relay on loopback that counts the bytes between a client and a server, and may delay them."""
+"""A relay on loopback that counts the bytes between a client and a server.
+
+It may delay them, and cut connections.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,17 @@ _MOST = 2**20
 class Relay:
     """Forwards connections to a port. ``up`` and ``down`` count bytes to and from the server.
 
-    ``delay_s``: how long bytes take in each direction. ``most``: bytes that pass at once. The Host
+    ``delay_s``: how long bytes take in each direction. ``most``: bytes that pass at once. ``cuts``:
+    after so many bytes from the server a connection is cut, and a message may be in parts. The Host
     field that clients send is the relay's, so docker-registry's own addresses lead through the
     relay too.
     """
 
-    def __init__(self, port: int, *, delay_s: float = 0, most: int = _MOST) -> None:
+    def __init__(
+        self, port: int, *, delay_s: float = 0, most: int = _MOST, cuts: int | None = None
+    ) -> None:
         self._server = port
+        self._cuts = cuts
         self._delay_s = delay_s
         self._most = most
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
@@ -76,10 +83,13 @@ class Relay:
                 self._open -= {client, server}
 
     def _pump(self, source: socket.socket, target: socket.socket, is_up: bool) -> None:
+        left = None if is_up else self._cuts
         with suppress(OSError):
-            while data := source.recv(self._most):
+            while left != 0 and (data := source.recv(self._most)):
                 if self._delay_s:
                     time.sleep(self._delay_s)
+                data = data[:left]
+                left = None if left is None else left - len(data)
                 target.sendall(data)
                 self._count(len(data), is_up)
         for one in (source, target):
@@ -100,9 +110,11 @@ class Relay:
 
 
 @contextmanager
-def relay(port: int, *, delay_s: float = 0, most: int = _MOST) -> Iterator[Relay]:
+def relay(
+    port: int, *, delay_s: float = 0, most: int = _MOST, cuts: int | None = None
+) -> Iterator[Relay]:
     """Run a relay for as long as the block lasts; ``most``: bytes at once."""
-    running = Relay(port, delay_s=delay_s, most=most)
+    running = Relay(port, delay_s=delay_s, most=most, cuts=cuts)
     try:
         yield running
     finally:
