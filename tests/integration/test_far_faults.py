@@ -19,7 +19,7 @@ from random import Random
 
 import pytest
 from support.far_rigs import KINDS, FarRig, blobs_of, far_rig, write_far_checkpoint
-from support.server_faults import FAULTS, PASSING, UNDECLARED, Alarm, Faults
+from support.server_faults import FAULTS, PASSING, UNDECLARED, UNSEEN, Alarm, Faults
 
 from blobstore import import_model, open_store, verify
 from blobstore.errors import BlobStoreError
@@ -70,7 +70,7 @@ def far(rig: FarRig, store: Store) -> Blobs:
 @pytest.mark.parametrize("times", TIMES)
 def test_faults_of_servers(rig: FarRig, expected: Blobs, times: int, tmp_path: Path) -> None:
     random = Random(SEED)
-    names = [name for name in FAULTS if rig.address.startswith("hf:") or name not in UNDECLARED]
+    names = [name for name in FAULTS if rig.address.startswith("hf:") or name not in UNSEEN]
     places = {name: requests_of(name, rig, expected, tmp_path / "first") for name in names}
     figures: Counter[str] = Counter()
     problems: list[str] = []

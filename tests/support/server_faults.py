@@ -226,6 +226,8 @@ UNDECLARED: dict[str, Fault] = {
 """Faults that only a declared digest shows."""
 LASTING = frozenset({"other version", "other bytes"})
 """A file that changed stays changed."""
+UNSEEN = frozenset({*UNDECLARED, "404"})
+"""Faults that a plain web server does not show: it declares no digests, and lists no files."""
 FAULTS = PASSING | REFUSED | UNDECLARED
 
 
