@@ -48,6 +48,8 @@ _FORM = "Such an address is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTA
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _TRUE = frozenset({"1", "true", "yes"})
 _UNVERSIONED = "null"  # as S3 names the version of an object in a bucket without versions
+_AZURE_LISTED = re.compile(r"0x[0-9A-Fa-f]+", re.ASCII)
+"""An ETag in Azure's listings: they lack its quotation marks (learn.microsoft.com, List Blobs)."""
 _CHUNK = 2**20
 _PAGE = 1000
 _ATTEMPTS = 5
@@ -298,7 +300,7 @@ class Bucket:
             result = obstore.get(self.store, self._at(key), options=options)
         except obstore.exceptions.PreconditionError:
             raise self._changed(key) from None
-        etag = result.meta["e_tag"]
+        etag = _version(result.meta).etag
         if version is not None and None not in (etag, version.etag) and etag != version.etag:
             raise self._changed(key)
         return result
@@ -330,8 +332,10 @@ class Bucket:
 
 
 def _version(meta: ObjectMeta | PutResult) -> ObjectVersion:
-    version = meta["version"]
-    return ObjectVersion(meta["e_tag"], None if version == _UNVERSIONED else version)
+    etag, version = meta["e_tag"], meta["version"]
+    if etag is not None and _AZURE_LISTED.fullmatch(etag):
+        etag = f'"{etag}"'
+    return ObjectVersion(etag, None if version == _UNVERSIONED else version)
 
 
 def _cloud_store(scheme: str, bucket: str, options: Mapping[str, str]) -> ObjectStore:
