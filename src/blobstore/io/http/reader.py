@@ -30,7 +30,7 @@ from blobstore.errors import (
 )
 from blobstore.io.budget import Budget, RequestLimits
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.redirects import Linked
+from blobstore.io.http.redirects import Linked, RequestTarget
 from blobstore.io.http.replies import Reply, Version, changed, check_part
 
 FIRST_READ = 64 * 2**10
@@ -181,13 +181,6 @@ class HttpReader:
             return self._take(self._opened, begin, end, limits)
         except _OtherFileError:
             raise changed(self.name) from None
-        except (RemoteError, NotFoundError) as error:
-            if self._target == self._start or not _is_expiry(error):
-                raise
-        # Redirects often lead to signed addresses that expire; the original address gives a new
-        # one.
-        self._target = self._start
-        return self._fetch(begin, end)
 
     def _take(self, opened: _Opened, begin: int, end: int, limits: RequestLimits) -> bytes:
         """Return the bytes ``[begin, end)`` of the opened version, from at most 8 replies."""
@@ -209,11 +202,21 @@ class HttpReader:
     def _take_part(
         self, opened: _Opened, begin: int, end: int, limits: RequestLimits
     ) -> tuple[bytes, RemoteError | None]:
+        at = self._target  # other threads change it
+        try:
+            return self._take_from(at, opened, begin, end, limits)
+        except (RemoteError, NotFoundError) as error:
+            if at == self._start or not _is_expiry(error):
+                raise
+        # Redirects often lead to signed addresses that expire; the original address gives a new
+        # one.
+        return self._take_from(self._start, opened, begin, end, limits)
+
+    def _take_from(
+        self, at: RequestTarget, opened: _Opened, begin: int, end: int, limits: RequestLimits
+    ) -> tuple[bytes, RemoteError | None]:
         fields = (("Range", f"bytes={begin}-{end - 1}"), *opened.version.condition)
-        with self._client.get(self._target, limits, accept=_KNOWN, fields=fields) as (
-            reply,
-            self._target,
-        ):
+        with self._client.get(at, limits, accept=_KNOWN, fields=fields) as (reply, self._target):
             if reply.status == _NOT_SATISFIABLE:
                 raise self._short(end, None) if opened.version.size is None else changed(self.name)
             if reply.status == _WHOLE:
