@@ -9,7 +9,8 @@ and what an import that was killed fetches again.
 
 Times are those of whole processes, one after the other in each round, into an empty place, with the
 source in the server's page cache. Peers: `hf download` (over HTTP: the stand-in has no Xet), and
-that followed by `mlx_lm convert -q`. The Hub's API itself is near in all of them.
+that followed by `mlx_lm convert -q`. The Hub's API itself is near in all of them. curl says what
+the line carries.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from far_sides import CONVERSION, DOWNLOAD, HUB, LOCAL, WEB, Servers, Side, serving
+from far_sides import CONVERSION, DOWNLOAD, HUB, LOCAL, READING, WEB, Servers, Side, serving
 from far_space import DiskPeak, sent_again
 from import_processes import MemoryPeak
 from import_sources import FULL_SIZE_GB, Sources
@@ -79,7 +80,7 @@ def distance(source: Path, work: Path, arguments: argparse.Namespace) -> None:
     )
     table("line, MB/s", "", "seconds", "use of the line", "goal", "reached")
     for link in arguments.links:
-        sides = (WEB, HUB, DOWNLOAD, CONVERSION)
+        sides = (READING, WEB, HUB, DOWNLOAD, CONVERSION)
         with (
             far_network(Line(delay_s=DELAY_S, rate=link * MB, each=EACH)) as network,
             serving(source, work / f"far{link}", network) as servers,

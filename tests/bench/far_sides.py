@@ -104,8 +104,19 @@ def _converting(servers: Servers) -> Command:
     return [*line, "--mlx-path", servers.target / "mlx", *CONVERT]
 
 
+def _reading(servers: Servers) -> Command:
+    """Return the line that only reads all weights, in two ranges of each file at once."""
+    each = []
+    for path in sorted(servers.source.glob("*.safetensors")):
+        half = path.stat().st_size // 2
+        for part in (f"0-{half - 1}", f"{half}-"):
+            each.append(f"curl -sf -o /dev/null -r {part} {servers.web.url}/{path.name} &")
+    return ["sh", "-c", " ".join([*each, "wait"])]
+
+
 LOCAL = Side("import of the folder", lambda at: [importing(at.source, at)])
 WEB = Side("import of https://", lambda at: [importing(at.web.url, at)])
 HUB = Side("import of hf://", lambda at: [importing(f"hf://{REPOSITORY}", at)])
+READING = Side("curl, two ranges a file", lambda at: [_reading(at)])
 DOWNLOAD = Side("hf download", lambda at: [_downloading(at)])
 CONVERSION = Side("hf download, mlx_lm convert", lambda at: [_downloading(at), _converting(at)])
