@@ -81,7 +81,8 @@ def loopback(source: Path, work: Path, arguments: argparse.Namespace) -> None:
         show(
             (
                 side.name,
-                spread(times[side.name]),
+                spread(times[side.name].seconds),
+                f"{min(times[side.name].processor):.2f}",
                 f"{best / local:.2f}",
                 *goal,
                 f"{best / peer:.2f}",

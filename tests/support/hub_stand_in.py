@@ -139,7 +139,7 @@ class HubStandIn:
         file = self.repositories[repository].get(path)
         if file is None:
             return self._error(asked, 404, "EntryNotFound", "Entry not found")
-        self._left -= 1
+        self._left -= self.rules.quota is not None
         if self._left < 0:
             return self._too_many(asked)
         lines = [f"X-Repo-Commit: {COMMIT}", "Accept-Ranges: bytes", *self._quota()]
