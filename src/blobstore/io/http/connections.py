@@ -248,7 +248,7 @@ class _Connection:
             if not data:
                 raise httpcore2.ReadError("it closed the connection without an answer")
             self._framing = Framing()
-            self._is_http = data.startswith(b"HTTP/")
+            self._is_http = b"HTTP/".startswith(data[:5])  # which may have come in part
         if not data and self._is_http and self._framing.in_head:
             raise httpcore2.ReadError("it closed the connection within the head of an answer")
         context.limits.take(len(data))
