@@ -19,45 +19,29 @@ import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from threading import Lock
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from blobstore.errors import (
     CorruptDataError,
-    InvalidNameError,
     LimitExceededError,
     NotFoundError,
     RemoteError,
     ShortReadError,
-    UsageError,
-    quoted,
 )
-from blobstore.io.object_errors import OPEN, object_errors
+from blobstore.io.object_errors import object_errors
+from blobstore.io.object_stores import ATTEMPTS, open_object_store
 from blobstore.names import relative_path
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta, PutResult
     from obstore.store import ObjectStore
 
-CLOUDS = ("s3", "gs", "az")
-"""Schemes of services; their variables are the environment's."""
-_ADDRESS = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<bucket>[A-Za-z0-9._-]*)(?:/(?P<prefix>.*))?")
-_FORM = "Such an address is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-_TRUE = frozenset({"1", "true", "yes"})
 _UNVERSIONED = "null"  # as S3 names the version of an object in a bucket without versions
 _AZURE_LISTED = re.compile(r"0x[0-9A-Fa-f]+", re.ASCII)
 """An ETag in Azure's listings: they lack its quotation marks (learn.microsoft.com, List Blobs)."""
 _CHUNK = 2**20
 _PAGE = 1000
-_ATTEMPTS = 5
-_CONNECT = timedelta(seconds=10)
-_SILENCE = timedelta(seconds=20)
-_REQUEST = timedelta(seconds=300)  # 16 MiB at 56 KB/s
-_memory: dict[str, ObjectStore] = {}
-_lock = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +62,6 @@ class ObjectState:
     modified: datetime
 
 
-def is_bucket(address: str) -> bool:
-    """Return True for an address of a bucket."""
-    return address.partition("://")[0].lower() in CLOUDS and "://" in address
-
-
 def open_bucket(address: str, options: Mapping[str, str] | None = None) -> Bucket:
     """Return the bucket at an address; no server is asked yet.
 
@@ -90,24 +69,8 @@ def open_bucket(address: str, options: Mapping[str, str] | None = None) -> Bucke
 
     Raises: UsageError for another kind of address, an unknown option, or without obstore.
     """
-    match = _ADDRESS.fullmatch(address)
-    scheme = match["scheme"] if match is not None else ""
-    if match is None or scheme not in (*CLOUDS, "memory", "file"):
-        raise UsageError(
-            f"not a bucket: {quoted(address)}",
-            hint=_FORM,
-        )
-    if scheme in CLOUDS and not match["bucket"].strip("."):
-        raise UsageError(f"{quoted(address)} does not name a bucket", hint=_FORM)
-    _require_obstore(address)
-    prefix = (match["prefix"] or "").strip("/")
-    if scheme == "file":
-        return Bucket(address, _local_store(f"/{prefix}"), "")
-    if prefix:
-        _check_prefix(prefix, address)
-    if scheme == "memory":
-        return Bucket(address.rstrip("/"), _memory_store(match["bucket"]), prefix)
-    return Bucket(address.rstrip("/"), _cloud_store(scheme, match["bucket"], options or {}), prefix)
+    store, prefix, place = open_object_store(address, options or {})
+    return Bucket(place, store, prefix)
 
 
 class Bucket:
@@ -195,7 +158,7 @@ class Bucket:
                     yield chunk
             except RemoteError as error:
                 attempt = attempt + 1 if at == before else 1
-                if not error.temporary or attempt > _ATTEMPTS:
+                if not error.temporary or attempt > ATTEMPTS:
                     raise
             else:
                 if at < end:
@@ -347,58 +310,3 @@ def _version(meta: ObjectMeta | PutResult) -> ObjectVersion:
     if etag is not None and _AZURE_LISTED.fullmatch(etag):
         etag = f'"{etag}"'
     return ObjectVersion(etag, None if version == _UNVERSIONED else version)
-
-
-def _cloud_store(scheme: str, bucket: str, options: Mapping[str, str]) -> ObjectStore:
-    from obstore.store import AzureStore, GCSStore, S3Store
-
-    config: Any = dict(options)
-    said = config.pop("allow_http", "").lower() in _TRUE
-    host = urlsplit(config.get("endpoint") or config.get("base_url") or "").hostname
-    emulated = config.get("use_emulator", "").lower() in _TRUE
-    client: Any = {
-        "allow_http": said or emulated or host in _LOOPBACK,
-        "connect_timeout": _CONNECT,
-        "read_timeout": _SILENCE,
-        "timeout": _REQUEST,
-    }
-    retry: Any = {"max_retries": _ATTEMPTS - 1, "retry_timeout": _REQUEST}
-    makers: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
-    with object_errors(OPEN, f"{scheme}://{bucket}"):
-        store: ObjectStore = makers[scheme](
-            bucket, config=config, client_options=client, retry_config=retry
-        )
-    return store
-
-
-def _memory_store(name: str) -> ObjectStore:
-    from obstore.store import MemoryStore
-
-    with _lock:
-        return _memory.setdefault(name, MemoryStore())
-
-
-def _local_store(folder: str) -> ObjectStore:
-    from obstore.store import LocalStore
-
-    with object_errors(OPEN, folder):
-        return LocalStore(folder, mkdir=True)
-
-
-def _check_prefix(prefix: str, address: str) -> None:
-    try:
-        relative_path(prefix)
-    except InvalidNameError as error:
-        raise UsageError(
-            f"{quoted(address)}: {error.message}", rule=error.rule, hint=_FORM
-        ) from None
-
-
-def _require_obstore(address: str) -> None:
-    from importlib.util import find_spec
-
-    if find_spec("obstore") is None:
-        raise UsageError(
-            f"reading and writing {address.partition('://')[0]}:// needs the package obstore",
-            hint="pip install 'blobstore[cloud]'",
-        )

@@ -32,7 +32,8 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.io.durable import os_errors
-from blobstore.io.objects import CLOUDS, is_bucket, open_bucket
+from blobstore.io.object_stores import CLOUDS, is_bucket
+from blobstore.io.objects import open_bucket
 from blobstore.io.ranges import real_path
 from blobstore.names import file_name
 from blobstore.source.folders import (
