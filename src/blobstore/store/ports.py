@@ -2,9 +2,9 @@
 
 A home keeps *blobs*, content by digest that never changes, and *manifests*, names that do. New
 content is written to a *session*, and is invisible until it is published: the manifest last.
-``store/local/`` is the home in a folder, shared with Ollama; memory.py is one in memory; layered.py
-is one over several others. `transfer` copies models between any two. `blobstore.testing.StoreTests`
-tests what is documented here.
+``store/local/`` is the home in a folder, shared with Ollama; ``store/bucket/`` is one in a bucket;
+memory.py is one in memory; layered.py is one over several others. `transfer` copies models between
+any two. `blobstore.testing.StoreTests` tests what is documented here.
 
 A home is both a `Readable`, which models are read from, and a `Receiver`, which they are written
 to. An archive (archive/) is written once and read afterwards: each half is one of the two only.

@@ -66,6 +66,7 @@ class BucketSession:
         # Many threads may add blobs, each with memory for what it writes.
         self._small = threading.BoundedSemaphore(REQUESTS)
         self._large = threading.BoundedSemaphore(LARGE_AT_ONCE)
+        self._there: set[Digest] = set()
         self._written: dict[Digest, int] = {}
         self._created: set[Digest] = set()
         self.earlier = MadeNotes(bucket, blobs, self._found)
@@ -136,7 +137,7 @@ class BucketSession:
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
         """See `Session`."""
-        if descriptor.digest in self._written:
+        if descriptor.digest in self._there:
             return How.THERE
         check_reader_size(descriptor, reader)
         self._write(descriptor, reader)
@@ -144,15 +145,16 @@ class BucketSession:
 
     def _write(self, blob: Descriptor, reader: OpenReader) -> Descriptor:
         """Write a blob, unless it is there. Raises: as `write_blob`."""
-        if blob.digest in self._written:
+        if blob.digest in self._there:
             return blob
         self._lease.pin([blob.digest])
         self._gate.recent([blob.digest])
         with self._large if blob.size > SMALL else self._small:
             is_new = write_blob(self._bucket, self._blobs, blob, reader)
         with self._mutex:
-            self._written[blob.digest] = blob.size
+            self._there.add(blob.digest)
             if is_new:
+                self._written[blob.digest] = blob.size
                 self._created.add(blob.digest)
         return blob
 
@@ -180,7 +182,7 @@ class BucketSession:
         checked_at = self._check_all(named)
         self._move(name, manifest, before)
         if elapsed_s() - checked_at > self._lease.lease_s / 2:  # the machine slept just then
-            self._check(named)
+            self._check_late(name, manifest, before, named)
         with self._mutex:
             created = self._created & {blob.digest for blob in named}
             self._created -= created
@@ -208,6 +210,21 @@ class BucketSession:
             if size is None:
                 raise blob_not_found(blob.digest, self._bucket.address)
             check_blob_size(blob, size, self._bucket.address)
+
+    def _check_late(
+        self, name: ModelName, manifest: Manifest, before: TagState, named: Sequence[Descriptor]
+    ) -> None:
+        """Check the blobs of a model that is visible. Take it back if some are missing."""
+        try:
+            self._check(named)
+        except BlobStoreError:
+            now = self._manifests.state(name)
+            if now.raw == manifest.raw and before.raw is None:
+                self._manifests.remove(name)
+            elif now.raw == manifest.raw and before.raw is not None:
+                with suppress(ConflictError):
+                    self._manifests.put(name, before.raw, now)
+            raise
 
     def _move(self, name: ModelName, manifest: Manifest, before: TagState) -> None:
         """Move a tag. Raises: ConflictError if another writer was faster.

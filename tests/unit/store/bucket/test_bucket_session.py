@@ -13,6 +13,7 @@ from blobstore.errors import (
     ConflictError,
     CorruptDataError,
     DigestMismatchError,
+    NotFoundError,
     RemoteError,
     StorageError,
 )
@@ -20,7 +21,7 @@ from blobstore.formats.documents import Descriptor
 from blobstore.importer.run import make_blob, plan_import, run_plan
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest
-from blobstore.store.bucket import bucket_writes
+from blobstore.store.bucket import bucket_session, bucket_writes
 from blobstore.store.bucket.bucket_checks import verify_bucket
 from blobstore.store.bucket.bucket_store import BucketStore
 from blobstore.store.bucket.object_keys import LEASES, MADE, blob_key, made_key, manifest_key
@@ -211,6 +212,30 @@ def test_a_blob_that_is_removed_before_the_model_is_published() -> None:
         with pytest.raises(Exception, match="is missing"):
             session.publish(M, manifest_of(b"one"))
     assert store.manifests.names() == [N]
+
+
+@pytest.mark.parametrize("has_older", [False, True])
+def test_a_machine_that_slept_while_it_published(
+    has_older: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clean-up took its lease for dead, and removed a blob."""
+    bucket = HookedBucket()
+    store = BucketStore(bucket)
+    if has_older:
+        commit(store, "m", b"older")
+
+    def sleep(key: str) -> None:
+        if key == manifest_key(M):
+            bucket.after = lambda _key: None
+            bucket.delete([blob_key(Digest.of(b"one"))])
+            monkeypatch.setattr(bucket_session, "elapsed_s", lambda: 1e12)
+
+    bucket.after = sleep
+    with pytest.raises(NotFoundError, match="is missing"):
+        commit(store, "m", b"one")
+    assert store.manifests.names() == ([M] if has_older else [])
+    if has_older:
+        assert blobs_of(store, "m") == [b"older"]
 
 
 # What other machines find
