@@ -120,9 +120,9 @@ def owned_folder(parent: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
+        close_quietly(fd)  # NFS and FUSE keep an open file under another name
         with suppress(OSError):  # the next one removes it
             remove_tree(folder)
-        close_quietly(fd)
 
 
 class Leftovers:
@@ -175,10 +175,14 @@ class Leftovers:
     def clean(self) -> None:
         """Remove half-written files, and everything that is a day old. Failures are ignored."""
         for folder in self._folders():
+            is_left = False
             with _owned(folder) as is_mine, suppress(OSError, StorageError):
-                if is_mine and not (folder.name.startswith(_UNOWNED) and is_young(folder)):
-                    for leftover in list(_stale(folder, _KEPT_S)):
-                        leftover.remove()
+                is_left = is_mine and not (folder.name.startswith(_UNOWNED) and is_young(folder))
+                for leftover in list(_stale(folder, _KEPT_S)) if is_left else ():
+                    leftover.remove()
+            if is_left:  # no process owns it again: its name is random
+                with suppress(OSError):  # NFS and FUSE let it go when the lock's file is closed
+                    folder.rmdir()
 
     def stale(self, kept_s: float) -> Iterator[Leftover]:
         """Yield what killed imports left: finished blobs only if they are older than ``kept_s``."""

@@ -367,11 +367,11 @@ class LocalSession:
                 self._keep_finished()
             elif keep_finished:
                 self._write_notes()
-            else:
+        finally:
+            close_quietly(self._folder_fd)  # NFS and FUSE keep an open file under another name
+            if not (keep_finished or self._is_kept):
                 with suppress(OSError):  # the next import removes it
                     remove_tree(self._folder)
-        finally:
-            close_quietly(self._folder_fd)
             self._leftovers.clean()
 
     def _keep_finished(self) -> None:
