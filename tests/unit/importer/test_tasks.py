@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from safetensors.numpy import save_file
 from support import PYCODE_MOE
 from support.many import sharded_checkpoint
 
@@ -86,3 +88,25 @@ def test_a_shard_that_is_not_there(index: int, tmp_path: Path) -> None:
     divided = DividedPlan(plan_import(sharded_checkpoint(tmp_path / "m", 2)))
     with pytest.raises(UsageError, match=f"no shard {index} of 3"):
         divided.shard(index, 3)
+
+
+def test_a_file_that_no_task_owns_is_hashed_by_those_that_read_of_it(tmp_path: Path) -> None:
+    """Its one small tensor is an expert of a group, most of which is in the other file."""
+    checkpoint = two_shards_of_experts(tmp_path / "m")
+    plan = plan_import(checkpoint)
+    (inventory,) = plan.inventories
+    files = tuple(replace(file, declared=Digest.of(b"")) for file in inventory.files)
+    divided = DividedPlan(replace(plan, inventories=(replace(inventory, files=files),)))
+    assert {task.file for task in divided.tasks} == {0}
+    part = divided.only(divided.plan.blobs)
+    assert [file.declared is None for file in part.inventory.files] == [False, False]
+
+
+def two_shards_of_experts(folder: Path) -> Path:
+    """Return a checkpoint of one group of three experts, the last of them in a second shard."""
+    folder.mkdir()
+    names = [f"model.layers.0.mlp.experts.{number}.up_proj.weight" for number in range(3)]
+    for number, held in enumerate((names[:2], names[2:]), 1):
+        tensors = {name: np.ones((64, 64), np.float32) for name in held}
+        save_file(tensors, folder / f"model-0000{number}-of-00002.safetensors")
+    return folder

@@ -61,6 +61,7 @@ class DividedPlan:
             for file in inventory.files
         }
         self.tasks = tuple(self._tasks(files))
+        self._read_whole = {task.file for task in self.tasks}
 
     def _tasks(self, files: Sequence[SourceFile]) -> Iterator[Task]:
         placed = sorted((*self._place(blob), number) for number, blob in enumerate(self.plan.blobs))
@@ -89,8 +90,8 @@ class DividedPlan:
     def only(self, blobs: Sequence[PlannedBlob]) -> ImportPlan:
         """Return a plan of nothing but these blobs, whose inventories have only what they need.
 
-        Files that none of these blobs belongs to lose their declared digests: their own tasks read
-        them whole.
+        Files that none of these blobs belongs to lose their declared digests, if their own tasks
+        read them whole.
         """
         own = {self._place(blob)[0] for blob in blobs}
         parts: list[list[SourceTensor]] = [[] for _ in self.plan.inventories]
@@ -119,8 +120,9 @@ class DividedPlan:
         self, inventory: Inventory, needed: Sequence[SourceTensor], own: Collection[int]
     ) -> Inventory:
         paths = {tensor.file.path for tensor in needed}
+        others = self._read_whole - {*own}
         files = {
-            file.path: file if self._numbers[file.path] in own else replace(file, declared=None)
+            file.path: replace(file, declared=None) if self._numbers[file.path] in others else file
             for file in inventory.files
             if file.path in paths
         }
