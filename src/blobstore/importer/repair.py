@@ -370,7 +370,10 @@ def _made_again(
         # The journal would say that the damaged blob is what is wanted: so it is hashed first.
         begun_progress = begun(progress, sum(blob.source_bytes for blob in chosen))
         only, memory = replace(plan, layers=tuple(chosen)), usual_memory(jobs)
-        made += write_blobs(only, session, jobs, memory, begun_progress, verify_reuse=True).blobs
+        # The digests of the blobs are known, so the source's files need not be hashed.
+        made += write_blobs(
+            only, session, jobs, memory, begun_progress, verify_reuse=True, whole_files=False
+        ).blobs
     right = [blob for blob in made if blob.digest in damaged]
     found = {blob.digest for blob in right}
     return right, {

@@ -89,10 +89,12 @@ def write_blobs(
     *,
     verify_reuse: bool,
     fetch: FetchOptions | None = None,
+    whole_files: bool = True,
 ) -> WrittenBlobs:
     """Write the plan's tensor blobs with ``jobs`` threads in ``memory`` bytes.
 
     They are not yet visible. A source on a server is streamed (streaming/), and ``fetch`` says how.
+    ``whole_files``: its files that have a declared digest are fetched whole, and hashed.
 
     A blob that an earlier import of the same bytes has made is not made again; with
     ``verify_reuse`` only when its bytes are its digest's.
@@ -102,7 +104,14 @@ def write_blobs(
     """
     if any(file.folder.is_remote for file in files_of(plan).values()):
         return write_streamed(
-            plan, session, jobs, memory, progress, verify_reuse=verify_reuse, fetch=fetch
+            plan,
+            session,
+            jobs,
+            memory,
+            progress,
+            verify_reuse=verify_reuse,
+            fetch=fetch,
+            whole_files=whole_files,
         )
     allow_open_files(
         sum(len(inventory.files) for inventory in plan.inventories) + 3 * jobs * WINDOW

@@ -55,7 +55,7 @@ class Agenda:
         for number, blob in blobs.items():
             self._opens[max(begun, first_segment(blob, segments))].append(number)
             for file in files_of_blob(blob):
-                if file.declared is not None:
+                if file.path in segments.hashed:
                     self._hashed.add(file.path)
 
     @property
@@ -78,13 +78,13 @@ class Agenda:
     def trusted_at(self, number: int) -> int:
         """Return the segment with which a blob may be used: the last of its pieces and files.
 
-        The bytes of a file with a declared digest are not trusted before its last segment.
+        The bytes of a file that is hashed are not trusted before its last segment.
         """
         blob = self._blobs[number]
         ends = [
             self.segments.of_file(file.path)[-1]
             for file in files_of_blob(blob)
-            if file.declared is not None
+            if file.path in self.segments.hashed
         ]
         return max(last_segment(blob, self.segments), *ends, 0)
 

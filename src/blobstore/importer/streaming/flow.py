@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set as AbstractSet
 from dataclasses import dataclass, field
 
 from blobstore.errors import DigestMismatchError
@@ -78,12 +78,15 @@ class Gate:
 
 
 class FileHashes:
-    """The hashes of the files that have a declared digest.
+    """The hashes of files, by the paths ``hashed``.
 
     ``states``: of the files of which a part was hashed before, by path, with the bytes of it.
     """
 
-    def __init__(self, stage: HashStage, states: dict[str, tuple[bytes, int]]) -> None:
+    def __init__(
+        self, stage: HashStage, hashed: AbstractSet[str], states: dict[str, tuple[bytes, int]]
+    ) -> None:
+        self._hashed = hashed
         self._stage = stage
         self._states = states
         self._hashes: dict[str, BlobHash] = {}
@@ -95,7 +98,7 @@ class FileHashes:
         another digest.
         """
         segment = loaded.arrival.segment
-        if segment.file.declared is None:
+        if segment.file.path not in self._hashed:
             passed(loaded)
             return
 

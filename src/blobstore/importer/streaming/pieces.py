@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 
 from blobstore.importer.making import RUN, Atom, Run, Step, atoms_of, run_of
@@ -133,8 +133,8 @@ def files_of(plan: ImportPlan) -> dict[str, SourceFile]:
     return {file.path: file for file in files if file.path in needed}
 
 
-def cut_files(plan: ImportPlan, sizes: SegmentSizes) -> SourceSegments:
-    """Return the segments of the plan's files."""
+def cut_files(plan: ImportPlan, sizes: SegmentSizes, hashed: AbstractSet[str]) -> SourceSegments:
+    """Return the segments of the plan's files; those of the paths ``hashed`` are hashed whole."""
     files = files_of(plan)
     needs: Mapping[str, list[list[Span]]] = {path: [] for path in files}
     for blob in plan.blobs:
@@ -149,7 +149,8 @@ def cut_files(plan: ImportPlan, sizes: SegmentSizes) -> SourceSegments:
                     spans.setdefault(path, []).append((begin, end))
             for path, found in spans.items():
                 needs[path].append(found)
-    return SourceSegments(
-        (file, spans_of(needs[path], sizes, file.size, is_whole=file.declared is not None))
+    spans = {
+        path: spans_of(needs[path], sizes, file.size, is_whole=path in hashed)
         for path, file in files.items()
-    )
+    }
+    return SourceSegments([(file, spans[path]) for path, file in files.items()], hashed)

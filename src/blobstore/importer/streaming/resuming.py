@@ -153,7 +153,8 @@ class _Files:
         for file in files_of_blob(blob):
             numbers = self._agenda.segments.of_file(file.path)
             last = min(self._agenda.begun - 1, numbers[-1])
-            if file.declared is not None and last >= numbers[0] and last not in self._hashed:
+            is_hashed = file.path in self._agenda.segments.hashed
+            if is_hashed and last >= numbers[0] and last not in self._hashed:
                 yield numbers[0]
 
     def _is_held(self, number: int, one: HeldSum) -> bool:

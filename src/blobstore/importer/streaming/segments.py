@@ -8,7 +8,7 @@ plan only, so every run of the plan has the same segments.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -87,9 +87,17 @@ class _CutFile:
 
 
 class SourceSegments:
-    """All segments of a plan's files, in their order: file by file."""
+    """All segments of a plan's files, in their order: file by file.
 
-    def __init__(self, files: Iterable[tuple[SourceFile, Sequence[Span]]]) -> None:
+    ``hashed``: the paths of the files that are hashed whole.
+    """
+
+    def __init__(
+        self,
+        files: Iterable[tuple[SourceFile, Sequence[Span]]],
+        hashed: AbstractSet[str] = frozenset(),
+    ) -> None:
+        self.hashed = hashed
         self.count = 0
         self._cut: dict[str, _CutFile] = {}
         for file, spans in files:

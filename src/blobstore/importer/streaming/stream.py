@@ -27,7 +27,7 @@ from blobstore.importer.streaming.keeping import KeptWork, StreamedBlobs
 from blobstore.importer.streaming.pieces import cut_files, files_of
 from blobstore.importer.streaming.resuming import WorkDone, begun_path, find_done
 from blobstore.importer.streaming.ring import Ring
-from blobstore.importer.streaming.segments import SegmentSizes
+from blobstore.importer.streaming.segments import SegmentSizes, SourceSegments
 from blobstore.importer.streaming.worklog import LoggedWork, WorkLog
 from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE, os_errors
@@ -51,12 +51,14 @@ def write_streamed(
     *,
     verify_reuse: bool,
     fetch: FetchOptions | None = None,
+    whole_files: bool = True,
     sizes: SegmentSizes | None = None,
 ) -> WrittenBlobs:
     """Write the plan's tensor blobs, from segments that are fetched. They are not yet visible.
 
-    ``memory``: bytes that ``jobs`` threads work in, and as many again for segments. ``sizes``: of
-    the segments (None: by the size of the source).
+    ``memory``: bytes that ``jobs`` threads work in, segments included. ``whole_files``: files whose
+    server declares a digest are fetched and hashed whole; else only what is needed of them.
+    ``sizes``: of the segments (None: by the size of the source).
 
     Raises: as `writing.write_blobs`; RemoteError, after which the next import goes on, as after a
     kill; DigestMismatchError for a file that does not have its declared digest.
@@ -67,7 +69,7 @@ def write_streamed(
     recalled = len(finished)
     if to_make:
         try:
-            stream = _Stream(plan, keys, to_make, session, sizes, progress)
+            stream = _Stream(plan, keys, to_make, session, sizes, progress, whole_files=whole_files)
             finished |= stream.run(jobs, memory, fetch or FetchOptions())
         except (RemoteError, ShortReadError):
             if session.earlier is not None:
@@ -87,6 +89,8 @@ class _Stream:
         session: Session,
         sizes: SegmentSizes | None,
         progress: Progress,
+        *,
+        whole_files: bool,
     ) -> None:
         self._plan = plan
         self._keys = keys
@@ -96,7 +100,9 @@ class _Stream:
         self._files = files_of(plan)
         total = sum(file.size for file in self._files.values())
         self._sizes = sizes or SegmentSizes.of(total)
-        self._segments = cut_files(plan, self._sizes)
+        declared = (path for path, file in self._files.items() if file.declared is not None)
+        hashed = frozenset(declared if whole_files else ())
+        self._segments = cut_files(plan, self._sizes, hashed)
 
     def run(self, jobs: int, memory: int, fetch: FetchOptions) -> dict[int, Finished]:
         """Return the blobs, by number. Raises: as `write_streamed`."""
@@ -115,7 +121,7 @@ class _Stream:
                 done.agenda,
                 written,
                 ArrivedSegments(self._segments, held),
-                FileHashes(stage, done.states),
+                FileHashes(stage, self._segments.hashed, done.states),
                 stage,
                 work.log if work is not None else None,
                 fetchers,
@@ -138,7 +144,7 @@ class _Stream:
         if unfinished is None:
             yield None
             return
-        folder = unfinished.begin(work_key(self._keys, self._files, self._sizes))
+        folder = unfinished.begin(work_key(self._keys, self._files, self._segments, self._sizes))
         log = WorkLog(folder)
         try:
             yield KeptWork(folder, log, unfinished)
@@ -185,9 +191,15 @@ class _Stream:
                     reader.check_unchanged()
 
 
-def work_key(keys: Sequence[str], files: Mapping[str, SourceFile], sizes: SegmentSizes) -> str:
+def work_key(
+    keys: Sequence[str],
+    files: Mapping[str, SourceFile],
+    segments: SourceSegments,
+    sizes: SegmentSizes,
+) -> str:
     """Return the name of the work of a plan: of its blobs, files and segments."""
-    declared = [f"{path!r} {file.declared}" for path, file in files.items()]
+    hashed = segments.hashed
+    declared = [f"{path!r} {file.declared}" for path, file in files.items() if path in hashed]
     text = "\n".join([f"{_VERSION} {sizes}", *declared, *keys])
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 

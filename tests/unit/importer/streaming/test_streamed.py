@@ -28,6 +28,7 @@ from blobstore.errors import (
     RemoteError,
     StorageError,
 )
+from blobstore.importer.repair import repair_model
 from blobstore.importer.run import make_blob, plan_import, run_plan
 from blobstore.importer.streaming.segments import SegmentSizes
 from blobstore.io.durable import PAGE
@@ -367,6 +368,16 @@ def test_a_clean_up_knows_unfinished_work(source: Path, store: Store) -> None:
     assert leftover.path == left
     assert leftover.nbytes > 0
     assert list(store.root.glob(".blobstore/tmp/*")) == []
+
+
+def test_a_repair_fetches_what_it_needs(source: Path, store: Store) -> None:
+    result = blobstore.import_model(source, "m", store=store, quant="int4")
+    (digest,) = (one.digest for one in result.manifest.layers if one.name == "model.norm.weight")
+    (store.root / "blobs" / digest.file_name).write_bytes(b"damaged")
+    with streamed(TINY, declared=True) as fetched:
+        repaired = repair_model("m", source, store=store).repaired
+    assert [blob.digest for blob in repaired] == [digest]
+    assert fetched.nbytes == 2 * 512
 
 
 def test_one_blob_of_a_plan(source: Path, store: Store, want: str) -> None:
