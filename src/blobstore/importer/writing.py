@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from queue import LifoQueue
 
 from blobstore import hashing
-from blobstore.errors import BlobStoreError, DigestMismatchError, StorageError
+from blobstore.errors import BlobStoreError, StorageError
 from blobstore.hashing.stage import HashStage
 from blobstore.importer.keys import entry_keys
 from blobstore.importer.making import CHUNK, RUN, Run, RunMaker
@@ -101,17 +101,13 @@ def copy_file(layer: PlannedCopy, session: Session) -> Finished:
     """Return the blob of a file, written to ``session``; it is not yet visible.
 
     Raises: CorruptDataError when the file is not the one any more that was planned, or changes
-    meanwhile; NotFoundError; StorageError.
+    meanwhile; DigestMismatchError when its bytes do not have the hash that its server declares;
+    NotFoundError; StorageError.
     """
     with layer.file.open() as reader:
         blob = session.copy(reader)
         reader.check_unchanged()
-    declared = layer.file.found.declared
-    if declared is not None and blob.digest != declared:
-        message = (
-            f"{layer.file.path}: its bytes are not those of {declared}, which its server declares"
-        )
-        raise DigestMismatchError(message, path=layer.file.path)
+    layer.file.check(blob.digest, reader.git)
     return blob
 
 
