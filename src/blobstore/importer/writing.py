@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from blobstore.errors import BlobStoreError, DigestMismatchError, StorageError
+from blobstore.errors import BlobStoreError, StorageError
 from blobstore.hashing.stage import HashStage
 from blobstore.importer.buffers import Buffer, BufferPool
 from blobstore.importer.keys import entry_keys
@@ -48,17 +48,13 @@ def copy_file(layer: PlannedCopy, session: Session) -> Finished:
     """Return the blob of a file, written to ``session``; it is not yet visible.
 
     Raises: CorruptDataError when the file is not the one any more that was planned, or changes
-    meanwhile; NotFoundError; StorageError.
+    meanwhile; DigestMismatchError when its bytes do not have the hash that its server declares;
+    NotFoundError; StorageError.
     """
     with layer.file.open() as reader:
         blob = session.copy(reader)
         reader.check_unchanged()
-    declared = layer.file.found.declared
-    if declared is not None and blob.digest != declared:
-        message = (
-            f"{layer.file.path}: its bytes are not those of {declared}, which its server declares"
-        )
-        raise DigestMismatchError(message, path=layer.file.path)
+    layer.file.check(blob.digest, reader.git)
     return blob
 
 

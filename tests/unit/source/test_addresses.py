@@ -304,13 +304,19 @@ def test_listings_that_are_wrong(
     assert contents(store) == before
 
 
+@pytest.mark.parametrize("is_large", [True, False])
 def test_a_file_that_is_not_the_declared_one(
-    server: Server, endpoint: str, checkpoint: Path, store: Store
+    server: Server, endpoint: str, checkpoint: Path, store: Store, *, is_large: bool
 ) -> None:
+    """A large file has a SHA-256, and others the name that git has for their bytes."""
+
     def other(rows: list[dict[str, object]]) -> None:
         for row in rows:
-            if row["path"] == "tokenizer.model":
+            if row["path"] == "tokenizer.model" and is_large:
                 row["lfs"] = {"oid": "0" * 64, "size": row["size"], "pointerSize": 1}
+            elif row["path"] == "tokenizer.model":
+                row["oid"] = "0" * 40
+                row.pop("lfs", None)
 
     server.play(lying(hub(checkpoint), other))
     with pytest.raises(DigestMismatchError, match=r"tokenizer\.model: its bytes are not those of"):
