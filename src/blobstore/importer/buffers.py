@@ -8,6 +8,9 @@ from queue import Empty, LifoQueue
 
 from blobstore.io.durable import PAGE
 
+SPARE_THREADS = 3
+"""More threads than asked for, so that cores have work while threads wait for the disk."""
+
 
 class Buffer:
     """Memory for one run of up to ``nbytes``, aligned for writes that bypass the page cache."""

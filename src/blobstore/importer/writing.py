@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from blobstore.errors import BlobStoreError, StorageError
 from blobstore.hashing.stage import HashStage
-from blobstore.importer.buffers import Buffer, BufferPool
+from blobstore.importer.buffers import SPARE_THREADS, Buffer, BufferPool
 from blobstore.importer.keys import entry_keys
 from blobstore.importer.making import CHUNK, RUN, Run, RunMaker
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob, PlannedCopy
@@ -61,8 +61,6 @@ def copy_file(layer: PlannedCopy, session: Session) -> Finished:
 _BUFFERS_A_THREAD = 4
 _SCRATCH = 4
 """Chunks that a thread needs besides its buffer: values read, decoded and cast, and scales."""
-_SPARE_THREADS = 3
-"""More threads than asked for, so that cores have work while threads wait for the disk."""
 
 
 def least_memory(jobs: int) -> int:
@@ -72,7 +70,7 @@ def least_memory(jobs: int) -> int:
 
 def usual_memory(jobs: int) -> int:
     """Return the bytes that ``jobs`` threads work in when nothing else is said."""
-    threads = jobs + _SPARE_THREADS
+    threads = jobs + SPARE_THREADS
     return threads * (_BUFFERS_A_THREAD * RUN + _SCRATCH * CHUNK) + WINDOW * RUN
 
 
@@ -162,7 +160,7 @@ class _Making:
         runs = sum([2 + 2 * max(size, read) // RUN for size, read in sizes if is_large(size)])
         # More threads than runs would have nothing to do. Small blobs are work for one thread:
         # several would take turns with Python's lock.
-        threads = max(1, min(jobs + _SPARE_THREADS, runs, memory // least_memory(1)))
+        threads = max(1, min(jobs + SPARE_THREADS, runs, memory // least_memory(1)))
         largest = min(RUN, sum([size + PAGE for size, _ in sizes]))
         self._buffers = buffers = _buffers(threads, runs, memory, largest)
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 
 from blobstore.errors import RemoteError, ShortReadError
 from blobstore.hashing.stage import HashStage
-from blobstore.importer.buffers import BufferPool
+from blobstore.importer.buffers import SPARE_THREADS, BufferPool
 from blobstore.importer.keys import entry_keys
 from blobstore.importer.making import CHUNK, RUN
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
@@ -129,10 +129,11 @@ class _Stream:
             )
             window = self._window(jobs, memory)
             fetching = _at_once(fetchers.values(), window, self._sizes)
-            buffers = BufferPool(3 * jobs + 4, RUN)
+            making = jobs + SPARE_THREADS
+            buffers = BufferPool(3 * making + 4, RUN)
             stack.callback(buffers.close)
-            allow_open_files(4 * jobs + self._segments.count + 3 * len(self._to_make))
-            crew.run(fetching, jobs, Ring(window), buffers)
+            allow_open_files(4 * making + self._segments.count + 3 * len(self._to_make))
+            crew.run(fetching, making, Ring(window), buffers)
             written.trust(list(self._to_make))
             self._check_unchanged()
             return written.finished
