@@ -1,4 +1,4 @@
-"""What the environment says of buckets and stores."""
+"""Settings of buckets and stores from the environment."""
 
 from __future__ import annotations
 

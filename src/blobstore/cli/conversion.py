@@ -141,12 +141,7 @@ def import_(
                 fetch=fetch,
                 progress=progress,
             )
-    if not as_json:
-        show_import(result)
-        return
-    from blobstore.views.checkpoints import ImportView
-
-    show_json(ImportView.model_validate(result))
+    show_import(result, as_json=as_json)
 
 
 def _run_on(
@@ -251,8 +246,13 @@ def _print_notes(made: ImportPlan) -> None:
         note(text)
 
 
-def show_import(result: ImportResult) -> None:
+def show_import(result: ImportResult, *, as_json: bool) -> None:
     """Print what an import did."""
+    if as_json:
+        from blobstore.views.checkpoints import ImportView
+
+        show_json(ImportView.model_validate(result))
+        return
     emit(f"{result.name}   {result.digest.short}")
     stored = f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored"
     emit(f"{stored}, {result.bits_per_weight:.2f} bits per weight")

@@ -20,7 +20,6 @@ from blobstore.cli.output import (
     parse_size,
     progress_bar,
     rate,
-    show_json,
     show_table,
     show_view,
     size,
@@ -112,9 +111,13 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def _show_work(view: WorkView) -> None:
-    done = f"{view.made} of {counted(view.tasks, 'task')} done now"
-    emit(f"{done}: {counted(view.blobs, 'blob')}, {size(view.stored_bytes)}")
-    emit(f"{view.seconds:.2f} s, {rate(view.source_bytes, view.seconds)}")
+    if view.made:
+        done = f"{view.made} of {counted(view.tasks, 'task')} done now"
+        emit(f"{done}: {counted(view.blobs, 'blob')}, {size(view.stored_bytes)}")
+        emit(f"{view.seconds:.2f} s, {rate(view.source_bytes, view.seconds)}")
+    else:
+        emit(f"{counted(view.tasks, 'task')}, all done before")
+    emit("blobstore commit PLAN publishes the model when all shards are done")
 
 
 def _show_batch(view: BatchView) -> None:
@@ -166,9 +169,4 @@ def commit(
             force=force,
             progress=progress,
         )
-    if not as_json:
-        show_import(result)
-        return
-    from blobstore.views.checkpoints import ImportView
-
-    show_json(ImportView.model_validate(result))
+    show_import(result, as_json=as_json)

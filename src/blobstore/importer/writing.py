@@ -87,7 +87,7 @@ def write_blobs(
 ) -> WrittenBlobs:
     """Write the plan's tensor blobs with ``jobs`` threads in ``memory`` bytes.
 
-    They are not yet visible. A source on a server is streamed (streaming/), and ``fetch`` says how.
+    They are not yet visible. ``fetch``: how a source on a server is streamed (streaming/).
     ``whole_files``: its files that have a declared digest are fetched whole, and hashed.
 
     A blob that an earlier import of the same bytes has made is not made again; with

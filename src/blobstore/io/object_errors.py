@@ -1,4 +1,4 @@
-"""Errors of buckets: what obstore raises, as errors of ours.
+"""Errors of buckets: obstore's exceptions become errors of ours.
 
 obstore's messages quote the server's answer and the address with its query, which may be a
 signature (Azure's SAS). So a message of ours contains only the operation, the key, the HTTP status
@@ -29,7 +29,7 @@ _REASON = re.compile(r" - HTTP error: ([A-Za-z ,']{3,80})", re.ASCII)
 _PATH = re.compile(r'object with invalid path: (?:Error parsing )?Path "([^"]{1,300})"')
 _SETTING = re.compile(r"error: ([A-Za-z ,']{3,80})", re.ASCII)
 OPEN = "open"
-"""The operation before any request: what fails then are settings."""
+"""The operation before any request: only settings can fail then."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
 _CREDENTIALS = (
     "169.254.169.254",  # a machine's own identity, which object stores ask for last
@@ -55,7 +55,7 @@ _HINTS = {
 
 @contextmanager
 def object_errors(operation: str, place: str) -> Iterator[None]:
-    """Turn what obstore raises within the block into errors of ours.
+    """Turn obstore's exceptions in the block into errors of ours.
 
     ``place``: the address of an object, or of a prefix.
     """
@@ -151,7 +151,7 @@ def _of_server(text: str, operation: str, place: str, status: int | None) -> Rem
 
 
 def _code(text: str, status: int | None = None) -> str:
-    """Return what the service says of it, for the end of a message."""
+    """Return the service's code or reason, for the end of a message."""
     code, reason = _CODE.search(text), _REASON.search(text)
     said = code[1] if code is not None else reason[1].strip() if reason is not None else None
     parts = [f"the server answers {status}"] if status is not None else []

@@ -218,7 +218,7 @@ class LayeredStore:
             yield all(held)
 
     def prefetch(self, descriptors: Iterable[Descriptor]) -> None:
-        """Bring those blobs near that the first home which has them is far from."""
+        """Bring blobs into the cache of the first home that has them."""
         homes = (self.upper, *self.lower)
         left = unique(descriptors) if any(hasattr(home, "prefetch") for home in homes) else []
         for home in homes if left else ():

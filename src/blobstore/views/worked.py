@@ -1,4 +1,4 @@
-"""Views of work on plans: what a worker did, and what became of a batch."""
+"""Views of work on plans: the outcome of a shard, and of a batch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class BatchView(View):
 
     @classmethod
     def of(cls, results: Iterable[BatchResult]) -> BatchView:
-        """Return the view of what became of each model."""
+        """Return the view of the outcome of each model."""
         models = [
             BatchModelView(
                 name=one.name,

@@ -26,6 +26,7 @@ import numpy as np
 from blobstore.errors import (
     CorruptDataError,
     DocumentError,
+    NotFoundError,
     UsageError,
     quoted,
 )
@@ -99,7 +100,12 @@ def plan_bytes(path: str | os.PathLike[str]) -> bytes:
 
     Raises: NotFoundError; StorageError.
     """
-    with FileReader(path) as reader:
+    try:
+        reader = FileReader(path)
+    except NotFoundError as error:
+        error.hint = "blobstore plan SOURCE -o PLAN writes a plan."
+        raise
+    with reader:
         return reader.read(0, min(reader.size, MAX_PLAN + 1))
 
 

@@ -27,7 +27,7 @@ from blobstore.source.weights import SourceFile
 
 @dataclass(slots=True, eq=False)
 class Loaded:
-    """A segment in memory, and what was done with it so far. ``left``: tasks that are not done."""
+    """A segment in memory, and its progress. ``left``: tasks that are not done."""
 
     arrival: Arrival
     part: RingPart

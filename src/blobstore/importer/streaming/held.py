@@ -77,7 +77,7 @@ class HeldBytes:
             self._needed[until].append(number)
 
     def done(self, number: int) -> None:
-        """Remove what is not needed behind a segment."""
+        """Remove held bytes that are not needed after a segment."""
         with self._mutex:
             unneeded = self._needed.pop(number, [])
             fds = [self._fds.pop(one) for one in unneeded if one in self._fds]

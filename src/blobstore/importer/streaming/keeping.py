@@ -1,4 +1,4 @@
-"""The blobs of a streamed import while they are written, and what of them is kept if it is killed.
+"""The blobs of a streamed import while they are written, and the part that survives a kill.
 
 A blob may be used when it is whole and *trusted*: when all that it was made from is done, and the
 files with a declared digest were hashed to their end. Only then is it a finished blob of the

@@ -26,7 +26,7 @@ class Need(NamedTuple):
 
 
 def needed_by(step: Step) -> Iterator[Need]:
-    """Yield the bytes that a step is made from; none for those that are known."""
+    """Yield the bytes that a step is made from; nothing for known ones."""
     match step:
         case Copy(tensor, start, nbytes):
             yield _part(tensor, start, start + nbytes)

@@ -140,7 +140,7 @@ class _Stream:
 
     @contextmanager
     def _work(self) -> Iterator[KeptWork | None]:
-        """Give what killed imports of this plan have left, if the home keeps such."""
+        """Return the unfinished work of killed imports of this plan, if the home keeps it."""
         unfinished = self._session.unfinished
         if unfinished is None:
             yield None

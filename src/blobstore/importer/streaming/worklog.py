@@ -64,7 +64,7 @@ class SegmentDone:
 
     @classmethod
     def decode(cls, value: list[Any]) -> SegmentDone:
-        """Return what a line says. Raises: ValueError, TypeError for another value."""
+        """Return the parsed line. Raises: ValueError, TypeError for another value."""
         number, state, pieces, held, small = value
         return cls(
             int(number),
@@ -80,7 +80,7 @@ class SegmentDone:
 
 @dataclass(slots=True)
 class LoggedWork:
-    """What a log says: of segments in their order, and the digests of blobs that were accepted."""
+    """The contents of a log: segments in their order, and the digests of accepted blobs."""
 
     segments: list[SegmentDone] = field(default_factory=list)
     accepted: dict[int, Digest] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class WorkLog:
             self._fd = open_or_create(self._path)
 
     def read(self) -> LoggedWork:
-        """Return what it says, up to the first line that can't be read. Raises: StorageError."""
+        """Return its contents up to the first line that can't be read. Raises: StorageError."""
         work = LoggedWork()
         with os_errors("read", self._path), self._path.open("rb") as file:
             data = file.read()

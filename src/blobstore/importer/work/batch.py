@@ -4,7 +4,7 @@ Rule P4: a TOML document (or JSON, if its name ends in .json) of at most 1 MiB a
 Each ``[[model]]`` has ``source`` and ``name``, and the options of an import under their Python
 names. No two models have one name.
 
-The plan of each model lies in ``FILE.plans/``, under a hash of what the list says of it, with its
+The plan of each model lies in ``FILE.plans/``, under a hash of its entry in the list, with its
 receipts. The worker that comes first makes it. The worker that finds all tasks done commits the
 model. So a batch that was stopped goes on where it was, and a model whose options are changed is
 made anew. An error of one model is reported, and the others go on.
@@ -17,6 +17,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,7 +67,7 @@ class BatchModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """What became of a model of a list.
+    """The outcome of one model of a list.
 
     ``digest`` is that of its manifest, if it was published. Otherwise ``error`` says why it failed,
     or ``waits_for`` how many tasks are left, which other workers do. ``made``: tasks done here.
@@ -95,7 +96,7 @@ def read_batch(path: str | os.PathLike[str]) -> tuple[BatchModel, ...]:
 
 def _models(value: dict[str, Any]) -> tuple[BatchModel, ...]:
     if unknown := value.keys() - {"model"}:
-        raise InvalidError("Extra inputs are not permitted", min(unknown))
+        raise _unknown(min(unknown), {"model"})
     if not value:
         raise InvalidError("Field required", "model")
     try:
@@ -111,7 +112,7 @@ def _model(value: Any) -> BatchModel:
         raise InvalidError("Input should be a valid dictionary")
     known = {"source", "name", *ImportArguments.__annotations__}
     if unknown := value.keys() - known:
-        raise InvalidError("Extra inputs are not permitted", min(unknown))
+        raise _unknown(min(unknown), known)
     texts = {}
     for key in ("source", "name"):
         if key not in value:
@@ -130,6 +131,11 @@ def _model(value: Any) -> BatchModel:
         return BatchModel(texts["source"], ModelName.parse(texts["name"]), options)
     except BlobStoreError as error:
         raise InvalidError(error.message, "name") from None
+
+
+def _unknown(key: str, known: set[str]) -> InvalidError:
+    near = get_close_matches(key, sorted(known), 1)
+    return InvalidError(f"unknown key{f'; did you mean {near[0]}?' if near else ''}", key)
 
 
 def _check_option(value: Any) -> None:
@@ -190,7 +196,7 @@ class _BatchWorker:
     progress: Progress
 
     def work(self, models: tuple[BatchModel, ...]) -> list[BatchResult]:
-        """Return what became of each model."""
+        """Return the outcome of each model."""
         results: dict[int, BatchResult] = {}
         waiting = deque(enumerate(models))
         active: deque[tuple[int, Iterator[BatchResult]]] = deque()
@@ -242,7 +248,7 @@ class _BatchWorker:
         return replace(result, digest=done.digest, waits_for=0)
 
     def again(self, model: BatchModel, result: BatchResult) -> BatchResult:
-        """Return what became of a model that waited, after all others: other workers went on."""
+        """Return the outcome of a model that waited, after all others."""
         if not result.waits_for:
             return result
         try:

@@ -1,6 +1,6 @@
 """Tasks: a plan's blobs in portions that any machine can make, and shards of them. Pure.
 
-Tasks depend on the plan only, not on the number of workers, so that workers who divide it
+Tasks depend on the plan only, not on the number of workers, so that workers that divide it
 differently agree on them. A blob belongs to the file that most of its bytes come from. Tasks have
 blobs of one file, in the order of their bytes in it. So a worker reads a file from its beginning to
 its end, and each byte of the source is read by one worker. A file whose server declares a digest is

@@ -74,7 +74,7 @@ class SharedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkResult:
-    """What a worker did: ``made`` of its ``tasks`` were done by it, the others were done before.
+    """The outcome of a shard: ``made`` of its ``tasks`` were done now, the others before.
 
     Bytes are those of the tasks that were made: read from the source, and in blobs.
     """
@@ -174,7 +174,7 @@ class TaskWork:
 
 
 def receipt_of(receipts: ReceiptFolder, task: Task) -> Sequence[Descriptor]:
-    """Return the blobs of a task that is said to be done; none if its receipt is damaged."""
+    """Return the blobs in a task's receipt; empty if the receipt is damaged."""
     try:
         receipt = receipts.read(task)
     except DocumentError as error:

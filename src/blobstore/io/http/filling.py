@@ -167,7 +167,7 @@ class _Route:
 
     @property
     def address(self) -> WebAddress:
-        """Where the next request goes."""
+        """The address of the next request."""
         return (self._target or self.start).address
 
     @contextmanager
@@ -289,7 +289,7 @@ class RangeFiller:
         self._control.failed(address, error, min(backoff_s, _LONGEST_BACKOFF_S))
 
     def _ask(self, filling: _Filling, address: WebAddress) -> None:
-        """Make one request, and take what it brings."""
+        """Make one request, and take its bytes."""
         control = self._control
         with control.request(filling.left) as limits, control.slots.slot() as moved:
             if not control.is_paused(address):  # since this thread waits for a slot

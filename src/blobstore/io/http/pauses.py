@@ -1,4 +1,4 @@
-"""Pauses: what a server asks all of its clients' requests to wait.
+"""Pauses that a server asks for, kept by all requests to it.
 
 One pause holds for every connection to an origin, so that sixteen connections do not ask sixteen
 times whether it is over. Servers ask in two ways: ``Retry-After`` with a 429 or 503 (RFC 9110
@@ -53,7 +53,7 @@ class Pauses:
         self._lock = threading.Lock()
 
     def see(self, reply: Reply) -> None:
-        """Take note of what a reply asks for."""
+        """Note the pause that a reply asks for."""
         seconds = asked_to_wait(reply)
         if seconds > 0:
             self.set(reply.address.origin, seconds)

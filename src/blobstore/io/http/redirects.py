@@ -25,14 +25,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40,64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """What a server says of a file before it redirects to it: digest and commit, if it does."""
+    """A file's digest and commit from the head of a redirect; None if not declared."""
 
     digest: Digest | None
     commit: str | None
 
     @classmethod
     def of(cls, reply: Reply) -> Self | None:
-        """Return what a reply's head says; None for nothing."""
+        """Return the declarations in a reply's head; None if there are none."""
         etag = _LINKED_DIGEST.fullmatch(reply.field("x-linked-etag") or "")
         commit = _COMMIT.fullmatch(reply.field("x-repo-commit") or "")
         if etag is None and commit is None:
@@ -43,7 +43,7 @@ class Linked:
 
 @dataclass(frozen=True, slots=True)
 class RequestTarget:
-    """Where a request goes, as whom, and whether only to public addresses.
+    """The address of a request, its authorization, and whether only public addresses are allowed.
 
     ``authorization`` is the whole field, or None. It is never shown. ``linked``: what the redirects
     to it said of the file.

@@ -28,7 +28,7 @@ from blobstore.store.local.store import PRIVATE, Store
 from blobstore.store.ports import Summaries, check_blob_size, unique
 
 CACHE_NBYTES = 50 * 10**9
-"""Bytes that a cache holds if nothing else is said."""
+"""Default limit of a cache, in bytes."""
 _AT_ONCE = 8
 _BATCH = 2**30
 """Bytes after which what was fetched appears, so that other processes find it."""
@@ -41,6 +41,8 @@ class BlobCache:
 
     def __init__(self, folder: str | os.PathLike[str], limit: int = CACHE_NBYTES) -> None:
         """Raises: UsageError for a folder that is something else; StorageError."""
+        if Path(folder).is_file():
+            raise UsageError(f"the cache {folder} is not a folder", path=os.fspath(folder))
         self.store = Store(folder)
         self.limit = limit
         self._lock = StoreLock(self.store.root / PRIVATE / "caching")
@@ -55,7 +57,7 @@ class BlobCache:
             if not names or (self._mark.exists() and "manifests" not in names):
                 return
         message = f"{root} is not a cache, and contains {min(names)!r}"
-        hint = "Give an empty folder: what is not used is removed from a cache."
+        hint = "Give an empty folder: a cache removes files that are not used."
         raise UsageError(message, path=str(root), hint=hint)
 
     @property

@@ -1,4 +1,4 @@
-"""Notes of what sessions made: ``.blobstore/made/<key>``, a digest and a size.
+"""Notes of blobs that sessions made: ``.blobstore/made/<key>``, a digest and a size.
 
 So workers on other machines find what was made. A note is written after its blob, many at a time. A
 killed session loses those that it has not written yet, and their blobs are made again.

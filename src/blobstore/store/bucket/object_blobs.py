@@ -1,6 +1,6 @@
 """Blobs in a bucket: objects by digest, read in ranges.
 
-An object under a blob's key is not trusted: whoever can write to the bucket could have put it
+An object under a blob's key is not trusted: any user with write permission could have put it
 there. Its size is checked when it is opened, and its bytes by everything that keeps them.
 """
 

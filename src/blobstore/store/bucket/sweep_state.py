@@ -1,4 +1,4 @@
-"""The state of a clean-up: one object that says which blobs are being removed, and by whom.
+"""The state of a clean-up: one object that lists the blobs being removed.
 
 A clean-up *marks* blobs, by naming them in the object ``.blobstore/sweep``. Sessions that begin
 then see it, and wait before they use such a blob. Those that began before have a lease: the
@@ -40,7 +40,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SweepState:
-    """What the object says. ``version`` is None if it is missing; ``blobs`` are hex digits."""
+    """The object's contents. ``version`` is None if it is missing; ``blobs`` are hex digits."""
 
     phase: Phase = Phase.IDLE
     holder: str = ""

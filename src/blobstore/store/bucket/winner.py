@@ -27,7 +27,7 @@ def lost_race(name: ModelName, raw: bytes | None, blobs: BucketBlobs) -> Conflic
 
 
 def _origin(raw: bytes, blobs: BucketBlobs) -> str:
-    """Return what a manifest says of its model, as far as it can be read."""
+    """Return a manifest's size, type and source for a message, as far as they can be read."""
     try:
         manifest = Manifest.parse(raw)
         said = f", {manifest.size:,} bytes in {len(manifest.layers):,} layers"
