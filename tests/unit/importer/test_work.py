@@ -265,3 +265,14 @@ def test_commands(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ["commit", str(plan), "m:int8", *store],
     ):
         assert run(line) == 2
+
+
+def test_the_command_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place, store = str(tmp_path / "plan.json"), str(tmp_path / "store")
+    assert run(["work", place, "--store", store]) == 1
+    assert "blobstore plan SOURCE -o PLAN writes a plan." in capsys.readouterr().err
+    write_plan(plan_import(PYCODE_MOE), place)
+    assert run(["work", place, "--store", store]) == 0
+    assert "commit PLAN publishes the model" in capsys.readouterr().out
+    assert run(["work", place, "--store", store]) == 0
+    assert "all done before" in capsys.readouterr().out

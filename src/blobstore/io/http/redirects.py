@@ -32,7 +32,7 @@ class Linked:
 
     @classmethod
     def of(cls, reply: Reply) -> Self | None:
-        """Return the declarations in a reply's head; None if there are none."""
+        """Return the declarations in a reply's head; None without any."""
         etag = _LINKED_DIGEST.fullmatch(reply.field("x-linked-etag") or "")
         commit = _COMMIT.fullmatch(reply.field("x-repo-commit") or "")
         if etag is None and commit is None:

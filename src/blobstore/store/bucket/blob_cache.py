@@ -16,7 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from blobstore.errors import BlobStoreError, LimitExceededError, NotFoundError, UsageError
+from blobstore.errors import (
+    BlobStoreError,
+    LimitExceededError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+)
 from blobstore.formats.documents import Descriptor
 from blobstore.io.durable import listed, make_folder, os_errors
 from blobstore.io.ranges import FileReader
@@ -42,7 +48,7 @@ class BlobCache:
     def __init__(self, folder: str | os.PathLike[str], limit: int = CACHE_NBYTES) -> None:
         """Raises: UsageError for a folder that is something else; StorageError."""
         if Path(folder).is_file():
-            raise UsageError(f"the cache {folder} is not a folder", path=os.fspath(folder))
+            raise StorageError(f"the cache {folder} is not a folder", path=os.fspath(folder))
         self.store = Store(folder)
         self.limit = limit
         self._lock = StoreLock(self.store.root / PRIVATE / "caching")
