@@ -116,7 +116,7 @@ def test_another_folder_is_refused(store: BucketStore, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="contains 'blobs'"):
         cached(store, tmp_path / "cache")
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="the cache .* is not a folder"):
+    with pytest.raises(StorageError, match=r"the cache .* is not a folder"):
         cached(store, tmp_path / "file")
 
 
