@@ -298,19 +298,26 @@ class RangeFiller:
     def _ask_now(
         self, filling: _Filling, limits: RequestLimits, moved: Callable[[int], None]
     ) -> None:
-        control, version = self._control, self._version
-        begin, end = filling.range
-        condition = version.precondition if version is not None and self._is_conditional else ()
+        control = self._control
+        with self._route.take() as (target, number):  # what it found may change the condition
+            message, is_conditional = self._message(*filling.range)
+            with control.client.once(message, target, limits, control.see) as (reply, at):
+                if reply.status == _CHANGED and is_conditional:
+                    # Some servers answer so although the ETag is right: without the condition the
+                    # reply says which version there is.
+                    self._is_conditional = False
+                    raise _UnconditionallyError
+                count = self._accepted(reply, at, number, filling)
+                if number is None:
+                    self._route.found(at)
+                self._read(reply, filling, count, moved)
+
+    def _message(self, begin: int, end: int) -> tuple[Message, bool]:
+        """Return the request for a range, and whether it has a condition."""
+        version = self._version if self._is_conditional else None
+        condition = version.precondition if version is not None else ()
         fields = (("Range", f"bytes={begin}-{end - 1}"), *condition)
-        message = Message("GET", fields, direct=True)
-        with (
-            self._route.take() as (target, number),
-            control.client.once(message, target, limits, control.see) as (reply, at),
-        ):
-            count = self._accepted(reply, at, number, (begin, end), filling)
-            if number is None:
-                self._route.found(at)
-            self._read(reply, filling, count, moved)
+        return Message("GET", fields, direct=True), bool(condition)
 
     def _read(
         self, reply: Reply, filling: _Filling, count: int, moved: Callable[[int], None]
@@ -337,11 +344,10 @@ class RangeFiller:
         reply: Reply,
         at: RequestTarget,
         number: int | None,
-        asked: tuple[int, int],
         filling: _Filling,
     ) -> int:
         """Return how many bytes of the range a reply brings. Raises: as `fill`."""
-        begin, end = asked
+        begin, end = filling.range
         if reply.status == _PART:
             stop, size = check_part(reply, begin, end)
         elif reply.status == _WHOLE:
@@ -368,11 +374,6 @@ class RangeFiller:
         self, reply: Reply, at: RequestTarget, number: int | None, filling: _Filling
     ) -> Exception:
         status = reply.status
-        if status == _CHANGED and self._is_conditional:
-            # Some servers answer so although the ETag is right: without the condition the reply
-            # says which version there is.
-            self._is_conditional = False
-            return _UnconditionallyError()
         if status in (_CHANGED, _NOT_SATISFIABLE):
             return changed(self._name)
         may_renew = number is not None and filling.renewals < _RENEWALS

@@ -220,6 +220,46 @@ def test_a_server_that_mistakes_conditions_is_asked_without(
     assert isinstance(refusal(lambda: filled(one)), CorruptDataError)
 
 
+def test_a_server_that_mistakes_conditions_is_asked_without_by_all(
+    server: Server, control: FetchControl
+) -> None:
+    both = threading.Barrier(2)
+
+    def answer(asked: Asked) -> Iterable[bytes]:
+        if "if-match" not in asked.fields:
+            return right(asked)
+        both.wait(30)
+        return reply(412)
+
+    server.play(answer)
+    one = filler(control, server.url)
+    assert filled(one, 0, 1000) == DATA[:1000]
+    with ThreadPoolExecutor(2) as pool:
+        parts = list(pool.map(lambda at: filled(one, at, at + 1000), (1000, 2000)))
+    assert b"".join(parts) == DATA[1000:3000]
+
+
+def test_requests_that_wait_for_the_route_know_what_it_found(
+    server: Server, control: FetchControl
+) -> None:
+    come, begin = threading.Event(), threading.Barrier(2)
+
+    def answer(asked: Asked) -> Iterable[bytes]:
+        if not come.is_set():
+            come.wait(0.2)
+        return right(asked)
+
+    script, one = server.play(answer), filler(control, server.url)
+
+    def fill(at: int) -> bytes:
+        begin.wait(30)
+        return filled(one, at, at + 1000)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert b"".join(pool.map(fill, (0, 1000))) == DATA[:2000]
+    assert [asked.fields.get("if-match") for asked in script.asked] == [None, '"v1"']
+
+
 def test_bytes_behind_a_reply_are_not_the_next_one(server: Server, control: FetchControl) -> None:
     def answer(asked: Asked) -> Iterator[bytes]:
         first, *_ = part(asked, DATA, ETAG)
