@@ -250,6 +250,8 @@ class LocalSession:
     def _take_finished(self, digest: Digest, size: int) -> FinishedBlob | None:
         entry = JournalEntry("", digest, size, Stamp(0, 0), is_durable=False)
         blob = self._take_over(entry, verify=True)
+        if blob is None:  # a session that was cut off has moved it: see `keep`
+            blob = self._kept.under(digest.hex, size, self._stage, verify=True)
         if blob is not None:
             self._new.add(blob)
         return blob

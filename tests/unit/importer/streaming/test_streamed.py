@@ -169,6 +169,17 @@ def test_the_next_import_goes_on(
     assert list(store.root.glob(".blobstore/tmp/*")) == []
 
 
+@pytest.mark.parametrize("declared", [False, True])
+def test_small_blobs_are_not_fetched_again(tmp_path: Path, store: Store, declared: bool) -> None:
+    tensors = {"model.a.norm.weight": normal("n", 512), "model.b.weight": normal("b", 384, 512)}
+    source = write_checkpoint(tmp_path / "m", tensors)
+    before = cut_at(source, store, 20, RemoteError("cut"), declared=declared)
+    with streamed(TINY, declared=declared) as fetched:
+        outcome(source, store, quant="int4")
+    size = (source / "model.safetensors").stat().st_size
+    assert before + fetched.nbytes <= size + 2 * TINY.most + 2 * PAGE
+
+
 def test_after_another_error_nothing_is_kept(source: Path, store: Store) -> None:
     cut_at(source, store, 5, StorageError("full"))
     assert list(store.root.glob(".blobstore/tmp/*")) == []
