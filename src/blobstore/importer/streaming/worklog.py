@@ -16,12 +16,14 @@ import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from blobstore.importer.streaming.held import HeldSum
 from blobstore.io.durable import open_or_create, os_errors
 from blobstore.io.ranges import close_quietly
+from blobstore.io.small_files import replace_file
 from blobstore.names import Digest
 
 _log = logging.getLogger("blobstore.importer.streaming")
@@ -122,13 +124,13 @@ class WorkLog:
         return work
 
     def begin_again(self, work: LoggedWork) -> None:
-        """Write the log anew. Raises: StorageError."""
-        with os_errors("write", self._path):
-            os.ftruncate(self._fd, 0)
-        for number, digest in work.accepted.items():
-            self.accepting(number, digest)
-        for done in work.segments:
-            self.append(done)
+        """Write the log anew, in the place of the old one. Raises: StorageError."""
+        accepted = (_accepted(number, digest) for number, digest in work.accepted.items())
+        lines = map(_line, chain(accepted, (done.encode() for done in work.segments)))
+        with self._mutex, os_errors("write", self._path):
+            replace_file(self._path, b"".join(lines))
+            old, self._fd = self._fd, open_or_create(self._path)
+            close_quietly(old)
 
     def append(self, done: SegmentDone) -> None:
         """Note that a segment is done, and all before it. Raises: StorageError."""
@@ -136,11 +138,10 @@ class WorkLog:
 
     def accepting(self, number: int, digest: Digest) -> None:
         """Note that the file of a blob will be that of its digest. Raises: StorageError."""
-        self._write(["accepted", number, digest.hex])
+        self._write(_accepted(number, digest))
 
     def _write(self, value: list[Any]) -> None:
-        text = json.dumps(value, separators=(",", ":")).encode()
-        line = b"%08x %b\n" % (zlib.crc32(text), text)
+        line = _line(value)
         with self._mutex, os_errors("write", self._path):
             os.lseek(self._fd, 0, os.SEEK_END)
             while line:
@@ -151,6 +152,15 @@ class WorkLog:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             close_quietly(fd)
+
+
+def _accepted(number: int, digest: Digest) -> list[Any]:
+    return ["accepted", number, digest.hex]
+
+
+def _line(value: list[Any]) -> bytes:
+    text = json.dumps(value, separators=(",", ":")).encode()
+    return b"%08x %b\n" % (zlib.crc32(text), text)
 
 
 def _values(data: bytes) -> Iterator[list[Any]]:
