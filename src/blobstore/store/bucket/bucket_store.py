@@ -10,6 +10,8 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from blobstore.errors import BlobStoreError, UsageError
 from blobstore.formats.documents import Descriptor
@@ -59,6 +61,10 @@ class BucketStore:
         self._wait_s = wait_s
         self._mutex = threading.Lock()
         self._has_conditions = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to another machine without the cache, which is a folder of this one."""
+        return partial(type(self), lease_s=self.lease_s, wait_s=self._wait_s), (self.bucket,)
 
     def find(self, name: _Name) -> ModelName:
         """See `Home`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from pathlib import Path
 
@@ -189,3 +190,12 @@ def test_a_store_by_its_address(tmp_path: Path) -> None:
     assert opened.address == "memory://somewhere/deep"
     commit(opened, "m", b"one")
     assert open_bucket_store("memory://somewhere/deep").manifests.names() != []
+
+
+def test_a_store_travels_to_other_machines_without_its_cache(tmp_path: Path) -> None:
+    options = {"endpoint": "http://127.0.0.1:1", "access_key_id": "a", "secret_access_key": "b"}
+    opened = open_bucket_store("s3://somewhere/deep", options, cache=tmp_path, cache_size=1000)
+    there = pickle.loads(pickle.dumps(opened))
+    assert (there.address, there.lease_s) == (opened.address, opened.lease_s)
+    assert there.bucket.store == opened.bucket.store
+    assert there.summaries is None
