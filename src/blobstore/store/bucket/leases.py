@@ -32,7 +32,9 @@ LEASE_S = 900.0
 LONGEST_LEASE_S = 3600.0
 _RENEWALS = 4
 _LONGEST_END_S = 10
-_MAX_LEASE = 16 * 2**20
+_MAX_LEASE = 4096
+_MAX_NAMES = 256 * 2**20
+"""Bytes of the names of four million blobs, 65 each."""
 _SUFFIX = ".blobs"
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -195,7 +197,7 @@ def leases_of(bucket: Bucket) -> Iterator[LiveLease]:
             _log.warning("a lease can't be read: %s", error)
         else:
             holder = str(said.get("holder"))[:300]
-            lease_s = _seconds(said.get("lease_s"))
+            lease_s = lease_seconds(said.get("lease_s"))
             began = min(began, _moment(said.get("began"), state.modified))
         yield LiveLease(state.key, holder, began, state.modified, lease_s)
 
@@ -203,7 +205,7 @@ def leases_of(bucket: Bucket) -> Iterator[LiveLease]:
 def pinned_by(bucket: Bucket, lease: LiveLease) -> set[str]:
     """Return the blobs that a lease names, in hex digits."""
     try:
-        raw, _ = bucket.get(lease.key + _SUFFIX, limit=_MAX_LEASE)
+        raw, _ = bucket.get(lease.key + _SUFFIX, limit=_MAX_NAMES)
     except NotFoundError:
         return set()
     return set(raw.decode("ascii", "replace").split("\n"))
@@ -215,10 +217,12 @@ def expired(bucket: Bucket, now: datetime) -> list[str]:
     return [state.key for state in bucket.objects(LEASES) if now - state.modified > old]
 
 
-def _seconds(value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    number = float(value) if is_number else LONGEST_LEASE_S  # type: ignore[arg-type]
-    return min(max(number, 0.0), LONGEST_LEASE_S)
+def lease_seconds(value: object) -> float:
+    """Return the seconds that an object says a lease counts; the longest if it says no number."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return LONGEST_LEASE_S
+    # It is bounded before it is a float: JSON's integers may have 4,300 digits.
+    return float(min(max(value, 0), LONGEST_LEASE_S))
 
 
 def _moment(value: object, otherwise: datetime) -> datetime:

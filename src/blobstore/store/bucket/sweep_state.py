@@ -22,7 +22,7 @@ from blobstore.errors import BlobStoreError, BusyError, ConflictError, NotFoundE
 from blobstore.formats.strictjson import encode, parse_object
 from blobstore.io.objects import Bucket, ObjectVersion
 from blobstore.names import Digest
-from blobstore.store.bucket.leases import LONGEST_LEASE_S, Lease, elapsed_s
+from blobstore.store.bucket.leases import LONGEST_LEASE_S, Lease, elapsed_s, lease_seconds
 from blobstore.store.bucket.object_keys import SWEEP
 
 _MAX_STATE = 128 * 2**20
@@ -77,7 +77,7 @@ def read_state(bucket: Bucket) -> SweepState:
     try:
         said = parse_object(raw, place, rule="L1", limit=_MAX_STATE)
         blobs = frozenset(str(Digest(text).hex) for text in said["blobs"])
-        holder, lease_s = str(said["holder"])[:300], float(said["lease_s"])
+        holder, lease_s = str(said["holder"])[:300], lease_seconds(said["lease_s"])
         return SweepState(Phase(said["phase"]), holder, lease_s, blobs, version)
     except (BlobStoreError, KeyError, TypeError, ValueError) as error:
         message = f"{place} is not the state of a clean-up: {error}"

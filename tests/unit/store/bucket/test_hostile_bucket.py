@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from support import PYCODE
-from support.buckets import memory_store
+from support.buckets import memory_store, put_lease
 
 from blobstore.errors import (
     AmbiguousNameError,
@@ -31,7 +32,9 @@ from blobstore.store.bucket.blob_cache import BlobCache
 from blobstore.store.bucket.bucket_checks import verify_bucket
 from blobstore.store.bucket.bucket_store import BucketStore
 from blobstore.store.bucket.bucket_usage import measure_bucket
-from blobstore.store.bucket.object_keys import SIGNATURES, blob_key, manifest_key
+from blobstore.store.bucket.leases import LONGEST_LEASE_S, leases_of, pinned_by
+from blobstore.store.bucket.object_keys import LEASES, SIGNATURES, SWEEP, blob_key, manifest_key
+from blobstore.store.bucket.sweep_state import read_state, reset_if_dead
 from blobstore.store.care.verify import Sample
 from blobstore.store.memory import MemoryStore
 from blobstore.store.transfer import transfer
@@ -205,3 +208,27 @@ def test_a_tensor_in_two_blobs() -> None:
         session.publish(M, Manifest(layers=layers))
     (broken,) = verify_bucket(store).broken
     assert broken.reason == "two of its blobs hold the tensor 'w'"
+
+
+@pytest.mark.parametrize("seconds", ["1" + "0" * 400, "1e999", "-5", '"x"', "true"])
+def test_leases_of_any_length_count_an_hour_at_most(seconds: str) -> None:
+    store = memory_store()
+    said = (
+        f'{{"holder": "h", "began": 1e999, "phase": "marked", "blobs": [], "lease_s": {seconds}}}'
+    )
+    store.bucket.put(f"{LEASES}one", said.encode())
+    store.bucket.put(SWEEP, said.encode())
+    (lease,) = leases_of(store.bucket)
+    state = read_state(store.bucket)
+    wanted = 0 if seconds == "-5" else LONGEST_LEASE_S
+    assert (lease.lease_s, state.lease_s) == (wanted, wanted)
+    assert reset_if_dead(store.bucket, state, datetime.now(UTC) + timedelta(hours=2))
+
+
+def test_a_lease_names_the_blobs_of_a_huge_plan() -> None:
+    store = memory_store()
+    names = [f"{number:064x}" for number in range(300_000)]
+    key = put_lease(store.bucket, "one", lease_s=900)
+    store.bucket.put(f"{key}.blobs", "\n".join(names).encode())
+    (lease,) = leases_of(store.bucket)
+    assert len(pinned_by(store.bucket, lease)) == len(names)
