@@ -119,3 +119,30 @@ def test_the_command_reports_and_fails(
     assert [model["state"] for model in report["models"]] == ["imported", "failed"]
     assert run(line) == 1
     assert "failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("group_size = true", "group_size: Input should be a whole number"),
+        ("policy = 3", "policy: Input should be a text"),
+        ("quant = nan", "quant: Input should be a text"),
+        ("target_bpw = inf", "target_bpw: Input should be a number"),
+        ("requantize = 1", "requantize: Input should be true or false"),
+        ('rules = "a"', "rules: Input should be a list of texts"),
+        ('method = ["a"]', "method: Input should be a text"),
+        ("importance = 2026-11-23", "importance: Input should be a text"),
+    ],
+)
+def test_options_of_another_type(option: str, says: str, tmp_path: Path) -> None:
+    path = listed(tmp_path, f'source = "x"\nname = "a"\n{option}')
+    with pytest.raises(DocumentError, match=says):
+        work_on_batch(path, store=MemoryStore())
+
+
+def test_options_of_every_type(tmp_path: Path) -> None:
+    options = {"quant": "int4", "group_size": 64, "target_bpw": 4, "global_scale": True}
+    options |= {"rules": ["*=int8"]}
+    text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in options.items())
+    (model,) = read_batch(listed(tmp_path, f'source = "x"\nname = "a"\n{text}'))
+    assert model.options == options

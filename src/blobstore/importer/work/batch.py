@@ -13,13 +13,15 @@ made anew. An error of one model is reported, and the others go on.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final
+from types import UnionType
+from typing import Any, Final, get_args, get_type_hints
 
 from blobstore.errors import (
     BlobStoreError,
@@ -48,6 +50,13 @@ _LARGEST = 2**20
 _MOST_MODELS = 10_000
 _AT_ONCE: Final = 8
 """Models whose tasks are done in turn: a small one need not wait for a huge one."""
+_KINDS: Final = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    Sequence[str]: "a list of texts",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +119,8 @@ def _models(value: dict[str, Any]) -> tuple[BatchModel, ...]:
 def _model(value: Any) -> BatchModel:
     if not isinstance(value, dict):
         raise InvalidError("Input should be a valid dictionary")
-    known = {"source", "name", *ImportArguments.__annotations__}
+    hints = get_type_hints(ImportArguments)
+    known = {"source", "name", *hints}
     if unknown := value.keys() - known:
         raise _unknown(min(unknown), known)
     texts = {}
@@ -124,7 +134,7 @@ def _model(value: Any) -> BatchModel:
     options = {key: one for key, one in value.items() if key not in texts}
     for key, one in options.items():
         try:
-            _check_option(one)
+            _check_option(one, hints[key])
         except InvalidError as error:
             raise error.within(key) from None
     try:
@@ -138,11 +148,16 @@ def _unknown(key: str, known: set[str]) -> InvalidError:
     return InvalidError(f"unknown key{f'; did you mean {near[0]}?' if near else ''}", key)
 
 
-def _check_option(value: Any) -> None:
-    if isinstance(value, list):
+def _check_option(value: Any, hint: Any) -> None:
+    """Raise InvalidError unless a value is of a type that the option's ``hint`` has."""
+    kinds = set(get_args(hint)) if isinstance(hint, UnionType) else {hint}
+    if isinstance(value, list) and Sequence[str] in kinds:
         items(text)(value)
-    elif not isinstance(value, str | int | float):
-        raise InvalidError("Input should be a text, a number, true or false, or a list of texts")
+        return
+    is_number = type(value) in (int, float) and float in kinds and math.isfinite(value)
+    if not is_number and (type(value) not in kinds or type(value) is float):
+        known = [words for kind, words in _KINDS.items() if kind in kinds]
+        raise InvalidError(f"Input should be {' or '.join(known)}")
 
 
 def _check_names(models: tuple[BatchModel, ...]) -> None:
