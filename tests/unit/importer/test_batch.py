@@ -146,3 +146,15 @@ def test_options_of_every_type(tmp_path: Path) -> None:
     text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in options.items())
     (model,) = read_batch(listed(tmp_path, f'source = "x"\nname = "a"\n{text}'))
     assert model.options == options
+
+
+def test_reports_do_not_show_signatures_and_passwords(tmp_path: Path) -> None:
+    sources = ["http://127.0.0.1:1/m.safetensors?sig=SECRET", "https://me:SECRET@127.0.0.1:1/m"]
+    models = (f'source = "{one}"\nname = "a{n}"' for n, one in enumerate(sources))
+    found = work_on_batch(listed(tmp_path, *models), store=MemoryStore())
+    assert all(one.error for one in found)
+    assert "SECRET" not in repr(found)
+    assert [one.source for one in found] == [
+        "http://127.0.0.1:1/m.safetensors",
+        "https://127.0.0.1:1/m",
+    ]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,12 +43,13 @@ from blobstore.io.durable import make_folder, os_errors
 from blobstore.io.ranges import FileReader
 from blobstore.io.workers import Progress, silent
 from blobstore.names import Digest, ModelName
-from blobstore.source.addresses import OpenSource, open_folder
+from blobstore.source.addresses import OpenSource, is_web_address, open_folder
 from blobstore.store.ports import Home
 
 RULE: Final = "P4"
 _LARGEST = 2**20
 _MOST_MODELS = 10_000
+_USER: Final = re.compile(r"(?<=:)//[^/]*@")
 _AT_ONCE: Final = 8
 """Models whose tasks are done in turn: a small one need not wait for a huge one."""
 _KINDS: Final = {
@@ -73,10 +75,17 @@ class BatchModel:
         document = {"source": self.source, "name": str(self.name), "options": dict(self.options)}
         return hashlib.sha256(strictjson.encode(document)).hexdigest()
 
+    @property
+    def place(self) -> str:
+        """The source without what may be a secret in its address: a query, a password."""
+        if not is_web_address(self.source):
+            return self.source
+        return _USER.sub("//", self.source.partition("?")[0])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """The outcome of one model of a list.
+    """The outcome of one model of a list. ``source`` is without signatures and passwords.
 
     ``digest`` is that of its manifest, if it was published. Otherwise ``error`` says why it failed,
     or ``waits_for`` how many tasks are left, which other workers do. ``made``: tasks done here.
@@ -227,7 +236,7 @@ class _BatchWorker:
 
     def _steps(self, number: int, model: BatchModel) -> Iterator[BatchResult]:
         """Yield the state of a model after each portion of its tasks, and at its end."""
-        result = BatchResult(name=model.name, source=model.source)
+        result = BatchResult(name=model.name, source=model.place)
         try:
             shared = self._plan(model)
             index, count = self.shard
