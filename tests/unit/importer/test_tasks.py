@@ -102,6 +102,20 @@ def test_a_file_that_no_task_owns_is_hashed_by_those_that_read_of_it(tmp_path: P
     assert [file.declared is None for file in part.inventory.files] == [False, False]
 
 
+def test_a_file_of_another_task_is_hashed_by_those_that_read_of_it(tmp_path: Path) -> None:
+    checkpoint = two_shards_of_experts(tmp_path / "m")
+    own = {"model.layers.0.mlp.down_proj.weight": np.ones((64, 256), np.float32)}
+    expert = {"model.layers.0.mlp.experts.2.up_proj.weight": np.ones((64, 64), np.float32)}
+    save_file(own | expert, checkpoint / "model-00002-of-00002.safetensors")
+    plan = plan_import(checkpoint)
+    (inventory,) = plan.inventories
+    files = tuple(replace(file, declared=Digest.of(b"")) for file in inventory.files)
+    divided = DividedPlan(replace(plan, inventories=(replace(inventory, files=files),)))
+    assert {task.file for task in divided.tasks} == {0, 1}
+    part = divided.only(divided.tasks[0].blobs)
+    assert [file.declared is None for file in part.inventory.files] == [False, False]
+
+
 def two_shards_of_experts(folder: Path) -> Path:
     """Return a checkpoint of one group of three experts, the last of them in a second shard."""
     folder.mkdir()

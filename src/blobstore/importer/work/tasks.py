@@ -4,13 +4,14 @@ Tasks depend on the plan only, not on the number of workers, so that workers tha
 differently agree on them. A blob belongs to the file that most of its bytes come from. Tasks have
 blobs of one file, in the order of their bytes in it. So a worker reads a file from its beginning to
 its end, and each byte of the source is read by one worker. A file whose server declares a digest is
-one task: its digest is that of the whole file.
+one task: its digest is that of the whole file. A task of another file that needs bytes of it (a
+group of experts in two files) reads and hashes it whole, too.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
@@ -61,7 +62,6 @@ class DividedPlan:
             for file in inventory.files
         }
         self.tasks = tuple(self._tasks(files))
-        self._read_whole = {task.file for task in self.tasks}
 
     def _tasks(self, files: Sequence[SourceFile]) -> Iterator[Task]:
         placed = sorted((*self._place(blob), number) for number, blob in enumerate(self.plan.blobs))
@@ -90,15 +90,14 @@ class DividedPlan:
     def only(self, blobs: Sequence[PlannedBlob]) -> ImportPlan:
         """Return a plan of nothing but these blobs, whose inventories have only what they need.
 
-        Files that none of these blobs belongs to lose their declared digests, if their own tasks
-        read them whole.
+        Files keep their declared digests, also those that the blobs need little of: what comes of
+        them in this task is not what comes in their own.
         """
-        own = {self._place(blob)[0] for blob in blobs}
         parts: list[list[SourceTensor]] = [[] for _ in self.plan.inventories]
         for part in _parts(blobs):
             parts[self._owners[part.file.path]].append(part)
         inventories = tuple(
-            self._only(inventory, needed, own)
+            _only(inventory, needed)
             for inventory, needed in zip(self.plan.inventories, parts, strict=True)
         )
         options = self.plan.options
@@ -114,28 +113,6 @@ class DividedPlan:
             layers=tuple(blobs),
             relative_errors={},
             notes=(),
-        )
-
-    def _only(
-        self, inventory: Inventory, needed: Sequence[SourceTensor], own: Collection[int]
-    ) -> Inventory:
-        paths = {tensor.file.path for tensor in needed}
-        others = self._read_whole - {*own}
-        files = {
-            file.path: replace(file, declared=None) if self._numbers[file.path] in others else file
-            for file in inventory.files
-            if file.path in paths
-        }
-        tensors = {
-            tensor.name: replace(tensor, file=files[tensor.file.path])
-            for tensor in sorted(needed, key=lambda one: one.name)
-        }
-        return replace(
-            inventory,
-            files=tuple(files.values()),
-            tensors=tensors,
-            documents={},
-            other_files=OtherFiles(),
         )
 
     def shard(self, index: int, count: int) -> tuple[Task, ...]:
@@ -186,6 +163,17 @@ def _filled(costs: Sequence[int], most: int, count: int) -> list[tuple[int, int]
             begin, total = number, 0
         total += cost
     return [*ranges, (begin, len(costs))] if costs else []
+
+
+def _only(inventory: Inventory, needed: Sequence[SourceTensor]) -> Inventory:
+    paths = {tensor.file.path for tensor in needed}
+    return replace(
+        inventory,
+        files=tuple(file for file in inventory.files if file.path in paths),
+        tensors={tensor.name: tensor for tensor in sorted(needed, key=lambda one: one.name)},
+        documents={},
+        other_files=OtherFiles(),
+    )
 
 
 def _portions(blobs: Iterable[PlannedBlob], most: int) -> Iterator[tuple[PlannedBlob, ...]]:
