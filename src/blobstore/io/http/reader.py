@@ -373,13 +373,26 @@ class Remote(HttpClient):
         Raises: as `read_document`.
         """
         limits = self.limits(limit + 1 + _HEAD, budget)
-        got = bytearray()
-        with self.get(self.start(url), limits, accept=(_OK,)) as (reply, _):
-            for chunk in chain((b"",), reply.chunks()):  # the length is checked before any byte
-                got += chunk
-                if max(len(got), reply.length or 0) > limit:
-                    raise LimitExceededError(
-                        f"limit exceeded: {reply.address} has more than {limit:,} bytes",
-                        path=str(reply.address),
-                    )
-            return bytes(got), reply.next_page()
+        attempt = 0
+        while True:
+            with self.get(self.start(url), limits, accept=(_OK,)) as (reply, _):
+                try:
+                    return _whole(reply, limit), reply.next_page()
+                except RemoteError as error:
+                    if not error.temporary:
+                        raise
+                    failure = error
+            self.pause(attempt, limits, failure)
+            attempt += 1
+
+
+def _whole(reply: Reply, limit: int) -> bytes:
+    got = bytearray()
+    for chunk in chain((b"",), reply.chunks()):  # the length is checked before any byte
+        got += chunk
+        if max(len(got), reply.length or 0) > limit:
+            raise LimitExceededError(
+                f"limit exceeded: {reply.address} has more than {limit:,} bytes",
+                path=str(reply.address),
+            )
+    return bytes(got)

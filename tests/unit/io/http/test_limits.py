@@ -20,6 +20,7 @@ from support.servers import (
     Asked,
     Server,
     head,
+    one_after_another,
     part,
     redirect,
     reply,
@@ -211,6 +212,19 @@ def test_a_document_is_read_up_to_its_limit(server: Server, remote: Remote) -> N
     assert remote.read_document(server.url, 1000) == b"x" * 1000
     assert isinstance(refusal(lambda: remote.read_document(server.url, 999)), LimitExceededError)
     assert [asked.range for asked in script.asked] == [None, None]
+
+
+def test_a_document_whose_connection_breaks_is_asked_for_again(
+    server: Server, remote: Remote
+) -> None:
+    cut = [head(200, "Content-Length: 1000") + b"x" * 100]
+    script = server.play(one_after_another(cut, reply(200, body=b"x" * 1000)))
+    assert remote.read_document(server.url, 1000) == b"x" * 1000
+    assert len(script.asked) == 2
+
+    script = server.play(lambda _: cut)
+    assert isinstance(refusal(lambda: remote.read_document(server.url, 1000)), RemoteError)
+    assert len(script.asked) == remote.retry_policy.attempts
 
 
 @pytest.mark.parametrize("make", [whole, chunked, talkative_part, endless_head])
