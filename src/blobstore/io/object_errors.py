@@ -30,6 +30,7 @@ _PATH = re.compile(r'object with invalid path: (?:Error parsing )?Path "([^"]{1,
 _SETTING = re.compile(r"error: ([A-Za-z ,']{3,80})", re.ASCII)
 OPEN = "open"
 """The operation before any request: only settings can fail then."""
+_UNREACHABLE = "kind: Connect"
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
 _CREDENTIALS = (
     "169.254.169.254",  # a machine's own identity, which object stores ask for last
@@ -89,7 +90,7 @@ def _of_access(
 
     text = str(error)
     if any(word in text for word in _CREDENTIALS):
-        return _denied(AccessError, "there are no credentials for", place)
+        return _denied(AccessError, "missing credentials for", place)
     kinds = PermissionDeniedError | UnauthenticatedError | PermissionError
     if isinstance(error, kinds) or status in _DENIED:
         said = _code(text) or ": access is denied"
@@ -141,12 +142,15 @@ def _of_request(error: Exception, operation: str, place: str) -> BlobStoreError 
 
 def _of_server(text: str, operation: str, place: str, status: int | None) -> RemoteError:
     elsewhere = "redirect without LOCATION" in text or status in _REDIRECT
+    unreachable = _UNREACHABLE in text
+    why = ": can't connect to its server" if unreachable else _code(text, status)
+    hint = "Check the network, and the endpoint if you set one." if unreachable else None
     return RemoteError(
-        f"can't {operation} {place}{_code(text, status)}",
+        f"can't {operation} {place}{why}",
         path=place,
         status=status,
         temporary=not elsewhere and (status is None or status in _TEMPORARY),
-        hint="The bucket may be in another region: set AWS_REGION." if elsewhere else None,
+        hint="The bucket may be in another region: set AWS_REGION." if elsewhere else hint,
     )
 
 

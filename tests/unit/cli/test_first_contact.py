@@ -300,9 +300,7 @@ def test_a_bucket_needs_credentials(
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
     code, _, error = answer(command, "s3://bucket/models/qwen")
     assert code == 1
-    assert error.startswith(
-        "Error: there are no credentials for s3://bucket/models/qwen\nHint: Set"
-    )
+    assert error.startswith("Error: missing credentials for s3://bucket/models/qwen\nHint: Set")
 
 
 @given(st.sampled_from(["ftp://", "file://", "xy://"]), st.text())

@@ -127,8 +127,13 @@ ANSWER = f"{REQUEST} - Server returned non-2xx status code: "
         (f"{ANSWER}416 Range Not Satisfiable: ", ShortReadError, "ends"),
         (f"{ANSWER}503 Slow Down: <Code>SlowDown</Code>", RemoteError, "503: SlowDown"),
         (f"{ANSWER}501 Not Implemented: ", RemoteError, "501"),
+        (
+            f"{REQUEST} HttpError {{ kind: Connect, source",
+            RemoteError,
+            "can't connect to its server",
+        ),
         (f"{REQUEST} - HTTP error: operation timed out", RemoteError, "timed out"),
-        ("PUT http://169.254.169.254/latest/api/token failed", AccessError, "no credentials"),
+        ("PUT http://169.254.169.254/latest/api/token failed", AccessError, "missing credentials"),
         (f"{ANSWER}301 Moved: redirect without LOCATION", RemoteError, "301"),
     ],
 )

@@ -97,7 +97,7 @@ class Crew:
         self._stop()
 
     def _fetch(self) -> None:
-        """Fetch segments until there are no more."""
+        """Fetch the segments that remain, one after the other."""
         while (loaded := self._next()) is not None:
             segment = loaded.arrival.segment
             try:

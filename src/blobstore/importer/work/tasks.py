@@ -123,7 +123,7 @@ class DividedPlan:
         """
         if not 0 <= index < count:
             raise UsageError(
-                f"there is no shard {index} of {count}",
+                f"shard {index} of {count} does not exist",
                 hint=f"Shards of {count} are numbered from 0 to {count - 1}.",
             )
         files = [tuple(group) for _, group in groupby(self.tasks, key=lambda task: task.file)]

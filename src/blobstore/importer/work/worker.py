@@ -233,7 +233,7 @@ class TaskMaker:
     ) -> dict[str, Descriptor]:
         """Return those of a task's blobs that the store has, by name."""
         lost = lost_among(blobs, session, self._store, verify=self._verify, jobs=self._jobs)
-        named = zip(task.blobs, blobs, strict=False)  # there are none, or all
+        named = zip(task.blobs, blobs, strict=False)  # of a task without a receipt, none
         return {planned.name: blob for planned, blob in named if blob.digest not in lost}
 
     def _write(
