@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from blobstore.io.http.direct import Came
     from blobstore.io.ranges import Identity
     from blobstore.source.folders import Folder
 
@@ -35,11 +36,19 @@ class Fetcher(Protocol):
     def at_once(self) -> int:
         """How many threads may be of use: as many ranges as may be fetched at once."""
 
-    def fill(self, name: str, identity: Identity, begin: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes of a file from byte ``begin`` on.
+    def fill(
+        self,
+        name: str,
+        identity: Identity,
+        begin: int,
+        buffer: memoryview,
+        came: Came | None = None,
+    ) -> None:
+        """Fill ``buffer`` with the bytes of a file from byte ``begin`` on, in their order.
 
-        The call waits until one more request may run. Raises: CorruptDataError when the file has
-        another identity now; NotFoundError; ShortReadError; RemoteError; StorageError.
+        ``came`` is told how many there are since it was told last. The call waits until one more
+        request may run. Raises: CorruptDataError when the file has another identity now;
+        NotFoundError; ShortReadError; RemoteError; StorageError; as ``came``.
         """
 
     def cancel(self) -> None:
@@ -54,10 +63,19 @@ class FolderFetcher:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
 
-    def fill(self, name: str, identity: Identity, begin: int, buffer: memoryview) -> None:
+    def fill(
+        self,
+        name: str,
+        identity: Identity,
+        begin: int,
+        buffer: memoryview,
+        came: Came | None = None,
+    ) -> None:
         """See `Fetcher`."""
         with self._folder.open(name, identity) as reader:
             reader.readinto(begin, buffer)
+        if came is not None:
+            came(len(buffer))
 
     def cancel(self) -> None:
         """See `Fetcher`: a read from a disk ends by itself."""
