@@ -16,7 +16,8 @@ from random import Random
 
 import pytest
 from support.faults import file_system
-from support.lab.command import At, Call, Done, Fail, Kill, run
+from support.lab.command import At, Done, Fail, Kill, run
+from support.lab.system_calls import Call
 from support.lab.task import sample
 
 from blobstore.errors import BlobStoreError

@@ -201,7 +201,8 @@ class _Files:
             return self._small.get(found.number)
         is_trusted = self._agenda.trusted_at(found.number) < self._agenda.begun
         is_there = begun_path(self._folder, found.number).exists()
-        return self._accepted.get(found.number) if is_trusted and not is_there else None
+        is_accepted = (is_trusted or self._unfinished.accepts_early) and not is_there
+        return self._accepted.get(found.number) if is_accepted else None
 
     def _take(self, number: int, digest: Digest) -> Finished | None:
         if number not in self._taken:

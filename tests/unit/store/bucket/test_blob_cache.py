@@ -156,10 +156,17 @@ def test_a_damaged_blob_is_fetched_again(store: BucketStore, tmp_path: Path, dam
         case _:
             path.unlink()
             os.mkfifo(path)
-    assert verify_bucket(near).is_sound  # it is not about the cache
     read(near, ONE)
     assert not path.is_symlink()
     assert path.read_bytes() == ONE
+
+
+def test_verify_reads_the_bucket(store: BucketStore, tmp_path: Path) -> None:
+    near = cached(store, tmp_path)
+    read(near, ONE)
+    store.bucket.put(blob_key(Digest.of(ONE)), bytes(len(ONE)))
+    assert not verify_bucket(near).is_sound
+    assert blobs_in(tmp_path) == {Digest.of(ONE).hex}
 
 
 def test_a_blob_that_others_remove_stays_readable(store: BucketStore, tmp_path: Path) -> None:
