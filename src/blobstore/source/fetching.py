@@ -6,8 +6,8 @@ servers fetch over several connections, whose number they find by measurement.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from blobstore.io.http.direct import Came
     from blobstore.io.ranges import Identity
     from blobstore.source.folders import Folder
+    from blobstore.source.weights import SourceFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,3 +86,17 @@ class FolderFetcher:
 def folder_fetcher(folder: Folder) -> Iterator[Fetcher]:
     """Give a fetcher that any folder can have."""
     yield FolderFetcher(folder)
+
+
+@contextmanager
+def fetchers_of(
+    files: Mapping[str, SourceFile], options: FetchOptions
+) -> Iterator[dict[str, Fetcher]]:
+    """Give the fetcher of each file, by path: one for each folder."""
+    with ExitStack() as stack:
+        of_folder: dict[int, Fetcher] = {}
+        for file in files.values():
+            if id(file.folder) not in of_folder:
+                fetcher = stack.enter_context(file.folder.fetcher(options))
+                of_folder[id(file.folder)] = fetcher
+        yield {path: of_folder[id(file.folder)] for path, file in files.items()}

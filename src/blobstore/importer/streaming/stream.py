@@ -33,7 +33,7 @@ from blobstore.importer.streaming.worklog import LoggedWork, WorkLog
 from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE, os_errors
 from blobstore.io.workers import Progress
-from blobstore.source.fetching import Fetcher, FetchOptions
+from blobstore.source.fetching import Fetcher, FetchOptions, fetchers_of
 from blobstore.source.weights import SourceFile
 from blobstore.store.ports import Finished, Session
 
@@ -116,7 +116,7 @@ class _Stream:
             held = HeldBytes(work.folder if work is not None else None)
             stack.callback(held.close)
             self._resume(done, written, held)
-            fetchers = stack.enter_context(_fetchers(self._files, fetch))
+            fetchers = stack.enter_context(fetchers_of(self._files, fetch))
             crew = Crew(
                 self._plan.blobs,
                 done.agenda,
@@ -212,20 +212,6 @@ def work_key(
     declared = [f"{path!r} {file.declared}" for path, file in files.items() if path in hashed]
     text = "\n".join([f"{_VERSION} {sizes}", *declared, *keys])
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
-
-
-@contextmanager
-def _fetchers(
-    files: Mapping[str, SourceFile], options: FetchOptions
-) -> Iterator[dict[str, Fetcher]]:
-    """Give the fetcher of each file, by path: one for each folder."""
-    with ExitStack() as stack:
-        of_folder: dict[int, Fetcher] = {}
-        for file in files.values():
-            if id(file.folder) not in of_folder:
-                fetcher = stack.enter_context(file.folder.fetcher(options))
-                of_folder[id(file.folder)] = fetcher
-        yield {path: of_folder[id(file.folder)] for path, file in files.items()}
 
 
 def _at_once(fetchers: Iterable[Fetcher], window: int, sizes: SegmentSizes) -> int:
