@@ -48,7 +48,10 @@ def test_other_sources(tmp_path: Path, name: str) -> None:
     folder = write_source(tmp_path, name)
     wanted = plan_import(folder, target_bpw=6.0, requantize=True)
     with streamed(SMALL):
-        assert plan_import(folder, target_bpw=6.0, requantize=True).relative_errors == wanted.relative_errors
+        assert (
+            plan_import(folder, target_bpw=6.0, requantize=True).relative_errors
+            == wanted.relative_errors
+        )
 
 
 def test_a_lost_connection(source: Path) -> None:
