@@ -126,7 +126,7 @@ class Crew:
             arrival = None if self._tasks.is_stopped else next(self._arrivals, None)
             if arrival is None:
                 self._are_all_fetched = True
-                self._tasks.wake()
+                self._tasks.wake_all()
                 return None
             part = self._ring.take(arrival.segment.nbytes, arrival.segment.begin)
             if part is None:
@@ -179,7 +179,8 @@ class Crew:
             self._arriving.done(loaded.number)
         self._arrived.held.done(loaded.number)
         self._written.trust(self._trusted.pop(loaded.number, []))
-        self._tasks.wake()
+        if self._is_done:
+            self._tasks.wake_all()
 
     def _make(self) -> None:
         """Make and hash until everything is done."""
@@ -210,10 +211,14 @@ class Crew:
         with self._tasks.changed:
             if self._tasks or self._stage.ready or self._tasks.is_stopped:
                 return True
-            if self._are_all_fetched and all(gate.is_empty for gate in self._gates):
+            if self._is_done:
                 return False
             self._tasks.changed.wait()
             return True
+
+    @property
+    def _is_done(self) -> bool:
+        return self._are_all_fetched and all(gate.is_empty for gate in self._gates)
 
     def _make_large(self, loaded: Loaded, piece: StreamedPiece, since: int, buffer: Buffer) -> None:
         run, blob = piece.run, self._blobs[piece.number]
@@ -256,7 +261,6 @@ class Crew:
             self._finish(loaded)
         for piece in pieces:
             self._progress(piece.run.source_bytes, self._blobs[piece.number].name)
-        self._tasks.wake()
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,16 @@ class Tasks:
             return self._tasks.popleft() if self._tasks and not self.is_stopped else None
 
     def wake(self) -> None:
-        """Let the waiting threads check again whether there is something to do."""
+        """Let a waiting thread check again whether there is something to do.
+
+        One is enough: it goes on until nothing is left. All of them would take turns with the
+        interpreter's lock.
+        """
+        with self.changed:
+            self.changed.notify()
+
+    def wake_all(self) -> None:
+        """Let all waiting threads check whether everything is done."""
         with self.changed:
             self.changed.notify_all()
 

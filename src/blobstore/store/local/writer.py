@@ -27,6 +27,7 @@ from blobstore.io.durable import (
     open_direct,
     open_or_create,
     os_errors,
+    reserve,
     sync,
     write_aligned,
     write_all_at,
@@ -164,7 +165,7 @@ class BlobWriter:
             if self._in_order or self._stays:
                 self._fd = open_or_create(self._path)
                 if self._stays:
-                    os.ftruncate(self._fd, self._size)
+                    reserve(self._fd, self._size)
             else:
                 self._fd = create_file(self._path, self._size if is_large else 0)
             self._direct = open_direct(self._path) if is_large else -1
