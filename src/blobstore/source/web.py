@@ -85,6 +85,7 @@ class WebFolder(Folder):
         self._remote = remote
         self._likely: list[Entry] | None = None
         self._declared: dict[str, Digest] = {}
+        self._opened: dict[str, WebFile] = {}
 
     @property
     def base_url(self) -> str:
@@ -132,14 +133,22 @@ class WebFolder(Folder):
         return self._likely[:most]
 
     def _entry(self, reader: HttpReader) -> Entry:
-        source = self._source(reader)
-        return WebEntry(self._name_of(reader), reader.name, Found(source.size, source.identity))
+        source, name = self._source(reader), self._name_of(reader)
+        self._opened[name] = source
+        return WebEntry(name, reader.name, Found(source.size, source.identity))
 
     def _name_of(self, reader: HttpReader) -> str:
         return unquote(reader.name.removeprefix(self.base_url))
 
     def open(self, name: str, identity: Identity | None = None) -> WebFile:
-        """Return a reader of one file, which makes one request for each range."""
+        """Return a reader of one file, which makes one request for each range.
+
+        Files that `scan` found are open already, with their first bytes: a document of that size
+        is asked for once.
+        """
+        opened = self._opened.get(name)
+        if opened is not None and opened.identity == identity:
+            return opened
         wanted = header_end if name.endswith(SUFFIX) and identity is None else None
         reader = self._source(self._remote.open(self.url(name), wanted=wanted))
         if identity is not None and reader.identity != identity:

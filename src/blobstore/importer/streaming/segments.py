@@ -17,7 +17,7 @@ from blobstore.source.weights import SourceFile
 _MIB = 2**20
 _AIM, _WINDOW = 8 * _MIB, 128 * _MIB
 _LEAST_AIM, _LEAST_WINDOW = 4 * _MIB, 16 * _MIB
-_PART = 25
+_PART = 21
 _AT_ONCE = _LEAST_WINDOW // _LEAST_AIM
 _LEAST_STEP = 64 * 2**10
 Span = tuple[int, int]
@@ -45,7 +45,7 @@ class SegmentSizes:
     def of(cls, nbytes: int) -> SegmentSizes:
         """Return the sizes for a source of so many bytes.
 
-        A killed import loses a 25th of the source at most: what is in memory, or has come since
+        A killed import loses a 21st of the source at most: what is in memory, or has come since
         the last step.
         """
         part = nbytes // _PART

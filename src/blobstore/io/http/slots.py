@@ -3,7 +3,8 @@
 More connections bring more from a server that is far away, and less from one that is busy. So the
 number starts low, and is doubled as long as that gains at least 5 % more bytes a second. Else the
 lower number is kept, and the higher one is tried again later: after a second at first, after at
-most ten. The time in which new connections gain speed does not count.
+most ten. The time in which new connections gain speed does not count, except at the start: all of
+them gain speed then, so as long as the rate grows the number is doubled every tenth of a second.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 _FIRST = 2
 _GAIN = 1.05
 _WINDOW_S = 0.25
+_FIRST_WINDOW_S = 0.1
 _REPORTS_A_SLOT = 2
 """Reports that a window lasts at least, for each slot."""
 _AGAIN_S = 10
@@ -47,10 +49,10 @@ class Slots:
         self._changed = threading.Condition()
         self._lower: tuple[int, float] | None = None
         self._settle_s = settle_s
-        self._window_s = max(_WINDOW_S, settle_s)
+        self._window_s = _FIRST_WINDOW_S if settle_s else _WINDOW_S
         self._again_s = 1.0 if settle_s else float(_AGAIN_S)
         self._again_at = 0.0
-        self._begin_window(settle_s)
+        self._begin_window(0)
 
     @contextmanager
     def slot(self) -> Iterator[Callable[[int], None]]:
@@ -75,6 +77,7 @@ class Slots:
         with self._changed:
             self.level = self.level if self._fixed else max(1, self.level // 2)
             self._lower = None
+            self._window_s = max(_WINDOW_S, self._settle_s)
             self._again_at = self._clock() + _AGAIN_S
             self._begin_window(self._settle_s)
 
@@ -97,13 +100,15 @@ class Slots:
                 return
             level = self.level
             self._choose(self._work / seconds)
-            self._begin_window(self._settle_s if self.level != level else 0)
+            is_first = self._window_s < _WINDOW_S
+            self._begin_window(self._settle_s if self.level != level and not is_first else 0)
 
     def _choose(self, rate: float) -> None:
         now = self._clock()
         if self._lower is not None and rate < _GAIN * self._lower[1]:
             self.level = self._lower[0]
             self._lower = None
+            self._window_s = max(_WINDOW_S, self._settle_s)
             self._again_at = now + self._again_s
             self._again_s = min(2 * self._again_s, _AGAIN_S)
         elif self.level < self.most and now >= self._again_at:
