@@ -71,7 +71,7 @@ class Crew:
         self._gates = (Gate(self._hash), Gate(self._open), Gate(self._end))
         self._mutex, self._fetching = threading.Lock(), threading.Lock()
         self._unhashed = 0
-        self._consecutive = _Consecutive()
+        self._consecutive: dict[int, _Consecutive] = defaultdict(_Consecutive)
         self._are_all_fetched = False
         self._errors: list[tuple[Order, BaseException]] = []
 
@@ -161,8 +161,9 @@ class Crew:
             if first.is_small:
                 do = partial(self._make_small, loaded, pieces)
             else:
-                self._consecutive = self._consecutive.then(first)
-                do = partial(self._make_large, loaded, first, self._consecutive.since)
+                consecutive = self._consecutive[first.number].then(first)
+                self._consecutive[first.number] = consecutive
+                do = partial(self._make_large, loaded, first, consecutive.since)
             self._tasks.add((loaded.number, first.number, first.run.begin), do)
         if not tasks:
             self._finish(loaded)
@@ -270,16 +271,14 @@ class _Consecutive:
     ``since``: the offset of the first one; ``end``: of what follows.
     """
 
-    number: int = -1
     since: int = 0
     end: int = 0
 
     def then(self, piece: StreamedPiece) -> _Consecutive:
         """Return it with the next piece, or that piece alone."""
         run = piece.run
-        follows = (piece.number, run.begin) == (self.number, self.end)
-        since = self.since if follows else run.begin
-        return _Consecutive(piece.number, since, run.end + run.gap)
+        since = self.since if run.begin == self.end else run.begin
+        return _Consecutive(since, run.end + run.gap)
 
 
 class _Stop(threading.Event):

@@ -7,6 +7,7 @@ there. If some are not, everything is used up to the segment before those.
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,8 +54,8 @@ class BlobBegun:
 class WorkDone:
     """What of the work was done before.
 
-    ``agenda``: of what is left. ``blobs``: those that were begun. ``states``: of the hash of the
-    file in the middle of which the work goes on, by its path, and how many bytes it has hashed.
+    ``agenda``: of what is left. ``blobs``: those that were begun. ``states``: of the hashes of the
+    files in the middle of which the work goes on, by path, and how many bytes each has hashed.
     """
 
     agenda: Agenda
@@ -180,9 +181,9 @@ class _Files:
         """Yield the first segment of each file that should have been hashed, and was not."""
         for file in files_of_blob(blob):
             numbers = self._agenda.segments.of_file(file.path)
-            last = min(self._agenda.begun - 1, numbers[-1])
+            passed = bisect_left(numbers, self._agenda.begun)
             is_hashed = file.path in self._agenda.segments.hashed
-            if is_hashed and last >= numbers[0] and last not in self._hashed:
+            if is_hashed and passed and numbers[passed - 1] not in self._hashed:
                 yield numbers[0]
 
     def _is_held(self, number: int, one: HeldSum) -> bool:

@@ -8,9 +8,10 @@ plan only, so every run of the plan has the same segments.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from blobstore.source.weights import SourceFile
 
@@ -20,6 +21,8 @@ _LEAST_AIM, _LEAST_WINDOW = 4 * _MIB, 16 * _MIB
 _PART = 21
 _AT_ONCE = _LEAST_WINDOW // _LEAST_AIM
 _LEAST_STEP = 64 * 2**10
+_FILES_AT_ONCE = 2
+"""Files whose segments take turns."""
 Span = tuple[int, int]
 """Bytes of a file: begin and end."""
 
@@ -76,26 +79,24 @@ class SourceSegment:
 
 
 class _CutFile:
-    """The segments of one file, of which the first has the number ``first``."""
+    """The segments of one file; ``numbers`` of those that have a number so far."""
 
-    def __init__(self, file: SourceFile, first: int, spans: Sequence[Span]) -> None:
+    def __init__(self, file: SourceFile, spans: Sequence[Span]) -> None:
         self.file = file
-        self.first = first
         self.spans = spans
+        self.numbers: list[int] = []
         self._begins = [begin for begin, _ in spans]
 
-    @property
-    def stop(self) -> int:
-        return self.first + len(self.spans)
-
-    def numbers(self, begin: int, end: int) -> range:
+    def numbers_of(self, begin: int, end: int) -> list[int]:
         first = bisect_right(self._begins, begin) - 1
         last = bisect_right(self._begins, max(begin, end - 1)) - 1
-        return range(self.first + first, self.first + last + 1)
+        return self.numbers[first : last + 1]
 
 
 class SourceSegments:
-    """All segments of a plan's files, in their order: file by file.
+    """All segments of a plan's files, in their order: file by file, but two files take turns.
+
+    So two files are hashed at once, and threads write to the blobs of both.
 
     ``hashed``: the paths of the files that are hashed whole.
     """
@@ -106,26 +107,43 @@ class SourceSegments:
         hashed: AbstractSet[str] = frozenset(),
     ) -> None:
         self.hashed = hashed
-        self.count = 0
-        self._cut: dict[str, _CutFile] = {}
-        for file, spans in files:
-            self._cut[file.path] = cut = _CutFile(file, self.count, spans)
-            self.count = cut.stop
-        self._files = list(self._cut.values())
-        self._firsts = [cut.first for cut in self._files]
+        self._cut = {file.path: _CutFile(file, spans) for file, spans in files}
+        self._order: list[_CutFile] = []
+        self._places: list[int] = []
+        for cut in _in_turn(self._cut.values()):
+            cut.numbers.append(len(self._order))
+            self._places.append(len(cut.numbers) - 1)
+            self._order.append(cut)
+
+    @property
+    def count(self) -> int:
+        """The number of all segments."""
+        return len(self._order)
 
     def __getitem__(self, number: int) -> SourceSegment:
-        cut = self._files[bisect_right(self._firsts, number) - 1]
-        return SourceSegment(number, cut.file, *cut.spans[number - cut.first])
+        cut = self._order[number]
+        return SourceSegment(number, cut.file, *cut.spans[self._places[number]])
 
-    def numbers(self, path: str, begin: int, end: int) -> range:
+    def numbers(self, path: str, begin: int, end: int) -> Sequence[int]:
         """Return the numbers of the segments that have bytes ``begin`` to ``end`` of a file."""
-        return self._cut[path].numbers(begin, end) if end > begin else range(0)
+        return self._cut[path].numbers_of(begin, end) if end > begin else ()
 
-    def of_file(self, path: str) -> range:
+    def of_file(self, path: str) -> Sequence[int]:
         """Return the numbers of a file's segments."""
-        cut = self._cut[path]
-        return range(cut.first, cut.stop)
+        return self._cut[path].numbers
+
+
+def _in_turn(files: Iterable[_CutFile]) -> Iterator[_CutFile]:
+    """Yield the file of each segment: `_FILES_AT_ONCE` files in turn, and the next when one is over."""
+    waiting = iter([file for file in files if file.spans])
+    begun = deque((file, len(file.spans)) for file in islice(waiting, _FILES_AT_ONCE))
+    while begun:
+        file, left = begun.popleft()
+        yield file
+        if left > 1:
+            begun.append((file, left - 1))
+        else:
+            begun.extend((file, len(file.spans)) for file in islice(waiting, 1))
 
 
 def spans_of(

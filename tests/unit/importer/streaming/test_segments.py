@@ -62,7 +62,7 @@ def test_unneeded_bytes_are_left_out_unless_they_are_few() -> None:
 @pytest.mark.parametrize("nbytes", [0, 10**6, 10**8, 1_880_000_000, 10**12])
 def test_what_a_kill_may_lose_is_small(nbytes: int) -> None:
     sizes = SegmentSizes.of(nbytes)
-    assert sizes.window <= max(nbytes // 25, 16 * 2**20)
+    assert sizes.window <= max(nbytes // 20, 16 * 2**20)
     assert 2 * 2**20 <= sizes.aim <= 8 * 2**20
     assert sizes.most <= 16 * 2**20
     assert sizes.window >= 2 * sizes.most
