@@ -113,7 +113,7 @@ def last_segment(blob: PlannedBlob, segments: SourceSegments) -> int:
     return max((numbers[-1] for numbers in _numbers(blob, segments)), default=0)
 
 
-def _numbers(blob: PlannedBlob, segments: SourceSegments) -> Iterator[range]:
+def _numbers(blob: PlannedBlob, segments: SourceSegments) -> Iterator[Sequence[int]]:
     for source in blob.sources:
         for part in source.parts.values():
             if part.nbytes:

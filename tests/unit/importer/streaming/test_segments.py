@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 from random import Random
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from blobstore.importer.streaming.segments import SegmentSizes, Span, spans_of
+from blobstore.importer.streaming.segments import SegmentSizes, SourceSegments, Span, spans_of
+from blobstore.source.weights import SourceFile
 
 SIZES = SegmentSizes(aim=100, most=200, window=400, gap=10)
 
@@ -66,3 +69,26 @@ def test_what_a_kill_may_lose_is_small(nbytes: int) -> None:
     assert 2 * 2**20 <= sizes.aim <= 8 * 2**20
     assert sizes.most <= 16 * 2**20
     assert sizes.window >= 2 * sizes.most
+
+
+def test_two_files_take_turns() -> None:
+    """Of files with 3, 1, 0 and 2 segments."""
+    counts = {"a": 3, "b": 1, "none": 0, "c": 2}
+    # Only the path of a file is used.
+    files = {path: cast("SourceFile", SimpleNamespace(path=path)) for path in counts}
+    cut = [(files[path], [(10 * i, 10 * i + 10) for i in range(n)]) for path, n in counts.items()]
+    segments = SourceSegments(cut)
+    order = [segments[number] for number in range(segments.count)]
+    assert [(one.file.path, one.begin) for one in order] == [
+        ("a", 0),
+        ("b", 0),
+        ("a", 10),
+        ("c", 0),
+        ("a", 20),
+        ("c", 10),
+    ]
+    assert [one.number for one in order] == list(range(6))
+    assert segments.of_file("a") == [0, 2, 4]
+    assert segments.numbers("a", 5, 25) == [0, 2, 4]
+    assert segments.numbers("c", 10, 11) == [5]
+    assert not segments.numbers("c", 10, 10)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from support.servers import KEEP_ALIVE, Server, head
 
 from blobstore.errors import RemoteError
+from blobstore.io.http import direct
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.direct import without_body
+from blobstore.io.http.direct import DirectBody, without_body
 from blobstore.io.http.messages import Message
 from blobstore.io.http.pauses import Pauses
 from blobstore.io.http.siblings import Siblings
@@ -106,6 +109,25 @@ def test_both_ways_give_the_same(server: Server, chunks: list[bytes]) -> None:
     with HttpClient() as client:
         if KEEP_ALIVE in chunks:
             assert [read_by(client, server, direct=True) for _ in range(3)] == [through] * 3
+
+
+def test_bytes_are_told_when_the_rest_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel fills whole parts, but what came in a part of a second is told."""
+    monkeypatch.setattr(direct, "_TICK_S", 0.01)
+    here, there = socket.socketpair()
+    told: list[int] = []
+
+    def came(nbytes: int) -> None:
+        told.append(nbytes)
+        if sum(told) == 5 and nbytes == 0:
+            there.sendall(b"fghij")
+
+    with here, there, HttpClient() as client:
+        there.sendall(b"cde")
+        buffer = bytearray(10)
+        body = DirectBody(10, b"ab")
+        body.into(memoryview(buffer), here, client.limits(2**20), lambda: 60, came)
+    assert (bytes(buffer), sum(told)) == (b"abcdefghij", 10)
 
 
 class Clock:

@@ -52,6 +52,23 @@ def test_it_is_tried_again() -> None:
     assert server.slots.level == 16
 
 
+def test_at_the_start_the_number_grows_as_fast_as_the_rate() -> None:
+    now = 0.0
+    slots = Slots(16, fixed=False, first=4, settle_s=0.3, clock=lambda: now)
+
+    def bring(rate: float) -> int:
+        """Move bytes for a window of 0.1 s, and return the level that follows."""
+        nonlocal now
+        for _ in range(64):
+            now += 0.11 / 64
+            with slots.slot() as moved:
+                moved(int(rate * 0.11 / 64))
+        return slots.level
+
+    assert [bring(1e8), bring(2e8), bring(2e8)] == [8, 16, 8]
+    assert [bring(4e8), bring(4e8)] == [8, 8]  # from now on windows are longer
+
+
 def test_as_many_at_once_as_there_are_slots() -> None:
     slots, inside, most = Slots(3), 0, 0
     mutex, go = threading.Lock(), threading.Barrier(3)
