@@ -62,6 +62,7 @@ class DirectBody:
         ``silence``: how long to wait for the next byte. Raises: TimeoutError after it;
         ConnectionError when the connection ends; OSError; as ``came``.
         """
+        _wait_in_kernel(connection, min(silence(), _TICK_S))
         done = self._take_first(buffer)
         told, heard_at = 0, time.monotonic()
         try:
@@ -110,12 +111,16 @@ def _receive(connection: socket.socket, buffer: memoryview, seconds: float) -> i
     if type(connection) is not socket.socket:  # TLS gives one record at a time
         connection.settimeout(seconds)
         return connection.recv_into(buffer)
-    if connection.gettimeout() is not None:
-        connection.settimeout(None)
-        _, fraction = divmod(seconds, 1)
-        limit = struct.pack("ll", int(seconds), int(fraction * 1e6) or 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     return connection.recv_into(buffer, len(buffer), socket.MSG_WAITALL)
+
+
+def _wait_in_kernel(connection: socket.socket, seconds: float) -> None:
+    """Let the kernel end a call that waits for so long (socket(7), ``SO_RCVTIMEO``)."""
+    if type(connection) is not socket.socket:
+        return
+    connection.settimeout(None)
+    limit = struct.pack("ll", int(seconds), max(1, int(seconds % 1 * 1e6)))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
 
 def head_end(received: bytes) -> int | None:
