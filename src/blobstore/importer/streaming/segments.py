@@ -19,7 +19,7 @@ _MIB = 2**20
 _AIM, _WINDOW = 8 * _MIB, 128 * _MIB
 _LEAST_AIM, _LEAST_WINDOW = 4 * _MIB, 16 * _MIB
 _PART = 21
-_AT_ONCE = _LEAST_WINDOW // _LEAST_AIM
+_STEPS = 25 * (_LEAST_WINDOW // _LEAST_AIM)
 _LEAST_STEP = 64 * 2**10
 _FILES_AT_ONCE = 2
 """Files whose segments take turns."""
@@ -54,7 +54,7 @@ class SegmentSizes:
         part = nbytes // _PART
         window = min(max(part, _LEAST_WINDOW), _WINDOW)
         aim = min(max(window // 8, _LEAST_AIM), _AIM)
-        step = max(part // _AT_ONCE, _LEAST_STEP) if part < _LEAST_WINDOW else None
+        step = max(nbytes // _STEPS, _LEAST_STEP) if part < _LEAST_WINDOW else None
         return cls(aim=aim, most=2 * aim, window=window, step=step)
 
 
@@ -134,7 +134,7 @@ class SourceSegments:
 
 
 def _in_turn(files: Iterable[_CutFile]) -> Iterator[_CutFile]:
-    """Yield the file of each segment: `_FILES_AT_ONCE` files in turn, and the next when one is over."""
+    """Yield the file of each segment: two files in turn, and the next when one is over."""
     waiting = iter([file for file in files if file.spans])
     begun = deque((file, len(file.spans)) for file in islice(waiting, _FILES_AT_ONCE))
     while begun:

@@ -98,7 +98,7 @@ def test_parts_that_are_not_as_the_log_says_are_fetched_again(
 
 def test_only_small_sources_have_steps() -> None:
     assert SegmentSizes.of(500_000_000).step is None
-    for nbytes in (50_000_000, 400_000_000):
+    for nbytes in (50_000_000, 350_000_000):
         sizes = SegmentSizes.of(nbytes)
         assert sizes.step is not None
         assert sizes.step * (sizes.window // sizes.aim) <= nbytes // 25
