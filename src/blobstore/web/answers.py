@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from blobstore.inspection.distributions import Distribution, distribution_of
 from blobstore.inspection.listing import list_models
 from blobstore.names import Digest
 from blobstore.store.care.usage import Usage, measure_usage
 from blobstore.views.checkpoints import DiffView
+from blobstore.views.looked import DistributionView
 from blobstore.views.records import kept_quality, kept_verify
 from blobstore.views.stores import ListItemView, UsageView
-from blobstore.web.served import Answer, Served, encoded
+from blobstore.web.served import Answer, Served, ServedModel, encoded
 
 Values = Mapping[str, Any]
 
@@ -36,13 +38,30 @@ def _listed(served: Served) -> list[ListItemView]:
 def model(served: Served, values: Values) -> Answer:
     """Return a model without its tensors."""
     found = served.find(values["name"])
-    return Answer(lambda: served.open(found).facts, found.tag)
+    return Answer(lambda: served.open(found).facts, found.tag, is_kept=False)
 
 
 def tensors(served: Served, values: Values) -> Answer:
     """Return a model's tensors as columns."""
     found = served.find(values["model"])
-    return Answer(lambda: served.open(found).columns, found.tag)
+    return Answer(lambda: served.open(found).columns, found.tag, is_kept=False)
+
+
+def distribution(served: Served, values: Values) -> Answer:
+    """Return how the values of a tensor are distributed."""
+    found = served.find(values["model"])
+
+    def body() -> bytes:
+        result = measured_distribution(served, found, values["tensor"])
+        return encoded(DistributionView.of(found.name, str(found.digest), result))
+
+    return Answer(body, found.tag)
+
+
+def measured_distribution(served: Served, model: ServedModel, tensor: str) -> Distribution:
+    """Return the distribution of a tensor. Raises: as `Served.tensor` and `distribution_of`."""
+    with served.tensor(model, tensor) as opened:
+        return distribution_of(opened)
 
 
 def quality(served: Served, values: Values) -> Answer:

@@ -70,7 +70,7 @@ def _api(route: ApiRoute, served: Served, limit: CapacityLimiter) -> _Handler:
         answer = route.answer(served, values)
         if answer.tag is not None and is_known(answer.tag, request):
             return unchanged(answer.tag)
-        body = answer.body()
+        body = served.body((route.path, request.scope["query_string"]), answer)
         return with_tag(body, answer.tag or hashlib.sha256(body).hexdigest(), _JSON, request)
 
     async def handle(request: Request) -> Response:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 from blobstore.errors import UnsupportedSourceError
+from blobstore.plots.bars import shared as shared_plot
 from blobstore.plots.heatmap import errors as errors_plot
-from blobstore.plots.subjects import TensorError
+from blobstore.plots.histograms import distribution as histograms
+from blobstore.plots.points import frontier as frontier_plot
+from blobstore.plots.subjects import ModelBytes, ModelPoint, TensorError
 from blobstore.plots.treemap import treemap as treemap_plot
 from blobstore.views.checkpoints import QualityView, TensorQualityView
 from blobstore.views.records import kept_quality
-from blobstore.web.answers import Values
+from blobstore.web.answers import Values, measured_distribution, usage_of
 from blobstore.web.served import Answer, Served, ServedModel, encoded
 
 
@@ -22,6 +27,42 @@ def errors(served: Served, values: Values) -> Answer:
     """Return a model's errors by layer."""
     found = served.find(values["model"])
     return Answer(lambda: encoded(errors_plot(map(_error, measured(served, found).tensors))))
+
+
+def distribution(served: Served, values: Values) -> Answer:
+    """Return how the values of a tensor, and its codes, are distributed."""
+    found = served.find(values["model"])
+
+    def body() -> bytes:
+        return encoded(histograms(measured_distribution(served, found, values["tensor"])))
+
+    return Answer(body, found.tag)
+
+
+def frontier(served: Served, values: Values) -> Answer:
+    """Return error against size of several models."""
+    found = [served.find(name) for name in dict.fromkeys(values["model"])]
+    return Answer(lambda: encoded(frontier_plot([_point(served, one) for one in found])))
+
+
+def shared(served: Served, _values: Values) -> Answer:
+    """Return the bytes that each model needs alone, and with others."""
+    return Answer(
+        lambda: encoded(
+            shared_plot(
+                ModelBytes(str(one.name), one.unique, one.shared)
+                for one in usage_of(served).models
+                if one.error is None
+            )
+        )
+    )
+
+
+def _point(served: Served, model: ServedModel) -> ModelPoint:
+    """Return a model's place; one whose weights are all zeros has no error."""
+    error = measured(served, model).model.relative_rmse or 0.0
+    facts = json.loads(served.open(model).facts)
+    return ModelPoint(str(model.name), facts["quant_type"] or "", facts["size"], error)
 
 
 def measured(served: Served, model: ServedModel) -> QualityView:

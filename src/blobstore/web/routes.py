@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from blobstore.views.checkpoints import DiffView
-from blobstore.views.looked import LookedModelView, TensorColumnsView
+from blobstore.views.looked import DistributionView, LookedModelView, TensorColumnsView
 from blobstore.views.records import KeptQualityView, KeptVerifyView
 from blobstore.views.stores import ListItemView, UsageView
 from blobstore.web import answers, pictures
-from blobstore.web.parameters import MODEL, NAME, Parameter
+from blobstore.web.parameters import MODEL, MODELS, NAME, TENSOR, Parameter
 from blobstore.web.served import Answer, Served
 
 
@@ -60,6 +60,14 @@ ROUTES: tuple[ApiRoute, ...] = (
         "/api/tensors", "The tensors of a model.", TensorColumnsView, answers.tensors, (MODEL,)
     ),
     ApiRoute(
+        "/api/distribution",
+        "How the values of a tensor are distributed.",
+        DistributionView,
+        answers.distribution,
+        (MODEL, TENSOR),
+        is_slow=True,
+    ),
+    ApiRoute(
         "/api/quality",
         "The last result of `blobstore quality` for a model.",
         KeptQualityView,
@@ -78,4 +86,19 @@ ROUTES: tuple[ApiRoute, ...] = (
     ),
     _plot("treemap", "Bytes by module", pictures.treemap, MODEL),
     _plot("errors", "Errors by layer, as `blobstore quality` kept them", pictures.errors, MODEL),
+    _plot(
+        "distribution",
+        "The values and codes of a tensor",
+        pictures.distribution,
+        MODEL,
+        TENSOR,
+        is_slow=True,
+    ),
+    _plot(
+        "frontier",
+        "Error against size of models, as `blobstore quality` kept them",
+        pictures.frontier,
+        MODELS,
+    ),
+    _plot("shared", "The bytes that models share", pictures.shared),
 )

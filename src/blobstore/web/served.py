@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,18 +22,26 @@ from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import StoredModel
 from blobstore.views.looked import LookedModelView, TensorColumnsView
 from blobstore.web.memory import memory_given_back
-from blobstore.web.opened_models import OpenedModel, OpenedModels, TensorTable
+from blobstore.web.opened_models import OpenedModel, TensorTable
+from blobstore.web.recent import Recent
+
+_OPENED, _OPENED_BYTES = 8, 32 * 2**20
+"""Models that stay open. One of 50,000 tensors takes 10 MB."""
+_BODIES, _BODIES_BYTES = 64, 4 * 2**20
+"""Finished answers that are kept: plots and differences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A document in JSON, made by ``body`` when it is needed.
 
-    ``tag`` changes with the document; None: it is the digest of the body.
+    ``tag`` changes with the document; None: it is the digest of the body. ``is_kept``: the body is
+    kept for the next request, as far as there is room.
     """
 
     body: Callable[[], bytes]
     tag: str | None = None
+    is_kept: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,10 @@ class Served:
 
     def __init__(self, home: Readable) -> None:
         self.home = home
-        self.opened = OpenedModels()
+        self._opened = Recent[OpenedModel](
+            lambda one: one.nbytes, most_bytes=_OPENED_BYTES, most=_OPENED
+        )
+        self._bodies = Recent[bytes](len, most_bytes=_BODIES_BYTES, most=_BODIES)
 
     @property
     def upper(self) -> Any:
@@ -81,7 +92,13 @@ class Served:
     def open(self, model: ServedModel) -> OpenedModel:
         """Return a model's answers. Raises: as `StoredModel.opened`; DocumentError."""
         key = (model.digest, model.name, model.is_packed)
-        return self.opened.get(key, lambda: _opened(model))
+        return self._opened.get(key, lambda: _opened(model))
+
+    def body(self, key: Hashable, answer: Answer) -> bytes:
+        """Return an answer's body. One with a tag is made once for ``key``, while it is kept."""
+        if answer.tag is None or not answer.is_kept:
+            return answer.body()
+        return self._bodies.get((key, answer.tag), answer.body)
 
     @contextmanager
     def tensor(self, model: ServedModel, name: str) -> Iterator[Tensor]:
