@@ -38,13 +38,22 @@ def _listed(served: Served) -> list[ListItemView]:
 def model(served: Served, values: Values) -> Answer:
     """Return a model without its tensors."""
     found = served.find(values["name"])
-    return Answer(lambda: served.open(found).facts, found.tag, is_kept=False)
+
+    def body() -> bytes:
+        facts = served.open(found).document()
+        return encoded({"name": str(found.name), **facts, "packed": found.is_packed})
+
+    return Answer(body, found.tag, is_kept=False)
 
 
 def tensors(served: Served, values: Values) -> Answer:
     """Return a model's tensors as columns."""
     found = served.find(values["model"])
-    return Answer(lambda: served.open(found).columns, found.tag, is_kept=False)
+
+    def body() -> bytes:
+        return served.open(found).columns_of(found.name, found.digest)
+
+    return Answer(body, found.tag, is_kept=False)
 
 
 def distribution(served: Served, values: Values) -> Answer:

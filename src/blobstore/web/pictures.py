@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from blobstore.errors import UnsupportedSourceError
 from blobstore.plots.bars import shared as shared_plot
 from blobstore.plots.heatmap import errors as errors_plot
@@ -20,7 +18,7 @@ from blobstore.web.served import Answer, Served, ServedModel, encoded
 def treemap(served: Served, values: Values) -> Answer:
     """Return a model's bytes by module."""
     found = served.find(values["model"])
-    return Answer(lambda: encoded(treemap_plot(served.open(found).table)), found.tag)
+    return Answer(lambda: encoded(treemap_plot(served.open(found).tensors())), found.tag)
 
 
 def errors(served: Served, values: Values) -> Answer:
@@ -61,7 +59,7 @@ def shared(served: Served, _values: Values) -> Answer:
 def _point(served: Served, model: ServedModel) -> ModelPoint:
     """Return a model's place; one whose weights are all zeros has no error."""
     error = measured(served, model).model.relative_rmse or 0.0
-    facts = json.loads(served.open(model).facts)
+    facts = served.open(model).document()
     return ModelPoint(str(model.name), facts["quant_type"] or "", facts["size"], error)
 
 
