@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.asgi import Client
 from support.large_models import blob_of
 from support.stores import link_by_hand
+from support.web_client import Client
 
 from blobstore.store.local.store import Store
 from blobstore.web.application import application

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from support.asgi import Client
+from support.web_client import Client
 
 from blobstore.inspection.listing import summarize
 from blobstore.store.local.store import Store

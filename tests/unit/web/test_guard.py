@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.asgi import Client
+from support.web_client import Client
 
 from blobstore.web.guard import HEADERS, Hosts
 

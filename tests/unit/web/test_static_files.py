@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.asgi import Client
+from support.web_client import Client
 
 from blobstore.store.local.store import Store
 from blobstore.web.application import application
