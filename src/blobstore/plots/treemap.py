@@ -24,6 +24,7 @@ from blobstore.views.quantities import counted, size
 
 MOST_RECTANGLES = 1500
 _MOST_LABELLED = 120
+_HEIGHT = 480
 _HEADER = 16
 _LONGEST = 120
 _ROWS = 200
@@ -100,7 +101,7 @@ def treemap(tensors: Iterable[Weighed]) -> Specification:
     largest = sorted(found, key=lambda one: (-one.nbytes, one))[:_ROWS]
     return specification(
         description,
-        height={"update": "clamp(round(width * 0.5), 380, 560)"},
+        height=_HEIGHT,
         columns=("module", "part", "type", "tensors", "size", "share"),
         rows=[(*one[:4], size(one.nbytes), f"{one.nbytes / total:.1%}") for one in largest],
         data=_data(found, total, modules, labelled=labelled),

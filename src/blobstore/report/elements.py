@@ -45,18 +45,43 @@ def facts(pairs: Iterable[tuple[str, str]]) -> Html:
     return tag("dl", joined(rows))
 
 
-def table(label: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
-    """Return a table of texts and numbers in a box that scrolls; numbers are right-aligned."""
-    head = tag("tr", joined(tag("th", column, scope="col") for column in columns))
-    body = joined(tag("tr", joined(map(_cell, row))) for row in rows)
+def table(label: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Html:
+    """Return a table of texts and numbers in a box that scrolls.
+
+    Columns of numbers are right-aligned, as their first row says.
+    """
+    kinds = ["number" if _is_number(value) else "" for value in (rows[0] if rows else columns)]
+    head = tag(
+        "tr",
+        joined(
+            tag("th", column, scope="col", **_classed(kind))
+            for column, kind in zip(columns, kinds, strict=True)
+        ),
+    )
+    body = joined(
+        tag(
+            "tr",
+            joined(
+                tag("td", _shown(value), **_classed(kind))
+                for value, kind in zip(row, kinds, strict=True)
+            ),
+        )
+        for row in rows
+    )
     drawn = tag("table", tag("thead", head), tag("tbody", body))
     return tag("div", drawn, class_="scrolls", role="region", aria_label=label, tabindex="0")
 
 
-def _cell(value: object) -> Html:
-    shown = f"{value:,}" if isinstance(value, int) else str(value)
-    is_number = shown[:1].isdigit() or (shown[:1] == "-" and shown[1:2].isdigit())
-    return tag("td", shown, class_="number") if is_number else tag("td", shown)
+def _shown(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _is_number(value: object) -> bool:
+    return _shown(value).removeprefix("-")[:1].isdigit()
+
+
+def _classed(kind: str) -> dict[str, str]:
+    return {"class_": kind} if kind else {}
 
 
 def section(title: str, *children: str, **attributes: str) -> Html:
