@@ -23,7 +23,7 @@ from blobstore.plots.subjects import Weighed
 from blobstore.views.quantities import counted, size
 
 MOST_RECTANGLES = 1500
-_MOST_LABELLED = 120
+_MOST_LABELLED = 250
 _HEIGHT = 480
 _HEADER = 16
 _LONGEST = 120
@@ -151,8 +151,9 @@ def _data(
         "sort": {"field": ["value", "data.id"], "order": ["descending", "ascending"]},
         "method": "squarify",
         "ratio": 1.4,
-        "paddingInner": 1 if labelled else 0,
+        "paddingInner": 1 if labelled else 0.5,
         "paddingTop": header,
+        "paddingOuter": 0 if labelled else 1,
         "round": labelled,
         "size": [{"signal": "width"}, {"signal": f"height + {header}"}],
     }
