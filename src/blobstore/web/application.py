@@ -24,13 +24,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from blobstore.errors import BlobStoreError
 from blobstore.store.ports import Readable
 from blobstore.web.guard import Guard, Hosts
-from blobstore.web.memory import Tidy
 from blobstore.web.openapi import PATH as OPENAPI, openapi
 from blobstore.web.parameters import values_in
 from blobstore.web.problems import FAILED, NOT_FOUND, problem, problem_of
 from blobstore.web.routes import ROUTES, ApiRoute
-from blobstore.web.served import Served, encoded
+from blobstore.web.served import Served, in_json
 from blobstore.web.static_files import StaticFile, static_files
+from blobstore.web.tidying import Tidy
 
 _log = logging.getLogger("blobstore.web")
 
@@ -56,7 +56,7 @@ def application(
     served = Served(home)
     limits = {False: CapacityLimiter(_QUICK), True: CapacityLimiter(_SLOW)}
     listed = static_files() if files is None else files
-    document = StaticFile(_JSON, encoded(openapi(ROUTES)))
+    document = StaticFile(_JSON, in_json(openapi(ROUTES)))
     routes: list[BaseRoute] = [
         *(Route(one.path, _api(one, served, limits[one.is_slow])) for one in ROUTES),
         *(Route(path, _file(one)) for path, one in {**listed, OPENAPI: document}.items()),

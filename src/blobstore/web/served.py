@@ -20,7 +20,7 @@ from blobstore.store.holders import holder_of
 from blobstore.store.ports import Readable
 from blobstore.store.stored_model import StoredModel
 from blobstore.views.looked import LookedModelView, TensorColumnsView
-from blobstore.views.records import results_of
+from blobstore.views.records import kept_results_of
 from blobstore.web.opened_models import KEPT_FROM, OpenedModel
 from blobstore.web.recent import Recent
 
@@ -94,7 +94,7 @@ class Served:
 
     def _open(self, model: ServedModel) -> OpenedModel:
         """Return a model's answers that its store has kept, else those made of headers."""
-        results, is_lower = results_of(self.home, model.name)
+        results, is_lower = kept_results_of(self.home, model.name)
         if results is not None:
             with suppress(BlobStoreError):
                 kept = results.read("tensors", model.digest)
@@ -141,11 +141,11 @@ def _read(model: ServedModel) -> tuple[OpenedModel, int]:
     facts = LookedModelView.of(summary, details, manifest).document()
     for whose, key in ((columns, "model"), (columns, "id"), (facts, "name"), (facts, "packed")):
         del whose[key]  # they belong to a name, not to the manifest
-    opened = OpenedModel(encoded(facts), encoded(columns), encoded(list(map(len, each))))
+    opened = OpenedModel(in_json(facts), in_json(columns), in_json(list(map(len, each))))
     return opened, len(tensors)
 
 
-def encoded(document: Any) -> bytes:
+def in_json(document: Any) -> bytes:
     """Return views as one JSON document, in ASCII as ``--json`` prints it."""
     text = json.dumps(document, separators=(",", ":"), default=lambda view: view.document())
     return text.encode("ascii")

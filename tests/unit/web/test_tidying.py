@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from blobstore.web import memory
-from blobstore.web.memory import Tidy
+from blobstore.web import tidying
+from blobstore.web.tidying import Tidy
 
 
 def test_memory_goes_back_once_after_the_last_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_IDLE_S", 0.0)
+    monkeypatch.setattr(tidying, "_IDLE_S", 0.0)
     given: list[int] = []
 
     async def requests() -> None:
