@@ -47,6 +47,7 @@ _INCOMPLETE = (h11.IDLE, h11.SEND_BODY)
 _CLOSE = (b"connection", b"close")
 _TCP_INFO = 192
 """Bytes of Linux's struct tcp_info up to what is needed (linux/include/uapi/linux/tcp.h)."""
+_DISCARD = struct.pack("ii", 1, 0)
 _BYTES_ACKED = struct.Struct("=120xQ")
 
 
@@ -138,10 +139,16 @@ class Connection(H11Protocol):
         now = self.loop.time()
         began = self._asked_since
         if (began is not None and now - began >= self._limits.request_s) or self._stalls(now):
-            self.transport.abort()
+            self._drop()
             return
         shortest = min(self._limits.request_s, self._limits.stall_s)
         self._timer = self.loop.call_later(shortest / 4, self._watch)
+
+    def _drop(self) -> None:
+        """Close the connection, and discard what the system keeps for the client: up to 4 MB."""
+        tcp: socket.socket = self.transport.get_extra_info("socket")
+        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DISCARD)
+        self.transport.abort()
 
     def _stalls(self, now: float) -> bool:
         """Return True if bytes wait for a client that takes too few."""

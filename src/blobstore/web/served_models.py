@@ -38,7 +38,7 @@ _MOST_MANIFESTS = 8
 _MOST_NBYTES = 16 * 2**20
 """Bytes of manifests that are kept. One of 50,000 layers has 10 MB."""
 _DEEPEST = 3
-_MEDIA_TYPE = re.compile(r"[a-z0-9.+-]+/[a-z0-9.+-]+", re.ASCII | re.IGNORECASE)
+_MEDIA_TYPE = re.compile(r"application/[a-z0-9.+-]+", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
