@@ -27,7 +27,7 @@ class Together(Generic[_T]):
         self._running: dict[Hashable, asyncio.Task[_T]] = {}
 
     async def run(self, key: Hashable, function: Callable[[], _T]) -> _T:
-        """Return what ``function`` returns, or that of an equal request. Raises: as ``function``."""
+        """Return the result of the function, or of an equal request. Raises: as ``function``."""
         task = self._next.get(key)
         if task is None:
             before = self._running.get(key)
