@@ -1,0 +1,72 @@
+/** The damage of a store, as the last `verify` found it. */
+
+import { modelAddress } from "./address.js";
+import { ask } from "./api.js";
+import { el, isolated, visible } from "./dom.js";
+import { commandLine, fill, missing } from "./loading.js";
+import { table } from "./table.js";
+import { age, counted, size, whole } from "./units.js";
+
+const SHOWN = 3; // names of a damaged blob; the number of the others is said
+
+/**
+ * Show the last result of `verify`, or the command that makes one.
+ *
+ * @param {HTMLElement} place
+ */
+export function showDamage(place) {
+  fill(
+    place,
+    () => ask("damage"),
+    (found) => place.append(...report(found)),
+    (error) =>
+      error.status === 404 ? missing("This store has not been verified yet.", "blobstore verify") : null,
+  );
+}
+
+/** @param {any} found */
+function report({ moment, result }) {
+  const when = el("time", { datetime: moment, title: moment }, age(moment));
+  const checked = `${counted(result.checked, "blob")} checked, ${size(result.bytes)} hashed`;
+  const bad = result.damaged.length + result.broken.length;
+  const verdict = bad
+    ? el("strong", { class: "badge bad" }, counted(bad, "fault"))
+    : el("strong", { class: "sound" }, "✓ All sound");
+  return [
+    el("p", { class: "verdict" }, verdict, " ", checked, ", ", when),
+    result.damaged.length ? table("Damaged blobs", BLOBS, result.damaged.map(blobRow)) : null,
+    result.broken.length ? table("Broken manifests", MANIFESTS, result.broken.map(manifestRow)) : null,
+    result.odd.length ? table("Odd files", FILES, result.odd.map(fileRow)) : null,
+    bad ? commandLine("blobstore repair NAME") : null,
+  ].filter((part) => part !== null);
+}
+
+const BLOBS = [{ title: "Blob" }, { title: "Reason" }, { title: "Models" }, { title: "Tensors" }];
+const MANIFESTS = [{ title: "Model" }, { title: "Reason" }];
+const FILES = [{ title: "File" }, { title: "Reason" }];
+
+/** @param {any} blob */
+const blobRow = (blob) => [
+  el("code", { title: blob.digest }, blob.digest.replace("sha256:", "").slice(0, 12)),
+  visible(blob.reason),
+  names(blob.models, blob.model_count),
+  names(blob.tensors, blob.tensor_count),
+];
+
+/** @param {any} model */
+const manifestRow = (model) => [
+  el("a", { href: modelAddress(model.name) }, isolated(model.name)),
+  visible(model.reason),
+];
+
+/** @param {any} file */
+const fileRow = (file) => [isolated(file.path), visible(file.reason)];
+
+/**
+ * @param {string[]} found
+ * @param {number} number of all
+ */
+function names(found, number) {
+  const more = number > SHOWN ? ` and ${whole(number - SHOWN)} more` : "";
+  return isolated(found.slice(0, SHOWN).join(", ") + more);
+}

@@ -1,0 +1,51 @@
+/** The chosen tensor: what it is, and how its values and codes are distributed. */
+
+import { ask } from "./api.js";
+import { el, isolated } from "./dom.js";
+import { fill } from "./loading.js";
+import { showPlot } from "./plot.js";
+import { facts, table, twin } from "./table.js";
+import { typed } from "./types.js";
+import { figure, size, whole } from "./units.js";
+
+/**
+ * Show a tensor in a place.
+ *
+ * @param {HTMLElement} place
+ * @param {string} model
+ * @param {import("./tensors.js").Tensor} tensor
+ * @param {{close: () => void, signal: AbortSignal}} options
+ */
+export function showTensor(place, model, tensor, { close, signal }) {
+  const asked = { model, tensor: tensor.name };
+  const pictures = el("div");
+  const button = el("button", { type: "button", class: "icon", "aria-label": "Close", onclick: close }, "✕");
+  const known = facts([
+    ["Type", typed(tensor.type)],
+    ["Shape", el("span", { class: "mono" }, tensor.shape)],
+    ["Parameters", whole(tensor.parameters)],
+    ["Size", size(tensor.size)],
+  ]);
+  place.replaceChildren(
+    el(
+      "div",
+      { class: "panel" },
+      el("div", { class: "title" }, el("h3", {}, isolated(tensor.name)), button),
+      known,
+      pictures,
+    ),
+  );
+  fill(
+    pictures,
+    () => Promise.all([ask("plots/distribution", asked, signal), ask("distribution", asked, signal)]),
+    async ([spec, found]) => {
+      await showPlot(pictures, spec, { label: `Distribution of ${tensor.name}` });
+      pictures.append(twin("As a table", () => distributionTables(found)));
+    },
+  );
+}
+
+/** @param {any} found */
+function distributionTables(found) {
+  return el("div", {});
+}
