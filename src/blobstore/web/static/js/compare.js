@@ -4,7 +4,7 @@ import { choose, query } from "./address.js";
 import { ask } from "./api.js";
 import { showChooser } from "./chooser.js";
 import { difference } from "./difference.js";
-import { byId, el, isolated } from "./dom.js";
+import { byId, el } from "./dom.js";
 import { showFrontier } from "./frontier.js";
 import { fill, missing } from "./loading.js";
 import { onBack, titled } from "./page.js";

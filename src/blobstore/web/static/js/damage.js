@@ -15,19 +15,17 @@ const SHOWN = 3; // names of a damaged blob; the number of the others is said
  * @param {HTMLElement} place
  */
 export function showDamage(place) {
-  fill(
-    place,
-    () => ask("damage"),
-    (found) => place.append(...report(found)),
-    (error) =>
-      error.status === 404 ? missing("This store has not been verified yet.", "blobstore verify") : null,
-  );
+  fill(place, () => ask("damage"), (found) => {
+    if (found.result) place.append(...report(found));
+    else place.append(missing("This store has not been verified yet.", "blobstore verify"));
+  });
 }
 
-/** @param {any} found */
-function report({ moment, result }) {
-  const when = el("time", { datetime: moment, title: moment }, age(moment));
-  const checked = `${counted(result.checked, "blob")} checked, ${size(result.bytes)} hashed`;
+/** @param {any} found a document of KeptVerifyView */
+function report({ verified, quick, sample, result }) {
+  const when = el("time", { datetime: verified, title: verified }, age(verified));
+  const extent = quick ? " (--quick)" : sample ? ` (--sample ${visible(sample)})` : "";
+  const checked = `${counted(result.checked, "blob")} checked, ${size(result.bytes)} hashed${extent}`;
   const bad = result.damaged.length + result.broken.length;
   const verdict = bad
     ? el("strong", { class: "badge bad" }, counted(bad, "fault"))

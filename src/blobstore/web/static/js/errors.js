@@ -6,7 +6,7 @@ import { fill, missing } from "./loading.js";
 import { showPlot } from "./plot.js";
 import { table, twin } from "./table.js";
 import { typed } from "./types.js";
-import { counted, figure, percent, shape } from "./units.js";
+import { age, counted, figure, percent, shape } from "./units.js";
 
 const HEADS = [
   { title: "Tensor" },
@@ -26,20 +26,28 @@ const HEADS = [
  */
 export function showErrors(name) {
   const place = byId("errors");
-  fill(
-    place,
-    () => Promise.all([ask("plots/errors", { model: name }), ask("quality", { model: name })]),
-    async ([spec, quality]) => {
-      byId("errors-count").textContent =
-        `${percent(quality.model.relative_rmse)} relative in ${counted(quality.tensors.length, "tensor")}`;
-      await showPlot(place, spec, { label: `Error of each tensor of ${name}, by layer` });
-      place.append(twin("As a table", () => errorsTable(quality.tensors)));
-    },
-    (error) =>
-      error.status === 404
-        ? missing("The error has not been measured yet.", `blobstore quality ${name} --against SOURCE`)
-        : null,
-  );
+  fill(place, () => ask("quality", { model: name }), async ({ result, measured }) => {
+    if (!result) {
+      const command = `blobstore quality ${name} --against SOURCE`;
+      place.append(missing("The error of this model has not been measured yet.", command));
+      return;
+    }
+    byId("errors-count").textContent = tally(result, measured);
+    const picture = el("div");
+    place.append(picture, twin("As a table", () => errorsTable(result.tensors)));
+    await fill(picture, () => ask("plots/errors", { model: name }), (spec) =>
+      showPlot(picture, spec),
+    );
+  });
+}
+
+/**
+ * @param {any} result a document of QualityView
+ * @param {string} measured when
+ */
+function tally({ model, tensors }, measured) {
+  const error = `${percent(model.relative_rmse)} relative error`;
+  return `${error} in ${counted(tensors.length, "tensor")}, measured ${age(measured)}`;
 }
 
 /** @param {any[]} tensors of QualityView */

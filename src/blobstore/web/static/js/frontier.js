@@ -2,7 +2,7 @@
 
 import { modelAddress } from "./address.js";
 import { ask } from "./api.js";
-import { el, isolated, visible } from "./dom.js";
+import { el, isolated } from "./dom.js";
 import { commandLine, fill } from "./loading.js";
 import { showPlot } from "./plot.js";
 import { table } from "./table.js";
@@ -35,7 +35,7 @@ export function showFrontier(place, names, models) {
       const known = found.filter((one) => one.isMeasured);
       if (known.length > 1) {
         const spec = await ask("plots/frontier", { model: known.map((one) => one.model.name) });
-        await showPlot(place, spec, { label: "Error of models against their size" });
+        await showPlot(place, spec);
       }
       place.append(table("Error against size", HEADS, rows(found)));
       const others = found.filter((one) => !one.isMeasured);
@@ -54,12 +54,8 @@ async function measured(name, models) {
   const model = models.find((one) => one.name === name) ?? {
     ...{ name, id: null, size: null, modified: null, quant_type: null, parameters: null },
   };
-  try {
-    const quality = await ask("quality", { model: name });
-    return { model, error: quality.model.relative_rmse, isMeasured: true };
-  } catch {
-    return { model, error: null, isMeasured: false };
-  }
+  const { result } = await ask("quality", { model: name });
+  return { model, error: result?.model.relative_rmse ?? null, isMeasured: Boolean(result) };
 }
 
 /** @param {Measured[]} found */

@@ -1,15 +1,15 @@
 /** The page of a model: what it is, where its bytes are, its tensors, what quantization changed. */
 
-import { address, choose, query } from "./address.js";
+import { choose, query } from "./address.js";
 import { ask } from "./api.js";
-import { byId, el, isolated } from "./dom.js";
+import { byId, isolated } from "./dom.js";
 import { showErrors } from "./errors.js";
 import { failure, fill, missing } from "./loading.js";
 import { modulesTable } from "./module-table.js";
 import { onBack, titled } from "./page.js";
 import { showPlot } from "./plot.js";
 import { summary, weights } from "./summary.js";
-import { table, twin } from "./table.js";
+import { twin } from "./table.js";
 import { showTensor } from "./tensor.js";
 import { TensorTable } from "./tensor-table.js";
 import { tensorsOf } from "./tensors.js";
@@ -35,7 +35,7 @@ function show() {
 /** @param {Promise<import("./tensors.js").Columns>} columns */
 function showParts(columns) {
   fill(byId("treemap"), () => ask("plots/treemap", { model: name }), (spec) =>
-    showPlot(byId("treemap"), spec, { label: `Bytes of ${name} by module` }),
+    showPlot(byId("treemap"), spec),
   );
   fill(byId("tensors"), () => columns, (found) => showTensors(tensorsOf(found)));
   showErrors(name);

@@ -1,20 +1,23 @@
-/** Plots: specifications of Vega that the server makes, drawn here. */
+/** Plots: specifications of Vega that the server makes, drawn here, and the same values as text. */
 
-import { ask } from "./api.js";
 import { el } from "./dom.js";
-import { onTheme, theme } from "./theme.js";
+import { table, twin } from "./table.js";
+import { configuration, onTheme } from "./theme.js";
 import { tooltip } from "./tooltip.js";
 
-const VENDOR = ["/static/vendor/vega.min.js", "/static/vendor/vega-interpreter.min.js"];
-const NARROWEST = 280; // pixels; below it a plot scrolls
+const VENDOR = "/static/vendor";
 
-/** @type {Promise<any> | null} */
+/** @type {Promise<{vega: any, expr: any}> | null} */
 let loaded = null;
 
-/** Return Vega, which the browser loads when the first plot is drawn. */
-function vega() {
-  loaded ??= VENDOR.reduce((before, source) => before.then(() => script(source)), Promise.resolve())
-    .then(() => /** @type {any} */ (window).vega);
+/** Return Vega and its interpreter, which the browser loads when the first plot is drawn. */
+function library() {
+  loaded ??= script(`${VENDOR}/vega.min.js`)
+    .then(() => import(`${VENDOR}/vega-interpreter.js`))
+    .then(({ expressionInterpreter }) => ({
+      vega: /** @type {any} */ (window).vega,
+      expr: expressionInterpreter,
+    }));
   return loaded;
 }
 
@@ -38,34 +41,50 @@ const NO_LOADER = {
 };
 
 /**
- * Draw a plot, as wide as its place, in the colours of the theme; it follows both.
+ * Draw a plot, as wide as its place, in the colours of the theme; it follows both. Its values are
+ * beside it as a table.
  *
  * @param {HTMLElement} place
- * @param {any} spec of Vega
- * @param {object} options
- * @param {string} options.label says what the picture shows
- * @param {(datum: any) => void} [options.onPick] called with what is clicked
+ * @param {any} spec of Vega; `usermeta.table` has its values as text
+ * @param {(datum: any) => void} [onPick] called with what is clicked
  */
-export async function showPlot(place, spec, { label, onPick }) {
-  const library = await vega();
-  const picture = el("div", { role: "img", "aria-label": label });
+export async function showPlot(place, spec, onPick) {
+  const picture = el("div", { role: "img", "aria-label": spec.description });
   place.append(el("div", { class: "plot" }, picture));
+  if (spec.usermeta?.table) place.append(twin("As a table", () => valuesTable(spec)));
+  const { vega, expr } = await library();
   /** @type {any} */
   let view = null;
-  let width = 0;
-  const draw = async () => {
+  const draw = () => {
     view?.finalize();
-    const runtime = library.parse(spec, configs[theme()], { ast: true });
-    view = new library.View(runtime, {
-      expr: library.expressionInterpreter,
-      renderer: "canvas",
-      container: picture,
-      hover: true,
-      loader: NO_LOADER,
-      tooltip,
-    });
-    view.width(width);
-    if (onPick) view.addEventListener("click", (_, item) => item?.datum && onPick(item.datum));
-    await view.runAsync();
+    const runtime = vega.parse(spec, configuration(), { ast: true });
+    const options = { expr, renderer: "svg", container: picture, hover: true, loader: NO_LOADER };
+    view = new vega.View(runtime, { ...options, tooltip });
+    if (onPick) {
+      view.addEventListener("click", (/** @type {any} */ _, /** @type {any} */ item) => {
+        if (item?.datum) onPick(item.datum);
+      });
+    }
+    return view.width(innerWidthOf(picture)).runAsync();
   };
+  await draw();
+  onTheme(draw);
+  new ResizeObserver(() => view.width(innerWidthOf(picture)).runAsync()).observe(picture);
+}
+
+/**
+ * Return the width that a plot may have, without the padding of its place.
+ *
+ * @param {HTMLElement} picture
+ */
+function innerWidthOf(picture) {
+  const { paddingLeft, paddingRight } = getComputedStyle(picture);
+  return picture.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
+}
+
+/** @param {any} spec */
+function valuesTable(spec) {
+  const { columns, rows } = spec.usermeta.table;
+  const heads = columns.map((/** @type {string} */ title) => ({ title }));
+  return table(spec.description, heads, rows);
 }

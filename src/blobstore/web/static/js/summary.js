@@ -2,7 +2,7 @@
 
 import { address } from "./address.js";
 import { el, isolated, visible } from "./dom.js";
-import { facts, table } from "./table.js";
+import { facts, table, twin } from "./table.js";
 import { shares } from "./tensors.js";
 import { typeClass, typed } from "./types.js";
 import { count, percent, size, whole } from "./units.js";
@@ -39,12 +39,22 @@ function described(model) {
     ["Context length", model.context_length && whole(model.context_length)],
     ["Embedding length", model.embedding_length && whole(model.embedding_length)],
     ["Layers", whole(model.layers)],
+    ["Tensors", whole(model.tensors)],
     ["Capabilities", badges(model.capabilities)],
     ["State", model.packed && "packed"],
   ]);
   const id = facts([["ID", el("code", {}, visible(model.id))]]);
-  const other = el("a", { class: "button", href: address("/compare", { model: model.name }) }, "Compare with …");
-  return [numbers, id, el("ul", { class: "runs" }, model.runs_in.map(verdict)), el("p", { class: "more" }, other)];
+  const compare = address("/compare", { model: model.name });
+  const other = el("a", { class: "button", href: compare }, "Compare with …");
+  const layers = twin(`Layers beside tensors: ${whole(model.documents.length)}`, () => layersTable(model.documents));
+  return [numbers, id, el("ul", { class: "runs" }, model.runs_in.map(verdict)), layers, el("p", { class: "more" }, other)];
+}
+
+/** @param {{kind: string, name: string | null, size: number}[]} layers */
+function layersTable(layers) {
+  const heads = [{ title: "Name" }, { title: "Kind" }, { title: "Size", number: true }];
+  const rows = layers.map(({ kind, name, size: nbytes }) => [isolated(name ?? ""), visible(kind), size(nbytes)]);
+  return table("Layers beside tensors", heads, rows);
 }
 
 /** @param {string[]} words */

@@ -4,9 +4,9 @@ import { ask } from "./api.js";
 import { el, isolated } from "./dom.js";
 import { fill } from "./loading.js";
 import { showPlot } from "./plot.js";
-import { facts, table, twin } from "./table.js";
+import { facts } from "./table.js";
 import { typed } from "./types.js";
-import { figure, size, whole } from "./units.js";
+import { size, whole } from "./units.js";
 
 /**
  * Show a tensor in a place.
@@ -37,15 +37,7 @@ export function showTensor(place, model, tensor, { close, signal }) {
   );
   fill(
     pictures,
-    () => Promise.all([ask("plots/distribution", asked, signal), ask("distribution", asked, signal)]),
-    async ([spec, found]) => {
-      await showPlot(pictures, spec, { label: `Distribution of ${tensor.name}` });
-      pictures.append(twin("As a table", () => distributionTables(found)));
-    },
+    () => ask("plots/distribution", asked, signal),
+    (spec) => showPlot(pictures, spec),
   );
-}
-
-/** @param {any} found */
-function distributionTables(found) {
-  return el("div", {});
 }

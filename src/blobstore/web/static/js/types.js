@@ -1,11 +1,8 @@
 /** Types of tensors: their names as the command line prints them, and their colours. */
 
-import { el } from "./dom.js";
+import { el, visible } from "./dom.js";
 
-const KNOWN = [
-  ...["int4", "int8", "nvfp4", "mxfp4", "mxfp8"],
-  ...["BF16", "F16", "F32", "F64", "F8_E4M3", "F8_E5M2"],
-];
+const COLOURED = ["int4", "int8", "nvfp4", "mxfp4", "mxfp8", "BF16", "F16", "F32"];
 
 /**
  * Return the kind of a type: its name without the size of groups.
@@ -15,13 +12,15 @@ const KNOWN = [
 export const kind = (type) => type.split("/")[0];
 
 /**
- * Return the class that gives an element the colour of a type.
+ * Return the class that gives an element the colour that a type has in plots.
  *
  * @param {string} type
  */
 export function typeClass(type) {
-  const found = kind(type);
-  return `type-${KNOWN.includes(found) ? found.toLowerCase() : "other"}`;
+  const name = kind(type);
+  if (COLOURED.includes(name)) return `type-${name.toLowerCase()}`;
+  if (name.startsWith("F8")) return "type-f8";
+  return /^(BOOL|I|U)/.test(name) ? "type-integers" : "type-other";
 }
 
 /**
@@ -30,5 +29,5 @@ export function typeClass(type) {
  * @param {string} type
  */
 export function typed(type) {
-  return el("span", { class: `typed ${typeClass(type)}` }, type);
+  return el("span", { class: `typed ${typeClass(type)}` }, visible(type));
 }

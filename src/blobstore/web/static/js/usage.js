@@ -27,7 +27,7 @@ function show(usage) {
     return;
   }
   fill(byId("shared"), () => ask("plots/shared"), (spec) =>
-    showPlot(byId("shared"), spec, { label: "Disk space of each model: alone, and shared with others" }),
+    showPlot(byId("shared"), spec),
   );
   byId("models").append(table("Disk space by model", HEADS, usage.models.map(row)));
 }
