@@ -60,16 +60,20 @@ export function isolated(text, className) {
 }
 
 /** Characters that would not be seen, or would change the order of others. */
-const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
+
+/** @type {Record<string, string>} */
+const SHORT = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
 
 /**
- * Return a text in which invisible characters are shown as their code points.
+ * Return a text in which invisible characters are escapes, as the command line prints them.
  *
  * @param {string} text
  */
 export function visible(text) {
   return text.replace(HIDDEN, (character) => {
-    const code = character.charCodeAt(0).toString(16).padStart(4, "0");
-    return `\\u${code}`;
+    const code = character.charCodeAt(0).toString(16);
+    const long = code.length > 2 ? `\\u${code.padStart(4, "0")}` : `\\x${code.padStart(2, "0")}`;
+    return SHORT[character] ?? long;
   });
 }

@@ -41,7 +41,7 @@ function described(model) {
     ["Layers", whole(model.layers)],
     ["Tensors", whole(model.tensors)],
     ["Capabilities", badges(model.capabilities)],
-    ["State", model.packed && "packed"],
+    ["State", model.packed ? "packed" : null],
   ]);
   const id = facts([["ID", el("code", {}, visible(model.id))]]);
   const compare = address("/compare", { model: model.name });

@@ -63,7 +63,7 @@ export function facts(facts) {
     "dl",
     { class: "facts" },
     facts
-      .filter(([, value]) => value !== null && value !== undefined && value !== "")
+      .filter(([, value]) => value || value === 0)
       .map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
   );
 }

@@ -1,7 +1,7 @@
 /** The table of tensors: search, types, order. */
 
 import { changed, choose, query } from "./address.js";
-import { byId, el, isolated } from "./dom.js";
+import { byId, el, isolated, visible } from "./dom.js";
 import { Grid } from "./grid.js";
 import { matcher, Ordered, orderOf, orderText } from "./ordering.js";
 import { searchBox, slashFocuses } from "./search.js";
@@ -112,7 +112,7 @@ function columns(onChoose) {
       "a",
       {
         href: changed({ tensor: tensor.name }),
-        title: tensor.name,
+        title: visible(tensor.name),
         onclick: (/** @type {MouseEvent} */ event) => {
           if (event.ctrlKey || event.metaKey || event.shiftKey) return; // to another tab or window
           event.preventDefault();
