@@ -2,23 +2,26 @@
 
 import { el } from "./dom.js";
 import { table, twin } from "./table.js";
-import { configuration, onTheme } from "./theme.js";
+import { onTheme, theme } from "./theme.js";
 import { tooltip } from "./tooltip.js";
 
 const VENDOR = "/static/vendor";
 
-/** @type {Promise<{vega: any, expr: any}> | null} */
+/** @typedef {{vega: any, expr: any, themes: any}} Library */
+
+/** @type {Promise<Library> | null} */
 let loaded = null;
 
-/** Return Vega and its interpreter, which the browser loads when the first plot is drawn. */
-function library() {
-  loaded ??= script(`${VENDOR}/vega.min.js`)
-    .then(() => import(`${VENDOR}/vega-interpreter.js`))
-    .then(({ expressionInterpreter }) => ({
-      vega: /** @type {any} */ (window).vega,
-      expr: expressionInterpreter,
-    }));
-  return loaded;
+/** Return Vega, its interpreter and themes, which are loaded when the first plot is drawn. */
+const library = () => (loaded ??= load());
+
+/** @returns {Promise<Library>} */
+async function load() {
+  const themes = fetch("/static/themes.json").then((answer) => answer.json());
+  await script(`${VENDOR}/vega.min.js`);
+  const { expressionInterpreter } = await import(`${VENDOR}/vega-interpreter.js`);
+  const { vega } = /** @type {any} */ (window);
+  return { vega, expr: expressionInterpreter, themes: await themes };
 }
 
 /**
@@ -52,12 +55,12 @@ export async function showPlot(place, spec, onPick) {
   const picture = el("div", { role: "img", "aria-label": spec.description });
   place.append(el("div", { class: "plot" }, picture));
   if (spec.usermeta?.table) place.append(twin("As a table", () => valuesTable(spec)));
-  const { vega, expr } = await library();
+  const { vega, expr, themes } = await library();
   /** @type {any} */
   let view = null;
   const draw = () => {
     view?.finalize();
-    const runtime = vega.parse(spec, configuration(), { ast: true });
+    const runtime = vega.parse(spec, themes[theme()], { ast: true });
     const options = { expr, renderer: "svg", container: picture, hover: true, loader: NO_LOADER };
     view = new vega.View(runtime, { ...options, tooltip });
     if (onPick) {

@@ -17,11 +17,6 @@ export function theme() {
  */
 export const onTheme = (listener) => CHANGES.addEventListener("change", listener);
 
-/** Return the configuration of Vega for the theme that is shown. */
-export function configuration() {
-  return {};
-}
-
 /**
  * Make a button the switch of the theme.
  *
