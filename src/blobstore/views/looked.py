@@ -1,4 +1,4 @@
-"""Views of what the pages ask for: a model without its tensors, tensors as columns, results kept.
+"""Views of what the pages ask for: a model without its tensors, and its tensors as columns.
 
 A model of 50,000 tensors is 50,000 objects in `ModelView`, and four columns here.
 """
@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from blobstore.views.checkpoints import QualityView
-from blobstore.views.stores import VerifyView
-from blobstore.views.view import Bytes, Moment, OptionalText, Text, VerdictView, View
+from blobstore.views.view import Bytes, Text, VerdictView, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -114,22 +112,3 @@ def type_text(tensor: StoredTensor) -> str:
     if tensor.quant_type is None:
         return str(tensor.dtype)
     return f"{tensor.quant_type}/{tensor.group_size}"
-
-
-class KeptQualityView(View):
-    """The last result of `quality` for a model; null where there is none."""
-
-    model: Text
-    id: Text = Field(description="the manifest's digest")
-    measured: Moment = Field(description="RFC 3339")
-    against: OptionalText = Field(description="the checkpoint that it was compared with")
-    result: QualityView | None
-
-
-class KeptVerifyView(View):
-    """The last result of `verify` for the whole store; null where there is none."""
-
-    verified: Moment = Field(description="RFC 3339")
-    quick: bool = Field(description="tensor blobs were not hashed")
-    sample: str | None = Field(description="the part of the blobs that was checked, such as 1/7")
-    result: VerifyView | None

@@ -16,12 +16,8 @@ from blobstore.store.holders import holder_of
 from blobstore.store.ports import Readable
 from blobstore.store.stored_model import StoredModel
 from blobstore.views.checkpoints import DiffView
-from blobstore.views.looked import (
-    KeptQualityView,
-    KeptVerifyView,
-    LookedModelView,
-    TensorColumnsView,
-)
+from blobstore.views.looked import LookedModelView, TensorColumnsView
+from blobstore.views.records import kept_quality, kept_verify
 from blobstore.views.stores import ListItemView, UsageView
 from blobstore.web.opened_models import OpenedModel, OpenedModels
 
@@ -138,16 +134,12 @@ def tensors(looker: Looker, values: Mapping[str, Any]) -> Answer:
 def quality(looker: Looker, values: Mapping[str, Any]) -> Answer:
     """Return what `quality` kept of a model."""
     found = looker.find(values["model"])
-    view = KeptQualityView(
-        model=found.name, id=found.digest, measured=None, against=None, result=None
-    )
-    return Answer(lambda: encoded(view))
+    return Answer(lambda: encoded(kept_quality(looker.home, found.name, found.digest)))
 
 
-def damage(_looker: Looker, _values: Mapping[str, Any]) -> Answer:
+def damage(looker: Looker, _values: Mapping[str, Any]) -> Answer:
     """Return what `verify` kept of the store."""
-    view = KeptVerifyView(verified=None, quick=False, sample=None, result=None)
-    return Answer(lambda: encoded(view))
+    return Answer(lambda: encoded(kept_verify(looker.home)))
 
 
 def diff(looker: Looker, values: Mapping[str, Any]) -> Answer:

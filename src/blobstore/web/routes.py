@@ -10,12 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from blobstore.views.checkpoints import DiffView
-from blobstore.views.looked import (
-    KeptQualityView,
-    KeptVerifyView,
-    LookedModelView,
-    TensorColumnsView,
-)
+from blobstore.views.looked import LookedModelView, TensorColumnsView
+from blobstore.views.records import KeptQualityView, KeptVerifyView
 from blobstore.views.stores import ListItemView, UsageView
 from blobstore.web import answers
 from blobstore.web.answers import Answer, Looker
