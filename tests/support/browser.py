@@ -48,7 +48,7 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-@dataclass(slots=True)
+@dataclass
 class Watched:
     """A page of a server, and what went wrong on it."""
 
@@ -70,7 +70,7 @@ class Watched:
 
     def check(self) -> None:
         """Fail if anything went wrong."""
-        assert self.faults == []
+        assert not self.faults, "\n".join(self.faults)
 
     def violations(self) -> list[str]:
         """Return what axe-core calls serious or critical on the page as it is now."""

@@ -5,7 +5,7 @@ import { ask } from "./api.js";
 import { el, isolated, visible } from "./dom.js";
 import { commandLine, fill, missing } from "./loading.js";
 import { table } from "./table.js";
-import { age, counted, size, whole } from "./units.js";
+import { age, counted, short, size, whole } from "./units.js";
 
 const SHOWN = 3; // names of a damaged blob; the number of the others is said
 
@@ -45,7 +45,7 @@ const FILES = [{ title: "File" }, { title: "Reason" }];
 
 /** @param {any} blob */
 const blobRow = (blob) => [
-  el("code", { title: blob.digest }, blob.digest.replace("sha256:", "").slice(0, 12)),
+  el("code", { title: blob.digest }, short(blob.digest)),
   visible(blob.reason),
   names(blob.models, blob.model_count),
   names(blob.tensors, blob.tensor_count),

@@ -36,7 +36,7 @@ export function showErrors(name) {
     const picture = el("div");
     place.append(picture, twin("As a table", () => errorsTable(result.tensors)));
     await fill(picture, () => ask("plots/errors", { model: name }), (spec) =>
-      showPlot(picture, spec),
+      showPlot(picture, spec, { hasText: true }),
     );
   });
 }

@@ -35,7 +35,7 @@ function show() {
 /** @param {Promise<import("./tensors.js").Columns>} columns */
 function showParts(columns) {
   fill(byId("treemap"), () => ask("plots/treemap", { model: name }), (spec) =>
-    showPlot(byId("treemap"), spec),
+    showPlot(byId("treemap"), spec, { hasText: true }),
   );
   fill(byId("tensors"), () => columns, (found) => showTensors(tensorsOf(found)));
   showErrors(name);

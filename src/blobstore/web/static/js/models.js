@@ -9,20 +9,19 @@ import { matcher, Ordered, orderOf, orderText } from "./ordering.js";
 import { onBack } from "./page.js";
 import { searchBox, slashFocuses } from "./search.js";
 import { typed } from "./types.js";
-import { age, count, counted, size, whole } from "./units.js";
+import { age, count, counted, short, size, whole } from "./units.js";
 
 /** @typedef {{name: string, id: string | null, size: number | null, modified: string | null, quant_type: string | null, parameters: number | null, error?: string, packed?: boolean, store?: string}} Listed */
 
 const NEWEST = { key: "modified", descending: true };
-const MOST = -1; // models that can't be read come last where numbers are sorted from the largest
 
 /** @type {import("./ordering.js").Orders<Listed>} */
 const ORDERS = {
   name: (model) => model.name,
-  size: (model) => model.size ?? MOST,
-  type: (model) => (model.error ? "" : (model.quant_type ?? "")),
-  parameters: (model) => model.parameters ?? MOST,
-  modified: (model) => (model.modified === null ? MOST : Date.parse(model.modified)),
+  size: (model) => model.size,
+  type: (model) => model.quant_type,
+  parameters: (model) => model.parameters,
+  modified: (model) => (model.modified === null ? null : Date.parse(model.modified)),
 };
 
 const box = /** @type {HTMLInputElement} */ (byId("filter"));
@@ -119,6 +118,12 @@ const TABLE = {
   columns: [
     { key: "pick", title: "Compare", fixed: true, cell: checkbox },
     { key: "name", title: "Name", cell: nameCell },
+    {
+      key: "id",
+      title: "ID",
+      fixed: true,
+      cell: (model) => (model.id === null ? "" : el("code", { title: model.id }, short(model.id))),
+    },
     { key: "size", title: "Size", cell: (model) => (model.size === null ? "" : size(model.size)) },
     {
       key: "type",

@@ -2,7 +2,8 @@
 
 /**
  * @template T
- * @typedef {Record<string, (item: T) => string | number>} Orders what rows are compared by, by key
+ * @typedef {Record<string, (item: T) => string | number | null>} Orders what rows are compared by, by
+ *   key; rows of which it is unknown (null) come last
  */
 
 /** @typedef {{key: string, descending: boolean}} Order */
@@ -63,9 +64,16 @@ export class Ordered {
   #sorted({ key, descending }) {
     const of = this.orders[key];
     const sign = descending ? -1 : 1;
-    const keyed = this.items.map((item) => ({ item, key: of(item) }));
-    keyed.sort((a, b) => (a.key < b.key ? -sign : a.key > b.key ? sign : 0));
-    return keyed.map(({ item }) => item);
+    /** @type {{item: T, key: string | number}[]} */
+    const known = [];
+    const unknown = [];
+    for (const item of this.items) {
+      const value = of(item);
+      if (value === null) unknown.push(item);
+      else known.push({ item, key: value });
+    }
+    known.sort((a, b) => (a.key < b.key ? -sign : a.key > b.key ? sign : 0));
+    return [...known.map(({ item }) => item), ...unknown];
   }
 }
 

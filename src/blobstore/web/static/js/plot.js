@@ -49,12 +49,12 @@ const NO_LOADER = {
  *
  * @param {HTMLElement} place
  * @param {any} spec of Vega; `usermeta.table` has its values as text
- * @param {(datum: any) => void} [onPick] called with what is clicked
+ * @param {{hasText?: boolean}} [options] hasText: the page shows the values as text itself
  */
-export async function showPlot(place, spec, onPick) {
+export async function showPlot(place, spec, { hasText = false } = {}) {
   const picture = el("div", { role: "img", "aria-label": spec.description });
   place.append(el("div", { class: "plot" }, picture));
-  if (spec.usermeta?.table) place.append(twin("As a table", () => valuesTable(spec)));
+  if (!hasText) place.append(twin("As a table", () => valuesTable(spec)));
   const { vega, expr, themes } = await library();
   /** @type {any} */
   let view = null;
@@ -63,11 +63,6 @@ export async function showPlot(place, spec, onPick) {
     const runtime = vega.parse(spec, themes[theme()], { ast: true });
     const options = { expr, renderer: "svg", container: picture, hover: true, loader: NO_LOADER };
     view = new vega.View(runtime, { ...options, tooltip });
-    if (onPick) {
-      view.addEventListener("click", (/** @type {any} */ _, /** @type {any} */ item) => {
-        if (item?.datum) onPick(item.datum);
-      });
-    }
     return view.width(innerWidthOf(picture)).runAsync();
   };
   await draw();

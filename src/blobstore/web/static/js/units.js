@@ -46,6 +46,9 @@ export function count(number) {
   return String(number);
 }
 
+/** Return the first 12 digits of a digest. @param {string} digest */
+export const short = (digest) => digest.replace(/^sha256:/, "").slice(0, 12);
+
 /** Return a whole number with separators: `1,000`. @param {number} number */
 export const whole = (number) => NUMBERS.format(number);
 
