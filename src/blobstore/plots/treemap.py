@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from blobstore.plots.modules import module_of, natural, starred
-from blobstore.plots.palette import colour_of, family_of, ink_of
+from blobstore.plots.modules import module_and_part, natural, starred
+from blobstore.plots.palette import colour_of, family_of_type, ink_of
 from blobstore.plots.specification import (
     Specification,
     colour_scale,
@@ -54,7 +54,9 @@ def rectangles(tensors: Iterable[Weighed], most: int = MOST_RECTANGLES) -> list[
     They are sorted by module and part. Under the last coarseness, modules beyond the largest ones
     are one, ``other modules``.
     """
-    places = [(*module_of(tensor.name), tensor.type_name, tensor.nbytes) for tensor in tensors]
+    places = [
+        (*module_and_part(tensor.name), tensor.type_name, tensor.nbytes) for tensor in tensors
+    ]
     found: list[Rectangle] = []
     for coarser in _COARSENESS:
         sums: dict[tuple[str, str, str], tuple[int, int]] = {}
@@ -133,7 +135,7 @@ def _data(
                 "id": len(numbers) + 1 + index,
                 "parent": numbers[one.module],
                 "bytes": one.nbytes,
-                "type": family_of(one.type_name),
+                "type": family_of_type(one.type_name),
                 "ink": ink_of(colour_of(one.type_name)),
                 "name": _cut(name),
                 "short": _cut(name.rpartition(".")[2]),
