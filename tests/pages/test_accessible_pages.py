@@ -41,4 +41,4 @@ def test_nothing_serious(
                 if summary.is_visible() and not summary.evaluate("one => one.parentElement.open"):
                     summary.click()
             found[name] = site.violations()
-        assert found == dict.fromkeys(PAGES, [])
+        assert {name: faults for name, faults in found.items() if faults} == {}

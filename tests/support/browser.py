@@ -65,8 +65,9 @@ class Watched:
 
     def settle(self) -> None:
         """Wait until nothing is awaited from the server."""
-        self.page.wait_for_load_state("networkidle")
-        self.page.wait_for_function("!document.querySelector('[aria-busy]')")
+        from playwright.sync_api import expect
+
+        expect(self.page.locator("[aria-busy]")).to_have_count(0, timeout=30_000)
 
     def check(self) -> None:
         """Fail if anything went wrong."""

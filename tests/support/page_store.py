@@ -13,18 +13,21 @@ from typing import Any
 import numpy as np
 
 import blobstore
+from blobstore.inspection.quality import measure_quality
 from blobstore.store.local.store import Store, open_store
+from blobstore.views.checkpoints import QualityView
+from blobstore.views.records import keep_quality
 from support import PYCODE, PYCODE_MOE
 from support.checkpoints import write_checkpoint
+from support.large_models import large_model
 from support.stores import manifest_path
 
 DENSE, BETTER, WIDER, MIXTURE = (
     *("pycode-5m:int4", "pycode-5m:better", "pycode-5m:int8"),
     "pycode-moe-5m:nvfp4",
 )
-LARGE, HOSTILE, BROKEN = "large:f16", "hostile:int4", "broken:latest"
+LARGE, HOSTILE, BROKEN = "large:int4", "hostile:int4", "broken:latest"
 TENSORS = 50_000
-LAYERS = 97
 
 HOSTILE_NAMES = (
     "<img src=x onerror=alert(1)>",
@@ -53,29 +56,14 @@ def fill(store: Store, folder: Path) -> None:
     blobstore.import_model(PYCODE, BETTER, store=store, quant="int4", method="search")
     blobstore.import_model(PYCODE, WIDER, store=store, quant="int8")
     blobstore.import_model(PYCODE_MOE, MIXTURE, store=store, quant="nvfp4")
-    blobstore.import_model(large(folder / "large"), LARGE, store=store, experts="packed")
+    large_model(store, LARGE, TENSORS, together=100)
     blobstore.import_model(hostile(folder / "hostile"), HOSTILE, store=store, quant="int4")
+    for name in (DENSE, BETTER, WIDER):
+        found = measure_quality(name, PYCODE, store=store)
+        keep_quality(store, found.name, QualityView.of(found), str(PYCODE))
     broken = manifest_path(store, BROKEN)
     broken.parent.mkdir(parents=True)
     broken.write_text("{")
-
-
-def large(folder: Path) -> Path:
-    """Write a made-up checkpoint of 50,000 small tensors; return its folder."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for layer in range(LAYERS):
-        for expert in range(128):
-            for part in ("gate_proj", "up_proj", "down_proj"):
-                shapes[f"model.layers.{layer}.mlp.experts.{expert}.{part}.weight"] = (4, 16)
-        for part in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            shapes[f"model.layers.{layer}.self_attn.{part}.weight"] = (8, 32)
-    for number in range(TENSORS - len(shapes)):
-        shapes[f"vision_tower.blocks.{number // 12}.part_{number % 12}.weight"] = (4, 32)
-    values = np.random.default_rng(0).standard_normal((8, 32)).astype(np.float16).ravel()
-    tensors = {name: values[: np.prod(shape)].reshape(shape) for name, shape in shapes.items()}
-    config = {"architectures": ["MadeUpForCausalLM"], "model_type": "made_up", "hidden_size": 64}
-    write_checkpoint(folder, tensors, config=config)
-    return folder
 
 
 def hostile(folder: Path) -> Path:

@@ -22,21 +22,39 @@ export function showDamage(place) {
 }
 
 /** @param {any} found a document of KeptVerifyView */
-function report({ verified, quick, sample, result }) {
+function report({ verified, quick, sample, damaged, broken, odd, result }) {
   const when = el("time", { datetime: verified, title: verified }, age(verified));
   const extent = quick ? " (--quick)" : sample ? ` (--sample ${visible(sample)})` : "";
   const checked = `${counted(result.checked, "blob")} checked, ${size(result.bytes)} hashed${extent}`;
-  const bad = result.damaged.length + result.broken.length;
+  const bad = damaged + broken;
   const verdict = bad
     ? el("strong", { class: "badge bad" }, counted(bad, "fault"))
     : el("strong", { class: "sound" }, "✓ All sound");
   return [
     el("p", { class: "verdict" }, verdict, " ", checked, ", ", when),
-    result.damaged.length ? table("Damaged blobs", BLOBS, result.damaged.map(blobRow)) : null,
-    result.broken.length ? table("Broken manifests", MANIFESTS, result.broken.map(manifestRow)) : null,
-    result.odd.length ? table("Odd files", FILES, result.odd.map(fileRow)) : null,
+    listed("Damaged blobs", damaged, BLOBS, result.damaged.map(blobRow)),
+    listed("Broken manifests", broken, MANIFESTS, result.broken.map(manifestRow)),
+    listed("Odd files", odd, FILES, result.odd.map(fileRow)),
     bad ? commandLine("blobstore repair NAME") : null,
   ].filter((part) => part !== null);
+}
+
+/**
+ * @param {string} title
+ * @param {number} number of all; the server lists the first of very many
+ * @param {import("./table.js").Head[]} heads
+ * @param {(Node | string)[][]} rows
+ */
+function listed(title, number, heads, rows) {
+  if (!rows.length) return null;
+  const more = number - rows.length;
+  return el(
+    "div",
+    { class: "listed" },
+    el("h3", {}, `${title}: ${whole(number)}`),
+    table(title, heads, rows),
+    more ? el("p", { class: "nothing" }, `and ${whole(more)} more`) : null,
+  );
 }
 
 const BLOBS = [{ title: "Blob" }, { title: "Reason" }, { title: "Models" }, { title: "Tensors" }];

@@ -1,7 +1,7 @@
 /** What quantization changed, by layer: the errors that `quality` kept. */
 
 import { ask } from "./api.js";
-import { byId, el, isolated } from "./dom.js";
+import { byId, el, isolated, visible } from "./dom.js";
 import { fill, missing } from "./loading.js";
 import { showPlot } from "./plot.js";
 import { table, twin } from "./table.js";
@@ -26,13 +26,13 @@ const HEADS = [
  */
 export function showErrors(name) {
   const place = byId("errors");
-  fill(place, () => ask("quality", { model: name }), async ({ result, measured }) => {
+  fill(place, () => ask("quality", { model: name }), async ({ result, measured, against }) => {
     if (!result) {
       const command = `blobstore quality ${name} --against SOURCE`;
       place.append(missing("The error of this model has not been measured yet.", command));
       return;
     }
-    byId("errors-count").textContent = tally(result, measured);
+    byId("errors-count").textContent = tally(result, measured, against);
     const picture = el("div");
     place.append(picture, twin("As a table", () => errorsTable(result.tensors)));
     await fill(picture, () => ask("plots/errors", { model: name }), (spec) =>
@@ -44,10 +44,12 @@ export function showErrors(name) {
 /**
  * @param {any} result a document of QualityView
  * @param {string} measured when
+ * @param {string | null} against the source
  */
-function tally({ model, tensors }, measured) {
-  const error = `${percent(model.relative_rmse)} relative error`;
-  return `${error} in ${counted(tensors.length, "tensor")}, measured ${age(measured)}`;
+function tally({ model, tensors }, measured, against) {
+  const changed = tensors.filter((/** @type {any} */ tensor) => !tensor.kept).length;
+  const error = `${percent(model.relative_rmse)} relative error in ${counted(changed, "tensor")}`;
+  return `${error}${against ? ` against ${visible(against)}` : ""}, measured ${age(measured)}`;
 }
 
 /** @param {any[]} tensors of QualityView */

@@ -35,7 +35,7 @@ export function showFrontier(place, names, models) {
       const known = found.filter((one) => one.isMeasured);
       if (known.length > 1) {
         const spec = await ask("plots/frontier", { model: known.map((one) => one.model.name) });
-        await showPlot(place, spec);
+        await showPlot(place, spec, { hasText: true });
       }
       place.append(table("Error against size", HEADS, rows(found)));
       const others = found.filter((one) => !one.isMeasured);

@@ -52,7 +52,8 @@ const NO_LOADER = {
  * @param {{hasText?: boolean}} [options] hasText: the page shows the values as text itself
  */
 export async function showPlot(place, spec, { hasText = false } = {}) {
-  const picture = el("div", { role: "img", "aria-label": spec.description });
+  const canvas = el("div", { "aria-hidden": "true" });
+  const picture = el("div", { role: "img", "aria-label": spec.description }, canvas);
   place.append(el("div", { class: "plot" }, picture));
   if (!hasText) place.append(twin("As a table", () => valuesTable(spec)));
   const { vega, expr, themes } = await library();
@@ -61,23 +62,22 @@ export async function showPlot(place, spec, { hasText = false } = {}) {
   const draw = () => {
     view?.finalize();
     const runtime = vega.parse(spec, themes[theme()], { ast: true });
-    const options = { expr, renderer: "svg", container: picture, hover: true, loader: NO_LOADER };
+    const options = { expr, renderer: "svg", container: canvas, hover: true, loader: NO_LOADER };
     view = new vega.View(runtime, { ...options, tooltip });
-    return view.width(innerWidthOf(picture)).runAsync();
+    return view.width(canvas.clientWidth).runAsync();
   };
-  await draw();
-  onTheme(draw);
-  new ResizeObserver(() => view.width(innerWidthOf(picture)).runAsync()).observe(picture);
-}
-
-/**
- * Return the width that a plot may have, without the padding of its place.
- *
- * @param {HTMLElement} picture
- */
-function innerWidthOf(picture) {
-  const { paddingLeft, paddingRight } = getComputedStyle(picture);
-  return picture.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
+  if (canvas.isConnected) await draw();
+  const stopThemes = onTheme(draw);
+  const sizes = new ResizeObserver(() => {
+    if (canvas.isConnected) view?.width(canvas.clientWidth).runAsync();
+    else stop();
+  });
+  const stop = () => {
+    sizes.disconnect();
+    stopThemes();
+    view?.finalize();
+  };
+  sizes.observe(canvas);
 }
 
 /** @param {any} spec */

@@ -11,11 +11,14 @@ export function theme() {
 }
 
 /**
- * Call a function whenever another theme is shown.
+ * Call a function whenever another theme is shown; return what stops that.
  *
  * @param {() => void} listener
  */
-export const onTheme = (listener) => CHANGES.addEventListener("change", listener);
+export function onTheme(listener) {
+  CHANGES.addEventListener("change", listener);
+  return () => CHANGES.removeEventListener("change", listener);
+}
 
 /**
  * Make a button the switch of the theme.

@@ -27,7 +27,7 @@ function show(usage) {
     return;
   }
   fill(byId("shared"), () => ask("plots/shared"), (spec) =>
-    showPlot(byId("shared"), spec),
+    showPlot(byId("shared"), spec, { hasText: true }),
   );
   byId("models").append(table("Disk space by model", HEADS, usage.models.map(row)));
 }
