@@ -102,7 +102,7 @@ def scatter(tensors: Iterable[TensorError]) -> Specification:
         scales=[*_scales("log"), colour_scale(types), _shapes(types)],
         axes=_axes("weights", {"format": "~s"}),
         legends=[type_legend(fill="type", shape="shape")],
-        marks=[_symbols({"signal": "40 + 12 * log(datum.tensors)"})],
+        marks=[_symbols({"signal": "60 + 12 * log(datum.tensors)"})],
     )
 
 
@@ -169,7 +169,7 @@ def _front(found: Sequence[ModelPoint]) -> list[ModelPoint]:
 
 def _scales(x: str) -> list[dict[str, Any]]:
     across = {"name": "x", "type": x, "domain": {"data": "points", "field": "x"}, "range": "width"}
-    zero = {"nice": True} if x == "log" else {"zero": False, "padding": 12}
+    zero = {"padding": 24} if x == "log" else {"zero": False, "padding": 12}
     up: dict[str, Any] = {"name": "y", "type": "linear"}
     up["domain"] = {"data": "points", "field": "y"}
     up |= {"range": [{"signal": f"height - {_FOOT}"}, 0], "nice": True, "zero": True}

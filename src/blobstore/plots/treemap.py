@@ -23,7 +23,8 @@ from blobstore.plots.subjects import Weighed
 from blobstore.views.quantities import counted, size
 
 MOST_RECTANGLES = 1500
-_MOST_LABELLED = 120
+_MOST_LABELLED = 250
+_HEIGHT = 480
 _HEADER = 16
 _LONGEST = 120
 _ROWS = 200
@@ -100,7 +101,7 @@ def treemap(tensors: Iterable[Weighed]) -> Specification:
     largest = sorted(found, key=lambda one: (-one.nbytes, one))[:_ROWS]
     return specification(
         description,
-        height={"update": "clamp(round(width * 0.5), 380, 560)"},
+        height=_HEIGHT,
         columns=("module", "part", "type", "tensors", "size", "share"),
         rows=[(*one[:4], size(one.nbytes), f"{one.nbytes / total:.1%}") for one in largest],
         data=_data(found, total, modules, labelled=labelled),
@@ -150,8 +151,9 @@ def _data(
         "sort": {"field": ["value", "data.id"], "order": ["descending", "ascending"]},
         "method": "squarify",
         "ratio": 1.4,
-        "paddingInner": 1 if labelled else 0,
+        "paddingInner": 1 if labelled else 0.5,
         "paddingTop": header,
+        "paddingOuter": 0 if labelled else 1,
         "round": labelled,
         "size": [{"signal": "width"}, {"signal": f"height + {header}"}],
     }

@@ -20,7 +20,7 @@ from blobstore.web.problems import METHOD_NOT_ALLOWED, MISDIRECTED, TOO_LONG, pr
 
 METHODS = ("GET", "HEAD")
 MAX_PATH = 2048
-"""Bytes of a path, percent-encoded. Names under ``/v2/`` have at most 1,024 characters."""
+"""Bytes of a path, percent-in_json. Names under ``/v2/`` have at most 1,024 characters."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "

@@ -19,7 +19,7 @@ _MAX_TENSOR = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class QueryParameter:
     """A text in the query of an address, from 1 to ``longest`` characters.
 
     ``most``: how often it may be given; ``least``: how often it has to be.
@@ -60,15 +60,17 @@ class Parameter:
         return given[0] if given else None
 
 
-MODEL = Parameter(name="model", what="the name of a stored model", longest=_MAX_NAME)
-NAME = Parameter(name="name", what="the name of a stored model", longest=_MAX_NAME)
-TENSOR = Parameter(name="tensor", what="the name of a tensor of the model", longest=_MAX_TENSOR)
-MODELS = Parameter(
+MODEL = QueryParameter(name="model", what="the name of a stored model", longest=_MAX_NAME)
+NAME = QueryParameter(name="name", what="the name of a stored model", longest=_MAX_NAME)
+TENSOR = QueryParameter(
+    name="tensor", what="the name of a tensor of the model", longest=_MAX_TENSOR
+)
+MODELS = QueryParameter(
     name="model", what="the name of a stored model; repeatable", longest=_MAX_NAME, most=50
 )
 
 
-def values_in(query: bytes, parameters: Sequence[Parameter]) -> Mapping[str, Any]:
+def values_in(query: bytes, parameters: Sequence[QueryParameter]) -> Mapping[str, Any]:
     """Return the values of ``parameters`` in a query, by name.
 
     Raises: UsageError for a parameter that is missing, unknown, too long or given too often, and
@@ -82,7 +84,7 @@ def values_in(query: bytes, parameters: Sequence[Parameter]) -> Mapping[str, Any
             max_num_fields=_MAX_FIELDS,
         )
     except ValueError as error:
-        raise UsageError("the query is not percent-encoded UTF-8, or is too long") from error
+        raise UsageError("the query is not percent-in_json UTF-8, or is too long") from error
     given: dict[str, list[str]] = {one.name: [] for one in parameters}
     for name, text in pairs:
         if name not in given:
