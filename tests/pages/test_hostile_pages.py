@@ -27,7 +27,8 @@ def test_names_of_tensors_are_text(site: Watched) -> None:
         assert page.locator("#tensor h3").inner_text() == escaped(name)
         for summary in page.locator("#tensor summary").all():
             summary.click()
-    page.locator("#treemap svg rect, #treemap svg path").first.hover()
+    page.locator("#treemap .role-mark path").first.hover()
+    expect(page.locator(".tip")).to_contain_text("F16, 1 tensor, 8.19 KB")
     assert page.locator("main").locator(MARKUP).count() == 0
 
 
