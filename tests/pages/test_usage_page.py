@@ -47,7 +47,7 @@ def test_what_verify_found(
         blob.chmod(0o644)
         blob.write_bytes(bytes(blob.stat().st_size))
     done = command("verify", "--store", store.root)
-    assert done.returncode == (1 if is_damaged else 0), done
+    assert done.returncode == (3 if is_damaged else 0), done
     with served(store, tmp_path) as origin, watched(browser, origin) as site:
         page = site.open("/usage")
         verdict = page.locator(".verdict").inner_text()

@@ -5,6 +5,8 @@ import { el, isolated, visible } from "./dom.js";
 
 /** @typedef {import("./models.js").Listed} Listed */
 
+const BOX = { type: "search", placeholder: "Add a model", autocomplete: "off", spellcheck: "false" };
+
 /**
  * Show which models are chosen, and let others be added.
  *
@@ -16,7 +18,7 @@ import { el, isolated, visible } from "./dom.js";
 export function showChooser(place, models, chosen, onChoose) {
   const hadFocus = place.contains(document.activeElement);
   const picked = chosen.map((name) => pick(name, () => onChoose(chosen.filter((one) => one !== name))));
-  const select = adder(
+  const add = adder(
     models.filter((model) => !model.error && !chosen.includes(model.name)),
     (name) => onChoose([...chosen, name]),
   );
@@ -26,9 +28,9 @@ export function showChooser(place, models, chosen, onChoose) {
     : null;
   place.replaceChildren(
     el("ul", { class: "picked", "aria-label": "Chosen models" }, picked),
-    el("div", { class: "picker" }, select, all),
+    el("div", { class: "picker" }, add, all),
   );
-  if (hadFocus) select.focus();
+  if (hadFocus) add.querySelector("input")?.focus();
 }
 
 /**
@@ -41,16 +43,31 @@ function pick(name, onRemove) {
 }
 
 /**
+ * Return a box that completes names of models, and the button that adds one.
+ *
  * @param {Listed[]} models
  * @param {(name: string) => void} onAdd
  */
 function adder(models, onAdd) {
-  const options = models.map((model) => el("option", { value: model.name }, visible(model.name)));
-  const select = /** @type {HTMLSelectElement} */ (
-    el("select", { "aria-label": "Add a model" }, el("option", { value: "" }, "Add a model …"), options)
+  const options = models.map((model) => el("option", { value: model.name }));
+  const box = /** @type {HTMLInputElement} */ (
+    el("input", { ...BOX, list: "addable", "aria-label": "Add a model" })
   );
-  select.addEventListener("change", () => select.value && onAdd(select.value));
-  return select;
+  const add = (/** @type {Event} */ event) => {
+    event.preventDefault();
+    const isKnown = models.some((model) => model.name === box.value);
+    box.setCustomValidity(isKnown ? "" : "No other model has this name.");
+    if (isKnown) onAdd(box.value);
+    else box.reportValidity();
+  };
+  box.addEventListener("input", () => box.setCustomValidity(""));
+  return el(
+    "form",
+    { class: "adder", novalidate: true, onsubmit: add },
+    box,
+    el("datalist", { id: "addable" }, options),
+    el("button", { type: "submit" }, "Add"),
+  );
 }
 
 /** Return a name without its tag. @param {string} name */

@@ -1,8 +1,8 @@
 /** The page of a model: what it is, where its bytes are, its tensors, what quantization changed. */
 
-import { choose, query } from "./address.js";
+import { address, choose, query } from "./address.js";
 import { ask } from "./api.js";
-import { byId, isolated } from "./dom.js";
+import { byId, el, isolated } from "./dom.js";
 import { showErrors } from "./errors.js";
 import { failure, fill, missing } from "./loading.js";
 import { modulesTable } from "./module-table.js";
@@ -27,6 +27,8 @@ function show() {
   fill(byId("summary"), () => ask("model", { name }), (model) => {
     byId("parts").hidden = false;
     byId("summary").append(summary(model));
+    const compare = address("/compare", { model: name });
+    byId("others").append(el("a", { class: "button", href: compare }, "Compare with …"));
     fill(byId("weights"), () => columns, (found) => byId("weights").append(weights(tensorsOf(found))));
     showParts(columns);
   });

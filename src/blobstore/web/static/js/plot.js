@@ -1,6 +1,6 @@
 /** Plots: specifications of Vega that the server makes, drawn here, and the same values as text. */
 
-import { el } from "./dom.js";
+import { el, visible } from "./dom.js";
 import { table, twin } from "./table.js";
 import { onTheme, theme } from "./theme.js";
 import { tooltip } from "./tooltip.js";
@@ -44,14 +44,25 @@ const NO_LOADER = {
 };
 
 /**
+ * Return a document in whose texts invisible characters are escapes, as everywhere on the page.
+ *
+ * @param {any} document
+ */
+function printable(document) {
+  const text = JSON.stringify(document);
+  return JSON.parse(text, (_, value) => (typeof value === "string" ? visible(value) : value));
+}
+
+/**
  * Draw a plot, as wide as its place, in the colours of the theme; it follows both. Its values are
  * beside it as a table.
  *
  * @param {HTMLElement} place
- * @param {any} spec of Vega; `usermeta.table` has its values as text
+ * @param {any} made a specification of Vega; `usermeta.table` has its values as text
  * @param {{hasText?: boolean}} [options] hasText: the page shows the values as text itself
  */
-export async function showPlot(place, spec, { hasText = false } = {}) {
+export async function showPlot(place, made, { hasText = false } = {}) {
+  const spec = printable(made);
   const canvas = el("div", { "aria-hidden": "true" });
   const picture = el("div", { role: "img", "aria-label": spec.description }, canvas);
   place.append(el("div", { class: "plot" }, picture));

@@ -1,6 +1,5 @@
 /** The head of a model's page. */
 
-import { address } from "./address.js";
 import { el, isolated, visible } from "./dom.js";
 import { facts, table, twin } from "./table.js";
 import { shares } from "./tensors.js";
@@ -44,10 +43,8 @@ function described(model) {
     ["State", model.packed ? "packed" : null],
   ]);
   const id = facts([["ID", el("code", {}, visible(model.id))]]);
-  const compare = address("/compare", { model: model.name });
-  const other = el("a", { class: "button", href: compare }, "Compare with …");
   const layers = twin(`Layers beside tensors: ${whole(model.documents.length)}`, () => layersTable(model.documents));
-  return [numbers, id, el("ul", { class: "runs" }, model.runs_in.map(verdict)), layers, el("p", { class: "more" }, other)];
+  return [numbers, id, el("ul", { class: "runs" }, model.runs_in.map(verdict)), layers];
 }
 
 /** @param {{kind: string, name: string | null, size: number}[]} layers */
