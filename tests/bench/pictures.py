@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 
 PLACE = ROOT / "docs" / "pictures"
 TYPES = ("int4", "int8", "nvfp4", "mxfp4", "mxfp8")
+SCALE = 1.5
 LARGEST = 300_000
 """Bytes of a picture."""
 _FONTS = """<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd"><fontconfig>
 <include>/etc/fonts/fonts.conf</include>
+<match><test name="family"><string>sans-serif</string></test>
+<edit name="family" mode="prepend" binding="strong"><string>Inter</string></edit></match>
 <match><test name="family"><string>system-ui</string></test>
 <edit name="family" mode="prepend" binding="strong"><string>Inter</string></edit></match>
 <match><test name="family"><string>ui-monospace</string></test>
@@ -76,9 +79,8 @@ def main() -> None:
         fill(store)
         with served(store, folder) as origin, chromium() as browser:
             for picture in PICTURES:
-                with watched(
-                    browser, origin, size=picture.size, theme=picture.theme, scale=1.5
-                ) as site:
+                looks = {"size": picture.size, "theme": picture.theme, "scale": SCALE}
+                with watched(browser, origin, **looks) as site:
                     data = taken(site, picture)
                 (place / f"{picture.name}.webp").write_bytes(data)
                 print(f"{picture.name}.webp: {len(data):,} bytes")
@@ -102,7 +104,9 @@ def taken(site: Watched, picture: Picture) -> bytes:
         "part => scrollTo(0, part.closest('section, body').offsetTop - 16)"
     )
     session: CDPSession = page.context.new_cdp_session(page)
-    options = {"format": "webp", "quality": 82}
+    width, height = picture.size
+    clip = {"x": 0, "y": page.evaluate("scrollY"), "width": width, "height": height, "scale": SCALE}
+    options = {"format": "webp", "quality": 80, "clip": clip}
     return base64.b64decode(session.send("Page.captureScreenshot", options)["data"])
 
 
