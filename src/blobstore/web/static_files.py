@@ -1,19 +1,14 @@
 """The pages and their files: a list of those in the package, made once, when the server starts.
 
-``themes.json`` is made: Vega's configurations, of which a page passes one when it draws a plot.
-
 A request only looks up its path in the list, so no path leads out of the package.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-from blobstore.plots.theme import THEMES, configuration
 
 FOLDER = Path(__file__).parent / "static"
 PAGES: Mapping[str, str] = {
@@ -59,8 +54,6 @@ def static_files(folder: Path = FOLDER) -> dict[str, StaticFile]:
         if content_type is not None and (path.suffix != ".html" or name in pages):
             address = pages.get(name, f"/static/{name}")
             found[address] = StaticFile(content_type, path.read_bytes())
-    themes = {theme: configuration(theme) for theme in THEMES}
-    found["/static/themes.json"] = StaticFile("application/json", json.dumps(themes).encode())
     return found
 
 

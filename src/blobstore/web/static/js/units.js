@@ -41,7 +41,7 @@ export function count(number) {
   /** @type {[number, string][]} */
   const limits = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "K"]];
   for (const [limit, suffix] of limits) {
-    if (number >= limit) return `${threeDigits(number / limit)}${suffix}`;
+    if (number >= 0.9995 * limit) return `${threeDigits(number / limit)}${suffix}`;
   }
   return String(number);
 }
