@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import expect
 from support.browser import Watched
 from support.page_store import BETTER, BROKEN, DENSE, MIXTURE, WIDER
 
@@ -23,7 +22,7 @@ def test_what_differs_between_two(site: Watched) -> None:
     assert facts["A"] == f"{DENSE} 5.98 MB"
     assert (facts["Shared"], facts["Equal tensors"], facts["Changed"]) == ("4.66 MB", "31", "16")
     changed = page.get_by_role("table", name="Changed tensors").locator("tbody tr")
-    expect(changed).to_have_count(16)
+    site.expect(changed).to_have_count(16)
     assert changed.first.inner_text().split()[1:3] == ["int4/32", "int8/64"]
 
 

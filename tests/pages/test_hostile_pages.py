@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import expect
 from support.browser import Watched
 from support.page_store import DENSE, HOSTILE, HOSTILE_NAMES, HOSTILE_TEXTS
 
@@ -28,7 +27,7 @@ def test_names_of_tensors_are_text(site: Watched) -> None:
         for summary in page.locator("#tensor summary").all():
             summary.click()
     page.locator("#treemap .role-mark path").first.hover()
-    expect(page.locator(".tip")).to_contain_text("F16, 1 tensor, 8.19 KB")
+    site.expect(page.locator(".tip")).to_contain_text("F16, 1 tensor, 8.19 KB")
     assert page.locator("main").locator(MARKUP).count() == 0
 
 
@@ -37,7 +36,7 @@ def test_texts_of_config_are_text(site: Watched) -> None:
     assert HOSTILE_TEXTS["architectures"][0] in page.locator(".lead").inner_text()
     assert HOSTILE_TEXTS["model_type"] in page.locator(".runs").inner_text()
     page.locator("#summary summary").click()
-    expect(page.get_by_text("<img src=x onerror=alert(11)>.json")).to_be_visible()
+    site.expect(page.get_by_text("<img src=x onerror=alert(11)>.json")).to_be_visible()
     assert page.locator("main").locator(MARKUP).count() == 0
 
 
@@ -46,7 +45,7 @@ def test_differences_are_text(site: Watched) -> None:
     for summary in page.locator("summary").all():
         if not summary.locator("xpath=..").get_attribute("open"):
             summary.click()
-    expect(page.get_by_text(HOSTILE_NAMES[0], exact=True).first).to_be_visible()
+    site.expect(page.get_by_text(HOSTILE_NAMES[0], exact=True).first).to_be_visible()
     assert page.locator("main").locator(MARKUP).count() == 0
 
 

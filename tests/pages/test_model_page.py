@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import expect
 from support.browser import NARROW, Watched, watched
 from support.page_store import BROKEN, DENSE, LARGE, MIXTURE, TENSORS
 
@@ -137,7 +136,7 @@ def test_a_theme_is_that_of_plots_too(site: Watched) -> None:
     plot = page.locator("#treemap svg")
     assert plot.evaluate(BACKGROUND) == "rgb(255, 255, 255)"
     page.get_by_role("button", name="Dark theme").click()
-    expect(plot).to_have_css("background-color", "rgb(21, 24, 29)")
+    site.expect(plot).to_have_css("background-color", "rgb(21, 24, 29)")
 
 
 def test_without_quality_the_command_is_named(site: Watched) -> None:
