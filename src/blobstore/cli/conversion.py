@@ -220,12 +220,29 @@ def plan(
             help="Let mlx-lm build its network for the planned tensors; takes seconds (extra: lm).",
         ),
     ] = False,
+    html: Annotated[
+        str | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Write a page, too, that shows the sizes of all types and group sizes.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the file of --html if it exists.")
+    ] = False,
     as_json: JsonOption = False,
     **options: Any,
 ) -> None:
     """Show what an import would write. Lists its tensors and their types; nothing is stored."""
     from blobstore.importer.run import plan_import
 
+    if html is not None and not force:
+        from pathlib import Path
+
+        from blobstore.report.placing import check_absent
+
+        check_absent(Path(html))
     with progress_bar() as progress:
         made = plan_import(source, jobs=jobs, progress=progress, open_source=source_at, **options)
     _print_notes(made)
@@ -238,7 +255,21 @@ def plan(
         from blobstore.importer.planning.document import write_plan
 
         write_plan(made, output)
+    if html is not None:
+        _write_page(made, html, options, force=force)
     _show_planned(made, runs_in, as_json=as_json)
+
+
+def _write_page(made: ImportPlan, path: str, options: Any, *, force: bool) -> None:
+    from pathlib import Path
+
+    from blobstore.importer.policies.options import ImportOptions
+    from blobstore.report.placing import place_file
+    from blobstore.report.plan_choices import plan_choices
+    from blobstore.report.plan_page import plan_page
+
+    given = ImportOptions.parse(**options | {"target_size": None, "target_bpw": None})
+    place_file(Path(path), plan_page(plan_choices(made, given)), force=force)
 
 
 def _print_notes(made: ImportPlan) -> None:

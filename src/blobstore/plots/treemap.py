@@ -85,9 +85,12 @@ def _with_others(found: list[Rectangle], most: int) -> list[Rectangle]:
     return sorted([*kept, *sums.values()], key=natural)
 
 
-def treemap(tensors: Iterable[Weighed]) -> Specification:
-    """Return the treemap of a model's stored tensors, or of those that a plan would store."""
-    found = rectangles(tensors)
+def treemap(tensors: Iterable[Weighed], most: int = MOST_RECTANGLES) -> Specification:
+    """Return the treemap of a model's stored tensors, or of those that a plan would store.
+
+    ``most``: rectangles, as for `rectangles`.
+    """
+    found = rectangles(tensors, most)
     total = sum(one.nbytes for one in found)
     number = sum(one.tensors for one in found)
     if not total:

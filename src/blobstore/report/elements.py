@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from blobstore.views.quantities import printable
 
-_VOID = frozenset({"meta", "br"})
+_VOID = frozenset({"meta", "input"})
 
 
 class Html(str):
