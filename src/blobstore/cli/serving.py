@@ -40,8 +40,10 @@ def serve(
         hint = "Install the extra: pip install 'blobstore[web]'."
         raise UsageError("starlette and uvicorn are not installed", hint=hint) from error
     from blobstore.web.application import application
+    from blobstore.web.distribution import distribution_routes
     from blobstore.web.guard import Hosts
     from blobstore.web.server import serve_at
 
-    app = application(opened, Hosts(host, allowed_host or ()))
+    hosts = Hosts(host, allowed_host or ())
+    app = application(opened, hosts, more=distribution_routes(opened))
     serve_at(app, host, port, ready=lambda address: emit(f"Serving {opened.address} at {address}"))

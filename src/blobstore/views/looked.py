@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE
-from blobstore.views.view import Bytes, Text, VerdictView, View
+from blobstore.views.view import Bytes, Figure, Text, VerdictView, View
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from blobstore.formats.documents import Manifest
+    from blobstore.inspection.distributions import Distribution
     from blobstore.inspection.listing import ModelDetails, ModelSummary
     from blobstore.names import ModelName
+    from blobstore.store.stored import StoredTensor
 
 
 class ProblemView(View):
@@ -92,21 +94,55 @@ class TensorColumnsView(View):
     sizes: list[int] = Field(description="bytes, with scales and biases")
 
     @classmethod
-    def of(
-        cls,
-        name: ModelName,
-        digest: str,
-        names: Iterable[str],
-        types: Iterable[str],
-        shapes: Iterable[tuple[int, ...]],
-        sizes: Iterable[int],
-    ) -> TensorColumnsView:
-        """Return the view of columns, which are not checked value by value."""
+    def of(cls, name: ModelName, digest: str, tensors: Sequence[StoredTensor]) -> TensorColumnsView:
+        """Return the view of a model's tensors, which are not checked one by one."""
         return cls.model_construct(
             model=str(name),
             id=digest,
-            names=list(names),
-            types=list(types),
-            shapes=list(map(list, shapes)),
-            sizes=list(sizes),
+            names=[one.name for one in tensors],
+            types=[one.type_text for one in tensors],
+            shapes=[list(one.shape) for one in tensors],
+            sizes=[one.nbytes for one in tensors],
+        )
+
+
+class HistogramView(View):
+    """Values counted in bins of one width; one bin if all finite values are equal."""
+
+    low: Figure
+    high: Figure
+    counts: list[int] = Field(description="by bin")
+    infinite: int
+    nan: int
+    rms: Figure = Field(description="root mean square of the finite values")
+
+
+class DistributionView(View):
+    """How the values of a tensor, and its codes, are distributed."""
+
+    model: Text
+    id: Text = Field(description="the manifest's digest")
+    tensor: str
+    type: str = Field(description="int4/64, or a dtype")
+    shape: list[int] = Field(description="before packing")
+    size: int = Field(description="values of the tensor")
+    read: int = Field(description="values that were read: all, or a sample")
+    values: HistogramView
+    codes: list[int] | None = Field(description="how often each code occurs; null if not quantized")
+    code_values: list[Figure] | None = Field(description="what each code stands for, unscaled")
+
+    @classmethod
+    def of(cls, name: ModelName, digest: str, found: Distribution) -> DistributionView:
+        """Return the view of a tensor's distribution."""
+        return cls(
+            model=name,
+            id=digest,
+            tensor=found.name,
+            type=found.type_name,
+            shape=list(found.shape),
+            size=found.size,
+            read=found.read,
+            values=HistogramView.model_validate(found.values),
+            codes=None if found.codes is None else list(found.codes),
+            code_values=None if found.code_values is None else list(found.code_values),
         )
