@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from blobstore.inspection.distributions import Distribution, Histogram
+from blobstore.inspection.distributions import Histogram, ValueDistribution
 from blobstore.plots.bars import shared
 from blobstore.plots.heatmap import errors
 from blobstore.plots.histograms import distribution
@@ -43,14 +43,14 @@ def found_values(counts: tuple[int, ...], low: float = -1.0, high: float = 1.0) 
     return Histogram(low, high, counts, 0, 0, 0.5)
 
 
-def found_distribution(name: str = "a.weight", bits: int = 4) -> Distribution:
+def found_distribution(name: str = "a.weight", bits: int = 4) -> ValueDistribution:
     """Return the distribution of a quantized tensor beside its source."""
     codes = tuple(range(1, 2**bits + 1))
     kind = "int4/64" if bits == 4 else "mxfp8/32"
     values = found_values((1, 5, 9, 5, 1))
     total = sum(codes)
     numbers = tuple(float(code) for code in range(2**bits))
-    return Distribution(name, kind, (4, 64), 2 * total, total, values, values, codes, numbers)
+    return ValueDistribution(name, kind, (4, 64), 2 * total, total, values, values, codes, numbers)
 
 
 _TENSORS = [
@@ -62,7 +62,7 @@ _MODELS = [
     ModelPoint(f"tiny:{kind}", kind, nbytes, error)
     for kind, nbytes, error in (("int4", 300, 0.1), ("mxfp4", 290, 0.2), ("int8", 500, 0.01))
 ]
-_EMPTY = Distribution("a", "BF16", (0,), 0, 0, Histogram(0, 0, (), 0, 0, 0.0))
+_EMPTY = ValueDistribution("a", "BF16", (0,), 0, 0, Histogram(0, 0, (), 0, 0, 0.0))
 
 SPECIFICATIONS: dict[str, Specification] = {
     "treemap": treemap(_TENSORS),
@@ -75,7 +75,7 @@ SPECIFICATIONS: dict[str, Specification] = {
     "distribution": distribution(found_distribution()),
     "distribution of 8 bits": distribution(found_distribution(bits=8)),
     "distribution of equal values": distribution(
-        Distribution("a", "BF16", (4,), 4, 4, found_values((4,), 0.5, 0.5))
+        ValueDistribution("a", "BF16", (4,), 4, 4, found_values((4,), 0.5, 0.5))
     ),
     "empty treemap": treemap([]),
     "empty errors": errors([TensorError("a", "BF16", (2,), 0.0, kept=True)]),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.plotted import HOSTILE
 
-from blobstore.report.elements import Html, facts, joined, section, table, tag
+from blobstore.report.elements import Html, facts, section, side_by_side, table, tag
 
 
 class Reader(html.parser.HTMLParser):
@@ -50,7 +50,7 @@ def test_texts_come_back(value: str) -> None:
         facts([(HOSTILE, HOSTILE)]),
         table(HOSTILE, [HOSTILE], [[HOSTILE]]),
         section(HOSTILE, HOSTILE, id=HOSTILE),
-        joined([HOSTILE, tag("b", HOSTILE)]),
+        side_by_side([HOSTILE, tag("b", HOSTILE)]),
     ],
 )
 def test_hostile_texts_are_text(markup: Html) -> None:
