@@ -54,6 +54,13 @@ def test_specifications_have_no_other_colour_and_no_font(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPECIFICATIONS)
+def test_names_do_not_turn_the_text_beside_them(name: str) -> None:
+    text = json.dumps(SPECIFICATIONS[name], ensure_ascii=False)
+    assert text.isprintable()
+    assert ("<img src=x" in text) is name.startswith("hostile")
+
+
+@pytest.mark.parametrize("name", SPECIFICATIONS)
 def test_specifications_are_described_and_have_their_values_as_text(name: str) -> None:
     spec = SPECIFICATIONS[name]
     table = spec["usermeta"]["table"]
