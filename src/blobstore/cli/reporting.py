@@ -66,7 +66,7 @@ def report(
     store: StoreOption = None,
     lower: LowerOption = None,
 ) -> None:
-    """Write a page about a model, in one file: sizes, errors, distributions, as plots and tables.
+    """Write a page about a model: plots and tables in one file.
 
     A path that exists is a source, as for inspect: NAME:TAG is nearly always a stored model.
     """
