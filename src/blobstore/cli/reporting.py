@@ -86,15 +86,18 @@ def report(
     with progress_bar() as progress:
         found = gather(name, store=opened, against=other, jobs=jobs, progress=progress)
     plots = model_plots(found)
+    pictures = {} if png is None else {Path(png, f"{key}.png"): plots[key] for key in plots}
+    for path in pictures:
+        check_output(str(path), force=force)
     if output is not None:
         page = model_page(found, plots, date)
         place_file(Path(output), page, force=force)
         emit(f"{printable(output)}: {counted(len(plots), 'plot')}, {size(len(page))}")
     if png is not None:
         place_folder(Path(png))
-        for key, plot in plots.items():
-            place_file(Path(png, f"{key}.png"), drawn_png(plot), force=force)
-        emit(f"{printable(png)}: {counted(len(plots), 'picture')}")
+        for path, plot in pictures.items():
+            place_file(path, drawn_png(plot), force=force)
+        emit(f"{printable(png)}: {counted(len(pictures), 'picture')}")
 
 
 def check_output(path: str, *, force: bool) -> None:
