@@ -63,11 +63,16 @@ class Watched:
         self.settle()
         return self.page
 
-    def settle(self) -> None:
-        """Wait until nothing is awaited from the server."""
+    @property
+    def expect(self) -> Any:
+        """Playwright's assertions, which wait until they are true."""
         from playwright.sync_api import expect
 
-        expect(self.page.locator("[aria-busy]")).to_have_count(0, timeout=30_000)
+        return expect
+
+    def settle(self) -> None:
+        """Wait until nothing is awaited from the server."""
+        self.expect(self.page.locator("[aria-busy]")).to_have_count(0, timeout=30_000)
 
     def check(self) -> None:
         """Fail if anything went wrong."""

@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blobstore.errors import BlobStoreError
+from blobstore.plots.theme import THEMES, configuration
 from blobstore.store.ports import Readable
 from blobstore.web.guard import Guard, Hosts
 from blobstore.web.openapi import PATH as OPENAPI, openapi
@@ -38,6 +39,8 @@ _QUICK, _SLOW = 4, 2
 _PIECE = 2**18
 """Bytes of a body that are sent at once."""
 _JSON = "application/json"
+THEMES_PATH = "/static/themes.json"
+"""Vega's configurations, of which a page passes one when it draws a plot."""
 _KNOWN = "if-none-match"
 _Handler = Callable[[Request], Awaitable[Response]]
 
@@ -56,10 +59,13 @@ def application(
     served = Served(home)
     quick, slow = Together[Response](_QUICK), Together[Response](_SLOW)
     listed = static_files() if files is None else files
-    document = StaticFile(_JSON, in_json(openapi(ROUTES)))
+    made = {
+        OPENAPI: StaticFile(_JSON, in_json(openapi(ROUTES))),
+        THEMES_PATH: StaticFile(_JSON, in_json({one: configuration(one) for one in THEMES})),
+    }
     routes: list[BaseRoute] = [
         *(Route(one.path, _api(one, served, slow if one.is_slow else quick)) for one in ROUTES),
-        *(Route(path, _file(one)) for path, one in {**listed, OPENAPI: document}.items()),
+        *(Route(path, _file(one)) for path, one in {**listed, **made}.items()),
         *more,
     ]
     app = Starlette(routes=routes, exception_handlers=_HANDLERS)
