@@ -16,7 +16,7 @@ from blobstore.errors import UnsupportedSourceError
 from blobstore.inspection.comparison import checkpoint_shape, stored_values
 from blobstore.inspection.diff import ModelDiff, diff_models
 from blobstore.inspection.distributions import (
-    Distribution,
+    ValueDistribution,
     ValueReader,
     distribution_of,
     source_values,
@@ -51,7 +51,7 @@ class ModelFindings:
     errors: tuple[TensorError, ...] | None
     basis: str | None
     difference: ModelDiff | None
-    distributions: tuple[Distribution, ...]
+    distributions: tuple[ValueDistribution, ...]
 
 
 def gather(
@@ -163,7 +163,9 @@ def _of_other(tensor: Tensor, others: Mapping[str, Tensor]) -> ValueReader | Non
     return read
 
 
-def _distributions(model: Model, names: list[str], readers: _Readers) -> Iterator[Distribution]:
+def _distributions(
+    model: Model, names: list[str], readers: _Readers
+) -> Iterator[ValueDistribution]:
     for name in names:
         tensor = model[name]
         try:

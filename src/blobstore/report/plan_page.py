@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from blobstore import __version__
 from blobstore.plots.specification import Specification
 from blobstore.plots.treemap import treemap
-from blobstore.report.elements import Html, facts, joined, section, table, tag
+from blobstore.report.elements import Html, facts, section, side_by_side, table, tag
 from blobstore.report.frame import document, figure
 from blobstore.report.gathering import source_label
 from blobstore.report.plan_choices import PlanChoice, PlanChoices
@@ -94,8 +94,8 @@ def _overview(found: PlanChoices) -> Html:
     heads = (
         tag("th", one, scope="col", **more) for one, more in zip(columns, aligned, strict=True)
     )
-    head = tag("tr", joined(heads))
-    rows = joined(
+    head = tag("tr", side_by_side(heads))
+    rows = side_by_side(
         tag("tr", *_cells(one), data_bytes=str(one.plan.stored_bytes)) for one in found.plans
     )
     drawn = tag("table", tag("thead", head), tag("tbody", rows))
@@ -109,7 +109,7 @@ def _overview(found: PlanChoices) -> Html:
             " weights are read: blobstore plan SOURCE --target-size SIZE."
         )
         parts.append(tag("p", text))
-    return joined(parts)
+    return side_by_side(parts)
 
 
 def _cells(one: PlanChoice) -> Iterator[Html]:
