@@ -100,7 +100,7 @@ def test_thousands_of_requests_are_answered_as_the_document_says(
     root: Path, tmp_path: Path
 ) -> None:
     with served(root) as address:
-        total = calls(address, tmp_path / "chance", None, 400)
+        total = calls(address, tmp_path / "chance", None, 560)
         for number, model in enumerate(TENSORS):
             total += calls(address, tmp_path / f"known{number}", model, 60)
     assert total >= 5000
