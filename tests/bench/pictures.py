@@ -23,7 +23,7 @@ import blobstore
 from blobstore.store.local.store import Store, open_store
 
 if TYPE_CHECKING:
-    from playwright.sync_api import CDPSession
+    from playwright.sync_api import Browser, CDPSession
 
 PLACE = ROOT / "docs" / "pictures"
 TYPES = ("int4", "int8", "nvfp4", "mxfp4", "mxfp8")
@@ -79,9 +79,7 @@ def main() -> None:
         fill(store)
         with served(store, folder) as origin, chromium() as browser:
             for picture in PICTURES:
-                looks = {"size": picture.size, "theme": picture.theme, "scale": SCALE}
-                with watched(browser, origin, **looks) as site:
-                    data = taken(site, picture)
+                data = taken(browser, origin, picture)
                 (place / f"{picture.name}.webp").write_bytes(data)
                 print(f"{picture.name}.webp: {len(data):,} bytes")
                 assert len(data) <= LARGEST, picture
@@ -97,7 +95,14 @@ def fill(store: Store) -> None:
     blobstore.import_model(PYCODE_MOE, "pycode-moe-5m:int4", store=store, quant="int4")
 
 
-def taken(site: Watched, picture: Picture) -> bytes:
+def taken(browser: Browser, origin: str, picture: Picture) -> bytes:
+    """Open the page of a picture, and return it."""
+    size, theme = picture.size, picture.theme
+    with watched(browser, origin, size=size, theme=theme, scale=SCALE) as site:
+        return drawn(site, picture)
+
+
+def drawn(site: Watched, picture: Picture) -> bytes:
     """Return a picture as WebP, which only Chromium's own protocol gives."""
     page = site.open(picture.path, **picture.query)
     page.locator(picture.part).evaluate(
