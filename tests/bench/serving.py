@@ -3,7 +3,7 @@
 `python tests/bench/serving.py [--tensors N] [--models N] [--clients N] [--folder F]` makes a store
 of N small models, and one with two models of N tensors, each tensor in a blob of its own, or 64 in
 each; serves each in a process of its own; and prints a Markdown table of the times at the client,
-over loopback. ``first``: nothing is known of the model. ``restarted``: another server has opened
+over loopback. ``first``: nothing is known of the store. ``restarted``: another server has opened
 it. ``again``: the median of 20. A page's answers are those that it asks for at once: the model, its
 tensors, and the treemap. The page cache is warm.
 """
