@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -50,18 +53,39 @@ def quality(
     jobs: Jobs = None,
     store: StoreOption = None,
     lower: LowerOption = None,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Draw the errors by layer after the table.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what quantization changed. Lists the error of each tensor, the largest first."""
     from blobstore.inspection.quality import measure_quality
     from blobstore.views.checkpoints import QualityView
+    from blobstore.views.records import keep_quality
 
-    opened = stores_at(store, lower, cache=CacheChoice())
+    opened, source = stores_at(store, lower, cache=CacheChoice()), source_at(against)
     with progress_bar() as progress:
-        report = measure_quality(
-            name, source_at(against), store=opened, jobs=jobs, progress=progress
-        )
-    show_view(QualityView.of(report), _show_quality, as_json=as_json)
+        report = measure_quality(name, source, store=opened, jobs=jobs, progress=progress)
+    view = QualityView.of(report)
+    keep_quality(opened, report.name, view, source)
+    show_view(view, _show_quality, as_json=as_json)
+    if plot and not as_json:
+        _plot(view)
+
+
+def _plot(view: QualityView) -> None:
+    """Draw the errors in the terminal's width; in colour if it is a terminal (no-color.org)."""
+    from blobstore.plots.subjects import TensorError
+    from blobstore.plots.terminal import error_lines
+
+    encoding = (sys.stdout.encoding or "ascii").lower()
+    lines = error_lines(
+        map(TensorError.of_view, view.tensors),
+        shutil.get_terminal_size().columns,
+        ascii_only=not encoding.startswith("utf"),
+        colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
+    )
+    emit("\n".join(["", *lines]) if lines else "No tensor was changed.")
 
 
 def _show_quality(view: QualityView) -> None:

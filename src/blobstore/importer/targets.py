@@ -198,6 +198,20 @@ def plan_for_target(
     return replace(plan, notes=(*plan.notes, f"{what} is {size:,} bytes of {budget:,}"))
 
 
+def target_range(
+    inventory: Inventory, options: ImportOptions, draft: Inventory | None = None
+) -> tuple[int, int]:
+    """Return the bytes of the smallest and the largest plan that a target can lead to.
+
+    No weight is read, so it is not known which types a target in between leads to. Raises: as
+    `make_plan`.
+    """
+    found = tuple(candidates_of(inventory, options))
+    task = _Task(inventory, options, SizeTarget(1, None), draft, found)
+    smallest = task.plan([candidate.smallest for candidate in found])
+    return smallest.stored_bytes, task.plan([None for _ in found]).stored_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class _Task:
     """What is planned, and for what."""
