@@ -102,6 +102,7 @@ def verify(
             raise typer.Exit(EXIT_DAMAGED)
         return
     from blobstore.store.care.verify import Sample, verify as check
+    from blobstore.store.care.verify_record import verify_record
 
     part = Sample.parse(sample) if sample is not None else None
     layers, upper = stores_at(store, lower), store_at(store)
@@ -114,6 +115,8 @@ def verify(
         else:
             below = getattr(layers, "lower", ())
             result = check(upper, names or (), **options, progress=progress, lower=below)
+            if not names:
+                upper.results.keep_verify(verify_record(result, quick=quick, sample=sample))
     with suppress(ReaderGoneError):  # the exit code tells the result, too
         if as_json:
             from blobstore.views.stores import VerifyView

@@ -55,13 +55,14 @@ def quality(
     """Show what quantization changed. Lists the error of each tensor, the largest first."""
     from blobstore.inspection.quality import measure_quality
     from blobstore.views.checkpoints import QualityView
+    from blobstore.views.records import keep_quality
 
-    opened = stores_at(store, lower, cache=CacheChoice())
+    opened, source = stores_at(store, lower, cache=CacheChoice()), source_at(against)
     with progress_bar() as progress:
-        report = measure_quality(
-            name, source_at(against), store=opened, jobs=jobs, progress=progress
-        )
-    show_view(QualityView.of(report), _show_quality, as_json=as_json)
+        report = measure_quality(name, source, store=opened, jobs=jobs, progress=progress)
+    view = QualityView.of(report)
+    keep_quality(opened, report.name, view, source)
+    show_view(view, _show_quality, as_json=as_json)
 
 
 def _show_quality(view: QualityView) -> None:

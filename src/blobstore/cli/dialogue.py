@@ -13,7 +13,7 @@ from blobstore.cli.running import figures, shown_piece
 from blobstore.errors import BlobStoreError
 
 if TYPE_CHECKING:
-    from blobstore.mlx_lm.conversation import Answer, Conversation, Talker
+    from blobstore.mlx_lm.conversation import Generation, Conversation, Talker
     from blobstore.mlx_lm.prompts import Prompts
 
 _PROMPT = ">>> "
@@ -122,7 +122,7 @@ def _answer(conversation: Conversation, text: str, *, is_verbose: bool) -> None:
 
 
 @contextmanager
-def _stopping(answer: Answer) -> Iterator[None]:
+def _stopping(answer: Generation) -> Iterator[None]:
     """Let the first Ctrl-C stop an answer, and the second raise KeyboardInterrupt."""
 
     def handle(number: int, frame: Any) -> None:

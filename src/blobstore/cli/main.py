@@ -52,6 +52,7 @@ _PLACES = {
     "pull": "sharing:pull",
     "inspect": "inspecting:inspect",
     "run": "running:run",
+    "serve": "serving:serve",
     "export": "conversion:export",
     "save": "archives:save",
     "load": "archives:load",

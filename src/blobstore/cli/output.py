@@ -20,6 +20,13 @@ import typer
 
 from blobstore.cli.bucket_settings import bucket_options, places_of
 from blobstore.errors import UsageError, from_os_error
+from blobstore.views.quantities import (
+    UNITS,
+    count as count,
+    counted as counted,
+    shape as shape,
+    size as size,
+)
 
 if TYPE_CHECKING:
     from blobstore.cli.buckets import CacheChoice
@@ -120,7 +127,6 @@ _NAMED = re.compile(
     r"""(?<![^\s(])(`?)([a-z_]+)=(?:True|["']([^"'`]*)["']|([A-Z]+))\1(?=[\s,.;)]|$)""", re.ASCII
 )
 """An option as hints of the library name it: ``quant="int4"``, ``force=True``, ``draft=DIR``."""
-_UNITS = ("B", "KB", "MB", "GB", "TB")
 _SIZE = re.compile(
     r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?P<unit>|[kmgt]?b)", re.ASCII | re.IGNORECASE
 )
@@ -335,37 +341,13 @@ def cut(text: str, longest: int) -> str:
     return f"{text[: longest - end - 1]}…{text[-end:]}"
 
 
-def size(nbytes: int) -> str:
-    """Return a size as people write it: ``5.9 MB`` (powers of 1000, as Ollama)."""
-    value = float(nbytes)
-    for unit in _UNITS:
-        if value < 999.5 or unit == _UNITS[-1]:  # noqa: PLR2004  # 999.5 would be shown as 1000
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
-        value /= 1000
-    raise AssertionError("the last unit takes every size")
-
 
 def rate(nbytes: int, seconds: float) -> str:
     """Return how fast something was done: ``5.9 MB/s``."""
     return f"{size(int(nbytes / max(seconds, 1e-3)))}/s"
 
 
-def shape(dims: Sequence[int]) -> str:
-    """Return a shape as people write it: ``768x256``."""
-    return "x".join(str(dim) for dim in dims) or "scalar"
 
-
-def count(number: int) -> str:
-    """Return a number of parameters as people write it: ``5.25M``."""
-    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if number >= limit:
-            return f"{number / limit:.3g}{suffix}"
-    return str(number)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number of things as people write it: ``1 blob``, ``1,000 blobs``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def age(moment: datetime | None) -> str:
@@ -393,4 +375,4 @@ def parse_size(text: str) -> int:
             f"invalid size {text!r}",
             hint="Write bytes, or a number with KB, MB, GB or TB, such as 3.5GB.",
         )
-    return int(float(match["number"]) * 1000 ** _UNITS.index(match["unit"].upper() or "B"))
+    return int(float(match["number"]) * 1000 ** UNITS.index(match["unit"].upper() or "B"))

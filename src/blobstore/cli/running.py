@@ -22,7 +22,7 @@ from blobstore.cli.output import (
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
-    from blobstore.mlx_lm.conversation import Answer
+    from blobstore.mlx_lm.conversation import Generation
     from blobstore.mlx_lm.prompts import Prompts
 
 _STDIN = "-"
@@ -200,7 +200,7 @@ def shown_piece(piece: str) -> str:
     return printable(piece, keep=_KEPT) if sys.stdout.isatty() else piece
 
 
-def figures(answer: Answer) -> str:
+def figures(answer: Generation) -> str:
     """Return how long an answer is, and how fast it came."""
     speed = answer.tokens_per_second
     rate = "" if speed is None else f", {speed:.1f} tokens/s"

@@ -34,7 +34,7 @@ class _Stopped(BaseException):  # not an error of mlx-lm
 
 
 @dataclass(slots=True)
-class Answer:
+class Generation:
     """An answer that is being written; iterate over it for its text, piece by piece.
 
     The pieces are valid text: a character of several tokens comes whole. ``finish_reason`` is None
@@ -80,7 +80,7 @@ class Talker:
         self.sampling = sampling
         self._caches = LRUPromptCache(_CACHES)
 
-    def answer(self, prompt: list[int], *, is_kept: bool = False) -> Answer:
+    def answer(self, prompt: list[int], *, is_kept: bool = False) -> Generation:
         """Return the answer to a prompt. ``is_kept``: keep its cache for a longer prompt.
 
         Raises: UsageError for a prompt that is empty or fills the context; while it is written,
@@ -88,12 +88,12 @@ class Talker:
         """
         if not prompt:
             raise UsageError("the prompt is empty")
-        answer = Answer(prompt_tokens=len(prompt))
+        answer = Generation(prompt_tokens=len(prompt))
         answer.pieces = self._pieces(answer, prompt, self.sampling.room(len(prompt)), is_kept)
         return answer
 
     def _pieces(
-        self, answer: Answer, prompt: list[int], max_tokens: int, is_kept: bool
+        self, answer: Generation, prompt: list[int], max_tokens: int, is_kept: bool
     ) -> Iterator[str]:
         started = time.monotonic()
         stops = _StopTexts(self.sampling.stop)
@@ -119,7 +119,7 @@ class Talker:
         if is_kept:
             self._caches.insert_cache(_KEY, written, cache)
 
-    def _reason(self, answer: Answer, stops: _StopTexts, response: Any) -> str | None:
+    def _reason(self, answer: Generation, stops: _StopTexts, response: Any) -> str | None:
         if stops.is_found:
             return "stop"
         if answer.is_stopped and response.finish_reason is None:
@@ -137,7 +137,7 @@ class Talker:
         return cache, rest
 
     def _responses(
-        self, answer: Answer, prompt: list[int], cache: Any, max_tokens: int
+        self, answer: Generation, prompt: list[int], cache: Any, max_tokens: int
     ) -> Iterator[Any]:
         from mlx_lm import stream_generate
 
@@ -218,7 +218,7 @@ class Conversation:
         """Forget all messages but those that every conversation begins with."""
         self.messages = list(self._beginning)
 
-    def say(self, text: str) -> Answer:
+    def say(self, text: str) -> Generation:
         """Return the answer to a message, and add both to the conversation.
 
         The oldest messages are dropped while all are too long for the context; ``dropped`` counts
@@ -240,7 +240,7 @@ class Conversation:
         answer.pieces = self._recorded(answer, messages)
         return answer
 
-    def _recorded(self, answer: Answer, messages: list[Message]) -> Iterator[str]:
+    def _recorded(self, answer: Generation, messages: list[Message]) -> Iterator[str]:
         yield from answer.pieces
         if answer.text or answer.finish_reason != "interrupted":
             self.messages = [*messages, {"role": "assistant", "content": answer.text}]

@@ -191,6 +191,7 @@ def prune(
         store.packed.manifests.remove_all_empty_folders()
         known = {key.hex() for key in decision.references.parsed}
         store.summaries.keep(known | store.packed.ids())
+        store.results.keep_only(decision.manifests)
     return decision.result(freed)
 
 
@@ -227,13 +228,17 @@ def _lacks_only_its_manifest(store: Store, name: ModelName) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decision:
-    """What is removed, spared and forgotten, and the references that this follows from."""
+    """What is removed, spared and forgotten, and the references that this follows from.
+
+    ``manifests``: the hex digits of those that models have, or may get back.
+    """
 
     removed: tuple[UnneededBlob, ...]
     spared: tuple[UnneededBlob, ...]
     leftovers: tuple[Leftover, ...]
     forgotten: tuple[ModelName, ...]
     references: References
+    manifests: AbstractSet[str]
 
     def result(self, freed: int) -> PruneResult:
         """Return the result of carrying it out."""
@@ -258,6 +263,7 @@ def _decide(store: Store, grace_s: float, known: References | None, *, forget: b
         raise obstacle.at("nothing is removed")
     gone = {blob.digest for blob in removed}
     waiting = {blob.digest.hex for blob in spared}
+    manifests = store.digests_of(references, copied)
     return _Decision(
         removed=removed,
         spared=spared,
@@ -265,10 +271,11 @@ def _decide(store: Store, grace_s: float, known: References | None, *, forget: b
             *store.leftovers(
                 grace_s, lambda digest: digest.hex in listing.named and digest not in gone
             ),
-            *store.signatures.unneeded(store.digests_of(references, copied), grace_s),
+            *store.signatures.unneeded(manifests, grace_s),
         ),
         forgotten=tuple(model.name for model in copied.missing if waiting.isdisjoint(model.needs)),
         references=references,
+        manifests=manifests,
     )
 
 

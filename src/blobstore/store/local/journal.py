@@ -246,7 +246,7 @@ class SummaryCache:
         """Add summaries, if the file belongs to this user. Failures are ignored."""
         encoded = (_encoded(key, summary) for key, summary in summaries.items())
         lines = [line for line in encoded if _SUMMARY_LINE.fullmatch(line[:-1])]
-        if not lines or not self._is_ours():
+        if not lines or not is_ours(self._path, self._owner):
             return
         try:
             with os_errors("write", self._path):
@@ -268,13 +268,19 @@ class SummaryCache:
                 kept = sorted(known.keys() & set(keys))
                 replace_file(self._path, b"".join(_encoded(key, known[key]) for key in kept))
 
-    def _is_ours(self) -> bool:
-        try:
-            if any(folder.is_symlink() for folder in self._path.parents[:2]):
-                return False  # the link of another program
-            return self._owner.stat().st_uid == os.geteuid()
-        except OSError:
+
+def is_ours(path: Path, owner: Path) -> bool:
+    """Return True if ``owner`` belongs to this user, and no folder from it to ``path`` is a link.
+
+    A link is another program's.
+    """
+    try:
+        between = (folder for folder in path.parents if folder.is_relative_to(owner))
+        if any(folder.is_symlink() for folder in between if folder != owner):
             return False
+        return owner.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _encoded(key: str, summary: Summary) -> bytes:

@@ -1,8 +1,7 @@
 """Store: blobs by digest and manifests by name, in Ollama's folders.
 
 ``ROOT/blobs/sha256-<hex>`` and ``ROOT/manifests/HOST/NAMESPACE/MODEL/TAG`` are shared with Ollama.
-Our own files (temporary files, locks) are in ``ROOT/.blobstore/``. The invariants are in
-docs/design.md.
+Our own files are in ``ROOT/.blobstore/``. The invariants are in docs/design.md.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.packed import PackedModels
 from blobstore.store.local.references import NewerManifests, References
 from blobstore.store.local.removal import manifest_digests, remove_unreferenced, unused_files
+from blobstore.store.local.results import ResultFolder
 from blobstore.store.local.session import LocalSession
 from blobstore.store.local.shares import ShareNotes
 from blobstore.store.local.signature_folder import SignatureFolder
@@ -87,6 +87,7 @@ class Store:
         self._packing = StoreLock(self._private / "packing", wait_s)
         self._names = StoreLock(self._private / "names", _NAMES_WAIT_S)
         self.signatures = SignatureFolder(self._private / "signatures", self._lock)
+        self.results = ResultFolder(self._private / "results", self.root)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (partial(Store, self.root, wait_s=self._wait_s), ())
@@ -173,7 +174,7 @@ class Store:
     def target(self, name: str | ModelName) -> ModelName:
         """See `Home`: the store's spelling of the name, or of the folders on its path.
 
-        If a newer Ollama has a model of the name, or may have, that is logged as a warning: a write
+        A model of the name that a newer Ollama has, or may have, is logged as a warning: a write
         loses nothing. Raises: InvalidNameError; AmbiguousNameError; StorageError.
         """
         found = self.manifests.spelled(ModelName.of(name))
@@ -295,8 +296,8 @@ class Store:
     ) -> Removal:
         """Remove those of a removed model's blobs that no model needs, and unneeded packed files.
 
-        And the signatures of the manifests ``gone`` (hex digits) that no model has. All are kept if
-        another process uses the store, or if a manifest can't be read.
+        And signatures and results of manifests ``gone`` (hex digits) that no model has. All are
+        kept if another process uses the store, or if a manifest can't be read.
         """
         try:
             with self.alone():
@@ -306,7 +307,8 @@ class Store:
                 plain = remove_unreferenced(orphans, references, self.blobs, self.copied)
                 with suppress(StorageError):  # a clean-up removes signatures, too
                     used = self.digests_of(references, self.copied(references.names))
-                    self.signatures.remove_all(gone - used if references.obstacle is None else ())
+                    for kept in (self.signatures, self.results):
+                        kept.remove_all(gone - used if references.obstacle is None else ())
         except BusyError as error:
             return Removal((), orphans, error.message)
         removed = (*plain.removed, *packed.removed)

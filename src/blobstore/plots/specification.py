@@ -1,0 +1,77 @@
+"""The frame of every specification: its size, its description, the same values as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from blobstore.plots.palette import COLOURS, OTHER, families
+
+Specification = dict[str, Any]
+"""A Vega specification: JSON, ready to be parsed by Vega 6."""
+
+SCHEMA = "https://vega.github.io/schema/vega/v6.json"
+"""The name of the format; Vega does not fetch it."""
+WIDTH = 960
+"""Pixels; a page sets the signal ``width`` to the room that it has."""
+NARROW = 560
+"""Pixels under which plots leave out labels."""
+
+
+def specification(
+    description: str,
+    *,
+    height: int | dict[str, str],
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    **parts: Any,
+) -> Specification:
+    """Return a specification of marks, scales and data, which are its ``parts``.
+
+    The width is all that the plot takes, its axes and legends included. A ``height`` that is an
+    expression is a signal. ``columns`` and ``rows`` are the same values as a table.
+    """
+    signals = parts.pop("signals", [])
+    if not isinstance(height, int):
+        signals = [{"name": "height", **height}, *signals]
+    return {
+        "$schema": SCHEMA,
+        "description": description,
+        "width": WIDTH,
+        **({"height": height} if isinstance(height, int) else {}),
+        "autosize": {"type": "fit", "contains": "padding", "resize": True},
+        "padding": 4,
+        "signals": signals,
+        **parts,
+        "usermeta": {"table": {"columns": list(columns), "rows": [list(row) for row in rows]}},
+    }
+
+
+def colour_scale(type_names: Iterable[str]) -> dict[str, Any]:
+    """Return the scale ``type`` from families of types to their colours."""
+    found = families(type_names)
+    colours = [COLOURS.get(name, OTHER) for name in found]
+    return {"name": "type", "type": "ordinal", "domain": found, "range": colours}
+
+
+def type_legend(**channels: str) -> dict[str, Any]:
+    """Return the legend of the scale ``type``: a line above the plot, several if it is narrow."""
+    return {
+        "orient": "top",
+        "direction": "horizontal",
+        "columns": {"signal": f"width < {NARROW} ? 3 : 0"},
+        **(channels or {"fill": "type"}),
+        "symbolType": "square",
+    }
+
+
+def empty(description: str, sentence: str) -> Specification:
+    """Return a plot of no values: a sentence."""
+    text = {
+        "x": {"signal": "width / 2"},
+        "y": {"signal": "height / 2"},
+        "align": {"value": "center"},
+        "text": {"value": sentence},
+    }
+    mark = {"type": "text", "style": "guide-title", "encode": {"update": text}}
+    return specification(description, height=60, columns=(), rows=(), marks=[mark])

@@ -1,0 +1,82 @@
+"""The values that plots show: tensors with their sizes, errors of tensors, models."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from blobstore.inspection.quality import TensorQuality
+
+
+class Weighed(Protocol):
+    """A tensor and its stored bytes: a `LogicalTensor`, a `TensorFact`, a planned tensor."""
+
+    @property
+    def name(self) -> str:
+        """Its name, with the dots of its modules."""
+
+    @property
+    def type_name(self) -> str:
+        """What a person calls its type: ``int4/64``, ``BF16``."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape before packing."""
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes, scales and biases included."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorError:
+    """The error of a tensor against the one that it was made from.
+
+    ``relative_rmse``: None if all weights are zero and the stored ones are not. ``kept``: it is
+    stored as it was.
+    """
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    relative_rmse: float | None
+    kept: bool = False
+
+    @property
+    def weights(self) -> int:
+        """The number of its weights."""
+        return math.prod(self.shape)
+
+    @classmethod
+    def of(cls, tensor: TensorQuality) -> TensorError:
+        """Return the error that `measure_quality` measured."""
+        relative = tensor.errors.relative_rmse
+        return cls(tensor.name, tensor.type_name, tensor.shape, relative, tensor.kept)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPoint:
+    """A model among others: its bytes, and its error against one source for all of them.
+
+    ``type_name``: the type of most of its weights. ``relative_rmse``: of all its weights.
+    """
+
+    name: str
+    type_name: str
+    nbytes: int
+    relative_rmse: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBytes:
+    """The bytes of a model's blobs: those that no other model needs, and those that others do."""
+
+    name: str
+    unique: int
+    shared: int
+
+    @property
+    def nbytes(self) -> int:
+        """All its bytes."""
+        return self.unique + self.shared

@@ -1,0 +1,36 @@
+"""Quantities as people write them, in tables, plots and pages: sizes, counts, shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+UNITS = ("B", "KB", "MB", "GB", "TB")
+"""Of sizes, each a thousand of the one before."""
+
+
+def size(nbytes: int) -> str:
+    """Return a size as people write it: ``5.9 MB`` (powers of 1000, as Ollama)."""
+    value = float(nbytes)
+    for unit in UNITS:
+        if value < 999.5 or unit == UNITS[-1]:  # noqa: PLR2004  # 999.5 would be shown as 1000
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    raise AssertionError("the last unit takes every size")
+
+
+def shape(dims: Sequence[int]) -> str:
+    """Return a shape as people write it: ``768x256``."""
+    return "x".join(str(dim) for dim in dims) or "scalar"
+
+
+def count(number: int) -> str:
+    """Return a number of parameters as people write it: ``5.25M``."""
+    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= limit:
+            return f"{number / limit:.3g}{suffix}"
+    return str(number)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things as people write it: ``1 blob``, ``1,000 blobs``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,141 @@
+"""Records: results of `quality` and `verify` that a store keeps, and the views of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError
+
+from blobstore.errors import DocumentError, NotFoundError
+from blobstore.names import Digest, ModelName
+from blobstore.store.holders import holder_of
+from blobstore.views.checkpoints import QualityView
+from blobstore.views.stores import VerifyView
+from blobstore.views.view import Moment, OptionalText, Text, View
+
+if TYPE_CHECKING:
+    from blobstore.source.folders import Folder
+    from blobstore.store.local.results import ResultFolder
+    from blobstore.store.ports import Readable
+
+_Record = TypeVar("_Record", bound=View)
+
+
+class QualityRecord(View):
+    """What a store keeps of a `quality`."""
+
+    version: Literal[1]
+    measured: Moment
+    against: OptionalText
+    result: QualityView
+
+
+class VerifyRecord(View):
+    """What a store keeps of a `verify`; `store.care.verify_record` makes it."""
+
+    version: Literal[1]
+    verified: Moment
+    quick: bool
+    sample: str | None
+    damaged: int
+    broken: int
+    odd: int
+    result: VerifyView
+
+
+class KeptQualityView(View):
+    """The last result of `quality` for a model; null where there is none."""
+
+    model: Text
+    id: Text = Field(description="the manifest's digest")
+    measured: Moment = Field(description="RFC 3339")
+    against: OptionalText = Field(description="the checkpoint that it was compared with")
+    result: QualityView | None
+
+
+class KeptVerifyView(View):
+    """The last result of `verify` for the whole store; null where there is none."""
+
+    verified: Moment = Field(description="RFC 3339")
+    quick: bool = Field(description="tensor blobs were not hashed")
+    sample: str | None = Field(description="the part of the blobs that was checked, such as 1/7")
+    damaged: int = Field(description="damaged blobs; the result lists at most 1,000")
+    broken: int = Field(description="broken manifests; the result lists at most 1,000")
+    odd: int = Field(description="odd files; the result lists at most 1,000")
+    result: VerifyView | None
+
+
+def keep_quality(home: Readable, name: ModelName, view: QualityView, source: str | Folder) -> None:
+    """Keep the result of a model's `quality` in its store, if that keeps results.
+
+    A lower store is only read. Of ``source`` the address or the folder's name is kept.
+    """
+    results, is_lower = _results_of(home, name)
+    if results is None or is_lower:
+        return
+    record = QualityRecord(
+        version=1, measured=datetime.now(UTC), against=_shown(source), result=view
+    )
+    holder = holder_of(name, home)
+    digest = Digest.of(holder.manifests.text(name))
+    results.keep_quality(digest, record.model_dump_json(exclude_unset=True).encode())
+
+
+def kept_quality(home: Readable, name: ModelName, digest: Digest) -> KeptQualityView:
+    """Return what `quality` kept of a model whose manifest has this digest.
+
+    Raises: DocumentError for a record that is damaged; StorageError.
+    """
+    results, _ = _results_of(home, name)
+    found = None if results is None else results.quality(digest)
+    if found is None:
+        return KeptQualityView(model=name, id=digest, measured=None, against=None, result=None)
+    record = _parsed(QualityRecord, *found, "Run quality again: it is replaced.")
+    return KeptQualityView(
+        model=name,
+        id=digest,
+        measured=record.measured,
+        against=record.against,
+        result=record.result,
+    )
+
+
+def kept_verify(home: Readable) -> KeptVerifyView:
+    """Return what the last `verify` of a store kept. Raises: as `kept_quality`."""
+    results: ResultFolder | None = getattr(getattr(home, "upper", home), "results", None)
+    found = None if results is None else results.verify()
+    if found is None:
+        return KeptVerifyView(
+            verified=None, quick=False, sample=None, damaged=0, broken=0, odd=0, result=None
+        )
+    record = _parsed(VerifyRecord, *found, "Run verify again: it is replaced.")
+    fields = {name: getattr(record, name) for name in KeptVerifyView.model_fields}
+    return KeptVerifyView.model_construct(**fields)
+
+
+def _results_of(home: Readable, name: ModelName) -> tuple[ResultFolder | None, bool]:
+    """Return the results of the store that a model is in, and whether that is a lower one."""
+    layers: Any = home
+    if not hasattr(home, "lower"):
+        return getattr(home, "results", None), False
+    try:
+        owner = layers.home_of(name)
+    except NotFoundError:  # it is packed
+        owner = layers.upper
+    return getattr(owner, "results", None), owner in layers.lower
+
+
+def _shown(source: str | Folder) -> str:
+    return Path(source).resolve().name if isinstance(source, str) else source.name
+
+
+def _parsed(kind: type[_Record], path: str, text: bytes, hint: str) -> _Record:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the document"
+        message = f"{path} is damaged: {place}: {first['msg']}"
+        raise DocumentError(message, path=path, hint=hint) from error

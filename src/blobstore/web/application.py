@@ -1,0 +1,131 @@
+"""The application: the routes, the guard before them, and errors as documents.
+
+Work on a store blocks, so it is done in threads: a few for quick answers, and others for those that
+read weights, so that a slow one does not keep a list waiting.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import anyio.to_thread
+from anyio import CapacityLimiter
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from blobstore.errors import BlobStoreError
+from blobstore.store.ports import Readable
+from blobstore.web.answers import Looker, encoded
+from blobstore.web.guard import Guard, Hosts
+from blobstore.web.openapi import PATH as OPENAPI, openapi
+from blobstore.web.parameters import values_in
+from blobstore.web.problems import FAILED, NOT_FOUND, problem, problem_of
+from blobstore.web.routes import ROUTES, ApiRoute
+from blobstore.web.static_files import StaticFile, static_files
+
+_log = logging.getLogger("blobstore.web")
+
+_QUICK, _SLOW = 4, 2
+"""Threads for quick answers, and for those that read weights."""
+_JSON = "application/json"
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+def application(
+    home: Readable,
+    hosts: Hosts,
+    *,
+    more: Iterable[BaseRoute] = (),
+    files: dict[str, StaticFile] | None = None,
+) -> ASGIApp:
+    """Return the application over a home.
+
+    ``more``: routes beside the API and the pages. ``files``: by address (None: the package's).
+    """
+    looker = Looker(home)
+    limits = {False: CapacityLimiter(_QUICK), True: CapacityLimiter(_SLOW)}
+    served = static_files() if files is None else files
+    document = StaticFile(_JSON, encoded(openapi(ROUTES)))
+    routes: list[BaseRoute] = [
+        *(Route(one.path, _api(one, looker, limits[one.is_slow])) for one in ROUTES),
+        *(Route(path, _file(one)) for path, one in {**served, OPENAPI: document}.items()),
+        *more,
+    ]
+    app = Starlette(routes=routes, exception_handlers=_HANDLERS)
+    app.router.redirect_slashes = False
+    return Guard(app, hosts)
+
+
+def _api(route: ApiRoute, looker: Looker, limit: CapacityLimiter) -> _Handler:
+    def made(request: Request) -> Response:
+        values = values_in(request.scope["query_string"], route.parameters)
+        answer = route.answer(looker, values)
+        if answer.tag is not None and is_known(answer.tag, request):
+            return unchanged(answer.tag)
+        body = answer.body()
+        return with_tag(body, answer.tag or hashlib.sha256(body).hexdigest(), _JSON, request)
+
+    async def handle(request: Request) -> Response:
+        return await anyio.to_thread.run_sync(functools.partial(made, request), limiter=limit)
+
+    return handle
+
+
+def _file(file: StaticFile) -> _Handler:
+    tag = file.tag
+
+    async def handle(request: Request) -> Response:
+        return with_tag(file.data, tag, file.content_type, request)
+
+    return handle
+
+
+def with_tag(body: bytes, tag: str, content_type: str, request: Request) -> Response:
+    """Return a body and its tag, or only the tag if the client has it."""
+    if is_known(tag, request):
+        return unchanged(tag)
+    return Response(body, headers={**_caching(tag), "content-type": content_type})
+
+
+def unchanged(tag: str) -> Response:
+    """Return the answer to a client that has the document of that tag."""
+    return Response(status_code=304, headers=_caching(tag))
+
+
+def is_known(tag: str, request: Request) -> bool:
+    """Return True if the client says that it has the document of that tag."""
+    known: Sequence[str] = request.headers.get("if-none-match", "").split(",")
+    return any(one.strip().removeprefix("W/") in (f'"{tag}"', "*") for one in known)
+
+
+def _caching(tag: str) -> dict[str, str]:
+    return {"etag": f'"{tag}"', "cache-control": "no-cache"}
+
+
+async def _refused(_request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else FAILED
+    says = "there is nothing at this address" if status == NOT_FOUND else "impossible request"
+    answer = problem(status, says)
+    answer.headers.update(getattr(error, "headers", None) or {})
+    return answer
+
+
+async def _failed(_request: Request, error: Exception) -> Response:
+    if not isinstance(error, BlobStoreError):
+        raise error
+    return problem_of(error)
+
+
+async def _broken(_request: Request, _error: Exception) -> Response:
+    return problem(FAILED, "an error of the server, which its log describes")
+
+
+_HANDLERS: dict[Any, Any] = {HTTPException: _refused, BlobStoreError: _failed, Exception: _broken}
