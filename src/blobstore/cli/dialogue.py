@@ -13,7 +13,7 @@ from blobstore.cli.running import figures, shown_piece
 from blobstore.errors import BlobStoreError
 
 if TYPE_CHECKING:
-    from blobstore.mlx_lm.conversation import Generation, Conversation, Talker
+    from blobstore.mlx_lm.conversation import Conversation, Generation, Talker
     from blobstore.mlx_lm.prompts import Prompts
 
 _PROMPT = ">>> "

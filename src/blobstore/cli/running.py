@@ -208,5 +208,3 @@ def figures(answer: Generation) -> str:
         f"{answer.prompt_tokens:,} tokens of prompt, {answer.tokens:,} of answer, "
         f"{answer.seconds:.2f} s{rate}; ended by: {answer.finish_reason}"
     )
-
-

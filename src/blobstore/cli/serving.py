@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
 
 from blobstore.cli.buckets import CacheChoice, CacheOption, CacheSizeOption
-from blobstore.cli.output import LowerOption, StoreOption, emit, stores_at
+from blobstore.cli.output import LowerOption, StoreOption, emit, note, stores_at
 from blobstore.errors import UsageError
 
 
@@ -24,6 +26,22 @@ def serve(
             "--allowed-host",
             metavar="NAME",
             help="A host name of the server, for browsers on other machines; repeatable.",
+        ),
+    ] = None,
+    lm: Annotated[
+        str | None,
+        typer.Option(
+            "--lm",
+            metavar="NAME",
+            help="A stored model that answers at /v1/, as OpenAI's clients expect (mlx-lm).",
+        ),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-origin",
+            metavar="ORIGIN",
+            help="A site whose pages may use /v1/, or * for all; repeatable.",
         ),
     ] = None,
     store: StoreOption = None,
@@ -43,5 +61,27 @@ def serve(
     from blobstore.web.guard import Hosts
     from blobstore.web.server import serve_at
 
-    app = application(opened, Hosts(host, allowed_host or ()))
-    serve_at(app, host, port, ready=lambda address: emit(f"Serving {opened.address} at {address}"))
+    def show(address: str) -> None:
+        emit(f"Serving {opened.address} at {address}")
+        if lm is not None:
+            emit(f"Serving {lm} at {address}v1 (OpenAI's protocol)")
+
+    with _chat(lm, opened, allow_origin or ()) as options:
+        app = application(opened, Hosts(host, allowed_host or ()), **options)
+        serve_at(app, host, port, ready=show)
+
+
+@contextmanager
+def _chat(name: str | None, store: Any, origins: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the options of an application that serves a model, or none."""
+    if name is None:
+        yield {}
+        return
+    from blobstore.mlx_lm.chat_service import load_service
+    from blobstore.web.chat import METHODS, PREFIX, Chat
+
+    service, notes = load_service(name, store=store)
+    for one in notes:
+        note(one)
+    with service:
+        yield {"more": [Chat(service, origins).route()], "methods": {PREFIX: METHODS}}

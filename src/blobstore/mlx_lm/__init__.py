@@ -4,10 +4,12 @@
 | --- | --- |
 | `loading` | `load`, `load_network`, and the check of a plan |
 | `model_texts` | what a model's layers and documents say about prompts and sampling |
-| `prompts`, `go_templates` | the prompt for a conversation: the model's chat template, or Ollama's |
+| `prompts` | the prompt for a conversation: by the model's chat template, or Ollama's |
+| `go_templates`, `go_syntax` | Ollama's templates |
 | `sampling` | the parameters of an answer, and which of them counts |
 | `conversation` | an answer, token by token; a conversation with its cache of keys and values |
-| `chat_requests`, `chat_service` | mlx-lm's OpenAI-compatible handler over a stored model |
+| `chat_service`, `chat_handler` | mlx-lm's OpenAI-compatible handler over a stored model |
+| `chat_requests` | what is checked of a request before that |
 """
 
 from blobstore.mlx_lm.loading import check_plan, load, load_network, planned_network

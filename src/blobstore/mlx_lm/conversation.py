@@ -89,11 +89,13 @@ class Talker:
         if not prompt:
             raise UsageError("the prompt is empty")
         answer = Generation(prompt_tokens=len(prompt))
-        answer.pieces = self._pieces(answer, prompt, self.sampling.room(len(prompt)), is_kept)
+        answer.pieces = self._pieces(
+            answer, prompt, self.sampling.room(len(prompt)), is_kept=is_kept
+        )
         return answer
 
     def _pieces(
-        self, answer: Generation, prompt: list[int], max_tokens: int, is_kept: bool
+        self, answer: Generation, prompt: list[int], max_tokens: int, *, is_kept: bool
     ) -> Iterator[str]:
         started = time.monotonic()
         stops = _StopTexts(self.sampling.stop)
@@ -263,13 +265,13 @@ def load_talker(
     with open_model(name, store=store) as model:
         texts = texts_of(model)
         chosen = choose_sampling(given, texts.parameters, texts.generation, texts.context)
-        sampling = chosen.sampling
-        if sampling.seed is None:
-            sampling = replace(sampling, seed=random.SystemRandom().randrange(2**32))
+        seed = chosen.sampling.seed
+        seed = random.SystemRandom().randrange(2**32) if seed is None else seed
+        sampling = replace(chosen.sampling, seed=seed)
         import_mlx_lm()
         import mlx.core as mx
 
-        mx.random.seed(sampling.seed)
+        mx.random.seed(seed)
         network, tokenizer = build(model), tokenizer_of(model)
         prompts = Prompts(str(model.name), tokenizer, texts, is_raw)
         return Talker(str(model.name), network, tokenizer, sampling), prompts, chosen.notes

@@ -15,7 +15,22 @@ from typing import Any, Final, Self
 from blobstore.errors import UnsupportedSourceError, quoted
 
 FUNCTIONS: Final = frozenset(
-    "and or not eq ne lt le gt ge len index slice print json".split()
+    (
+        "and",
+        "or",
+        "not",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "len",
+        "index",
+        "slice",
+        "print",
+        "json",
+    )
 )
 _MAX_DEPTH = 100
 _SPACE = " \t\r\n"
@@ -35,7 +50,7 @@ _OPEN = re.compile(r"\{\{(?:-(?=[ \t\r\n]))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class Literal:
     """A text, a number, true, false or nil."""
 
     value: Any
@@ -65,7 +80,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class Printed:
     """An action that prints a value."""
 
     value: Value
@@ -88,7 +103,7 @@ class Jump:
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class Condition:
     """``if`` or ``with``, with its ``else``."""
 
     word: str
@@ -116,8 +131,8 @@ class Loop:
         return replace(self, body=body, other=other)
 
 
-Value = Constant | Variable | Field | Call
-Node = str | Output | Assign | Jump | Branch | Loop
+Value = Literal | Variable | Field | Call
+Node = str | Printed | Assign | Jump | Condition | Loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +241,9 @@ class _Parser:
                 variable = self._tokens.pop()[1]
                 self._tokens.pop()
                 return Assign(variable, self._whole(), is_new=sign == ":=")
-        return Output(self._whole())
+        return Printed(self._whole())
 
-    def _block(self, word: str) -> Branch | Loop:
+    def _block(self, word: str) -> Condition | Loop:
         with self._deeper():
             variables = self._variables()
             value = self._whole()
@@ -250,10 +265,10 @@ class _Parser:
             return Loop(variables, value, body, other)
         if len(variables) > 1:
             raise template_error(f"{word} with several variables")
-        return Branch(word, variables[0] if variables else None, value, body, other)
+        return Condition(word, variables[0] if variables else None, value, body, other)
 
     def _variables(self) -> tuple[str, ...]:
-        """Return the variables before ``:=``, none if there is none."""
+        """Return the variables before ``:=``, if there are any."""
         if (":=" not in {token for _, token in self._tokens}) or not self._peek("variable"):
             return ()
         found = [self._tokens.pop()[1]]
@@ -295,11 +310,11 @@ class _Parser:
         kind, token = self._tokens.pop() if self._tokens else ("", "the end of the action")
         value: Value
         if kind == "text":
-            value = Constant(_unquoted(token))
+            value = Literal(_unquoted(token))
         elif kind == "number":
-            value = Constant(int(token[:20]))
+            value = Literal(int(token[:20]))
         elif kind == "word" and token in _WORDS:
-            value = Constant(_WORDS[token])
+            value = Literal(_WORDS[token])
         elif kind == "word" and token in FUNCTIONS:
             value = Call(token, ())
         elif kind == "variable":
@@ -307,7 +322,7 @@ class _Parser:
         elif kind == "field":
             self.names.add(token[1:].lower())
             value = Field(None, (token[1:],) if len(token) > 1 else ())
-        elif token == "(":
+        elif (kind, token) == ("sign", "("):
             value = self._pipeline()
             if self._take("sign") != ")":
                 raise template_error("a bracket is never closed")

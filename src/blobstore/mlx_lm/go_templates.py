@@ -19,14 +19,13 @@ from typing import Any, Final
 from blobstore.errors import UnsupportedSourceError
 from blobstore.mlx_lm.go_syntax import (
     Assign,
-    Branch,
+    Condition,
     Call,
     Field,
     Jump,
     Loop,
     Node,
-    Output,
-    Parsed,
+    Printed,
     Value,
     Variable,
     parse_template,
@@ -56,7 +55,7 @@ def render_ollama(template: str, messages: Sequence[Mapping[str, str]]) -> str:
         return _run(parsed.nodes, {"System": system, "Messages": listed, "Response": ""})
     nodes = parsed.nodes
     if "response" not in parsed.names:
-        nodes = (*nodes, Output(Field(None, ("Response",))))
+        nodes = (*nodes, Printed(Field(None, ("Response",))))
     *before, last = _exchanges(merged)
     ended, _ = _before_response(nodes)
     return "".join([*(_run(nodes, one) for one in before), _run(ended, last)])
@@ -94,11 +93,11 @@ def _before_response(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], bool]:
     """Return the nodes up to the first output of ``.Response``, and whether there is one."""
     kept: list[Node] = []
     for node in nodes:
-        if isinstance(node, Output) and isinstance(node.value, Field):
+        if isinstance(node, Printed) and isinstance(node.value, Field):
             kept.append(node)
             if node.value.path[-1:] == ("Response",):
                 return tuple(kept), True
-        elif isinstance(node, Branch | Loop):
+        elif isinstance(node, Condition | Loop):
             body, is_cut = _before_response(node.body)
             other, is_cut = ((), True) if is_cut else _before_response(node.other)
             kept.append(node.with_parts(body, other))
@@ -146,7 +145,7 @@ def _nodes(run: _Run, nodes: Sequence[Node], dot: Any, scopes: Scopes) -> None:
         run.step()
         if isinstance(node, str):
             run.write(node)
-        elif isinstance(node, Output):
+        elif isinstance(node, Printed):
             run.write(_printed(_evaluate(run, node.value, dot, scopes)))
         elif isinstance(node, Assign):
             _assign(node, _evaluate(run, node.value, dot, scopes), scopes)
@@ -158,7 +157,7 @@ def _nodes(run: _Run, nodes: Sequence[Node], dot: Any, scopes: Scopes) -> None:
             _branch(run, node, dot, scopes)
 
 
-def _branch(run: _Run, node: Branch, dot: Any, scopes: Scopes) -> None:
+def _branch(run: _Run, node: Condition, dot: Any, scopes: Scopes) -> None:
     value = _evaluate(run, node.value, dot, scopes)
     scope = {node.variable: value} if node.variable else {}
     inner = value if node.word == "with" and value else dot

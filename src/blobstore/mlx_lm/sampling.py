@@ -6,7 +6,6 @@ generation_config.json (the names of transformers); mlx-lm's own defaults come l
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -18,8 +17,10 @@ NO_LIMIT: Final = -1
 """For ``max_tokens``: an answer ends when the model ends it, or at the end of the context."""
 _MAX_TOKENS = 512
 """The default of mlx_lm.server, and so of `run` and `serve --lm`."""
-_MAX_COUNT = 2**31 - 1
-_MAX_SEED = 2**64 - 1
+MAX_COUNT: Final = 2**31 - 1
+_MAX_SEED = 2**63 - 1
+_PLENTY = 1e6
+"""No number of these has a meaning above it; of larger ones, MLX makes infinity or NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,30 +44,31 @@ class Sampling:
     seed: int | None = None
     context: int | None = None
 
-    def room(self, prompt: int) -> int:
-        """Return the most tokens of an answer to a prompt of so many tokens; as ``max_tokens``.
+    def room(self, prompt: int, max_tokens: int | None = None) -> int:
+        """Return the most tokens of an answer to a prompt of so many tokens.
 
-        Raises: UsageError if the prompt fills the context.
+        ``max_tokens``: that is wanted, instead of the own. Raises: UsageError if the prompt fills
+        the context.
         """
+        wanted = self.max_tokens if max_tokens is None else max_tokens
         if self.context is None:
-            return self.max_tokens
+            return wanted
         left = self.context - prompt
         if left <= 0:
             message = f"the prompt has {prompt:,} tokens, and the context has {self.context:,}"
             raise UsageError(message, hint="Shorten the prompt.")
-        return left if self.max_tokens == NO_LIMIT else min(self.max_tokens, left)
+        return left if wanted == NO_LIMIT else min(wanted, left)
 
 
-def _number(least: float, most: float = math.inf) -> Callable[[Any], float | None]:
+def _number(least: float, most: float = _PLENTY) -> Callable[[Any], float | None]:
     def read(value: Any) -> float | None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        is_fine = is_number and math.isfinite(value) and least <= value <= most
-        return float(value) if is_fine else None
+        return float(value) if is_number and least <= value <= most else None
 
     return read
 
 
-def _count(least: int, most: int = _MAX_COUNT) -> Callable[[Any], int | None]:
+def _count(least: int, most: int = MAX_COUNT) -> Callable[[Any], int | None]:
     def read(value: Any) -> int | None:
         is_fine = type(value) is int and least <= value <= most
         return value if is_fine else None
@@ -76,7 +78,7 @@ def _count(least: int, most: int = _MAX_COUNT) -> Callable[[Any], int | None]:
 
 def _limit(value: Any) -> int | None:
     """Return a number of tokens; -1 and -2 (to the end of the context) mean no limit."""
-    if type(value) is not int or value == 0 or not NO_LIMIT - 1 <= value <= _MAX_COUNT:
+    if type(value) is not int or value == 0 or not NO_LIMIT - 1 <= value <= MAX_COUNT:
         return None
     return max(value, NO_LIMIT)
 
@@ -99,11 +101,11 @@ _FIELDS: Final[Mapping[str, tuple[Callable[[Any], Any], str]]] = {
     "min_p": (_number(0, 1), "a number from 0 to 1"),
     "repeat_penalty": (_number(1e-3), "a number above 0"),
     "repeat_last_n": (_count(NO_LIMIT), "a whole number from -1"),
-    "presence_penalty": (_number(-math.inf), "a number"),
-    "frequency_penalty": (_number(-math.inf), "a number"),
+    "presence_penalty": (_number(-_PLENTY), "a number"),
+    "frequency_penalty": (_number(-_PLENTY), "a number"),
     "stop": (_texts, "texts"),
     "max_tokens": (_limit, "a whole number from 1, or -1 for no limit"),
-    "seed": (_seed, "a whole number from 0 to 2^64 - 1"),
+    "seed": (_seed, "a whole number from 0 to 2^63 - 1"),
     "context": (_count(1), "a whole number from 1"),
 }
 """How the value of each field is read, None if it is invalid; and what is expected."""
@@ -125,14 +127,34 @@ _ONLY_SAMPLED: Final = frozenset({"temperature", "top_p", "top_k", "min_p"})
 """What transformers ignores without ``do_sample``, which is off by default: it then takes the most
 likely token. Source: transformers 5.23.0 generation/configuration_utils.py `GenerationConfig`."""
 _OTHER_GENERATION: Final = frozenset(
-    "bad_words_ids begin_suppress_tokens diversity_penalty encoder_no_repeat_ngram_size "
-    "encoder_repetition_penalty epsilon_cutoff eta_cutoff exponential_decay_length_penalty "
-    "forced_bos_token_id forced_eos_token_id guidance_scale length_penalty min_length "
-    "min_new_tokens no_repeat_ngram_size num_beams num_beam_groups penalty_alpha sequence_bias "
-    "suppress_tokens top_h typical_p watermarking_config".split()
+    (
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "diversity_penalty",
+        "encoder_no_repeat_ngram_size",
+        "encoder_repetition_penalty",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "exponential_decay_length_penalty",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "guidance_scale",
+        "length_penalty",
+        "min_length",
+        "min_new_tokens",
+        "no_repeat_ngram_size",
+        "num_beams",
+        "num_beam_groups",
+        "penalty_alpha",
+        "sequence_bias",
+        "suppress_tokens",
+        "top_h",
+        "typical_p",
+        "watermarking_config",
+    )
 )
 """What would change a text in transformers, and can't in mlx-lm."""
-_NEUTRAL: Final = (None, 0, 1, 0.0, 1.0, False, [], {})
+_NEUTRAL: Final[tuple[Any, ...]] = (None, 0, 1, 0.0, 1.0, False, [], {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +189,7 @@ def choose_sampling(
     limits = [limit for limit in (context, sampling.context) if limit is not None]
     sampling = replace(sampling, context=min(limits, default=None))
     if sampling.repeat_last_n == NO_LIMIT:
-        sampling = replace(sampling, repeat_last_n=sampling.context or _MAX_COUNT)
+        sampling = replace(sampling, repeat_last_n=sampling.context or MAX_COUNT)
     return Chosen(sampling, tuple(notes))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import anyio.to_thread
@@ -44,11 +44,13 @@ def application(
     hosts: Hosts,
     *,
     more: Iterable[BaseRoute] = (),
+    methods: Mapping[str, Iterable[str]] | None = None,
     files: dict[str, StaticFile] | None = None,
 ) -> ASGIApp:
     """Return the application over a home.
 
-    ``more``: routes beside the API and the pages. ``files``: by address (None: the package's).
+    ``more``: routes beside the API and the pages. ``methods``: beginnings of their paths, and the
+    methods there, if they are not GET and HEAD. ``files``: by address (None: the package's).
     """
     looker = Looker(home)
     limits = {False: CapacityLimiter(_QUICK), True: CapacityLimiter(_SLOW)}
@@ -61,7 +63,7 @@ def application(
     ]
     app = Starlette(routes=routes, exception_handlers=_HANDLERS)
     app.router.redirect_slashes = False
-    return Guard(app, hosts)
+    return Guard(app, hosts, methods or {})
 
 
 def _api(route: ApiRoute, looker: Looker, limit: CapacityLimiter) -> _Handler:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -67,11 +67,15 @@ def _address(text: str) -> Any:
 
 
 class Guard:
-    """The outermost part of the application."""
+    """The outermost part of the application.
 
-    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
+    ``more``: beginnings of paths, and the methods that are answered there instead.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Hosts, more: Mapping[str, Iterable[str]]) -> None:
         self._app = app
         self._hosts = hosts
+        self._more = more
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it. Only HTTP gets here, and the server's own lifespan."""
@@ -93,9 +97,13 @@ class Guard:
         if len(hosts) != 1 or not self._hosts.accept(hosts[0].decode("latin-1")):
             message = "the server was not started with this host name"
             return problem(MISDIRECTED, message, "Start it with --allowed-host NAME.")
-        if scope["method"] not in METHODS:
+        path = scope["path"]
+        methods = next(
+            (them for start, them in self._more.items() if path.startswith(start)), METHODS
+        )
+        if scope["method"] not in methods:
             refused = problem(METHOD_NOT_ALLOWED, "this server only reads: use GET or HEAD")
-            refused.headers["allow"] = ", ".join(METHODS)
+            refused.headers["allow"] = ", ".join(methods)
             return refused
         if len(scope["query_string"]) > MAX_QUERY or len(scope.get("raw_path") or b"") > MAX_PATH:
             return problem(TOO_LONG, "the address is too long")

@@ -1,0 +1,103 @@
+"""The service of one model to clients of OpenAI's protocol, without a server.
+
+Each request is handled in a thread of its own; mlx-lm's generator has one thread for all, in which
+answers without a seed are computed together.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+from blobstore.errors import BlobStoreError, InvalidNameError, ModelNotFoundError
+from blobstore.mlx_lm.chat_requests import CHAT, TEXT, Served, completed
+from blobstore.mlx_lm.conversation import Talker, load_talker
+from blobstore.mlx_lm.prompts import Prompts
+from blobstore.names import ModelName
+from blobstore.store.ports import Readable
+
+if TYPE_CHECKING:
+    from blobstore.mlx_lm.chat_handler import Exchange, Generator
+
+_log = logging.getLogger("blobstore.mlx_lm")
+_JSON = [("Content-Type", "application/json")]
+
+
+class ChatService:
+    """A model that is served. Use it as a context manager, or call `close`: it has a thread.
+
+    ``served`` has the defaults of requests.
+    """
+
+    def __init__(self, talker: Talker, prompts: Prompts, served: Served) -> None:
+        from blobstore.mlx_lm import chat_handler
+
+        self._handlers = chat_handler
+        self._talker = talker
+        self._prompts = prompts
+        self.served = served
+        self._lock = threading.Lock()
+        self._fingerprint = chat_handler.fingerprint()
+        self._generator = chat_handler.Generator(talker, prompts)
+
+    def answer(self, method: str, path: str, body: bytes, exchange: Exchange) -> None:
+        """Answer a request, in the caller's thread; errors of ours are documents."""
+        request = (method, path, body)
+        try:
+            if method == "POST":
+                if path not in (CHAT, TEXT):
+                    raise ModelNotFoundError(f"there is nothing at {path}")
+                request = self._handlers.request_of(path, completed(body, path, self.served))
+        except BlobStoreError as error:
+            status = 404 if isinstance(error, ModelNotFoundError) else 400
+            exchange.start(status, _JSON)
+            exchange.write(self._handlers.error_document(error))
+            return
+        self._handlers.Handler(self._living(), exchange, self.served, request, self._fingerprint)
+
+    def _living(self) -> Generator:
+        """Return the generator, or a new one if an error ended its thread."""
+        with self._lock:
+            if not self._generator.generation_available():
+                _log.error("the thread that generates ended with an error, and is started again")
+                self._generator = self._handlers.Generator(self._talker, self._prompts)
+            return self._generator
+
+    def close(self) -> None:
+        """End all answers, and the thread."""
+        with self._lock:
+            self._generator.stop_and_join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def load_service(name: str, *, store: Readable) -> tuple[ChatService, tuple[str, ...]]:
+    """Return the service of a stored model, and notes on parameters without effect.
+
+    The model's own parameters, system text and messages are the defaults of requests; its seed too,
+    but without one requests are not seeded. Raises: as `load_talker`.
+    """
+    talker, prompts, notes = load_talker(name, store=store, given={})
+    parsed = ModelName.parse(talker.name)
+
+    def is_named(text: str) -> bool:
+        try:
+            return ModelName.parse(text) == parsed
+        except InvalidNameError:
+            return False
+
+    seed = talker.sampling.seed if "seed" in prompts.texts.parameters else None
+    served = Served(
+        name=talker.name,
+        sampling=replace(talker.sampling, seed=seed),
+        vocabulary=len(talker.tokenizer),
+        beginning=prompts.beginning(),
+        is_named=is_named,
+    )
+    return ChatService(talker, prompts, served), notes
