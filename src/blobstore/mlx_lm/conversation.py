@@ -239,11 +239,13 @@ class Conversation:
             self.dropped += count
             prompt = self._prompts.tokens(messages)
         answer = self._talker.answer(prompt, is_kept=True)
-        answer.pieces = self._recorded(answer, messages)
+        answer.pieces = self._recorded(answer, answer.pieces, messages)
         return answer
 
-    def _recorded(self, answer: Generation, messages: list[Message]) -> Iterator[str]:
-        yield from answer.pieces
+    def _recorded(
+        self, answer: Generation, pieces: Iterator[str], messages: list[Message]
+    ) -> Iterator[str]:
+        yield from pieces
         if answer.text or answer.finish_reason != "interrupted":
             self.messages = [*messages, {"role": "assistant", "content": answer.text}]
 
