@@ -1,0 +1,98 @@
+"""Talking to models: `serve --lm` as a process, and a command on a terminal of its own."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+{%- if message.role not in ("system", "user", "assistant") %}
+{{- raise_exception("unknown role " + message.role) }}
+{%- endif %}
+{{- "# " + message.role + "\\n" + message.content + "\\n" }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ "# assistant\\n" }}{% endif %}"""
+COMMAND = (sys.executable, "-m", "blobstore")
+_PATIENCE_S = 120
+
+
+def that_chats(folder: Path, source: Path, template: str = CHAT_TEMPLATE) -> Path:
+    """Copy a checkpoint and give it a chat template."""
+    shutil.copytree(source, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A server that answers; ``address``: of its models."""
+
+    process: subprocess.Popen[str]
+    address: str
+
+
+@contextmanager
+def serving(store: Path, name: str, *words: str) -> Iterator[Serving]:
+    """Yield `serve --lm` over a store, at a free port."""
+    line = [*COMMAND, "serve", "--lm", name, "--store", str(store), "--port", "0", *words]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            addresses = [process.stdout.readline().split(" at ")[-1].split()[0] for _ in range(2)]
+            yield Serving(process, addresses[1])
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, *line: str) -> None:
+        process, self._file = pty.fork()
+        if process == 0:
+            os.environ["TERM"] = "dumb"
+            os.execv(line[0], line)
+        self._process = process
+        self.shown = ""
+
+    def wait_for(self, text: str) -> str:
+        """Return what is shown until the text is shown; AssertionError if it never is."""
+        before, end = len(self.shown), time.monotonic() + _PATIENCE_S
+        while text not in self.shown[before:]:
+            assert time.monotonic() < end, f"{text!r} is not shown: {self.shown[before:]!r}"
+            if not self._read(1):
+                raise AssertionError(f"ended before {text!r}: {self.shown[before:]!r}")
+        return self.shown[before:]
+
+    def send(self, text: str) -> None:
+        """Type a text."""
+        os.write(self._file, text.encode())
+
+    def end(self) -> int:
+        """Return the exit code of the command, which ends now."""
+        while self._read(1):
+            pass
+        _, status = os.waitpid(self._process, 0)
+        os.close(self._file)
+        return os.waitstatus_to_exitcode(status)
+
+    def _read(self, seconds: float) -> bool:
+        if not select.select([self._file], [], [], seconds)[0]:
+            return True
+        try:
+            data = os.read(self._file, 4096)
+        except OSError:  # Linux says this when the other end is closed
+            return False
+        self.shown += data.decode(errors="replace")
+        return bool(data)
