@@ -9,10 +9,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from blobstore.mlx_lm.conversation import Generation
+from blobstore.mlx_lm.sampling import Sampling
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
@@ -31,6 +34,67 @@ def that_chats(folder: Path, source: Path, template: str = CHAT_TEMPLATE) -> Pat
     shutil.copytree(source, folder)
     (folder / "chat_template.jinja").write_text(template)
     return folder
+
+
+class Letters:
+    """A tokenizer whose tokens are characters; ``^`` begins a text. It has mlx-lm's methods."""
+
+    bos_token = "^"
+
+    def __init__(self, template: str | None = None) -> None:
+        self.has_chat_template = template is not None
+        self._template = template
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return a text's tokens."""
+        return [ord(one) for one in ("^" if add_special_tokens else "") + text]
+
+    @staticmethod
+    def decode(tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return "".join(map(chr, tokens))
+
+    def apply_chat_template(
+        self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> str:
+        """Return a prompt, as transformers renders it."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        assert not tokenize
+        rendered, _ = render_jinja_template(
+            conversations=[messages],
+            chat_template=self._template,
+            add_generation_prompt=add_generation_prompt,
+        )
+        return str(rendered[0])
+
+
+class Parrot:
+    """A talker that says "ok" in two tokens, and keeps its prompts."""
+
+    name = "m:latest"
+
+    def __init__(self, context: int | None = None) -> None:
+        self.sampling = Sampling(context=context)
+        self.seen: list[str] = []
+
+    def answer(self, prompt: list[int], *, is_kept: bool = False) -> Generation:  # noqa: ARG002
+        """Return an answer."""
+        self.sampling.room(len(prompt))
+        self.seen.append(Letters.decode(prompt))
+        answer = Generation(prompt_tokens=len(prompt))
+        answer.pieces = self._pieces(answer)
+        return answer
+
+    def _pieces(self, answer: Generation) -> Iterator[str]:
+        for piece in ("o", "k"):
+            if answer.is_stopped:
+                answer.finish_reason = "interrupted"
+                return
+            answer.text += piece
+            answer.tokens += 1
+            yield piece
+        answer.finish_reason = "stop"
 
 
 @dataclass(frozen=True, slots=True)
