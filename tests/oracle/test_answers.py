@@ -6,6 +6,8 @@ parameters and seeds, through OpenAI's client.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import signal
@@ -119,11 +121,14 @@ def listens(port: int) -> bool:
     return False
 
 
-def client(address: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=120)
+@functools.cache
+def client(address: str) -> Any:
+    made = openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=120)
+    atexit.register(made.close)
+    return made
 
 
-def said(server: openai.OpenAI, model: str, way: dict[str, Any], how: str) -> str:
+def said(server: Any, model: str, way: dict[str, Any], how: str) -> str:
     extra = {key: way[key] for key in ("top_k", "min_p") if key in way}
     plain = {key: value for key, value in way.items() if key not in extra}
     options: dict[str, Any] = {"model": model, "max_tokens": TOKENS, "extra_body": extra, **plain}

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from blobstore.mlx_lm.conversation import Generation
 from blobstore.mlx_lm.sampling import Sampling
@@ -39,7 +40,7 @@ def that_chats(folder: Path, source: Path, template: str = CHAT_TEMPLATE) -> Pat
 class Letters:
     """A tokenizer whose tokens are characters; ``^`` begins a text. It has mlx-lm's methods."""
 
-    bos_token = "^"
+    bos_token = "^"  # noqa: S105
 
     def __init__(self, template: str | None = None) -> None:
         self.has_chat_template = template is not None
@@ -61,12 +62,12 @@ class Letters:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         assert not tokenize
-        rendered, _ = render_jinja_template(
+        rendered: Any = render_jinja_template(
             conversations=[messages],
             chat_template=self._template,
             add_generation_prompt=add_generation_prompt,
         )
-        return str(rendered[0])
+        return str(rendered[0][0])
 
 
 class Parrot:
@@ -78,7 +79,7 @@ class Parrot:
         self.sampling = Sampling(context=context)
         self.seen: list[str] = []
 
-    def answer(self, prompt: list[int], *, is_kept: bool = False) -> Generation:  # noqa: ARG002
+    def answer(self, prompt: list[int], *, is_kept: bool = False) -> Generation:
         """Return an answer."""
         self.sampling.room(len(prompt))
         self.seen.append(Letters.decode(prompt))
@@ -126,7 +127,7 @@ class Terminal:
         process, self._file = pty.fork()
         if process == 0:
             os.environ["TERM"] = "dumb"
-            os.execv(line[0], line)
+            os.execv(line[0], line)  # noqa: S606
         self._process = process
         self.shown = ""
 

@@ -341,13 +341,9 @@ def cut(text: str, longest: int) -> str:
     return f"{text[: longest - end - 1]}…{text[-end:]}"
 
 
-
 def rate(nbytes: int, seconds: float) -> str:
     """Return how fast something was done: ``5.9 MB/s``."""
     return f"{size(int(nbytes / max(seconds, 1e-3)))}/s"
-
-
-
 
 
 def age(moment: datetime | None) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blobstore.cli.buckets import CacheChoice, CacheOption, CacheSizeOption
 from blobstore.cli.output import LowerOption, StoreOption, emit, note, stores_at
 from blobstore.errors import UsageError
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
 
 
 def serve(
@@ -58,6 +61,7 @@ def serve(
         hint = "Install the extra: pip install 'blobstore[web]'."
         raise UsageError("starlette and uvicorn are not installed", hint=hint) from error
     from blobstore.web.application import application
+    from blobstore.web.distribution import distribution_routes
     from blobstore.web.guard import Hosts
     from blobstore.web.server import serve_at
 
@@ -66,22 +70,23 @@ def serve(
         if lm is not None:
             emit(f"Serving {lm} at {address}v1 (OpenAI's protocol)")
 
-    with _chat(lm, opened, allow_origin or ()) as options:
-        app = application(opened, Hosts(host, allowed_host or ()), **options)
+    hosts = Hosts(host, allowed_host or ())
+    with _chat(lm, opened, allow_origin or ()) as chat:
+        app = application(opened, hosts, more=[*distribution_routes(opened), *chat])
         serve_at(app, host, port, ready=show)
 
 
 @contextmanager
-def _chat(name: str | None, store: Any, origins: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield the options of an application that serves a model, or none."""
+def _chat(name: str | None, store: Any, origins: Iterable[str]) -> Iterator[list[BaseRoute]]:
+    """Yield the routes of a model that answers, if there is one."""
     if name is None:
-        yield {}
+        yield []
         return
     from blobstore.mlx_lm.chat_service import load_service
-    from blobstore.web.chat import METHODS, PREFIX, Chat
+    from blobstore.web.chat import Chat
 
     service, notes = load_service(name, store=store)
     for one in notes:
         note(one)
     with service:
-        yield {"more": [Chat(service, origins).route()], "methods": {PREFIX: METHODS}}
+        yield [Chat(service, origins).route()]

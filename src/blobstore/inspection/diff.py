@@ -40,12 +40,7 @@ class TensorFact:
     @classmethod
     def of(cls, tensor: Tensor) -> TensorFact:
         """Return what there is to say about a tensor."""
-        kind = (
-            f"{tensor.quant_type}/{tensor.group_size}"
-            if tensor.quant_type is not None
-            else str(tensor.dtype)
-        )
-        return cls(tensor.name, kind, tensor.shape, tensor.nbytes)
+        return cls(tensor.name, tensor.type_text, tensor.shape, tensor.nbytes)
 
 
 @dataclass(frozen=True, slots=True)

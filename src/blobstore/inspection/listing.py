@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -80,14 +80,21 @@ def summarize(store: Readable, name: ModelName, manifest: Manifest) -> ModelSumm
     """
     model = StoredModel(name, manifest, store)
     each = model.tensors_of_each(manifest.tensor_layers)
-    tensors = [tensor for tensors in each for tensor in tensors]
+    return summary_of(store, name, manifest, [tensor for tensors in each for tensor in tensors])
+
+
+def summary_of(
+    store: Readable, name: ModelName, manifest: Manifest, tensors: Sequence[StoredTensor]
+) -> ModelSummary:
+    """Return a model's summary, whose tensors were read. Raises: as `summarize`, for its config."""
+    config = StoredModel(name, manifest, store).config
     return ModelSummary(
         name=name,
         id=manifest.digest,
         modified=store.manifests.modified(name),
         size=manifest.size,
         parameters=sum(tensor.parameters for tensor in tensors),
-        quant_type=model_type(model.config, weights_by_type(tensors)),
+        quant_type=model_type(config, weights_by_type(tensors)),
         layers=len(manifest.layers),
         tensors=tuple(tensors),
     )

@@ -25,6 +25,7 @@ from blobstore.errors import BlobStoreError, UsageError
 from blobstore.mlx_lm.chat_requests import Served, check_model
 from blobstore.mlx_lm.conversation import Talker
 from blobstore.mlx_lm.prompts import Prompts, TemplateKind
+from blobstore.model.network_plan import in_one_line
 
 _log = logging.getLogger("blobstore.mlx_lm")
 MODELS = "/v1/models"
@@ -118,7 +119,11 @@ class Generator(ResponseGenerator):  # type: ignore[misc]
             prompt = self._prompts.tokens(request.messages)
             found: Any = (prompt, [prompt], ["assistant"], "normal", None)
         else:
-            found = super()._tokenize(tokenizer, request, args)
+            try:
+                found = super()._tokenize(tokenizer, request, args)
+            except Exception as error:  # a template can raise anything
+                reason = in_one_line(f"{type(error).__name__}: {error}")
+                raise UsageError(f"these messages do not make a prompt: {reason}") from error
         if not found[0]:
             raise UsageError("the prompt is empty")
         args.max_tokens = self._limits.room(len(found[0]), args.max_tokens)

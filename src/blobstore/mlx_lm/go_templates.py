@@ -19,8 +19,8 @@ from typing import Any, Final
 from blobstore.errors import UnsupportedSourceError
 from blobstore.mlx_lm.go_syntax import (
     Assign,
-    Condition,
     Call,
+    Condition,
     Field,
     Jump,
     Loop,

@@ -20,7 +20,7 @@ _CELL = 18
 
 
 class Cell(NamedTuple):
-    """The worst of the tensors in one place; ``column`` is the first layer, None for a whole row."""
+    """The worst of the tensors in one place; ``column`` is the first layer, or None."""
 
     row: str
     column: int | None
@@ -78,7 +78,8 @@ def errors(tensors: Iterable[TensorError]) -> Specification:
     worst = max(found, key=lambda cell: (cell.error, cell.worst.name))
     description = (
         "Heat map: relative rmse of each tensor, by layer and projection, from"
-        f" {min(cell.error for cell in found):.3%} to {worst.error:.3%} in {worst.worst.name}.{same}"
+        f" {min(cell.error for cell in found):.3%} to {worst.error:.3%} in"
+        f" {worst.worst.name}.{same}"
     )
     rows = list(dict.fromkeys(cell.row for cell in found))
     labels = _labels_of(found)
@@ -96,9 +97,9 @@ def errors(tensors: Iterable[TensorError]) -> Specification:
         axes=_axes(columns),
         legends=[_legend()],
         marks=[
-            _mark("cells", {"scale": "column", "field": "column"}, {"scale": "column", "band": 1})
-        ]
-        + [_mark("rows", {"value": 0}, {"signal": "width"})],
+            _mark("cells", {"scale": "column", "field": "column"}, {"scale": "column", "band": 1}),
+            _mark("rows", {"value": 0}, {"signal": "width"}),
+        ],
     )
 
 
@@ -125,7 +126,7 @@ def _data(found: list[Cell], labels: Mapping[str, str]) -> list[dict[str, Any]]:
 
 def _scales(found: list[Cell], rows: list[str], columns: list[int]) -> list[dict[str, Any]]:
     low, high = (pick(cell.error for cell in found) for pick in (min, max))
-    if high - low < 0.05 * high:  # noqa: PLR2004  # nearly equal errors have one colour
+    if high - low < 0.05 * high:  # nearly equal errors have one colour
         low = 0.0
     return [
         {"name": "row", "type": "band", "domain": rows, "range": "height"},

@@ -65,6 +65,12 @@ def type_legend(**channels: str) -> dict[str, Any]:
     }
 
 
+def size_labels() -> dict[str, Any]:
+    """Return the encoding of an axis's labels as sizes: ``5.9 MB``."""
+    text = "replace(format(datum.value, '.3~s'), regexp('[kMGTP]?$'), ' $&B')"
+    return {"labels": {"update": {"text": {"signal": f"upper({text})"}}}}
+
+
 def empty(description: str, sentence: str) -> Specification:
     """Return a plot of no values: a sentence."""
     text = {

@@ -73,7 +73,7 @@ def configuration(theme: Theme) -> dict[str, Any]:
             "fontWeight": "normal",
             "anchor": "start",
         },
-        "range": {"ramp": _RAMPS[theme]},
+        "range": {"ramp": _RAMPS[theme], "pair": [colours["first"], colours["second"]]},
         "style": {
             "guide-label": {"font": FONT},
             "guide-title": {**text, "fontSize": 13},
@@ -81,8 +81,6 @@ def configuration(theme: Theme) -> dict[str, Any]:
             "tile-label": {"font": FONT, "fontSize": 11},
             "tile-header": {**text, "fontSize": 11},
             "cell": {"stroke": colours["page"], "strokeWidth": 0.5},
-            "first": {"fill": colours["first"], "stroke": colours["first"]},
-            "second": {"stroke": colours["second"], "fill": colours["second"]},
             "front": {"stroke": colours["quiet"], "strokeWidth": 1.5},
             "dot": {"stroke": colours["page"], "strokeWidth": 1, "size": 70},
             "label": text,

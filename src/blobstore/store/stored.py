@@ -93,6 +93,11 @@ class StoredTensor:
         """The quantized type, else the dtype: what a person calls the tensor's type."""
         return str(self.quant_type or self.dtype)
 
+    @property
+    def type_text(self) -> str:
+        """The type with its group size, as people write it: ``int4/64``, or the dtype."""
+        return str(self.quantization or self.dtype)
+
 
 def stored_tensors(header: Header, settings: Settings = lambda: None) -> Iterator[StoredTensor]:
     """Yield the logical tensors of a blob, in stored order.

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from blobstore.views.view import Bytes, Text, VerdictView, View
+from blobstore.formats.documents import TENSOR_MEDIA_TYPE
+from blobstore.views.view import Bytes, Figure, Text, VerdictView, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from blobstore.formats.documents import Manifest
+    from blobstore.inspection.distributions import Distribution
     from blobstore.inspection.listing import ModelDetails, ModelSummary
     from blobstore.names import ModelName
-    from blobstore.store.stored import StoredTensor
-
-_TENSOR_LAYERS = "application/vnd.ollama.image.tensor"
 
 
 class ProblemView(View):
@@ -63,7 +62,7 @@ class LookedModelView(View):
         documents = [
             LayerView(kind=layer.media_type.rpartition(".")[2], name=layer.name, size=layer.size)
             for layer in manifest.layers
-            if layer.media_type != _TENSOR_LAYERS
+            if layer.media_type != TENSOR_MEDIA_TYPE
         ]
         return cls(
             name=summary.name,
@@ -94,21 +93,63 @@ class TensorColumnsView(View):
     sizes: list[int] = Field(description="bytes, with scales and biases")
 
     @classmethod
-    def of(cls, name: ModelName, digest: str, tensors: Iterable[StoredTensor]) -> TensorColumnsView:
-        """Return the view of a model's tensors, which are not checked one by one."""
-        found = list(tensors)
+    def of(
+        cls,
+        name: ModelName,
+        digest: str,
+        names: Iterable[str],
+        types: Iterable[str],
+        shapes: Iterable[tuple[int, ...]],
+        sizes: Iterable[int],
+    ) -> TensorColumnsView:
+        """Return the view of columns, which are not checked value by value."""
         return cls.model_construct(
             model=str(name),
             id=digest,
-            names=[one.name for one in found],
-            types=[type_text(one) for one in found],
-            shapes=[list(one.shape) for one in found],
-            sizes=[one.nbytes for one in found],
+            names=list(names),
+            types=list(types),
+            shapes=list(map(list, shapes)),
+            sizes=list(sizes),
         )
 
 
-def type_text(tensor: StoredTensor) -> str:
-    """Return the type as people write it: ``int4/64``, or the dtype."""
-    if tensor.quant_type is None:
-        return str(tensor.dtype)
-    return f"{tensor.quant_type}/{tensor.group_size}"
+class HistogramView(View):
+    """Values counted in bins of one width; one bin if all finite values are equal."""
+
+    low: Figure
+    high: Figure
+    counts: list[int] = Field(description="by bin")
+    infinite: int
+    nan: int
+    rms: Figure = Field(description="root mean square of the finite values")
+
+
+class DistributionView(View):
+    """How the values of a tensor, and its codes, are distributed."""
+
+    model: Text
+    id: Text = Field(description="the manifest's digest")
+    tensor: str
+    type: str = Field(description="int4/64, or a dtype")
+    shape: list[int] = Field(description="before packing")
+    size: int = Field(description="values of the tensor")
+    read: int = Field(description="values that were read: all, or a sample")
+    values: HistogramView
+    codes: list[int] | None = Field(description="how often each code occurs; null if not quantized")
+    code_values: list[Figure] | None = Field(description="what each code stands for, unscaled")
+
+    @classmethod
+    def of(cls, name: ModelName, digest: str, found: Distribution) -> DistributionView:
+        """Return the view of a tensor's distribution."""
+        return cls(
+            model=name,
+            id=digest,
+            tensor=found.name,
+            type=found.type_name,
+            shape=list(found.shape),
+            size=found.size,
+            read=found.read,
+            values=HistogramView.model_validate(found.values),
+            codes=None if found.codes is None else list(found.codes),
+            code_values=None if found.code_values is None else list(found.code_values),
+        )

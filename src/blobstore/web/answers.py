@@ -2,166 +2,97 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from typing import Any
 
-from blobstore import __version__
-from blobstore.formats.documents import Manifest
-from blobstore.formats.safetensors.codec import collector_paused
-from blobstore.inspection.listing import describe, list_models, summarize
-from blobstore.names import Digest, ModelName
-from blobstore.store.holders import holder_of
-from blobstore.store.ports import Readable
-from blobstore.store.stored_model import StoredModel
+from blobstore.inspection.distributions import Distribution, distribution_of
+from blobstore.inspection.listing import list_models
+from blobstore.names import Digest
+from blobstore.store.care.usage import Usage, measure_usage
 from blobstore.views.checkpoints import DiffView
-from blobstore.views.looked import LookedModelView, TensorColumnsView
+from blobstore.views.looked import DistributionView
 from blobstore.views.records import kept_quality, kept_verify
 from blobstore.views.stores import ListItemView, UsageView
-from blobstore.web.opened_models import OpenedModel, OpenedModels
+from blobstore.web.served import Answer, Served, ServedModel, encoded
+
+Values = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A document in JSON, made by ``body`` when it is needed.
-
-    ``tag`` changes with the document; None: it is the digest of the body.
-    """
-
-    body: Callable[[], bytes]
-    tag: str | None = None
-
-
-class Looker:
-    """A home that is looked at, and its opened models."""
-
-    def __init__(self, home: Readable) -> None:
-        self.home = home
-        self.opened = OpenedModels()
-
-    def find(self, name: str) -> FoundModel:
-        """Return a model. Raises: InvalidNameError; NotFoundError; StorageError."""
-        parsed = ModelName.parse(name)
-        holder = holder_of(parsed, self.home)
-        full = holder.find(parsed)
-        raw = holder.manifests.text(full)
-        packed = holder is getattr(self.home, "packed", None)
-        return FoundModel(full, holder, raw, Digest.of(raw), packed)
-
-    def open(self, found: FoundModel) -> OpenedModel:
-        """Return a model's answers. Raises: as `StoredModel.opened`; DocumentError."""
-        key = (found.digest, found.name, found.is_packed)
-        return self.opened.get(key, lambda: _opened(found))
-
-
-@dataclass(frozen=True, slots=True)
-class FoundModel:
-    """A model, the part of the home that has it, and the bytes of its manifest."""
-
-    name: ModelName
-    holder: Readable
-    raw: bytes
-    digest: Digest
-    is_packed: bool
-
-    @property
-    def tag(self) -> str:
-        """Names the answers about it, also after an update of blobstore."""
-        return f"{self.digest.hex}-{__version__}"
-
-
-@collector_paused()
-def _opened(found: FoundModel) -> OpenedModel:
-    manifest = Manifest.parse(found.raw, f"the manifest of {found.name}")
-    model = StoredModel(found.name, manifest, found.holder)
-    tensors, layers = [], []
-    each = model.tensors_of_each(manifest.tensor_layers)
-    for number, some in enumerate(each):
-        tensors += some
-        layers += [number] * len(some)
-    summary = replace(summarize(found.holder, found.name, manifest), is_packed=found.is_packed)
-    details = describe(found.holder, manifest, summary.tensors)
-    columns = TensorColumnsView.of(found.name, str(found.digest), tensors)
-    from array import array
-
-    return OpenedModel(
-        encoded(LookedModelView.of(summary, details, manifest)),
-        encoded(columns),
-        tuple(columns.names),
-        memoryview(array("I", layers)),
-    )
-
-
-def encoded(document: Any) -> bytes:
-    """Return views as one JSON document, in ASCII as ``--json`` prints it."""
-    text = json.dumps(document, separators=(",", ":"), default=lambda view: view.document())
-    return text.encode("ascii")
-
-
-def models(looker: Looker, _values: Mapping[str, Any]) -> Answer:
+def models(served: Served, _values: Values) -> Answer:
     """Return the list of all models."""
-    home_of = getattr(looker.home, "home_of", None)  # of several stores
-    upper = getattr(looker.home, "upper", looker.home)
+    return Answer(lambda: encoded(_listed(served)))
+
+
+def _listed(served: Served) -> list[ListItemView]:
+    home_of = getattr(served.home, "home_of", None)  # of several stores
+    found = list_models(served.home)
+    if home_of is None:
+        return [ListItemView.of(one, None) for one in found]
+    packed = [getattr(one, "is_packed", False) for one in found]
+    return [
+        ListItemView.of(one, (served.upper if is_packed else home_of(one.name)).address)
+        for one, is_packed in zip(found, packed, strict=True)
+    ]
+
+
+def model(served: Served, values: Values) -> Answer:
+    """Return a model without its tensors."""
+    found = served.find(values["name"])
+    return Answer(lambda: served.open(found).facts, found.tag, is_kept=False)
+
+
+def tensors(served: Served, values: Values) -> Answer:
+    """Return a model's tensors as columns."""
+    found = served.find(values["model"])
+    return Answer(lambda: served.open(found).columns, found.tag, is_kept=False)
+
+
+def distribution(served: Served, values: Values) -> Answer:
+    """Return how the values of a tensor are distributed."""
+    found = served.find(values["model"])
 
     def body() -> bytes:
-        return encoded(
-            [
-                ListItemView.of(
-                    one,
-                    home_of
-                    and (upper if getattr(one, "is_packed", False) else home_of(one.name)).address,
-                )
-                for one in list_models(looker.home)
-            ]
-        )
+        result = measured_distribution(served, found, values["tensor"])
+        return encoded(DistributionView.of(found.name, str(found.digest), result))
 
-    return Answer(body)
+    return Answer(body, found.tag)
 
 
-def model(looker: Looker, values: Mapping[str, Any]) -> Answer:
-    """Return a model without its tensors."""
-    found = looker.find(values["name"])
-    return Answer(lambda: looker.open(found).facts, found.tag)
+def measured_distribution(served: Served, model: ServedModel, tensor: str) -> Distribution:
+    """Return the distribution of a tensor. Raises: as `Served.tensor` and `distribution_of`."""
+    with served.tensor(model, tensor) as opened:
+        return distribution_of(opened)
 
 
-def tensors(looker: Looker, values: Mapping[str, Any]) -> Answer:
-    """Return a model's tensors as columns."""
-    found = looker.find(values["model"])
-    return Answer(lambda: looker.open(found).columns, found.tag)
-
-
-def quality(looker: Looker, values: Mapping[str, Any]) -> Answer:
+def quality(served: Served, values: Values) -> Answer:
     """Return what `quality` kept of a model."""
-    found = looker.find(values["model"])
-    return Answer(lambda: encoded(kept_quality(looker.home, found.name, found.digest)))
+    found = served.find(values["model"])
+    return Answer(lambda: encoded(kept_quality(served.home, found.name, found.digest)))
 
 
-def damage(looker: Looker, _values: Mapping[str, Any]) -> Answer:
+def damage(served: Served, _values: Values) -> Answer:
     """Return what `verify` kept of the store."""
-    return Answer(lambda: encoded(kept_verify(looker.home)))
+    return Answer(lambda: encoded(kept_verify(served.home)))
 
 
-def diff(looker: Looker, values: Mapping[str, Any]) -> Answer:
+def diff(served: Served, values: Values) -> Answer:
     """Return how two models differ."""
     from blobstore.inspection.diff import diff_models
 
-    a, b = (looker.find(values[side]) for side in "ab")
+    a, b = (served.find(values[side]) for side in "ab")
     tag = Digest.of(f"{a.name} {a.tag} {b.name} {b.tag}".encode()).hex
-    return Answer(lambda: encoded(DiffView.of(diff_models(a.name, b.name, store=looker.home))), tag)
+    return Answer(lambda: encoded(DiffView.of(diff_models(a.name, b.name, store=served.home))), tag)
 
 
-def usage(looker: Looker, _values: Mapping[str, Any]) -> Answer:
+def usage(served: Served, _values: Values) -> Answer:
     """Return what the blobs take."""
-    upper: Any = getattr(looker.home, "upper", looker.home)
+    return Answer(lambda: encoded(UsageView.of(usage_of(served))))
 
-    def body() -> bytes:
-        if hasattr(upper, "bucket"):
-            from blobstore.store.bucket.bucket_usage import measure_bucket
 
-            return encoded(UsageView.of(measure_bucket(upper)))
-        from blobstore.store.care.usage import measure_usage
+def usage_of(served: Served) -> Usage:
+    """Return what the blobs of the store take; lower stores are not counted."""
+    if not hasattr(served.upper, "bucket"):
+        return measure_usage(served.upper)
+    from blobstore.store.bucket.bucket_usage import measure_bucket
 
-        return encoded(UsageView.of(measure_usage(upper)))
-
-    return Answer(body)
+    return measure_bucket(served.upper)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import anyio.to_thread
@@ -23,12 +23,12 @@ from starlette.types import ASGIApp
 
 from blobstore.errors import BlobStoreError
 from blobstore.store.ports import Readable
-from blobstore.web.answers import Looker, encoded
 from blobstore.web.guard import Guard, Hosts
 from blobstore.web.openapi import PATH as OPENAPI, openapi
 from blobstore.web.parameters import values_in
 from blobstore.web.problems import FAILED, NOT_FOUND, problem, problem_of
 from blobstore.web.routes import ROUTES, ApiRoute
+from blobstore.web.served import Served, encoded
 from blobstore.web.static_files import StaticFile, static_files
 
 _log = logging.getLogger("blobstore.web")
@@ -44,35 +44,33 @@ def application(
     hosts: Hosts,
     *,
     more: Iterable[BaseRoute] = (),
-    methods: Mapping[str, Iterable[str]] | None = None,
     files: dict[str, StaticFile] | None = None,
 ) -> ASGIApp:
     """Return the application over a home.
 
-    ``more``: routes beside the API and the pages. ``methods``: beginnings of their paths, and the
-    methods there, if they are not GET and HEAD. ``files``: by address (None: the package's).
+    ``more``: routes beside the API and the pages. ``files``: by address (None: the package's).
     """
-    looker = Looker(home)
+    served = Served(home)
     limits = {False: CapacityLimiter(_QUICK), True: CapacityLimiter(_SLOW)}
-    served = static_files() if files is None else files
+    listed = static_files() if files is None else files
     document = StaticFile(_JSON, encoded(openapi(ROUTES)))
     routes: list[BaseRoute] = [
-        *(Route(one.path, _api(one, looker, limits[one.is_slow])) for one in ROUTES),
-        *(Route(path, _file(one)) for path, one in {**served, OPENAPI: document}.items()),
+        *(Route(one.path, _api(one, served, limits[one.is_slow])) for one in ROUTES),
+        *(Route(path, _file(one)) for path, one in {**listed, OPENAPI: document}.items()),
         *more,
     ]
     app = Starlette(routes=routes, exception_handlers=_HANDLERS)
     app.router.redirect_slashes = False
-    return Guard(app, hosts, methods or {})
+    return Guard(app, hosts)
 
 
-def _api(route: ApiRoute, looker: Looker, limit: CapacityLimiter) -> _Handler:
+def _api(route: ApiRoute, served: Served, limit: CapacityLimiter) -> _Handler:
     def made(request: Request) -> Response:
         values = values_in(request.scope["query_string"], route.parameters)
-        answer = route.answer(looker, values)
+        answer = route.answer(served, values)
         if answer.tag is not None and is_known(answer.tag, request):
             return unchanged(answer.tag)
-        body = answer.body()
+        body = served.body((route.path, request.scope["query_string"]), answer)
         return with_tag(body, answer.tag or hashlib.sha256(body).hexdigest(), _JSON, request)
 
     async def handle(request: Request) -> Response:

@@ -11,17 +11,15 @@ import asyncio
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final
 
 from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from blobstore.mlx_lm.chat_requests import MAX_BODY
 from blobstore.mlx_lm.chat_service import ChatService
+from blobstore.web.guard import CHAT
 from blobstore.web.problems import BUSY, METHOD_NOT_ALLOWED, problem
 
-PREFIX: Final = "/v1/"
-METHODS: Final = ("GET", "POST", "OPTIONS")
 _FORBIDDEN, _TOO_LARGE = 403, 413
 _MOST_REQUESTS = 64
 """Requests that are answered at once, or wait for it. Each has a thread."""
@@ -43,7 +41,7 @@ class Chat:
 
     def route(self) -> BaseRoute:
         """Return the route for the application."""
-        return Route(f"{PREFIX}{{path:path}}", self, methods=None)
+        return Route(f"{CHAT}{{path:path}}", self, methods=None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -61,7 +59,7 @@ class Chat:
         sent = _with_origin(send, origin) if is_other else send
         if scope["method"] == "OPTIONS":
             await _preflight(sent)
-        elif scope["method"] not in METHODS:
+        elif scope["method"] not in ("GET", "POST"):
             await problem(METHOD_NOT_ALLOWED, "use GET or POST")(scope, receive, sent)
         elif self._running >= _MOST_REQUESTS:
             await problem(BUSY, "too many requests at once")(scope, receive, sent)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +19,10 @@ from blobstore.web.parameters import MAX_QUERY
 from blobstore.web.problems import METHOD_NOT_ALLOWED, MISDIRECTED, TOO_LONG, problem
 
 METHODS = ("GET", "HEAD")
+REGISTRY = "/v2/"
+"""Addresses whose refusals have the form of the registry protocol (distribution.py)."""
+CHAT = "/v1/"
+"""Addresses of a model that answers, to which clients post (chat.py)."""
 MAX_PATH = 2048
 """Bytes of a path, percent-encoded. Names under ``/v2/`` have at most 1,024 characters."""
 
@@ -67,15 +71,11 @@ def _address(text: str) -> Any:
 
 
 class Guard:
-    """The outermost part of the application.
+    """The outermost part of the application."""
 
-    ``more``: beginnings of paths, and the methods that are answered there instead.
-    """
-
-    def __init__(self, app: ASGIApp, hosts: Hosts, more: Mapping[str, Iterable[str]]) -> None:
+    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
         self._app = app
         self._hosts = hosts
-        self._more = more
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it. Only HTTP gets here, and the server's own lifespan."""
@@ -97,13 +97,9 @@ class Guard:
         if len(hosts) != 1 or not self._hosts.accept(hosts[0].decode("latin-1")):
             message = "the server was not started with this host name"
             return problem(MISDIRECTED, message, "Start it with --allowed-host NAME.")
-        path = scope["path"]
-        methods = next(
-            (them for start, them in self._more.items() if path.startswith(start)), METHODS
-        )
-        if scope["method"] not in methods:
+        if scope["method"] not in METHODS and not scope["path"].startswith((REGISTRY, CHAT)):
             refused = problem(METHOD_NOT_ALLOWED, "this server only reads: use GET or HEAD")
-            refused.headers["allow"] = ", ".join(methods)
+            refused.headers["allow"] = ", ".join(METHODS)
             return refused
         if len(scope["query_string"]) > MAX_QUERY or len(scope.get("raw_path") or b"") > MAX_PATH:
             return problem(TOO_LONG, "the address is too long")

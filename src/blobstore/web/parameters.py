@@ -64,7 +64,7 @@ MODEL = Parameter(name="model", what="the name of a stored model", longest=_MAX_
 NAME = Parameter(name="name", what="the name of a stored model", longest=_MAX_NAME)
 TENSOR = Parameter(name="tensor", what="the name of a tensor of the model", longest=_MAX_TENSOR)
 MODELS = Parameter(
-    name="model", what="the name of a stored model; repeatable", longest=_MAX_NAME, most=16
+    name="model", what="the name of a stored model; repeatable", longest=_MAX_NAME, most=50
 )
 
 

@@ -18,7 +18,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.views.looked import ProblemView
-from blobstore.web.answers import encoded
+from blobstore.web.served import encoded
 
 BAD_REQUEST, NOT_FOUND, CONFLICT = 400, 404, 409
 METHOD_NOT_ALLOWED, TOO_LONG, MISDIRECTED = 405, 414, 421

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from blobstore.views.checkpoints import DiffView
-from blobstore.views.looked import LookedModelView, TensorColumnsView
+from blobstore.views.looked import DistributionView, LookedModelView, TensorColumnsView
 from blobstore.views.records import KeptQualityView, KeptVerifyView
 from blobstore.views.stores import ListItemView, UsageView
-from blobstore.web import answers
-from blobstore.web.answers import Answer, Looker
-from blobstore.web.parameters import MODEL, NAME, Parameter
+from blobstore.web import answers, pictures
+from blobstore.web.parameters import MODEL, MODELS, NAME, TENSOR, Parameter
+from blobstore.web.served import Answer, Served
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class ApiRoute:
     path: str
     what: str
     view: Any
-    answer: Callable[[Looker, Mapping[str, Any]], Answer]
+    answer: Callable[[Served, Mapping[str, Any]], Answer]
     parameters: tuple[Parameter, ...] = ()
     is_slow: bool = False
 
@@ -37,6 +37,17 @@ class ApiRoute:
     def operation(self) -> str:
         """The name of the operation: the path's words."""
         return "_".join(self.path.removeprefix("/api/").split("/"))
+
+
+def _plot(
+    kind: str,
+    what: str,
+    answer: Callable[[Served, Mapping[str, Any]], Answer],
+    *parameters: Parameter,
+    is_slow: bool = False,
+) -> ApiRoute:
+    says = f"{what}: a specification of Vega."
+    return ApiRoute(f"/api/plots/{kind}", says, dict[str, Any], answer, parameters, is_slow)
 
 
 _A = Parameter(name="a", what=MODEL.what, longest=MODEL.longest)
@@ -47,6 +58,14 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("/api/model", "A model without its tensors.", LookedModelView, answers.model, (NAME,)),
     ApiRoute(
         "/api/tensors", "The tensors of a model.", TensorColumnsView, answers.tensors, (MODEL,)
+    ),
+    ApiRoute(
+        "/api/distribution",
+        "How the values of a tensor are distributed.",
+        DistributionView,
+        answers.distribution,
+        (MODEL, TENSOR),
+        is_slow=True,
     ),
     ApiRoute(
         "/api/quality",
@@ -65,4 +84,21 @@ ROUTES: tuple[ApiRoute, ...] = (
         KeptVerifyView,
         answers.damage,
     ),
+    _plot("treemap", "Bytes by module", pictures.treemap, MODEL),
+    _plot("errors", "Errors by layer, as `blobstore quality` kept them", pictures.errors, MODEL),
+    _plot(
+        "distribution",
+        "The values and codes of a tensor",
+        pictures.distribution,
+        MODEL,
+        TENSOR,
+        is_slow=True,
+    ),
+    _plot(
+        "frontier",
+        "Error against size of models, as `blobstore quality` kept them",
+        pictures.frontier,
+        MODELS,
+    ),
+    _plot("shared", "The bytes that models share", pictures.shared),
 )

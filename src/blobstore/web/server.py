@@ -2,22 +2,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import ipaddress
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from blobstore.errors import AccessError, BlobStoreError, StorageError, UsageError
+from blobstore.web.connection import Connection, Limits
 
-def serve_at(app: ASGIApp, host: str, port: int, *, ready: Callable[[str], None]) -> None:
+_BACKLOG = 1024
+_THREADS = 16
+"""Threads that send files."""
+_FILES_A_CONNECTION = 4
+"""The socket, a blob, and a duplicate of each."""
+_SPARE_FILES = 1000
+_FIRST_FREE_PORT = 1024
+
+
+def serve_at(
+    app: ASGIApp,
+    host: str,
+    port: int,
+    *,
+    ready: Callable[[str], None],
+    limits: Limits | None = None,
+) -> None:
     """Serve until SIGINT or SIGTERM; ``ready`` is called with the address.
 
-    ``port`` 0: a free one. Raises: StorageError if the address can't be bound.
+    Requests in flight are then finished, within ``limits.end_s``; a second SIGINT ends them. The
+    process must call this in its main thread. ``port`` 0: a free one.
+
+    Raises: UsageError for an address that is not the machine's; AccessError for a port that needs
+    root; StorageError for one that is taken.
     """
-    config = uvicorn.Config(
-        app, host=host, port=port, log_level="warning", access_log=False, lifespan="off", ws="none"
-    )
-    sock = config.bind_socket()
-    bound = sock.getsockname()[1]
+    limits = limits or Limits()
+    listening = _listening(host, port)
+    _raise_limit_of_files(limits.connections * _FILES_A_CONNECTION + _SPARE_FILES)
     name = f"[{host}]" if ":" in host else host
-    ready(f"http://{name}:{bound}/")
-    uvicorn.Server(config).run(sockets=[sock])
+    with listening, ThreadPoolExecutor(_THREADS, "send-file") as threads:
+        server = uvicorn.Server(_config(app, limits, threads))
+        with _signals(server):
+            ready(f"http://{name}:{listening.getsockname()[1]}/")
+            server.run(sockets=[listening])
+
+
+def _config(app: ASGIApp, limits: Limits, threads: ThreadPoolExecutor) -> uvicorn.Config:
+    connection: Any = partial(Connection, limits=limits, threads=threads)
+    return uvicorn.Config(
+        app,
+        http=connection,
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        # Errors go where the process sends its log, and addresses of clients nowhere.
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        limit_concurrency=limits.connections,
+        timeout_keep_alive=limits.idle_s,  # type: ignore[arg-type]  # seconds for `call_later`
+        timeout_graceful_shutdown=limits.end_s,  # type: ignore[arg-type]  # for `wait_for`
+        h11_max_incomplete_event_size=limits.head_nbytes,
+    )
+
+
+@contextmanager
+def _signals(server: uvicorn.Server) -> Iterator[None]:
+    """Let signals end the server from now on, and not the process.
+
+    uvicorn sends the signals that it got to the process once more, when it has ended. By default
+    SIGTERM would kill the process then.
+    """
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    before = {kind: signal.signal(kind, server.handle_exit) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound, and will listen. Raises: as `serve_at`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"can't listen at {host!r}: not an address or a known name") from error
+    # With the protocol: asyncio sets TCP_NODELAY only if that is TCP. Without it, a small blob
+    # would wait behind its head for the client's confirmation, which takes 40 ms.
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(not _is_any(host)))
+        bound.bind(address)
+        # Two servers may bind one port as long as neither listens.
+        bound.listen(_BACKLOG)
+        bound.settimeout(0)
+    except OSError as error:
+        bound.close()
+        raise _refusal(error, host, port) from error
+    return bound
+
+
+def _is_any(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_unspecified
+    return False
+
+
+def _refusal(error: OSError, host: str, port: int) -> BlobStoreError:
+    """Return our error for an address that can't be bound."""
+    place = f"port {port} of {host}"
+    if error.errno == errno.EADDRINUSE:
+        hint = "Is it being served already? --port N uses another one, --port 0 any free one."
+        return StorageError(f"{place} is taken by another process", hint=hint, errno=error.errno)
+    if error.errno == errno.EADDRNOTAVAIL:
+        hint = "Use 127.0.0.1, or an address of a network card."
+        return UsageError(f"can't listen at {host}: not an address of this machine", hint=hint)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        hint = f"Ports below {_FIRST_FREE_PORT} are for root."
+        return AccessError(f"{place} may not be used", hint=hint, errno=error.errno)
+    reason = (error.strerror or str(error)).lower()
+    return StorageError(f"can't listen at {place}: {reason}", errno=error.errno)
+
+
+def _raise_limit_of_files(wanted: int) -> None:
+    """Let the process have so many files open, if it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -1,4 +1,4 @@
-"""`run`: where its prompt is from, what it prints, and a conversation, with a model that is made up.
+"""`run`: where its prompt is from, what it prints, a conversation; with a made-up model.
 
 tests/oracle/test_answers.py compares the answers of real models.
 """
@@ -30,11 +30,12 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Parrot, Given]]]:
+def model(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Parrot, Given]]:
     """Let every name be a model that says "ok"; returns it, and the options that it was given."""
 
     def made(template: str | None = CHAT_TEMPLATE, **texts: Any) -> tuple[Parrot, Given]:
-        parrot, given = Parrot(texts.get("context")), {}
+        parrot = Parrot(texts.get("context"))
+        given: Given = {}
 
         def load(name: Any, **options: Any) -> Any:
             given.update(options["given"], name=str(name))
@@ -44,7 +45,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Parro
         monkeypatch.setattr("blobstore.mlx_lm.conversation.load_talker", load)
         return parrot, given
 
-    yield made
+    return made
 
 
 def give(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
@@ -68,7 +69,7 @@ def test_the_prompt_is_standard_input(
     words: list[str], model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parrot, _ = model(None)
-    give(monkeypatch, "def f():\n    pass\n".encode())
+    give(monkeypatch, b"def f():\n    pass\n")
     assert run(words) == 0
     assert parrot.seen == ["^def f():\n    pass"]
 
@@ -102,8 +103,13 @@ def test_one_document(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", "m", "hi", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document | {"seconds": 0} == {
-        **{"text": "ok", "tokens": 2, "prompt_tokens": 22, "seconds": 0},
-        **{"tokens_per_second": None, "finish_reason": "stop", "seed": None},
+        "text": "ok",
+        "tokens": 2,
+        "prompt_tokens": 22,
+        "seconds": 0,
+        "tokens_per_second": None,
+        "finish_reason": "stop",
+        "seed": None,
     }
 
 

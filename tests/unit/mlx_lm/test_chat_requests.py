@@ -25,12 +25,20 @@ def made(path: str = CHAT, served: Served = SERVED, /, **given: Any) -> dict[str
 
 def test_the_models_own_parameters_are_the_defaults() -> None:
     document = made(TEXT)
-    expected = {
-        **{"model": "m:latest", "prompt": "hi", "temperature": 0.5, "top_p": 1.0, "top_k": 0},
-        **{"min_p": 0.0, "max_tokens": 512, "stop": ["end"], "stream": False, "seed": 3},
-        **{"repetition_penalty": 1.2, "repetition_context_size": 64},
+    assert document == {
+        "model": "m:latest",
+        "prompt": "hi",
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "max_tokens": 512,
+        "stop": ["end"],
+        "stream": False,
+        "seed": 3,
+        "repetition_penalty": 1.2,
+        "repetition_context_size": 64,
     }
-    assert document == expected
 
 
 def test_a_request_counts_before_them_and_null_does_not() -> None:

@@ -123,7 +123,7 @@ REFUSED = {
     "{{ range $a, $b, $c := .Messages }}{{ end }}": "without :=",
     "{{ if 1 }}{{ else with 1 }}{{ end }}": "else with",
     "{{ range $.Messages }}" * 4 + "x" + "{{ end }}" * 4: "too long",
-    "{{ range $.Messages }}{{ range $.Messages }}{{ json $.Messages }}{{ end }}{{ end }}": "too long",
+    "{{ range $.Messages }}{{ json $.Messages }}{{ end }}": "too long",
     '{{ "\\x" }}': "not a text",
 }
 

@@ -78,7 +78,7 @@ def test_a_template_has_no_way_out_of_the_sandbox() -> None:
 
 
 def test_an_error_of_ollamas_template_names_the_model() -> None:
-    with pytest.raises(UnsupportedSourceError, match="^model m:latest: Ollama's template"):
+    with pytest.raises(UnsupportedSourceError, match=r"^model m:latest: Ollama's"):
         text(prompts(template="{{ printf }}"), USER)
 
 

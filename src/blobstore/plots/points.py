@@ -1,0 +1,296 @@
+"""Error against size: of the tensors of one model, and of several models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from blobstore.plots.palette import family_of
+from blobstore.plots.specification import (
+    NARROW,
+    Specification,
+    colour_scale,
+    empty,
+    size_labels,
+    specification,
+    type_legend,
+)
+from blobstore.plots.subjects import ModelPoint, TensorError
+from blobstore.views.quantities import count, counted, size
+
+MOST_POINTS = 1500
+_GRIDS = (48, 24, 12, 8)
+_HEIGHT = 360
+_ROWS = 100
+_LETTER, _LINE = 6.6, 15.0
+
+
+class Dot(NamedTuple):
+    """Tensors of one type that are drawn as one point: the worst of them, and their number."""
+
+    worst: TensorError
+    tensors: int
+
+
+def dots(tensors: Iterable[TensorError], most: int = MOST_POINTS) -> list[Dot]:
+    """Return the points of all tensors that were changed, the worst first.
+
+    If they are more than ``most``, those of one type that are near to each other are one.
+    """
+    changed = [one for one in tensors if not one.kept and one.relative_rmse and one.weights]
+    changed.sort(key=lambda one: (-(one.relative_rmse or 0), one.name))
+    found = [Dot(one, 1) for one in changed]
+    for steps in _GRIDS:
+        if len(found) > most:
+            found = _near(changed, steps)
+    return found
+
+
+def _near(changed: list[TensorError], steps: int) -> list[Dot]:
+    """Return a point for each place of a grid: powers of the weights, steps of the error."""
+    highest = math.log(max(one.weights for one in changed)) or 1.0
+    worst = changed[0].relative_rmse or 1.0
+    places: dict[tuple[str, int, int], Dot] = {}
+    for one in changed:
+        across = int(math.log(one.weights) / highest * steps)
+        up = int((one.relative_rmse or 0) / worst * steps)
+        place = (family_of(one.type_name), across, up)
+        before = places.get(place, Dot(one, 0))
+        places[place] = before._replace(tensors=before.tensors + 1)
+    return list(places.values())
+
+
+def scatter(tensors: Iterable[TensorError]) -> Specification:
+    """Return the relative rmse of each changed tensor against the number of its weights."""
+    found = dots(tensors)
+    if not found:
+        return empty("Error against size: no tensor was changed.", "No tensor was changed.")
+    number = sum(dot.tensors for dot in found)
+    worst = found[0].worst
+    description = (
+        f"Scatter plot: relative rmse of {counted(number, 'tensor')} against their weights; the"
+        f" worst is {worst.name} with {worst.relative_rmse or 0:.3%}."
+    )
+
+    def row(dot: Dot) -> dict[str, Any]:
+        one = dot.worst
+        more = f", the worst of {dot.tensors:,} near it" if dot.tensors > 1 else ""
+        error = one.relative_rmse or 0.0
+        return {
+            "x": one.weights,
+            "y": error,
+            "type": family_of(one.type_name),
+            "tensors": dot.tensors,
+            "tip": f"{one.name}{more}\n{one.type_name}, {count(one.weights)} weights,"
+            f" relative rmse {error:.3%}",
+        }
+
+    types = [dot.worst.type_name for dot in found]
+    return specification(
+        description,
+        height=_HEIGHT,
+        columns=("tensor", "type", "weights", "relative rmse", "tensors"),
+        rows=[
+            (one.name, one.type_name, one.weights, f"{one.relative_rmse or 0:.3%}", dot.tensors)
+            for dot in found[:_ROWS]
+            for one in (dot.worst,)
+        ],
+        data=[{"name": "points", "values": [row(dot) for dot in found]}],
+        scales=[*_scales("log"), colour_scale(types), _shapes(types)],
+        axes=_axes("weights", {"format": "~s"}),
+        legends=[type_legend(fill="type", shape="shape")],
+        marks=[_symbols({"signal": "40 + 12 * log(datum.tensors)"})],
+    )
+
+
+def frontier(models: Iterable[ModelPoint]) -> Specification:
+    """Return the relative rmse of models against their bytes, with the Pareto front marked.
+
+    A model is on the front if no other is both smaller and better.
+    """
+    found = sorted(models, key=lambda one: (one.nbytes, one.relative_rmse, one.name))
+    if not found:
+        return empty("Error against size: no model was measured.", "No model was measured.")
+    front = _front(found)
+    description = (
+        f"Scatter plot: relative rmse of {counted(len(found), 'model')} against their size. No"
+        " model is both smaller and better than one of these: "
+        + ", ".join(one.name for one in front)
+        + "."
+    )
+    wide, narrow = _labels(found, 800), _labels(found, 280)
+    rows = [
+        {
+            "x": one.nbytes,
+            "y": one.relative_rmse,
+            "type": family_of(one.type_name),
+            "wide": wide[index],
+            "narrow": narrow[index],
+            "name": one.name,
+            "tip": f"{one.name}\n{size(one.nbytes)}, relative rmse {one.relative_rmse:.3%}",
+        }
+        for index, one in enumerate(found)
+    ]
+    line = [{"x": one.nbytes, "y": one.relative_rmse} for one in front]
+    types = [one.type_name for one in found]
+    return specification(
+        description,
+        height=_HEIGHT,
+        columns=("model", "type", "size", "relative rmse", "on the front"),
+        rows=[
+            (
+                one.name,
+                one.type_name,
+                size(one.nbytes),
+                f"{one.relative_rmse:.3%}",
+                "yes" if one in front else "no",
+            )
+            for one in found
+        ],
+        data=[{"name": "points", "values": rows}, {"name": "front", "values": line}],
+        scales=[*_scales("linear"), colour_scale(types), _shapes(types)],
+        axes=_axes("size", {"encode": size_labels()}),
+        legends=[type_legend(fill="type", shape="shape")],
+        marks=[_steps(), _symbols({"value": 90}), _names()],
+    )
+
+
+def _front(found: Sequence[ModelPoint]) -> list[ModelPoint]:
+    """Return the models of the front, of models by size: each is better than all smaller ones."""
+    front: list[ModelPoint] = []
+    for one in found:
+        if not front or one.relative_rmse < front[-1].relative_rmse:
+            front.append(one)
+    return front
+
+
+def _scales(x: str) -> list[dict[str, Any]]:
+    across = {"name": "x", "type": x, "domain": {"data": "points", "field": "x"}, "range": "width"}
+    up = {"name": "y", "type": "linear", "domain": {"data": "points", "field": "y"}}
+    zero = {} if x == "log" else {"zero": False, "padding": 12}
+    return [
+        across | zero | {"nice": x == "log"},
+        up | {"range": "height", "nice": True, "zero": True},
+    ]
+
+
+def _shapes(type_names: Iterable[str]) -> dict[str, Any]:
+    """Return a scale from types to shapes, so that colour alone never tells them apart."""
+    domain = colour_scale(type_names)["domain"]
+    shapes = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
+    return {"name": "shape", "type": "ordinal", "domain": domain, "range": shapes}
+
+
+def _axes(title: str, labels: dict[str, Any]) -> list[dict[str, Any]]:
+    below = {"orient": "bottom", "scale": "x", "title": title, "labelOverlap": True, **labels}
+    below |= {"tickCount": {"signal": "ceil(width / 110)"}}
+    left = {"orient": "left", "scale": "y", "title": "relative rmse", "format": ".2~%"}
+    return [below, left | {"grid": True, "domain": False, "ticks": False, "tickCount": 6}]
+
+
+def _symbols(area: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "symbol",
+        "from": {"data": "points"},
+        "aria": False,
+        "style": "dot",
+        "encode": {
+            "update": {
+                "x": {"scale": "x", "field": "x"},
+                "y": {"scale": "y", "field": "y"},
+                "fill": {"scale": "type", "field": "type"},
+                "shape": {"scale": "shape", "field": "type"},
+                "size": area,
+                "tooltip": {"field": "tip"},
+            }
+        },
+    }
+
+
+def _steps() -> dict[str, Any]:
+    return {
+        "type": "line",
+        "from": {"data": "front"},
+        "aria": False,
+        "interactive": False,
+        "style": "front",
+        "encode": {
+            "update": {
+                "x": {"scale": "x", "field": "x"},
+                "y": {"scale": "y", "field": "y"},
+                "interpolate": {"value": "step-after"},
+                "strokeDash": {"value": [4, 3]},
+            }
+        },
+    }
+
+
+def _names() -> dict[str, Any]:
+    place = f"(width < {NARROW} ? datum.narrow : datum.wide)"
+    return {
+        "type": "text",
+        "from": {"data": "points"},
+        "aria": False,
+        "interactive": False,
+        "style": "label",
+        "encode": {
+            "update": {
+                "x": {"scale": "x", "field": "x"},
+                "y": {"scale": "y", "field": "y"},
+                "dx": {"signal": f"{place} === 'left' ? -6 : {place} === 'right' ? 6 : 0"},
+                "dy": {"signal": f"{place} === 'right' ? -9 : {place} === 'left' ? 9 : 14"},
+                "align": {
+                    "signal": f"{place} === 'left' ? 'right' : {place} === 'right' ? 'left'"
+                    " : 'center'"
+                },
+                "baseline": {"value": "middle"},
+                "text": {"signal": f"{place} === '' ? '' : datum.name"},
+            }
+        },
+    }
+
+
+def _labels(found: Sequence[ModelPoint], width: int) -> list[str]:
+    """Return where each name is written in a plot of that width: '' where there is no room.
+
+    A name keeps away from the edges, from all points and from the names before it.
+    """
+    left, right = found[0].nbytes, max(one.nbytes for one in found)
+    top = max(one.relative_rmse for one in found) or 1.0
+    points = [
+        (
+            12 + (one.nbytes - left) / max(1, right - left) * (width - 24),
+            (1 - one.relative_rmse / top) * (_HEIGHT - 110),
+        )
+        for one in found
+    ]
+    taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in points]
+    places = []
+    for index, one in enumerate(found):
+        x, y = points[index]
+        length = len(one.name) * _LETTER
+        # The front is a line to the right and down: names keep out of its way.
+        boxes = {
+            "left": (x - 6 - length, y, x - 6, y + _LINE),
+            "right": (x + 6, y - _LINE, x + 6 + length, y),
+            "below": (x - length / 2, y + 7, x + length / 2, y + 7 + _LINE),
+        }
+        place = next(
+            (
+                word
+                for word, box in boxes.items()
+                if box[0] >= 0
+                and box[2] <= width
+                and not any(_overlap(box, other) for i, other in enumerate(taken) if i != index)
+            ),
+            "",
+        )
+        places.append(place)
+        if place:
+            taken.append(boxes[place])
+    return places
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

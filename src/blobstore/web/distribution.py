@@ -1,0 +1,282 @@
+"""``/v2/``: the reading half of the OCI distribution protocol.
+
+Sources: opencontainers/distribution-spec@967efdc spec.md ("Pull", "Content Discovery", "Error
+Codes"); distribution/distribution docs/spec/api.md for ``_catalog`` and
+``Docker-Distribution-Api-Version``; ollama/ollama@fb307609 server/download.go, which takes the
+address of a blob from ``Location``, of an answer of 200 too.
+
+Which manifest a tag gives is negotiated: the model's own, unless the client prefers OCI's type. It
+does if it names that type alone, with a greater weight, or first (RFC 9110 section 12.5.1 leaves
+the order to us: skopeo names OCI's type first, and docker's clients, Ollama and blobstore docker's
+or only docker's).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode
+
+import anyio.to_thread
+from anyio import CapacityLimiter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from blobstore.errors import (
+    BlobStoreError,
+    CorruptDataError,
+    LimitExceededError,
+    NotFoundError,
+    RemoteError,
+    UsageError,
+)
+from blobstore.formats import strictjson
+from blobstore.formats.documents import MANIFEST_MEDIA_TYPE
+from blobstore.formats.ocimanifest import OCI_MANIFEST_MEDIA_TYPE
+from blobstore.names import Digest
+from blobstore.store.ports import Readable
+from blobstore.web.blob_answer import BlobAnswer
+from blobstore.web.byte_ranges import part_of
+from blobstore.web.served_models import Repository, ServedManifest, ServedModels
+
+_log = logging.getLogger("blobstore.web")
+
+_INDEX_MEDIA_TYPE = "application/vnd.oci.image.index.v1+json"
+_READS = ("GET", "HEAD")
+_MOST_LISTED = 1000
+_THREADS = 8
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
+_WEIGHT = re.compile(r"q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)", re.ASCII | re.IGNORECASE)
+_VERSION = {"docker-distribution-api-version": "registry/2.0"}
+
+
+class RefusedError(Exception):
+    """The answer is an error: its status, its code in the protocol, a message, more fields."""
+
+    def __init__(self, status: int, code: str, message: str, **fields: str) -> None:
+        super().__init__(status, code, message)
+        self._document = {"errors": [{"code": code, "message": message, "detail": None}]}
+        self._status = status
+        self._fields = {name.replace("_", "-"): value for name, value in fields.items()}
+
+    def answer(self) -> Response:
+        """Return the document (spec.md, "Error Codes")."""
+        return _json(self._document, self._status, **self._fields)
+
+
+def _unsupported() -> RefusedError:
+    message = "this registry is only read: use GET or HEAD"
+    return RefusedError(405, "UNSUPPORTED", message, allow=", ".join(_READS))
+
+
+def distribution_routes(home: Readable) -> list[BaseRoute]:
+    """Return the routes of ``/v2/`` over a home."""
+    return [Route("/v2/{rest:path}", Distribution(ServedModels(home)))]
+
+
+class Distribution:
+    """The ASGI application below ``/v2/``."""
+
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
+        self._threads = CapacityLimiter(_THREADS)
+        self._readers = CapacityLimiter(_THREADS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        request = Request(scope)
+        make = partial(self._answer, request, request.path_params["rest"])
+        answer = await anyio.to_thread.run_sync(make, limiter=self._threads)
+        answer.headers.update(_VERSION)
+        await answer(scope, receive, send)
+
+    def _answer(self, request: Request, rest: str) -> Response:
+        try:
+            if request.method not in _READS:
+                raise _unsupported()
+            return self._found(request, rest)
+        except RefusedError as error:
+            return error.answer()
+
+    def _found(self, request: Request, rest: str) -> Response:
+        if not rest:
+            return _json({}, 200)
+        if rest == "_catalog":
+            return self._list(request, "repositories", self._models.repositories)
+        repository, kind, reference = _parsed(rest)
+        if (kind, reference) == ("tags", "list"):
+            return self._tags(request, repository)
+        if kind == "manifests":
+            return self._manifest(request, repository, reference)
+        if kind == "blobs":
+            return self._blob(request, repository, reference)
+        if kind == "referrers":
+            return _referrers(request, repository, reference)
+        if "/blobs/uploads/" in rest:
+            raise _unsupported()
+        raise RefusedError(404, "NAME_UNKNOWN", "there is nothing at this address")
+
+    def _tags(self, request: Request, path: str) -> Response:
+        repository = _repository(path)
+        names = partial(self._models.tags, repository)
+        return self._list(request, "tags", names, {"name": path})
+
+    def _list(
+        self,
+        request: Request,
+        key: str,
+        names: Callable[[], Sequence[str]],
+        more: dict[str, str] | None = None,
+    ) -> Response:
+        """Return a page of a list (spec.md, "Listing Tags"), and the address of the next."""
+        most, last = _page(request)
+        try:
+            after = [name for name in names() if last is None or name > last]
+        except BlobStoreError as error:
+            raise _refusal(error, "NAME_UNKNOWN") from error
+        page = after[:most]
+        fields = {}
+        if page and len(page) < len(after):
+            query = urlencode({"n": most, "last": page[-1]})
+            fields["link"] = f'<{quote(request.url.path)}?{query}>; rel="next"'
+        return _json({**(more or {}), key: page}, 200, **fields)
+
+    def _manifest(self, request: Request, path: str, reference: str) -> Response:
+        repository = _repository(path)
+        tagged = ":" not in reference
+        try:
+            if tagged:
+                if _TAG.fullmatch(reference) is None:
+                    raise RefusedError(404, "MANIFEST_UNKNOWN", "not a tag")
+                oci = prefers_oci(request.headers.getlist("accept"))
+                found = self._models.tagged(repository, reference, oci=oci)
+            else:
+                found = self._models.manifest(repository, _digest(reference))
+        except BlobStoreError as error:
+            raise _refusal(error, "MANIFEST_UNKNOWN") from error
+        return _document(request, found, tagged=tagged)
+
+    def _blob(self, request: Request, path: str, reference: str) -> Response:
+        repository, digest = _repository(path), _digest(reference)
+        try:
+            reader = self._models.blob(repository, digest)
+            place = reader.place() if request.method == "GET" else None
+        except BlobStoreError as error:
+            raise _refusal(error, "BLOB_UNKNOWN") from error
+        tag = f'"{digest}"'
+        fields = {
+            "docker-content-digest": str(digest),
+            "etag": tag,
+            "accept-ranges": "bytes",
+            "cache-control": "max-age=31536000, immutable",
+        }
+        ranged = request.headers.get("if-range", tag) == tag
+        part = part_of(reader.size, request.headers.get("range") if ranged else None)
+        if part is None or _has(request, tag):
+            reader.close()
+            if part is not None:
+                return Response(status_code=304, headers=fields)
+            size = f"bytes */{reader.size}"
+            message = "the blob has no such bytes"
+            raise RefusedError(416, "RANGE_INVALID", message, content_range=size)
+        if part.is_whole:
+            fields["location"] = f"/v2/{quote(path)}/blobs/{digest}"
+        return BlobAnswer(reader, place, digest, part, fields, self._readers)
+
+
+def _parsed(rest: str) -> tuple[str, str, str]:
+    """Return the repository, the kind and the reference of a path."""
+    repository, _, reference = rest.rpartition("/")
+    repository, _, kind = repository.rpartition("/")
+    return repository, kind, reference
+
+
+def prefers_oci(accept: Sequence[str]) -> bool:
+    """Return True if ``Accept`` fields prefer OCI's type of manifests to docker's."""
+    best = {OCI_MANIFEST_MEDIA_TYPE: (0.0, 0), MANIFEST_MEDIA_TYPE: (0.0, 0)}
+    for number, entry in enumerate(",".join(accept).split(",")):
+        kind, *parameters = (part.strip() for part in entry.lower().split(";"))
+        if kind in best:
+            weights = [found[1] for one in parameters if (found := _WEIGHT.fullmatch(one))]
+            weight = float(weights[0]) if weights else 1.0
+            best[kind] = max(best[kind], (weight, -number))
+    oci = best[OCI_MANIFEST_MEDIA_TYPE]
+    return oci[0] > 0 and oci > best[MANIFEST_MEDIA_TYPE]
+
+
+def _document(request: Request, found: ServedManifest, *, tagged: bool) -> Response:
+    tag = f'"{found.digest}"'
+    fields = {
+        "docker-content-digest": str(found.digest),
+        "etag": tag,
+        "cache-control": "no-cache" if tagged else "max-age=31536000, immutable",
+    }
+    if tagged:
+        fields["vary"] = "Accept"
+    if _has(request, tag):
+        return Response(status_code=304, headers=fields)
+    return Response(found.raw, headers={**fields, "content-type": found.media_type})
+
+
+def _referrers(request: Request, path: str, reference: str) -> Response:
+    """Return an empty index: signatures are kept under cosign's tags, and nothing else refers."""
+    _repository(path)
+    _digest(reference)
+    body = {"schemaVersion": 2, "mediaType": _INDEX_MEDIA_TYPE, "manifests": []}
+    filtered = {"oci-filters-applied": "artifactType"}
+    fields = filtered if request.query_params.get("artifactType") else {}
+    return _json(body, 200, **{"content-type": _INDEX_MEDIA_TYPE, **fields})
+
+
+def _repository(path: str) -> Repository:
+    try:
+        return Repository.parse(path)
+    except UsageError as error:
+        # A registry can't have it, so it is unknown; the specification's own tests ask for that.
+        raise RefusedError(404, "NAME_UNKNOWN", error.message) from error
+
+
+def _digest(text: str) -> Digest:
+    try:
+        return Digest.parse(text)
+    except UsageError as error:
+        raise RefusedError(400, "DIGEST_INVALID", error.message) from error
+
+
+def _page(request: Request) -> tuple[int, str | None]:
+    """Return how many names a page has at most, and the name that it begins behind."""
+    try:
+        query = dict(parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=16))
+        text = query.get("n", str(_MOST_LISTED))
+        if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII):
+            return min(int(text), _MOST_LISTED), query.get("last") or None
+    except ValueError:
+        pass
+    raise RefusedError(400, "PAGINATION_NUMBER_INVALID", "n is not a number")
+
+
+def _has(request: Request, tag: str) -> bool:
+    known = request.headers.get("if-none-match", "").split(",")
+    return any(one.strip().removeprefix("W/") in (tag, "*") for one in known)
+
+
+def _refusal(error: BlobStoreError, unknown: str) -> RefusedError:
+    """Return the answer for an error. The library's message names files, so the log gets it."""
+    if isinstance(error, NotFoundError | UsageError):
+        return RefusedError(404, unknown, "the repository does not have it")
+    _log.warning("/v2/: %s", error)
+    if isinstance(error, CorruptDataError | LimitExceededError):
+        code = "MANIFEST_INVALID" if unknown == "MANIFEST_UNKNOWN" else "SIZE_INVALID"
+        return RefusedError(409, code, "it is damaged in the store: blobstore verify says how")
+    if isinstance(error, RemoteError) and error.temporary:
+        return RefusedError(503, "UNAVAILABLE", "the bucket does not answer")
+    return RefusedError(500, "UNKNOWN", "it can't be read: the server's log says why")
+
+
+def _json(body: Any, status: int, **fields: str) -> Response:
+    return Response(strictjson.encode(body), status, {"content-type": "application/json", **fields})

@@ -1,0 +1,144 @@
+"""A home that is served: models by name, opened when they are asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from blobstore import __version__
+from blobstore.errors import UnsupportedSourceError
+from blobstore.formats.documents import Manifest
+from blobstore.formats.safetensors.codec import collector_paused
+from blobstore.inspection.listing import describe, summary_of
+from blobstore.model.single import opened_tensor
+from blobstore.model.tensors import Tensor
+from blobstore.names import Digest, ModelName
+from blobstore.store.holders import holder_of
+from blobstore.store.ports import Readable
+from blobstore.store.stored import StoredTensor
+from blobstore.store.stored_model import StoredModel
+from blobstore.views.looked import LookedModelView, TensorColumnsView
+from blobstore.web.memory import memory_given_back
+from blobstore.web.opened_models import OpenedModel, TensorTable
+from blobstore.web.recent import Recent
+
+_OPENED, _OPENED_BYTES = 8, 32 * 2**20
+"""Models that stay open. One of 50,000 tensors takes 10 MB."""
+_BODIES, _BODIES_BYTES = 64, 4 * 2**20
+"""Finished answers that are kept: plots and differences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A document in JSON, made by ``body`` when it is needed.
+
+    ``tag`` changes with the document; None: it is the digest of the body. ``is_kept``: the body is
+    kept for the next request, as far as there is room.
+    """
+
+    body: Callable[[], bytes]
+    tag: str | None = None
+    is_kept: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model, the part of the home that has it, and the bytes of its manifest."""
+
+    name: ModelName
+    holder: Readable
+    raw: bytes
+    digest: Digest
+    is_packed: bool
+
+    @property
+    def tag(self) -> str:
+        """Changes with the answers about the model, also with an update of blobstore."""
+        return f"{self.digest.hex}-{__version__}"
+
+    def stored(self) -> StoredModel:
+        """Return what the manifest means. Raises: DocumentError."""
+        manifest = Manifest.parse(self.raw, f"the manifest of {self.name}")
+        return StoredModel(self.name, manifest, self.holder)
+
+
+class Served:
+    """A home, and the models of it that were asked for last."""
+
+    def __init__(self, home: Readable) -> None:
+        self.home = home
+        self._opened = Recent[OpenedModel](
+            lambda one: one.nbytes, most_bytes=_OPENED_BYTES, most=_OPENED
+        )
+        self._bodies = Recent[bytes](len, most_bytes=_BODIES_BYTES, most=_BODIES)
+
+    @property
+    def upper(self) -> Any:
+        """The home that is not a lower one."""
+        return getattr(self.home, "upper", self.home)
+
+    def find(self, name: str) -> ServedModel:
+        """Return a model. Raises: InvalidNameError; NotFoundError; StorageError."""
+        parsed = ModelName.parse(name)
+        holder = holder_of(parsed, self.home)
+        full = holder.find(parsed)
+        raw = holder.manifests.text(full)
+        is_packed = holder is getattr(self.home, "packed", None)
+        return ServedModel(full, holder, raw, Digest.of(raw), is_packed)
+
+    def open(self, model: ServedModel) -> OpenedModel:
+        """Return a model's answers. Raises: as `StoredModel.opened`; DocumentError."""
+        key = (model.digest, model.name, model.is_packed)
+        return self._opened.get(key, lambda: _opened(model))
+
+    def body(self, key: Hashable, answer: Answer) -> bytes:
+        """Return an answer's body. One with a tag is made once for ``key``, while it is kept."""
+        if answer.tag is None or not answer.is_kept:
+            return answer.body()
+        return self._bodies.get((key, answer.tag), answer.body)
+
+    @contextmanager
+    def tensor(self, model: ServedModel, name: str) -> Iterator[Tensor]:
+        """Yield a tensor, whose blob alone is mapped.
+
+        Raises: TensorNotFoundError; UnsupportedSourceError for a packed model; as `opened_tensor`.
+        """
+        row = self.open(model).table.row(name)
+        if model.is_packed:
+            hint = f"blobstore unpack {model.name} restores it."
+            message = f"model {model.name} is packed: its values are not read"
+            raise UnsupportedSourceError(message, model=str(model.name), hint=hint)
+        stored = model.stored()
+        with opened_tensor(stored, stored.manifest.tensor_layers[row.layer], name) as tensor:
+            yield tensor
+
+
+@memory_given_back
+@collector_paused()
+def _opened(model: ServedModel) -> OpenedModel:
+    stored = model.stored()
+    manifest = stored.manifest
+    tensors: list[StoredTensor] = []
+    layers: list[int] = []
+    with model.holder.lease():
+        for number, some in enumerate(stored.tensors_of_each(manifest.tensor_layers)):
+            tensors += some
+            layers += [number] * len(some)
+        read = summary_of(model.holder, model.name, manifest, tensors)
+        summary = replace(read, is_packed=model.is_packed)
+        details = describe(model.holder, manifest, summary.tensors)
+    table = TensorTable.of(tensors, layers)
+    columns = TensorColumnsView.of(
+        model.name, str(model.digest), table.names, table.types, table.shapes, table.sizes
+    )
+    facts = LookedModelView.of(summary, details, manifest)
+    return OpenedModel(encoded(facts), encoded(columns), table)
+
+
+def encoded(document: Any) -> bytes:
+    """Return views as one JSON document, in ASCII as ``--json`` prints it."""
+    text = json.dumps(document, separators=(",", ":"), default=lambda view: view.document())
+    return text.encode("ascii")
