@@ -24,7 +24,7 @@ from typing import Any
 import openai
 import pytest
 from support import PYCODE, PYCODE_MOE
-from support.talking import COMMAND, serving, that_chats
+from support.talking import COMMAND, Terminal, serving, that_chats
 
 import blobstore
 
@@ -245,6 +245,67 @@ def test_sigterm_ends_the_server_and_an_answer(tmp_path: Path) -> None:
         next(iter(stream))
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(60) == 0
+
+
+def test_a_conversation_on_a_terminal(tmp_path: Path) -> None:
+    exported = Exported(tmp_path, "int4")
+    terminal = Terminal(*COMMAND, "run", "m", "--store", str(exported.store), "--max-tokens", "8")
+    terminal.wait_for(">>> ")
+    terminal.send('"""def f(x):\n')
+    terminal.wait_for("... ")
+    terminal.send('    return"""\n')
+    terminal.wait_for("--max-tokens allows more")
+    terminal.wait_for(">>> ")
+    terminal.send("/clear\n")
+    terminal.wait_for("forgotten")
+    terminal.wait_for(">>> ")
+    terminal.send("\x04")
+    assert terminal.end() == 0
+
+
+def test_ctrl_c_stops_an_answer_and_then_the_program(tmp_path: Path) -> None:
+    exported = Exported(tmp_path, "int4")
+    line = (*COMMAND, "run", "m", "--store", str(exported.store), "--max-tokens", "-1", "--verbose")
+    terminal = Terminal(*line)
+    terminal.wait_for(">>> ")
+    terminal.send("def f(x):\n")
+    terminal.wait_for("return")
+    terminal.send("\x03")
+    terminal.wait_for("ended by: interrupted")
+    terminal.wait_for(">>> ")
+    terminal.send("\x03")
+    terminal.wait_for(">>> ")
+    terminal.send("\x03")
+    assert terminal.end() == 130
+    assert "Error: interrupted" in terminal.shown
+
+
+def test_ctrl_c_while_a_model_is_loaded_leaves_nothing(tmp_path: Path) -> None:
+    exported = Exported(tmp_path, "int4")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    line = [*COMMAND, "run", "m", "hi", "--store", str(exported.store)]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not list(temporary.iterdir()):
+            pass  # the folder of its tokenizer
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == "Error: interrupted\n"
+    assert list(temporary.iterdir()) == []
+
+
+def test_an_answer_whose_reader_goes_away_ends(tmp_path: Path) -> None:
+    exported = Exported(tmp_path, "int4")
+    line = [*COMMAND, "run", "m", "import", "--store", str(exported.store), "--max-tokens", "900"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.wait(60) == 0
+        assert process.stderr.read() == b""
 
 
 def test_run_with_json(exported: Exported) -> None:

@@ -22,7 +22,7 @@ from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
 from mlx_lm.server import APIHandler, ModelProvider, ResponseGenerator, get_system_fingerprint
 
 from blobstore.errors import BlobStoreError, UsageError
-from blobstore.mlx_lm.chat_requests import Served, check_model
+from blobstore.mlx_lm.chat_requests import ChatModel, check_model
 from blobstore.mlx_lm.conversation import Talker
 from blobstore.mlx_lm.prompts import Prompts, TemplateKind
 from blobstore.model.network_plan import in_one_line
@@ -167,7 +167,7 @@ class Handler(APIHandler):  # type: ignore[misc]
         self,
         generator: Generator,
         exchange: Exchange,
-        served: Served,
+        served: ChatModel,
         request: tuple[str, str, bytes],
         fingerprint: str,
     ) -> None:

@@ -63,7 +63,7 @@ _NUMBERS: Final[Mapping[str, tuple[type, float, float]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ChatModel:
     """What is served: a model's name, its parameters, and the messages before a conversation.
 
     ``is_named``: whether a name of a request means the model. ``vocabulary``: tokens, for the ids
@@ -77,7 +77,7 @@ class Served:
     is_named: Callable[[str], bool] = field(default=lambda _: False)
 
 
-def completed(raw: bytes, path: str, served: Served) -> dict[str, Any]:
+def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
     """Return the document for mlx-lm's handler at ``path``: the request and the model's defaults.
 
     Raises: UsageError for a request that is not valid, or asks for what is not served;
@@ -105,7 +105,7 @@ def completed(raw: bytes, path: str, served: Served) -> dict[str, Any]:
     return document
 
 
-def check_model(name: Any, served: Served) -> None:
+def check_model(name: Any, served: ChatModel) -> None:
     """Raise ModelNotFoundError for the name of another model than the one that is served."""
     if not isinstance(name, str):
         raise UsageError("model is not a text")

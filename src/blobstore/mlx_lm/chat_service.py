@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from blobstore.errors import BlobStoreError, InvalidNameError, ModelNotFoundError
-from blobstore.mlx_lm.chat_requests import CHAT, TEXT, Served, completed
+from blobstore.mlx_lm.chat_requests import CHAT, TEXT, ChatModel, completed
 from blobstore.mlx_lm.conversation import Talker, load_talker
 from blobstore.mlx_lm.prompts import Prompts
 from blobstore.names import ModelName
@@ -31,7 +31,7 @@ class ChatService:
     ``served`` has the defaults of requests.
     """
 
-    def __init__(self, talker: Talker, prompts: Prompts, served: Served) -> None:
+    def __init__(self, talker: Talker, prompts: Prompts, served: ChatModel) -> None:
         from blobstore.mlx_lm import chat_handler
 
         self._handlers = chat_handler
@@ -93,7 +93,7 @@ def load_service(name: str, *, store: Readable) -> tuple[ChatService, tuple[str,
             return False
 
     seed = talker.sampling.seed if "seed" in prompts.texts.parameters else None
-    served = Served(
+    served = ChatModel(
         name=talker.name,
         sampling=replace(talker.sampling, seed=seed),
         vocabulary=len(talker.tokenizer),

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from blobstore.errors import ModelNotFoundError, UsageError
-from blobstore.mlx_lm.chat_requests import CHAT, TEXT, Served, completed
+from blobstore.mlx_lm.chat_requests import CHAT, TEXT, ChatModel, completed
 from blobstore.mlx_lm.sampling import MAX_COUNT, NO_LIMIT, Sampling
 
 SYSTEM = {"role": "system", "content": "S"}
 EXAMPLE = {"role": "user", "content": "an example"}
 USER = {"role": "user", "content": "hi"}
 SAMPLING = Sampling(temperature=0.5, repeat_penalty=1.2, repeat_last_n=64, stop=("end",), seed=3)
-SERVED = Served("m:latest", SAMPLING, 100, (SYSTEM, EXAMPLE), lambda name: name == "m")
+SERVED = ChatModel("m:latest", SAMPLING, 100, (SYSTEM, EXAMPLE), lambda name: name == "m")
 
 
-def made(path: str = CHAT, served: Served = SERVED, /, **given: Any) -> dict[str, Any]:
+def made(path: str = CHAT, served: ChatModel = SERVED, /, **given: Any) -> dict[str, Any]:
     words = {"messages": [USER]} if path == CHAT else {"prompt": "hi"}
     return completed(json.dumps(words | given).encode(), path, served)
 
@@ -48,7 +48,7 @@ def test_a_request_counts_before_them_and_null_does_not() -> None:
 
 
 def test_a_model_without_a_limit_ends_with_its_context() -> None:
-    served = Served("m:latest", Sampling(max_tokens=NO_LIMIT), 100)
+    served = ChatModel("m:latest", Sampling(max_tokens=NO_LIMIT), 100)
     assert made(TEXT, served)["max_tokens"] == MAX_COUNT
     assert "seed" not in made(TEXT, served)
 
