@@ -130,15 +130,19 @@ class Terminal:
             os.execv(line[0], line)  # noqa: S606
         self._process = process
         self.shown = ""
+        self._seen = 0
 
-    def wait_for(self, text: str) -> str:
-        """Return what is shown until the text is shown; AssertionError if it never is."""
-        before, end = len(self.shown), time.monotonic() + _PATIENCE_S
-        while text not in self.shown[before:]:
-            assert time.monotonic() < end, f"{text!r} is not shown: {self.shown[before:]!r}"
+    def wait_for(self, text: str) -> None:
+        """Read until the text is shown, after the last one that was waited for.
+
+        Raises: AssertionError if it never is.
+        """
+        end = time.monotonic() + _PATIENCE_S
+        while text not in self.shown[self._seen :]:
+            assert time.monotonic() < end, f"{text!r} is not shown: {self.shown[self._seen :]!r}"
             if not self._read(1):
-                raise AssertionError(f"ended before {text!r}: {self.shown[before:]!r}")
-        return self.shown[before:]
+                raise AssertionError(f"ended before {text!r}: {self.shown[self._seen :]!r}")
+        self._seen = self.shown.index(text, self._seen) + len(text)
 
     def send(self, text: str) -> None:
         """Type a text."""

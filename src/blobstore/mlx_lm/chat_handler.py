@@ -113,6 +113,12 @@ class Generator(ResponseGenerator):  # type: ignore[misc]
         provider = OneModel(talker)
         super().__init__(provider, _Caches(provider.cli_args.prompt_cache_size))
 
+    def end(self, seconds: float) -> bool:
+        """End all answers and the thread; return False if it takes longer."""
+        self._stop = True
+        self._generation_thread.join(seconds)
+        return not self._generation_thread.is_alive()
+
     def _tokenize(self, tokenizer: Any, request: Any, args: Any) -> Any:
         is_chat = request.request_type == "chat"
         if is_chat and self._prompts.kind is TemplateKind.OLLAMA:

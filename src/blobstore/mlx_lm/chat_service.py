@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from blobstore.mlx_lm.chat_handler import Exchange, Generator
 
 _log = logging.getLogger("blobstore.mlx_lm")
+_PATIENCE_S = 5
 _JSON = [("Content-Type", "application/json")]
 
 
@@ -40,7 +41,7 @@ class ChatService:
         self.served = served
         self._lock = threading.Lock()
         self._fingerprint = chat_handler.fingerprint()
-        self._generator = chat_handler.Generator(talker, prompts)
+        self._generator = self._started()
 
     def answer(self, method: str, path: str, body: bytes, exchange: Exchange) -> None:
         """Answer a request, in the caller's thread; errors of ours are documents."""
@@ -62,13 +63,29 @@ class ChatService:
         with self._lock:
             if not self._generator.generation_available():
                 _log.error("the thread that generates ended with an error, and is started again")
-                self._generator = self._handlers.Generator(self._talker, self._prompts)
+                self._generator = self._started()
             return self._generator
 
+    def _started(self) -> Generator:
+        """Return a new generator. Its thread is a daemon, as the thread that starts it.
+
+        A template may never end; then the process has to.
+        """
+        made: list[Generator] = []
+
+        def make() -> None:
+            made.append(self._handlers.Generator(self._talker, self._prompts))
+
+        starter = threading.Thread(target=make, daemon=True)
+        starter.start()
+        starter.join()
+        return made[0]
+
     def close(self) -> None:
-        """End all answers, and the thread."""
+        """End all answers, and the thread; after 5 seconds leave it."""
         with self._lock:
-            self._generator.stop_and_join()
+            if not self._generator.end(_PATIENCE_S):
+                _log.warning("an answer did not end")
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
@@ -34,6 +35,7 @@ from blobstore.model.network_plan import (
     mlx_lm_errors,
     plan_network,
 )
+from blobstore.model.on_mlx_lm import has_tokenizer
 from blobstore.names import ModelName, relative_path
 from blobstore.store.ports import Readable
 
@@ -151,9 +153,14 @@ def tokenizer_of(model: Model) -> Any:
     Raises: UnsupportedSourceError without the files of a tokenizer, and for files that transformers
     can't read.
     """
-    with os_errors("make", "a temporary folder"):
-        folder = Path(tempfile.mkdtemp(prefix="blobstore-tokenizer-"))
+    if not has_tokenizer(model.files()):  # transformers would make an empty one
+        message = f"model {model.name} has no tokenizer"
+        raise UnsupportedSourceError(message, model=str(model.name))
+    # Its name is known before it is made, so that an interruption leaves nothing.
+    folder = Path(tempfile.gettempdir(), f"blobstore-tokenizer-{os.urandom(8).hex()}")
     try:
+        with os_errors("make", "a temporary folder"):
+            folder.mkdir(mode=0o700)
         _write_files(model, folder)
         utils, eos_token_ids = import_mlx_lm(), _eos_token_ids(model)
         with mlx_lm_errors("load the tokenizer of", str(model.name)):
