@@ -29,13 +29,13 @@ def large_model(store: Store, name: str, tensors: int, *, together: int = 1) -> 
         some = names[start : start + together]
         layers.append(layer_by_hand(store, some[0], blob_of(some, name)))
     config = layer_by_hand(store, "", json.dumps({"file_type": "int4"}).encode())
+    del config["name"]
     document = layer_by_hand(store, "config.json", json.dumps(_CONFIG).encode())
     manifest = {
         "schemaVersion": 2,
         "config": config | {"mediaType": "application/vnd.docker.container.image.v1+json"},
         "layers": [document | {"mediaType": "application/vnd.ollama.image.json"}, *layers],
     }
-    manifest["config"].pop("name")
     path = manifest_path(store, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(manifest))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -50,6 +53,9 @@ def quality(
     jobs: Jobs = None,
     store: StoreOption = None,
     lower: LowerOption = None,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Draw the errors by layer after the table.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what quantization changed. Lists the error of each tensor, the largest first."""
@@ -63,6 +69,23 @@ def quality(
     view = QualityView.of(report)
     keep_quality(opened, report.name, view, source)
     show_view(view, _show_quality, as_json=as_json)
+    if plot and not as_json:
+        _plot(view)
+
+
+def _plot(view: QualityView) -> None:
+    """Draw the errors in the terminal's width; in colour if it is a terminal (no-color.org)."""
+    from blobstore.plots.subjects import TensorError
+    from blobstore.plots.terminal import error_lines
+
+    encoding = (sys.stdout.encoding or "ascii").lower()
+    lines = error_lines(
+        map(TensorError.of_view, view.tensors),
+        shutil.get_terminal_size().columns,
+        ascii_only=not encoding.startswith("utf"),
+        colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
+    )
+    emit("\n".join(["", *lines]) if lines else "No tensor was changed.")
 
 
 def _show_quality(view: QualityView) -> None:

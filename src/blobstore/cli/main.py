@@ -65,6 +65,7 @@ _PLACES = {
     "pack": "sharing:pack",
     "unpack": "sharing:unpack",
     "diff": "comparing:diff",
+    "report": "reporting:report",
     "login": "accounts:login",
     "logout": "accounts:logout",
     "schema": "main:schema",

@@ -24,6 +24,7 @@ from blobstore.views.quantities import (
     UNITS,
     count as count,
     counted as counted,
+    printable as printable,
     shape as shape,
     size as size,
 )
@@ -306,20 +307,6 @@ def show_facts(facts: Mapping[str, str]) -> None:
     width = max(map(len, facts))
     for name, value in facts.items():
         emit(f"{name.ljust(width)}   {printable(value)}")
-
-
-def printable(text: str, keep: str = "") -> str:
-    """Return a text with the characters that a terminal would act on as Python escapes.
-
-    These are control characters, bidirectional marks and unpaired surrogates, except for those in
-    ``keep``.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() or character in keep else repr(character)[1:-1]
-        for character in text
-    )
 
 
 def shortened(names: Sequence[str], most: int, number: int | None = None) -> str:

@@ -7,7 +7,7 @@ calls read the same. Runs are dequantized one by one, and memory does not grow w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +25,8 @@ from blobstore.source.weights import Form, SourceReaders
 MOST_VALUES = 2**20
 """Values that are read of one tensor."""
 BINS = 64
+ValueReader = Callable[[int, int], Array]
+"""Returns values of a tensor, flat: so many from an index on."""
 _RUN = 2**12
 """Values of a run: whole groups of every type."""
 
@@ -33,8 +35,8 @@ _RUN = 2**12
 class Histogram:
     """Values counted in bins of one width between ``low`` and ``high``.
 
-    ``counts``: by bin; one bin if all finite values are equal, none if there are none. ``infinite``
-    and ``nan`` are counted apart. ``rms``: the root mean square of the finite values.
+    ``counts``: by bin; one bin if all finite values are equal, none without a finite value.
+    ``infinite`` and ``nan`` are counted apart. ``rms``: the root mean square of the finite values.
     """
 
     low: float
@@ -63,9 +65,9 @@ class Distribution:
     """The distribution of a stored tensor.
 
     ``size``: its values; ``read``: those that were read, all or a sample. ``values`` and ``source``
-    (the weights that it was made from, None without them) have the same bins. ``codes``: how often
-    each code occurs, None of an unquantized tensor; ``code_values``: the number that each code
-    stands for before it is scaled, NaN for E4M3's codes of NaN.
+    (the values beside it, such as those of its source; None without) have the same bins.
+    ``codes``: how often each code occurs, None of an unquantized tensor; ``code_values``: the
+    number that each code stands for before it is scaled, NaN for E4M3's codes of NaN.
     """
 
     name: str
@@ -85,20 +87,15 @@ class Distribution:
 
 
 def distribution_of(
-    tensor: Tensor,
-    made_from: OutputTensor | None = None,
-    readers: SourceReaders | None = None,
-    *,
-    most: int = MOST_VALUES,
+    tensor: Tensor, beside: ValueReader | None = None, *, most: int = MOST_VALUES
 ) -> Distribution:
-    """Return the distribution of a stored tensor, and of the weights that it was made from.
+    """Return the distribution of a stored tensor, and of the values ``beside`` it.
 
-    ``made_from`` is read by ``readers``; both or neither. ``most``: values to read, at least 4096;
-    of a larger tensor a sample is read.
+    ``beside`` reads as many values as the tensor has (`source_values`, `stored_values`). ``most``:
+    values to read, at least 4096; of a larger tensor a sample is read.
 
     Raises: UnsupportedSourceError for complex values and for F4 and F6, whose values are not read;
-    UsageError for a smaller ``most``; CorruptDataError when the blob's file was cut; as
-    `SourceReaders.values`.
+    UsageError for a smaller ``most``; CorruptDataError when the blob's file was cut; as ``beside``.
     """
     if most < _RUN:
         raise UsageError(f"{most} values are too few for a sample", hint=f"Use at least {_RUN}.")
@@ -110,9 +107,7 @@ def distribution_of(
     runs = list(_runs(size, most))
     parts = [stored_run(stored, start, count) for start, count in runs]
     values = _joined([as_float64(part) for part in parts])
-    source = None
-    if made_from is not None and readers is not None:
-        source = _joined([_source_values(made_from, readers, *run) for run in runs])
+    source = None if beside is None else _joined([as_float64(beside(*run)) for run in runs])
     low, high = _range([values] if source is None else [values, source])
     kind = tensor.quant_type
     return Distribution(
@@ -143,20 +138,25 @@ def _joined(parts: list[Array]) -> Array:
     return np.concatenate(parts) if parts else np.empty(0)
 
 
-def _source_values(
-    made_from: OutputTensor, readers: SourceReaders, start: int, count: int
-) -> Array:
-    """Return values of a source as new float64, from index ``start`` of all its tensors on."""
-    found, end, done = [], start + count, 0
-    for source in made_from.sources:
-        first, last = max(start, done), min(end, done + source.elements)
-        if first < last:
-            # What codes stand for, and not rounded to the dtype of the quantized tensor.
-            codes = source.form is Form.CODES
-            exact = replace(source, dtype=DType.F32) if codes else source
-            found.append(as_float64(readers.values(exact, first - done, last - first)))
-        done += source.elements
-    return _joined(found)
+def source_values(made_from: OutputTensor, readers: SourceReaders) -> ValueReader:
+    """Return the reader of the weights that a tensor is made from.
+
+    It raises as `SourceReaders.values`.
+    """
+
+    def read(start: int, count: int) -> Array:
+        found, done = [], 0
+        for source in made_from.sources:
+            first, last = max(start, done), min(start + count, done + source.elements)
+            if first < last:
+                # What codes stand for, and not rounded to the dtype of the quantized tensor.
+                codes = source.form is Form.CODES
+                exact = replace(source, dtype=DType.F32) if codes else source
+                found.append(as_float64(readers.values(exact, first - done, last - first)))
+            done += source.elements
+        return _joined(found)
+
+    return read
 
 
 def _range(arrays: list[Array]) -> tuple[float, float]:

@@ -93,7 +93,7 @@ def measure_quality(
     readers = SourceReaders()
     try:
         with open_model(name, store=store) as model:
-            pairs = list(_pairs(model, source))
+            pairs = list(sources_of(model, source))
             report = begun(
                 progress, sum(source.nbytes for _, output in pairs for source in output.sources)
             )
@@ -117,8 +117,11 @@ def _damage(tensor: TensorQuality) -> float:
     return math.inf if relative is None else relative
 
 
-def _pairs(model: Model, source: Source) -> Iterator[tuple[Tensor, OutputTensor]]:
-    """Yield each tensor of the model with its source, by the names of packed or stacked experts."""
+def sources_of(model: Model, source: Source) -> Iterator[tuple[Tensor, OutputTensor]]:
+    """Yield each tensor of the model with its source, by the names of packed or stacked experts.
+
+    Raises: as `measure_quality`, for what doesn't need values.
+    """
     inventory = read_inventory(source)
     outputs = outputs_of(inventory, Experts.PACKED)
     has_draft = model.manifest.config is not None and model.config.draft is not None

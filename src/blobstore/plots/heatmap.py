@@ -82,7 +82,7 @@ def errors(tensors: Iterable[TensorError]) -> Specification:
         f" {worst.worst.name}.{same}"
     )
     rows = list(dict.fromkeys(cell.row for cell in found))
-    labels = _labels_of(found)
+    labels = row_labels(found)
     columns = sorted({cell.column for cell in found if cell.column is not None})
     return specification(
         description,
@@ -103,7 +103,7 @@ def errors(tensors: Iterable[TensorError]) -> Specification:
     )
 
 
-def _labels_of(found: list[Cell]) -> dict[str, str]:
+def row_labels(found: list[Cell]) -> dict[str, str]:
     """Return short names of the rows, which are all different."""
     rows = dict.fromkeys((cell.row, cell.column is None) for cell in found)
     parts = ([row for row, alone in rows if alone is wanted] for wanted in (False, True))

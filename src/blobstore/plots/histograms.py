@@ -48,7 +48,8 @@ def _description(found: Distribution) -> str:
         used = f" {sum(map(bool, found.codes))} of {len(found.codes)} codes occur."
     return (
         f"Histogram of {found.name} ({found.type_name}): {read}{found.size:,} values"
-        f" between {values.low:.4g} and {values.high:.4g}, root mean square {values.rms:.4g}{odd}.{used}"
+        f" between {values.low:.4g} and {values.high:.4g}, root mean square"
+        f" {values.rms:.4g}{odd}.{used}"
     )
 
 
@@ -120,8 +121,9 @@ def _scales(found: Distribution) -> list[dict[str, Any]]:
     tables = ["stored"] if found.source is None else ["stored", "source"]
     shares = [{"data": table, "field": "share"} for table in tables]
     value = {"name": "value", "type": "linear", "domain": [low, high], "range": "width"}
-    share = {"name": "share", "type": "linear", "domain": {"fields": shares}, "zero": True}
-    scales = [value | {"zero": False}, share | {"range": [_VALUES, 0], "nice": True}]
+    share: dict[str, Any] = {"name": "share", "type": "linear", "zero": True, "nice": True}
+    share |= {"domain": {"fields": shares}, "range": [_VALUES, 0]}
+    scales: list[dict[str, Any]] = [value | {"zero": False}, share]
     if found.codes is not None:
         places = {"data": "codes", "field": "place"}
         code = {"name": "code", "type": "band", "domain": places, "range": "width"}

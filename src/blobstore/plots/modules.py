@@ -16,7 +16,7 @@ _WEIGHT = ".weight"
 _LONGEST = 120
 
 
-def module_of(name: str) -> tuple[str, str]:
+def module_and_part(name: str) -> tuple[str, str]:
     """Return the module that a tensor is drawn in, and its name in there.
 
     The module ends at the first number, else before the tensor's own word.

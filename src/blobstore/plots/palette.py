@@ -27,7 +27,7 @@ _INTEGERS = ("BOOL", "I", "U")
 _BLACK, _WHITE = "#000000", "#ffffff"
 
 
-def family_of(type_name: str) -> str:
+def family_of_type(type_name: str) -> str:
     """Return the type that gives a type its colour: ``int4`` of ``int4/64``."""
     name = type_name.partition("/")[0]
     if name in COLOURS:
@@ -39,7 +39,7 @@ def family_of(type_name: str) -> str:
 
 def colour_of(type_name: str) -> str:
     """Return the colour of a type, as ``#rrggbb``."""
-    return COLOURS.get(family_of(type_name), OTHER)
+    return COLOURS.get(family_of_type(type_name), OTHER)
 
 
 def ink_of(colour: str) -> str:
@@ -66,4 +66,4 @@ def _luminance(colour: str) -> float:
 def families(type_names: Iterable[str]) -> list[str]:
     """Return the families of types, each once, in the palette's order."""
     order = [*COLOURS, "other"]
-    return sorted({family_of(name) for name in type_names}, key=order.index)
+    return sorted({family_of_type(name) for name in type_names}, key=order.index)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from blobstore.plots.palette import family_of
+from blobstore.plots.palette import family_of_type
 from blobstore.plots.specification import (
     NARROW,
     Specification,
@@ -22,6 +22,8 @@ from blobstore.views.quantities import count, counted, size
 MOST_POINTS = 1500
 _GRIDS = (48, 24, 12, 8)
 _HEIGHT = 360
+_FOOT = 18
+"""Pixels below an error of 0, in which a name can be written."""
 _ROWS = 100
 _LETTER, _LINE = 6.6, 15.0
 
@@ -55,7 +57,7 @@ def _near(changed: list[TensorError], steps: int) -> list[Dot]:
     for one in changed:
         across = int(math.log(one.weights) / highest * steps)
         up = int((one.relative_rmse or 0) / worst * steps)
-        place = (family_of(one.type_name), across, up)
+        place = (family_of_type(one.type_name), across, up)
         before = places.get(place, Dot(one, 0))
         places[place] = before._replace(tensors=before.tensors + 1)
     return list(places.values())
@@ -80,7 +82,7 @@ def scatter(tensors: Iterable[TensorError]) -> Specification:
         return {
             "x": one.weights,
             "y": error,
-            "type": family_of(one.type_name),
+            "type": family_of_type(one.type_name),
             "tensors": dot.tensors,
             "tip": f"{one.name}{more}\n{one.type_name}, {count(one.weights)} weights,"
             f" relative rmse {error:.3%}",
@@ -100,7 +102,7 @@ def scatter(tensors: Iterable[TensorError]) -> Specification:
         scales=[*_scales("log"), colour_scale(types), _shapes(types)],
         axes=_axes("weights", {"format": "~s"}),
         legends=[type_legend(fill="type", shape="shape")],
-        marks=[_symbols({"signal": "40 + 12 * log(datum.tensors)"})],
+        marks=[_symbols({"signal": "60 + 12 * log(datum.tensors)"})],
     )
 
 
@@ -124,7 +126,7 @@ def frontier(models: Iterable[ModelPoint]) -> Specification:
         {
             "x": one.nbytes,
             "y": one.relative_rmse,
-            "type": family_of(one.type_name),
+            "type": family_of_type(one.type_name),
             "wide": wide[index],
             "narrow": narrow[index],
             "name": one.name,
@@ -167,12 +169,11 @@ def _front(found: Sequence[ModelPoint]) -> list[ModelPoint]:
 
 def _scales(x: str) -> list[dict[str, Any]]:
     across = {"name": "x", "type": x, "domain": {"data": "points", "field": "x"}, "range": "width"}
-    up = {"name": "y", "type": "linear", "domain": {"data": "points", "field": "y"}}
-    zero = {} if x == "log" else {"zero": False, "padding": 12}
-    return [
-        across | zero | {"nice": x == "log"},
-        up | {"range": "height", "nice": True, "zero": True},
-    ]
+    zero = {"padding": 24} if x == "log" else {"zero": False, "padding": 12}
+    up: dict[str, Any] = {"name": "y", "type": "linear"}
+    up["domain"] = {"data": "points", "field": "y"}
+    up |= {"range": [{"signal": f"height - {_FOOT}"}, 0], "nice": True, "zero": True}
+    return [across | zero, up]
 
 
 def _shapes(type_names: Iterable[str]) -> dict[str, Any]:
@@ -261,7 +262,7 @@ def _labels(found: Sequence[ModelPoint], width: int) -> list[str]:
     points = [
         (
             12 + (one.nbytes - left) / max(1, right - left) * (width - 24),
-            (1 - one.relative_rmse / top) * (_HEIGHT - 110),
+            (1 - one.relative_rmse / top) * (_HEIGHT - 110 - _FOOT),
         )
         for one in found
     ]
@@ -282,6 +283,7 @@ def _labels(found: Sequence[ModelPoint], width: int) -> list[str]:
                 for word, box in boxes.items()
                 if box[0] >= 0
                 and box[2] <= width
+                and box[3] <= _HEIGHT - 110
                 and not any(_overlap(box, other) for i, other in enumerate(taken) if i != index)
             ),
             "",

@@ -21,27 +21,23 @@ NARROW = 560
 def specification(
     description: str,
     *,
-    height: int | dict[str, str],
+    height: int,
     columns: Sequence[str],
     rows: Iterable[Sequence[Any]],
     **parts: Any,
 ) -> Specification:
     """Return a specification of marks, scales and data, which are its ``parts``.
 
-    The width is all that the plot takes, its axes and legends included. A ``height`` that is an
-    expression is a signal. ``columns`` and ``rows`` are the same values as a table.
+    Width and height are all that the plot takes, its axes and legends included. ``columns`` and
+    ``rows`` are the same values as a table.
     """
-    signals = parts.pop("signals", [])
-    if not isinstance(height, int):
-        signals = [{"name": "height", **height}, *signals]
     return {
         "$schema": SCHEMA,
         "description": description,
         "width": WIDTH,
-        **({"height": height} if isinstance(height, int) else {}),
+        "height": height,
         "autosize": {"type": "fit", "contains": "padding", "resize": True},
         "padding": 4,
-        "signals": signals,
         **parts,
         "usermeta": {"table": {"columns": list(columns), "rows": [list(row) for row in rows]}},
     }

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from blobstore.inspection.diff import ChangedTensor
 from blobstore.inspection.quality import TensorQuality
+from blobstore.views.checkpoints import TensorQualityView
 
 
 class Weighed(Protocol):
@@ -53,6 +55,19 @@ class TensorError:
         """Return the error that `measure_quality` measured."""
         relative = tensor.errors.relative_rmse
         return cls(tensor.name, tensor.type_name, tensor.shape, relative, tensor.kept)
+
+    @classmethod
+    def of_view(cls, tensor: TensorQualityView) -> TensorError:
+        """Return the error that a store kept."""
+        kind = tensor.quant_type or tensor.dtype or ""
+        return cls(tensor.name, kind, tuple(tensor.shape), tensor.relative_rmse, tensor.kept)
+
+    @classmethod
+    def of_change(cls, change: ChangedTensor) -> TensorError:
+        """Return the error of a tensor against that of another model; None if not measured."""
+        relative = None if change.errors is None else change.errors.relative_rmse
+        after = change.after
+        return cls(after.name, after.type_name, after.shape, relative)
 
 
 @dataclass(frozen=True, slots=True)

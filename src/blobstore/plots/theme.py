@@ -58,6 +58,7 @@ def configuration(theme: Theme) -> dict[str, Any]:
             "titlePadding": 8,
         },
         "legend": {
+            "offset": 8,
             "labelColor": colours["text"],
             "titleColor": colours["text"],
             "labelFont": FONT,
@@ -82,7 +83,7 @@ def configuration(theme: Theme) -> dict[str, Any]:
             "tile-header": {**text, "fontSize": 11},
             "cell": {"stroke": colours["page"], "strokeWidth": 0.5},
             "front": {"stroke": colours["quiet"], "strokeWidth": 1.5},
-            "dot": {"stroke": colours["page"], "strokeWidth": 1, "size": 70},
+            "dot": {"stroke": colours["page"], "strokeWidth": 0.5, "fillOpacity": 0.8},
             "label": text,
         },
     }

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from blobstore.plots.modules import module_of, natural, starred
-from blobstore.plots.palette import colour_of, family_of, ink_of
+from blobstore.plots.modules import module_and_part, natural, starred
+from blobstore.plots.palette import colour_of, family_of_type, ink_of
 from blobstore.plots.specification import (
     Specification,
     colour_scale,
@@ -23,7 +23,8 @@ from blobstore.plots.subjects import Weighed
 from blobstore.views.quantities import counted, size
 
 MOST_RECTANGLES = 1500
-_MOST_LABELLED = 120
+_MOST_LABELLED = 250
+_HEIGHT = 480
 _HEADER = 16
 _LONGEST = 120
 _ROWS = 200
@@ -54,7 +55,9 @@ def rectangles(tensors: Iterable[Weighed], most: int = MOST_RECTANGLES) -> list[
     They are sorted by module and part. Under the last coarseness, modules beyond the largest ones
     are one, ``other modules``.
     """
-    places = [(*module_of(tensor.name), tensor.type_name, tensor.nbytes) for tensor in tensors]
+    places = [
+        (*module_and_part(tensor.name), tensor.type_name, tensor.nbytes) for tensor in tensors
+    ]
     found: list[Rectangle] = []
     for coarser in _COARSENESS:
         sums: dict[tuple[str, str, str], tuple[int, int]] = {}
@@ -98,7 +101,7 @@ def treemap(tensors: Iterable[Weighed]) -> Specification:
     largest = sorted(found, key=lambda one: (-one.nbytes, one))[:_ROWS]
     return specification(
         description,
-        height={"update": "clamp(round(width * 0.5), 380, 560)"},
+        height=_HEIGHT,
         columns=("module", "part", "type", "tensors", "size", "share"),
         rows=[(*one[:4], size(one.nbytes), f"{one.nbytes / total:.1%}") for one in largest],
         data=_data(found, total, modules, labelled=labelled),
@@ -133,7 +136,7 @@ def _data(
                 "id": len(numbers) + 1 + index,
                 "parent": numbers[one.module],
                 "bytes": one.nbytes,
-                "type": family_of(one.type_name),
+                "type": family_of_type(one.type_name),
                 "ink": ink_of(colour_of(one.type_name)),
                 "name": _cut(name),
                 "short": _cut(name.rpartition(".")[2]),
@@ -148,8 +151,9 @@ def _data(
         "sort": {"field": ["value", "data.id"], "order": ["descending", "ascending"]},
         "method": "squarify",
         "ratio": 1.4,
-        "paddingInner": 1 if labelled else 0,
+        "paddingInner": 1 if labelled else 0.5,
         "paddingTop": header,
+        "paddingOuter": 0 if labelled else 1,
         "round": labelled,
         "size": [{"signal": "width"}, {"signal": f"height + {header}"}],
     }

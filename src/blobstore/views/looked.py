@@ -13,12 +13,13 @@ from blobstore.formats.documents import TENSOR_MEDIA_TYPE
 from blobstore.views.view import Bytes, Figure, Text, VerdictView, View
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from blobstore.formats.documents import Manifest
     from blobstore.inspection.distributions import Distribution
     from blobstore.inspection.listing import ModelDetails, ModelSummary
     from blobstore.names import ModelName
+    from blobstore.store.stored import StoredTensor
 
 
 class ProblemView(View):
@@ -93,23 +94,15 @@ class TensorColumnsView(View):
     sizes: list[int] = Field(description="bytes, with scales and biases")
 
     @classmethod
-    def of(
-        cls,
-        name: ModelName,
-        digest: str,
-        names: Iterable[str],
-        types: Iterable[str],
-        shapes: Iterable[tuple[int, ...]],
-        sizes: Iterable[int],
-    ) -> TensorColumnsView:
-        """Return the view of columns, which are not checked value by value."""
+    def of(cls, name: ModelName, digest: str, tensors: Sequence[StoredTensor]) -> TensorColumnsView:
+        """Return the view of a model's tensors, which are not checked one by one."""
         return cls.model_construct(
             model=str(name),
             id=digest,
-            names=list(names),
-            types=list(types),
-            shapes=list(map(list, shapes)),
-            sizes=list(sizes),
+            names=[one.name for one in tensors],
+            types=[one.type_text for one in tensors],
+            shapes=[list(one.shape) for one in tensors],
+            sizes=[one.nbytes for one in tensors],
         )
 
 

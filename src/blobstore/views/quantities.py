@@ -1,4 +1,4 @@
-"""Quantities as people write them, in tables, plots and pages: sizes, counts, shapes."""
+"""Quantities and names as people read them, in tables, plots and pages."""
 
 from __future__ import annotations
 
@@ -34,3 +34,17 @@ def count(number: int) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number of things as people write it: ``1 blob``, ``1,000 blobs``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return a text with the characters that a terminal would act on as Python escapes.
+
+    These are control characters, bidirectional marks and unpaired surrogates, except for those in
+    ``keep``.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character in keep else repr(character)[1:-1]
+        for character in text
+    )

@@ -46,7 +46,7 @@ class VerifyRecord(View):
 
 
 class KeptQualityView(View):
-    """The last result of `quality` for a model; null where there is none."""
+    """The last result of `quality` for a model; null if it is missing."""
 
     model: Text
     id: Text = Field(description="the manifest's digest")
@@ -56,7 +56,7 @@ class KeptQualityView(View):
 
 
 class KeptVerifyView(View):
-    """The last result of `verify` for the whole store; null where there is none."""
+    """The last result of `verify` for the whole store; null if it is missing."""
 
     verified: Moment = Field(description="RFC 3339")
     quick: bool = Field(description="tensor blobs were not hashed")
@@ -72,7 +72,7 @@ def keep_quality(home: Readable, name: ModelName, view: QualityView, source: str
 
     A lower store is only read. Of ``source`` the address or the folder's name is kept.
     """
-    results, is_lower = _results_of(home, name)
+    results, is_lower = kept_results_of(home, name)
     if results is None or is_lower:
         return
     record = QualityRecord(
@@ -80,7 +80,7 @@ def keep_quality(home: Readable, name: ModelName, view: QualityView, source: str
     )
     holder = holder_of(name, home)
     digest = Digest.of(holder.manifests.text(name))
-    results.keep_quality(digest, record.model_dump_json(exclude_unset=True).encode())
+    results.keep("quality", digest, record.model_dump_json(exclude_unset=True).encode())
 
 
 def kept_quality(home: Readable, name: ModelName, digest: Digest) -> KeptQualityView:
@@ -88,8 +88,8 @@ def kept_quality(home: Readable, name: ModelName, digest: Digest) -> KeptQuality
 
     Raises: DocumentError for a record that is damaged; StorageError.
     """
-    results, _ = _results_of(home, name)
-    found = None if results is None else results.quality(digest)
+    results, _ = kept_results_of(home, name)
+    found = None if results is None else results.read("quality", digest)
     if found is None:
         return KeptQualityView(model=name, id=digest, measured=None, against=None, result=None)
     record = _parsed(QualityRecord, *found, "Run quality again: it is replaced.")
@@ -105,7 +105,7 @@ def kept_quality(home: Readable, name: ModelName, digest: Digest) -> KeptQuality
 def kept_verify(home: Readable) -> KeptVerifyView:
     """Return what the last `verify` of a store kept. Raises: as `kept_quality`."""
     results: ResultFolder | None = getattr(getattr(home, "upper", home), "results", None)
-    found = None if results is None else results.verify()
+    found = None if results is None else results.read_verify()
     if found is None:
         return KeptVerifyView(
             verified=None, quick=False, sample=None, damaged=0, broken=0, odd=0, result=None
@@ -115,7 +115,7 @@ def kept_verify(home: Readable) -> KeptVerifyView:
     return KeptVerifyView.model_construct(**fields)
 
 
-def _results_of(home: Readable, name: ModelName) -> tuple[ResultFolder | None, bool]:
+def kept_results_of(home: Readable, name: ModelName) -> tuple[ResultFolder | None, bool]:
     """Return the results of the store that a model is in, and whether that is a lower one."""
     layers: Any = home
     if not hasattr(home, "lower"):

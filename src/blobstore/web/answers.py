@@ -13,14 +13,14 @@ from blobstore.views.checkpoints import DiffView
 from blobstore.views.looked import DistributionView
 from blobstore.views.records import kept_quality, kept_verify
 from blobstore.views.stores import ListItemView, UsageView
-from blobstore.web.served import Answer, Served, ServedModel, encoded
+from blobstore.web.served import Answer, Served, ServedModel, in_json
 
 Values = Mapping[str, Any]
 
 
-def models(served: Served, _values: Values) -> Answer:
+def models_answer(served: Served, _values: Values) -> Answer:
     """Return the list of all models."""
-    return Answer(lambda: encoded(_listed(served)))
+    return Answer(lambda: in_json(_listed(served)))
 
 
 def _listed(served: Served) -> list[ListItemView]:
@@ -35,25 +35,34 @@ def _listed(served: Served) -> list[ListItemView]:
     ]
 
 
-def model(served: Served, values: Values) -> Answer:
+def model_answer(served: Served, values: Values) -> Answer:
     """Return a model without its tensors."""
     found = served.find(values["name"])
-    return Answer(lambda: served.open(found).facts, found.tag, is_kept=False)
+
+    def body() -> bytes:
+        facts = served.open(found).document()
+        return in_json({"name": str(found.name), **facts, "packed": found.is_packed})
+
+    return Answer(body, found.tag, is_kept=False)
 
 
-def tensors(served: Served, values: Values) -> Answer:
+def tensors_answer(served: Served, values: Values) -> Answer:
     """Return a model's tensors as columns."""
     found = served.find(values["model"])
-    return Answer(lambda: served.open(found).columns, found.tag, is_kept=False)
+
+    def body() -> bytes:
+        return served.open(found).columns_of(found.name, found.digest)
+
+    return Answer(body, found.tag, is_kept=False)
 
 
-def distribution(served: Served, values: Values) -> Answer:
+def distribution_answer(served: Served, values: Values) -> Answer:
     """Return how the values of a tensor are distributed."""
     found = served.find(values["model"])
 
     def body() -> bytes:
         result = measured_distribution(served, found, values["tensor"])
-        return encoded(DistributionView.of(found.name, str(found.digest), result))
+        return in_json(DistributionView.of(found.name, str(found.digest), result))
 
     return Answer(body, found.tag)
 
@@ -64,29 +73,29 @@ def measured_distribution(served: Served, model: ServedModel, tensor: str) -> Di
         return distribution_of(opened)
 
 
-def quality(served: Served, values: Values) -> Answer:
+def quality_answer(served: Served, values: Values) -> Answer:
     """Return what `quality` kept of a model."""
     found = served.find(values["model"])
-    return Answer(lambda: encoded(kept_quality(served.home, found.name, found.digest)))
+    return Answer(lambda: in_json(kept_quality(served.home, found.name, found.digest)))
 
 
-def damage(served: Served, _values: Values) -> Answer:
+def damage_answer(served: Served, _values: Values) -> Answer:
     """Return what `verify` kept of the store."""
-    return Answer(lambda: encoded(kept_verify(served.home)))
+    return Answer(lambda: in_json(kept_verify(served.home)))
 
 
-def diff(served: Served, values: Values) -> Answer:
+def diff_answer(served: Served, values: Values) -> Answer:
     """Return how two models differ."""
     from blobstore.inspection.diff import diff_models
 
     a, b = (served.find(values[side]) for side in "ab")
     tag = Digest.of(f"{a.name} {a.tag} {b.name} {b.tag}".encode()).hex
-    return Answer(lambda: encoded(DiffView.of(diff_models(a.name, b.name, store=served.home))), tag)
+    return Answer(lambda: in_json(DiffView.of(diff_models(a.name, b.name, store=served.home))), tag)
 
 
-def usage(served: Served, _values: Values) -> Answer:
+def usage_answer(served: Served, _values: Values) -> Answer:
     """Return what the blobs take."""
-    return Answer(lambda: encoded(UsageView.of(usage_of(served))))
+    return Answer(lambda: in_json(UsageView.of(usage_of(served))))
 
 
 def usage_of(served: Served) -> Usage:

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blobstore.errors import BlobStoreError
 from blobstore.store.ports import Readable
@@ -28,13 +28,16 @@ from blobstore.web.openapi import PATH as OPENAPI, openapi
 from blobstore.web.parameters import values_in
 from blobstore.web.problems import FAILED, NOT_FOUND, problem, problem_of
 from blobstore.web.routes import ROUTES, ApiRoute
-from blobstore.web.served import Served, encoded
+from blobstore.web.served import Served, in_json
 from blobstore.web.static_files import StaticFile, static_files
+from blobstore.web.tidying import Tidy
 
 _log = logging.getLogger("blobstore.web")
 
 _QUICK, _SLOW = 4, 2
 """Threads for quick answers, and for those that read weights."""
+_PIECE = 2**18
+"""Bytes of a body that are sent at once."""
 _JSON = "application/json"
 _Handler = Callable[[Request], Awaitable[Response]]
 
@@ -53,7 +56,7 @@ def application(
     served = Served(home)
     limits = {False: CapacityLimiter(_QUICK), True: CapacityLimiter(_SLOW)}
     listed = static_files() if files is None else files
-    document = StaticFile(_JSON, encoded(openapi(ROUTES)))
+    document = StaticFile(_JSON, in_json(openapi(ROUTES)))
     routes: list[BaseRoute] = [
         *(Route(one.path, _api(one, served, limits[one.is_slow])) for one in ROUTES),
         *(Route(path, _file(one)) for path, one in {**listed, OPENAPI: document}.items()),
@@ -61,7 +64,7 @@ def application(
     ]
     app = Starlette(routes=routes, exception_handlers=_HANDLERS)
     app.router.redirect_slashes = False
-    return Guard(app, hosts)
+    return Guard(Tidy(app), hosts)
 
 
 def _api(route: ApiRoute, served: Served, limit: CapacityLimiter) -> _Handler:
@@ -88,11 +91,25 @@ def _file(file: StaticFile) -> _Handler:
     return handle
 
 
+class InPieces(Response):
+    """A large body, sent piece by piece: a slow client holds one piece in memory, not all."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send it."""
+        start = {"type": "http.response.start", "status": self.status_code}
+        await send({**start, "headers": self.raw_headers})
+        view = memoryview(self.body)
+        for begin in range(0, max(1, len(view)), _PIECE):
+            piece = view[begin : begin + _PIECE]
+            more = begin + _PIECE < len(view)
+            await send({"type": "http.response.body", "body": bytes(piece), "more_body": more})
+
+
 def with_tag(body: bytes, tag: str, content_type: str, request: Request) -> Response:
     """Return a body and its tag, or only the tag if the client has it."""
     if is_known(tag, request):
         return unchanged(tag)
-    return Response(body, headers={**_caching(tag), "content-type": content_type})
+    return InPieces(body, headers={**_caching(tag), "content-type": content_type})
 
 
 def unchanged(tag: str) -> Response:

@@ -2,54 +2,52 @@
 
 from __future__ import annotations
 
-import json
-
 from blobstore.errors import UnsupportedSourceError
-from blobstore.plots.bars import shared as shared_plot
-from blobstore.plots.heatmap import errors as errors_plot
-from blobstore.plots.histograms import distribution as histograms
-from blobstore.plots.points import frontier as frontier_plot
+from blobstore.plots.bars import shared
+from blobstore.plots.heatmap import errors
+from blobstore.plots.histograms import distribution
+from blobstore.plots.points import frontier
 from blobstore.plots.subjects import ModelBytes, ModelPoint, TensorError
-from blobstore.plots.treemap import treemap as treemap_plot
+from blobstore.plots.treemap import treemap
 from blobstore.views.checkpoints import QualityView, TensorQualityView
 from blobstore.views.records import kept_quality
 from blobstore.web.answers import Values, measured_distribution, usage_of
-from blobstore.web.served import Answer, Served, ServedModel, encoded
+from blobstore.web.served import Answer, Served, ServedModel, in_json
 
 
-def treemap(served: Served, values: Values) -> Answer:
+def treemap_picture(served: Served, values: Values) -> Answer:
     """Return a model's bytes by module."""
     found = served.find(values["model"])
-    return Answer(lambda: encoded(treemap_plot(served.open(found).table)), found.tag)
+    return Answer(lambda: in_json(treemap(served.open(found).tensors())), found.tag)
 
 
-def errors(served: Served, values: Values) -> Answer:
+def errors_picture(served: Served, values: Values) -> Answer:
     """Return a model's errors by layer."""
     found = served.find(values["model"])
-    return Answer(lambda: encoded(errors_plot(map(_error, measured(served, found).tensors))))
+    return Answer(lambda: in_json(errors(map(_error, measured(served, found).tensors))))
 
 
-def distribution(served: Served, values: Values) -> Answer:
+def distribution_picture(served: Served, values: Values) -> Answer:
     """Return how the values of a tensor, and its codes, are distributed."""
     found = served.find(values["model"])
 
     def body() -> bytes:
-        return encoded(histograms(measured_distribution(served, found, values["tensor"])))
+        return in_json(distribution(measured_distribution(served, found, values["tensor"])))
 
     return Answer(body, found.tag)
 
 
-def frontier(served: Served, values: Values) -> Answer:
+def frontier_picture(served: Served, values: Values) -> Answer:
     """Return error against size of several models."""
     found = [served.find(name) for name in dict.fromkeys(values["model"])]
-    return Answer(lambda: encoded(frontier_plot([_point(served, one) for one in found])))
+    return Answer(lambda: in_json(frontier([_point(served, one) for one in found])))
 
 
-def shared(served: Served, _values: Values) -> Answer:
+def shared_picture(served: Served, _values: Values) -> Answer:
     """Return the bytes that each model needs alone, and with others."""
     return Answer(
-        lambda: encoded(
-            shared_plot(
+        lambda: in_json(
+            shared(
                 ModelBytes(str(one.name), one.unique, one.shared)
                 for one in usage_of(served).models
                 if one.error is None
@@ -61,7 +59,7 @@ def shared(served: Served, _values: Values) -> Answer:
 def _point(served: Served, model: ServedModel) -> ModelPoint:
     """Return a model's place; one whose weights are all zeros has no error."""
     error = measured(served, model).model.relative_rmse or 0.0
-    facts = json.loads(served.open(model).facts)
+    facts = served.open(model).document()
     return ModelPoint(str(model.name), facts["quant_type"] or "", facts["size"], error)
 
 

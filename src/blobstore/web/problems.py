@@ -18,7 +18,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.views.looked import ProblemView
-from blobstore.web.served import encoded
+from blobstore.web.served import in_json
 
 BAD_REQUEST, NOT_FOUND, CONFLICT = 400, 404, 409
 METHOD_NOT_ALLOWED, TOO_LONG, MISDIRECTED = 405, 414, 421
@@ -44,7 +44,7 @@ def status_of(error: BlobStoreError) -> int:
 
 def problem(status: int, error: str, hint: str | None = None) -> Response:
     """Return an error as a document."""
-    body = encoded(ProblemView(error=error, hint=hint))
+    body = in_json(ProblemView(error=error, hint=hint))
     return Response(body, status, media_type="application/json")
 
 

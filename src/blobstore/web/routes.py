@@ -6,7 +6,7 @@ The application (application.py) and the OpenAPI document (openapi.py) are made 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blobstore.views.checkpoints import DiffView
@@ -14,7 +14,7 @@ from blobstore.views.looked import DistributionView, LookedModelView, TensorColu
 from blobstore.views.records import KeptQualityView, KeptVerifyView
 from blobstore.views.stores import ListItemView, UsageView
 from blobstore.web import answers, pictures
-from blobstore.web.parameters import MODEL, MODELS, NAME, TENSOR, Parameter
+from blobstore.web.parameters import MODEL, MODELS, NAME, TENSOR, QueryParameter
 from blobstore.web.served import Answer, Served
 
 
@@ -30,7 +30,7 @@ class ApiRoute:
     what: str
     view: Any
     answer: Callable[[Served, Mapping[str, Any]], Answer]
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[QueryParameter, ...] = ()
     is_slow: bool = False
 
     @property
@@ -43,27 +43,35 @@ def _plot(
     kind: str,
     what: str,
     answer: Callable[[Served, Mapping[str, Any]], Answer],
-    *parameters: Parameter,
+    *parameters: QueryParameter,
     is_slow: bool = False,
 ) -> ApiRoute:
     says = f"{what}: a specification of Vega."
     return ApiRoute(f"/api/plots/{kind}", says, dict[str, Any], answer, parameters, is_slow)
 
 
-_A = Parameter(name="a", what=MODEL.what, longest=MODEL.longest)
-_B = Parameter(name="b", what="the stored model to compare it with", longest=MODEL.longest)
+_A = replace(MODEL, name="a")
+_B = replace(MODEL, name="b", what="the stored model to compare it with")
 
 ROUTES: tuple[ApiRoute, ...] = (
-    ApiRoute("/api/models", "All models, sorted by name.", list[ListItemView], answers.models),
-    ApiRoute("/api/model", "A model without its tensors.", LookedModelView, answers.model, (NAME,)),
     ApiRoute(
-        "/api/tensors", "The tensors of a model.", TensorColumnsView, answers.tensors, (MODEL,)
+        "/api/models", "All models, sorted by name.", list[ListItemView], answers.models_answer
+    ),
+    ApiRoute(
+        "/api/model", "A model without its tensors.", LookedModelView, answers.model_answer, (NAME,)
+    ),
+    ApiRoute(
+        "/api/tensors",
+        "The tensors of a model.",
+        TensorColumnsView,
+        answers.tensors_answer,
+        (MODEL,),
     ),
     ApiRoute(
         "/api/distribution",
         "How the values of a tensor are distributed.",
         DistributionView,
-        answers.distribution,
+        answers.distribution_answer,
         (MODEL, TENSOR),
         is_slow=True,
     ),
@@ -71,25 +79,35 @@ ROUTES: tuple[ApiRoute, ...] = (
         "/api/quality",
         "The last result of `blobstore quality` for a model.",
         KeptQualityView,
-        answers.quality,
+        answers.quality_answer,
         (MODEL,),
     ),
     ApiRoute(
-        "/api/diff", "How model b differs from a.", DiffView, answers.diff, (_A, _B), is_slow=True
+        "/api/diff",
+        "How model b differs from a.",
+        DiffView,
+        answers.diff_answer,
+        (_A, _B),
+        is_slow=True,
     ),
-    ApiRoute("/api/usage", "What blobs take.", UsageView, answers.usage),
+    ApiRoute("/api/usage", "What blobs take.", UsageView, answers.usage_answer),
     ApiRoute(
         "/api/damage",
         "The last result of `blobstore verify` for the store.",
         KeptVerifyView,
-        answers.damage,
+        answers.damage_answer,
     ),
-    _plot("treemap", "Bytes by module", pictures.treemap, MODEL),
-    _plot("errors", "Errors by layer, as `blobstore quality` kept them", pictures.errors, MODEL),
+    _plot("treemap", "Bytes by module", pictures.treemap_picture, MODEL),
+    _plot(
+        "errors",
+        "Errors by layer, as `blobstore quality` kept them",
+        pictures.errors_picture,
+        MODEL,
+    ),
     _plot(
         "distribution",
         "The values and codes of a tensor",
-        pictures.distribution,
+        pictures.distribution_picture,
         MODEL,
         TENSOR,
         is_slow=True,
@@ -97,8 +115,8 @@ ROUTES: tuple[ApiRoute, ...] = (
     _plot(
         "frontier",
         "Error against size of models, as `blobstore quality` kept them",
-        pictures.frontier,
+        pictures.frontier_picture,
         MODELS,
     ),
-    _plot("shared", "The bytes that models share", pictures.shared),
+    _plot("shared", "The bytes that models share", pictures.shared_picture),
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from blobstore import __version__
-from blobstore.errors import UnsupportedSourceError
+from blobstore.errors import BlobStoreError, UnsupportedSourceError
 from blobstore.formats.documents import Manifest
 from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.inspection.listing import describe, summary_of
@@ -18,15 +18,14 @@ from blobstore.model.tensors import Tensor
 from blobstore.names import Digest, ModelName
 from blobstore.store.holders import holder_of
 from blobstore.store.ports import Readable
-from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import StoredModel
 from blobstore.views.looked import LookedModelView, TensorColumnsView
-from blobstore.web.memory import memory_given_back
-from blobstore.web.opened_models import OpenedModel, TensorTable
+from blobstore.views.records import kept_results_of
+from blobstore.web.opened_models import KEPT_FROM, OpenedModel
 from blobstore.web.recent import Recent
 
-_OPENED, _OPENED_BYTES = 8, 32 * 2**20
-"""Models that stay open. One of 50,000 tensors takes 10 MB."""
+_OPENED, _OPENED_BYTES = 8, 16 * 2**20
+"""Models that stay open. One of 50,000 tensors takes 4 MB."""
 _BODIES, _BODIES_BYTES = 64, 4 * 2**20
 """Finished answers that are kept: plots and differences."""
 
@@ -91,8 +90,20 @@ class Served:
 
     def open(self, model: ServedModel) -> OpenedModel:
         """Return a model's answers. Raises: as `StoredModel.opened`; DocumentError."""
-        key = (model.digest, model.name, model.is_packed)
-        return self._opened.get(key, lambda: _opened(model))
+        return self._opened.get(model.digest, lambda: self._open(model))
+
+    def _open(self, model: ServedModel) -> OpenedModel:
+        """Return a model's answers that its store has kept, else those made of headers."""
+        results, is_lower = kept_results_of(self.home, model.name)
+        if results is not None:
+            with suppress(BlobStoreError):
+                kept = results.read("tensors", model.digest)
+                if kept is not None and (found := OpenedModel.parse(kept[1])) is not None:
+                    return found
+        opened, number = _read(model)
+        if results is not None and not is_lower and number >= KEPT_FROM:
+            results.keep("tensors", model.digest, opened.encode())
+        return opened
 
     def body(self, key: Hashable, answer: Answer) -> bytes:
         """Return an answer's body. One with a tag is made once for ``key``, while it is kept."""
@@ -106,39 +117,35 @@ class Served:
 
         Raises: TensorNotFoundError; UnsupportedSourceError for a packed model; as `opened_tensor`.
         """
-        row = self.open(model).table.row(name)
+        layer = self.open(model).layer_of(name)
         if model.is_packed:
             hint = f"blobstore unpack {model.name} restores it."
             message = f"model {model.name} is packed: its values are not read"
             raise UnsupportedSourceError(message, model=str(model.name), hint=hint)
         stored = model.stored()
-        with opened_tensor(stored, stored.manifest.tensor_layers[row.layer], name) as tensor:
+        with opened_tensor(stored, stored.manifest.tensor_layers[layer], name) as tensor:
             yield tensor
 
 
-@memory_given_back
 @collector_paused()
-def _opened(model: ServedModel) -> OpenedModel:
+def _read(model: ServedModel) -> tuple[OpenedModel, int]:
+    """Return a model's answers, made of the headers of its blobs, and its number of tensors."""
     stored = model.stored()
     manifest = stored.manifest
-    tensors: list[StoredTensor] = []
-    layers: list[int] = []
     with model.holder.lease():
-        for number, some in enumerate(stored.tensors_of_each(manifest.tensor_layers)):
-            tensors += some
-            layers += [number] * len(some)
-        read = summary_of(model.holder, model.name, manifest, tensors)
-        summary = replace(read, is_packed=model.is_packed)
+        each = list(stored.tensors_of_each(manifest.tensor_layers))
+        tensors = [tensor for some in each for tensor in some]
+        summary = summary_of(model.holder, model.name, manifest, tensors)
         details = describe(model.holder, manifest, summary.tensors)
-    table = TensorTable.of(tensors, layers)
-    columns = TensorColumnsView.of(
-        model.name, str(model.digest), table.names, table.types, table.shapes, table.sizes
-    )
-    facts = LookedModelView.of(summary, details, manifest)
-    return OpenedModel(encoded(facts), encoded(columns), table)
+    columns = TensorColumnsView.of(model.name, str(model.digest), tensors).document()
+    facts = LookedModelView.of(summary, details, manifest).document()
+    for whose, key in ((columns, "model"), (columns, "id"), (facts, "name"), (facts, "packed")):
+        del whose[key]  # they belong to a name, not to the manifest
+    opened = OpenedModel(in_json(facts), in_json(columns), in_json(list(map(len, each))))
+    return opened, len(tensors)
 
 
-def encoded(document: Any) -> bytes:
+def in_json(document: Any) -> bytes:
     """Return views as one JSON document, in ASCII as ``--json`` prints it."""
     text = json.dumps(document, separators=(",", ":"), default=lambda view: view.document())
     return text.encode("ascii")

@@ -1,9 +1,10 @@
-"""Results: what `quality` measured of a model, and what the last `verify` of a store found.
+"""Results: what `quality` measured of a model, the last `verify` of a store, tensors of models.
 
-``.blobstore/results/quality/<sha256 of a manifest>.json`` and ``.blobstore/results/verify.json``
-are JSON documents, made and read by views/records.py. Each replaces the one before it. They are
-written only if the store belongs to the user. A manifest names its blobs by digest, so a result
-stays right whatever happens to the model's name; it is removed with the last model of its manifest.
+``.blobstore/results/verify.json``, and by the sha256 of a manifest ``results/quality/<hex>.json``
+and ``results/tensors/<hex>.json`` are documents, made and read by views/records.py and by
+web/opened_models.py. Each replaces the one before it. They are written only if the store belongs to
+the user. A manifest names its blobs by digest, so a result stays right whatever happens to the
+model's name; it is removed with the last model of its manifest.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 from collections.abc import Iterable, Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.io.durable import listed, make_folder, os_errors, read_own
@@ -24,7 +26,8 @@ _log = logging.getLogger("blobstore.store.local.store")
 
 MOST_BYTES = 64 * 2**20
 """Of a document. One of the largest models has 40 MB."""
-_QUALITY = "quality"
+Kind = Literal["quality", "tensors"]
+_KINDS: tuple[Kind, ...] = ("quality", "tensors")
 _SUFFIX = ".json"
 _OURS = re.compile(r"(?P<hex>[0-9a-f]{64})\.json(?P<unfinished>\.[0-9a-f]{16})?", re.ASCII)
 
@@ -36,50 +39,51 @@ class ResultFolder:
         self._folder = folder
         self._owner = owner
 
-    def quality(self, manifest: Digest) -> tuple[str, bytes] | None:
-        """Return path and bytes of the result of `quality` for a manifest; None without one.
+    def read(self, kind: Kind, manifest: Digest) -> tuple[str, bytes] | None:
+        """Return path and bytes of a manifest's document of that kind; None without one.
 
         Raises: LimitExceededError for a file that is too large; StorageError.
         """
-        return _read(self._of_quality(manifest))
+        return _read(self._path(kind, manifest.hex))
 
-    def verify(self) -> tuple[str, bytes] | None:
-        """Return path and bytes of the last result of `verify`. As `quality`."""
+    def read_verify(self) -> tuple[str, bytes] | None:
+        """Return path and bytes of the last result of `verify`. As `read`."""
         return _read(self._folder / f"verify{_SUFFIX}")
 
-    def keep_quality(self, manifest: Digest, document: bytes) -> None:
-        """Keep a result of `quality`. Failures are ignored."""
-        self._keep(self._of_quality(manifest), document)
+    def keep(self, kind: Kind, manifest: Digest, document: bytes) -> None:
+        """Keep a manifest's document. Failures are ignored."""
+        self._write(self._path(kind, manifest.hex), document)
 
     def keep_verify(self, document: bytes) -> None:
         """Keep a result of `verify`. Failures are ignored."""
-        self._keep(self._folder / f"verify{_SUFFIX}", document)
+        self._write(self._folder / f"verify{_SUFFIX}", document)
 
     def remove_all(self, manifests: Iterable[str]) -> None:
         """Remove the results of manifests, given by hex digits. Failures are ignored."""
         for digits in manifests:
-            with suppress(OSError):
-                self._of_quality(Digest(digits)).unlink()
+            for kind in _KINDS:
+                with suppress(OSError):
+                    self._path(kind, digits).unlink()
 
     def keep_only(self, manifests: AbstractSet[str]) -> None:
         """Remove the results of all other manifests, and files left unfinished.
 
         Only for a holder of the store's exclusive lock. Failures are ignored.
         """
-        folder = self._folder / _QUALITY
-        if any(path.is_symlink() for path in (self._folder, folder)):
-            return  # the link of another program
-        with suppress(BlobStoreError), os_errors("list", folder):
-            for entry in listed(folder):
-                match = _OURS.fullmatch(entry.name)
-                if match and (match["unfinished"] or match["hex"] not in manifests):
-                    with suppress(OSError):
-                        Path(entry.path).unlink()
+        for kind in _KINDS:
+            folder = self._folder / kind
+            if any(path.is_symlink() for path in (self._folder, folder)):
+                continue  # the link of another program
+            with suppress(BlobStoreError), os_errors("list", folder):
+                for entry in listed(folder):
+                    match = _OURS.fullmatch(entry.name)
+                    if match and (match["unfinished"] or match["hex"] not in manifests):
+                        Path(entry.path).unlink(missing_ok=True)
 
-    def _of_quality(self, manifest: Digest) -> Path:
-        return self._folder / _QUALITY / f"{manifest.hex}{_SUFFIX}"
+    def _path(self, kind: Kind, digits: str) -> Path:
+        return self._folder / kind / f"{digits}{_SUFFIX}"
 
-    def _keep(self, path: Path, document: bytes) -> None:
+    def _write(self, path: Path, document: bytes) -> None:
         if len(document) > MOST_BYTES or not is_ours(path, self._owner):
             return
         try:

@@ -1,0 +1,115 @@
+"""Results that a store keeps: replaced at once, limited, removed with the last model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.stores import commit_model, unprivileged
+
+from blobstore.errors import LimitExceededError
+from blobstore.names import Digest, ModelName
+from blobstore.store.care.prune import prune
+from blobstore.store.local import results as module
+from blobstore.store.local.store import Store
+
+
+def kept(store: Store) -> set[str]:
+    """Return the files of results."""
+    folder = store.root / ".blobstore" / "results"
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def with_results(store: Store, name: str, blob: bytes) -> Digest:
+    """Store a model with results; return the digest of its manifest."""
+    digest = commit_model(store, name, blob).digest
+    store.results.keep("quality", digest, b"quality")
+    store.results.keep("tensors", digest, b"tensors")
+    return digest
+
+
+def test_a_result_is_read_back_and_replaced(store: Store) -> None:
+    store.root.mkdir()
+    digest = Digest.of(b"")
+    assert store.results.read("quality", digest) is None
+    assert store.results.read_verify() is None
+    store.results.keep("quality", digest, b"old")
+    store.results.keep("quality", digest, b"new")
+    store.results.keep_verify(b"sound")
+    path, found = store.results.read("quality", digest) or ("", b"")
+    assert (Path(path).read_bytes(), found) == (b"new", b"new")
+    assert (store.results.read_verify() or ("", b""))[1] == b"sound"
+    assert kept(store) == {f"quality/{digest.hex}.json", "verify.json"}
+
+
+def test_rm_removes_the_results_of_the_last_model_of_a_manifest(store: Store) -> None:
+    digest, other = with_results(store, "m", b"one"), with_results(store, "n", b"two")
+    store.copy("m", "second")
+    store.remove("m")
+    assert len(kept(store)) == 4
+    store.remove("second")
+    assert kept(store) == {f"{kind}/{other.hex}.json" for kind in ("quality", "tensors")}
+    assert store.results.read("quality", digest) is None
+
+
+def test_prune_removes_the_results_of_manifests_that_are_gone(store: Store) -> None:
+    digest, other = with_results(store, "m", b"one"), with_results(store, "n", b"two")
+    gone = Digest.of(b"gone")
+    store.results.keep("quality", gone, b"quality")
+    store.results.keep_verify(b"sound")
+    folder = store.root / ".blobstore/results/quality"
+    (folder / f"{digest.hex}.json.0123456789abcdef").write_bytes(b"unfinished")
+    (folder / "notes.txt").write_bytes(b"of another program")
+    prune(store)
+    found = {f"{kind}/{one.hex}.json" for kind in ("quality", "tensors") for one in (digest, other)}
+    assert kept(store) == found | {"verify.json", "quality/notes.txt"}
+
+
+def test_results_of_a_lost_model_stay(store: Store) -> None:
+    digest = with_results(store, "m", b"one")
+    with_results(store, "n", b"two")
+    store.manifests.path.joinpath(*ModelName.parse("m").path_parts).unlink()
+    prune(store)
+    assert f"quality/{digest.hex}.json" in kept(store)
+
+
+def test_a_large_result_is_neither_kept_nor_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.root.mkdir()
+    digest = Digest.of(b"")
+    store.results.keep("quality", digest, b"12345")
+    monkeypatch.setattr(module, "MOST_BYTES", 4)
+    store.results.keep_verify(b"12345")
+    assert store.results.read_verify() is None
+    with pytest.raises(LimitExceededError, match="has 5 bytes, at most 4"):
+        store.results.read("quality", digest)
+
+
+def test_links_are_not_followed(store: Store, tmp_path: Path) -> None:
+    (store.root / ".blobstore").mkdir(parents=True)
+    (tmp_path / "other" / "quality").mkdir(parents=True)
+    (store.root / ".blobstore" / "results").symlink_to(tmp_path / "other")
+    digest = Digest.of(b"")
+    (tmp_path / "other" / "quality" / f"{digest.hex}.json").write_bytes(b"not ours")
+    store.results.keep_verify(b"sound")
+    store.results.keep_only(set())
+    assert [path.name for path in (tmp_path / "other").rglob("*.json")] == [f"{digest.hex}.json"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives the store to another user")
+def test_only_the_owner_of_a_store_writes_results(store: Store, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    commit_model(store, "m", b"one")
+    with unprivileged():
+        store.results.keep_verify(b"sound")
+    assert store.results.read_verify() is None
+
+
+def test_failures_are_ignored(store: Store) -> None:
+    (store.root / ".blobstore").mkdir(parents=True)
+    (store.root / ".blobstore" / "results").write_bytes(b"a file in its place")
+    store.results.keep_verify(b"sound")
+    store.results.keep_only(set())
+    store.results.remove_all([Digest.of(b"").hex])

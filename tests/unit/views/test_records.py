@@ -1,0 +1,133 @@
+"""Records of `quality` and `verify`: what the commands keep, and how it is read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from support.checkpoints import write_checkpoint
+from support.stores import blob_path, commit_model
+
+import blobstore
+from blobstore.cli.main import run
+from blobstore.errors import DocumentError
+from blobstore.names import Digest, ModelName
+from blobstore.store.layered import LayeredStore
+from blobstore.store.local.store import Store
+from blobstore.store.memory import MemoryStore
+from blobstore.views.records import kept_quality, kept_verify
+
+M = ModelName.parse("m")
+
+
+@pytest.fixture
+def source(tmp_path: Path, store: Store) -> Path:
+    """A checkpoint that is stored as ``m``."""
+    folder = write_checkpoint(tmp_path / "tiny")
+    blobstore.import_model(folder, "m", store=store, quant="int8")
+    return folder
+
+
+def quality(*words: object) -> None:
+    assert run(["quality", "m", "--against", *map(str, words)]) == 0
+
+
+def test_quality_is_kept(store: Store, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    digest = store.manifest("m").digest
+    assert kept_quality(store, M, digest).result is None
+    quality(source, "--store", store.root, "--json")
+    printed = json.loads(capsys.readouterr().out)
+    view = kept_quality(store, M, digest)
+    assert view.measured is not None
+    assert timedelta() <= datetime.now(UTC) - view.measured < timedelta(minutes=5)
+    assert view.against == "tiny"
+    assert view.result is not None
+    assert view.result.document() == printed
+    assert view.document()["result"] == printed
+
+
+def test_quality_is_of_a_manifest(store: Store, source: Path, tmp_path: Path) -> None:
+    quality(source, "--store", store.root)
+    other = write_checkpoint(tmp_path / "other")
+    blobstore.import_model(other, "m", store=store, quant="int4")
+    assert kept_quality(store, M, store.manifest("m").digest).result is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text[:-9], "the document: Invalid JSON"),
+        (lambda text: text.replace(b'"version":1', b'"version":2'), "version: Input should be 1"),
+        (lambda text: text.replace(b'"rmse"', b'"rms"', 1), "Field required"),
+        (lambda text: text.replace(b'"kept"', b'"x":1,"kept"', 1), "Extra inputs"),
+    ],
+)
+def test_a_damaged_record_is_an_error(
+    store: Store, source: Path, change: Callable[[bytes], bytes], says: str
+) -> None:
+    quality(source, "--store", store.root)
+    digest = store.manifest("m").digest
+    path = store.root / ".blobstore/results/quality" / f"{digest.hex}.json"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(DocumentError, match=says) as caught:
+        kept_quality(store, M, digest)
+    assert caught.value.path == str(path)
+    assert caught.value.hint == "Run quality again: it is replaced."
+
+
+def test_a_lower_store_keeps_no_result_and_its_results_are_read(
+    store: Store, source: Path, tmp_path: Path
+) -> None:
+    upper, digest = tmp_path / "upper", store.manifest("m").digest
+    upper.mkdir()
+    quality(source, "--store", upper, "--lower", store.root)
+    assert not (store.root / ".blobstore/results").exists()
+    assert not (upper / ".blobstore/results").exists()
+    quality(source, "--store", store.root)
+    layered = LayeredStore(Store(upper), [store])
+    assert kept_quality(layered, M, digest).result is not None
+
+
+def test_a_home_without_results() -> None:
+    home = MemoryStore()
+    assert kept_verify(home).result is None
+    assert kept_quality(home, M, commit_digest()).result is None
+
+
+def commit_digest() -> Digest:
+    return Digest.of(b"")
+
+
+def test_verify_is_kept(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    commit_model(store, "m", b"one")
+    assert kept_verify(store).result is None
+    assert run(["verify", "--quick", "--sample", "1/1", "--store", str(store.root), "--json"]) == 3
+    printed = json.loads(capsys.readouterr().out)
+    view = kept_verify(store)
+    assert (view.quick, view.sample, view.damaged, view.broken) == (True, "1/1", 1, 0)
+    assert view.result is not None
+    assert view.result.document() == printed
+    assert view.document()["result"] == printed
+
+
+def test_verify_of_some_models_is_not_kept(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    assert run(["verify", "m", "--store", str(store.root)]) == 3
+    assert kept_verify(store).result is None
+
+
+def test_much_damage_is_counted_and_some_of_it_listed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blobstore.store.care.verify_record.MOST_ROWS", 2)
+    blobs = [bytes([number]) for number in range(5)]
+    commit_model(store, "m", *blobs)
+    for blob in blobs:
+        blob_path(store, blob).write_bytes(b"?")
+    assert run(["verify", "--store", str(store.root)]) == 3
+    view = kept_verify(store)
+    assert view.result is not None
+    assert (view.damaged, len(view.result.damaged)) == (5, 2)

@@ -1,0 +1,49 @@
+"""An application over a small store, called without sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.large_models import blob_of
+from support.stores import link_by_hand
+from support.web_client import Client
+
+from blobstore.store.local.store import Store
+from blobstore.web.application import application
+from blobstore.web.guard import Hosts
+
+HOSTILE = "<img src=x onerror=alert(1)>\u202e.weight"
+PLAIN = "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def model(store: Store) -> str:
+    """A model of two blobs, one of whose tensors has a hostile name."""
+    blobs = {PLAIN: blob_of([PLAIN], "a"), HOSTILE: blob_of([HOSTILE, "a.norm"], "a")}
+    link_by_hand(store, "small:int4", blobs)
+    return "small:int4"
+
+
+@pytest.fixture
+def broken(store: Store) -> str:
+    """A model that lacks its blob."""
+    data = blob_of([PLAIN], "b")
+    link_by_hand(store, "broken:int4", {PLAIN: data})
+    Path(next(store.root.glob(f"blobs/{_file(data)}"))).unlink()
+    return "broken:int4"
+
+
+def _file(data: bytes) -> str:
+    import hashlib
+
+    return f"sha256-{hashlib.sha256(data).hexdigest()}"
+
+
+@pytest.fixture
+def client(store: Store, model: str, broken: str) -> Iterator[Client]:
+    """A client of the application over the store with both models."""
+    found = Client(application(store, Hosts("127.0.0.1", ["models.example"])))
+    yield found
+    found.close()

@@ -1,0 +1,207 @@
+"""The API: every answer is a view, every error a document, and hostile names are text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from support.web_client import Client
+
+from blobstore.inspection.listing import summarize
+from blobstore.store.local.store import Store
+from blobstore.views.view import View
+from blobstore.web.application import application
+from blobstore.web.guard import Hosts
+from blobstore.web.routes import ROUTES
+
+HOSTILE = "<img src=x onerror=alert(1)>\u202e.weight"
+PLAIN = "model.layers.0.mlp.up_proj.weight"
+
+
+def test_the_list_has_all_models_and_says_what_is_broken(client: Client) -> None:
+    reply = client.get("/api/models")
+    broken, small = reply.json
+    assert reply.headers["content-type"] == "application/json"
+    assert (small["name"], small["parameters"]) == ("small:int4", 320)
+    assert broken["name"] == "broken:int4"
+    assert "is missing" in broken["error"]
+
+
+def test_a_model_and_its_tensors(client: Client, store: Store) -> None:
+    facts = client.get("/api/model?name=small:int4").json
+    columns = client.get("/api/tensors?model=small:int4").json
+    name = store.find("small:int4")
+    summary = summarize(store, name, store.manifests.read(name))
+    assert facts["id"] == columns["id"] == str(summary.id)
+    assert (facts["tensors"], facts["packed"], facts["documents"]) == (3, False, [])
+    assert facts["parameters"] == summary.parameters
+    assert columns["names"] == [one.name for one in summary.tensors] == [PLAIN, HOSTILE, "a.norm"]
+    assert columns["types"] == ["int4/64", "int4/64", "BF16"]
+    assert columns["shapes"] == [[2, 64], [2, 64], [64]]
+    assert columns["sizes"] == [one.nbytes for one in summary.tensors]
+
+
+@pytest.mark.parametrize("tensor", [PLAIN, HOSTILE, "a.norm"])
+def test_a_tensor_is_found_in_its_blob(client: Client, tensor: str) -> None:
+    query = f"model=small:int4&tensor={quote(tensor)}"
+    found = client.get(f"/api/distribution?{query}").json
+    assert (found["tensor"], sum(found["values"]["counts"])) == (tensor, found["size"])
+    assert (found["codes"] is None) == (tensor == "a.norm")
+    assert client.get(f"/api/plots/distribution?{query}").json["$schema"]
+
+
+def test_results_are_null_until_they_are_kept(client: Client) -> None:
+    assert client.get("/api/quality?model=small:int4").json["result"] is None
+    assert client.get("/api/damage").json["result"] is None
+    reply = client.get("/api/plots/errors?model=small:int4")
+    assert reply.status == 409
+    assert reply.json["hint"].startswith("blobstore quality small:int4 --against")
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "says"),
+    [
+        ("/api/model?name=missing", 404, "model 'missing:latest' not found"),
+        ("/api/model?name=..%2F..%2Fetc%2Fpasswd", 404, "has 4 parts"),
+        ("/api/model?name=%2Fetc%2Fpasswd", 404, "is empty"),
+        ("/api/tensors?model=broken:int4", 409, "is missing"),
+        ("/api/distribution?model=small:int4&tensor=none", 404, "has no tensor 'none'"),
+        ("/api/distribution?model=small:int4", 400, "'tensor' is given 0 times"),
+        ("/api/model?name=a&name=b", 400, "'name' is given 2 times"),
+        ("/api/model?name=", 400, "has 0 characters"),
+        ("/api/model?name=" + "a" * 621, 400, "has 621 characters"),
+        ("/api/model?name=<img>", 400, "contains an invalid character"),
+        ("/api/model?name=a&x=1", 400, "unknown parameter 'x'"),
+        ("/api/model?name=%ff", 400, "not percent-encoded UTF-8"),
+        ("/api/models?" + "&" * 70, 400, "too long"),
+        ("/api/plots/frontier?" + "model=a&" * 17, 400, "is given 17 times"),
+        ("/api/models/", 404, "nothing at this address"),
+        ("/api/../etc/passwd", 404, "nothing at this address"),
+        ("/static/../application.py", 404, "nothing at this address"),
+    ],
+)
+def test_errors_are_documents(client: Client, target: str, status: int, says: str) -> None:
+    reply = client.get(target)
+    assert reply.status == status
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.json.keys() == {"error", "hint"}
+    assert says in reply.json["error"]
+
+
+def test_an_unexpected_error_is_a_document_without_details(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(store.manifests, "names", fails)
+    client = Client(application(store, Hosts("127.0.0.1")))
+    reply = client.get("/api/models")
+    client.close()
+    assert reply.status == 500
+    assert "secret" not in reply.body.decode()
+    assert reply.headers["x-content-type-options"] == "nosniff"
+
+
+def test_what_a_client_has_is_not_sent_again(client: Client) -> None:
+    for target in ("/api/models", "/api/model?name=small:int4", "/api/openapi.json", "/api/usage"):
+        first = client.get(target)
+        assert first.headers["cache-control"] == "no-cache"
+        again = client.get(target, if_none_match=f'"other", W/{first.headers["etag"]}')
+        assert (again.status, again.body) == (304, b"")
+        assert again.headers["etag"] == first.headers["etag"]
+        assert client.get(target, if_none_match='"other"').status == 200
+
+
+def test_a_tag_changes_with_the_model(client: Client, store: Store) -> None:
+    first = client.get("/api/model?name=small:int4").headers["etag"]
+    path = store.manifests.path.joinpath(*store.find("small:int4").path_parts)
+    manifest = json.loads(path.read_text())
+    manifest["layers"].pop()
+    path.write_text(json.dumps(manifest))
+    second = client.get("/api/model?name=small:int4", if_none_match=first)
+    assert (second.status, second.json["tensors"]) == (200, 1)
+
+
+def test_a_packed_model_is_shown_and_its_values_are_not_read(store: Store, model: str) -> None:
+    from blobstore.store.packing import pack
+
+    pack(store, model)
+    client = Client(application(store, Hosts("127.0.0.1")))
+    assert client.get(f"/api/model?name={model}").json["packed"] is True
+    reply = client.get(f"/api/distribution?model={model}&tensor=a.norm")
+    client.close()
+    assert (reply.status, reply.json["hint"]) == (409, f"blobstore unpack {model} restores it.")
+
+
+def test_the_document_of_the_api_has_each_route_and_its_view(client: Client) -> None:
+    document = client.get("/api/openapi.json").json
+    assert document["openapi"] == "3.1.0"
+    assert document["paths"].keys() == {"/api/openapi.json", *(one.path for one in ROUTES)}
+    for route in ROUTES:
+        operation = document["paths"][route.path]["get"]
+        named = {one["name"]: one["required"] for one in operation["parameters"]}
+        assert named == {one.name: one.least > 0 for one in route.parameters}
+        schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+        assert _view_of(schema) == _name_of(route.view)
+    names = [operation["get"]["operationId"] for operation in document["paths"].values()]
+    assert len(set(names)) == len(names)
+
+
+def _view_of(schema: dict[str, Any]) -> str:
+    schema = schema.get("items", schema)
+    return str(schema.get("$ref", "#/object")).rpartition("/")[2]
+
+
+def _name_of(view: Any) -> str:
+    kind = getattr(view, "__args__", (view,))[0]
+    return kind.__name__ if isinstance(kind, type) and issubclass(kind, View) else "object"
+
+
+def test_a_large_model_is_opened_from_what_the_store_kept(
+    store: Store, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blobstore.web.served.KEPT_FROM", 3)
+    first = Client(application(store, Hosts("127.0.0.1")))
+    before = [first.get(f"/api/{what}=small:int4").body for what in ("model?name", "tensors?model")]
+    first.close()
+    monkeypatch.setattr("blobstore.web.served._read", None)
+    second = Client(application(store, Hosts("127.0.0.1")))
+    after = [second.get(f"/api/{what}=small:int4").body for what in ("model?name", "tensors?model")]
+    assert second.get(f"/api/distribution?model={model}&tensor={quote(HOSTILE)}").status == 200
+    second.close()
+    assert before == after
+
+
+def test_what_is_kept_and_damaged_is_made_again(
+    store: Store, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blobstore.web.served.KEPT_FROM", 1)
+    first = Client(application(store, Hosts("127.0.0.1")))
+    before = first.get("/api/tensors?model=small:int4").body
+    first.close()
+    (path,) = (store.root / ".blobstore/results/tensors").iterdir()
+    path.write_bytes(path.read_bytes().replace(b"a.norm", b"b.norm"))
+    second = Client(application(store, Hosts("127.0.0.1")))
+    assert second.get("/api/tensors?model=small:int4").body == before
+    second.close()
+    assert b"b.norm" not in path.read_bytes()
+
+
+def test_a_lower_store_is_only_read(
+    tmp_path: Path, store: Store, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from blobstore.store.layered import LayeredStore
+
+    monkeypatch.setattr("blobstore.web.served.KEPT_FROM", 1)
+    upper = Store(tmp_path / "upper")
+    client = Client(application(LayeredStore(upper, [store]), Hosts("127.0.0.1")))
+    (listed,) = client.get("/api/models").json
+    assert listed["store"] == store.address
+    assert client.get("/api/tensors?model=small:int4").status == 200
+    client.close()
+    assert not (store.root / ".blobstore/results").exists()
+    assert not (upper.root / ".blobstore/results").exists()

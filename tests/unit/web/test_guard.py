@@ -1,0 +1,104 @@
+"""The guard: which hosts and methods are answered, and the headers of every answer."""
+
+from __future__ import annotations
+
+import pytest
+from support.web_client import Client
+
+from blobstore.web.guard import HEADERS, Hosts
+
+
+@pytest.mark.parametrize(
+    ("host", "is_accepted"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.0.1:8080", True),
+        ("localhost:8080", True),
+        ("LOCALHOST.", True),
+        ("[::1]:8080", True),
+        ("models.example", True),
+        ("Models.Example:443", True),
+        ("192.168.1.7:8080", True),
+        ("192.168.1.8:8080", False),
+        ("evil.example", False),
+        ("evil.example:8080", False),
+        ("127.0.0.1.evil.example", False),
+        ("evil.example#localhost", False),
+        ("localhost:8080@evil.example", False),
+        ("localhost:8080:1", False),
+        ("localhost:port", False),
+        ("[::1", False),
+        ("::1", False),
+        ("", False),
+    ],
+)
+def test_hosts(host: str, is_accepted: bool) -> None:
+    assert Hosts("192.168.1.7", ["models.example"]).accept(host) is is_accepted
+
+
+@pytest.mark.parametrize("bound", ["0.0.0.0", "::"])  # noqa: S104  # it is not bound here
+def test_a_server_at_every_address_takes_addresses_and_no_other_names(bound: str) -> None:
+    hosts = Hosts(bound)
+    assert hosts.accept("192.168.1.8:8080")
+    assert hosts.accept("[fe80::1]:8080")
+    assert not hosts.accept("evil.example")
+
+
+def test_another_host_gets_nothing_of_the_store(client: Client) -> None:
+    for target in ("/api/models", "/api/openapi.json", "/", "/nothing"):
+        reply = client.get(target, host="evil.example:8080")
+        assert reply.status == 421
+        assert b"small" not in reply.body
+        assert reply.json["hint"] == "Start it with --allowed-host NAME."
+
+
+def test_one_host_has_to_be_named(client: Client) -> None:
+    assert client.send("/api/models", []).status == 421
+    twice = [("host", "127.0.0.1"), ("host", "evil.example")]
+    assert client.send("/api/models", twice).status == 421
+    assert client.send("/api/models", twice[:1]).status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW"])
+def test_only_reading_is_possible(client: Client, method: str) -> None:
+    for target in ("/api/models", "/nothing"):
+        reply = client.get(target, method=method)
+        assert reply.status == 405
+        assert reply.headers["allow"] == "GET, HEAD"
+
+
+def test_head_is_possible(client: Client) -> None:
+    reply = client.get("/api/models", method="HEAD")
+    assert reply.status == 200
+    assert int(reply.headers["content-length"]) > 2
+
+
+def test_long_addresses_are_refused_before_they_are_parsed(client: Client) -> None:
+    assert client.get("/api/model?name=" + "a" * 2**15).status == 414
+    assert client.get("/" + "a" * 2048).status == 414
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "host", "status"),
+    [
+        ("/api/models", "GET", "127.0.0.1", 200),
+        ("/api/model?name=missing", "GET", "127.0.0.1", 404),
+        ("/api/model", "GET", "127.0.0.1", 400),
+        ("/api/tensors?model=broken:int4", "GET", "127.0.0.1", 409),
+        ("/nothing", "GET", "127.0.0.1", 404),
+        ("/api/models", "POST", "127.0.0.1", 405),
+        ("/api/models", "GET", "evil.example", 421),
+    ],
+)
+def test_every_answer_has_the_headers(
+    client: Client, target: str, method: str, host: str, status: int
+) -> None:
+    reply = client.get(target, method=method, host=host)
+    assert reply.status == status
+    for name, value in HEADERS:
+        assert reply.headers[name.decode()] == value.decode()
+    policy = reply.headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "access-control-allow-origin" not in reply.headers
