@@ -22,13 +22,12 @@ from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
 from mlx_lm.server import APIHandler, ModelProvider, ResponseGenerator, get_system_fingerprint
 
 from blobstore.errors import BlobStoreError, UsageError
-from blobstore.mlx_lm.chat_requests import ChatModel, check_model
+from blobstore.mlx_lm.chat_requests import MODELS, ChatModel, check_model
 from blobstore.mlx_lm.conversation import Talker
 from blobstore.mlx_lm.prompts import Prompts, TemplateKind
 from blobstore.model.network_plan import in_one_line
 
 _log = logging.getLogger("blobstore.mlx_lm")
-MODELS = "/v1/models"
 _SETTINGS: dict[str, Any] = {
     "adapter_path": None,
     "allowed_origins": [],
@@ -203,6 +202,8 @@ class Handler(APIHandler):  # type: ignore[misc]
             _log.debug("a client went away")
         except _Refused as refused:
             self._fail(refused.error)
+        except Exception as error:  # noqa: BLE001  # of mlx-lm's own code
+            self._fail(error)
 
     def finish(self) -> None:
         """Do nothing: there is no file to close."""

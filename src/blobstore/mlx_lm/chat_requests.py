@@ -19,6 +19,7 @@ from blobstore.mlx_lm.sampling import MAX_COUNT, NO_LIMIT, Sampling
 
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"
+MODELS: Final = "/v1/models"
 MAX_BODY: Final = 8 * 2**20
 """Bytes of a request."""
 _MAX_STOPS = 16

@@ -11,8 +11,8 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from blobstore.errors import BlobStoreError, InvalidNameError, ModelNotFoundError
-from blobstore.mlx_lm.chat_requests import CHAT, TEXT, ChatModel, completed
+from blobstore.errors import BlobStoreError, InvalidNameError, NotFoundError, quoted
+from blobstore.mlx_lm.chat_requests import CHAT, MODELS, TEXT, ChatModel, completed
 from blobstore.mlx_lm.conversation import Talker, load_talker
 from blobstore.mlx_lm.prompts import Prompts
 from blobstore.names import ModelName
@@ -47,12 +47,11 @@ class ChatService:
         """Answer a request, in the caller's thread; errors of ours are documents."""
         request = (method, path, body)
         try:
+            _check_address(method, path)
             if method == "POST":
-                if path not in (CHAT, TEXT):
-                    raise ModelNotFoundError(f"there is nothing at {path}")
                 request = self._handlers.request_of(path, completed(body, path, self.served))
         except BlobStoreError as error:
-            status = 404 if isinstance(error, ModelNotFoundError) else 400
+            status = 404 if isinstance(error, NotFoundError) else 400
             exchange.start(status, _JSON)
             exchange.write(self._handlers.error_document(error))
             return
@@ -94,6 +93,15 @@ class ChatService:
         self.close()
 
 
+def _check_address(method: str, path: str) -> None:
+    posted = path in (CHAT, TEXT)
+    listed = path == MODELS or path.startswith(f"{MODELS}/")
+    if not (posted if method == "POST" else listed):
+        message = f"there is nothing to {method} at {quoted(path)}"
+        hint = f"POST {CHAT} or {TEXT}, or GET {MODELS}."
+        raise NotFoundError(message, hint=hint)
+
+
 def load_service(name: str, *, store: Readable) -> tuple[ChatService, tuple[str, ...]]:
     """Return the service of a stored model, and notes on parameters without effect.
 
@@ -109,10 +117,10 @@ def load_service(name: str, *, store: Readable) -> tuple[ChatService, tuple[str,
         except InvalidNameError:
             return False
 
-    seed = talker.sampling.seed if "seed" in prompts.texts.parameters else None
+    seed = prompts.texts.parameters.get("seed", -1)  # valid, or below 0: not set
     served = ChatModel(
         name=talker.name,
-        sampling=replace(talker.sampling, seed=seed),
+        sampling=replace(talker.sampling, seed=seed if seed >= 0 else None),
         vocabulary=len(talker.tokenizer),
         beginning=prompts.beginning(),
         is_named=is_named,
