@@ -14,6 +14,7 @@ from blobstore.cli.output import (
     Model,
     StoreOption,
     emit,
+    flags_of,
     note,
     printable,
     show_json,
@@ -102,7 +103,7 @@ def run(
     lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer a prompt with a stored model, or hold a conversation, using mlx-lm."""
+    """Answer a prompt, or hold a conversation."""
     given = {
         "temperature": temperature,
         "top_p": top_p,
@@ -117,6 +118,7 @@ def run(
     from blobstore.names import ModelName
 
     full = ModelName.parse(name)
+    _check(given)
     text = _prompt(prompt, as_json=as_json)
     opened = stores_at(store, lower, cache=CacheChoice(cache, cache_size))
     talker, prompts, notes = _loaded(full, opened, given, is_raw=raw)
@@ -141,6 +143,19 @@ def run(
         emit()
     if verbose:
         note(figures(answer))
+
+
+def _check(given: dict[str, Any]) -> None:
+    """Raise UsageError, with its flag, for an invalid option."""
+    from blobstore.mlx_lm.sampling import read_field
+
+    hint = "blobstore run --help shows what is possible."
+    for name, value in given.items():
+        try:
+            if value is not None:
+                read_field(name, value, flags_of(name)[0])
+        except UsageError as error:
+            raise UsageError(error.message, hint=hint) from None
 
 
 def _loaded(name: Any, store: Any, given: dict[str, Any], *, is_raw: bool) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -15,6 +16,7 @@ from blobstore.errors import BlobStoreError, InvalidNameError, NotFoundError, qu
 from blobstore.mlx_lm.chat_requests import CHAT, MODELS, TEXT, ChatModel, completed
 from blobstore.mlx_lm.conversation import Talker, load_talker
 from blobstore.mlx_lm.prompts import Prompts
+from blobstore.model.network_plan import mlx_lm_errors
 from blobstore.names import ModelName
 from blobstore.store.ports import Readable
 
@@ -33,7 +35,8 @@ class ChatService:
     """
 
     def __init__(self, talker: Talker, prompts: Prompts, served: ChatModel) -> None:
-        from blobstore.mlx_lm import chat_handler
+        with mlx_lm_errors("serve", talker.name):  # other versions may have other names
+            from blobstore.mlx_lm import chat_handler
 
         self._handlers = chat_handler
         self._talker = talker
@@ -70,15 +73,17 @@ class ChatService:
 
         A template may never end; then the process has to.
         """
-        made: list[Generator] = []
+        made: Future[Generator] = Future()
 
         def make() -> None:
-            made.append(self._handlers.Generator(self._talker, self._prompts))
+            try:
+                made.set_result(self._handlers.Generator(self._talker, self._prompts))
+            except Exception as error:  # noqa: BLE001  # raised in the thread that waits
+                made.set_exception(error)
 
-        starter = threading.Thread(target=make, daemon=True)
-        starter.start()
-        starter.join()
-        return made[0]
+        threading.Thread(target=make, daemon=True).start()
+        with mlx_lm_errors("serve", self._talker.name):
+            return made.result()
 
     def close(self) -> None:
         """End all answers, and the thread; after 5 seconds leave it."""

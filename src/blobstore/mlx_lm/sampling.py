@@ -103,7 +103,7 @@ _FIELDS: Final[Mapping[str, tuple[Callable[[Any], Any], str]]] = {
     "repeat_last_n": (_count(NO_LIMIT), "a whole number from -1"),
     "presence_penalty": (_number(-_PLENTY), "a number"),
     "frequency_penalty": (_number(-_PLENTY), "a number"),
-    "stop": (_texts, "texts"),
+    "stop": (_texts, "a text or a list of texts"),
     "max_tokens": (_limit, "a whole number from 1, or -1 for no limit"),
     "seed": (_seed, "a whole number from 0 to 2^63 - 1"),
     "context": (_count(1), "a whole number from 1"),
@@ -184,7 +184,7 @@ def choose_sampling(
     fields |= _of_layer(parameters, notes)
     for name, value in given.items():
         if value is not None:
-            fields[name] = _read(name, value, flag=name)
+            fields[name] = read_field(name, value)
     sampling = Sampling(**fields)
     limits = [limit for limit in (context, sampling.context) if limit is not None]
     sampling = replace(sampling, context=min(limits, default=None))
@@ -193,11 +193,15 @@ def choose_sampling(
     return Chosen(sampling, tuple(notes))
 
 
-def _read(name: str, value: Any, *, flag: str) -> Any:
+def read_field(name: str, value: Any, key: str | None = None) -> Any:
+    """Return the value of a field of `Sampling`. ``key``: its name for the message.
+
+    Raises: UsageError if it is invalid.
+    """
     read, wanted = _FIELDS[name]
     found = read(value)
     if found is None:
-        raise UsageError(f"{flag} is {quoted(value)}, expected {wanted}")
+        raise UsageError(f"{key or name}: {quoted(value)} is not {wanted}")
     return found
 
 
@@ -211,7 +215,7 @@ def _of_layer(parameters: Mapping[str, Any], notes: list[str]) -> Iterator[tuple
         if _means_unset(key, value):
             continue
         try:
-            yield name, _read(name, value, flag=key)
+            yield name, read_field(name, value, key)
         except BlobStoreError as error:
             message = f"the parameters: {error.message} (rule {RULE})"
             raise DocumentError(message, rule=RULE) from None

@@ -86,7 +86,7 @@ def test_the_layer_has_ollamas_names(case: str) -> None:
     ],
 )
 def test_an_invalid_value_of_the_layer_is_named(key: str, value: Any) -> None:
-    with pytest.raises(DocumentError, match=rf"^the parameters: {key} is .*expected .*rule T1"):
+    with pytest.raises(DocumentError, match=rf"^the parameters: {key}: .* is not a.*rule T1"):
         chosen(parameters={key: value})
 
 
@@ -94,7 +94,7 @@ def test_an_invalid_value_of_the_layer_is_named(key: str, value: Any) -> None:
     ("name", "value"), [("temperature", math.nan), ("top_p", -0.1), ("max_tokens", 0), ("seed", -1)]
 )
 def test_an_invalid_value_of_the_command_line_is_wrong_use(name: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=f"^{name} is"):
+    with pytest.raises(UsageError, match=f"^{name}: .* is not a"):
         chosen({name: value})
 
 
