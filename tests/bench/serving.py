@@ -1,7 +1,7 @@
 """`blobstore serve`: times of its answers, 200 clients at once, and its memory when idle.
 
-`python tests/bench/serving.py [--tensors N] [--models N] [--clients N] [--folder F]` makes a store of
-N small models, and one with two models of N tensors, each tensor in a blob of its own, or 64 in
+`python tests/bench/serving.py [--tensors N] [--models N] [--clients N] [--folder F]` makes a store
+of N small models, and one with two models of N tensors, each tensor in a blob of its own, or 64 in
 each; serves each in a process of its own; and prints a Markdown table of the times at the client,
 over loopback. ``first``: nothing is known of the model. ``restarted``: another server has opened
 it. ``again``: the median of 20. A page's answers are those that it asks for at once: the model, its
@@ -113,8 +113,8 @@ def measure_pages(root: Path, tensors: int) -> None:
     for stage in ("first", "restarted"):
         with serving(root) as server:
             limit = PAGE_S if stage == "restarted" else None
-            for name in FORMS:
-                what = f"page of {tensors:,} tensors, {FORMS[name]} in a blob"
+            for name, together in FORMS.items():
+                what = f"page of {tensors:,} tensors, {together} in a blob"
                 row(f"{what}, {stage}", server.seconds(page(name)), limit, "s")
                 if stage == "restarted":
                     again = statistics.median(server.seconds(page(name)) for _ in range(ROUNDS))

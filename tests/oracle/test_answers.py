@@ -7,7 +7,6 @@ parameters and seeds, through OpenAI's client.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import json
 import os
@@ -25,7 +24,7 @@ from typing import Any
 import openai
 import pytest
 from support import PYCODE, PYCODE_MOE
-from support.talking import COMMAND, Terminal, serving, that_chats
+from support.talking import COMMAND, Terminal, heeds_ctrl_c, serving, that_chats
 
 import blobstore
 
@@ -303,14 +302,12 @@ def test_ctrl_c_while_a_model_is_loaded_leaves_nothing(tmp_path: Path) -> None:
     temporary.mkdir()
     line = [*COMMAND, "run", "m", "hi", "--store", str(exported.store)]
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    with subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    options: Any = {"env": environment, "preexec_fn": heeds_ctrl_c}
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, **options) as process:
         while process.poll() is None and not list(temporary.iterdir()):
             pass  # the folder of its tokenizer
-        while process.poll() is None:
-            process.send_signal(signal.SIGINT)  # once, unless a library swallows it
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-        assert process.returncode == 130
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
         assert process.stderr is not None
         assert process.stderr.read() == "Error: interrupted\n"
     assert list(temporary.iterdir()) == []

@@ -6,6 +6,7 @@ import os
 import pty
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -120,6 +121,11 @@ def serving(store: Path, name: str, *words: str) -> Iterator[Serving]:
             process.wait(60)
 
 
+def heeds_ctrl_c() -> None:
+    """Undo what a shell does for jobs in the background, which ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """A command on a terminal of its own."""
 
@@ -127,6 +133,7 @@ class Terminal:
         process, self._file = pty.fork()
         if process == 0:
             os.environ["TERM"] = "dumb"
+            heeds_ctrl_c()
             os.execv(line[0], line)  # noqa: S606
         self._process = process
         self.shown = ""

@@ -64,6 +64,9 @@ def serve(
     from blobstore.web.distribution import distribution_routes
     from blobstore.web.guard import Hosts
     from blobstore.web.server import serve_at
+    from blobstore.web.tidying import use_one_arena
+
+    use_one_arena()
 
     def show(address: str) -> None:
         emit(f"Serving {opened.address} at {address}")
