@@ -111,9 +111,10 @@ def import_(
     budget = parse_size(memory) if memory is not None else None
     at_most = parse_size(limit_rate) if limit_rate is not None else None
     fetch = FetchOptions(connections=connections, limit_rate=at_most)
+    how: Any = {"jobs": jobs, "fetch": fetch}
     with progress_bar() as progress:
         made = (
-            plan_import(source, jobs=jobs, progress=progress, open_source=source_at, **options)
+            plan_import(source, progress=progress, open_source=source_at, **how, **options)
             if planned is None
             else _travelled(planned, source, options)
         )
@@ -135,11 +136,10 @@ def import_(
                 made,
                 target,
                 home,
-                jobs=jobs,
                 memory=budget,
                 verify_reuse=verify_reuse,
-                fetch=fetch,
                 progress=progress,
+                **how,
             )
     show_import(result, as_json=as_json)
 

@@ -42,6 +42,7 @@ from blobstore.importer.policies.roles import (
 )
 from blobstore.importer.policies.rules import Rule, RuleBook, escaped
 from blobstore.io.workers import Progress, begun
+from blobstore.source.fetching import FetchOptions
 from blobstore.source.inventory import Inventory
 
 
@@ -165,6 +166,7 @@ def plan_for_target(
     *,
     jobs: int = 1,
     progress: Progress | None = None,
+    fetch: FetchOptions | None = None,
 ) -> ImportPlan:
     """Return the plan of at most ``target`` whose weights lose least.
 
@@ -183,7 +185,8 @@ def plan_for_target(
     else:
         overhead = task.size(kept) - sum(candidate.nbytes[None] for candidate in task.candidates)
         task.check_possible(budget, overhead)
-        plan = _chosen(task, _measured(task.candidates, options, jobs, progress), budget, overhead)
+        items = _measured(task.candidates, options, jobs, progress, fetch)
+        plan = _chosen(task, items, budget, overhead)
     size = task.size(plan)
     if size >= NEAR * budget:
         return plan
@@ -280,7 +283,11 @@ def _count(name: str) -> float:
 
 
 def _measured(
-    candidates: Sequence[Candidate], options: ImportOptions, jobs: int, progress: Progress | None
+    candidates: Sequence[Candidate],
+    options: ImportOptions,
+    jobs: int,
+    progress: Progress | None,
+    fetch: FetchOptions | None,
 ) -> list[_Item]:
     questions = [
         Question(tensor, candidate.types, max(1, SAMPLE // len(candidate.tensors)))
@@ -288,7 +295,7 @@ def _measured(
         for tensor in candidate.tensors
     ]
     total = sum(source.nbytes for question in questions for source in question.tensor.sources)
-    found = iter(measure(questions, options, jobs, begun(progress, total)))
+    found = iter(measure(questions, options, jobs, begun(progress, total), fetch))
     items = []
     for candidate in candidates:
         measured = [next(found) for _ in candidate.tensors]
