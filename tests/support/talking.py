@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.mlx_lm.conversation import Generation
-from blobstore.mlx_lm.sampling import Sampling
+from blobstore.mlx_lm.sampling_settings import Sampling
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}

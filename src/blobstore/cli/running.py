@@ -147,7 +147,7 @@ def run(
 
 def _check(given: dict[str, Any]) -> None:
     """Raise UsageError, with its flag, for an invalid option."""
-    from blobstore.mlx_lm.sampling import read_field
+    from blobstore.mlx_lm.sampling_settings import read_field
 
     hint = "blobstore run --help shows what is possible."
     for name, value in given.items():

@@ -15,7 +15,7 @@ from blobstore.errors import ModelNotFoundError, UsageError, quoted
 from blobstore.formats import strictjson
 from blobstore.formats.strictjson import StrictJsonError
 from blobstore.mlx_lm.model_texts import Message
-from blobstore.mlx_lm.sampling import MAX_COUNT, NO_LIMIT, Sampling
+from blobstore.mlx_lm.sampling_settings import MAX_COUNT, NO_LIMIT, Sampling
 
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"

@@ -17,7 +17,7 @@ from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.mlx_lm.loading import build, tokenizer_of
 from blobstore.mlx_lm.model_texts import Message, texts_of
 from blobstore.mlx_lm.prompts import Prompts
-from blobstore.mlx_lm.sampling import Sampling, choose_sampling
+from blobstore.mlx_lm.sampling_settings import Sampling, choose_sampling
 from blobstore.model.loader import open_model
 from blobstore.model.mlx_lm_package import import_mlx_lm
 from blobstore.model.network_plan import mlx_lm_errors

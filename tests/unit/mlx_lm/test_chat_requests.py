@@ -9,7 +9,7 @@ import pytest
 
 from blobstore.errors import ModelNotFoundError, UsageError
 from blobstore.mlx_lm.chat_requests import CHAT, TEXT, ChatModel, completed
-from blobstore.mlx_lm.sampling import MAX_COUNT, NO_LIMIT, Sampling
+from blobstore.mlx_lm.sampling_settings import MAX_COUNT, NO_LIMIT, Sampling
 
 SYSTEM = {"role": "system", "content": "S"}
 EXAMPLE = {"role": "user", "content": "an example"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blobstore.errors import DocumentError, UsageError
-from blobstore.mlx_lm.sampling import NO_LIMIT, Sampling, choose_sampling
+from blobstore.mlx_lm.sampling_settings import NO_LIMIT, Sampling, choose_sampling
 
 GENERATION = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_new_tokens": 9}
 
