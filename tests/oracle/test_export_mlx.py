@@ -17,7 +17,7 @@ from support.checkpoints import write_checkpoint
 
 import blobstore
 from blobstore.errors import UnsupportedSourceError
-from blobstore.mlx_lm import _make_runnable
+from blobstore.mlx_lm.loading import _make_runnable
 from blobstore.store.local.store import Store
 
 TOKENS = mx.array(np.load(PYCODE / "heldout_ids.npy")[:4].astype(np.int32)[None])

@@ -51,7 +51,7 @@ _PLACES = {
     "push": "sharing:push",
     "pull": "sharing:pull",
     "inspect": "inspecting:inspect",
-    "run": "models:run",
+    "run": "running:run",
     "serve": "serving:serve",
     "export": "conversion:export",
     "save": "archives:save",

@@ -1,9 +1,8 @@
-"""``list``, ``show``, ``run``, ``rm``, ``cp`` and ``mv``."""
+"""``list``, ``show``, ``rm``, ``cp`` and ``mv``."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.buckets import CacheChoice, CacheOption, CacheSizeOption
+from blobstore.cli.buckets import CacheChoice
 from blobstore.cli.covered import show_coverage
 from blobstore.cli.output import (
     Jobs,
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from blobstore.store.stored import StoredTensor
     from blobstore.views.stores import CopyView, NewNameView, RemovalView
 
-_DEFAULT_TOKENS = 128
 _SHOWN = 20
 """Names in a note."""
 
@@ -228,37 +226,6 @@ def _weights_by_type(tensors: Iterable[StoredTensor]) -> str:
         weights[str(tensor.quant_type or tensor.dtype)] += math.prod(tensor.shape)
     ordered = sorted(weights.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{kind} {count(number)}" for kind, number in ordered)
-
-
-def run(
-    name: Model,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue.")],
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", min=1, help="Stop after this many tokens.")
-    ] = _DEFAULT_TOKENS,
-    cache: CacheOption = None,
-    cache_size: CacheSizeOption = None,
-    store: StoreOption = None,
-    lower: LowerOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Continue a text with a stored model, using mlx-lm."""
-    from blobstore import mlx_lm
-    from blobstore.names import ModelName
-    from blobstore.views.stores import RunView
-
-    full = ModelName.parse(name)
-    opened = stores_at(store, lower, cache=CacheChoice(cache, cache_size))
-    model, tokenizer = mlx_lm.load(full, store=opened)
-    started = time.monotonic()
-    pieces = []
-    for piece in mlx_lm.continue_text(model, tokenizer, prompt, max_tokens):
-        pieces.append(piece)
-        if not as_json:
-            emit(printable(prompt + piece if len(pieces) == 1 else piece, keep="\n\t"), end="")
-    seconds = time.monotonic() - started
-    view = RunView(text="".join(pieces), tokens=len(pieces), seconds=seconds)
-    show_view(view, lambda _: emit(), as_json=as_json)
 
 
 def rm(

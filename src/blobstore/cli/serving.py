@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blobstore.cli.buckets import CacheChoice, CacheOption, CacheSizeOption
-from blobstore.cli.output import LowerOption, StoreOption, emit, stores_at
+from blobstore.cli.output import LowerOption, StoreOption, emit, note, stores_at
 from blobstore.errors import UsageError
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
 
 
 def serve(
@@ -24,6 +29,22 @@ def serve(
             "--allowed-host",
             metavar="NAME",
             help="A host name of the server, for browsers on other machines; repeatable.",
+        ),
+    ] = None,
+    lm: Annotated[
+        str | None,
+        typer.Option(
+            "--lm",
+            metavar="NAME",
+            help="A stored model that answers at /v1/, as OpenAI's clients expect (mlx-lm).",
+        ),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-origin",
+            metavar="ORIGIN",
+            help="A site whose pages may use /v1/, or * for all; repeatable.",
         ),
     ] = None,
     store: StoreOption = None,
@@ -46,6 +67,29 @@ def serve(
     from blobstore.web.tidying import use_one_arena
 
     use_one_arena()
+
+    def show(address: str) -> None:
+        emit(f"Serving {opened.address} at {address}")
+        if lm is not None:
+            emit(f"Serving {lm} at {address}v1 (OpenAI's protocol)")
+
     hosts = Hosts(host, allowed_host or ())
-    app = application(opened, hosts, more=distribution_routes(opened))
-    serve_at(app, host, port, ready=lambda address: emit(f"Serving {opened.address} at {address}"))
+    with _chat(lm, opened, allow_origin or ()) as chat:
+        app = application(opened, hosts, more=[*distribution_routes(opened), *chat])
+        serve_at(app, host, port, ready=show)
+
+
+@contextmanager
+def _chat(name: str | None, store: Any, origins: Iterable[str]) -> Iterator[list[BaseRoute]]:
+    """Yield the routes of a model that answers, if there is one."""
+    if name is None:
+        yield []
+        return
+    from blobstore.mlx_lm.chat_service import load_service
+    from blobstore.web.chat import Chat
+
+    service, notes = load_service(name, store=store)
+    for one in notes:
+        note(one)
+    with service:
+        yield [Chat(service, origins).route()]

@@ -175,6 +175,14 @@ class Model(Mapping[str, Tensor]):
         """
         return self._found(self.manifest.file(name), f"file {quoted(name)}")
 
+    def layer(self, media_type: str) -> bytes | None:
+        """Return the last layer of that type, or None. The last counts in Ollama too.
+
+        Raises: NotFoundError, CorruptDataError.
+        """
+        found = [layer for layer in self.manifest.layers if layer.media_type == media_type]
+        return self._model.read(found[-1]) if found else None
+
     def _found(self, layer: Descriptor | None, what: str) -> bytes:
         if layer is None:
             raise NotFoundError(f"model {self.name} has no {what}", model=str(self.name))

@@ -137,11 +137,11 @@ def mlx_lm_errors(doing: str, model: str | None) -> Iterator[None]:
         reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         what = "it" if model is None else f"model {model}"
         raise UnsupportedSourceError(
-            f"mlx-lm can't {doing} {what}: {_in_one_line(reason)}", model=model
+            f"mlx-lm can't {doing} {what}: {in_one_line(reason)}", model=model
         ) from error
 
 
-def _in_one_line(text: str) -> str:
+def in_one_line(text: str) -> str:
     """Return an error's text for a message.
 
     It may repeat values of a hostile config.json, or list a function's forms.

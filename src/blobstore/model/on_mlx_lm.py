@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from blobstore.model.facts import Layout, ModelFacts, Runs, TensorFacts, Verdict, are_alike
@@ -201,6 +201,11 @@ _PACKAGES: Final = {"olmo": "ai2-olmo"}
 _TOKENIZER = ("tokenizer", "vocab")
 
 
+def has_tokenizer(names: Iterable[str]) -> bool:
+    """Return True if files of those names have a tokenizer among them."""
+    return any(name.startswith(_TOKENIZER) for name in names)
+
+
 def module_of(model: ModelFacts) -> str | None:
     """Return the module of mlx_lm/models that has a model's network; None for an unknown type."""
     return module_for(model.config or {})
@@ -257,7 +262,7 @@ def _why_unknown(model: ModelFacts) -> str:
 
 
 def _obstacles(model: ModelFacts, module: str) -> Iterator[str]:
-    if not any(name.startswith(_TOKENIZER) for name in model.documents):
+    if not has_tokenizer(model.documents):
         yield "there is no tokenizer"
     for tensor in model.tensors:
         if not tensor.fits_mlx:

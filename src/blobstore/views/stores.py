@@ -12,6 +12,7 @@ from blobstore.views.view import (
     Count,
     CoverageView,
     DigestText,
+    Figure,
     Moment,
     Nbytes,
     OptionalText,
@@ -174,11 +175,28 @@ class CopyView(NewNameView):
 
 
 class RunView(View):
-    """What a model wrote."""
+    """What a model wrote, how fast, and with which seed."""
 
     text: str
     tokens: int
+    prompt_tokens: int
     seconds: float
+    tokens_per_second: Figure
+    finish_reason: str | None
+    seed: int | None
+
+    @classmethod
+    def of(cls, answer: Any, seed: int | None) -> RunView:
+        """Return the view of a whole answer."""
+        return cls(
+            text=answer.text,
+            tokens=answer.tokens,
+            prompt_tokens=answer.prompt_tokens,
+            seconds=answer.seconds,
+            tokens_per_second=answer.tokens_per_second,
+            finish_reason=answer.finish_reason,
+            seed=seed,
+        )
 
 
 _NAMES = BeforeValidator(lambda names: [str(name) for name in names[:MOST_NAMES]])

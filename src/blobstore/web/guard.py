@@ -21,6 +21,8 @@ from blobstore.web.problems import METHOD_NOT_ALLOWED, MISDIRECTED, TOO_LONG, pr
 METHODS = ("GET", "HEAD")
 REGISTRY = "/v2/"
 """Addresses whose refusals have the form of the registry protocol (distribution.py)."""
+CHAT = "/v1/"
+"""Addresses of a model that answers, to which clients post (chat.py)."""
 MAX_PATH = 2048
 """Bytes of a path, percent-encoded. Names under ``/v2/`` have at most 1,024 characters."""
 
@@ -95,7 +97,7 @@ class Guard:
         if len(hosts) != 1 or not self._hosts.accept(hosts[0].decode("latin-1")):
             message = "the server was not started with this host name"
             return problem(MISDIRECTED, message, "Start it with --allowed-host NAME.")
-        if scope["method"] not in METHODS and not scope["path"].startswith(REGISTRY):
+        if scope["method"] not in METHODS and not scope["path"].startswith((REGISTRY, CHAT)):
             refused = problem(METHOD_NOT_ALLOWED, "this server only reads: use GET or HEAD")
             refused.headers["allow"] = ", ".join(METHODS)
             return refused

@@ -389,8 +389,7 @@ def test_run_continues_a_text(cli: Cli) -> None:
     cli.text("import", PYCODE, "m", "--quant", "int8")
     arguments = ["run", "m", "def f(", "--max-tokens", "4"]
     text, document = cli.text(*arguments), cli.json(*arguments)
-    assert list(document) == ["text", "tokens", "seconds"]
-    assert (text, document["tokens"]) == (f"def f({document['text']}\n", 4)
+    assert (text, document["tokens"]) == (f"{document['text']}\n", 4)
 
 
 def test_version_and_help(cli: Cli) -> None:

@@ -175,7 +175,7 @@ def test_a_model_that_is_not_there_makes_no_store(fail: Fail, tmp_path: Path, wo
         (["show"], "NAME", "blobstore show"),
         (["rm"], "NAME", "blobstore rm"),
         (["cp", "x"], "NEW_NAME", "blobstore cp"),
-        (["run", "x"], "PROMPT", "blobstore run"),
+        (["run"], "NAME", "blobstore run"),
         (["run", "x", "y", "--max-tokens", "0"], "--max-tokens", "blobstore run"),
         (["list", "extra"], "extra", "blobstore list"),
         (["import", "x", "y", "z"], "z", "blobstore import"),

@@ -1,4 +1,4 @@
-"""A stored model for mlx-lm: `load` returns what ``mlx_lm.load`` returns for a folder.
+"""Loading: `load` returns of a stored model what ``mlx_lm.load`` returns for a folder.
 
 Quantized layers stay as stored. Each layer's type and group size come from its stored arrays, so a
 model may mix them (model/network_plan.py).
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +19,13 @@ from blobstore.errors import (
     DocumentError,
     InvalidNameError,
     UnsupportedSourceError,
-    UsageError,
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.io.copying import remove_tree
 from blobstore.io.durable import make_folder, os_errors
+from blobstore.mlx_lm.model_texts import generation_config
 from blobstore.model.facts import Runs, TensorFacts, Verdict, float_dtype
 from blobstore.model.loader import Model, open_model
 from blobstore.model.mlx_lm_package import import_mlx_lm
@@ -35,6 +35,7 @@ from blobstore.model.network_plan import (
     mlx_lm_errors,
     plan_network,
 )
+from blobstore.model.on_mlx_lm import has_tokenizer
 from blobstore.names import ModelName, relative_path
 from blobstore.store.ports import Readable
 
@@ -46,7 +47,6 @@ _log = logging.getLogger("blobstore.mlx_lm")
 _DRAFT_TENSORS = "draft."
 _DRAFT_FILES = "draft/"
 _NOT_FOR_TOKENIZERS = (".safetensors", ".py")
-_GENERATION_CONFIG = "generation_config.json"
 
 
 @collector_paused()  # it would walk all objects of mlx-lm and PyTorch
@@ -62,24 +62,7 @@ def load(name: str | ModelName, *, store: Readable) -> tuple[Any, Any]:
     does not know the architecture, or the stored tensors are not those that it needs.
     """
     with open_model(name, store=store) as model:
-        return _build(model), _tokenizer(model)
-
-
-def continue_text(model: Any, tokenizer: Any, prompt: str, max_tokens: int) -> Iterator[str]:
-    """Yield the continuation of ``prompt``, the text of one token at a time, at temperature 0.
-
-    Raises: UsageError for an empty prompt, or one that is not Unicode text; UnsupportedSourceError
-    when mlx-lm can't run the model.
-    """
-    from mlx_lm import stream_generate
-
-    if not prompt:
-        raise UsageError("the prompt is empty")
-    if any("\ud800" <= character <= "\udfff" for character in prompt):
-        raise UsageError("the prompt is not valid text")
-    with mlx_lm_errors("run", str(getattr(model, "model_type", type(model).__name__))):
-        for response in stream_generate(model, tokenizer, prompt, max_tokens=max_tokens):
-            yield response.text
+        return build(model), tokenizer_of(model)
 
 
 @collector_paused()  # as above
@@ -89,7 +72,7 @@ def load_network(name: str | ModelName, *, store: Readable) -> Any:
     It is `load` without a tokenizer. Raises: as `load`, but for the tokenizer.
     """
     with open_model(name, store=store) as model:
-        return _build(model)
+        return build(model)
 
 
 def check_plan(plan: ImportPlan) -> Verdict:
@@ -127,7 +110,8 @@ def planned_network(plan: ImportPlan) -> NetworkPlan:
     return plan_network(config, plan.facts.tensors, None, names)
 
 
-def _build(model: Model) -> Any:
+def build(model: Model) -> Any:
+    """Return mlx-lm's network of an open model. Raises: as `load_network`."""
     tensors = {
         name: tensor for name, tensor in model.items() if not name.startswith(_DRAFT_TENSORS)
     }
@@ -163,11 +147,20 @@ def _make_runnable(network: Any) -> None:
     mx.eval(network.parameters())
 
 
-def _tokenizer(model: Model) -> Any:
-    """Return mlx-lm's tokenizer for the stored files, which it can only read from a folder."""
-    with os_errors("make", "a temporary folder"):
-        folder = Path(tempfile.mkdtemp(prefix="blobstore-tokenizer-"))
+def tokenizer_of(model: Model) -> Any:
+    """Return mlx-lm's tokenizer for the stored files, which it can only read from a folder.
+
+    Raises: UnsupportedSourceError without the files of a tokenizer, and for files that transformers
+    can't read.
+    """
+    if not has_tokenizer(model.files()):  # transformers would make an empty one
+        message = f"model {model.name} has no tokenizer"
+        raise UnsupportedSourceError(message, model=str(model.name))
+    # Its name is known before it is made, so that an interruption leaves nothing.
+    folder = Path(tempfile.gettempdir(), f"blobstore-tokenizer-{os.urandom(8).hex()}")
     try:
+        with os_errors("make", "a temporary folder"):
+            folder.mkdir(mode=0o700)
         _write_files(model, folder)
         utils, eos_token_ids = import_mlx_lm(), _eos_token_ids(model)
         with mlx_lm_errors("load the tokenizer of", str(model.name)):
@@ -198,12 +191,7 @@ def _write_files(model: Model, folder: Path) -> None:
 def _eos_token_ids(model: Model) -> Any:
     """Return the tokens that end a text, of generation_config.json, else of config.json.
 
-    Source: mlx_lm/utils.py `load_config` at version 0.32.2, which ignores a generation_config.json
-    that is not JSON.
+    Source: mlx_lm/utils.py `load_config` at version 0.32.2.
     """
     config = parse_config(model.document(CONFIG_NAME))
-    generation: dict[str, Any] = {}
-    if _GENERATION_CONFIG in model.documents():
-        with suppress(DocumentError):
-            generation = parse_config(model.document(_GENERATION_CONFIG), _GENERATION_CONFIG)
-    return generation.get("eos_token_id") or config.get("eos_token_id")
+    return generation_config(model).get("eos_token_id") or config.get("eos_token_id")

@@ -1,0 +1,138 @@
+"""A conversation on a terminal: lines are read, answers printed as they are written."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from blobstore.cli.output import emit, fail, note
+from blobstore.cli.running import figures, shown_piece
+from blobstore.errors import BlobStoreError
+
+if TYPE_CHECKING:
+    from blobstore.mlx_lm.conversation import Conversation, Generation, Talker
+    from blobstore.mlx_lm.prompts import Prompts
+
+_PROMPT = ">>> "
+_MORE = "... "
+_QUOTES = '"""'
+_HELP = """\
+  /clear          forget the conversation
+  /bye            end (also Ctrl-D)
+  /?              this help
+  \"\"\"             begin and end a message of several lines
+  Ctrl-C          stop the answer; twice: end"""
+
+
+def hold_conversation(
+    talker: Talker, prompts: Prompts, system: str | None, *, is_verbose: bool
+) -> None:
+    """Hold a conversation until ``/bye`` or Ctrl-D.
+
+    Raises: KeyboardInterrupt for a second Ctrl-C.
+    """
+    from blobstore.mlx_lm.conversation import Conversation
+
+    _edit_lines()
+    conversation = Conversation(talker, prompts, system)
+    if prompts.continues:
+        what = "It is not asked for a template" if prompts.is_raw else "It has no chat template"
+        emit(f"{what}: the model continues what you write. /? shows help.")
+    for text in _messages(conversation):
+        try:
+            _answer(conversation, text, is_verbose=is_verbose)
+        except BlobStoreError as error:
+            fail(error.message, error.hint)
+
+
+def _edit_lines() -> None:
+    """Let `input` edit lines and remember them, where Python has readline."""
+    try:
+        import readline
+    except ImportError:
+        return
+    readline.parse_and_bind("set enable-bracketed-paste on")
+
+
+def _messages(conversation: Conversation) -> Iterator[str]:
+    """Yield what is written, except for commands, which are carried out."""
+    was_interrupted = False
+    while True:
+        try:
+            text = _read()
+        except EOFError:
+            emit()
+            return
+        except KeyboardInterrupt:
+            emit()
+            if was_interrupted:
+                raise
+            was_interrupted = True
+            emit("Ctrl-C again, Ctrl-D or /bye ends.")
+            continue
+        was_interrupted = False
+        if not text.strip():
+            continue
+        command = text.strip().lower()
+        if command in ("/bye", "/exit", "/quit"):
+            return
+        if not text.startswith("/") or "\n" in text:
+            yield text
+        elif command == "/clear":
+            conversation.clear()
+            emit("The conversation is forgotten.")
+        elif command in ("/?", "/help"):
+            emit(_HELP)
+        else:
+            emit(f"Unknown command {shown_piece(command.split()[0])}. /? shows help.")
+
+
+def _read() -> str:
+    """Return a message: a line, or the lines between triple quotes.
+
+    Raises: EOFError, KeyboardInterrupt.
+    """
+    line = input(_PROMPT)
+    if not line.startswith(_QUOTES):
+        return line
+    lines = [line.removeprefix(_QUOTES)]
+    while not lines[-1].rstrip().endswith(_QUOTES):
+        lines.append(input(_MORE))
+    lines[-1] = lines[-1].rstrip().removesuffix(_QUOTES)
+    return "\n".join(lines)
+
+
+def _answer(conversation: Conversation, text: str, *, is_verbose: bool) -> None:
+    answer = conversation.say(text)
+    if conversation.dropped:
+        note(f"the context is full: the {conversation.dropped} oldest messages are left out")
+    with _stopping(answer):
+        for piece in answer:
+            emit(shown_piece(piece), end="")
+    if not answer.text.endswith("\n"):
+        emit()
+    emit()
+    if answer.finish_reason == "length":
+        note(f"the answer ended after {answer.tokens:,} tokens: --max-tokens allows more")
+    if is_verbose:
+        note(figures(answer))
+
+
+@contextmanager
+def _stopping(answer: Generation) -> Iterator[None]:
+    """Let the first Ctrl-C stop an answer, and the second raise KeyboardInterrupt."""
+
+    def handle(number: int, frame: Any) -> None:
+        if answer.is_stopped:
+            signal.default_int_handler(number, frame)
+        answer.stop()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        sys.stdout.flush()

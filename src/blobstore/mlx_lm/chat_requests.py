@@ -1,0 +1,220 @@
+"""Requests of OpenAI's protocol, checked and completed before mlx-lm's handler gets them. Pure.
+
+mlx-lm's handler trusts its clients: it fetches models and images by the addresses in a request, and
+a value of the wrong type can end its only thread. What it would do with a valid request stays its
+own. Source: mlx_lm/server.py `APIHandler` at version 0.32.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from blobstore.errors import ModelNotFoundError, UsageError, quoted
+from blobstore.formats import strictjson
+from blobstore.formats.strictjson import StrictJsonError
+from blobstore.mlx_lm.model_texts import Message
+from blobstore.mlx_lm.sampling_settings import MAX_COUNT, NO_LIMIT, Sampling
+
+CHAT: Final = "/v1/chat/completions"
+TEXT: Final = "/v1/completions"
+MODELS: Final = "/v1/models"
+MAX_BODY: Final = 8 * 2**20
+"""Bytes of a request."""
+_MAX_STOPS = 16
+_PLENTY = 1e6
+"""No number of a request has a meaning above it; of larger ones, MLX makes infinity or NaN."""
+_OWN_MODELS: Final = ("default_model",)
+"""mlx-lm's name for the model that the server was started with."""
+_OTHER_MODELS: Final = ("adapters", "draft_model")
+_RESERVED: Final = frozenset(
+    (
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "messages",
+        "padding",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    )
+)
+"""What a client may not set among a template's own values: another template, other messages."""
+_NUMBERS: Final[Mapping[str, tuple[type, float, float]]] = {
+    "temperature": (float, 0, _PLENTY),
+    "top_p": (float, 0, 1),
+    "top_k": (int, 0, MAX_COUNT),
+    "min_p": (float, 0, 1),
+    "repetition_penalty": (float, 0, _PLENTY),
+    "repetition_context_size": (int, 0, MAX_COUNT),
+    "presence_penalty": (float, -_PLENTY, _PLENTY),
+    "presence_context_size": (int, 0, MAX_COUNT),
+    "frequency_penalty": (float, -_PLENTY, _PLENTY),
+    "frequency_context_size": (int, 0, MAX_COUNT),
+    "max_tokens": (int, 1, MAX_COUNT),
+    "max_completion_tokens": (int, 1, MAX_COUNT),
+    "seed": (int, 0, 2**63 - 1),
+    "n": (int, 1, 1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatModel:
+    """What is served: a model's name, its parameters, and the messages before a conversation.
+
+    ``is_named``: whether a name of a request means the model. ``vocabulary``: tokens, for the ids
+    in a request.
+    """
+
+    name: str
+    sampling: Sampling
+    vocabulary: int
+    beginning: Sequence[Message] = ()
+    is_named: Callable[[str], bool] = field(default=lambda _: False)
+
+
+def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
+    """Return the document for mlx-lm's handler at ``path``: the request and the model's defaults.
+
+    Raises: UsageError for a request that is not valid, or asks for what is not served;
+    ModelNotFoundError for another model.
+    """
+    given = {key: value for key, value in _object(raw).items() if value is not None}
+    check_model(given.get("model", served.name), served)
+    for key in _OTHER_MODELS:
+        if key in given:
+            raise UsageError(f"{key} is not possible: one model is served")
+    for key, (kind, least, most) in _NUMBERS.items():
+        if key in given:
+            _check_number(key, given[key], kind, least, most)
+    document = {**_defaults(served.sampling), **given, "model": served.name}
+    document["stop"] = _stops(document.get("stop"))
+    if document["top_k"] >= served.vocabulary:
+        document["top_k"] = 0  # all tokens; mlx-lm wants fewer than there are
+    _check_bias(document.get("logit_bias", {}), served.vocabulary)
+    _check_stream(document)
+    if path == CHAT:
+        document["messages"] = _messages(given.get("messages"), served.beginning)
+        _check_template_values(document)
+    elif not isinstance(given.get("prompt"), str) or not given["prompt"]:
+        raise UsageError("prompt is missing, or not one text")
+    return document
+
+
+def check_model(name: Any, served: ChatModel) -> None:
+    """Raise ModelNotFoundError for the name of another model than the one that is served."""
+    if not isinstance(name, str):
+        raise UsageError("model is not a text")
+    if name not in (served.name, *_OWN_MODELS) and not served.is_named(name):
+        raise ModelNotFoundError(
+            f"the model {quoted(name)} is not served, only {served.name}", model=name
+        )
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        document = strictjson.parse(raw)
+        strictjson.check_depth(document)
+    except StrictJsonError as error:
+        raise UsageError(f"the request is {error}") from None
+    if not isinstance(document, dict):
+        raise UsageError("the request is not a JSON object")
+    return document
+
+
+def _defaults(sampling: Sampling) -> dict[str, Any]:
+    size = sampling.repeat_last_n
+    found: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "max_tokens": MAX_COUNT if sampling.max_tokens == NO_LIMIT else sampling.max_tokens,
+        "stop": list(sampling.stop),
+        "stream": False,
+    }
+    if sampling.repeat_penalty != 1 and size:
+        found |= {"repetition_penalty": sampling.repeat_penalty, "repetition_context_size": size}
+    for name in ("presence", "frequency"):
+        penalty = getattr(sampling, f"{name}_penalty")
+        if penalty and size:
+            found |= {f"{name}_penalty": penalty, f"{name}_context_size": size}
+    return found if sampling.seed is None else {**found, "seed": sampling.seed}
+
+
+def _check_number(key: str, value: Any, kind: type, least: float, most: float) -> None:
+    kinds = (int, float) if kind is float else (int,)
+    if type(value) not in kinds or not least <= value <= most:
+        wanted = "a number" if kind is float else "a whole number"
+        raise UsageError(f"{key} is {quoted(value)}, expected {wanted} from {least} to {most}")
+
+
+def _stops(value: Any) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise UsageError("stop is not a text or a list of texts")
+    if len(texts) > _MAX_STOPS:
+        raise UsageError(f"stop has {len(texts):,} texts, at most {_MAX_STOPS}")
+    return [text for text in texts if text]
+
+
+def _check_bias(bias: Any, vocabulary: int) -> None:
+    if not isinstance(bias, dict):
+        raise UsageError("logit_bias is not an object")
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdecimal() and int(key[:20]) < vocabulary):
+            raise UsageError(f"logit_bias: {quoted(key)} is not a token of the model")
+        _check_number("a value of logit_bias", value, float, -_PLENTY, _PLENTY)
+
+
+def _check_stream(document: dict[str, Any]) -> None:
+    if not isinstance(document["stream"], bool):
+        raise UsageError("stream is not true or false")
+    options = document.get("stream_options", {})
+    if not isinstance(options, dict):
+        raise UsageError("stream_options is not an object")
+    if options:
+        document["stream_options"] = {"include_usage": options.get("include_usage") is True}
+    else:
+        document.pop("stream_options", None)
+
+
+def _messages(messages: Any, beginning: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return the messages after those of the model, whose system text gives way to another."""
+    if not isinstance(messages, list) or not messages:
+        raise UsageError("messages is missing, or not a list with a message")
+    for one in messages:
+        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
+            raise UsageError("a message is not an object with a role")
+        _check_content(one.get("content"))
+    has_system = any(one["role"] == "system" for one in messages)
+    own = [dict(one) for one in beginning if not (has_system and one["role"] == "system")]
+    return own + messages
+
+
+def _check_content(content: Any) -> None:
+    """Raise UsageError for what is not text. mlx-lm would fetch images by their addresses."""
+    parts = content if isinstance(content, list) else []
+    is_text = content is None or isinstance(content, str | list)
+    for part in parts:
+        is_text &= isinstance(part, dict) and part.get("type") == "text"
+        is_text &= isinstance(part, dict) and isinstance(part.get("text"), str)
+    if not is_text:
+        raise UsageError("the content of a message is not text: images and files are not served")
+
+
+def _check_template_values(document: Mapping[str, Any]) -> None:
+    values = document.get("chat_template_kwargs", {})
+    if not isinstance(values, dict):
+        raise UsageError("chat_template_kwargs is not an object")
+    if found := sorted(_RESERVED & values.keys()):
+        raise UsageError(f"chat_template_kwargs can't have {', '.join(found)}")
+    for key in ("tools", "role_mapping"):
+        kind = list if key == "tools" else dict
+        if not isinstance(document.get(key, kind()), kind):
+            raise UsageError(f"{key} is not {'a list' if kind is list else 'an object'}")

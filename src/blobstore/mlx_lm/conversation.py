@@ -1,0 +1,279 @@
+"""An answer of a model, token by token, and a conversation that keeps its cache.
+
+The keys and values of earlier messages are kept between answers (mlx-lm's prompt cache), so each
+token of a conversation is computed once, unless a template changes earlier text.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from blobstore.errors import UsageError
+from blobstore.formats.safetensors.codec import collector_paused
+from blobstore.mlx_lm.loading import build, tokenizer_of
+from blobstore.mlx_lm.model_texts import Message, texts_of
+from blobstore.mlx_lm.prompts import Prompts
+from blobstore.mlx_lm.sampling_settings import Sampling, choose_sampling
+from blobstore.model.loader import open_model
+from blobstore.model.mlx_lm_package import import_mlx_lm
+from blobstore.model.network_plan import mlx_lm_errors
+from blobstore.names import ModelName
+from blobstore.store.ports import Readable
+
+_KEY: Final = "conversation"
+_CACHES: Final = 2
+"""Conversations that are cached: the one that goes on, and the one before an edit of it."""
+
+
+class _Stopped(BaseException):  # not an error of mlx-lm
+    """The answer was stopped while its prompt was computed."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """An answer that is being written; iterate over it for its text, piece by piece.
+
+    The pieces are valid text: a character of several tokens comes whole. ``finish_reason`` is None
+    while it is written, then "stop" (the model ended it, or a stop text came), "length", or
+    "interrupted". ``seconds``: with its prompt.
+    """
+
+    pieces: Iterator[str] = field(default_factory=lambda: iter(()))
+    text: str = ""
+    prompt_tokens: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    finish_reason: str | None = None
+    is_stopped: bool = False
+
+    def __iter__(self) -> Iterator[str]:
+        return self.pieces
+
+    def stop(self) -> None:
+        """End the answer at the next token. Can be called from a handler of signals."""
+        self.is_stopped = True
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The speed after the first token, None if there are no others."""
+        spent = self.seconds - self.first_token_seconds
+        return (self.tokens - 1) / spent if self.tokens > 1 and spent > 0 else None
+
+
+class Talker:
+    """A loaded model that answers prompts, with the parameters of ``sampling``.
+
+    Random numbers are MLX's own: the caller seeds them (`mlx.core.random.seed`).
+    """
+
+    def __init__(self, name: str, network: Any, tokenizer: Any, sampling: Sampling) -> None:
+        from mlx_lm.models.cache import LRUPromptCache
+
+        self.name = name
+        self.network = network
+        self.tokenizer = tokenizer
+        self.sampling = sampling
+        self._caches = LRUPromptCache(_CACHES)
+
+    def answer(self, prompt: list[int], *, is_kept: bool = False) -> Generation:
+        """Return the answer to a prompt. ``is_kept``: keep its cache for a longer prompt.
+
+        Raises: UsageError for a prompt that is empty or fills the context; while it is written,
+        UnsupportedSourceError when mlx-lm can't run the model.
+        """
+        if not prompt:
+            raise UsageError("the prompt is empty")
+        answer = Generation(prompt_tokens=len(prompt))
+        answer.pieces = self._pieces(
+            answer, prompt, self.sampling.room(len(prompt)), is_kept=is_kept
+        )
+        return answer
+
+    def _pieces(
+        self, answer: Generation, prompt: list[int], max_tokens: int, *, is_kept: bool
+    ) -> Iterator[str]:
+        started = time.monotonic()
+        stops = _StopTexts(self.sampling.stop)
+        cache, rest = self._cached(prompt) if is_kept else (None, prompt)
+        written = list(prompt)
+        try:
+            with mlx_lm_errors("run", self.name):
+                for response in self._responses(answer, rest, cache, max_tokens):
+                    written.append(response.token)
+                    answer.tokens += 1
+                    answer.seconds = time.monotonic() - started
+                    answer.first_token_seconds = answer.first_token_seconds or answer.seconds
+                    piece = stops.passed(response.text, is_last=response.finish_reason is not None)
+                    answer.text += piece
+                    answer.finish_reason = self._reason(answer, stops, response)
+                    if piece:
+                        yield piece
+                    if answer.finish_reason is not None:
+                        break
+        except _Stopped:
+            answer.finish_reason = "interrupted"
+            return  # its cache is incomplete
+        if is_kept:
+            self._caches.insert_cache(_KEY, written, cache)
+
+    def _reason(self, answer: Generation, stops: _StopTexts, response: Any) -> str | None:
+        if stops.is_found:
+            return "stop"
+        if answer.is_stopped and response.finish_reason is None:
+            return "interrupted"
+        reason: str | None = response.finish_reason
+        return reason
+
+    def _cached(self, prompt: list[int]) -> tuple[Any, list[int]]:
+        """Return a cache of the beginning of a prompt, and the tokens that it lacks, at least 1."""
+        from mlx_lm.models.cache import make_prompt_cache
+
+        cache, rest = self._caches.fetch_nearest_cache(_KEY, prompt)
+        if cache is None or not rest:
+            return make_prompt_cache(self.network), prompt
+        return cache, rest
+
+    def _responses(
+        self, answer: Generation, prompt: list[int], cache: Any, max_tokens: int
+    ) -> Iterator[Any]:
+        from mlx_lm import stream_generate
+
+        def check(_: int, __: int) -> None:
+            if answer.is_stopped:
+                raise _Stopped
+
+        return stream_generate(  # type: ignore[no-any-return]
+            self.network,
+            self.tokenizer,
+            prompt,
+            max_tokens=max_tokens,
+            sampler=_sampler(self.sampling),
+            logits_processors=_processors(self.sampling),
+            prompt_cache=cache,
+            prompt_progress_callback=check,
+        )
+
+
+def _sampler(sampling: Sampling) -> Any:
+    from mlx_lm.sample_utils import make_sampler
+
+    return make_sampler(
+        sampling.temperature, top_p=sampling.top_p, min_p=sampling.min_p, top_k=sampling.top_k
+    )
+
+
+def _processors(sampling: Sampling) -> Any:
+    from mlx_lm.sample_utils import make_logits_processors
+
+    size = sampling.repeat_last_n
+    penalty = sampling.repeat_penalty if sampling.repeat_penalty != 1 and size else None
+    return make_logits_processors(
+        repetition_penalty=penalty,
+        repetition_context_size=size,
+        presence_penalty=sampling.presence_penalty or None,
+        presence_context_size=size,
+        frequency_penalty=sampling.frequency_penalty or None,
+        frequency_context_size=size,
+    )
+
+
+class _StopTexts:
+    """Texts that end an answer; what may be the beginning of one is held back."""
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        from mlx_lm.generate import TextStateMachine
+
+        self._machine = TextStateMachine
+        edges = [(text, None) for text in texts]
+        self._state = TextStateMachine({"normal": edges}).make_state() if texts else None
+        self.is_found = False
+
+    def passed(self, text: str, *, is_last: bool) -> str:
+        """Return the text that is not a part of a stop text, as far as that is known."""
+        if self._state is None:
+            return text
+        self._state, segments = self._machine.split(self._state, text)
+        self.is_found = self._state[0] is None
+        passed = "".join(segment for _, segment in segments)
+        if is_last and not self.is_found:
+            self._state, rest, _ = self._machine.flush(self._state)
+            passed += rest
+        return passed
+
+
+class Conversation:
+    """Messages and answers, in turn."""
+
+    def __init__(self, talker: Talker, prompts: Prompts, system: str | None = None) -> None:
+        self._talker = talker
+        self._prompts = prompts
+        self._beginning = prompts.beginning(system)
+        self.messages: list[Message] = list(self._beginning)
+        self.dropped = 0
+
+    def clear(self) -> None:
+        """Forget all messages but those that every conversation begins with."""
+        self.messages = list(self._beginning)
+
+    def say(self, text: str) -> Generation:
+        """Return the answer to a message, and add both to the conversation.
+
+        The oldest messages are dropped while all are too long for the context; ``dropped`` counts
+        them. A message without an answer is not added.
+
+        Raises: as `Prompts.tokens` and `Talker.answer`.
+        """
+        messages = [*self.messages, {"role": "user", "content": text}]
+        prompt = self._prompts.tokens(messages)
+        context = self._talker.sampling.context
+        first = len(self._beginning)
+        self.dropped = 0
+        while context is not None and len(prompt) >= context and len(messages) > first + 1:
+            count = min(2, len(messages) - first - 1)
+            del messages[first : first + count]
+            self.dropped += count
+            prompt = self._prompts.tokens(messages)
+        answer = self._talker.answer(prompt, is_kept=True)
+        answer.pieces = self._recorded(answer, answer.pieces, messages)
+        return answer
+
+    def _recorded(
+        self, answer: Generation, pieces: Iterator[str], messages: list[Message]
+    ) -> Iterator[str]:
+        yield from pieces
+        if answer.text or answer.finish_reason != "interrupted":
+            self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+
+
+@collector_paused()  # as in `load`
+def load_talker(
+    name: str | ModelName, *, store: Readable, given: Mapping[str, Any], is_raw: bool = False
+) -> tuple[Talker, Prompts, tuple[str, ...]]:
+    """Return a stored model that answers, its prompts, and notes on parameters without effect.
+
+    ``given``: fields of `Sampling` that count before the model's own. Without a seed, a random one
+    is chosen, which ``sampling`` of the talker has then.
+
+    MLX's random numbers are seeded before the network is made, as ``mlx_lm.generate --seed`` does:
+    making a network draws numbers for weights that are replaced then, so an answer depends on it.
+
+    Raises: as `load`, `texts_of` and `choose_sampling`.
+    """
+    with open_model(name, store=store) as model:
+        texts = texts_of(model)
+        chosen = choose_sampling(given, texts.parameters, texts.generation, texts.context)
+        seed = chosen.sampling.seed
+        seed = random.SystemRandom().randrange(2**32) if seed is None else seed
+        sampling = replace(chosen.sampling, seed=seed)
+        import_mlx_lm()
+        import mlx.core as mx
+
+        mx.random.seed(seed)
+        network, tokenizer = build(model), tokenizer_of(model)
+        prompts = Prompts(str(model.name), tokenizer, texts, is_raw)
+        return Talker(str(model.name), network, tokenizer, sampling), prompts, chosen.notes

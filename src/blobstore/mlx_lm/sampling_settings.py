@@ -1,0 +1,248 @@
+"""Sampling: the parameters of an answer, and which of several sources counts. Pure.
+
+The command line counts before the model's layer of parameters (Ollama's names), which counts before
+generation_config.json (the names of transformers); mlx-lm's own defaults come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from blobstore.errors import BlobStoreError, DocumentError, UsageError, quoted
+from blobstore.formats.modelfile_commands import RULE
+
+NO_LIMIT: Final = -1
+"""For ``max_tokens``: an answer ends when the model ends it, or at the end of the context."""
+_MAX_TOKENS = 512
+"""The default of mlx_lm.server, and so of `run` and `serve --lm`."""
+MAX_COUNT: Final = 2**31 - 1
+_MAX_SEED = 2**63 - 1
+_PLENTY = 1e6
+"""No number of these has a meaning above it; of larger ones, MLX makes infinity or NaN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the tokens of an answer are chosen, and when it ends.
+
+    The defaults are those of mlx-lm. ``context``: the most tokens of prompt and answer together,
+    None without a limit. ``seed``: None for a random one.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 20
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+    max_tokens: int = _MAX_TOKENS
+    seed: int | None = None
+    context: int | None = None
+
+    def room(self, prompt: int, max_tokens: int | None = None) -> int:
+        """Return the most tokens of an answer to a prompt of so many tokens.
+
+        ``max_tokens``: that is wanted, instead of the own. Raises: UsageError if the prompt fills
+        the context.
+        """
+        wanted = self.max_tokens if max_tokens is None else max_tokens
+        if self.context is None:
+            return wanted
+        left = self.context - prompt
+        if left <= 0:
+            message = f"the prompt has {prompt:,} tokens, and the context has {self.context:,}"
+            raise UsageError(message, hint="Shorten the prompt.")
+        return left if wanted == NO_LIMIT else min(wanted, left)
+
+
+def _number(least: float, most: float = _PLENTY) -> Callable[[Any], float | None]:
+    def read(value: Any) -> float | None:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if is_number and least <= value <= most else None
+
+    return read
+
+
+def _count(least: int, most: int = MAX_COUNT) -> Callable[[Any], int | None]:
+    def read(value: Any) -> int | None:
+        is_fine = type(value) is int and least <= value <= most
+        return value if is_fine else None
+
+    return read
+
+
+def _limit(value: Any) -> int | None:
+    """Return a number of tokens; -1 and -2 (to the end of the context) mean no limit."""
+    if type(value) is not int or value == 0 or not NO_LIMIT - 1 <= value <= MAX_COUNT:
+        return None
+    return max(value, NO_LIMIT)
+
+
+def _seed(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value <= _MAX_SEED else None
+
+
+def _texts(value: Any) -> tuple[str, ...] | None:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        return None
+    return tuple(text for text in texts if text)
+
+
+_FIELDS: Final[Mapping[str, tuple[Callable[[Any], Any], str]]] = {
+    "temperature": (_number(0), "a number from 0"),
+    "top_p": (_number(0, 1), "a number from 0 to 1"),
+    "top_k": (_count(0), "a whole number from 0"),
+    "min_p": (_number(0, 1), "a number from 0 to 1"),
+    "repeat_penalty": (_number(1e-3), "a number above 0"),
+    "repeat_last_n": (_count(NO_LIMIT), "a whole number from -1"),
+    "presence_penalty": (_number(-_PLENTY), "a number"),
+    "frequency_penalty": (_number(-_PLENTY), "a number"),
+    "stop": (_texts, "a text or a list of texts"),
+    "max_tokens": (_limit, "a whole number from 1, or -1 for no limit"),
+    "seed": (_seed, "a whole number from 0 to 2^63 - 1"),
+    "context": (_count(1), "a whole number from 1"),
+}
+"""How the value of each field is read, None if it is invalid; and what is expected."""
+_OLLAMA: Final = {
+    **{name: name for name in _FIELDS if name not in ("max_tokens", "context")},
+    "num_predict": "max_tokens",
+    "num_ctx": "context",
+}
+_TRANSFORMERS: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repeat_penalty",
+    "max_new_tokens": "max_tokens",
+    "stop_strings": "stop",
+}
+_ONLY_SAMPLED: Final = frozenset({"temperature", "top_p", "top_k", "min_p"})
+"""What transformers ignores without ``do_sample``, which is off by default: it then takes the most
+likely token. Source: transformers 5.23.0 generation/configuration_utils.py `GenerationConfig`."""
+_OTHER_GENERATION: Final = frozenset(
+    (
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "diversity_penalty",
+        "encoder_no_repeat_ngram_size",
+        "encoder_repetition_penalty",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "exponential_decay_length_penalty",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "guidance_scale",
+        "length_penalty",
+        "min_length",
+        "min_new_tokens",
+        "no_repeat_ngram_size",
+        "num_beams",
+        "num_beam_groups",
+        "penalty_alpha",
+        "sequence_bias",
+        "suppress_tokens",
+        "top_h",
+        "typical_p",
+        "watermarking_config",
+    )
+)
+"""What would change a text in transformers, and can't in mlx-lm."""
+_NEUTRAL: Final[tuple[Any, ...]] = (None, 0, 1, 0.0, 1.0, False, [], {})
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The parameters that count, and notes on those that are not used."""
+
+    sampling: Sampling
+    notes: tuple[str, ...] = ()
+
+
+def choose_sampling(
+    given: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    generation: Mapping[str, Any],
+    context: int | None,
+) -> Chosen:
+    """Return the parameters of answers, and notes on those of the model that are not used.
+
+    ``given``: fields of `Sampling`, of the command line; None is not given. ``parameters``: a
+    model's layer of them. ``generation``: generation_config.json. ``context``: tokens that the
+    model was made for; it is never exceeded.
+
+    Raises: UsageError for an invalid given value; DocumentError (rule T1) for one of the layer.
+    """
+    notes: list[str] = []
+    fields = dict(_of_generation(generation, notes))
+    fields |= _of_layer(parameters, notes)
+    for name, value in given.items():
+        if value is not None:
+            fields[name] = read_field(name, value)
+    sampling = Sampling(**fields)
+    limits = [limit for limit in (context, sampling.context) if limit is not None]
+    sampling = replace(sampling, context=min(limits, default=None))
+    if sampling.repeat_last_n == NO_LIMIT:
+        sampling = replace(sampling, repeat_last_n=sampling.context or MAX_COUNT)
+    return Chosen(sampling, tuple(notes))
+
+
+def read_field(name: str, value: Any, key: str | None = None) -> Any:
+    """Return the value of a field of `Sampling`. ``key``: its name for the message.
+
+    Raises: UsageError if it is invalid.
+    """
+    read, wanted = _FIELDS[name]
+    found = read(value)
+    if found is None:
+        raise UsageError(f"{key or name}: {quoted(value)} is not {wanted}")
+    return found
+
+
+def _of_layer(parameters: Mapping[str, Any], notes: list[str]) -> Iterator[tuple[str, Any]]:
+    unused = []
+    for key, value in sorted(parameters.items()):
+        name = _OLLAMA.get(key)
+        if name is None:
+            unused.append(key)
+            continue
+        if _means_unset(key, value):
+            continue
+        try:
+            yield name, read_field(name, value, key)
+        except BlobStoreError as error:
+            message = f"the parameters: {error.message} (rule {RULE})"
+            raise DocumentError(message, rule=RULE) from None
+    if unused:
+        notes.append(f"parameters of the model that mlx-lm does not have: {', '.join(unused)}")
+
+
+def _means_unset(key: str, value: Any) -> bool:
+    """Return True for the values by which Ollama's runners mean "not set"."""
+    return type(value) is int and (
+        (key == "seed" and value < 0) or (key == "num_predict" and value == 0)
+    )
+
+
+def _of_generation(generation: Mapping[str, Any], notes: list[str]) -> Iterator[tuple[str, Any]]:
+    is_sampled = generation.get("do_sample") is True
+    if is_sampled:
+        yield "temperature", 1.0  # the default of transformers
+    for key, name in _TRANSFORMERS.items():
+        value = generation.get(key)
+        if value is None or (key in _ONLY_SAMPLED and not is_sampled):
+            continue
+        found = _FIELDS[name][0](value)
+        if found is None:
+            notes.append(f"generation_config.json: {key} is {quoted(value)}, which was ignored")
+        else:
+            yield name, found
+    unused = [key for key in sorted(_OTHER_GENERATION) if generation.get(key) not in _NEUTRAL]
+    if unused:
+        notes.append(f"generation_config.json: mlx-lm does not have {', '.join(unused)}")

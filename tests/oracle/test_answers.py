@@ -1,0 +1,335 @@
+"""Answers of `run` and `serve --lm` are those of mlx-lm's programs for the exported folder.
+
+`run` is compared with ``mlx_lm.generate``, `serve --lm` with ``mlx_lm.server``: the same prompts,
+parameters and seeds, through OpenAI's client.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from support import PYCODE, PYCODE_MOE
+from support.talking import COMMAND, Terminal, heeds_ctrl_c, serving, that_chats
+
+import blobstore
+
+pytestmark = pytest.mark.lab
+
+MODELS: dict[str, tuple[Path, dict[str, Any]]] = {
+    "int4": (PYCODE, {"quant": "int4"}),
+    "nvfp4": (PYCODE_MOE, {"quant": "nvfp4"}),
+    "float": (PYCODE, {}),
+}
+PROMPT = "def read_file(path):"
+GREEDY: dict[str, Any] = {"temperature": 0}
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 7}
+NUCLEUS: dict[str, Any] = {"temperature": 0.8, "top_p": 0.7, "seed": 3}
+NARROW: dict[str, Any] = {"temperature": 1.1, "top_k": 9, "min_p": 0.02, "seed": 11}
+WAYS = {"greedy": GREEDY, "sampled": SAMPLED, "nucleus": NUCLEUS, "narrow": NARROW}
+TOKENS = 24
+
+
+class Exported:
+    """A stored model that chats, and the folder that `export` makes of it."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        source, options = MODELS[kind]
+        self.store = folder / "store"
+        home = blobstore.open_store(self.store)
+        checkpoint = that_chats(folder / "source", source)
+        blobstore.import_model(checkpoint, "m", store=home, **options)
+        self.folder = folder / "out"
+        blobstore.export_model("m", self.folder, store=home, format="mlx")
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return Exported(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def flags(way: dict[str, Any], names: dict[str, str]) -> list[str]:
+    return [
+        word
+        for key, value in way.items()
+        for word in (names.get(key, f"--{key.replace('_', '-')}"), str(value))
+    ]
+
+
+@pytest.mark.parametrize("is_raw", [False, True], ids=["template", "raw"])
+@pytest.mark.parametrize("way", WAYS)
+def test_run_gives_what_mlx_lm_generate_gives(exported: Exported, way: str, is_raw: bool) -> None:
+    theirs = subprocess.run(
+        [
+            *(sys.executable, "-m", "mlx_lm", "generate", "--model", str(exported.folder)),
+            *("--prompt", PROMPT, "--max-tokens", str(TOKENS), "--verbose", "False"),
+            *flags(WAYS[way], {"temperature": "--temp"}),
+            *(["--ignore-chat-template"] if is_raw else []),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    ours = subprocess.run(
+        [
+            *(*COMMAND, "run", "m", PROMPT, "--store", str(exported.store)),
+            *("--max-tokens", str(TOKENS), *flags(WAYS[way], {})),
+            *(["--raw"] if is_raw else []),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert ours == theirs
+    assert len(ours) > 10
+
+
+@contextmanager
+def served_by_mlx_lm(folder: Path) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    line = [sys.executable, "-m", "mlx_lm", "server", "--model", str(folder), "--port", str(port)]
+    environment = {**os.environ, "HF_HUB_CACHE": str(folder), "HF_HUB_OFFLINE": "1"}
+    with subprocess.Popen(line, stderr=subprocess.DEVNULL, env=environment) as process:
+        try:
+            while not listens(port):
+                assert process.poll() is None
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            process.kill()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as client:
+        if client.connect_ex(("127.0.0.1", port)) == 0:
+            return True
+    time.sleep(0.1)
+    return False
+
+
+@functools.cache
+def client(address: str) -> Any:
+    made = openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=120)
+    atexit.register(made.close)
+    return made
+
+
+def said(server: Any, model: str, way: dict[str, Any], how: str) -> str:
+    extra = {key: way[key] for key in ("top_k", "min_p") if key in way}
+    plain = {key: value for key, value in way.items() if key not in extra}
+    options: dict[str, Any] = {"model": model, "max_tokens": TOKENS, "extra_body": extra, **plain}
+    if how == "text":
+        return str(server.completions.create(prompt=PROMPT, **options).choices[0].text)
+    messages = [{"role": "system", "content": "Write."}, {"role": "user", "content": PROMPT}]
+    if how == "chat":
+        answer = server.chat.completions.create(messages=messages, **options)
+        return str(answer.choices[0].message.content)
+    pieces = server.chat.completions.create(messages=messages, stream=True, **options)
+    return "".join(one.choices[0].delta.content or "" for one in pieces)
+
+
+def test_serve_gives_what_mlx_lm_server_gives(exported: Exported) -> None:
+    asked = [(way, how) for way in WAYS for how in ("text", "chat", "streamed")]
+    with served_by_mlx_lm(exported.folder) as address:
+        theirs = {
+            (way, how): said(client(address), "default_model", WAYS[way], how) for way, how in asked
+        }
+    with serving(exported.store, "m") as server:
+        ours = {
+            (way, how): said(client(server.address), "m:latest", WAYS[way], how)
+            for way, how in asked
+        }
+    assert ours == theirs
+    assert min(map(len, ours.values())) > 10
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    exported = Exported(tmp_path_factory.mktemp("served"), "int4")
+    with serving(exported.store, "m") as running:
+        yield running
+
+
+def test_the_client_lists_the_model(server: Any) -> None:
+    models = client(server.address).models
+    assert [one.id for one in models.list()] == ["m:latest"]
+    assert models.retrieve("m").id == "m:latest"
+    with pytest.raises(openai.NotFoundError, match="not served"):
+        models.retrieve("other")
+
+
+REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
+    "another model": (openai.NotFoundError, "not served", {"model": "mlx-community/other"}),
+    "empty": (openai.BadRequestError, "prompt is missing", {"prompt": ""}),
+    "several": (openai.BadRequestError, "not one text", {"prompt": ["a", "b"]}),
+    "stop": (openai.BadRequestError, "stop is not", {"stop": [1]}),
+    "temperature": (openai.BadRequestError, "temperature is", {"temperature": 10**400}),
+    "too long": (openai.BadRequestError, "has 3,001 tokens", {"prompt": "a " * 3000}),
+    "adapter": (openai.BadRequestError, "adapters", {"extra_body": {"adapters": "/etc"}}),
+    "two answers": (openai.BadRequestError, "n is", {"n": 2}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_possible_is_an_error_of_the_client(server: Any, case: str) -> None:
+    kind, message, words = REFUSED[case]
+    asked = {"model": "m", "prompt": "a", "max_tokens": 1, **words}
+    with pytest.raises(kind, match=message):
+        client(server.address).completions.create(**asked)
+
+
+def test_a_template_that_refuses_is_an_error_of_the_client(server: Any) -> None:
+    messages: Any = [{"role": "narrator", "content": "Hello"}]
+    with pytest.raises(openai.BadRequestError, match="narrator"):
+        client(server.address).chat.completions.create(model="m", messages=messages)
+
+
+def test_two_clients_at_once_get_what_one_gets(server: Any) -> None:
+    def answer(number: int) -> str:
+        asked = {"prompt": f"def f{number}(", "max_tokens": TOKENS, "temperature": 0}
+        return str(client(server.address).completions.create(model="m", **asked).choices[0].text)
+
+    together: dict[int, str] = {}
+    threads = [
+        threading.Thread(target=lambda one=one: together.update({one: answer(one)}))
+        for one in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == {number: answer(number) for number in range(6)}
+
+
+@pytest.mark.parametrize("seed", [None, 5], ids=["in a batch", "alone"])
+def test_an_answer_ends_when_its_client_goes_away(server: Any, seed: int | None) -> None:
+    words = {} if seed is None else {"seed": seed}
+    asked = {"model": "m", "prompt": "import", "max_tokens": 900, "temperature": 1.0, **words}
+    with client(server.address).completions.create(stream=True, **asked) as stream:
+        next(iter(stream))
+    started = time.process_time()
+    first = client(server.address).completions.create(**{**asked, "max_tokens": 2, "seed": 1})
+    assert first.choices[0].finish_reason == "length"
+    assert time.process_time() - started < 60
+
+
+def test_a_text_that_continues_an_answer_is_continued(server: Any) -> None:
+    """mlx_lm.server finds such a prompt whole in its cache, and fails."""
+    ask = client(server.address).completions.create
+    options: Any = {"model": "m", "max_tokens": TOKENS, "temperature": 0}
+    first = ask(prompt=PROMPT, **options).choices[0].text
+    again = ask(prompt=PROMPT + first, **options).choices[0].text
+    assert again
+
+
+def test_sigterm_ends_the_server_and_an_answer(tmp_path: Path) -> None:
+    exported = Exported(tmp_path, "int4")
+    with serving(exported.store, "m") as running:
+        stream = client(running.address).completions.create(
+            model="m", prompt="import", max_tokens=64, temperature=1.0, stream=True
+        )
+        next(iter(stream))
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(60) == 0
+
+
+def test_sigterm_ends_a_server_whose_template_does_not_end(tmp_path: Path) -> None:
+    many = "{% for i in range(99999) %}"
+    hostile = f"{many}{many}{{% endfor %}}{{% endfor %}}"
+    source = that_chats(tmp_path / "source", PYCODE, hostile)
+    home = blobstore.open_store(tmp_path / "store")
+    blobstore.import_model(source, "m", store=home, quant="int4")
+    with serving(tmp_path / "store", "m") as running:
+        messages: Any = [{"role": "user", "content": "hi"}]
+        with pytest.raises(openai.APITimeoutError):
+            client(running.address).with_options(timeout=2).chat.completions.create(
+                model="m", messages=messages
+            )
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(60) == 0
+
+
+def test_a_conversation_on_a_terminal(tmp_path: Path) -> None:
+    exported = Exported(tmp_path, "int4")
+    terminal = Terminal(*COMMAND, "run", "m", "--store", str(exported.store), "--max-tokens", "8")
+    terminal.wait_for(">>> ")
+    terminal.send('"""def f(x):\n')
+    terminal.wait_for("... ")
+    terminal.send('    return"""\n')
+    terminal.wait_for("--max-tokens allows more")
+    terminal.wait_for(">>> ")
+    terminal.send("/clear\n")
+    terminal.wait_for("forgotten")
+    terminal.wait_for(">>> ")
+    terminal.send("\x04")
+    assert terminal.end() == 0
+
+
+def test_ctrl_c_stops_an_answer_and_then_the_program(tmp_path: Path) -> None:
+    exported = Exported(tmp_path, "int4")
+    line = (*COMMAND, "run", "m", "--store", str(exported.store), "--max-tokens", "-1", "--verbose")
+    terminal = Terminal(*line)
+    terminal.wait_for(">>> ")
+    terminal.send("def f(x):\n")
+    terminal.wait_for("#")
+    terminal.send("\x03")
+    terminal.wait_for("ended by: interrupted")
+    terminal.wait_for(">>> ")
+    terminal.send("\x03")
+    terminal.wait_for(">>> ")
+    terminal.send("\x03")
+    assert terminal.end() == 130
+    assert "Error: interrupted" in terminal.shown
+
+
+def test_ctrl_c_while_a_model_is_loaded_leaves_nothing(tmp_path: Path) -> None:
+    exported = Exported(tmp_path, "int4")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    line = [*COMMAND, "run", "m", "hi", "--store", str(exported.store)]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    options: Any = {"env": environment, "preexec_fn": heeds_ctrl_c}
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, **options) as process:
+        while process.poll() is None and not list(temporary.glob("blobstore-*")):
+            pass  # the folder of its tokenizer
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == "Error: interrupted\n"
+    assert list(temporary.glob("blobstore-*")) == []
+
+
+def test_an_answer_whose_reader_goes_away_ends(tmp_path: Path) -> None:
+    exported = Exported(tmp_path, "int4")
+    line = [*COMMAND, "run", "m", "import", "--store", str(exported.store), "--max-tokens", "900"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.wait(60) == 0
+        assert process.stderr.read() == b""
+
+
+def test_run_with_json(exported: Exported) -> None:
+    line = [*COMMAND, "run", "m", PROMPT, "--store", str(exported.store), "--json"]
+    line += ["--max-tokens", "5", "--seed", "4", "--temperature", "0.5"]
+    document = json.loads(subprocess.check_output(line))
+    assert document["tokens"] == 5
+    assert (document["seed"], document["finish_reason"]) == (4, "length")
+    again = json.loads(subprocess.check_output(line))
+    assert again["text"] == document["text"]

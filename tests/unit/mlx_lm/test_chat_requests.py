@@ -1,0 +1,149 @@
+"""Requests of OpenAI's protocol: what mlx-lm's handler gets, and what it never gets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from blobstore.errors import ModelNotFoundError, UsageError
+from blobstore.mlx_lm.chat_requests import CHAT, TEXT, ChatModel, completed
+from blobstore.mlx_lm.sampling_settings import MAX_COUNT, NO_LIMIT, Sampling
+
+SYSTEM = {"role": "system", "content": "S"}
+EXAMPLE = {"role": "user", "content": "an example"}
+USER = {"role": "user", "content": "hi"}
+SAMPLING = Sampling(temperature=0.5, repeat_penalty=1.2, repeat_last_n=64, stop=("end",), seed=3)
+SERVED = ChatModel("m:latest", SAMPLING, 100, (SYSTEM, EXAMPLE), lambda name: name == "m")
+
+
+def made(path: str = CHAT, served: ChatModel = SERVED, /, **given: Any) -> dict[str, Any]:
+    words = {"messages": [USER]} if path == CHAT else {"prompt": "hi"}
+    return completed(json.dumps(words | given).encode(), path, served)
+
+
+def test_the_models_own_parameters_are_the_defaults() -> None:
+    document = made(TEXT)
+    assert document == {
+        "model": "m:latest",
+        "prompt": "hi",
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "max_tokens": 512,
+        "stop": ["end"],
+        "stream": False,
+        "seed": 3,
+        "repetition_penalty": 1.2,
+        "repetition_context_size": 64,
+    }
+
+
+def test_a_request_counts_before_them_and_null_does_not() -> None:
+    document = made(TEXT, temperature=1, seed=None, stop="x", max_tokens=5)
+    assert (document["temperature"], document["seed"], document["stop"]) == (1, 3, ["x"])
+    assert document["max_tokens"] == 5
+
+
+def test_a_model_without_a_limit_ends_with_its_context() -> None:
+    served = ChatModel("m:latest", Sampling(max_tokens=NO_LIMIT), 100)
+    assert made(TEXT, served)["max_tokens"] == MAX_COUNT
+    assert "seed" not in made(TEXT, served)
+
+
+def test_more_tokens_than_there_are_means_all() -> None:
+    assert made(TEXT, top_k=100)["top_k"] == 0
+    assert made(TEXT, top_k=99)["top_k"] == 99
+
+
+@pytest.mark.parametrize("name", ["m", "m:latest", "default_model"])
+def test_the_model_has_several_names(name: str) -> None:
+    assert made(model=name)["model"] == "m:latest"
+
+
+def test_a_conversation_begins_with_the_models_messages() -> None:
+    assert made()["messages"] == [SYSTEM, EXAMPLE, USER]
+    other = {"role": "system", "content": "T"}
+    assert made(messages=[other, USER])["messages"] == [EXAMPLE, other, USER]
+
+
+def test_parts_of_text_are_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert made(messages=[{"role": "user", "content": parts}])["messages"][-1]["content"] == parts
+
+
+def test_the_options_of_a_stream_are_whole() -> None:
+    assert made(stream=True, stream_options={"x": 1})["stream_options"] == {"include_usage": False}
+    assert "stream_options" not in made(stream_options=None)
+
+
+@pytest.mark.parametrize("name", ["mlx-community/other", "/etc", "../m", ""])
+def test_no_other_model_is_served(name: str) -> None:
+    with pytest.raises(ModelNotFoundError, match="is not served, only m:latest"):
+        made(model=name)
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x"}}
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "model is not": (CHAT, {"model": 5}),
+    "adapters": (CHAT, {"adapters": "/etc"}),
+    "draft_model": (CHAT, {"draft_model": "x/y"}),
+    "temperature is '-1'": (CHAT, {"temperature": -1}),
+    "temperature is '1000": (CHAT, {"temperature": 10**400}),
+    "temperature is 'True'": (CHAT, {"temperature": True}),
+    "top_p is": (CHAT, {"top_p": 1.1}),
+    "top_k is '1.5'": (CHAT, {"top_k": 1.5}),
+    "max_tokens is '0'": (CHAT, {"max_tokens": 0}),
+    "max_completion_tokens is": (CHAT, {"max_completion_tokens": "5"}),
+    "presence_penalty is": (CHAT, {"presence_penalty": "x"}),
+    "seed is": (CHAT, {"seed": -1}),
+    "n is '2'": (CHAT, {"n": 2}),
+    "stop is not a": (CHAT, {"stop": [1]}),
+    "stop has 17": (CHAT, {"stop": ["a"] * 17}),
+    "logit_bias is not": (CHAT, {"logit_bias": [1]}),
+    "logit_bias: '100'": (CHAT, {"logit_bias": {"100": 1}}),
+    "logit_bias: '-1'": (CHAT, {"logit_bias": {"-1": 1}}),
+    "a value of logit_bias": (CHAT, {"logit_bias": {"1": "x"}}),
+    "stream is not": (CHAT, {"stream": 1}),
+    "stream_options is not": (CHAT, {"stream": True, "stream_options": [1]}),
+    "messages is missing": (CHAT, {"messages": []}),
+    "a message is not": (CHAT, {"messages": ["hi"]}),
+    "with a role": (CHAT, {"messages": [{"content": "hi"}]}),
+    "images and files": (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}),
+    "is not text": (CHAT, {"messages": [{"role": "user", "content": 5}]}),
+    "content of a message": (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+    "chat_template_kwargs is not": (CHAT, {"chat_template_kwargs": [1]}),
+    "chat_template_kwargs can't have chat_template": (
+        CHAT,
+        {"chat_template_kwargs": {"chat_template": "x"}},
+    ),
+    "tools is not a list": (CHAT, {"tools": {}}),
+    "role_mapping is not an object": (CHAT, {"role_mapping": [1]}),
+    "prompt is missing": (TEXT, {"prompt": ""}),
+    "not one text": (TEXT, {"prompt": ["a", "b"]}),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_mlx_lm_can_not_take_is_refused(message: str) -> None:
+    path, given = REFUSED[message]
+    with pytest.raises(UsageError, match=message):
+        made(path, **given)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "not valid JSON"),
+        (b"\xff{}", "not UTF-8 at byte 0"),
+        (b"[]", "not a JSON object"),
+        (b'{"temperature":NaN}', "not valid JSON"),
+        (b'{"a":1,"a":2}', "twice|duplicate"),
+        (b"[" * 5000 + b"]" * 5000, "deeper"),
+    ],
+)
+def test_what_is_not_a_document_is_refused(raw: bytes, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        completed(raw, CHAT, SERVED)

@@ -1,0 +1,78 @@
+"""A conversation's messages and answers, with a model that repeats what it was given."""
+
+from __future__ import annotations
+
+import pytest
+from support.talking import CHAT_TEMPLATE, Letters, Parrot
+
+from blobstore.errors import UnsupportedSourceError, UsageError
+from blobstore.mlx_lm.conversation import Conversation, Generation
+from blobstore.mlx_lm.model_texts import ModelTexts
+from blobstore.mlx_lm.prompts import Prompts
+
+
+def conversation(parrot: Parrot, template: str = CHAT_TEMPLATE) -> Conversation:
+    texts = ModelTexts(system="S")
+    return Conversation(parrot, Prompts("m", Letters(template), texts))  # type: ignore[arg-type]
+
+
+def test_answers_are_part_of_the_next_prompt() -> None:
+    parrot = Parrot()
+    talk = conversation(parrot)
+    assert "".join(talk.say("a")) == "ok"
+    list(talk.say("b"))
+    assert parrot.seen[1] == ("# system\nS\n# user\na\n# assistant\nok\n# user\nb\n# assistant\n")
+
+
+def test_a_cleared_conversation_begins_anew() -> None:
+    parrot = Parrot()
+    talk = conversation(parrot)
+    list(talk.say("a"))
+    talk.clear()
+    list(talk.say("a"))
+    assert parrot.seen[0] == parrot.seen[1]
+
+
+def test_a_message_that_fails_is_forgotten() -> None:
+    talk = conversation(Parrot())
+    with pytest.raises(UsageError):
+        talk.say("")
+    assert [one["role"] for one in talk.messages] == ["system"]
+    broken = conversation(Parrot(), "{{ 1 / 0 }}")
+    with pytest.raises(UnsupportedSourceError):
+        broken.say("a")
+
+
+def test_a_stopped_answer_keeps_what_was_written() -> None:
+    talk = conversation(Parrot())
+    answer = talk.say("a")
+    for _ in answer:
+        answer.stop()
+    assert (answer.text, answer.finish_reason) == ("o", "interrupted")
+    assert talk.messages[-1] == {"role": "assistant", "content": "o"}
+
+
+def test_the_oldest_messages_give_way_to_new_ones() -> None:
+    parrot = Parrot(context=80)
+    talk = conversation(parrot)
+    list(talk.say("first"))
+    list(talk.say("second"))
+    assert talk.dropped == 0
+    list(talk.say("third"))
+    assert talk.dropped == 2
+    assert parrot.seen[-1].startswith("# system\nS\n# user\nsecond")
+    assert [one["content"] for one in talk.messages] == ["S", "second", "ok", "third", "ok"]
+
+
+def test_one_message_that_is_too_long_is_refused() -> None:
+    talk = conversation(Parrot(context=80))
+    list(talk.say("first"))
+    with pytest.raises(UsageError, match="the context has 80"):
+        talk.say("x" * 80)
+    assert [one["content"] for one in talk.messages] == ["S", "first", "ok"]
+
+
+def test_speed_counts_the_tokens_after_the_first() -> None:
+    answer = Generation(tokens=11, seconds=3.0, first_token_seconds=1.0)
+    assert answer.tokens_per_second == 5
+    assert Generation(tokens=1, seconds=1.0).tokens_per_second is None

@@ -1,0 +1,88 @@
+"""Prompts of each kind of template, with a tokenizer whose tokens are characters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.talking import CHAT_TEMPLATE, Letters
+
+from blobstore.errors import UnsupportedSourceError, UsageError
+from blobstore.mlx_lm.model_texts import ModelTexts
+from blobstore.mlx_lm.prompts import Prompts, TemplateKind
+
+USER = {"role": "user", "content": "hi"}
+SYSTEM = {"role": "system", "content": "S"}
+OLLAMA = "[{{ .System }}|{{ .Prompt }}]"
+
+
+def prompts(jinja: str | None = None, *, is_raw: bool = False, **texts: Any) -> Prompts:
+    return Prompts("m:latest", Letters(jinja), ModelTexts(**texts), is_raw)
+
+
+def text(made: Prompts, *messages: dict[str, str]) -> str:
+    return Letters.decode(made.tokens(messages))
+
+
+def test_the_chat_template_counts_before_ollamas() -> None:
+    made = prompts(CHAT_TEMPLATE, template=OLLAMA)
+    assert made.kind is TemplateKind.CHAT
+    assert text(made, SYSTEM, USER) == "# system\nS\n# user\nhi\n# assistant\n"
+
+
+def test_ollamas_template_counts_without_another() -> None:
+    made = prompts(template=OLLAMA)
+    assert made.kind is TemplateKind.OLLAMA
+    assert text(made, SYSTEM, USER) == "^[S|hi]"  # ^ begins a text
+
+
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_without_a_template_the_text_is_continued(is_raw: bool) -> None:
+    made = prompts(CHAT_TEMPLATE if is_raw else None, is_raw=is_raw)
+    assert made.continues
+    said = {"role": "assistant", "content": " there"}
+    assert text(made, USER) == "^hi"
+    assert text(made, USER, said, USER) == "^hi there\nhi"
+    ended = {**said, "content": "\n"}
+    assert text(made, USER, ended, USER) == "^hi\nhi"
+
+
+def test_a_text_that_begins_as_texts_do_is_not_begun_again() -> None:
+    assert text(prompts(), {"role": "user", "content": "^hi"}) == "^hi"
+
+
+def test_a_conversation_begins_with_the_models_messages() -> None:
+    own = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+    made = prompts(CHAT_TEMPLATE, system="S", messages=own)
+    assert made.beginning() == [SYSTEM, *own]
+    assert made.beginning("T") == [{"role": "system", "content": "T"}, *own]
+    assert made.beginning("") == [*own]
+    assert prompts(system="S", messages=own).beginning("T") == []
+
+
+@pytest.mark.parametrize("broken", ["{{ undefined_function() }}", "{% for %}", "{{ 1 / 0 }}"])
+def test_a_broken_template_is_a_typed_error(broken: str) -> None:
+    with pytest.raises(UnsupportedSourceError, match="model m:latest: its chat template"):
+        text(prompts(broken), USER)
+
+
+def test_a_template_can_refuse() -> None:
+    with pytest.raises(UnsupportedSourceError, match="unknown role narrator"):
+        text(prompts(CHAT_TEMPLATE), {"role": "narrator", "content": "x"})
+
+
+def test_a_template_has_no_way_out_of_the_sandbox() -> None:
+    hostile = "{{ messages.__class__.__base__.__subclasses__() }}"
+    with pytest.raises(UnsupportedSourceError, match="SecurityError"):
+        text(prompts(hostile), USER)
+
+
+def test_an_error_of_ollamas_template_names_the_model() -> None:
+    with pytest.raises(UnsupportedSourceError, match=r"^model m:latest: Ollama's"):
+        text(prompts(template="{{ printf }}"), USER)
+
+
+@pytest.mark.parametrize(("content", "reason"), [("", "empty"), ("a\udcffb", "not valid text")])
+def test_a_prompt_is_text(content: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        text(prompts(), {"role": "user", "content": content})

@@ -1,0 +1,132 @@
+"""Which parameters of an answer count, and what is said about the others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from blobstore.errors import DocumentError, UsageError
+from blobstore.mlx_lm.sampling_settings import NO_LIMIT, Sampling, choose_sampling
+
+GENERATION = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_new_tokens": 9}
+
+
+def chosen(
+    given: dict[str, Any] | None = None,
+    parameters: dict[str, Any] | None = None,
+    generation: dict[str, Any] | None = None,
+    context: int | None = None,
+) -> Sampling:
+    return choose_sampling(given or {}, parameters or {}, generation or {}, context).sampling
+
+
+def test_without_any_source_the_defaults_of_mlx_lm_count() -> None:
+    assert chosen() == Sampling()
+    assert (Sampling().temperature, Sampling().top_p, Sampling().max_tokens) == (0, 1, 512)
+
+
+def test_the_command_line_counts_before_the_layer_before_generation_config() -> None:
+    layer = {"temperature": 0.5, "num_predict": 7}
+    found = chosen({"temperature": 0.25, "top_k": None}, layer, GENERATION)
+    assert (found.temperature, found.max_tokens, found.top_p) == (0.25, 7, 0.9)
+    assert chosen({}, layer, GENERATION).temperature == 0.5
+    assert chosen({}, {}, GENERATION).temperature == 0.6
+
+
+def test_a_given_zero_counts() -> None:
+    assert chosen({"temperature": 0.0}, {"temperature": 0.5}).temperature == 0
+
+
+@pytest.mark.parametrize("says", [{}, {"do_sample": False}, {"do_sample": "true"}])
+def test_generation_config_without_sampling_takes_the_likeliest_token(says: dict[str, Any]) -> None:
+    found = chosen(generation={**GENERATION, "do_sample": None, **says})
+    assert (found.temperature, found.top_p, found.max_tokens) == (0, 1, 9)
+
+
+def test_sampling_without_a_temperature_is_at_1() -> None:
+    assert chosen(generation={"do_sample": True}).temperature == 1
+
+
+LAYER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "numbers": (
+        {"top_p": 0.5, "top_k": 3, "min_p": 0.1, "repeat_penalty": 1.1, "repeat_last_n": 64},
+        {"top_p": 0.5, "top_k": 3, "min_p": 0.1, "repeat_penalty": 1.1, "repeat_last_n": 64},
+    ),
+    "stop texts": ({"stop": ["a", "", "b"]}, {"stop": ("a", "b")}),
+    "no limit": ({"num_predict": -1}, {"max_tokens": NO_LIMIT}),
+    "to the end of the context": ({"num_predict": -2}, {"max_tokens": NO_LIMIT}),
+    "unset": ({"num_predict": 0, "seed": -1}, {"max_tokens": 512, "seed": None}),
+    "seed": ({"seed": 42}, {"seed": 42}),
+    "context": ({"num_ctx": 100, "repeat_last_n": -1}, {"context": 100, "repeat_last_n": 100}),
+}
+
+
+@pytest.mark.parametrize("case", LAYER)
+def test_the_layer_has_ollamas_names(case: str) -> None:
+    layer, fields = LAYER[case]
+    found = chosen(parameters=layer)
+    assert {name: getattr(found, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("temperature", "hot"),
+        ("temperature", -1),
+        ("temperature", 10**400),
+        ("temperature", True),
+        ("top_p", 1.5),
+        ("top_k", 2.5),
+        ("stop", [1]),
+        ("num_predict", -3),
+        ("num_ctx", 0),
+        ("seed", 2**64),
+    ],
+)
+def test_an_invalid_value_of_the_layer_is_named(key: str, value: Any) -> None:
+    with pytest.raises(DocumentError, match=rf"^the parameters: {key}: .* is not a.*rule T1"):
+        chosen(parameters={key: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("temperature", math.nan), ("top_p", -0.1), ("max_tokens", 0), ("seed", -1)]
+)
+def test_an_invalid_value_of_the_command_line_is_wrong_use(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{name}: .* is not a"):
+        chosen({name: value})
+
+
+def test_unknown_parameters_are_said() -> None:
+    layer = {"num_gpu": 1, "temperature": 0.5, "mirostat_new": 2}
+    notes = choose_sampling({}, layer, {}, None).notes
+    assert notes == ("parameters of the model that mlx-lm does not have: mirostat_new, num_gpu",)
+
+
+def test_what_transformers_would_do_and_mlx_lm_does_not_is_said() -> None:
+    generation = {"num_beams": 4, "typical_p": 1.0, "bos_token_id": 0, "top_k": "x", **GENERATION}
+    notes = choose_sampling({}, {}, generation, None).notes
+    assert notes == (
+        "generation_config.json: top_k is 'x', which was ignored",
+        "generation_config.json: mlx-lm does not have num_beams",
+    )
+
+
+def test_the_context_of_the_model_is_never_exceeded() -> None:
+    assert chosen({"context": 50}, context=100).context == 50
+    assert chosen({"context": 500}, context=100).context == 100
+    assert chosen(context=100).context == 100
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "prompt", "room"), [(10, 90, 10), (10, 95, 5), (NO_LIMIT, 90, 10), (1, 99, 1)]
+)
+def test_an_answer_ends_with_the_context(max_tokens: int, prompt: int, room: int) -> None:
+    assert Sampling(max_tokens=max_tokens, context=100).room(prompt) == room
+
+
+def test_a_prompt_that_fills_the_context_is_refused() -> None:
+    with pytest.raises(UsageError, match="the prompt has 100 tokens, and the context has 100"):
+        Sampling(context=100).room(100)
+    assert Sampling(max_tokens=NO_LIMIT).room(10**9) == NO_LIMIT
