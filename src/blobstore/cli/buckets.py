@@ -34,13 +34,17 @@ class CacheChoice:
     folder: str | None = None
     size: str | None = None
 
+    @property
+    def place(self) -> str:
+        """The cache's folder."""
+        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+        return self.folder or os.environ.get("BLOBSTORE_CACHE") or f"{home}/blobstore"
+
     def open(self) -> Any:
         """Return the cache. Raises: UsageError for an invalid size, or a folder of another kind."""
         from blobstore.store.bucket.blob_cache import CACHE_NBYTES, BlobCache
 
-        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
-        folder = self.folder or os.environ.get("BLOBSTORE_CACHE") or f"{home}/blobstore"
-        return BlobCache(folder, CACHE_NBYTES if self.size is None else parse_size(self.size))
+        return BlobCache(self.place, CACHE_NBYTES if self.size is None else parse_size(self.size))
 
 
 def store_in_bucket(address: str, wait_s: float | None, cache: CacheChoice | None) -> Any:
@@ -49,10 +53,13 @@ def store_in_bucket(address: str, wait_s: float | None, cache: CacheChoice | Non
     Raises: UsageError for another address, or without the extra `cloud`; as `CacheChoice.open`.
     """
     from blobstore.io.objects import open_bucket
+    from blobstore.store.bucket.blob_cache import work_folder
     from blobstore.store.bucket.bucket_store import BucketStore
 
     kept = cache.open() if cache is not None else None
-    return BucketStore(open_bucket(address, bucket_options(address)), cache=kept, wait_s=wait_s)
+    bucket = open_bucket(address, bucket_options(address))
+    work = work_folder((cache or CacheChoice()).place)
+    return BucketStore(bucket, cache=kept, wait_s=wait_s, work=work)
 
 
 def folder_store_at(

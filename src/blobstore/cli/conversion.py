@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blobstore.cli.buckets import CacheChoice, CacheOption, CacheSizeOption
+from blobstore.cli.covered import show_coverage
 from blobstore.cli.import_options import (
     Connections,
     CopyUp,
@@ -37,7 +38,6 @@ from blobstore.cli.output import (
     progress_bar,
     rate,
     shape,
-    shortened,
     show_json,
     show_table,
     show_view,
@@ -49,16 +49,12 @@ from blobstore.cli.output import (
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
-    from blobstore.formats.coverage import Coverage, Tally
     from blobstore.importer.planning.outputs import ImportPlan
     from blobstore.importer.run import ImportResult
     from blobstore.io.workers import Progress
     from blobstore.model.facts import Verdict
     from blobstore.names import ModelName
     from blobstore.views.checkpoints import ExportView
-    from blobstore.views.view import CoverageView, TallyView
-
-_MOST_NAMES = 5
 
 
 @takes_import_options
@@ -111,9 +107,10 @@ def import_(
     budget = parse_size(memory) if memory is not None else None
     at_most = parse_size(limit_rate) if limit_rate is not None else None
     fetch = FetchOptions(connections=connections, limit_rate=at_most)
+    how: Any = {"jobs": jobs, "fetch": fetch}
     with progress_bar() as progress:
         made = (
-            plan_import(source, jobs=jobs, progress=progress, open_source=source_at, **options)
+            plan_import(source, progress=progress, open_source=source_at, **how, **options)
             if planned is None
             else _travelled(planned, source, options)
         )
@@ -135,11 +132,10 @@ def import_(
                 made,
                 target,
                 home,
-                jobs=jobs,
                 memory=budget,
                 verify_reuse=verify_reuse,
-                fetch=fetch,
                 progress=progress,
+                **how,
             )
     show_import(result, as_json=as_json)
 
@@ -220,12 +216,27 @@ def plan(
             help="Let mlx-lm build its network for the planned tensors; takes seconds (extra: lm).",
         ),
     ] = False,
+    html: Annotated[
+        str | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Write a page, too, that shows the sizes of all types and group sizes.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the file of --html if it exists.")
+    ] = False,
     as_json: JsonOption = False,
     **options: Any,
 ) -> None:
     """Show what an import would write. Lists its tensors and their types; nothing is stored."""
     from blobstore.importer.run import plan_import
 
+    if html is not None:
+        from blobstore.cli.reporting import check_output, write_plan_page
+
+        check_output(html, force=force)
     with progress_bar() as progress:
         made = plan_import(source, jobs=jobs, progress=progress, open_source=source_at, **options)
     _print_notes(made)
@@ -238,6 +249,8 @@ def plan(
         from blobstore.importer.planning.document import write_plan
 
         write_plan(made, output)
+    if html is not None:
+        write_plan_page(made, html, options, force=force)
     _show_planned(made, runs_in, as_json=as_json)
 
 
@@ -296,39 +309,6 @@ def _show_tensors(made: ImportPlan) -> None:
     totals = f"{count(parameters)} parameters, {size(made.stored_bytes)}"
     blobs = counted(len(made.blobs), "blob")
     emit(f"{blobs}, {totals}, {made.bits_per_weight:.2f} bits per weight")
-
-
-def show_coverage(coverage: Coverage | CoverageView) -> None:
-    """Print what is stored of a source.
-
-    One line, and one more for each thing to know: tensors that are counted apart, derived or left
-    out.
-    """
-    tensors, files = coverage.tensors, coverage.files
-    lines = [f"{_share(tensors, 'tensor')} and {_share(files, 'file')} stored"]
-    if tensors.source is None:
-        why = "the model was not imported by blobstore in its default profile"
-        lines.append(f"The source is not known: {why}")
-    lines += [
-        f"{number:,} of the tensors belong to the {head}" for head, number in coverage.heads.items()
-    ]
-    derived = {**tensors.derived, **files.derived}
-    lines += [f"Derived: {number:,} {how}" for how, number in derived.items()]
-    if coverage.kept_whole:
-        lines.append(f"Kept as files, not quantized: {shortened(coverage.kept_whole, _MOST_NAMES)}")
-    reasons: dict[str, list[str]] = {}
-    for one in (*tensors.left_out, *files.left_out):
-        name = one.name if one.count == 1 else f"{one.name} ({one.count:,})"
-        reasons.setdefault(one.reason, []).append(name)
-    lines += [f"Left out: {shortened(names, _MOST_NAMES)}: {why}" for why, names in reasons.items()]
-    emit(printable("\n".join(lines), keep="\n"))
-
-
-def _share(tally: Tally | TallyView, noun: str) -> str:
-    covered = tally.stored + sum(tally.derived.values())
-    if tally.source is None:
-        return counted(covered, noun)
-    return f"{covered:,} of {counted(tally.source, noun)}"
 
 
 def export(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blobstore.cli.buckets import CacheChoice, CacheOption, CacheSizeOption
-from blobstore.cli.conversion import show_coverage
+from blobstore.cli.covered import show_coverage
 from blobstore.cli.output import (
     Jobs,
     JsonOption,

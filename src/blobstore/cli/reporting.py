@@ -1,9 +1,10 @@
-"""``report``."""
+"""``report``, and the page of ``plan --html``."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +25,7 @@ from blobstore.cli.output import (
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
+    from blobstore.importer.planning.outputs import ImportPlan
     from blobstore.names import ModelName
     from blobstore.source.addresses import Source
 
@@ -64,35 +66,59 @@ def report(
     store: StoreOption = None,
     lower: LowerOption = None,
 ) -> None:
-    """Write a page about a model, in one file: sizes, errors, distributions, as plots and tables.
+    """Write a page about a model: plots and tables in one file.
 
     A path that exists is a source, as for inspect: NAME:TAG is nearly always a stored model.
     """
     from blobstore.report.gathering import gather
     from blobstore.report.model_page import model_page, model_plots
-    from blobstore.report.placing import check_absent, place_file, place_folder
+    from blobstore.report.placing import place_file, place_folder
     from blobstore.report.rasters import check_drawable, drawn_png
 
     if output is None and png is None:
         raise UsageError("report has nothing to write", hint="Use -o FILE, or --png DIR.")
     if png is not None:
         check_drawable()
-    if output is not None and not force:
-        check_absent(Path(output))
+    if output is not None:
+        check_output(output, force=force)
     opened = stores_at(store, lower, cache=CacheChoice())
     other = None if against is None else _side(against)
     with progress_bar() as progress:
         found = gather(name, store=opened, against=other, jobs=jobs, progress=progress)
     plots = model_plots(found)
+    pictures = {} if png is None else {Path(png, f"{key}.png"): plots[key] for key in plots}
+    for path in pictures:
+        check_output(str(path), force=force)
     if output is not None:
         page = model_page(found, plots, date)
         place_file(Path(output), page, force=force)
         emit(f"{printable(output)}: {counted(len(plots), 'plot')}, {size(len(page))}")
     if png is not None:
         place_folder(Path(png))
-        for key, plot in plots.items():
-            place_file(Path(png, f"{key}.png"), drawn_png(plot), force=force)
-        emit(f"{printable(png)}: {counted(len(plots), 'picture')}")
+        for path, plot in pictures.items():
+            place_file(path, drawn_png(plot), force=force)
+        emit(f"{printable(png)}: {counted(len(pictures), 'picture')}")
+
+
+def check_output(path: str, *, force: bool) -> None:
+    """Raise UsageError if the file exists, unless ``force``: before a minute of measuring."""
+    from blobstore.report.placing import check_absent
+
+    if not force:
+        check_absent(Path(path))
+
+
+def write_plan_page(
+    made: ImportPlan, path: str, options: Mapping[str, Any], *, force: bool
+) -> None:
+    """Write the page of a plan that was made with ``options``. Raises: as `place_file`."""
+    from blobstore.importer.policies.options import ImportOptions
+    from blobstore.report.placing import place_file
+    from blobstore.report.plan_choices import plan_choices
+    from blobstore.report.plan_page import plan_page
+
+    given = ImportOptions.parse(**{**options, "target_size": None, "target_bpw": None})
+    place_file(Path(path), plan_page(plan_choices(made, given)), force=force)
 
 
 def _side(text: str) -> Source | ModelName:

@@ -43,7 +43,9 @@ def serve(
     from blobstore.web.distribution import distribution_routes
     from blobstore.web.guard import Hosts
     from blobstore.web.server import serve_at
+    from blobstore.web.tidying import use_one_arena
 
+    use_one_arena()
     hosts = Hosts(host, allowed_host or ())
     app = application(opened, hosts, more=distribution_routes(opened))
     serve_at(app, host, port, ready=lambda address: emit(f"Serving {opened.address} at {address}"))

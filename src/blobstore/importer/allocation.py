@@ -41,10 +41,12 @@ from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.making import non_finite
 from blobstore.importer.planning.outputs import OutputTensor
 from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.streaming.sampling import SampleReaders, sample_readers
 from blobstore.io.workers import Progress, results_of
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
 from blobstore.kernels.scales import ScaleChoice
-from blobstore.source.weights import SourceReaders, SourceWeight
+from blobstore.source.fetching import FetchOptions
+from blobstore.source.weights import SourceWeight
 
 SAMPLE = 2**22
 """Weights that are measured of a tensor, or of all of a group of experts, when there are more."""
@@ -79,34 +81,35 @@ def measure(
     options: ImportOptions,
     jobs: int,
     progress: Progress | None = None,
+    fetch: FetchOptions | None = None,
 ) -> list[dict[Quantization, float]]:
     """Return for each question the relative squared error of each type.
 
     Types whose scales would overflow are missing.
 
     ``progress`` is told the bytes of each tensor's sources when it has been measured. A thread
-    works in 20 MB.
+    works in 20 MB. ``fetch``: how sources on servers are fetched.
 
     Raises: NonFiniteWeightError with tensor and index; as `SourceReaders.readinto`.
     """
-    readers = SourceReaders()
+    sources = (source for question in questions for source in question.tensor.sources)
+    with sample_readers(sources, fetch or FetchOptions()) as readers:
 
-    def answer(question: Question) -> dict[Quantization, float]:
-        found = _measure(question, options, readers)
-        if progress is not None:
-            progress(sum(source.nbytes for source in question.tensor.sources), question.tensor.name)
-        return found
+        def answer(question: Question) -> dict[Quantization, float]:
+            found = _measure(question, options, readers)
+            if progress is not None:
+                nbytes = sum(source.nbytes for source in question.tensor.sources)
+                progress(nbytes, f"measuring {question.tensor.name}")
+            return found
 
-    try:
-        found = results_of(questions, answer, jobs, name="measure")
+        workers = max(jobs, readers.at_once)
+        found = results_of(questions, answer, workers, name="measure", stop=readers.stop)
         readers.check_unchanged()
-    finally:
-        readers.close()
     return found
 
 
 def _measure(
-    question: Question, options: ImportOptions, readers: SourceReaders
+    question: Question, options: ImportOptions, readers: SampleReaders
 ) -> dict[Quantization, float]:
     tensor = question.tensor
     factor = _global_scale(question, readers) if options.global_scale else None
@@ -154,11 +157,12 @@ def _batches(question: Question) -> Iterator[_Batch]:
             )
 
 
-def _values(batch: _Batch, tensor: OutputTensor, readers: SourceReaders) -> Array:
+def _values(batch: _Batch, tensor: OutputTensor, readers: SampleReaders) -> Array:
     """Return the batch's weights, flat, in the dtype that is quantized."""
     values = np.empty((len(batch.starts), batch.count), numpy_dtype(tensor.dtype))
-    with np.errstate(
-        over="ignore", invalid="ignore"
+    with (
+        readers.having(batch.source, batch.starts, batch.count),
+        np.errstate(over="ignore", invalid="ignore"),
     ):  # what does not fit the dtype is refused as infinite
         for row, start in zip(values, batch.starts, strict=True):
             row[:] = readers.values(batch.source, start, batch.count)
@@ -218,7 +222,7 @@ def _relative(error: float, whole: float) -> float:
     return float(f"{error / whole:.{_DIGITS - 1}e}") if whole else math.inf
 
 
-def _global_scale(question: Question, readers: SourceReaders) -> float:
+def _global_scale(question: Question, readers: SampleReaders) -> float:
     """Return the global scale of the weights that are measured, for a read of them."""
     values = (_values(batch, question.tensor, readers) for batch in _batches(question))
     return kernels.global_scale_of(

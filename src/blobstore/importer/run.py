@@ -84,6 +84,7 @@ def plan_import(
     jobs: int | None = None,
     progress: Progress | None = None,
     open_source: OpenSource = open_folder,
+    fetch: FetchOptions | None = None,
     **options: Unpack[ImportArguments],
 ) -> ImportPlan:
     """Return what an import of ``source`` would write.
@@ -92,7 +93,8 @@ def plan_import(
 
     ``source``: a .safetensors file or a checkpoint folder; None is what the Modelfile's FROM names.
     ``options``: `ImportArguments`, all optional. With a target (``target_size``, ``target_bpw``)
-    weights are read too, by ``jobs`` threads (None: one a core), of which ``progress`` is told.
+    weights are read too, by ``jobs`` threads (None: one a core), of which ``progress`` is told;
+    those on servers are fetched as ``fetch`` says.
     ``open_source`` opens a source, or a draft, that is given as a text: with a token, perhaps.
 
     Raises: UsageError (options), NotFoundError, HeaderError, DocumentError, CorruptDataError,
@@ -116,7 +118,13 @@ def plan_import(
         from blobstore.importer.targets import plan_for_target
 
         return plan_for_target(
-            inventory, parsed, parsed.target, draft, jobs=threads(jobs), progress=progress
+            inventory,
+            parsed,
+            parsed.target,
+            draft,
+            jobs=threads(jobs),
+            progress=progress,
+            fetch=fetch,
         )
     return make_plan(inventory, parsed, draft)
 
@@ -173,7 +181,7 @@ def import_model(
     CorruptDataError when the source changes meanwhile; BusyError. After an error the store holds
     what it held before.
     """
-    plan = plan_import(source, jobs=jobs, progress=progress, **options)
+    plan = plan_import(source, jobs=jobs, progress=progress, fetch=fetch, **options)
     target = default_name(plan) if name is None else name
     full = ModelName.of(target)
     if not force:

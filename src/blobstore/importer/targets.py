@@ -42,6 +42,7 @@ from blobstore.importer.policies.roles import (
 )
 from blobstore.importer.policies.rules import Rule, RuleBook, escaped
 from blobstore.io.workers import Progress, begun
+from blobstore.source.fetching import FetchOptions
 from blobstore.source.inventory import Inventory
 
 
@@ -165,6 +166,7 @@ def plan_for_target(
     *,
     jobs: int = 1,
     progress: Progress | None = None,
+    fetch: FetchOptions | None = None,
 ) -> ImportPlan:
     """Return the plan of at most ``target`` whose weights lose least.
 
@@ -183,7 +185,8 @@ def plan_for_target(
     else:
         overhead = task.size(kept) - sum(candidate.nbytes[None] for candidate in task.candidates)
         task.check_possible(budget, overhead)
-        plan = _chosen(task, _measured(task.candidates, options, jobs, progress), budget, overhead)
+        items = _measured(task.candidates, options, jobs, progress, fetch)
+        plan = _chosen(task, items, budget, overhead)
     size = task.size(plan)
     if size >= NEAR * budget:
         return plan
@@ -193,6 +196,20 @@ def plan_for_target(
         else "no choice of types is nearer to the target: it"
     )
     return replace(plan, notes=(*plan.notes, f"{what} is {size:,} bytes of {budget:,}"))
+
+
+def target_range(
+    inventory: Inventory, options: ImportOptions, draft: Inventory | None = None
+) -> tuple[int, int]:
+    """Return the bytes of the smallest and the largest plan that a target can lead to.
+
+    No weight is read, so it is not known which types a target in between leads to. Raises: as
+    `make_plan`.
+    """
+    found = tuple(candidates_of(inventory, options))
+    task = _Task(inventory, options, SizeTarget(1, None), draft, found)
+    smallest = task.plan([candidate.smallest for candidate in found])
+    return smallest.stored_bytes, task.plan([None for _ in found]).stored_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +297,11 @@ def _count(name: str) -> float:
 
 
 def _measured(
-    candidates: Sequence[Candidate], options: ImportOptions, jobs: int, progress: Progress | None
+    candidates: Sequence[Candidate],
+    options: ImportOptions,
+    jobs: int,
+    progress: Progress | None,
+    fetch: FetchOptions | None,
 ) -> list[_Item]:
     questions = [
         Question(tensor, candidate.types, max(1, SAMPLE // len(candidate.tensors)))
@@ -288,7 +309,7 @@ def _measured(
         for tensor in candidate.tensors
     ]
     total = sum(source.nbytes for question in questions for source in question.tensor.sources)
-    found = iter(measure(questions, options, jobs, begun(progress, total)))
+    found = iter(measure(questions, options, jobs, begun(progress, total), fetch))
     items = []
     for candidate in candidates:
         measured = [next(found) for _ in candidate.tensors]

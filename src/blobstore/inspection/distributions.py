@@ -61,7 +61,7 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class ValueDistribution:
     """The distribution of a stored tensor.
 
     ``size``: its values; ``read``: those that were read, all or a sample. ``values`` and ``source``
@@ -88,7 +88,7 @@ class Distribution:
 
 def distribution_of(
     tensor: Tensor, beside: ValueReader | None = None, *, most: int = MOST_VALUES
-) -> Distribution:
+) -> ValueDistribution:
     """Return the distribution of a stored tensor, and of the values ``beside`` it.
 
     ``beside`` reads as many values as the tensor has (`source_values`, `stored_values`). ``most``:
@@ -110,7 +110,7 @@ def distribution_of(
     source = None if beside is None else _joined([as_float64(beside(*run)) for run in runs])
     low, high = _range([values] if source is None else [values, source])
     kind = tensor.quant_type
-    return Distribution(
+    return ValueDistribution(
         name=tensor.name,
         type_name=str(tensor.dtype) if kind is None else f"{kind}/{tensor.group_size}",
         shape=tensor.shape,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from blobstore.inspection.distributions import Distribution, Histogram
+from blobstore.inspection.distributions import Histogram, ValueDistribution
 from blobstore.plots.specification import Specification, empty, specification
 
 _VALUES, _GAP, _CODES = 190, 62, 120
@@ -15,7 +15,7 @@ _MARKED = {"-448", "-16", "-1", "-0.0625", "0", "0.0625", "1", "16", "448"}
 """Numbers of E4M3 that its axis names."""
 
 
-def distribution(found: Distribution) -> Specification:
+def distribution(found: ValueDistribution) -> Specification:
     """Return the histograms of a tensor's values and, of a quantized one, of its codes."""
     if not sum(found.values.counts):
         return empty(_description(found), "There are no finite values to show.")
@@ -37,7 +37,7 @@ def distribution(found: Distribution) -> Specification:
     )
 
 
-def _description(found: Distribution) -> str:
+def _description(found: ValueDistribution) -> str:
     values = found.values
     odd = read = used = ""
     if values.infinite or values.nan:
@@ -57,7 +57,7 @@ def _finite(histogram: Histogram) -> int:
     return sum(histogram.counts)
 
 
-def _rows(found: Distribution) -> list[tuple[Any, ...]]:
+def _rows(found: ValueDistribution) -> list[tuple[Any, ...]]:
     edges, counts = found.values.edges, [found.values.counts]
     if found.source is not None:
         counts.append(found.source.counts)
@@ -68,7 +68,7 @@ def _rows(found: Distribution) -> list[tuple[Any, ...]]:
     ]
 
 
-def _data(found: Distribution) -> list[dict[str, Any]]:
+def _data(found: ValueDistribution) -> list[dict[str, Any]]:
     tables = [{"name": "stored", "values": _bins(found.values, "stored")}]
     if found.source is not None:
         # A line of steps ends at the last edge.
@@ -114,7 +114,7 @@ def _bins(histogram: Histogram, of: str) -> list[dict[str, Any]]:
     ]
 
 
-def _scales(found: Distribution) -> list[dict[str, Any]]:
+def _scales(found: ValueDistribution) -> list[dict[str, Any]]:
     low, high = found.values.low, found.values.high
     if low == high:
         low, high = low - 1, high + 1
@@ -134,7 +134,7 @@ def _scales(found: Distribution) -> list[dict[str, Any]]:
     return [*scales, of]
 
 
-def _values(found: Distribution) -> dict[str, Any]:
+def _values(found: ValueDistribution) -> dict[str, Any]:
     bars = {
         "type": "rect",
         "from": {"data": "stored"},
@@ -175,7 +175,7 @@ def _values(found: Distribution) -> dict[str, Any]:
     )
 
 
-def _codes(found: Distribution) -> dict[str, Any]:
+def _codes(found: ValueDistribution) -> dict[str, Any]:
     is_affine = found.type_name.startswith("int")
     title = "code" if is_affine else "code, as the number that it stands for before scaling"
     number = len(found.codes or ())

@@ -22,8 +22,8 @@ from blobstore.views.quantities import count, counted, size
 MOST_POINTS = 1500
 _GRIDS = (48, 24, 12, 8)
 _HEIGHT = 360
-_FOOT = 18
-"""Pixels below an error of 0, in which a name can be written."""
+_HEAD, _FOOT = 16, 18
+"""Pixels above the largest error and below an error of 0, in which a name can be written."""
 _ROWS = 100
 _LETTER, _LINE = 6.6, 15.0
 
@@ -172,7 +172,7 @@ def _scales(x: str) -> list[dict[str, Any]]:
     zero = {"padding": 24} if x == "log" else {"zero": False, "padding": 12}
     up: dict[str, Any] = {"name": "y", "type": "linear"}
     up["domain"] = {"data": "points", "field": "y"}
-    up |= {"range": [{"signal": f"height - {_FOOT}"}, 0], "nice": True, "zero": True}
+    up |= {"range": [{"signal": f"height - {_FOOT}"}, _HEAD], "nice": True, "zero": True}
     return [across | zero, up]
 
 
@@ -262,7 +262,7 @@ def _labels(found: Sequence[ModelPoint], width: int) -> list[str]:
     points = [
         (
             12 + (one.nbytes - left) / max(1, right - left) * (width - 24),
-            (1 - one.relative_rmse / top) * (_HEIGHT - 110 - _FOOT),
+            _HEAD + (1 - one.relative_rmse / top) * (_HEIGHT - 110 - _HEAD - _FOOT),
         )
         for one in found
     ]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from blobstore.plots.palette import COLOURS, OTHER, families
+from blobstore.views.quantities import printable
 
 Specification = dict[str, Any]
 """A Vega specification: JSON, ready to be parsed by Vega 6."""
@@ -29,9 +30,9 @@ def specification(
     """Return a specification of marks, scales and data, which are its ``parts``.
 
     Width and height are all that the plot takes, its axes and legends included. ``columns`` and
-    ``rows`` are the same values as a table.
+    ``rows`` are the same values as a table. Characters of names that are not printable are escaped.
     """
-    return {
+    found: Specification = {
         "$schema": SCHEMA,
         "description": description,
         "width": WIDTH,
@@ -41,6 +42,16 @@ def specification(
         **parts,
         "usermeta": {"table": {"columns": list(columns), "rows": [list(row) for row in rows]}},
     }
+    return {key: _readable(value) for key, value in found.items()}
+
+
+def _readable(value: Any) -> Any:
+    """Return a value with what names from files would do to a line of text as escapes."""
+    if isinstance(value, str):
+        return printable(value, keep="\n")
+    if isinstance(value, dict):
+        return {key: _readable(one) for key, one in value.items()}
+    return [_readable(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def colour_scale(type_names: Iterable[str]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def configuration(theme: Theme) -> dict[str, Any]:
         "range": {"ramp": _RAMPS[theme], "pair": [colours["first"], colours["second"]]},
         "style": {
             "guide-label": {"font": FONT},
-            "guide-title": {**text, "fontSize": 13},
+            "guide-title": {**text, "fontSize": 13, "fontWeight": "normal"},
             "tile": {"stroke": colours["page"], "strokeWidth": 0.5},
             "tile-label": {"font": FONT, "fontSize": 11},
             "tile-header": {**text, "fontSize": 11},

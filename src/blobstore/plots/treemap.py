@@ -58,17 +58,18 @@ def rectangles(tensors: Iterable[Weighed], most: int = MOST_RECTANGLES) -> list[
     places = [
         (*module_and_part(tensor.name), tensor.type_name, tensor.nbytes) for tensor in tensors
     ]
-    found: list[Rectangle] = []
+    sums: dict[tuple[str, str, str], tuple[int, int]] = {}
     for coarser in _COARSENESS:
-        sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+        sums = {}
         for module, part, type_name, nbytes in places:
             place = (*coarser(module, part), type_name)
             number, total = sums.get(place, (0, 0))
             sums[place] = number + 1, total + nbytes
-        found = [Rectangle(*place, *sums[place]) for place in sums]
-        if len(found) <= most:
-            return sorted(found, key=natural)  # sorting 50,000 places takes a second
-    return _with_others(found, most)
+        if len(sums) <= most:
+            break
+    found = [Rectangle(*place, *sums[place]) for place in sums]
+    # Only few are sorted: 50,000 would take a second.
+    return sorted(found, key=natural) if len(found) <= most else _with_others(found, most)
 
 
 def _with_others(found: list[Rectangle], most: int) -> list[Rectangle]:
@@ -85,9 +86,12 @@ def _with_others(found: list[Rectangle], most: int) -> list[Rectangle]:
     return sorted([*kept, *sums.values()], key=natural)
 
 
-def treemap(tensors: Iterable[Weighed]) -> Specification:
-    """Return the treemap of a model's stored tensors, or of those that a plan would store."""
-    found = rectangles(tensors)
+def treemap(tensors: Iterable[Weighed], most: int = MOST_RECTANGLES) -> Specification:
+    """Return the treemap of a model's stored tensors, or of those that a plan would store.
+
+    ``most``: rectangles, as for `rectangles`.
+    """
+    found = rectangles(tensors, most)
     total = sum(one.nbytes for one in found)
     number = sum(one.tensors for one in found)
     if not total:

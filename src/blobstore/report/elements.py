@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from blobstore.views.quantities import printable
 
-_VOID = frozenset({"meta", "br"})
+_VOID = frozenset({"meta", "input"})
 
 
 class Html(str):
@@ -19,7 +19,7 @@ class Html(str):
     __slots__ = ()
 
 
-def text(value: str) -> Html:
+def markup_of(value: str) -> Html:
     """Return a text as markup; characters that are not printable are shown as escapes."""
     return Html(html.escape(printable(value, keep="\n")))
 
@@ -27,22 +27,23 @@ def text(value: str) -> Html:
 def tag(name: str, /, *children: str, **attributes: str) -> Html:
     """Return an element. ``attributes``: by name, ``_`` for ``-``; ``class_`` is ``class``."""
     words = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{text(value)}"' for key, value in attributes.items()
+        f' {key.rstrip("_").replace("_", "-")}="{markup_of(value)}"'
+        for key, value in attributes.items()
     )
     if name in _VOID:
         return Html(f"<{name}{words}>")
-    return Html(f"<{name}{words}>{joined(children)}</{name}>")
+    return Html(f"<{name}{words}>{side_by_side(children)}</{name}>")
 
 
-def joined(children: Iterable[str]) -> Html:
+def side_by_side(children: Iterable[str]) -> Html:
     """Return children one after the other."""
-    return Html("".join(one if isinstance(one, Html) else text(one) for one in children))
+    return Html("".join(one if isinstance(one, Html) else markup_of(one) for one in children))
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> Html:
     """Return names and values as a list of descriptions; pairs without a value are left out."""
     rows = (tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs if value)
-    return tag("dl", joined(rows))
+    return tag("dl", side_by_side(rows))
 
 
 def table(label: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Html:
@@ -53,15 +54,15 @@ def table(label: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     kinds = ["number" if _is_number(value) else "" for value in (rows[0] if rows else columns)]
     head = tag(
         "tr",
-        joined(
+        side_by_side(
             tag("th", column, scope="col", **_classed(kind))
             for column, kind in zip(columns, kinds, strict=True)
         ),
     )
-    body = joined(
+    body = side_by_side(
         tag(
             "tr",
-            joined(
+            side_by_side(
                 tag("td", _shown(value), **_classed(kind))
                 for value, kind in zip(row, kinds, strict=True)
             ),

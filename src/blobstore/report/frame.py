@@ -16,7 +16,7 @@ from typing import Any
 
 from blobstore.plots.specification import Specification
 from blobstore.plots.theme import THEMES, configuration
-from blobstore.report.elements import Html, joined, table, tag
+from blobstore.report.elements import Html, side_by_side, table, tag
 
 _VEGA = ("web", "static", "vendor")
 _LONGEST_TITLE = 200
@@ -50,7 +50,9 @@ def document(title: str, body: Iterable[str], plots: Mapping[str, Specification]
         Html(f"<script>{scripts[0]}</script>"),
         Html(f'<script type="module">{scripts[1]}</script>'),
     )
-    page = tag("html", tag("head", *head), tag("body", tag("main", joined(body)), *data), lang="en")
+    page = tag(
+        "html", tag("head", *head), tag("body", tag("main", side_by_side(body)), *data), lang="en"
+    )
     return f"<!doctype html>\n{page}\n".encode()
 
 

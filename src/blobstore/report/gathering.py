@@ -16,7 +16,7 @@ from blobstore.errors import UnsupportedSourceError
 from blobstore.inspection.comparison import checkpoint_shape, stored_values
 from blobstore.inspection.diff import ModelDiff, diff_models
 from blobstore.inspection.distributions import (
-    Distribution,
+    ValueDistribution,
     ValueReader,
     distribution_of,
     source_values,
@@ -29,7 +29,7 @@ from blobstore.model.loader import Model, open_model
 from blobstore.model.tensors import Tensor
 from blobstore.names import ModelName
 from blobstore.plots.subjects import TensorError
-from blobstore.source.addresses import Source
+from blobstore.source.addresses import Source, is_address
 from blobstore.source.weights import SourceReaders
 from blobstore.store.ports import Readable
 from blobstore.store.stored import StoredTensor
@@ -51,7 +51,7 @@ class ModelFindings:
     errors: tuple[TensorError, ...] | None
     basis: str | None
     difference: ModelDiff | None
-    distributions: tuple[Distribution, ...]
+    distributions: tuple[ValueDistribution, ...]
 
 
 def gather(
@@ -83,7 +83,7 @@ def gather(
         else:
             found = measure_quality(model.name, against, store=store, jobs=jobs, progress=progress)
             errors = tuple(map(TensorError.of, found.tensors))
-            basis = f"the checkpoint {_shown(against)}"
+            basis = f"the checkpoint {source_label(against)}"
         with _beside(model, against, store) as readers:
             chosen = _chosen(summary.tensors, errors or ())
             distributions = tuple(_distributions(model, chosen, readers))
@@ -106,11 +106,10 @@ def _kept(model: Model, store: Readable) -> tuple[tuple[TensorError, ...] | None
     return errors, f"the checkpoint {kept.against or 'that it was made from'}{when}"
 
 
-def _shown(source: Source) -> str:
-    """Return a source's name: paths of this machine stay on it."""
-    if isinstance(source, str | os.PathLike):
-        return Path(source).resolve().name
-    return source.name
+def source_label(source: Source) -> str:
+    """Return a source's name; paths of this machine, and the query of an address, stay on it."""
+    name = os.fspath(source) if isinstance(source, str | os.PathLike) else source.name
+    return name.partition("?")[0] if is_address(name) else Path(name).resolve().name
 
 
 def _chosen(tensors: tuple[StoredTensor, ...], errors: tuple[TensorError, ...]) -> list[str]:
@@ -164,7 +163,9 @@ def _of_other(tensor: Tensor, others: Mapping[str, Tensor]) -> ValueReader | Non
     return read
 
 
-def _distributions(model: Model, names: list[str], readers: _Readers) -> Iterator[Distribution]:
+def _distributions(
+    model: Model, names: list[str], readers: _Readers
+) -> Iterator[ValueDistribution]:
     for name in names:
         tensor = model[name]
         try:

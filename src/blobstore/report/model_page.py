@@ -14,7 +14,7 @@ from blobstore.plots.points import scatter
 from blobstore.plots.specification import Specification
 from blobstore.plots.subjects import TensorError
 from blobstore.plots.treemap import treemap
-from blobstore.report.elements import Html, facts, joined, section, table, tag
+from blobstore.report.elements import Html, facts, section, side_by_side, table, tag
 from blobstore.report.frame import document, figure
 from blobstore.report.gathering import ModelFindings
 from blobstore.views.quantities import count, counted, shape, size
@@ -93,7 +93,7 @@ def _largest(found: ModelFindings) -> Html:
         (one.name, one.type_name, shape(one.shape), size(one.nbytes))
         for one in tensors[:_MOST_ROWS]
     ]
-    return joined([tag("h3", title), table(title, ("tensor", "type", "shape", "size"), rows)])
+    return side_by_side([tag("h3", title), table(title, ("tensor", "type", "shape", "size"), rows)])
 
 
 def _errors(found: ModelFindings, plots: dict[str, Specification]) -> Iterator[Html]:
@@ -123,7 +123,7 @@ def _worst(errors: tuple[TensorError, ...]) -> Html:
         (one.name, one.type_name, shape(one.shape), _share(one)) for one in changed[:_MOST_ROWS]
     ]
     title = "The tensors with the largest errors"
-    return joined(
+    return side_by_side(
         [tag("h3", title), table(title, ("tensor", "type", "shape", "relative rmse"), rows)]
     )
 

@@ -30,47 +30,53 @@ function drawAll(theme = dark.matches ? "dark" : "light") {
   }
 }
 
-// A choice shows one of several parts of the page. Without scripts all are shown.
-function choose(select) {
-  for (const option of select.options) {
-    document.getElementById(option.value).hidden = option.value !== select.value;
-  }
-  drawAll();
-}
-
-// A size as people write it, such as 3.5 GB, in bytes; NaN for anything else.
-function bytes(text) {
-  const found = /^\s*([0-9]+(?:\.[0-9]+)?)\s*(|[kmgt]?b)\s*$/i.exec(text);
-  return found ? found[1] * 1000 ** ["", "b", "kb", "mb", "gb", "tb"].indexOf(found[2].toLowerCase()) / (found[2] ? 1000 : 1) : NaN;
-}
-
-function judge(input) {
-  const { smallest, largest } = input.dataset;
-  const wanted = bytes(input.value);
-  const answer = document.getElementById(input.getAttribute("aria-describedby"));
-  const fits = [...document.querySelectorAll("[data-bytes]")].filter((row) => {
-    row.querySelector(".fits").textContent = wanted ? (row.dataset.bytes <= wanted ? "yes" : "no") : "";
-    return row.dataset.bytes <= wanted;
-  });
-  if (!input.value.trim()) answer.textContent = "";
-  else if (!wanted) answer.textContent = "Write a size such as 3.5GB.";
-  else if (wanted < smallest) answer.textContent = "No target of the import is that small.";
-  else if (wanted >= largest) answer.textContent = "All weights fit in 8 bits.";
-  else answer.textContent = `The import can reach it with a mixture of types. ${fits.length} plans below fit as they are.`;
-}
-
-for (const form of document.querySelectorAll("form")) {
+// A form shows one of the plans of the page. Without scripts all are shown.
+function startPlans(form) {
+  const { type, groups, target } = form.elements;
+  const plans = [...document.querySelectorAll("[data-plan]")];
+  const show = () => {
+    for (const plan of plans) {
+      const { type: kind, groups: size } = plan.dataset;
+      plan.hidden = kind !== type.value || size !== groups.value;
+    }
+    drawAll();
+  };
+  const fill = (wanted) => {
+    const sizes = plans.filter((plan) => plan.dataset.type === type.value);
+    groups.replaceChildren(...sizes.map((plan) => new Option(plan.dataset.groups || "none")));
+    sizes.forEach((plan, index) => (groups.options[index].value = plan.dataset.groups));
+    groups.disabled = sizes.length < 2;
+    if (sizes.some((plan) => plan.dataset.groups === wanted)) groups.value = wanted;
+    show();
+  };
   form.hidden = false;
   form.addEventListener("submit", (event) => event.preventDefault());
+  type.addEventListener("change", () => fill(groups.value));
+  groups.addEventListener("change", show);
+  target?.addEventListener("input", () => judge(target, form.querySelector("output")));
+  fill(form.dataset.groups);
+  if (target?.value) judge(target, form.querySelector("output"));
 }
-for (const select of document.querySelectorAll("select[data-choice]")) {
-  select.addEventListener("change", () => choose(select));
-  choose(select);
+
+const UNITS = { "": 1, b: 1, kb: 1e3, mb: 1e6, gb: 1e9, tb: 1e12 };
+
+// Say of a target what is known without reading weights, and of each plan whether it fits.
+function judge(target, answer) {
+  const found = /^\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?b|)\s*$/i.exec(target.value);
+  const wanted = found ? found[1] * UNITS[found[2].toLowerCase()] : 0;
+  for (const row of document.querySelectorAll("tr[data-bytes]")) {
+    const fits = Number(row.dataset.bytes) <= wanted;
+    row.querySelector("[data-fits]").textContent = wanted ? (fits ? "yes" : "no") : "";
+  }
+  const { smallest, largest } = target.dataset;
+  if (!target.value.trim()) answer.value = "";
+  else if (!wanted) answer.value = "Write a size such as 3.5GB.";
+  else if (wanted < Number(smallest)) answer.value = "Too small: no mixture of types reaches it.";
+  else if (wanted >= Number(largest)) answer.value = "Everything fits as it is in the source.";
+  else answer.value = "Possible. The import reads the weights to choose a type for each tensor.";
 }
-for (const input of document.querySelectorAll("input[data-smallest]")) {
-  input.addEventListener("input", () => judge(input));
-  judge(input);
-}
+
+for (const form of document.querySelectorAll("form")) startPlans(form);
 drawAll();
 addEventListener("resize", () => drawAll());
 dark.addEventListener("change", () => drawAll());

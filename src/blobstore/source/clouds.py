@@ -28,6 +28,7 @@ from blobstore.source.folders import SUFFIX, Entry, Folder, Found
 from blobstore.source.web import WebEntry, WebIdentity
 
 if TYPE_CHECKING:
+    from blobstore.io.http.direct import Came
     from blobstore.io.rates import RateLimit
 
 _T = TypeVar("_T")
@@ -222,20 +223,29 @@ class BucketFetcher:
         """See `Fetcher`."""
         return self._slots.most
 
-    def fill(self, name: str, identity: Identity, begin: int, buffer: memoryview) -> None:
+    def fill(
+        self,
+        name: str,
+        identity: Identity,
+        begin: int,
+        buffer: memoryview,
+        came: Came | None = None,
+    ) -> None:
         """See `Fetcher`."""
         key = relative_path(name)
         with self._slots.slot() as moved:
 
-            def came(nbytes: int) -> None:
+            def arrived(nbytes: int) -> None:
                 if self._cancelled.is_set():
                     raise RemoteError(f"{self._bucket.place(name)}: cancelled")
                 moved(nbytes)
                 if self._rate is not None:
                     self._rate.take(nbytes)
+                if came is not None:
+                    came(nbytes)
 
-            came(0)
-            self._bucket.get_into(key, begin, buffer, version_of(identity), came=came)
+            arrived(0)
+            self._bucket.get_into(key, begin, buffer, version_of(identity), came=arrived)
 
     def cancel(self) -> None:
         """See `Fetcher`: a request ends with its next piece."""

@@ -6,14 +6,16 @@ servers fetch over several connections, whose number they find by measurement.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from blobstore.io.http.direct import Came
     from blobstore.io.ranges import Identity
     from blobstore.source.folders import Folder
+    from blobstore.source.weights import SourceFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +37,19 @@ class Fetcher(Protocol):
     def at_once(self) -> int:
         """How many threads may be of use: as many ranges as may be fetched at once."""
 
-    def fill(self, name: str, identity: Identity, begin: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes of a file from byte ``begin`` on.
+    def fill(
+        self,
+        name: str,
+        identity: Identity,
+        begin: int,
+        buffer: memoryview,
+        came: Came | None = None,
+    ) -> None:
+        """Fill ``buffer`` with the bytes of a file from byte ``begin`` on, in their order.
 
-        The call waits until one more request may run. Raises: CorruptDataError when the file has
-        another identity now; NotFoundError; ShortReadError; RemoteError; StorageError.
+        ``came`` is told how many there are since it was told last. The call waits until one more
+        request may run. Raises: CorruptDataError when the file has another identity now;
+        NotFoundError; ShortReadError; RemoteError; StorageError; as ``came``.
         """
 
     def cancel(self) -> None:
@@ -54,10 +64,19 @@ class FolderFetcher:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
 
-    def fill(self, name: str, identity: Identity, begin: int, buffer: memoryview) -> None:
+    def fill(
+        self,
+        name: str,
+        identity: Identity,
+        begin: int,
+        buffer: memoryview,
+        came: Came | None = None,
+    ) -> None:
         """See `Fetcher`."""
         with self._folder.open(name, identity) as reader:
             reader.readinto(begin, buffer)
+        if came is not None:
+            came(len(buffer))
 
     def cancel(self) -> None:
         """See `Fetcher`: a read from a disk ends by itself."""
@@ -67,3 +86,17 @@ class FolderFetcher:
 def folder_fetcher(folder: Folder) -> Iterator[Fetcher]:
     """Give a fetcher that any folder can have."""
     yield FolderFetcher(folder)
+
+
+@contextmanager
+def fetchers_of(
+    files: Mapping[str, SourceFile], options: FetchOptions
+) -> Iterator[dict[str, Fetcher]]:
+    """Give the fetcher of each file, by path: one for each folder."""
+    with ExitStack() as stack:
+        of_folder: dict[int, Fetcher] = {}
+        for file in files.values():
+            if id(file.folder) not in of_folder:
+                fetcher = stack.enter_context(file.folder.fetcher(options))
+                of_folder[id(file.folder)] = fetcher
+        yield {path: of_folder[id(file.folder)] for path, file in files.items()}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from blobstore.source.fetching import Fetcher, FetchOptions
 
 if TYPE_CHECKING:
+    from blobstore.io.http.direct import Came
     from blobstore.io.http.filling import FetchControl, RangeFiller
     from blobstore.io.http.reader import Remote
     from blobstore.io.ranges import Identity
@@ -34,9 +35,16 @@ class WebFetcher:
         """See `Fetcher`."""
         return self._control.slots.most
 
-    def fill(self, name: str, identity: Identity, begin: int, buffer: memoryview) -> None:
+    def fill(
+        self,
+        name: str,
+        identity: Identity,
+        begin: int,
+        buffer: memoryview,
+        came: Came | None = None,
+    ) -> None:
         """See `Fetcher`."""
-        self._filler(name, identity).fill(begin, buffer)
+        self._filler(name, identity).fill(begin, buffer, came)
 
     def cancel(self) -> None:
         """See `Fetcher`."""

@@ -82,7 +82,12 @@ class ContinuedWriter(Writer, Protocol):
 
 
 class Unfinished(Protocol):
-    """Work that a killed session had begun, in files; a later session goes on with it."""
+    """Work that a killed session had begun, in files; a later session goes on with it.
+
+    ``accepts_early``: a blob may be accepted before it is trusted, since its key alone finds it.
+    """
+
+    accepts_early: bool
 
     def begin(self, key: str) -> Path:
         """Return the folder of the work ``key``, 64 hex digits, which is the session's now.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blobstore.formats.documents import Manifest
-    from blobstore.inspection.distributions import Distribution
+    from blobstore.inspection.distributions import ValueDistribution
     from blobstore.inspection.listing import ModelDetails, ModelSummary
     from blobstore.names import ModelName
     from blobstore.store.stored import StoredTensor
@@ -132,7 +132,7 @@ class DistributionView(View):
     code_values: list[Figure] | None = Field(description="what each code stands for, unscaled")
 
     @classmethod
-    def of(cls, name: ModelName, digest: str, found: Distribution) -> DistributionView:
+    def of(cls, name: ModelName, digest: str, found: ValueDistribution) -> DistributionView:
         """Return the view of a tensor's distribution."""
         return cls(
             model=name,

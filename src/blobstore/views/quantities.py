@@ -26,7 +26,7 @@ def shape(dims: Sequence[int]) -> str:
 def count(number: int) -> str:
     """Return a number of parameters as people write it: ``5.25M``."""
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if number >= limit:
+        if number >= 0.9995 * limit:  # less would be shown as 1000 of the smaller unit
             return f"{number / limit:.3g}{suffix}"
     return str(number)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from blobstore.inspection.distributions import Distribution, distribution_of
+from blobstore.inspection.distributions import ValueDistribution, distribution_of
 from blobstore.inspection.listing import list_models
 from blobstore.names import Digest
 from blobstore.store.care.usage import Usage, measure_usage
@@ -67,7 +67,7 @@ def distribution_answer(served: Served, values: Values) -> Answer:
     return Answer(body, found.tag)
 
 
-def measured_distribution(served: Served, model: ServedModel, tensor: str) -> Distribution:
+def measured_distribution(served: Served, model: ServedModel, tensor: str) -> ValueDistribution:
     """Return the distribution of a tensor. Raises: as `Served.tensor` and `distribution_of`."""
     with served.tensor(model, tensor) as opened:
         return distribution_of(opened)

@@ -12,8 +12,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-import anyio.to_thread
-from anyio import CapacityLimiter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -22,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blobstore.errors import BlobStoreError
+from blobstore.plots.theme import THEMES, configuration
 from blobstore.store.ports import Readable
 from blobstore.web.guard import Guard, Hosts
 from blobstore.web.openapi import PATH as OPENAPI, openapi
@@ -31,6 +30,7 @@ from blobstore.web.routes import ROUTES, ApiRoute
 from blobstore.web.served import Served, in_json
 from blobstore.web.static_files import StaticFile, static_files
 from blobstore.web.tidying import Tidy
+from blobstore.web.together import Together
 
 _log = logging.getLogger("blobstore.web")
 
@@ -39,6 +39,9 @@ _QUICK, _SLOW = 4, 2
 _PIECE = 2**18
 """Bytes of a body that are sent at once."""
 _JSON = "application/json"
+THEMES_PATH = "/static/themes.json"
+"""Vega's configurations, of which a page passes one when it draws a plot."""
+_KNOWN = "if-none-match"
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -54,12 +57,15 @@ def application(
     ``more``: routes beside the API and the pages. ``files``: by address (None: the package's).
     """
     served = Served(home)
-    limits = {False: CapacityLimiter(_QUICK), True: CapacityLimiter(_SLOW)}
+    quick, slow = Together[Response](_QUICK), Together[Response](_SLOW)
     listed = static_files() if files is None else files
-    document = StaticFile(_JSON, in_json(openapi(ROUTES)))
+    made = {
+        OPENAPI: StaticFile(_JSON, in_json(openapi(ROUTES))),
+        THEMES_PATH: StaticFile(_JSON, in_json({one: configuration(one) for one in THEMES})),
+    }
     routes: list[BaseRoute] = [
-        *(Route(one.path, _api(one, served, limits[one.is_slow])) for one in ROUTES),
-        *(Route(path, _file(one)) for path, one in {**listed, OPENAPI: document}.items()),
+        *(Route(one.path, _api(one, served, slow if one.is_slow else quick)) for one in ROUTES),
+        *(Route(path, _file(one)) for path, one in {**listed, **made}.items()),
         *more,
     ]
     app = Starlette(routes=routes, exception_handlers=_HANDLERS)
@@ -67,17 +73,21 @@ def application(
     return Guard(Tidy(app), hosts)
 
 
-def _api(route: ApiRoute, served: Served, limit: CapacityLimiter) -> _Handler:
+def _api(route: ApiRoute, served: Served, threads: Together[Response]) -> _Handler:
     def made(request: Request) -> Response:
-        values = values_in(request.scope["query_string"], route.parameters)
-        answer = route.answer(served, values)
-        if answer.tag is not None and is_known(answer.tag, request):
-            return unchanged(answer.tag)
-        body = served.body((route.path, request.scope["query_string"]), answer)
+        try:
+            values = values_in(request.scope["query_string"], route.parameters)
+            answer = route.answer(served, values)
+            if answer.tag is not None and is_known(answer.tag, request):
+                return unchanged(answer.tag)
+            body = served.body((route.path, request.scope["query_string"]), answer)
+        except BlobStoreError as error:
+            return problem_of(error)
         return with_tag(body, answer.tag or hashlib.sha256(body).hexdigest(), _JSON, request)
 
     async def handle(request: Request) -> Response:
-        return await anyio.to_thread.run_sync(functools.partial(made, request), limiter=limit)
+        key = (route.path, request.scope["query_string"], request.headers.get(_KNOWN))
+        return await threads.run(key, functools.partial(made, request))
 
     return handle
 
@@ -119,7 +129,7 @@ def unchanged(tag: str) -> Response:
 
 def is_known(tag: str, request: Request) -> bool:
     """Return True if the client says that it has the document of that tag."""
-    known: Sequence[str] = request.headers.get("if-none-match", "").split(",")
+    known: Sequence[str] = request.headers.get(_KNOWN, "").split(",")
     return any(one.strip().removeprefix("W/") in (f'"{tag}"', "*") for one in known)
 
 
@@ -135,14 +145,8 @@ async def _refused(_request: Request, error: Exception) -> Response:
     return answer
 
 
-async def _failed(_request: Request, error: Exception) -> Response:
-    if not isinstance(error, BlobStoreError):
-        raise error
-    return problem_of(error)
-
-
 async def _broken(_request: Request, _error: Exception) -> Response:
     return problem(FAILED, "an error of the server, which its log describes")
 
 
-_HANDLERS: dict[Any, Any] = {HTTPException: _refused, BlobStoreError: _failed, Exception: _broken}
+_HANDLERS: dict[Any, Any] = {HTTPException: _refused, Exception: _broken}

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from blobstore.errors import BlobStoreError
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest
-from blobstore.web.byte_ranges import Part
+from blobstore.web.byte_ranges import ByteSpan
 from blobstore.web.file_sending import SENDS_FILES, BrokenOffError
 
 _PIECE = 2**20
@@ -38,7 +38,7 @@ class BlobAnswer(Response):
         reader: OpenReader,
         place: tuple[int, int] | None,
         digest: Digest,
-        part: Part,
+        part: ByteSpan,
         fields: dict[str, str],
         threads: CapacityLimiter,
     ) -> None:

@@ -9,7 +9,7 @@ _RANGE = re.compile(r"bytes=[ \t]*(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})[ 
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ByteSpan:
     """The bytes ``[begin, end)`` of ``size``; ``is_whole``: no range was asked for."""
 
     begin: int
@@ -28,7 +28,7 @@ class Part:
         return f"bytes {self.begin}-{self.end - 1}/{self.size}"
 
 
-def part_of(size: int, field: str | None) -> Part | None:
+def part_of(size: int, field: str | None) -> ByteSpan | None:
     """Return the part that a ``Range`` field asks for; None if there are no such bytes (416).
 
     The whole for no field, several ranges, other units, and a field that is not valid: a server may
@@ -36,13 +36,13 @@ def part_of(size: int, field: str | None) -> Part | None:
     """
     match = _RANGE.fullmatch(field or "")
     if match is None or not (match["first"] or match["last"]):
-        return Part(0, size, size, is_whole=True)
+        return ByteSpan(0, size, size, is_whole=True)
     if not match["first"]:
         begin, end = max(0, size - int(match["last"])), size
     else:
         begin = int(match["first"])
         last = int(match["last"]) if match["last"] else size - 1
         if match["last"] and last < begin:
-            return Part(0, size, size, is_whole=True)
+            return ByteSpan(0, size, size, is_whole=True)
         end = min(last + 1, size)
-    return Part(begin, end, size) if begin < end else None
+    return ByteSpan(begin, end, size) if begin < end else None

@@ -22,7 +22,7 @@ METHODS = ("GET", "HEAD")
 REGISTRY = "/v2/"
 """Addresses whose refusals have the form of the registry protocol (distribution.py)."""
 MAX_PATH = 2048
-"""Bytes of a path, percent-in_json. Names under ``/v2/`` have at most 1,024 characters."""
+"""Bytes of a path, percent-encoded. Names under ``/v2/`` have at most 1,024 characters."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "

@@ -16,6 +16,7 @@ _JSON = "application/json"
 _PROBLEMS = {
     "400": "A parameter is missing, unknown, too long, or given too often.",
     "404": "There is no such model or tensor.",
+    "414": "The address is too long.",
     "409": "The model is damaged, or of a kind without such an answer.",
 }
 

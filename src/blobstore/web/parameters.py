@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl
 
 from blobstore.errors import UsageError, quoted
 
-MAX_QUERY = 16 * 1024
-"""Bytes of a query. A longer one is refused before it is parsed."""
+MAX_QUERY = 32 * 1024
+"""Bytes of a query: as many as the parameters of a route can have. A longer one is not parsed."""
 _MAX_FIELDS = 64
-_MAX_NAME = 1024
-"""Characters of a model's name, as in names.py."""
-_MAX_TENSOR = 4096
-"""Characters of a tensor's name."""
+_MAX_NAME = 620
+"""Characters of a model's name with all its parts (names.py)."""
+_NAME = r"^[A-Za-z0-9_.:/-]+$"
+"""Characters of a model's name. Which names are valid, names.py says."""
+_MAX_TENSOR = 2048
+"""Characters of a tensor's name. Longer ones are possible in a file, and not asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryParameter:
     """A text in the query of an address, from 1 to ``longest`` characters.
 
-    ``most``: how often it may be given; ``least``: how often it has to be.
+    ``pattern``: a regular expression that it has to match. ``most``: how often it may be given;
+    ``least``: how often it has to be.
     """
 
     name: str
     what: str
     longest: int
+    pattern: str | None = None
     least: int = 1
     most: int = 1
 
@@ -38,7 +43,9 @@ class QueryParameter:
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of its value."""
-        text = {"type": "string", "minLength": 1, "maxLength": self.longest}
+        text: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": self.longest}
+        if self.pattern is not None:
+            text["pattern"] = self.pattern
         if not self.is_list:
             return text
         return {"type": "array", "items": text, "minItems": self.least, "maxItems": self.most}
@@ -55,18 +62,20 @@ class QueryParameter:
             if not 1 <= len(text) <= self.longest:
                 message = f"the parameter {self.name!r} has {len(text):,} characters"
                 raise UsageError(f"{message}, expected 1 to {self.longest:,}")
+            if self.pattern is not None and re.search(self.pattern, text) is None:
+                raise UsageError(f"the parameter {self.name!r} contains an invalid character")
         if self.is_list:
             return list(given)
         return given[0] if given else None
 
 
-MODEL = QueryParameter(name="model", what="the name of a stored model", longest=_MAX_NAME)
-NAME = QueryParameter(name="name", what="the name of a stored model", longest=_MAX_NAME)
+MODEL = QueryParameter(
+    name="model", what="the name of a stored model", longest=_MAX_NAME, pattern=_NAME
+)
+NAME = replace(MODEL, name="name")
+MODELS = replace(MODEL, what="the name of a stored model; repeatable", most=16)
 TENSOR = QueryParameter(
     name="tensor", what="the name of a tensor of the model", longest=_MAX_TENSOR
-)
-MODELS = QueryParameter(
-    name="model", what="the name of a stored model; repeatable", longest=_MAX_NAME, most=50
 )
 
 
@@ -84,7 +93,7 @@ def values_in(query: bytes, parameters: Sequence[QueryParameter]) -> Mapping[str
             max_num_fields=_MAX_FIELDS,
         )
     except ValueError as error:
-        raise UsageError("the query is not percent-in_json UTF-8, or is too long") from error
+        raise UsageError("the query is not percent-encoded UTF-8, or is too long") from error
     given: dict[str, list[str]] = {one.name: [] for one in parameters}
     for name, text in pairs:
         if name not in given:

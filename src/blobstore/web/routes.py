@@ -6,7 +6,7 @@ The application (application.py) and the OpenAPI document (openapi.py) are made 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blobstore.views.checkpoints import DiffView
@@ -50,8 +50,8 @@ def _plot(
     return ApiRoute(f"/api/plots/{kind}", says, dict[str, Any], answer, parameters, is_slow)
 
 
-_A = QueryParameter(name="a", what=MODEL.what, longest=MODEL.longest)
-_B = QueryParameter(name="b", what="the stored model to compare it with", longest=MODEL.longest)
+_A = replace(MODEL, name="a")
+_B = replace(MODEL, name="b", what="the stored model to compare it with")
 
 ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -183,20 +184,31 @@ def parse_strictly(text: bytes, data_size: int | None) -> Header:
     return Header(tensors, metadata, PREFIX.size + len(text))
 
 
+_pausing = threading.Lock()
+_pauses = 0
+_was_on = False
+
+
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """Pause the cyclic garbage collector, which would walk the objects of headers many times.
 
     A million tensors take 5 s instead of 12 (fixtures/corpus, st-many-1e6-empty), and the first
-    list of a store a tenth less.
+    list of a store a tenth less. Threads may pause it together; the last one resumes it.
     """
-    was_on = gc.isenabled()
-    gc.disable()
+    global _pauses, _was_on  # noqa: PLW0603  # the collector is the process's
+    with _pausing:
+        if not _pauses:
+            _was_on = gc.isenabled()
+            gc.disable()
+        _pauses += 1
     try:
         yield
     finally:
-        if was_on:
-            gc.enable()
+        with _pausing:
+            _pauses -= 1
+            if not _pauses and _was_on:
+                gc.enable()
 
 
 def _parse_json(text: bytes) -> dict[str, Any]:

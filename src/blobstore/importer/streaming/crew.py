@@ -19,10 +19,12 @@ from blobstore.importer.planning.outputs import PlannedBlob
 from blobstore.importer.schedule import room_of
 from blobstore.importer.streaming.agenda import Agenda, Arrival
 from blobstore.importer.streaming.arrived import ArrivedSegments
+from blobstore.importer.streaming.arriving import ArrivingBytes
 from blobstore.importer.streaming.flow import FileHashes, Gate, Loaded, Order, Tasks
 from blobstore.importer.streaming.keeping import StreamedBlobs
 from blobstore.importer.streaming.pieces import StreamedPiece
 from blobstore.importer.streaming.ring import Ring
+from blobstore.importer.streaming.segments import SourceSegment
 from blobstore.importer.streaming.worklog import WorkLog
 from blobstore.io.workers import Progress, each
 from blobstore.source.fetching import Fetcher
@@ -47,6 +49,7 @@ class Crew:
         hashes: FileHashes,
         stage: HashStage,
         log: WorkLog | None,
+        arriving: ArrivingBytes | None,
         fetchers: Mapping[str, Fetcher],
         progress: Progress,
     ) -> None:
@@ -56,6 +59,7 @@ class Crew:
         self._hashes = hashes
         self._stage = stage
         self._log = log
+        self._arriving = arriving
         self._fetchers = fetchers
         self._progress = progress
         self._maker = RunMaker(SourceReaders(arrived.open))
@@ -101,15 +105,20 @@ class Crew:
         while (loaded := self._next()) is not None:
             segment = loaded.arrival.segment
             try:
-                self._fetchers[segment.file.path].fill(
-                    segment.file.name, segment.file.identity, segment.begin, loaded.part.data
-                )
+                self._fill(segment, loaded.part.data)
                 self._gates[0].ready(loaded)
             except BaseException as error:  # noqa: BLE001  # `run` raises the first one
                 if not self._tasks.is_stopped:  # else it was cancelled
                     self._fail((segment.number, -1, 0), error)
                 return
             self._tasks.wake()
+
+    def _fill(self, segment: SourceSegment, data: memoryview) -> None:
+        fetcher, file = self._fetchers[segment.file.path], segment.file
+        if self._arriving is not None:
+            self._arriving.fill(fetcher, segment, data)
+        else:
+            fetcher.fill(file.name, file.identity, segment.begin, data)
 
     def _next(self) -> Loaded | None:
         """Return the next segment, with memory for it."""
@@ -166,6 +175,8 @@ class Crew:
         """Behind the last gate: everything of a segment is done, and of all before it."""
         if self._log is not None:
             self._log.append(loaded.done())
+        if self._arriving is not None:
+            self._arriving.done(loaded.number)
         self._arrived.held.done(loaded.number)
         self._written.trust(self._trusted.pop(loaded.number, []))
         self._tasks.wake()

@@ -154,7 +154,10 @@ class StreamedBlobs:
 
         def whole(digest: Digest) -> None:
             self._forget_writer(number)
-            self._note_whole(number, partial(accept, digest))
+            taken = partial(accept, digest)
+            if work.unfinished.accepts_early:
+                taken = partial(_itself, taken())
+            self._note_whole(number, taken)
 
         return work.unfinished.writer(path, size, whole, self._stage)
 

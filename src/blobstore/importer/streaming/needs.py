@@ -36,7 +36,7 @@ def needed_by(step: Step) -> Iterator[Need]:
             if output.global_scale is not None:
                 yield from _global_scale(output)
             else:
-                yield from _values(source, start, count)
+                yield from needed_for(source, start, count)
 
 
 def whole(tensor: SourceTensor) -> Need:
@@ -57,7 +57,8 @@ def _global_scale(output: OutputTensor) -> Iterator[Need]:
             yield from map(whole, source.parts.values())
 
 
-def _values(source: SourceWeight, start: int, count: int) -> Iterator[Need]:
+def needed_for(source: SourceWeight, start: int, count: int) -> Iterator[Need]:
+    """Yield the bytes that ``count`` values of a weight from index ``start`` on are read from."""
     match source.form:
         case Form.PLAIN:
             yield _plain(source, start, count)

@@ -14,6 +14,7 @@ from pathlib import Path
 from blobstore.errors import NotFoundError
 from blobstore.importer.planning.outputs import PlannedBlob
 from blobstore.importer.streaming.agenda import Agenda, files_of_blob
+from blobstore.importer.streaming.arriving import part_path
 from blobstore.importer.streaming.held import HeldSum, held_path
 from blobstore.importer.streaming.pieces import StreamedPiece
 from blobstore.importer.streaming.segments import SourceSegments
@@ -70,6 +71,15 @@ class WorkDone:
             if state is not None
         }
 
+    @property
+    def arrived(self) -> dict[int, int]:
+        """How many bytes came of segments that are not done, by their numbers."""
+        segments = self.agenda.segments
+        return {
+            number: parts[-1][1] - segments[number].begin
+            for number, parts in self.logged.arrived.items()
+        }
+
 
 def find_done(
     folder: Path,
@@ -90,8 +100,26 @@ def find_done(
         found = results_of(agenda.begun_blobs(), files.check, jobs, name="check")
         lost = [one.lost for one in found if one.lost is not None]
         if not lost:
+            logged.arrived = _good_parts(folder, logged, agenda)
             return WorkDone(agenda, logged, tuple(found))
         logged = logged.before(min(lost))
+
+
+def _good_parts(folder: Path, logged: LoggedWork, agenda: Agenda) -> dict[int, list[HeldSum]]:
+    """Return what came of segments that are not done, as far as it is in their files."""
+    good: dict[int, list[HeldSum]] = {}
+    for number, parts in logged.arrived.items():
+        if not agenda.begun <= number < agenda.segments.count:
+            continue
+        segment, path = agenda.segments[number], part_path(folder, number)
+        at = segment.begin
+        for part in parts:
+            begin, end, _ = part
+            if begin != at or end > segment.end or not _is_held(path, segment.begin, part):
+                break
+            good.setdefault(number, []).append(part)
+            at = end
+    return good
 
 
 class _Files:
@@ -173,7 +201,8 @@ class _Files:
             return self._small.get(found.number)
         is_trusted = self._agenda.trusted_at(found.number) < self._agenda.begun
         is_there = begun_path(self._folder, found.number).exists()
-        return self._accepted.get(found.number) if is_trusted and not is_there else None
+        is_accepted = (is_trusted or self._unfinished.accepts_early) and not is_there
+        return self._accepted.get(found.number) if is_accepted else None
 
     def _take(self, number: int, digest: Digest) -> Finished | None:
         if number not in self._taken:

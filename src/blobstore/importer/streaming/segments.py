@@ -18,6 +18,8 @@ _MIB = 2**20
 _AIM, _WINDOW = 8 * _MIB, 128 * _MIB
 _LEAST_AIM, _LEAST_WINDOW = 4 * _MIB, 16 * _MIB
 _PART = 25
+_AT_ONCE = _LEAST_WINDOW // _LEAST_AIM
+_LEAST_STEP = 64 * 2**10
 Span = tuple[int, int]
 """Bytes of a file: begin and end."""
 
@@ -28,23 +30,29 @@ class SegmentSizes:
 
     ``aim``: a segment of at least so many bytes is not continued. ``most``: no segment is larger.
     ``window``: bytes of all segments that are in memory at once; `of` chooses them. ``gap``: bytes
-    between two needed ranges that are fetched rather than asked for in two requests.
+    between two needed ranges that are fetched rather than asked for in two requests. ``step``: as
+    many bytes of a segment are kept on the disk as soon as they have come; None: what is in memory
+    may be lost.
     """
 
     aim: int = _AIM
     most: int = 2 * _AIM
     window: int = _WINDOW
     gap: int = 2**16
+    step: int | None = None
 
     @classmethod
     def of(cls, nbytes: int) -> SegmentSizes:
         """Return the sizes for a source of so many bytes.
 
-        A killed import loses what is in memory, which is at most a 25th of the source, or 16 MiB.
+        A killed import loses a 25th of the source at most: what is in memory, or has come since
+        the last step.
         """
-        window = min(max(nbytes // _PART, _LEAST_WINDOW), _WINDOW)
+        part = nbytes // _PART
+        window = min(max(part, _LEAST_WINDOW), _WINDOW)
         aim = min(max(window // 8, _LEAST_AIM), _AIM)
-        return cls(aim=aim, most=2 * aim, window=window)
+        step = max(part // _AT_ONCE, _LEAST_STEP) if part < _LEAST_WINDOW else None
+        return cls(aim=aim, most=2 * aim, window=window, step=step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.recalling import WrittenBlobs, recall
 from blobstore.importer.streaming.agenda import Agenda
 from blobstore.importer.streaming.arrived import ArrivedSegments
+from blobstore.importer.streaming.arriving import ArrivingBytes, part_path
 from blobstore.importer.streaming.crew import Crew
 from blobstore.importer.streaming.flow import FileHashes
 from blobstore.importer.streaming.held import HeldBytes, held_path
@@ -32,11 +33,11 @@ from blobstore.importer.streaming.worklog import LoggedWork, WorkLog
 from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE, os_errors
 from blobstore.io.workers import Progress
-from blobstore.source.fetching import Fetcher, FetchOptions
+from blobstore.source.fetching import Fetcher, FetchOptions, fetchers_of
 from blobstore.source.weights import SourceFile
 from blobstore.store.ports import Finished, Session
 
-_VERSION = 1
+_VERSION = 2
 """Goes up when the log, or the order of the segments, changes."""
 _SCRATCH = 4 * CHUNK
 """Bytes that a thread needs besides its buffers."""
@@ -115,7 +116,7 @@ class _Stream:
             held = HeldBytes(work.folder if work is not None else None)
             stack.callback(held.close)
             self._resume(done, written, held)
-            fetchers = stack.enter_context(_fetchers(self._files, fetch))
+            fetchers = stack.enter_context(fetchers_of(self._files, fetch))
             crew = Crew(
                 self._plan.blobs,
                 done.agenda,
@@ -124,6 +125,7 @@ class _Stream:
                 FileHashes(stage, self._segments.hashed, done.states),
                 stage,
                 work.log if work is not None else None,
+                self._arriving(work, done),
                 fetchers,
                 self._progress,
             )
@@ -163,11 +165,18 @@ class _Stream:
             used.update(held_path(work.folder, number) for number in one.held)
             if one.made and one.finished is None:
                 used.add(begun_path(work.folder, one.number))
+        used.update(part_path(work.folder, number) for number in done.arrived)
         with os_errors("clean up", work.folder):
             for path in set(work.folder.iterdir()) - used:
                 path.unlink()
         work.log.begin_again(done.logged)
         return done
+
+    def _arriving(self, work: KeptWork | None, done: WorkDone) -> ArrivingBytes | None:
+        step = self._sizes.step
+        if work is None or step is None:
+            return None
+        return ArrivingBytes(work.folder, work.log, step, done.arrived)
 
     def _resume(self, done: WorkDone, written: StreamedBlobs, held: HeldBytes) -> None:
         for one in done.blobs:
@@ -203,20 +212,6 @@ def work_key(
     declared = [f"{path!r} {file.declared}" for path, file in files.items() if path in hashed]
     text = "\n".join([f"{_VERSION} {sizes}", *declared, *keys])
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
-
-
-@contextmanager
-def _fetchers(
-    files: Mapping[str, SourceFile], options: FetchOptions
-) -> Iterator[dict[str, Fetcher]]:
-    """Give the fetcher of each file, by path: one for each folder."""
-    with ExitStack() as stack:
-        of_folder: dict[int, Fetcher] = {}
-        for file in files.values():
-            if id(file.folder) not in of_folder:
-                fetcher = stack.enter_context(file.folder.fetcher(options))
-                of_folder[id(file.folder)] = fetcher
-        yield {path: of_folder[id(file.folder)] for path, file in files.items()}
 
 
 def _at_once(fetchers: Iterable[Fetcher], window: int, sizes: SegmentSizes) -> int:

@@ -82,10 +82,14 @@ class SegmentDone:
 
 @dataclass(slots=True)
 class LoggedWork:
-    """The contents of a log: segments in their order, and the digests of accepted blobs."""
+    """The contents of a log: segments in their order, and the digests of accepted blobs.
+
+    ``arrived``: by segment, what had come of it and was written, part after part.
+    """
 
     segments: list[SegmentDone] = field(default_factory=list)
     accepted: dict[int, Digest] = field(default_factory=dict)
+    arrived: dict[int, list[HeldSum]] = field(default_factory=dict)
 
     @property
     def begun(self) -> int:
@@ -94,7 +98,8 @@ class LoggedWork:
 
     def before(self, number: int) -> LoggedWork:
         """Return what was done before a segment."""
-        return LoggedWork([one for one in self.segments if one.number < number], self.accepted)
+        segments = [one for one in self.segments if one.number < number]
+        return LoggedWork(segments, self.accepted, self.arrived)
 
 
 class WorkLog:
@@ -116,6 +121,8 @@ class WorkLog:
                 match value:
                     case ["accepted", int(number), str(text)]:
                         work.accepted[number] = Digest(text)
+                    case ["arrived", int(number), int(begin), int(end), int(crc)]:
+                        work.arrived.setdefault(number, []).append((begin, end, crc))
                     case _:
                         work.segments.append(SegmentDone.decode(value))
             except (ValueError, TypeError) as error:
@@ -126,7 +133,9 @@ class WorkLog:
     def begin_again(self, work: LoggedWork) -> None:
         """Write the log anew, in the place of the old one. Raises: StorageError."""
         accepted = (_accepted(number, digest) for number, digest in work.accepted.items())
-        lines = map(_line, chain(accepted, (done.encode() for done in work.segments)))
+        arrived = (_arrived(number, one) for number, all_ in work.arrived.items() for one in all_)
+        segments = (done.encode() for done in work.segments)
+        lines = map(_line, chain(accepted, arrived, segments))
         with self._mutex, os_errors("write", self._path):
             replace_file(self._path, b"".join(lines))
             old, self._fd = self._fd, open_or_create(self._path)
@@ -139,6 +148,10 @@ class WorkLog:
     def accepting(self, number: int, digest: Digest) -> None:
         """Note that the file of a blob will be that of its digest. Raises: StorageError."""
         self._write(_accepted(number, digest))
+
+    def arriving(self, number: int, part: HeldSum) -> None:
+        """Note that a part of a segment has come, and was written. Raises: StorageError."""
+        self._write(_arrived(number, part))
 
     def _write(self, value: list[Any]) -> None:
         line = _line(value)
@@ -156,6 +169,10 @@ class WorkLog:
 
 def _accepted(number: int, digest: Digest) -> list[Any]:
     return ["accepted", number, digest.hex]
+
+
+def _arrived(number: int, part: HeldSum) -> list[Any]:
+    return ["arrived", number, *part]
 
 
 def _line(value: list[Any]) -> bytes:

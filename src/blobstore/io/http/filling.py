@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError
 from blobstore.io.budget import RequestLimits, RetryPolicy
 from blobstore.io.http.client import HttpClient
+from blobstore.io.http.direct import Came
 from blobstore.io.http.messages import Message
 from blobstore.io.http.pauses import BUSY, Pauses
 from blobstore.io.http.redirects import Linked, RequestTarget
@@ -212,6 +213,7 @@ class _Filling:
 
     begin: int
     buffer: memoryview
+    came: Came | None = None
     done: int = 0
     attempt: int = 0
     renewals: int = 0
@@ -244,12 +246,12 @@ class RangeFiller:
         self._is_conditional = True
         self._check = check
 
-    def fill(self, begin: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes from byte ``begin`` on.
+    def fill(self, begin: int, buffer: memoryview, came: Came | None = None) -> None:
+        """Fill ``buffer`` with the bytes from byte ``begin`` on; ``came`` is told of them.
 
         Raises: CorruptDataError for another version of the file; NotFoundError; RemoteError.
         """
-        filling = _Filling(begin, buffer)
+        filling = _Filling(begin, buffer, came)
         while filling.left:
             address = self._route.address
             self._control.wait(address)
@@ -329,6 +331,8 @@ class RangeFiller:
             filling.done += nbytes
             moved(nbytes)
             self._control.came(nbytes)
+            if filling.came is not None:
+                filling.came(nbytes)
             is_slow = run.is_slow(nbytes, stop - filling.done)
             if is_slow and filling.drops < _DROPS:
                 raise _SlowError

@@ -2,7 +2,8 @@
 
 Blobs are hashed as they come, and appear under their digests when they are whole and right. When
 room is needed, those are removed that were not used for the longest time; an empty file for each
-says when that was. A process that has a blob mapped keeps its bytes until it closes it.
+says when that was. A blob that was written to since then is hashed before it is used, and fetched
+again if it is damaged. A process that has a blob mapped keeps its bytes until it closes it.
 
 One process at a time brings or removes blobs; others read meanwhile. What a killed process has
 fetched is hashed again and used. A folder that was not made as a cache is refused: removing blobs
@@ -11,7 +12,9 @@ from a store would lose models.
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,8 +34,9 @@ from blobstore.io.workers import each
 from blobstore.store.bucket.object_blobs import BucketBlobs
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.store import PRIVATE, Store
-from blobstore.store.ports import Summaries, check_blob_size, unique
+from blobstore.store.ports import Summaries, check_blob_size, unique, wrong_bytes
 
+_log = logging.getLogger("blobstore.store.bucket")
 CACHE_NBYTES = 50 * 10**9
 """Default limit of a cache, in bytes."""
 _AT_ONCE = 8
@@ -40,6 +44,11 @@ _BATCH = 2**30
 """Bytes after which what was fetched appears, so that other processes find it."""
 _MARK = "cache-of-buckets"
 _WAIT_S = 24 * 3600.0
+
+
+def work_folder(cache: str | os.PathLike[str]) -> Path:
+    """Return where unfinished work of imports is kept beside a cache."""
+    return Path(cache) / PRIVATE / "work"
 
 
 class BlobCache:
@@ -77,12 +86,20 @@ class BlobCache:
             reader = self.store.blobs.reader(descriptor.digest)
             try:
                 check_blob_size(descriptor, reader.size, reader.name)
-            except BlobStoreError:
+                if self._is_changed(descriptor, reader) and reader.digest() != descriptor.digest:
+                    raise wrong_bytes(descriptor, reader)
+            except BlobStoreError as error:
                 reader.close()
+                _log.info("a cached blob is not used: %s", error)
                 raise
             self._use(descriptor)
             return reader
         return None
+
+    def _is_changed(self, descriptor: Descriptor, reader: FileReader) -> bool:
+        """Return True if a blob was written to since it was used last."""
+        used_at = self._used_at(descriptor.digest.file_name)
+        return used_at is None or reader.status().st_mtime > used_at
 
     def _use(self, descriptor: Descriptor) -> None:
         """Note that a blob is used now. Its own file keeps its times, which tell of a change."""
@@ -130,6 +147,8 @@ class BlobCache:
 
             each(batch, take, min(_AT_ONCE, len(batch)), name="cache")
             session.replace(batch)
+        for blob in batch:
+            self._use(blob)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -142,7 +161,10 @@ class BlobCache:
             yield
 
     def _make_room(self, nbytes: int, kept: Sequence[Descriptor]) -> None:
-        """Remove blobs that are not among ``kept`` until so many bytes fit, the oldest first."""
+        """Remove blobs that are not among ``kept`` until so many bytes fit, the oldest first.
+
+        They have to fit the limit, and the disk.
+        """
         files: list[tuple[float, int, Path]] = []
         for entry in self.store.blobs.listing().named.values():
             with suppress(OSError):  # it was removed
@@ -151,8 +173,10 @@ class BlobCache:
                 files.append((used_at, status.st_size, Path(entry.path)))
         names = {blob.digest.file_name for blob in kept}
         used = sum(size for _, size, _ in files)
+        with os_errors("access", self.store.root):
+            most = min(self.limit, used + shutil.disk_usage(self.store.root).free)
         for _, size, path in sorted(files):
-            if used + nbytes <= self.limit:
+            if used + nbytes <= most:
                 return
             if path.name not in names:
                 with os_errors("remove", path), suppress(NotFoundError, FileNotFoundError):

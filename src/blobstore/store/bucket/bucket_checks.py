@@ -153,6 +153,7 @@ def verify_bucket(
     ``jobs``: blobs that are read at once (None: 16). Raises: NotFoundError for a missing model;
     InvalidNameError; RemoteError, AccessError. Damage is a result, not an error.
     """
+    store = BucketStore(store.bucket)  # without a cache, whose copies say nothing about the bucket
     workers = REQUESTS if jobs is None else threads(jobs)
     checks = _Checks(store, quick)
     for name in [store.find(name) for name in names] if names else store.manifests.names():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from blobstore.errors import BlobStoreError, ConflictError, NotFoundError
@@ -23,6 +24,7 @@ from blobstore.io.workers import results_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.bucket.bucket_writes import LARGE_AT_ONCE, SMALL, write_blob
 from blobstore.store.bucket.leases import Lease, elapsed_s
+from blobstore.store.bucket.local_work import LocalWork
 from blobstore.store.bucket.made_notes import MadeNotes
 from blobstore.store.bucket.object_blobs import REQUESTS, BucketBlobs
 from blobstore.store.bucket.object_manifests import BucketManifests, TagState
@@ -47,7 +49,6 @@ class BucketSession:
     """What is being written to a bucket. See `Session`."""
 
     in_sequence = False
-    unfinished = None
 
     def __init__(
         self,
@@ -56,7 +57,9 @@ class BucketSession:
         manifests: BucketManifests,
         lease: Lease,
         gate: SweepGate,
+        work: Path | None = None,
     ) -> None:
+        """``work``: where unfinished work is kept on this machine; None: it is not."""
         self._bucket = bucket
         self._blobs = blobs
         self._manifests = manifests
@@ -69,6 +72,7 @@ class BucketSession:
         self._there: set[Digest] = set()
         self._written: dict[Digest, int] = {}
         self._created: set[Digest] = set()
+        self._work = None if work is None else LocalWork(work, bucket.address, self)
         self.earlier = MadeNotes(bucket, blobs, self._found)
 
     def _found(self, digests: Iterable[Digest]) -> None:
@@ -76,6 +80,34 @@ class BucketSession:
         there = list(digests)
         self._lease.pin(there)
         self._gate.recent(there)
+
+    @property
+    def unfinished(self) -> LocalWork | None:
+        """See `Session`: None if nothing can be kept on this machine, which is logged."""
+        if self._work is not None and not self._work.is_possible():
+            self._work = None
+        return self._work
+
+    def written(self, digest: Digest, size: int) -> Descriptor | None:
+        """Return a blob that an earlier session wrote; None if it is not in the bucket."""
+        self._found([digest])
+        found = self._blobs.size(digest) == size
+        return Descriptor(media_type="", digest=digest, size=size) if found else None
+
+    def write(self, blob: Descriptor, reader: OpenReader) -> Descriptor:
+        """Write a blob, unless it is there. Raises: as `write_blob`."""
+        if blob.digest in self._there:
+            return blob
+        self._lease.pin([blob.digest])
+        self._gate.recent([blob.digest])
+        with self._large if blob.size > SMALL else self._small:
+            is_new = write_blob(self._bucket, self._blobs, blob, reader)
+        with self._mutex:
+            self._there.add(blob.digest)
+            if is_new:
+                self._written[blob.digest] = blob.size
+                self._created.add(blob.digest)
+        return blob
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         """See `Session`."""
@@ -94,7 +126,7 @@ class BucketSession:
         blob = spool.reserve(size)
 
         def written(digest: Digest) -> None:
-            done = self._write(Descriptor(media_type="", digest=digest, size=size), blob)
+            done = self.write(Descriptor(media_type="", digest=digest, size=size), blob)
             spool.close()
             finished(done)
 
@@ -113,7 +145,7 @@ class BucketSession:
         new = {blob.digest: (blob, data) for blob, data in zip(made, blobs, strict=True)}
 
         def write(item: tuple[Descriptor, Bytes]) -> Descriptor:
-            return self._write(item[0], BytesReader(bytes(item[1]), "a blob in memory"))
+            return self.write(item[0], BytesReader(bytes(item[1]), "a blob in memory"))
 
         results_of(list(new.values()), write, REQUESTS, name="blobs")
         return made
@@ -124,14 +156,14 @@ class BucketSession:
             return self.put(reader.read(0, reader.size))
         if not reader.is_remote:
             digest = reader.digest()
-            return self._write(Descriptor("", digest, reader.size), reader)
+            return self.write(Descriptor("", digest, reader.size), reader)
         spool = Spool()
         try:
             blob, at = spool.reserve(reader.size), 0
             for piece in reader.pieces(memoryview(bytearray(_PIECE))):
                 blob.write(at, piece)
                 at += len(piece)
-            return self._write(Descriptor("", blob.digest(), reader.size), blob)
+            return self.write(Descriptor("", blob.digest(), reader.size), blob)
         finally:
             spool.close()
 
@@ -140,23 +172,8 @@ class BucketSession:
         if descriptor.digest in self._there:
             return How.THERE
         check_reader_size(descriptor, reader)
-        self._write(descriptor, reader)
+        self.write(descriptor, reader)
         return How.COPIED
-
-    def _write(self, blob: Descriptor, reader: OpenReader) -> Descriptor:
-        """Write a blob, unless it is there. Raises: as `write_blob`."""
-        if blob.digest in self._there:
-            return blob
-        self._lease.pin([blob.digest])
-        self._gate.recent([blob.digest])
-        with self._large if blob.size > SMALL else self._small:
-            is_new = write_blob(self._bucket, self._blobs, blob, reader)
-        with self._mutex:
-            self._there.add(blob.digest)
-            if is_new:
-                self._written[blob.digest] = blob.size
-                self._created.add(blob.digest)
-        return blob
 
     def publish(
         self,
@@ -245,8 +262,13 @@ class BucketSession:
                 return
         raise lost_race(name, now.raw, self._blobs)
 
-    def close(self) -> None:
-        """End the lease. Notes that can't be written are lost: what they say is made again."""
+    def close(self, *, keeps: bool = False) -> None:
+        """End the lease. Notes that can't be written are lost: what they say is made again.
+
+        ``keeps``: keep the unfinished work, as after ``keep`` of `earlier`.
+        """
         with suppress(BlobStoreError):
             self.earlier.flush()
+        if self._work is not None:
+            self._work.close(keeps=keeps or self.earlier.is_kept)
         self._lease.close()

@@ -38,6 +38,7 @@ class MadeNotes:
         self._found = found
         self._mutex = threading.Lock()
         self._unwritten: dict[str, bytes] = {}
+        self.is_kept = False
 
     def find(self, key: str, size: int, *, verify: bool) -> Descriptor | None:
         """See `Earlier`: one request for the note, one for the blob."""
@@ -88,7 +89,10 @@ class MadeNotes:
     def _write(self, key: str, raw: bytes) -> None:
         self._bucket.put(key, raw)
 
-    keep = flush
+    def keep(self) -> None:
+        """See `Earlier`."""
+        self.is_kept = True
+        self.flush()
 
     def takes_time(self) -> bool:
         """See `Earlier`: it asks a server."""

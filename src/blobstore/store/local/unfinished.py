@@ -26,6 +26,8 @@ class UnfinishedWork:
     ``take_over`` returns a finished blob of a killed session.
     """
 
+    accepts_early = False
+
     def __init__(
         self,
         folder: Path,

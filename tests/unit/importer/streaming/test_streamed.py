@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 from support.checkpoints import normal, write_checkpoint
 from support.ollama_sources import SOURCES, write_source
-from support.streaming import SMALL, TINY, streamed
+from support.streaming import SMALL, TINY, Snapshots, streamed
 
 import blobstore
 from blobstore.errors import (
@@ -183,28 +182,6 @@ def test_small_blobs_are_not_fetched_again(tmp_path: Path, store: Store, declare
 def test_after_another_error_nothing_is_kept(source: Path, store: Store) -> None:
     cut_at(source, store, 5, StorageError("full"))
     assert list(store.root.glob(".blobstore/tmp/*")) == []
-
-
-class Snapshots:
-    """Copies of a store, taken while an import runs: what a kill leaves."""
-
-    def __init__(self, store: Store, into: Path) -> None:
-        self._store = store
-        self._into = into
-        self._mutex = threading.Lock()
-        self.stores: list[Store] = []
-
-    def take(self, _name: str, _begin: int) -> None:
-        def copy(origin: str, to: str) -> None:
-            try:
-                shutil.copy2(origin, to)
-            except FileNotFoundError:  # another thread removed it
-                return
-
-        with self._mutex:
-            place = self._into / str(len(self.stores))
-            shutil.copytree(self._store.root, place, copy_function=copy)
-            self.stores.append(Store(place))
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "declared"])

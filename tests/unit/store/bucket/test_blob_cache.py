@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import pickle
+import shutil
 import threading
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from blobstore.io.ranges import FileReader
 from blobstore.model.loader import open_model
 from blobstore.names import Digest
 from blobstore.store.bucket.blob_cache import BlobCache
+from blobstore.store.bucket.bucket_checks import verify_bucket
 from blobstore.store.bucket.bucket_store import BucketStore, open_bucket_store
 from blobstore.store.bucket.cached_blobs import CachedReader
 from blobstore.store.bucket.object_keys import blob_key
@@ -135,6 +138,59 @@ def test_what_a_killed_process_fetched_is_used(store: BucketStore, tmp_path: Pat
         near.prefetch([descriptor_of(ONE)])
     assert blobs_in(tmp_path) == {Digest.of(ONE).hex, Digest.of(TWO).hex}
     assert verify(Store(tmp_path)).is_sound
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "link", "pipe"])
+def test_a_damaged_blob_is_fetched_again(store: BucketStore, tmp_path: Path, damage: str) -> None:
+    near = cached(store, tmp_path / "cache")
+    read(near, ONE)
+    path = tmp_path / "cache" / "blobs" / Digest.of(ONE).file_name
+    match damage:
+        case "changed":
+            path.write_bytes(TWO)
+        case "cut":
+            os.truncate(path, 99_999)
+        case "link":
+            path.rename(tmp_path / "other")
+            path.symlink_to(tmp_path / "other")
+        case _:
+            path.unlink()
+            os.mkfifo(path)
+    read(near, ONE)
+    assert not path.is_symlink()
+    assert path.read_bytes() == ONE
+
+
+def test_verify_reads_the_bucket(store: BucketStore, tmp_path: Path) -> None:
+    near = cached(store, tmp_path)
+    read(near, ONE)
+    store.bucket.put(blob_key(Digest.of(ONE)), bytes(len(ONE)))
+    assert not verify_bucket(near).is_sound
+    assert blobs_in(tmp_path) == {Digest.of(ONE).hex}
+
+
+def test_a_blob_that_others_remove_stays_readable(store: BucketStore, tmp_path: Path) -> None:
+    near, other = (cached(store, tmp_path, 100_000) for _ in range(2))
+    near.prefetch([descriptor_of(ONE)])
+    with near.blobs.open(descriptor_of(ONE)) as reader:
+        fd = reader.fileno()
+        assert fd is not None
+        data = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        read(other, TWO)
+        assert blobs_in(tmp_path) == {Digest.of(TWO).hex}
+        assert bytes(data) == ONE
+        assert reader.read(0, len(ONE)) == ONE
+
+
+def test_a_disk_smaller_than_the_limit(
+    store: BucketStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = cached(store, tmp_path)
+    read(near, ONE)
+    free = shutil.disk_usage(tmp_path)._replace(free=50_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    read(near, TWO)
+    assert blobs_in(tmp_path) == {Digest.of(TWO).hex}
 
 
 def test_many_at_once_in_a_small_cache(store: BucketStore, tmp_path: Path) -> None:

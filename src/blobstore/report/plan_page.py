@@ -1,0 +1,155 @@
+"""The page of a plan, before it is run: sizes by type and groups, and what a target can reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from blobstore import __version__
+from blobstore.plots.specification import Specification
+from blobstore.plots.treemap import treemap
+from blobstore.report.elements import Html, facts, section, side_by_side, table, tag
+from blobstore.report.frame import document, figure
+from blobstore.report.gathering import source_label
+from blobstore.report.plan_choices import PlanChoice, PlanChoices
+from blobstore.views.quantities import count, counted, shape, size
+
+_MOST_RECTANGLES = 300
+"""Of a plan, because a page has about ten."""
+_MOST_ROWS = 30
+_ASKED = "asked"
+
+
+def plan_page(found: PlanChoices) -> bytes:
+    """Return the page in HTML, UTF-8. The same plans give the same bytes."""
+    asked = found.asked
+    plots: dict[str, Specification] = {}
+    sections = []
+    if found.chosen is None:
+        label = "chosen for the target" if asked.options.target is not None else "as asked"
+        choice = PlanChoice(None, None, asked)
+        sections.append(_plan(choice, _ASKED, f"The plan {label}", plots))
+    sections += [_plan(one, one.key, one.label, plots, is_choice=True) for one in found.plans]
+    name = source_label(asked.inventory.folder)
+    body = [
+        tag("h1", f"Plan for {name}"),
+        tag("p", _headline(found), class_="quiet"),
+        section("Choose", _form(found), _overview(found)),
+        *sections,
+        section(
+            "How this page was made",
+            facts([("checkpoint", name), ("blobstore", __version__)]),
+            tag("p", "Sizes follow from headers; no weight was read, and nothing was stored."),
+        ),
+    ]
+    return document(f"{name}: plan", body, plots)
+
+
+def _headline(found: PlanChoices) -> str:
+    asked = found.asked
+    parameters = f"{count(asked.parameters)} parameters, {size(asked.source_bytes)} in the source"
+    bits = f"{asked.bits_per_weight:.2f} bits per weight"
+    return f"{parameters}; as asked {size(asked.stored_bytes)}, {bits}"
+
+
+def _form(found: PlanChoices) -> Html:
+    """Return the controls, which are hidden until the page's script starts."""
+    chosen = found.chosen or found.plans[0]
+    kinds = dict.fromkeys(_kind(one) for one in found.plans)
+    options = [_option(kind, selected=kind == _kind(chosen)) for kind in kinds]
+    parts = [
+        tag("label", "Type ", tag("select", *options, name="type")),
+        tag("label", "Groups ", tag("select", name="groups")),
+    ]
+    if found.reach is not None:
+        smallest, largest = found.reach
+        target = tag(
+            "input",
+            name="target",
+            size="10",
+            placeholder="3.5GB",
+            autocomplete="off",
+            data_smallest=str(smallest),
+            data_largest=str(largest),
+        )
+        parts += [tag("label", "Target size ", target), tag("output")]
+    return tag("form", *parts, hidden="", data_groups=_groups(chosen))
+
+
+def _option(kind: str, *, selected: bool) -> Html:
+    return tag("option", kind, value=kind, **({"selected": ""} if selected else {}))
+
+
+def _kind(one: PlanChoice) -> str:
+    return str(one.quant_type) if one.quant_type else "unquantized"
+
+
+def _groups(one: PlanChoice) -> str:
+    return str(one.group_size or "")
+
+
+def _overview(found: PlanChoices) -> Html:
+    """Return the table of all plans, why others are refused, and what a target can reach."""
+    columns = ("plan", "size", "bits per weight", "quantized tensors", "fits the target")
+    aligned = ({"class_": "number"} if 0 < place < 4 else {} for place in range(len(columns)))  # noqa: PLR2004
+    heads = (
+        tag("th", one, scope="col", **more) for one, more in zip(columns, aligned, strict=True)
+    )
+    head = tag("tr", side_by_side(heads))
+    rows = side_by_side(
+        tag("tr", *_cells(one), data_bytes=str(one.plan.stored_bytes)) for one in found.plans
+    )
+    drawn = tag("table", tag("thead", head), tag("tbody", rows))
+    parts = [tag("div", drawn, class_="scrolls", role="region", aria_label="Plans", tabindex="0")]
+    parts += [tag("p", f"{label} is refused: {why}") for label, why in found.refused.items()]
+    if found.reach is not None:
+        smallest, largest = found.reach
+        text = (
+            f"A target between {size(smallest)} and {size(largest)} can be reached with a mixture"
+            " of types. Which tensor gets which type, and the error, is only known when the"
+            " weights are read: blobstore plan SOURCE --target-size SIZE."
+        )
+        parts.append(tag("p", text))
+    return side_by_side(parts)
+
+
+def _cells(one: PlanChoice) -> Iterator[Html]:
+    quantized = sum(tensor.quantization is not None for tensor in one.plan.tensors)
+    yield tag("th", one.label, scope="row")
+    yield tag("td", size(one.plan.stored_bytes), class_="number")
+    yield tag("td", f"{one.plan.bits_per_weight:.2f}", class_="number")
+    yield tag("td", f"{quantized:,}", class_="number")
+    yield tag("td", data_fits="")
+
+
+def _plan(
+    one: PlanChoice,
+    key: str,
+    title: str,
+    plots: dict[str, Specification],
+    *,
+    is_choice: bool = False,
+) -> Html:
+    """Return the section of a plan, whose plot is added to ``plots``."""
+    tensors = one.tensors
+    plots[key] = treemap(tensors, _MOST_RECTANGLES)
+    plan = one.plan
+    largest = sorted(tensors, key=lambda tensor: (-tensor.nbytes, tensor.name))[:_MOST_ROWS]
+    rows = [(t.name, t.type_name, shape(t.shape), size(t.nbytes)) for t in largest]
+    listed = table(f"Largest tensors of {title}", ("tensor", "type", "shape", "size"), rows)
+    marks = {"data_type": _kind(one), "data_groups": _groups(one), "data_plan": key}
+    return section(
+        title,
+        facts(
+            [
+                ("size", f"{size(plan.stored_bytes)} ({plan.stored_bytes:,} bytes)"),
+                ("bits per weight", f"{plan.bits_per_weight:.2f}"),
+                ("blobs", f"{len(plan.blobs):,}"),
+                ("tensors", f"{len(tensors):,}"),
+                *((f"runs in {verdict.runtime}", verdict.sentence) for verdict in plan.runs_in),
+            ]
+        ),
+        *(tag("p", text) for text in plan.notes),
+        figure(key, plots[key]),
+        tag("details", tag("summary", f"The largest of {counted(len(tensors), 'tensor')}"), listed),
+        **(marks if is_choice else {}),
+    )

@@ -1,0 +1,88 @@
+/** The chooser of models to compare. */
+
+import { modelAddress } from "./address.js";
+import { el, isolated, visible } from "./dom.js";
+
+/** @typedef {import("./models.js").Listed} Listed */
+
+const BOX = { type: "search", placeholder: "Add a model", autocomplete: "off", spellcheck: "false" };
+
+/**
+ * Show which models are chosen, and let others be added.
+ *
+ * @param {HTMLElement} place
+ * @param {Listed[]} models of the store
+ * @param {string[]} chosen
+ * @param {(chosen: string[]) => void} onChoose
+ */
+export function showChooser(place, models, chosen, onChoose) {
+  const hadFocus = place.contains(document.activeElement);
+  const picked = chosen.map((name) => pick(name, () => onChoose(chosen.filter((one) => one !== name))));
+  const add = adder(
+    models.filter((model) => !model.error && !chosen.includes(model.name)),
+    (name) => onChoose([...chosen, name]),
+  );
+  const types = otherTypes(models, chosen);
+  const all = types.length
+    ? el("button", { type: "button", onclick: () => onChoose([...chosen, ...types]) }, `Add all types of ${visible(family(chosen[0]))}`)
+    : null;
+  place.replaceChildren(
+    el("ul", { class: "picked", "aria-label": "Chosen models" }, picked),
+    el("div", { class: "picker" }, add, all),
+  );
+  if (hadFocus) add.querySelector("input")?.focus();
+}
+
+/**
+ * @param {string} name
+ * @param {() => void} onRemove
+ */
+function pick(name, onRemove) {
+  const button = el("button", { type: "button", class: "quiet", "aria-label": `Remove ${visible(name)}`, onclick: onRemove }, "✕");
+  return el("li", {}, el("a", { href: modelAddress(name) }, isolated(name)), button);
+}
+
+/**
+ * Return a box that completes names of models, and the button that adds one.
+ *
+ * @param {Listed[]} models
+ * @param {(name: string) => void} onAdd
+ */
+function adder(models, onAdd) {
+  const options = models.map((model) => el("option", { value: model.name }));
+  const box = /** @type {HTMLInputElement} */ (
+    el("input", { ...BOX, list: "addable", "aria-label": "Add a model" })
+  );
+  const add = (/** @type {Event} */ event) => {
+    event.preventDefault();
+    const isKnown = models.some((model) => model.name === box.value);
+    box.setCustomValidity(isKnown ? "" : "No other model has this name.");
+    if (isKnown) onAdd(box.value);
+    else box.reportValidity();
+  };
+  box.addEventListener("input", () => box.setCustomValidity(""));
+  return el(
+    "form",
+    { class: "adder", novalidate: true, onsubmit: add },
+    box,
+    el("datalist", { id: "addable" }, options),
+    el("button", { type: "submit" }, "Add"),
+  );
+}
+
+/** Return a name without its tag. @param {string} name */
+const family = (name) => name.replace(/:[^:/]*$/, "");
+
+/**
+ * Return the other types of the chosen model, if all chosen ones are of one family.
+ *
+ * @param {Listed[]} models
+ * @param {string[]} chosen
+ */
+function otherTypes(models, chosen) {
+  if (!chosen.length || chosen.some((name) => family(name) !== family(chosen[0]))) return [];
+  return models
+    .filter((model) => !model.error && family(model.name) === family(chosen[0]))
+    .map((model) => model.name)
+    .filter((name) => !chosen.includes(name));
+}

@@ -1,0 +1,120 @@
+/** How one model differs from another: `diff`. */
+
+import { modelAddress } from "./address.js";
+import { el, isolated, visible } from "./dom.js";
+import { facts, table, twin } from "./table.js";
+import { typed } from "./types.js";
+import { counted, shape, size, whole } from "./units.js";
+
+const MOST = 1000; // rows of a list: the rest is counted
+
+/** @typedef {{name: string, type: string, shape: number[], bytes: number}} Fact */
+
+/**
+ * Return what `/api/diff` says.
+ *
+ * @param {any} found a document of DiffView
+ * @returns {Node[]}
+ */
+export function difference(found) {
+  const isSame = !found.added.length && !found.removed.length && !found.changed.length;
+  return [
+    facts([
+      ["A", side(found.a, found.bytes.a)],
+      ["B", side(found.b, found.bytes.b)],
+      ["Shared", size(found.shared_bytes)],
+      ["Equal tensors", whole(found.equal)],
+      ["Changed", whole(found.changed.length)],
+      ["Only in A", whole(found.removed.length)],
+      ["Only in B", whole(found.added.length)],
+    ]),
+    isSame ? el("p", { class: "waiting" }, "All tensors are equal.") : el("div", { class: "lists" }, ...lists(found)),
+  ];
+}
+
+/**
+ * @param {string} name
+ * @param {number} nbytes
+ */
+const side = (name, nbytes) =>
+  el("span", {}, el("a", { href: modelAddress(name) }, isolated(name)), ` ${size(nbytes)}`);
+
+/** @param {any} found */
+function lists(found) {
+  /** @type {[string, Fact[]][]} */
+  const sides = [["Only in A", found.removed], ["Only in B", found.added]];
+  const changed = found.changed.length
+    ? [open(`Changed: ${counted(found.changed.length, "tensor")}`, () => changedTable(found.changed))]
+    : [];
+  const only = sides
+    .filter(([, tensors]) => tensors.length)
+    .map(([title, tensors]) => twin(`${title}: ${counted(tensors.length, "tensor")}`, () => onlyTable(title, tensors)));
+  return [...changed, ...only, documents(found.documents)].filter((part) => part !== null);
+}
+
+/**
+ * @param {string} summary
+ * @param {() => Node} make
+ */
+function open(summary, make) {
+  const details = twin(summary, make);
+  details.open = true;
+  return details;
+}
+
+/** @param {{before: Fact, after: Fact, name: string}[]} changes */
+function changedTable(changes) {
+  const heads = [
+    { title: "Tensor" },
+    { title: "A" },
+    { title: "B" },
+    { title: "Shape" },
+    { title: "Size in A", number: true },
+    { title: "Size in B", number: true },
+  ];
+  const rows = changes.slice(0, MOST).map(({ name, before, after }) => [
+    tensor(name),
+    typed(before.type),
+    typed(after.type),
+    shape(before.shape) === shape(after.shape)
+      ? shape(before.shape)
+      : `${shape(before.shape)} → ${shape(after.shape)}`,
+    size(before.bytes),
+    size(after.bytes),
+  ]);
+  return cut(table("Changed tensors", heads, rows), changes.length);
+}
+
+/**
+ * @param {string} title
+ * @param {Fact[]} tensors
+ */
+function onlyTable(title, tensors) {
+  const heads = [{ title: "Tensor" }, { title: "Type" }, { title: "Shape" }, { title: "Size", number: true }];
+  const rows = tensors
+    .slice(0, MOST)
+    .map((one) => [tensor(one.name), typed(one.type), shape(one.shape), size(one.bytes)]);
+  return cut(table(title, heads, rows), tensors.length);
+}
+
+/**
+ * @param {HTMLElement} shown
+ * @param {number} number of all rows
+ */
+function cut(shown, number) {
+  if (number > MOST) shown.append(el("p", { class: "nothing" }, `and ${whole(number - MOST)} more`));
+  return shown;
+}
+
+/** @param {string} name */
+const tensor = (name) => el("span", { class: "module" }, isolated(name));
+
+/** @param {{added: string[], removed: string[], changed: string[]}} changes */
+function documents({ added, removed, changed }) {
+  const said = [
+    ...changed.map((name) => `${visible(name)} differs`),
+    ...removed.map((name) => `${visible(name)} is only in A`),
+    ...added.map((name) => `${visible(name)} is only in B`),
+  ];
+  return said.length ? el("p", {}, el("span", { class: "soft" }, "Documents: "), said.join(", ")) : null;
+}

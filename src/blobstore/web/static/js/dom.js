@@ -1,0 +1,79 @@
+/** Elements of the page. Text of a store becomes text nodes and attributes, never markup. */
+
+/** @typedef {Node | string | number | null | undefined | false} Child */
+
+/**
+ * Return a new element.
+ *
+ * Attributes that are functions are listeners of events (`onclick`); those that are false, null or
+ * undefined are left out.
+ *
+ * @param {string} tag
+ * @param {Record<string, any>} [attributes]
+ * @param {...(Child | Child[])} children
+ * @returns {HTMLElement}
+ */
+export function el(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, String(value));
+  }
+  element.append(...nodes(children));
+  return element;
+}
+
+/**
+ * Return the children that are there: numbers as text, without absent ones.
+ *
+ * @param {(Child | Child[])[]} children
+ * @returns {(Node | string)[]}
+ */
+export function nodes(children) {
+  const found = children.flat();
+  return found
+    .filter((child) => child !== null && child !== undefined && child !== false)
+    .map((child) => (child instanceof Node ? child : String(child)));
+}
+
+/**
+ * Return the element with an id, which the page's HTML has.
+ *
+ * @param {string} id
+ * @returns {HTMLElement}
+ */
+export function byId(id) {
+  const found = document.getElementById(id);
+  if (!found) throw new Error(`this page has no #${id}`);
+  return found;
+}
+
+/**
+ * Return text of a store, set apart from the direction of the text around it.
+ *
+ * @param {string} text
+ * @param {string} [className]
+ */
+export function isolated(text, className) {
+  return el("bdi", { class: className }, visible(text));
+}
+
+/** Characters that would not be seen, or would change the order of others. */
+const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
+
+/** @type {Record<string, string>} */
+const SHORT = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
+
+/**
+ * Return a text in which invisible characters are escapes, as the command line prints them.
+ *
+ * @param {string} text
+ */
+export function visible(text) {
+  return text.replace(HIDDEN, (character) => {
+    const code = character.charCodeAt(0).toString(16);
+    const long = code.length > 2 ? `\\u${code.padStart(4, "0")}` : `\\x${code.padStart(2, "0")}`;
+    return SHORT[character] ?? long;
+  });
+}

@@ -1,0 +1,90 @@
+/** Several models: the error of each against its size. */
+
+import { modelAddress } from "./address.js";
+import { ask } from "./api.js";
+import { el, isolated } from "./dom.js";
+import { commandLine, fill } from "./loading.js";
+import { showPlot } from "./plot.js";
+import { table } from "./table.js";
+import { typed } from "./types.js";
+import { percent, size } from "./units.js";
+
+/** @typedef {import("./models.js").Listed} Listed */
+/** @typedef {{model: Listed, error: number | null, isMeasured: boolean}} Measured */
+
+const HEADS = [
+  { title: "Name" },
+  { title: "Type" },
+  { title: "Size", number: true },
+  { title: "Error", number: true },
+  { title: "" },
+];
+
+/**
+ * Show the error against the size of models whose error was measured; commands for the others.
+ *
+ * @param {HTMLElement} place
+ * @param {string[]} names
+ * @param {Listed[]} models of the store
+ */
+export function showFrontier(place, names, models) {
+  fill(
+    place,
+    () => Promise.all(names.map((name) => measured(name, models))),
+    async (found) => {
+      const known = found.filter((one) => one.isMeasured);
+      if (known.length > 1) {
+        const spec = await ask("plots/frontier", { model: known.map((one) => one.model.name) });
+        await showPlot(place, spec, { hasText: true });
+      }
+      place.append(table("Error against size", HEADS, rows(found)));
+      const others = found.filter((one) => !one.isMeasured);
+      if (others.length) place.append(el("p", { class: "waiting" }, "Measure the error of the others:"));
+      place.append(...others.map((one) => commandLine(`blobstore quality ${one.model.name} --against SOURCE`)));
+    },
+  );
+}
+
+/**
+ * @param {string} name
+ * @param {Listed[]} models
+ * @returns {Promise<Measured>}
+ */
+async function measured(name, models) {
+  const model = models.find((one) => one.name === name) ?? {
+    ...{ name, id: null, size: null, modified: null, quant_type: null, parameters: null },
+  };
+  const { result } = await ask("quality", { model: name });
+  return { model, error: result?.model.relative_rmse ?? null, isMeasured: Boolean(result) };
+}
+
+/** @param {Measured[]} found */
+function rows(found) {
+  const sorted = [...found].sort((a, b) => (a.model.size ?? 0) - (b.model.size ?? 0));
+  return sorted.map(({ model, error, isMeasured }) => [
+    el("a", { href: modelAddress(model.name) }, isolated(model.name)),
+    model.quant_type ? typed(model.quant_type) : "",
+    model.size === null ? "" : size(model.size),
+    isMeasured ? percent(error) : "not measured",
+    isFront(model, error, found) ? el("span", { class: "badge" }, "Pareto front") : "",
+  ]);
+}
+
+/**
+ * Return whether no other model is smaller and better.
+ *
+ * @param {Listed} model
+ * @param {number | null} error
+ * @param {Measured[]} found
+ */
+function isFront(model, error, found) {
+  if (error === null || model.size === null) return false;
+  return !found.some(
+    (other) =>
+      other.error !== null &&
+      other.model.size !== null &&
+      other.model.size <= /** @type {number} */ (model.size) &&
+      other.error <= error &&
+      (other.model.size < /** @type {number} */ (model.size) || other.error < error),
+  );
+}

@@ -1,0 +1,91 @@
+/** Parts of a page that wait for the server: that they wait, what came, and what went wrong. */
+
+import { ApiError } from "./api.js";
+import { el, isolated, visible } from "./dom.js";
+
+/**
+ * Fill a place with what a promise gives; an error is shown there, with a button to try again.
+ *
+ * @template T
+ * @param {HTMLElement} place
+ * @param {() => Promise<T>} get
+ * @param {(found: T) => void | Promise<void>} draw fills the place, which is empty
+ * @param {(error: ApiError) => Node | null} [expected] shows an error that is part of life
+ */
+export async function fill(place, get, draw, expected = () => null) {
+  place.setAttribute("aria-busy", "true");
+  if (!place.hasChildNodes()) place.append(el("p", { class: "waiting" }, "Loading …"));
+  try {
+    const found = await get();
+    place.replaceChildren();
+    await draw(found);
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") return;
+    if (!(error instanceof ApiError)) reportError(error);
+    const known = error instanceof ApiError ? expected(error) : null;
+    place.replaceChildren(known ?? failure(error, () => fill(place, get, draw, expected)));
+  } finally {
+    place.removeAttribute("aria-busy");
+  }
+}
+
+/**
+ * Return an error with its hint.
+ *
+ * @param {unknown} error
+ * @param {() => void} [again]
+ */
+export function failure(error, again) {
+  const message = error instanceof Error ? error.message : String(error);
+  const hint = error instanceof ApiError ? error.hint : "";
+  return el(
+    "div",
+    { class: "failure", role: "alert" },
+    el("p", {}, el("strong", {}, "This could not be shown: "), isolated(message)),
+    hint ? hinted(hint) : null,
+    again ? el("button", { type: "button", onclick: again }, "Try again") : null,
+  );
+}
+
+/**
+ * Return a hint whose `commands` are set as code.
+ *
+ * @param {string} hint
+ */
+export function hinted(hint) {
+  const parts = visible(hint).split(/`([^`]+)`/);
+  return el("p", { class: "hint" }, parts.map((part, i) => (i % 2 ? el("code", {}, part) : part)));
+}
+
+/**
+ * Return a state without content: what is missing, and the command that makes it.
+ *
+ * @param {string} text
+ * @param {string} command
+ * @param {...(Node | string)} more
+ */
+export function missing(text, command, ...more) {
+  return el("div", { class: "missing" }, el("p", {}, text), commandLine(command), ...more);
+}
+
+/**
+ * Return a command with a button that copies it.
+ *
+ * @param {string} command
+ */
+export function commandLine(command) {
+  const said = el("span", { class: "visually-hidden", role: "status" });
+  const button = el("button", { type: "button", class: "quiet" }, "Copy");
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(command);
+      button.textContent = "Copied";
+      said.textContent = "The command was copied";
+    } catch {
+      getSelection()?.selectAllChildren(code);
+      said.textContent = "The command is selected";
+    }
+  });
+  const code = el("code", { dir: "ltr" }, visible(command));
+  return el("div", { class: "command" }, code, button, said);
+}

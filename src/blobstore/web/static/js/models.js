@@ -1,0 +1,149 @@
+/** The page of all models: filter, sort, choose some to compare. */
+
+import { address, choose, modelAddress, query } from "./address.js";
+import { ask } from "./api.js";
+import { byId, el, isolated, visible } from "./dom.js";
+import { Grid } from "./grid.js";
+import { fill, missing } from "./loading.js";
+import { matcher, Ordered, orderOf, orderText } from "./ordering.js";
+import { onBack } from "./page.js";
+import { searchBox, slashFocuses } from "./search.js";
+import { typed } from "./types.js";
+import { age, count, counted, short, size, whole } from "./units.js";
+
+/** @typedef {{name: string, id: string | null, size: number | null, modified: string | null, quant_type: string | null, parameters: number | null, error?: string, packed?: boolean, store?: string}} Listed */
+
+const NEWEST = { key: "modified", descending: true };
+
+/** @type {import("./ordering.js").Orders<Listed>} */
+const ORDERS = {
+  name: (model) => model.name,
+  size: (model) => model.size,
+  type: (model) => model.quant_type,
+  parameters: (model) => model.parameters,
+  modified: (model) => (model.modified === null ? null : Date.parse(model.modified)),
+};
+
+const box = /** @type {HTMLInputElement} */ (byId("filter"));
+const chosen = new Set();
+
+/** @param {Listed[]} models */
+function show(models) {
+  if (!models.length) {
+    byId("models").append(missing("This store has no models yet. Import one:", "blobstore import FOLDER"));
+    return;
+  }
+  const ordered = new Ordered(models, ORDERS);
+  const order = () => orderOf(query().get("sort"), NEWEST, Object.keys(ORDERS));
+  const sort = (/** @type {string} */ key) => {
+    const now = order();
+    const descending = now.key === key ? !now.descending : key !== "name" && key !== "type";
+    choose({ sort: orderText({ key, descending }) });
+    draw();
+  };
+  const grid = new Grid(byId("models"), { ...TABLE, onSort: sort });
+  const nothing = el("p", { class: "nothing", hidden: true }, "No model matches this filter.");
+  byId("models").append(nothing);
+
+  const draw = () => {
+    const matches = matcher(box.value);
+    const found = ordered.by(order()).filter((model) => matches(searched(model)));
+    grid.sorted(order().key, order().descending);
+    grid.show(found);
+    nothing.hidden = found.length > 0;
+    byId("count").textContent = tally(found, models);
+  };
+  byId("tools").hidden = false;
+  searchBox(box, "filter", draw);
+  slashFocuses(box);
+  onBack(() => {
+    box.value = query().get("filter") ?? "";
+    draw();
+  });
+  draw();
+}
+
+/** @param {Listed} model */
+const searched = (model) =>
+  `${model.name} ${model.error ? "broken" : (model.quant_type ?? "")}`.toLowerCase();
+
+/**
+ * @param {Listed[]} found
+ * @param {Listed[]} all
+ */
+function tally(found, all) {
+  const nbytes = found.reduce((sum, model) => sum + (model.size ?? 0), 0);
+  const number =
+    found.length === all.length
+      ? counted(all.length, "model")
+      : `${whole(found.length)} of ${counted(all.length, "model")}`;
+  return `${number}, ${size(nbytes)}`;
+}
+
+/** @param {Listed} model */
+function nameCell(model) {
+  const link = el("a", { href: modelAddress(model.name) }, isolated(model.name));
+  const packed = model.packed ? el("span", { class: "badge" }, "packed") : null;
+  const store = model.store ? el("span", { class: "soft" }, visible(model.store)) : null;
+  if (!model.error) return el("span", { class: "name-cell" }, link, packed, store);
+  const reason = el("span", { class: "reason", title: visible(model.error) }, isolated(model.error));
+  return el("span", { class: "name-cell" }, link, reason);
+}
+
+/** @param {Listed} model */
+function checkbox(model) {
+  const box = /** @type {HTMLInputElement} */ (
+    el("input", { type: "checkbox", "aria-label": `Compare ${visible(model.name)}` })
+  );
+  box.checked = chosen.has(model.name);
+  box.disabled = Boolean(model.error);
+  box.addEventListener("change", () => {
+    if (box.checked) chosen.add(model.name);
+    else chosen.delete(model.name);
+    showChosen();
+  });
+  return box;
+}
+
+function showChosen() {
+  const link = el("a", { class: "button", href: address("/compare", { model: [...chosen] }) }, "Compare");
+  const text = chosen.size ? `${counted(chosen.size, "model")} chosen` : "";
+  byId("chosen").replaceChildren(...(chosen.size ? [el("span", {}, text), link] : []));
+}
+
+/** @type {Omit<ConstructorParameters<typeof Grid<Listed>>[1], "onSort">} */
+const TABLE = {
+  label: "Models",
+  className: "models-grid",
+  columns: [
+    { key: "pick", title: "Compare", fixed: true, cell: checkbox },
+    { key: "name", title: "Name", cell: nameCell },
+    {
+      key: "id",
+      title: "ID",
+      fixed: true,
+      cell: (model) => (model.id === null ? "" : el("code", { title: model.id }, short(model.id))),
+    },
+    { key: "size", title: "Size", cell: (model) => (model.size === null ? "" : size(model.size)) },
+    {
+      key: "type",
+      title: "Type",
+      cell: (model) =>
+        model.error ? el("span", { class: "badge bad" }, "broken") : typed(model.quant_type ?? ""),
+    },
+    {
+      key: "parameters",
+      title: "Parameters",
+      cell: (model) => (model.parameters === null ? "" : count(model.parameters)),
+    },
+    {
+      key: "modified",
+      title: "Modified",
+      cell: (model) =>
+        model.modified ? el("time", { datetime: model.modified, title: model.modified }, age(model.modified)) : "",
+    },
+  ],
+  rowClass: (model) => (model.error ? "broken" : ""),
+};
+
+await fill(byId("models"), () => ask("models"), show);

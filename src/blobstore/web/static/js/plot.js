@@ -1,0 +1,99 @@
+/** Plots: specifications of Vega that the server makes, drawn here, and the same values as text. */
+
+import { el, visible } from "./dom.js";
+import { table, twin } from "./table.js";
+import { onTheme, theme } from "./theme.js";
+import { tooltip } from "./tooltip.js";
+
+const VENDOR = "/static/vendor";
+
+/** @typedef {{vega: any, expr: any, themes: any}} Library */
+
+/** @type {Promise<Library> | null} */
+let loaded = null;
+
+/** Return Vega, its interpreter and themes, which are loaded when the first plot is drawn. */
+const library = () => (loaded ??= load());
+
+/** @returns {Promise<Library>} */
+async function load() {
+  const themes = fetch("/static/themes.json").then((answer) => answer.json());
+  await script(`${VENDOR}/vega.min.js`);
+  const { expressionInterpreter } = await import(`${VENDOR}/vega-interpreter.js`);
+  const { vega } = /** @type {any} */ (window);
+  return { vega, expr: expressionInterpreter, themes: await themes };
+}
+
+/**
+ * @param {string} source
+ * @returns {Promise<void>}
+ */
+function script(source) {
+  return new Promise((resolve, reject) => {
+    const element = el("script", { src: source });
+    element.addEventListener("load", () => resolve());
+    element.addEventListener("error", () => reject(new Error(`${source} could not be loaded`)));
+    document.head.append(element);
+  });
+}
+
+/** A specification contains its data: nothing is loaded for it, from anywhere. */
+const NO_LOADER = {
+  load: () => Promise.reject(new Error("a plot loads nothing")),
+  sanitize: () => Promise.reject(new Error("a plot links to nothing")),
+};
+
+/**
+ * Return a document in whose texts invisible characters are escapes, as everywhere on the page.
+ *
+ * @param {any} document
+ */
+function printable(document) {
+  const text = JSON.stringify(document);
+  return JSON.parse(text, (_, value) => (typeof value === "string" ? visible(value) : value));
+}
+
+/**
+ * Draw a plot, as wide as its place, in the colours of the theme; it follows both. Its values are
+ * beside it as a table.
+ *
+ * @param {HTMLElement} place
+ * @param {any} made a specification of Vega; `usermeta.table` has its values as text
+ * @param {{hasText?: boolean}} [options] hasText: the page shows the values as text itself
+ */
+export async function showPlot(place, made, { hasText = false } = {}) {
+  const spec = printable(made);
+  const canvas = el("div", { "aria-hidden": "true" });
+  const picture = el("div", { role: "img", "aria-label": spec.description }, canvas);
+  place.append(el("div", { class: "plot" }, picture));
+  if (!hasText) place.append(twin("As a table", () => valuesTable(spec)));
+  const { vega, expr, themes } = await library();
+  /** @type {any} */
+  let view = null;
+  const draw = () => {
+    view?.finalize();
+    const runtime = vega.parse(spec, themes[theme()], { ast: true });
+    const options = { expr, renderer: "svg", container: canvas, hover: true, loader: NO_LOADER };
+    view = new vega.View(runtime, { ...options, tooltip });
+    return view.width(canvas.clientWidth).runAsync();
+  };
+  if (canvas.isConnected) await draw();
+  const stopThemes = onTheme(draw);
+  const sizes = new ResizeObserver(() => {
+    if (canvas.isConnected) view?.width(canvas.clientWidth).runAsync();
+    else stop();
+  });
+  const stop = () => {
+    sizes.disconnect();
+    stopThemes();
+    view?.finalize();
+  };
+  sizes.observe(canvas);
+}
+
+/** @param {any} spec */
+function valuesTable(spec) {
+  const { columns, rows } = spec.usermeta.table;
+  const heads = columns.map((/** @type {string} */ title) => ({ title }));
+  return table(spec.description, heads, rows);
+}

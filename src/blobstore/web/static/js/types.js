@@ -1,0 +1,33 @@
+/** Types of tensors: their names as the command line prints them, and their colours. */
+
+import { el, visible } from "./dom.js";
+
+const COLOURED = ["int4", "int8", "nvfp4", "mxfp4", "mxfp8", "BF16", "F16", "F32"];
+
+/**
+ * Return the kind of a type: its name without the size of groups.
+ *
+ * @param {string} type such as `int4/64` or `BF16`
+ */
+export const kind = (type) => type.split("/")[0];
+
+/**
+ * Return the class that gives an element the colour that a type has in plots.
+ *
+ * @param {string} type
+ */
+export function typeClass(type) {
+  const name = kind(type);
+  if (COLOURED.includes(name)) return `type-${name.toLowerCase()}`;
+  if (name.startsWith("F8")) return "type-f8";
+  return /^(BOOL|I|U)/.test(name) ? "type-integers" : "type-other";
+}
+
+/**
+ * Return a type with its colour beside it.
+ *
+ * @param {string} type
+ */
+export function typed(type) {
+  return el("span", { class: `typed ${typeClass(type)}` }, visible(type));
+}

@@ -1,0 +1,45 @@
+"""Ctrl-C ends a command that waits for the server of a bucket, which says nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        yield server
+
+
+@pytest.mark.parametrize("words", [("import", "s3://b/m", "m", "--store"), ("list", "--store")])
+def test_it_ends(silent: socket.socket, tmp_path: Path, words: tuple[str, ...]) -> None:
+    address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+    store = str(tmp_path / "store") if words[0] == "import" else "s3://b/store"
+    with subprocess.Popen(
+        [sys.executable, "-m", "blobstore", *words, store],
+        env=os.environ | keys | {"AWS_ENDPOINT_URL": address},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            with silent.accept()[0] as connection:
+                connection.recv(1)  # the command waits for the answer
+                process.send_signal(signal.SIGINT)
+                _, errors = process.communicate(timeout=30)  # obstore itself takes minutes
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (130, "Error: interrupted\n")

@@ -1,0 +1,178 @@
+"""The page of a model: summary, plots, the table of tensors, a chosen tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from support.browser import NARROW, Watched, watched
+from support.page_store import BROKEN, DENSE, LARGE, MIXTURE, TENSORS
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.lab
+GATE = "model.layers.0.mlp.gate_proj.weight"
+BACKGROUND = "one => getComputedStyle(one).backgroundColor"
+DOWN = "model.layers.0.mlp.down_proj.weight"
+
+
+def tensors(page: Page) -> list[str]:
+    """Return the tensors that are drawn, from top to bottom."""
+    rows = page.locator(".tensors-grid .grid-row").all()
+    placed = [(int(row.get_attribute("aria-rowindex") or 0), row) for row in rows]
+    return [
+        row.locator(".name a").inner_text() for _, row in sorted(placed, key=lambda one: one[0])
+    ]
+
+
+def fact(page: Page, name: str) -> str:
+    """Return the value of a fact in the summary."""
+    return page.locator("#summary dt", has_text=name).locator("xpath=../dd").inner_text()
+
+
+def test_the_summary_is_that_of_show(site: Watched) -> None:
+    page = site.open("/model", name=DENSE)
+    assert page.title() == f"{DENSE} · blobstore"
+    assert page.get_by_text("Qwen3ForCausalLM · 5.25M parameters · int4 · 5.98 MB").is_visible()
+    assert fact(page, "Context length") == "1,024"
+    assert fact(page, "ID").startswith("sha256:54949e93178345bc")
+    assert fact(page, "Capabilities").split() == ["completion", "tools"]
+    assert page.get_by_text("runs in mlx-lm").is_visible()
+    weights = page.locator("#weights tbody tr").all_inner_texts()
+    assert weights == ["int8\t2.1M\t2.23 MB\t39.5%", "BF16\t1.05M\t2.1 MB\t37.3%", "int4\t2.1M\t1.31 MB\t23.2%"]  # fmt: skip # noqa: E501
+
+
+def test_the_treemap_has_a_description_and_a_table(site: Watched) -> None:
+    page = site.open("/model", name=DENSE)
+    picture = page.locator("#treemap [role=img]")
+    assert "int8/64 39.5%" in (picture.get_attribute("aria-label") or "")
+    assert picture.locator("svg").count() == 1
+    page.locator("#modules summary").click()
+    rows = page.locator("#modules tbody tr").all_inner_texts()
+    assert rows[0] == "lm_head\tint8\t1\t1.05M\t1.11 MB"
+    assert any(row.startswith("0-1 (2 alike)") or "alike" in row for row in rows), rows
+
+
+def test_tensors_are_searched_sorted_and_of_a_type(site: Watched) -> None:
+    page = site.open("/model", name=DENSE)
+    page.keyboard.press("/")
+    page.keyboard.type("0.mlp")
+    assert len(tensors(page)) == 3
+    page.wait_for_url("**search=0.mlp")
+    page.get_by_role("button", name="int4 16").click()
+    assert tensors(page) == [GATE, "model.layers.0.mlp.up_proj.weight"]
+    assert page.get_by_text("2 of 47 tensors, 246 KB").is_visible()
+    page.go_back()
+    assert len(tensors(page)) == 3
+    sized = page.get_by_role("grid").get_by_role("columnheader", name="Size")
+    sized.get_by_role("button").click()
+    assert (tensors(page)[0], sized.get_attribute("aria-sort")) == (DOWN, "descending")
+    shared = page.url
+    page.goto("about:blank")
+    page.goto(shared)
+    site.settle()
+    assert tensors(page)[0] == DOWN
+    assert len(tensors(page)) == 3
+
+
+def test_a_chosen_tensor_shows_its_distribution(site: Watched) -> None:
+    page = site.open("/model", name=DENSE)
+    page.get_by_role("link", name=GATE).click()
+    site.settle()
+    panel = page.get_by_role("region", name="Chosen tensor")
+    assert panel.get_by_role("heading").inner_text() == GATE
+    assert panel.get_by_role("img").first.is_visible()
+    panel.locator("summary").first.click()
+    assert panel.locator("tbody tr").count() >= 16  # codes of int4
+    page.wait_for_url(f"**tensor={GATE}")
+    page.go_back()
+    assert panel.is_hidden()
+    page.go_forward()
+    assert panel.is_visible()
+    site.settle()
+    panel.press("Escape")
+    assert panel.is_hidden()
+    assert page.locator(":focus").inner_text() == GATE
+
+
+def test_the_keyboard_chooses_a_tensor(site: Watched) -> None:
+    page = site.open("/model", name=MIXTURE, search="experts")
+    page.get_by_label("Search tensors").focus()
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.locator(".tensors-grid a:focus").count():
+            break
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    site.settle()
+    panel = page.get_by_role("region", name="Chosen tensor")
+    assert panel.get_by_role("heading").inner_text() == tensors(page)[1]
+    assert page.evaluate("document.activeElement.id") == "tensor"
+
+
+def test_fifty_thousand_tensors_are_a_few_rows(site: Watched) -> None:
+    page = site.open("/model", name=LARGE)
+    assert page.locator("#found").inner_text().startswith(f"{TENSORS:,} tensors, ")
+    grid = page.get_by_role("grid", name="Tensors")
+    assert grid.get_attribute("aria-rowcount") == str(TENSORS + 1)
+    assert page.locator(".tensors-grid .grid-row").count() < 80
+    page.locator(".tensors-grid a").first.focus()
+    page.keyboard.press("End")
+    last = page.locator(f".tensors-grid [aria-rowindex='{TENSORS + 1}']")
+    assert last.get_by_role("link").evaluate("link => link === document.activeElement")
+    page.keyboard.press("PageUp")
+    assert page.locator(".tensors-grid .grid-row").count() < 80
+    page.get_by_role("columnheader", name="Name").get_by_role("button").click()
+    assert tensors(page)[0].startswith("model.layers.0.")
+    page.get_by_label("Search tensors").fill("layers.2 experts.127 up_proj")
+    found = tensors(page)
+    assert found[0] == "model.layers.2.mlp.experts.127.up_proj.weight"
+    assert found[1] == "model.layers.20.mlp.experts.127.up_proj.weight"
+
+
+def test_a_theme_is_that_of_plots_too(site: Watched) -> None:
+    page = site.open("/model", name=DENSE)
+    plot = page.locator("#treemap svg")
+    assert plot.evaluate(BACKGROUND) == "rgb(255, 255, 255)"
+    page.get_by_role("button", name="Dark theme").click()
+    site.expect(plot).to_have_css("background-color", "rgb(21, 24, 29)")
+
+
+def test_without_quality_the_command_is_named(site: Watched) -> None:
+    page = site.open("/model", name=MIXTURE)
+    command = f"blobstore quality {MIXTURE} --against SOURCE"
+    assert page.get_by_text(command, exact=True).is_visible()
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "says"),
+    [("absent:model", 404, "not found"), (BROKEN, 409, "manifest")],
+)
+def test_what_can_t_be_shown_says_why(
+    browser: Browser, origin: str, name: str, status: int, says: str
+) -> None:
+    with watched(browser, origin) as found:
+        page = found.open("/model", name=name)
+        assert page.get_by_role("alert").is_visible()
+        assert says in page.get_by_role("alert").inner_text()
+        assert page.locator("#parts").is_hidden()
+        assert found.violations() == []
+        failed = [fault for fault in found.faults if f"status of {status}" in fault]
+        assert failed == found.faults  # a browser says of each answer that is not 2xx
+        found.faults.clear()
+
+
+def test_the_server_may_go_away(browser: Browser, origin: str) -> None:
+    with watched(browser, origin, size=NARROW) as found:
+        page = found.open("/model", name=DENSE)
+        page.context.set_offline(True)
+        page.get_by_role("link", name=GATE).click()
+        assert (
+            page.get_by_role("alert").inner_text().startswith("This could not be shown: the server")
+        )
+        page.context.set_offline(False)
+        page.get_by_role("button", name="Try again").click()
+        found.settle()
+        assert page.locator("#tensor").get_by_role("img").first.is_visible()
+        found.faults.clear()  # the browser says that it was offline

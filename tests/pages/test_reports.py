@@ -1,0 +1,170 @@
+"""Reports and plans in Chromium, from a file: drawn, quiet, narrow, dark, and inert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support import PYCODE, PYCODE_MOE
+from support.browser import NARROW, WIDE, Theme, Watched, chromium, watched
+from support.checkpoints import normal, small_tensors, write_checkpoint
+from support.plotted import SPECIFICATIONS
+
+import blobstore
+from blobstore.cli.main import run
+from blobstore.plots.theme import THEMES
+from blobstore.report.frame import document, figure
+from blobstore.report.rasters import drawn_png
+from blobstore.store.local.store import Store
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.lab
+
+EVIL = "model.layers.0.<img src=x onerror=alert(1)></script><script>alert(2)//.weight"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium, for a file: its client's event loop must end before other tests' loops."""
+    with chromium() as found:
+        yield found
+
+
+def opened(site: Watched, path: Path) -> Page:
+    """Open a file, and wait until its plots are drawn."""
+    page = site.page
+    page.goto(path.as_uri())
+    visible = page.locator("figure[data-plot]:visible")
+    page.wait_for_function(
+        "n => document.querySelectorAll('figure[data-plot] svg').length >= n", arg=visible.count()
+    )
+    return page
+
+
+def overflows(page: Page) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth > innerWidth"))
+
+
+def at(browser: Browser, path: Path, size: tuple[int, int], theme: Theme) -> Iterator[Page]:
+    with watched(browser, path.parent.as_uri(), size=size, theme=theme) as site:
+        yield opened(site, path)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_every_plot_is_drawn(
+    browser: Browser, tmp_path: Path, size: tuple[int, int], theme: Theme
+) -> None:
+    plots = SPECIFICATIONS
+    path = tmp_path / "plots.html"
+    path.write_bytes(document("plots", [figure(name, plots[name]) for name in plots], plots))
+    for page in at(browser, path, size, theme):
+        assert page.locator("figure svg").count() == len(plots)
+        assert not overflows(page)
+        assert "alert(1)" in page.inner_text("main")
+
+
+@pytest.mark.parametrize(("source", "kind"), [(PYCODE, "int4"), (PYCODE_MOE, "nvfp4")])
+def test_reports_are_drawn_and_accessible(
+    browser: Browser, store: Store, tmp_path: Path, source: Path, kind: str
+) -> None:
+    blobstore.import_model(source, "m", store=store, quant=kind)
+    path = tmp_path / "report.html"
+    words = ["report", "m", "--against", str(source), "-o", str(path), "--store", str(store.root)]
+    assert run(words) == 0
+    for theme in THEMES:
+        with watched(browser, tmp_path.as_uri(), theme=theme) as site:
+            page = opened(site, path)
+            assert page.locator("figure svg text").count() > 50
+            assert site.violations() == []
+            page.set_viewport_size({"width": 390, "height": 800})
+            page.wait_for_function("document.querySelector('svg').clientWidth <= 390")
+            assert not overflows(page)
+
+
+def test_a_page_without_scripts_is_readable(browser: Browser, store: Store, tmp_path: Path) -> None:
+    blobstore.import_model(PYCODE, "m", store=store, quant="int4")
+    path = tmp_path / "report.html"
+    assert run(["report", "m", "-o", str(path), "--store", str(store.root)]) == 0
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(path.as_uri())
+    assert "model.embed_tokens.weight" in page.inner_text("main")
+    page.locator("summary").first.click()
+    assert page.locator("details table").first.is_visible()
+    context.close()
+
+
+def test_hostile_names_do_not_run(browser: Browser, store: Store, tmp_path: Path) -> None:
+    tensors = {**small_tensors(), EVIL: normal("evil", 64, 128)}
+    source = write_checkpoint(tmp_path / "<b>source", tensors)
+    blobstore.import_model(source, "m", store=store, quant="int4")
+    report, plan = tmp_path / "report.html", tmp_path / "plan.html"
+    store_words = ["--store", str(store.root)]
+    assert run(["report", "m", "--against", str(source), "-o", str(report), *store_words]) == 0
+    assert run(["plan", str(source), "--quant", "int4", "--html", str(plan)]) == 0
+    for path in (report, plan):
+        with watched(browser, tmp_path.as_uri()) as site:
+            page = opened(site, path)
+            assert page.locator("img, b").count() == 0
+            assert EVIL in (page.text_content("main") or "")
+
+
+def test_a_plan_changes_with_its_controls(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "plan.html"
+    assert run(["plan", str(PYCODE), "--quant", "int8", "--html", str(path)]) == 0
+    with watched(browser, tmp_path.as_uri()) as site:
+        page = opened(site, path)
+
+        def shown() -> list[str]:
+            found = page.locator("[data-plan]:visible").all()
+            return [str(one.get_attribute("data-plan")) for one in found]
+
+        assert shown() == ["int8-64"]
+        page.get_by_role("combobox", name="Groups").select_option("128")
+        assert shown() == ["int8-128"]
+        page.get_by_role("combobox", name="Type").select_option("nvfp4")
+        assert shown() == ["nvfp4-16"]
+        page.wait_for_selector("[data-plan=nvfp4-16] svg")
+        target = page.get_by_label("Target size")
+        target.fill("6.0MB")
+        fits = dict(
+            zip(
+                *(
+                    page.locator(one).all_inner_texts()
+                    for one in ("tr[data-bytes] th", "tr[data-bytes] [data-fits]")
+                ),
+                strict=True,
+            )
+        )
+        assert (fits["nvfp4/16"], fits["int8/64"]) == ("yes", "no")
+        assert "Possible" in page.inner_text("output")
+        for text, answer in [
+            ("1MB", "Too small"),
+            ("9GB", "as it is"),
+            ("x", "Write a size"),
+            ("", ""),
+        ]:
+            target.fill(text)
+            assert answer in page.inner_text("output")
+        assert site.violations() == []
+
+
+@pytest.mark.parametrize("name", SPECIFICATIONS)
+def test_vl_convert_draws_every_plot(name: str) -> None:
+    for theme in THEMES:
+        assert drawn_png(SPECIFICATIONS[name], theme).startswith(PNG)
+
+
+def test_pictures_are_written(store: Store, tmp_path: Path) -> None:
+    blobstore.import_model(PYCODE, "m", store=store, quant="int4")
+    words = ["report", "m", "--against", str(PYCODE), "--png", str(tmp_path / "p")]
+    assert run([*words, "--store", str(store.root)]) == 0
+    found = {path.stem: path.read_bytes() for path in (tmp_path / "p").iterdir()}
+    assert {"treemap", "errors", "scatter", "distribution-1"} <= set(found)
+    assert all(data.startswith(PNG) for data in found.values())

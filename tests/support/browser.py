@@ -1,0 +1,130 @@
+"""Debian's Chromium, and pages of which everything that should not happen is noted.
+
+A page fails its test at the end (`Watched.check`) if its console has an error or a warning, a
+script throws, the Content-Security-Policy is violated, or a request goes to another origin.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlencode
+
+from support.registries import cannot_run
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+
+AXE = Path(os.environ.get("AXE", "/opt/axe/node_modules/axe-core/axe.min.js"))
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+WIDE, NARROW = (1280, 800), (390, 844)
+_VIOLATIONS = """
+addEventListener("securitypolicyviolation", (event) =>
+  console.error(`CSP: ${event.effectiveDirective} ${event.blockedURI} ${event.sourceFile}`));
+"""
+_AXE_OPTIONS = {"resultTypes": ["violations"]}
+Theme = Literal["light", "dark"]
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Run Debian's Chromium without a window; `cannot_run` where it is missing."""
+    program = shutil.which("chromium")
+    if program is None:
+        cannot_run("chromium is not installed (.ci/browser)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Watched:
+    """A page of a server, and what went wrong on it."""
+
+    page: Page
+    origin: str
+    faults: list[str] = field(default_factory=list)
+
+    def open(self, path: str, **query: str | list[str]) -> Page:
+        """Go to a page of the server, and wait until it has been drawn."""
+        address = f"{path}?{urlencode(query, doseq=True)}" if query else path
+        self.page.goto(self.origin + address)
+        self.settle()
+        return self.page
+
+    @property
+    def expect(self) -> Any:
+        """Playwright's assertions, which wait until they are true."""
+        from playwright.sync_api import expect
+
+        return expect
+
+    def settle(self) -> None:
+        """Wait until nothing is awaited from the server."""
+        self.expect(self.page.locator("[aria-busy]")).to_have_count(0, timeout=30_000)
+
+    def check(self) -> None:
+        """Fail if anything went wrong."""
+        assert not self.faults, "\n".join(self.faults)
+
+    def violations(self) -> list[str]:
+        """Return what axe-core calls serious or critical on the page as it is now."""
+        if not AXE.exists():
+            cannot_run(f"axe-core is not installed in {AXE} (.ci/browser /opt/axe)")
+        self.page.evaluate(AXE.read_text())
+        found: Mapping[str, Any] = self.page.evaluate("o => axe.run(document, o)", _AXE_OPTIONS)
+        return [
+            f"{rule['id']} ({rule['impact']}): {node['html'][:200]} {node['failureSummary']}"
+            for rule in found["violations"]
+            if rule["impact"] in {"serious", "critical"}
+            for node in rule["nodes"]
+        ]
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in {"error", "warning", "assert"}:
+            self.faults.append(f"console {message.type}: {message.text} {message.location}")
+
+    def _request(self, request: Request) -> None:
+        if not request.url.startswith((f"{self.origin}/", "data:")):
+            self.faults.append(f"request: {request.url}")
+
+
+@contextmanager
+def watched(
+    browser: Browser,
+    origin: str,
+    *,
+    size: tuple[int, int] = WIDE,
+    theme: Theme = "light",
+    scale: float = 1,
+) -> Iterator[Watched]:
+    """Open a page in a profile of its own, and check it at the end."""
+    width, height = size
+    context = browser.new_context(
+        viewport={"width": width, "height": height},
+        color_scheme=theme,
+        device_scale_factor=scale,
+        reduced_motion="reduce",
+    )
+    context.add_init_script(_VIOLATIONS)
+    found = Watched(context.new_page(), origin)
+    found.page.on("console", found._console)
+    found.page.on("pageerror", lambda error: found.faults.append(f"error: {error}"))
+    found.page.on("dialog", lambda dialog: found.faults.append(f"dialog: {dialog.message}"))
+    context.on("request", found._request)
+    try:
+        yield found
+        found.check()
+    finally:
+        context.close()

@@ -1,0 +1,92 @@
+"""Specifications of every plot, with everyday, empty and hostile values."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+from blobstore.inspection.distributions import Histogram, ValueDistribution
+from blobstore.plots.bars import shared
+from blobstore.plots.heatmap import errors
+from blobstore.plots.histograms import distribution
+from blobstore.plots.points import frontier, scatter
+from blobstore.plots.specification import Specification
+from blobstore.plots.subjects import ModelBytes, ModelPoint, TensorError
+from blobstore.plots.treemap import treemap
+
+HOSTILE = "<img src=x onerror=alert(1)>'\"`</script><!--\n\u202e\\{{}}"
+
+
+class PlotTensor(NamedTuple):
+    """A tensor of a plot."""
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def layer_errors(layers: int, name: str = "model.layers") -> list[TensorError]:
+    """Return errors of three projections in each layer, of a head, and a norm that was kept."""
+    values = random.Random(3)
+    found = [
+        TensorError(f"{name}.{layer}.{part}.weight", kind, (64, 2**power), values.random() / 10)
+        for layer in range(layers)
+        for part, kind, power in (("q_proj", "int4", 6), ("up", "nvfp4", 8), ("down", "int8", 9))
+    ]
+    found.append(TensorError("lm_head.weight", "int8", (64, 4096), 0.01))
+    return [*found, TensorError("model.norm.weight", "BF16", (64,), 0.0, kept=True)]
+
+
+def found_values(counts: tuple[int, ...], low: float = -1.0, high: float = 1.0) -> Histogram:
+    """Return a histogram with these counts."""
+    return Histogram(low, high, counts, 0, 0, 0.5)
+
+
+def found_distribution(name: str = "a.weight", bits: int = 4) -> ValueDistribution:
+    """Return the distribution of a quantized tensor beside its source."""
+    codes = tuple(range(1, 2**bits + 1))
+    kind = "int4/64" if bits == 4 else "mxfp8/32"
+    values = found_values((1, 5, 9, 5, 1))
+    total = sum(codes)
+    numbers = tuple(float(code) for code in range(2**bits))
+    return ValueDistribution(name, kind, (4, 64), 2 * total, total, values, values, codes, numbers)
+
+
+_TENSORS = [
+    PlotTensor(f"model.layers.{n}.{part}.weight", kind, (64, 64), size)
+    for n in range(4)
+    for part, kind, size in (("up", "int4/64", 2048), ("norm", "BF16", 128))
+]
+_MODELS = [
+    ModelPoint(f"tiny:{kind}", kind, nbytes, error)
+    for kind, nbytes, error in (("int4", 300, 0.1), ("mxfp4", 290, 0.2), ("int8", 500, 0.01))
+]
+_EMPTY = ValueDistribution("a", "BF16", (0,), 0, 0, Histogram(0, 0, (), 0, 0, 0.0))
+
+SPECIFICATIONS: dict[str, Specification] = {
+    "treemap": treemap(_TENSORS),
+    "errors": errors(layer_errors(5)),
+    "errors of one": errors([TensorError("a", "int4", (2, 2), 0.1)]),
+    "scatter": scatter(layer_errors(5)),
+    "frontier": frontier(_MODELS),
+    "frontier of one": frontier(_MODELS[:1]),
+    "shared": shared([ModelBytes("tiny:int4", 100, 900), ModelBytes("b", 0, 900)]),
+    "distribution": distribution(found_distribution()),
+    "distribution of 8 bits": distribution(found_distribution(bits=8)),
+    "distribution of equal values": distribution(
+        ValueDistribution("a", "BF16", (4,), 4, 4, found_values((4,), 0.5, 0.5))
+    ),
+    "empty treemap": treemap([]),
+    "empty errors": errors([TensorError("a", "BF16", (2,), 0.0, kept=True)]),
+    "empty scatter": scatter([]),
+    "empty frontier": frontier([]),
+    "empty shared": shared([]),
+    "empty distribution": distribution(_EMPTY),
+    "hostile treemap": treemap([PlotTensor(HOSTILE, HOSTILE, (2,), 4)]),
+    "hostile errors": errors(layer_errors(2, HOSTILE)),
+    "hostile scatter": scatter(layer_errors(2, HOSTILE)),
+    "hostile frontier": frontier([ModelPoint(HOSTILE, HOSTILE, 3, 0.1)]),
+    "hostile shared": shared([ModelBytes(HOSTILE, 3, 4)]),
+    "hostile distribution": distribution(found_distribution(HOSTILE)),
+}

@@ -1,0 +1,104 @@
+"""``report``, ``quality --plot`` and ``plan --html``: files, refusals, what is printed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.checkpoints import write_checkpoint
+
+import blobstore
+from blobstore.cli.main import run
+from blobstore.store.local.store import Store
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def source(store: Store, tmp_path: Path) -> Path:
+    """A checkpoint, from which the model ``m`` was imported."""
+    folder = write_checkpoint(tmp_path / "tiny")
+    blobstore.import_model(folder, "m", store=store, quant="int4")
+    return folder
+
+
+def test_a_page_is_written_once(cli: Run, source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
+    code, out, err = cli("report", "m", "--against", source, "-o", output)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{output}: ")
+    first = output.read_bytes()
+    assert first.startswith(b"<!doctype html>")
+    code, _, err = cli("report", "m", "--against", source, "-o", output)
+    assert (code, err.splitlines()) == (
+        2,
+        [f"Error: {output} already exists", "Hint: Use --force to replace it."],
+    )
+    assert cli("report", "m", "--against", source, "-o", output, "--force")[0] == 0
+    assert output.read_bytes() == first
+    assert [path.name for path in tmp_path.iterdir() if "report" in path.name] == ["report.html"]
+
+
+def test_what_quality_kept_is_shown(cli: Run, source: Path, tmp_path: Path) -> None:
+    assert cli("quality", "m", "--against", source)[0] == 0
+    assert cli("report", "m", "-o", tmp_path / "kept.html")[0] == 0
+    assert "against the checkpoint tiny, as measured on" in (tmp_path / "kept.html").read_text()
+
+
+def test_the_other_side_is_a_path_if_there_is_one(
+    cli: Run, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli("cp", "m", "tiny")[0] == 0
+    monkeypatch.chdir(tmp_path)
+    assert cli("report", "m", "--against", "tiny", "-o", "a.html")[0] == 0
+    assert "against the checkpoint tiny" in Path("a.html").read_text()
+    assert cli("report", "m", "--against", "tiny:latest", "-o", "b.html")[0] == 0
+    assert "against the stored model tiny" in Path("b.html").read_text()
+
+
+def test_refusals(cli: Run, source: Path, tmp_path: Path) -> None:
+    for words, code, message in [
+        (("report", "m"), 2, "nothing to write"),
+        (("report", "gone", "-o", tmp_path / "a"), 1, "gone"),
+        (("report", "m", "--against", "gone:x", "-o", tmp_path / "a"), 1, "gone:x"),
+        (("report", "m", "-o", tmp_path / "none" / "a"), 1, "can't write"),
+    ]:
+        found, _, err = cli(*words)
+        assert (found, message in err) == (code, True), err
+        assert not (tmp_path / "a").exists()
+
+
+def test_pictures_need_an_extra(
+    cli: Run, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    code, _, err = cli("report", "m", "--png", tmp_path / "p")
+    assert code == 2
+    assert "pip install 'blobstore[plots]'" in err
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_plot_in_the_terminal(cli: Run, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    _, table, _ = cli("quality", "m", "--against", source)
+    _, both, _ = cli("quality", "m", "--against", source, "--plot")
+    assert both.startswith(table)
+    plot = both.removeprefix(table).splitlines()
+    assert plot[1].startswith("Relative rmse")
+    assert max(map(len, plot)) <= 50
+    assert "\x1b" not in both
+    _, as_json, _ = cli("quality", "m", "--against", source, "--plot", "--json")
+    assert as_json.startswith("{")
+
+
+def test_a_plan_as_a_page(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "plan.html"
+    words = ["plan", str(source), "--quant", "int4", "--html", str(output)]
+    assert run(words) == 0
+    first = output.read_bytes()
+    assert run(words) == 2
+    assert "already exists" in capsys.readouterr().err
+    assert run([*words, "--force"]) == 0
+    assert output.read_bytes() == first

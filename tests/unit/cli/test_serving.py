@@ -1,0 +1,57 @@
+"""``blobstore serve``: what it starts, and what it refuses. Its processes: tests/integration."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.web_client import Client
+
+from blobstore.cli.main import run
+from blobstore.store.local.store import Store
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_it_serves_the_store_to_the_names_that_are_allowed(
+    store: Store, cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from blobstore.web import server, tidying
+
+    store.blobs.path.mkdir(parents=True)
+    started: list[tuple[Any, ...]] = []
+
+    def serve_at(app: Any, host: str, port: int, *, ready: Callable[[str], None]) -> None:
+        ready("http://127.0.0.1:7/")
+        started.append((app, host, port))
+
+    monkeypatch.setattr(server, "serve_at", serve_at)
+    monkeypatch.setattr(tidying, "use_one_arena", lambda: None)
+    code, out, err = cli("serve", "--port", "7", "--allowed-host", "models.example")
+    assert (code, out, err) == (0, f"Serving {store.root} at http://127.0.0.1:7/\n", "")
+    ((app, host, port),) = started
+    assert (host, port) == ("127.0.0.1", 7)
+    client = Client(app)
+    assert client.get("/api/models", host="models.example").json == []
+    assert client.get("/api/models", host="other.example").status == 421
+    assert client.get("/v2/").status == 200
+    client.close()
+
+
+def test_a_missing_extra_is_named(cli: Run, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.blobs.path.mkdir(parents=True)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    code, _, err = cli("serve")
+    assert code == 2
+    assert "starlette and uvicorn are not installed" in err
+    assert "pip install 'blobstore[web]'" in err
+
+
+def test_a_missing_store_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(["serve", "--store", str(tmp_path / "missing")]) == 1
+    assert "there is no store at" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""Error against size: the front, points that stand for many, names that do not overlap."""
+
+from __future__ import annotations
+
+import random
+
+from support.plotted import layer_errors
+
+from blobstore.plots.bars import shared
+from blobstore.plots.points import MOST_POINTS, dots, frontier, scatter
+from blobstore.plots.subjects import ModelBytes, ModelPoint, TensorError
+
+
+def test_a_point_for_each_changed_tensor() -> None:
+    spec = scatter(layer_errors(3))
+    points = spec["data"][0]["values"]
+    assert len(points) == 10
+    assert points[0]["y"] == max(point["y"] for point in points)
+
+
+def test_many_tensors_are_few_points_and_all_are_counted() -> None:
+    values = random.Random(5)
+    many = [
+        TensorError(
+            f"t.{n}",
+            values.choice(["int4", "int8", "nvfp4"]),
+            (n % 97 + 1, n % 89 + 1),
+            values.random(),
+        )
+        for n in range(20_000)
+    ]
+    found = dots(many)
+    assert len(found) <= MOST_POINTS
+    assert sum(dot.tensors for dot in found) == 20_000
+    assert found[0].worst.relative_rmse == max(one.relative_rmse or 0 for one in many)
+
+
+def test_the_front_has_the_models_that_none_beats() -> None:
+    models = [
+        ModelPoint("small", "int4", 10, 0.3),
+        ModelPoint("beaten", "nvfp4", 12, 0.4),
+        ModelPoint("twin", "int4", 10, 0.3),
+        ModelPoint("large", "int8", 20, 0.1),
+        ModelPoint("beaten too", "mxfp8", 30, 0.1),
+    ]
+    spec = frontier(reversed(models))
+    rows = {row[0]: row[-1] for row in spec["usermeta"]["table"]["rows"]}
+    assert rows == {
+        "small": "yes",
+        "beaten": "no",
+        "twin": "no",
+        "large": "yes",
+        "beaten too": "no",
+    }
+    assert spec["data"][1]["values"] == [{"x": 10, "y": 0.3}, {"x": 20, "y": 0.1}]
+
+
+def test_names_are_written_where_there_is_room() -> None:
+    near = [ModelPoint(f"a model with a long name {n}", "int4", 1000 + n, 0.1) for n in range(20)]
+    far = ModelPoint("far", "int8", 10_000, 0.01)
+    points = frontier([*near, far])["data"][0]["values"]
+    assert points[-1]["wide"]
+    assert 1 <= sum(bool(point["wide"]) for point in points) < 10
+
+
+def test_bars_begin_where_the_part_before_ends() -> None:
+    spec = shared([ModelBytes("b", 3, 4), ModelBytes("a", 5, 6)])
+    bars = [(bar["model"], bar["begin"], bar["end"]) for bar in spec["data"][0]["values"]]
+    assert bars == [("a", 0, 5), ("a", 5, 11), ("b", 0, 3), ("b", 3, 7)]

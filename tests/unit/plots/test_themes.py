@@ -1,0 +1,69 @@
+"""Colours: contrast of types and texts in both themes, and no colour in a specification."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from support.plotted import SPECIFICATIONS
+
+from blobstore.formats.dtypes import DType
+from blobstore.formats.quant import QuantType
+from blobstore.plots.palette import COLOURS, OTHER, colour_of, contrast, family_of_type, ink_of
+from blobstore.plots.theme import THEMES, Theme, configuration
+
+MEANINGFUL = {*COLOURS.values(), OTHER, "#000000", "#ffffff"}
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_texts_and_types_have_contrast(theme: Theme) -> None:
+    config = configuration(theme)
+    page = config["background"]
+    for part in ("axis", "legend"):
+        for kind in ("labelColor", "titleColor"):
+            assert contrast(config[part][kind], page) >= 4.5, (part, kind)
+    for colour in [*COLOURS.values(), OTHER, *config["range"]["pair"]]:
+        assert contrast(colour, page) >= 3, colour
+    first, second = config["range"]["pair"]
+    assert first != second
+
+
+@pytest.mark.parametrize("colour", [*COLOURS.values(), OTHER])
+def test_labels_on_types_have_contrast(colour: str) -> None:
+    assert contrast(ink_of(colour), colour) >= 4.5
+
+
+@pytest.mark.parametrize("kind", [*QuantType, *DType])
+def test_every_type_has_a_colour(kind: QuantType | DType) -> None:
+    assert re.fullmatch("#[0-9a-f]{6}", colour_of(str(kind)))
+    if isinstance(kind, QuantType):
+        assert family_of_type(f"{kind}/{kind.group_sizes[0]}") == str(kind)
+
+
+def test_colours_of_types_differ() -> None:
+    assert len({*COLOURS.values(), OTHER}) == len(COLOURS) + 1
+
+
+@pytest.mark.parametrize("name", SPECIFICATIONS)
+def test_specifications_have_no_other_colour_and_no_font(name: str) -> None:
+    text = json.dumps(SPECIFICATIONS[name])
+    assert set(re.findall("#[0-9a-fA-F]{3,8}", text)) <= MEANINGFUL
+    assert '"font"' not in text
+    assert "http" not in text.replace("https://vega.github.io/schema/vega/v6.json", "")
+
+
+@pytest.mark.parametrize("name", SPECIFICATIONS)
+def test_names_do_not_turn_the_text_beside_them(name: str) -> None:
+    text = json.dumps(SPECIFICATIONS[name], ensure_ascii=False)
+    assert text.isprintable()
+    assert ("<img src=x" in text) is name.startswith("hostile")
+
+
+@pytest.mark.parametrize("name", SPECIFICATIONS)
+def test_specifications_are_described_and_have_their_values_as_text(name: str) -> None:
+    spec = SPECIFICATIONS[name]
+    table = spec["usermeta"]["table"]
+    assert spec["description"].endswith((".", "%"))
+    assert all(len(row) == len(table["columns"]) for row in table["rows"])
+    assert bool(table["rows"]) is not name.startswith("empty")

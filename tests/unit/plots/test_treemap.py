@@ -1,0 +1,104 @@
+"""Treemaps: no byte is lost, however coarse; few rectangles; the same values, the same document."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, strategies as st
+from support.large_models import tensor_names
+
+from blobstore.plots.palette import COLOURS
+from blobstore.plots.treemap import MOST_RECTANGLES, rectangles, treemap
+
+
+class Tensor(NamedTuple):
+    """A tensor of a plot."""
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def tensors_named(names: list[str]) -> list[Tensor]:
+    sizes = random.Random(1)
+    types = ("int4/64", "BF16", "nvfp4/16")
+    return [
+        Tensor(name, types[index % 3], (2, 2), sizes.randrange(10**6))
+        for index, name in enumerate(names)
+    ]
+
+
+SMALL = tensors_named(
+    [
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        *(f"model.layers.{n}.mlp.up_proj.weight" for n in range(12)),
+    ]
+)
+ODD = ["", ".", "a", "a.", ".5", "5", "model.layers.3", "é.1.é", "a." * 40 + "weight", "a..1..b"]
+MANY = {
+    "experts": list(tensor_names(20_000)),
+    "layers": [f"layers.{n}.{part}.weight" for n in range(4000) for part in "ab"],
+    "modules": [f"module{n}.weight" for n in range(5000)],
+    "numbers": [str(n) for n in range(3000)],
+}
+names = st.lists(st.text("ab.019\x00é", max_size=12), max_size=30)
+
+
+@given(names, st.integers(3, 40))
+def test_rectangles_have_all_bytes_and_tensors(found: list[str], most: int) -> None:
+    tensors = tensors_named([*found, *ODD])
+    drawn = rectangles(tensors, most)
+    assert sum(one.nbytes for one in drawn) == sum(tensor.nbytes for tensor in tensors)
+    assert sum(one.tensors for one in drawn) == len(tensors)
+    assert len(drawn) <= most
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_many_tensors_are_few_rectangles(kind: str) -> None:
+    tensors = tensors_named(MANY[kind])
+    drawn = rectangles(tensors)
+    assert len(drawn) <= MOST_RECTANGLES
+    by_type = {one.type_name: 0 for one in drawn}
+    for one in drawn:
+        by_type[one.type_name] += one.nbytes
+    wanted = dict.fromkeys(by_type, 0)
+    for tensor in tensors:
+        wanted[tensor.type_name] += tensor.nbytes
+    assert by_type == wanted
+
+
+def test_the_document() -> None:
+    spec = treemap(SMALL)
+    (tree, *_) = spec["data"]
+    rows: list[dict[str, Any]] = tree["values"]
+    ids = [row["id"] for row in rows]
+    assert ids == list(range(len(rows)))
+    assert all(row["parent"] in ids[: row["id"]] for row in rows[1:])
+    assert sum(row.get("bytes", 0) for row in rows) == sum(tensor.nbytes for tensor in SMALL)
+    layers = [row["name"] for row in rows if row.get("parent") == 0]
+    assert layers == ["lm_head", "model", *(f"layers.{n}" for n in range(12))]  # 2 before 10
+    assert {row["type"] for row in rows if "type" in row} <= set(COLOURS)
+    assert spec["usermeta"]["table"]["columns"][0] == "module"
+    assert len(spec["usermeta"]["table"]["rows"]) == len(SMALL)
+
+
+def test_the_same_tensors_give_the_same_document() -> None:
+    shuffled = random.Random(2).sample(SMALL, len(SMALL))
+    assert json.dumps(treemap(shuffled)) == json.dumps(treemap(SMALL))
+
+
+@pytest.mark.parametrize("tensors", [[], [Tensor("a", "BF16", (0,), 0)]], ids=["none", "no bytes"])
+def test_without_bytes_it_is_a_sentence(tensors: list[Tensor]) -> None:
+    spec = treemap(tensors)
+    assert spec["marks"][0]["encode"]["update"]["text"] == {"value": "There are no bytes to show."}
+    assert spec["description"]
+
+
+def test_long_names_are_cut() -> None:
+    long = Tensor("a" * 100_000, "BF16", (1,), 4)
+    assert len(json.dumps(treemap([long])["data"])) < 10_000

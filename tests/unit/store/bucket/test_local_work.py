@@ -1,0 +1,120 @@
+"""Streamed imports into a bucket that are cut off: the next one on this machine goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.buckets import memory_store
+from support.checkpoints import normal, write_checkpoint
+from support.streaming import TINY, streamed
+
+import blobstore
+from blobstore.errors import DigestMismatchError, RemoteError
+from blobstore.names import ModelName
+from blobstore.store.bucket.bucket_store import BucketStore
+from blobstore.store.bucket.object_keys import blob_key, digest_in
+from blobstore.store.memory import MemoryStore
+from blobstore.store.ports import Home
+
+SIZES = replace(TINY, window=TINY.most)
+"""When many ranges were fetched, the first ones are done."""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    tensors = {"model.a.norm.weight": normal("n", 512)}
+    tensors |= {f"model.{name}.weight": normal(name, 384, 512) for name in "abc"}
+    return write_checkpoint(tmp_path / "m", tensors)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BucketStore:
+    return BucketStore(memory_store().bucket, work=tmp_path / "work")
+
+
+@pytest.fixture
+def want(source: Path) -> str:
+    return digest(source, MemoryStore())
+
+
+def digest(source: Path, store: Home) -> str:
+    return str(blobstore.import_model(source, "m", store=store, quant="int4", jobs=2).digest)
+
+
+def cut(source: Path, store: BucketStore, number: int, error: BaseException, **how: bool) -> int:
+    """Import until so many ranges were fetched; return their bytes."""
+    with streamed(SIZES, **how) as fetched:
+
+        def fail(_name: str, _begin: int) -> None:
+            if len(fetched.ranges) >= number:
+                raise error
+
+        fetched.before = fail
+        with pytest.raises(type(error)):
+            digest(source, store)
+    return fetched.nbytes
+
+
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize("error", [RemoteError("cut"), KeyboardInterrupt()], ids=["cut", "Ctrl-C"])
+@pytest.mark.parametrize("number", [1, 40, 100])
+def test_the_next_import_goes_on(
+    source: Path, store: BucketStore, number: int, error: BaseException, declared: bool, want: str
+) -> None:
+    before = cut(source, store, number, error, declared=declared)
+    with streamed(SIZES, declared=declared) as fetched:
+        assert digest(source, store) == want
+    size = (source / "model.safetensors").stat().st_size
+    assert before + fetched.nbytes <= size + 4 * SIZES.most
+    assert list(_work(store).iterdir()) == []
+
+
+def _work(store: BucketStore) -> Path:
+    assert store._work is not None
+    return store._work
+
+
+def test_what_the_bucket_lost_is_made_again(source: Path, store: BucketStore, want: str) -> None:
+    cut(source, store, 100, RemoteError("cut"), declared=True)
+    there = [state.key for state in store.bucket.objects("blobs/") if digest_in(state.key)]
+    assert len(there) > 1
+    store.bucket.delete(there)
+    with streamed(SIZES, declared=True):
+        assert digest(source, store) == want
+    for blob in store.manifests.read(ModelName.parse("m")).descriptors:
+        assert store.bucket.head(blob_key(blob.digest)).size == blob.size
+
+
+def test_another_bucket_does_not_go_on(source: Path, store: BucketStore) -> None:
+    cut(source, store, 100, RemoteError("cut"))
+    other = BucketStore(memory_store().bucket, work=_work(store))
+    with streamed(SIZES) as fetched:
+        digest(source, other)
+    assert fetched.nbytes >= 3 * 384 * 512 * 2
+    assert len(list(_work(store).iterdir())) == 1
+
+
+def test_wrong_bytes_keep_nothing(source: Path, store: BucketStore) -> None:
+    with streamed(SIZES, declared=True) as fetched:
+
+        def damage(_name: str, begin: int, data: memoryview) -> None:
+            if begin == 0:
+                data[-1] ^= 1
+
+        fetched.change = damage
+        with pytest.raises(DigestMismatchError):
+            digest(source, store)
+    assert list(_work(store).iterdir()) == []
+    assert list(store.manifests.names()) == []
+
+
+def test_without_a_folder_nothing_is_kept(
+    source: Path, tmp_path: Path, want: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    store = BucketStore(memory_store().bucket, work=tmp_path / "file" / "work")
+    with streamed(SIZES):
+        assert digest(source, store) == want
+    assert "will begin again" in capsys.readouterr().err

@@ -1,0 +1,83 @@
+"""Rules of the pages' files: no markup from text, no inline code, nothing from elsewhere, small."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from blobstore.plots.palette import COLOURS, OTHER
+from blobstore.web.static_files import FOLDER, PAGES
+
+FILES = sorted(
+    path for path in FOLDER.rglob("*") if path.is_file() and path.parent.name != "vendor"
+)
+SCRIPTS = [path for path in FILES if path.suffix == ".js"]
+MARKUP = re.compile(
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc"
+    r"|DOMParser|createContextualFragment|setHTML|javascript:"
+)
+INLINE = re.compile(
+    r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)|javascript:", re.IGNORECASE
+)
+ELSEWHERE = re.compile(r"""(https?:|wss?:)?//[a-z0-9]""", re.IGNORECASE)
+NAMESPACE = "http://www.w3.org/2000/svg"
+LONGEST = 300
+
+
+def code(path: Path) -> str:
+    """Return a file without its comments."""
+    return re.sub(
+        r"/\*.*?\*/|^\s*//.*$|\s// .*$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_make_no_markup_of_text(path: Path) -> None:
+    assert MARKUP.findall(code(path)) == []
+
+
+@pytest.mark.parametrize("name", PAGES.values())
+def test_pages_have_no_inline_code(name: str) -> None:
+    assert INLINE.findall((FOLDER / name).read_text()) == []
+
+
+def test_nothing_is_requested_from_elsewhere() -> None:
+    for path in FILES:
+        assert not ELSEWHERE.search(code(path).replace(NAMESPACE, "")), path
+
+
+def test_files_are_small_enough_to_read() -> None:
+    long = {path.name: len(path.read_text().splitlines()) for path in FILES if path.suffix == ".js"}
+    assert {name: lines for name, lines in long.items() if lines >= LONGEST} == {}
+
+
+def test_files_that_are_named_exist() -> None:
+    """Pages and modules name files of the package, by their addresses or beside themselves."""
+    for path in FILES:
+        text = path.read_text()
+        for address in re.findall(r'(?:href|src)="/static/([^"]+)"', text):
+            assert (FOLDER / address).is_file(), (path, address)
+        for name in re.findall(r'from "\./([^"]+)"|import "\./([^"]+)"', text):
+            assert (path.parent / "".join(name)).is_file(), (path, name)
+
+
+def test_every_script_is_used() -> None:
+    text = "".join(path.read_text() for path in FILES)
+    assert [path.name for path in SCRIPTS if f"/{path.name}" not in text] == []
+
+
+def test_types_have_the_colours_of_plots() -> None:
+    text = (FOLDER / "css" / "parts.css").read_text()
+    found = dict(re.findall(r"\.type-(\w+) \{\s+--type: (#[0-9a-f]{6});", text))
+    assert found == {name.lower(): colour for name, colour in {**COLOURS, "other": OTHER}.items()}
+
+
+def test_the_interpreter_finds_what_it_imports() -> None:
+    text = (FOLDER / "vendor" / "vega-interpreter.js").read_text()
+    assert "import " not in text.split("function", 1)[0]
+    names = re.search(r"const \{ ([\w, ]+) \} = globalThis\.vega;", text)
+    assert names is not None
+    vega = (FOLDER / "vendor" / "vega.min.js").read_text()
+    assert all(f"t.{name}=" in vega for name in names[1].split(", "))
