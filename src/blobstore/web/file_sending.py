@@ -2,8 +2,9 @@
 
 asyncio's own `loop.sendfile` runs in the thread of the loop: while one client's file is read from a
 slow disk, all other clients wait, and all clients together get one core. Here threads call
-sendfile, a step at a time, and the loop waits until the socket takes more. The socket never blocks,
-so a slow client occupies no thread. docs/performance.md ("Serving") compares the ways.
+sendfile. A thread stays with a client that reads as fast as it sends, for a turn; a client that
+does not occupies no thread: the loop waits until its socket takes more. docs/performance.md
+("Serving blobs") compares the ways.
 
 Both descriptors are duplicates of ours, closed when no thread uses them. So an aborted connection
 can't make a thread send a file's bytes to a stranger that got the number of a closed socket.
@@ -13,16 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from concurrent.futures import Executor, Future
-from contextlib import suppress
 
 from blobstore.errors import ShortReadError
 
 SENDS_FILES = "http.response.zerocopysend"
 """The name of the ASGI extension, and of its message (asgiref specs/extensions.rst)."""
 
-_STEP = 4 * 2**20
-"""Bytes of one call at most: a thread is soon free for another client."""
+_TURN = 16 * 2**20
+"""Bytes after which a thread takes another client that waits for one."""
+_MOMENT_MS = 5
+"""How long a thread waits for a socket that takes no more."""
 
 
 class BrokenOffError(Exception):
@@ -58,35 +61,44 @@ class FileSending:
         gone.
         """
         end = offset + count
-        step: Future[int | None] | None = None
+        turn: Future[int] | None = None
         try:
             while offset < end and not self._stopped:
-                wanted = min(_STEP, end - offset)
-                step = self._threads.submit(self._step, offset, wanted)
-                sent = await asyncio.wrap_future(step)
-                if sent == 0:
-                    raise ShortReadError(f"the file ends before byte {end:,}")
-                offset += sent or 0
-                self.sent += sent or 0
-                if sent != wanted:
+                wanted = min(_TURN, end - offset)
+                turn = self._threads.submit(self._turn, offset, wanted)
+                sent = await asyncio.wrap_future(turn)
+                offset += sent
+                self.sent += sent
+                if sent < wanted:
                     await self._until_writable()
         finally:
-            if step is None:
+            if turn is None:
                 self._close()
             else:
-                step.add_done_callback(lambda _: self._close())
+                turn.add_done_callback(lambda _: self._close())
 
     def stop(self) -> None:
-        """Make `run` return at its next step."""
+        """Make `run` return soon."""
         self._stopped = True
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    def _step(self, offset: int, count: int) -> int | None:
-        """Return the bytes sent, None if the socket takes none now."""
-        with suppress(BlockingIOError):
-            return os.sendfile(self._socket, self._file, offset, count)
-        return None
+    def _turn(self, offset: int, count: int) -> int:
+        """Return the bytes sent, until the socket took no more for a moment."""
+        writable = select.poll()
+        writable.register(self._socket, select.POLLOUT)
+        sent = 0
+        while sent < count and not self._stopped:
+            try:
+                now = os.sendfile(self._socket, self._file, offset + sent, count - sent)
+            except BlockingIOError:
+                if not writable.poll(_MOMENT_MS):
+                    break
+                continue
+            if now == 0:
+                raise ShortReadError(f"the file ends before byte {offset + count:,}")
+            sent += now
+        return sent
 
     async def _until_writable(self) -> None:
         if self._stopped:
