@@ -37,7 +37,7 @@ from blobstore.importer.run import ImportResult, plan_import
 from blobstore.importer.work.publishing import commit_shared
 from blobstore.importer.work.tasks import DividedPlan, Task
 from blobstore.importer.work.worker import SharedPlan, TaskMaker
-from blobstore.importer.writing import least_memory
+from blobstore.importer.writing import least_memory, usual_memory
 from blobstore.io.workers import Progress, begun
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
@@ -62,15 +62,13 @@ _PORTIONS = 2
 """A group is what a worker would get if so many were left for each worker."""
 _LEAST_PORTIONS = 10
 """The last groups are what a worker would get if so many were made for each worker in all."""
-_THREAD_MEMORY: Final = 32 * 2**20
-"""Bytes for one thread and its buffers: fresh memory takes longer to get than a task can win."""
 _MOST_DEATHS = 10
 """How often a task is handed out again after its workers, or the scheduler, were lost."""
 _turn = threading.Lock()
 """Held by the one task of a worker process that makes blobs, with all threads of the worker: tasks
 beside each other would wait for Python's lock."""
 _spare = SpareMemory()
-"""Of this worker process: up to 32 MiB for each of its threads, kept for its next task."""
+"""Of this worker process: the buffers of its last task, kept for the next one."""
 
 
 def import_model(
@@ -92,8 +90,8 @@ def import_model(
     The result is the same. The workers and the client have to reach ``source`` and ``store`` under
     the same names. ``plan``: a plan's file that is carried out instead of ``source``; its receipts
     are kept beside it, so that the same call goes on after the client was killed. ``memory``: bytes
-    that each thread of a worker works in (None: 32 MiB, or half of what the worker may use for a
-    thread). ``retries``: how often a task is repeated after an error that may pass.
+    that each thread of a worker works in (None: as many as `import_model` takes, or half of what
+    the worker may use). ``retries``: how often a task is repeated after an error that may pass.
     ``open_source`` opens addresses, on the workers too: a function that can be pickled.
 
     Raises: as `blobstore.import_model`; RemoteError if the cluster is lost, or workers die of one
@@ -258,14 +256,14 @@ def _means(asked: int | None) -> tuple[int, int]:
     worker = get_worker()
     limit, threads = worker.memory_manager.memory_limit, worker.state.nthreads
     if not limit:
-        return threads, threads * (asked or _THREAD_MEMORY)
+        return threads, threads * asked if asked else usual_memory(threads)
     most = limit // (2 * threads)
     if most < max(asked or 0, least_memory(1)):
         raise UsageError(
             f"the Dask worker {worker.name} may use {limit:,} bytes, and has {threads} threads",
             hint=f"Give it {2 * threads * max(asked or 0, least_memory(1)):,}, or fewer threads.",
         )
-    return threads, threads * (asked or min(_THREAD_MEMORY, most))
+    return threads, threads * asked if asked else min(usual_memory(threads), threads * most)
 
 
 @dataclass(slots=True)
