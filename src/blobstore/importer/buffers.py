@@ -20,8 +20,9 @@ def _fresh(nbytes: int) -> mmap.mmap:
 class SpareMemory:
     """The memory of a closed pool, which the next one takes. Safe to share between threads.
 
-    A process that makes many small portions of a plan needs it: the kernel takes about 6 ms to
-    give and take back 16 MiB of fresh memory, in which 10 MB of the source are quantized.
+    A process that makes many small portions of a plan needs it. With 16 buffers of 1 MiB, fresh
+    memory cost about 10 ms a portion: 4 in page faults, 6 in freeing it (71 portions of 29 MB, a
+    busy machine).
     """
 
     def __init__(self) -> None:
