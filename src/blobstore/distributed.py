@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import Descriptor
+from blobstore.importer.buffers import SpareMemory
 from blobstore.importer.model_names import check_tag, default_name
 from blobstore.importer.planning.document import encode_plan
 from blobstore.importer.planning.outputs import ImportPlan
@@ -35,7 +37,7 @@ from blobstore.importer.run import ImportResult, plan_import
 from blobstore.importer.work.publishing import commit_shared
 from blobstore.importer.work.tasks import DividedPlan, Task
 from blobstore.importer.work.worker import SharedPlan, TaskMaker
-from blobstore.importer.writing import least_memory
+from blobstore.importer.writing import least_memory, usual_memory
 from blobstore.io.workers import Progress, begun
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
@@ -47,17 +49,26 @@ if TYPE_CHECKING:
 _SCHEME: Final = "dask://"
 Group: TypeAlias = tuple[Task, ...]
 """Tasks that are done together, as one task of Dask."""
-_WAITING_A_THREAD = 3
-"""Groups that the scheduler has at once: enough that no worker waits, and few enough that its
-memory does not grow with the plan."""
-_UNKNOWN_THREADS = 16
+_WAITING_A_WORKER = 3
+_WAITING = 32
+"""Groups that the scheduler has at once, beside those of each worker: enough that no worker waits,
+and that an adaptive cluster sees work for more workers, and few enough that the scheduler's memory
+does not grow with the plan."""
+_UNKNOWN_WORKERS = 16
 """Of a cluster that has not started workers yet."""
 _GROUP_BYTES = 2**30
-_GROUP_TASKS = 16
-_TASK_MEMORY: Final = 32 * 2**20
-"""Bytes for one thread and its buffers: fresh memory takes longer to get than a task can win."""
+_GROUP_TASKS = 64
+_PORTIONS = 2
+"""A group is what a worker would get if so many were left for each worker."""
+_LEAST_PORTIONS = 10
+"""The last groups are what a worker would get if so many were made for each worker in all."""
 _MOST_DEATHS = 10
 """How often a task is handed out again after its workers, or the scheduler, were lost."""
+_turn = threading.Lock()
+"""Held by the one task of a worker process that makes blobs, with all threads of the worker: tasks
+beside each other would wait for Python's lock."""
+_spare = SpareMemory()
+"""Of this worker process: the buffers of its last task, kept for the next one."""
 
 
 def import_model(
@@ -79,8 +90,8 @@ def import_model(
     The result is the same. The workers and the client have to reach ``source`` and ``store`` under
     the same names. ``plan``: a plan's file that is carried out instead of ``source``; its receipts
     are kept beside it, so that the same call goes on after the client was killed. ``memory``: bytes
-    that a task works in, one in each thread of a worker (None: 32 MiB, or half of what the worker
-    may use for a thread). ``retries``: how often a task is repeated after an error that may pass.
+    that each thread of a worker works in (None: as many as `import_model` takes, or half of what
+    the worker may use). ``retries``: how often a task is repeated after an error that may pass.
     ``open_source`` opens addresses, on the workers too: a function that can be pickled.
 
     Raises: as `blobstore.import_model`; RemoteError if the cluster is lost, or workers die of one
@@ -208,7 +219,16 @@ def make_blobs(document: bytes, order: _Order) -> list[Descriptor] | BlobStoreEr
         plan = decode_plan(
             zlib.decompress(document), "that was handed out", open_source=order.open_source
         )
-        maker = TaskMaker(DividedPlan(plan), order.store, 1, _memory(order.memory), verify=False)
+        threads, memory = _means(order.memory)
+        maker = TaskMaker(
+            DividedPlan(plan),
+            order.store,
+            threads,
+            memory,
+            verify=False,
+            spare=_spare,
+            turn=_turn,
+        )
         ((_, blobs),) = maker.make([Task(0, 0, plan.blobs)], {0: ()})
     except (StorageError, RemoteError) as error:
         if getattr(error, "temporary", True):
@@ -226,30 +246,29 @@ def _check_memory(memory: int | None) -> None:
         )
 
 
-def _memory(asked: int | None) -> int:
-    """Return the bytes that a task works in on this worker.
+def _means(asked: int | None) -> tuple[int, int]:
+    """Return the threads of this worker, and the bytes that a task works in with all of them.
 
-    Raises: UsageError if the worker has too little for each of its threads.
+    Raises: UsageError if the worker has too little memory for its threads.
     """
     from distributed import get_worker
 
     worker = get_worker()
-    limit = worker.memory_manager.memory_limit
+    limit, threads = worker.memory_manager.memory_limit, worker.state.nthreads
     if not limit:
-        return asked or _TASK_MEMORY
-    most = limit // (2 * worker.state.nthreads)
+        return threads, threads * asked if asked else usual_memory(threads)
+    most = limit // (2 * threads)
     if most < max(asked or 0, least_memory(1)):
-        threads = worker.state.nthreads
         raise UsageError(
             f"the Dask worker {worker.name} may use {limit:,} bytes, and has {threads} threads",
             hint=f"Give it {2 * threads * max(asked or 0, least_memory(1)):,}, or fewer threads.",
         )
-    return asked or min(_TASK_MEMORY, most)
+    return threads, threads * asked if asked else min(usual_memory(threads), threads * most)
 
 
 @dataclass(slots=True)
 class HandingOut:
-    """Hands out groups of tasks, a few for each thread of the cluster at a time.
+    """Hands out groups of tasks, some at a time.
 
     Groups are large at first, which saves time, and small at last, so that all workers end
     together. ``submit`` takes a group and the key of its future.
@@ -262,6 +281,7 @@ class HandingOut:
     _waiting: dict[Future[Any], Group] = field(default_factory=dict)
     _left: deque[Task] = field(default_factory=deque)
     _left_bytes: int = 0
+    _all_bytes: int = 0
 
     def results(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, list[Descriptor]]]:
         """Yield each task with its blobs, as they are done. Raises: the error of one."""
@@ -269,7 +289,7 @@ class HandingOut:
 
         done = as_completed(loop=self.client.loop)
         self._left = deque(tasks)
-        self._left_bytes = sum(task.source_bytes for task in tasks)
+        self._left_bytes = self._all_bytes = sum(task.source_bytes for task in tasks)
         try:
             self._fill(done)
             for future in done:
@@ -285,13 +305,16 @@ class HandingOut:
                 self.client.cancel(list(self._waiting), force=True)
 
     def _fill(self, done: Any) -> None:
-        """Hand out tasks until no thread of the cluster will wait."""
-        threads = sum(self.client.nthreads().values()) or _UNKNOWN_THREADS
-        while self._left and len(self._waiting) < _WAITING_A_THREAD * threads:
-            done.add(self._hand_out(self._next_group(threads)))
+        """Hand out tasks until no worker of the cluster will wait."""
+        if not self._left:
+            return
+        workers = len(self.client.nthreads()) or _UNKNOWN_WORKERS
+        while self._left and len(self._waiting) < _WAITING + _WAITING_A_WORKER * workers:
+            done.add(self._hand_out(self._next_group(workers)))
 
-    def _next_group(self, threads: int) -> Group:
-        most = min(self._left_bytes // (_WAITING_A_THREAD * threads), _GROUP_BYTES)
+    def _next_group(self, workers: int) -> Group:
+        portions = (self._left_bytes / _PORTIONS, self._all_bytes / _LEAST_PORTIONS)
+        most = min(max(portions) / workers, _GROUP_BYTES)
         group: list[Task] = []
         nbytes = 0
         while self._left and len(group) < _GROUP_TASKS:

@@ -144,6 +144,22 @@ def test_workers_that_come_later(tmp_path: Path) -> None:
     assert found.manifest.raw == alone(source)
 
 
+def test_an_adaptive_cluster(tmp_path: Path) -> None:
+    """It has no worker at first, starts some for the import, and may retire them meanwhile."""
+    from distributed import Client, LocalCluster
+
+    source = sharded_checkpoint(tmp_path / "m", 8)
+    with (
+        LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=None) as local,
+        Client(local, set_as_default=False) as client,
+    ):
+        local.adapt(minimum=0, maximum=4)
+        found = blobstore.distributed.import_model(
+            source, "m", client=client, store=Store(tmp_path / "store"), quant="int4"
+        )
+    assert found.manifest.raw == alone(source)
+
+
 def test_the_command(tmp_path: Path) -> None:
     with cluster(tmp_path, 2) as (running, _):
         address = running.address.replace("tcp://", "dask://")

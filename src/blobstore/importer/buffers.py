@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from contextlib import suppress
 from queue import Empty, LifoQueue
 
@@ -12,12 +13,42 @@ SPARE_THREADS = 3
 """More threads than asked for, so that cores have work while threads wait for the disk."""
 
 
-class Buffer:
-    """Memory for one run of up to ``nbytes``, aligned for writes that bypass the page cache."""
+def _fresh(nbytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, nbytes + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
-    def __init__(self, pool: BufferPool, nbytes: int) -> None:
+
+class SpareMemory:
+    """The memory of a closed pool, which the next one takes. Safe to share between threads.
+
+    A process that makes many small portions of a plan needs it. With 16 buffers of 1 MiB, fresh
+    memory cost about 10 ms a portion: 4 in page faults, 6 in freeing it (71 portions of 29 MB, a
+    busy machine).
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._nbytes = 0
+        self._memory: list[mmap.mmap] = []
+
+    def take(self, count: int, nbytes: int) -> list[mmap.mmap]:
+        """Return memory for ``count`` buffers. What is left, or of another size, is freed."""
+        with self._mutex:
+            found = self._memory[:count] if nbytes == self._nbytes else []
+            self._memory = []
+        return [*found, *(_fresh(nbytes) for _ in range(count - len(found)))]
+
+    def keep(self, memory: list[mmap.mmap], nbytes: int) -> None:
+        """Keep the memory of buffers that nothing uses any more, in the place of what is kept."""
+        with self._mutex:
+            self._nbytes, self._memory = nbytes, memory
+
+
+class Buffer:
+    """Memory for one run, aligned for writes that bypass the page cache."""
+
+    def __init__(self, pool: BufferPool, memory: mmap.mmap) -> None:
         self._pool = pool
-        self._memory = mmap.mmap(-1, nbytes + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory = memory
 
     def at(self, offset: int, nbytes: int) -> memoryview:
         """Return ``nbytes`` of it; the address and ``offset`` are equal modulo the page size."""
@@ -28,19 +59,26 @@ class Buffer:
         """Return ``nbytes`` of it from byte ``begin`` on."""
         return memoryview(self._memory)[begin : begin + nbytes]
 
+    @property
+    def memory(self) -> mmap.mmap:
+        """All of it, and a page more."""
+        return self._memory
+
     def release(self) -> None:
         """Give it back; a second call does nothing."""
         self._pool.take_back(self)
 
 
 class BufferPool:
-    """``count`` buffers of ``nbytes`` each."""
+    """``count`` buffers of ``nbytes`` each, in the memory of ``spare`` if it is given."""
 
-    def __init__(self, count: int, nbytes: int) -> None:
+    def __init__(self, count: int, nbytes: int, spare: SpareMemory | None = None) -> None:
         self._free: LifoQueue[Buffer] = LifoQueue()
         self._taken: set[Buffer] = set()
-        for _ in range(count):
-            self._free.put(Buffer(self, nbytes))
+        self._nbytes = nbytes
+        self._spare = spare or SpareMemory()
+        for memory in self._spare.take(count, nbytes):
+            self._free.put(Buffer(self, memory))
 
     def take(self) -> Buffer:
         """Return a free buffer, when there is one."""
@@ -63,7 +101,14 @@ class BufferPool:
         return self._free.empty()
 
     def close(self) -> None:
-        """Free the memory at once: buffers and pool refer to each other."""
+        """Free the memory at once: buffers and pool refer to each other.
+
+        What was given back is kept in ``spare``.
+        """
+        free = []
+        while (buffer := self.try_take()) is not None:
+            free.append(buffer.memory)
+        self._spare.keep(free, self._nbytes)
         self._free = LifoQueue()
         self._taken.clear()
 

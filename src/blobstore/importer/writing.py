@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from blobstore.errors import BlobStoreError, StorageError
 from blobstore.hashing.stage import HashStage
-from blobstore.importer.buffers import SPARE_THREADS, Buffer, BufferPool
+from blobstore.importer.buffers import SPARE_THREADS, Buffer, BufferPool, SpareMemory
 from blobstore.importer.keys import entry_keys
 from blobstore.importer.making import CHUNK, RUN, Run, RunMaker
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob, PlannedCopy
@@ -84,11 +84,13 @@ def write_blobs(
     verify_reuse: bool,
     fetch: FetchOptions | None = None,
     whole_files: bool = True,
+    spare: SpareMemory | None = None,
 ) -> WrittenBlobs:
     """Write the plan's tensor blobs with ``jobs`` threads in ``memory`` bytes.
 
     They are not yet visible. ``fetch``: how a source on a server is streamed (streaming/).
     ``whole_files``: its files that have a declared digest are fetched whole, and hashed.
+    ``spare``: memory of an earlier call, which buffers are made of; not for streamed sources.
 
     A blob that an earlier import of the same bytes has made is not made again; with
     ``verify_reuse`` only when its bytes are its digest's.
@@ -113,13 +115,15 @@ def write_blobs(
     making = _Making(plan, session, progress)
     try:
         making.recall(jobs, verify=verify_reuse)
-        making.make_all(jobs, memory)
+        making.make_all(jobs, memory, spare)
         return making.result()
     finally:
         making.close()
 
 
-def _buffers(threads: int, runs: int, memory: int, nbytes: int) -> BufferPool:
+def _buffers(
+    threads: int, runs: int, memory: int, nbytes: int, spare: SpareMemory | None
+) -> BufferPool:
     """Return as many buffers as are of use and fit the memory.
 
     Raises: StorageError when there is not so much memory.
@@ -127,7 +131,7 @@ def _buffers(threads: int, runs: int, memory: int, nbytes: int) -> BufferPool:
     fit = (memory - threads * _SCRATCH * CHUNK) // RUN
     count = max(threads, min(threads + runs, fit))
     with os_errors("take", f"{count * nbytes:,} bytes of memory"):
-        return BufferPool(count, nbytes)
+        return BufferPool(count, nbytes, spare)
 
 
 class _Making:
@@ -153,7 +157,7 @@ class _Making:
         self._finished.update(found)
         self._recalled = len(found)
 
-    def make_all(self, jobs: int, memory: int) -> None:
+    def make_all(self, jobs: int, memory: int, spare: SpareMemory | None) -> None:
         """Make the blobs that no earlier import has made."""
         to_make = {n: blob for n, blob in enumerate(self._blobs) if n not in self._finished}
         sizes = [(blob.size, blob.source_bytes) for blob in to_make.values()]
@@ -162,7 +166,7 @@ class _Making:
         # several would take turns with Python's lock.
         threads = max(1, min(jobs + SPARE_THREADS, runs, memory // least_memory(1)))
         largest = min(RUN, sum([size + PAGE for size, _ in sizes]))
-        self._buffers = buffers = _buffers(threads, runs, memory, largest)
+        self._buffers = buffers = _buffers(threads, runs, memory, largest, spare)
 
         def make(item: tuple[Work, Buffer]) -> None:
             self._make(*item)

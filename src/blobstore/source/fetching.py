@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from blobstore.errors import UsageError
+
 if TYPE_CHECKING:
     from blobstore.io.http.direct import Came
     from blobstore.io.ranges import Identity
@@ -23,11 +25,17 @@ class FetchOptions:
     """How files are fetched.
 
     ``connections``: requests at once; None finds their number by measurement. ``limit_rate``: bytes
-    a second of all connections together; None is as many as come.
+    a second of all connections together; None is as many as come. Raises: UsageError for less than
+    one of either.
     """
 
     connections: int | None = None
     limit_rate: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("connections", self.connections), ("limit_rate", self.limit_rate)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is at least 1, not {value}")
 
 
 class Fetcher(Protocol):

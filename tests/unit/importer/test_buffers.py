@@ -17,7 +17,7 @@ from support.chunks import LEAST, chunks_of
 import blobstore
 from blobstore.errors import NonFiniteWeightError
 from blobstore.importer import writing as write
-from blobstore.importer.buffers import BufferPool
+from blobstore.importer.buffers import BufferPool, SpareMemory
 from blobstore.io.durable import PAGE
 from blobstore.store.local.store import Store
 
@@ -40,6 +40,22 @@ def test_a_buffer_is_given_back_once() -> None:
     assert pool.take() is second
 
 
+def test_the_memory_of_a_closed_pool_is_taken_by_the_next() -> None:
+    spare = SpareMemory()
+    first = BufferPool(3, LEAST, spare)
+    lost = first.take().memory  # of a buffer that was not given back, as after an error
+    given_back = [first.take(), first.take()]
+    kept = {id(buffer.memory) for buffer in given_back}
+    for buffer in given_back:
+        buffer.release()
+    first.close()
+    taken = spare.take(3, LEAST)
+    assert kept < {id(memory) for memory in taken}
+    assert not any(memory is lost for memory in taken)
+    spare.keep(taken, LEAST)
+    assert not {id(memory) for memory in taken} & {id(one) for one in spare.take(3, 2 * LEAST)}
+
+
 def test_who_wants_one_more_waits() -> None:
     pool = BufferPool(1, LEAST)
     buffer = pool.take()
@@ -56,8 +72,8 @@ def test_who_wants_one_more_waits() -> None:
 class Watched(BufferPool):
     """A pool that says how many of its buffers are out, and were at most."""
 
-    def __init__(self, count: int, nbytes: int) -> None:
-        super().__init__(count, nbytes)
+    def __init__(self, count: int, nbytes: int, spare: SpareMemory | None = None) -> None:
+        super().__init__(count, nbytes, spare)
         self.count, self.nbytes = count, nbytes
         self.out = self.free = -1
         pools.append(self)

@@ -12,7 +12,7 @@ from support.hub import COMMIT, hub
 from support.servers import Answer, Asked, Server, files, part, reply, server as run_server
 
 import blobstore
-from blobstore.errors import CorruptDataError
+from blobstore.errors import CorruptDataError, UsageError
 from blobstore.importer.planning.document import write_plan
 from blobstore.importer.planning.travel import read_plan
 from blobstore.names import Digest
@@ -143,3 +143,9 @@ def test_another_version_is_not_fetched(server: Server, checkpoint: Path) -> Non
         ):
             one.fill(NAME, identity, 0, memoryview(bytearray(10)))
     assert script.asked[0].fields["if-match"] == '"v1"'
+
+
+@pytest.mark.parametrize("option", ["connections", "limit_rate"])
+def test_fetching_at_0_is_refused(option: str) -> None:
+    with pytest.raises(UsageError, match=f"{option} is at least 1, not 0"):
+        FetchOptions(**{option: 0})

@@ -10,11 +10,13 @@ import logging
 import os
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
 from blobstore.errors import BlobStoreError, DocumentError, UsageError
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
+from blobstore.importer.buffers import SpareMemory
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.planning.travel import decode_plan, plan_bytes
 from blobstore.importer.run import working_memory
@@ -143,6 +145,7 @@ class TaskWork:
         self._jobs = threads(jobs)
         self._memory = working_memory(memory, self._jobs)
         self._verify = verify_reuse
+        self._spare = SpareMemory()
 
     def portions(self, tasks: Sequence[Task]) -> Iterator[list[Task]]:
         """Yield the tasks in portions that are made together, and made durable once."""
@@ -162,7 +165,12 @@ class TaskWork:
     ) -> list[Task]:
         """Do those of some tasks that are not done; return them. Raises: as `work_on_plan`."""
         maker = TaskMaker(
-            shared.divided, self._store, self._jobs, self._memory, verify=self._verify
+            shared.divided,
+            self._store,
+            self._jobs,
+            self._memory,
+            verify=self._verify,
+            spare=self._spare,
         )
         done = {task.number: receipt_of(shared.receipts, task) for task in tasks}
         made = maker.make(tasks, done, progress)
@@ -184,16 +192,29 @@ def receipt_of(receipts: ReceiptFolder, task: Task) -> Sequence[Descriptor]:
 
 
 class TaskMaker:
-    """Makes the blobs of tasks in a store, with some threads in some bytes of memory."""
+    """Makes the blobs of tasks in a store, with some threads in some bytes of memory.
+
+    ``spare``: as `write_blobs`. ``turn`` is held while blobs are made, not while they are synced.
+    """
 
     def __init__(
-        self, divided: DividedPlan, store: Home, jobs: int, memory: int, *, verify: bool
+        self,
+        divided: DividedPlan,
+        store: Home,
+        jobs: int,
+        memory: int,
+        *,
+        verify: bool,
+        spare: SpareMemory | None = None,
+        turn: AbstractContextManager[object] = nullcontext(),  # noqa: B008  # it has no state
     ) -> None:
         self._divided = divided
         self._store = store
         self._jobs = jobs
         self._memory = memory
         self._verify = verify
+        self._spare = spare
+        self._turn = turn
 
     def make(
         self,
@@ -239,14 +260,17 @@ class TaskMaker:
     def _write(
         self, blobs: list[PlannedBlob], session: Session, progress: Progress
     ) -> dict[str, Descriptor]:
-        written = write_blobs(
-            self._divided.only(blobs),
-            session,
-            self._jobs,
-            self._memory,
-            progress,
-            verify_reuse=self._verify,
-        ).blobs
+        only = self._divided.only(blobs)
+        with self._turn:
+            written = write_blobs(
+                only,
+                session,
+                self._jobs,
+                self._memory,
+                progress,
+                verify_reuse=self._verify,
+                spare=self._spare,
+            ).blobs
         return {
             planned.name: Descriptor(TENSOR_MEDIA_TYPE, blob.digest, blob.size, name=planned.name)
             for planned, blob in zip(blobs, written, strict=True)
