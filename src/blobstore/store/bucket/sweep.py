@@ -37,6 +37,7 @@ from blobstore.store.bucket.leases import (
 )
 from blobstore.store.bucket.object_keys import LEASES, SIGNATURES, blob_key
 from blobstore.store.bucket.sweep_state import (
+    MOST_MARKED,
     Phase,
     SweepState,
     read_state,
@@ -172,18 +173,27 @@ class Sweep:
         try:
             decision = self.decide(lease.now(), lease.key)
             if decision.removed:
-                decision = self._sweep(lease, decision)
+                decision = self._sweep_all(lease, decision)
             self._delete(str(leftover.path) for leftover in decision.leftovers)
         finally:
             lease.close()
         return decision.result()
 
-    def _sweep(self, lease: Lease, decision: Decision) -> Decision:
+    def _sweep_all(self, lease: Lease, decision: Decision) -> Decision:
+        """Sweep as many blobs at once as one state can name."""
+        wanted = sorted(decision.digests)
+        removed: list[UnneededBlob] = []
+        for start in range(0, len(wanted), MOST_MARKED):
+            decision = self._sweep(lease, frozenset(wanted[start : start + MOST_MARKED]))
+            removed += decision.removed
+        return replace(decision, removed=tuple(removed))
+
+    def _sweep(self, lease: Lease, marks: frozenset[str]) -> Decision:
         state = _Held(self.store, lease, self._free(lease))
         try:
-            state.write(Phase.MARKED, decision.digests)
+            state.write(Phase.MARKED, marks)
             self._wait(lease, state)
-            decision = self.decide(lease.now(), lease.key).only(decision.digests)
+            decision = self.decide(lease.now(), lease.key).only(marks)
             state.write(Phase.DELETING, decision.digests)
             keys = [blob_key(blob.digest) for blob in decision.removed]
             for start in range(0, len(keys), _AT_ONCE):

@@ -26,7 +26,9 @@ from blobstore.store.bucket.leases import LONGEST_LEASE_S, Lease, elapsed_s, lea
 from blobstore.store.bucket.object_keys import SWEEP
 
 _MAX_STATE = 128 * 2**20
-"""Bytes of the object: 1.9 million blobs."""
+"""Bytes of the object. One blob takes 67."""
+MOST_MARKED = 1_000_000
+"""Blobs that one state names."""
 _LOOK_S = 1.0
 
 

@@ -53,6 +53,20 @@ def test_unneeded_blobs_are_removed() -> None:
     assert removed_by(prune_all(store)) == set()
 
 
+def test_more_blobs_than_a_state_names_are_removed_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sweep, "MOST_MARKED", 2)
+    bucket = HookedBucket()
+    store = BucketStore(bucket)
+    unneeded = [b"%d" % number for number in range(5)]
+    put_unneeded(store, *unneeded)
+    named: set[int] = set()
+    bucket.after = lambda key: named.add(len(read_state(bucket).blobs)) if key == SWEEP else None
+    assert removed_by(prune_all(store)) == {Digest.of(data) for data in unneeded}
+    assert (left_in(store), named) == ({b"kept"}, {0, 1, 2})
+
+
 def test_young_blobs_are_spared() -> None:
     store = memory_store()
     put_unneeded(store, b"one")
