@@ -133,9 +133,13 @@ def _plan(document: PlanDocument, elsewhere: Source | None, open_source: OpenSou
     inventories = []
     for number, one in enumerate(document.inventories):
         named = elsewhere if number == 0 and elsewhere is not None else one.source
-        source = open_source(named) if isinstance(named, str) else named
         kept = [copy.file for copy in copies if copy.inventory == number]
-        inventories.append(_inventory(one, source, kept))
+        try:
+            source = open_source(named) if isinstance(named, str) else named
+            inventories.append(_inventory(one, source, kept))
+        except NotFoundError as error:
+            error.hint = error.hint or "If the source was moved, name its new place."
+            raise
     tensors = [list(inventory.tensors.values()) for inventory in inventories]
     weights = [_weight(one, tensors[one.inventory]) for one in document.weights]
     files = [{file.name: file for file in inventory.kept} for inventory in inventories]

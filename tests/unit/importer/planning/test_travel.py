@@ -167,8 +167,9 @@ def test_a_source_that_lies_elsewhere(tmp_path: Path) -> None:
         ).digest
         == digest
     )
-    with pytest.raises(NotFoundError):
+    with pytest.raises(NotFoundError) as caught:
         read_plan(tmp_path / "plan.json")
+    assert caught.value.hint == "If the source was moved, name its new place."
 
 
 def test_a_single_file_and_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
