@@ -184,16 +184,17 @@ class Sweep:
         wanted = sorted(decision.digests)
         removed: list[UnneededBlob] = []
         for start in range(0, len(wanted), MOST_MARKED):
-            decision = self._sweep(lease, frozenset(wanted[start : start + MOST_MARKED]))
-            removed += decision.removed
-        return replace(decision, removed=tuple(removed))
+            some = decision.only(wanted[start : start + MOST_MARKED])
+            done = self._sweep(lease, some)
+            removed += done.removed
+        return replace(done, removed=tuple(removed))
 
-    def _sweep(self, lease: Lease, marks: frozenset[str]) -> Decision:
+    def _sweep(self, lease: Lease, decision: Decision) -> Decision:
         state = _Held(self.store, lease, self._free(lease))
         try:
-            state.write(Phase.MARKED, marks)
+            state.write(Phase.MARKED, decision.digests)
             self._wait(lease, state)
-            decision = self.decide(lease.now(), lease.key).only(marks)
+            decision = self.decide(lease.now(), lease.key).only(decision.digests)
             state.write(Phase.DELETING, decision.digests)
             keys = [blob_key(blob.digest) for blob in decision.removed]
             for start in range(0, len(keys), _AT_ONCE):
