@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 from support import PYCODE_MOE, QUANT_TYPES
 from support.many import sharded_checkpoint
+from support.nginx import nginx
 
 import blobstore.distributed
 from blobstore.errors import CorruptDataError, RemoteError, UsageError
@@ -236,6 +238,41 @@ def test_workers_are_killed(kills: int, tmp_path: Path) -> None:
             assert blobstore.verify(store).is_sound
             imports += 1
     sys.stderr.write(f"{killed} workers killed in {imports} imports\n")
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.long)])
+def test_killed_workers_fetch_little_again(kills: int, tmp_path: Path) -> None:
+    """Four workers are killed in each import, which then reads at most 1.1 of its source."""
+    source, random_ = sharded_checkpoint(tmp_path / "m", 24, scale=20), random.Random(18)
+    nbytes = sum(file.stat().st_size for file in source.glob("*.safetensors"))
+    read: list[float] = []
+    with nginx(tmp_path / "nginx", tmp_path) as server, cluster(tmp_path, 4) as (running, client):
+
+        def disturb(done: threading.Event) -> None:
+            for _ in range(4):
+                if done.wait(random_.uniform(0.1, 0.4)):
+                    return
+                running.kill_worker(random_.randrange(4))
+                running.start_worker()
+                killed.append(1)
+
+        killed: list[int] = []
+        while len(killed) < kills:
+            folder = tmp_path / "store"
+            store = Store(folder)
+            server.requests()
+            _while_importing(
+                disturb,
+                lambda store=store: blobstore.distributed.import_model(  # type: ignore[misc]
+                    f"{server.url}/m/", "m", client=client, store=store, quant="int4"
+                ),
+            )
+            fetched = [one for one in server.requests() if one.path.endswith(".safetensors")]
+            read.append(sum(one.body for one in fetched) / nbytes)
+            shutil.rmtree(folder)
+    shown = f"{min(read):.3f} to {max(read):.3f} of the source read in {len(read)} imports"
+    sys.stderr.write(f"{len(killed)} workers killed, {shown}\n")
+    assert max(read) <= 1.1
 
 
 def test_the_scheduler_is_restarted(tmp_path: Path) -> None:

@@ -13,16 +13,19 @@ from blobstore.store.memory import MemoryStore
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes
 
 
-def sharded_checkpoint(folder: Path, files: int) -> Path:
-    """Write a checkpoint of ``files`` shards, of one layer each; return its folder."""
+def sharded_checkpoint(folder: Path, files: int, scale: int = 1) -> Path:
+    """Write a checkpoint of ``files`` shards, of one layer each; return its folder.
+
+    ``scale``: how often its matrices have 64 x 128 weights in each direction.
+    """
     folder.mkdir(parents=True)
     weight_map: dict[str, str] = {}
     for number in range(files):
         name = f"model-{number + 1:05}-of-{files:05}.safetensors"
         shapes = {
-            f"model.layers.{number}.mlp.down_proj.weight": (64, 128),
-            f"model.layers.{number}.mlp.up_proj.weight": (128, 64),
-            f"model.layers.{number}.input_layernorm.weight": (64,),
+            f"model.layers.{number}.mlp.down_proj.weight": (64 * scale, 128 * scale),
+            f"model.layers.{number}.mlp.up_proj.weight": (128 * scale, 64 * scale),
+            f"model.layers.{number}.input_layernorm.weight": (64 * scale,),
         }
         tensors = {one: normal(one, *shape) for one, shape in shapes.items()}
         (folder / name).write_bytes(safetensors_bytes(tensors))
