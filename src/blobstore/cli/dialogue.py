@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from blobstore.cli.interruption import heed_interrupts
 from blobstore.cli.output import emit, fail, note
 from blobstore.cli.running import figures, shown_piece
 from blobstore.errors import BlobStoreError
@@ -36,6 +37,7 @@ def hold_conversation(
     """
     from blobstore.mlx_lm.conversation import Conversation
 
+    heed_interrupts()
     _edit_lines()
     conversation = Conversation(talker, prompts, system)
     if prompts.continues:

@@ -21,6 +21,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import blobstore
+from blobstore.cli.interruption import let_commands_end
 from blobstore.cli.output import ReaderGoneError, emit, fail, show_json
 from blobstore.cli.parsing import commands, group
 from blobstore.errors import BlobStoreError, UsageError
@@ -160,6 +161,7 @@ def main() -> None:
     Errors are one line on stderr.
     """
     _open_closed_streams()
+    let_commands_end()
     gc.set_threshold(_ALLOCATIONS)
     # NumPy's library of linear algebra starts a thread for each core when it is loaded. Nothing
     # here multiplies matrices with NumPy.

@@ -1,0 +1,39 @@
+"""Ctrl-C ends a command soon, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_PROGRAM = """
+import os, signal, time
+from blobstore.cli import interruption
+interruption._GRACE_S = 0
+{before}
+interruption.end_soon_when_interrupted()
+{after}
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+except KeyboardInterrupt:
+    pass
+time.sleep({sleep})
+"""
+COMMAND = "interruption.let_commands_end()"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sleep", "code"),
+    [
+        (COMMAND, "", 60, 130),
+        ("", "", 0.2, 0),
+        (COMMAND, "interruption.heed_interrupts()", 0.2, 0),
+    ],
+    ids=["command", "library", "conversation"],
+)
+def test_what_ctrl_c_ends(before: str, after: str, sleep: float, code: int) -> None:
+    program = _PROGRAM.format(before=before, after=after, sleep=sleep)
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
+    assert done.returncode == code
