@@ -220,6 +220,7 @@ def make_blobs(document: bytes, order: _Order) -> list[Descriptor] | BlobStoreEr
             zlib.decompress(document), "that was handed out", open_source=order.open_source
         )
         threads, memory = _means(order.memory)
+        _stop_profiler()
         maker = TaskMaker(
             DividedPlan(plan),
             order.store,
@@ -237,6 +238,29 @@ def make_blobs(document: bytes, order: _Order) -> list[Descriptor] | BlobStoreEr
     except BlobStoreError as error:
         return error.kept()
     return blobs
+
+
+def _stop_profiler() -> None:
+    """Stop Dask's profiler in this worker, before threads are started.
+
+    It asks the interpreter for the frames of all threads. In CPython 3.11.7 that call can wait for
+    a thread that is being started, which waits for the interpreter's lock: the worker hangs
+    (python/cpython issue 106883, which 3.12 does not have).
+    """
+    from distributed import get_worker
+
+    worker = get_worker()
+    profiler = worker.periodic_callbacks.get("profile")
+    if profiler is None or not profiler.is_running():
+        return
+    stopped = threading.Event()
+
+    def stop() -> None:
+        profiler.stop()
+        stopped.set()
+
+    worker.loop.add_callback(stop)
+    stopped.wait()
 
 
 def _check_memory(memory: int | None) -> None:
