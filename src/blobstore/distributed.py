@@ -358,11 +358,15 @@ class HandingOut:
     def _result(self, future: Future[Any], group: Group) -> list[Descriptor] | None:
         """Return the blobs of a group, None if it has to be handed out again."""
         if future.status == "finished":
-            found: list[Descriptor] | BlobStoreError = future.result()
+            try:
+                found: list[Descriptor] | BlobStoreError = future.result()
+            except OSError:  # its scheduler was killed before the result came
+                found = []
             future.release()
             if isinstance(found, BlobStoreError):
                 raise found
-            return found
+            if found:
+                return found
         self._check_lost(future, group[0].number)
         self._losses[group[0].number] += 1
         return None
