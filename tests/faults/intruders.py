@@ -62,8 +62,6 @@ def experiment(task: Task) -> Figures:
     figures.most("kinds", len(kinds))
     figures.most("paths", len(tries) // len(kinds) // 2)
     for case, path, kind, user in task.pick(tries):
-        if case.command.name == "pack against a base" and "packed/blobs" in str(path):
-            continue  # a known defect: a socket in the place of a packed file hurts the model
         if not (path in _MAY_BE_LINKS and kind == "link to a folder"):
             intrude(case, path, kind, user, figures)
     if task.is_first and "link to a folder" in kinds:

@@ -162,7 +162,15 @@ class _Packing:
         self._write(self.store, missing, bases)
 
     def _missing(self, blobs: Sequence[Descriptor]) -> list[Descriptor]:
-        return self.store.packed.blobs.missing(blobs)
+        """Return the blobs that are not packed yet; those that are get decoded and hashed.
+
+        Their plain forms may be the last sound ones. Raises: as `PackedBlobs.check`.
+        """
+        packed = self.store.packed.blobs
+        missing = packed.missing(blobs)
+        there = [blob for blob in unique(blobs) if blob not in missing]
+        each(there, packed.check, max(1, min(self.jobs, len(there))), name="pack")
+        return missing
 
     def _bases(
         self, name: ModelName, base: str | ModelName, missing: Sequence[Descriptor]

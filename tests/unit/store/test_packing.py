@@ -345,6 +345,49 @@ def test_a_damaged_or_missing_file_of_small_blobs(one: Store) -> None:
         unpack(open_store(one.root), "m")
 
 
+def test_a_damaged_packed_file_does_not_take_the_place_of_whole_blobs(
+    one: Store, tmp_path: Path
+) -> None:
+    """The large blob is packed for another model already, and its file was damaged since."""
+    add(one, tmp_path, "other")
+    pack(one, "other")
+    sound = visible(one)
+    large = next(path for path in packed_files(one) if path.name.startswith("sha256-"))
+    damage(large, 1000)
+    with pytest.raises(CorruptDataError, match="is damaged") as caught:
+        pack(one, "m")
+    assert caught.value.path == str(large)
+    assert caught.value.hint is not None
+    large.unlink()
+    large.symlink_to(tmp_path)
+    with pytest.raises(StorageError, match=r"can't open|not a regular file"):
+        pack(one, "m")
+    assert visible(one) == sound
+    large.unlink()
+    pack(one, "m")
+    assert not verify(one).damaged
+
+
+@pytest.mark.parametrize("place", ["", "blobs", "manifests"])
+@pytest.mark.parametrize("is_link", [True, False])
+def test_nothing_is_packed_into_anything_but_our_own_folders(
+    one: Store, tmp_path: Path, place: str, *, is_link: bool
+) -> None:
+    folder = one.root / ".blobstore" / "packed" / place
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if is_link:
+        folder.symlink_to(elsewhere)
+    else:
+        folder.touch()
+    sound = visible(one)
+    with pytest.raises(StorageError):
+        pack(one, "m")
+    assert visible(one) == sound
+    assert not list(elsewhere.iterdir())
+
+
 def test_nothing_packed_is_removed_while_a_packed_manifest_is_damaged(
     one: Store, tmp_path: Path
 ) -> None:

@@ -189,8 +189,8 @@ class StoreLock:
 
 
 def _refuse_links(folder: Path) -> None:
-    """Raise StorageError if our own folder, or one in it, is a link to another place."""
-    links = [folder, *sorted(folder.iterdir())]
+    """Raise StorageError if our own folder, one in it, or one of packed models leads elsewhere."""
+    links = [folder, *sorted(folder.iterdir()), *sorted(folder.glob("packed/*"))]
     refuse_link(next((path for path in links if path.is_symlink()), None))
 
 

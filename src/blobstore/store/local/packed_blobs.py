@@ -25,6 +25,7 @@ from blobstore.store.ports import (
     checked_bytes,
     of_size,
     unique,
+    wrong_bytes,
 )
 
 _MANY = "many-"
@@ -121,6 +122,20 @@ class PackedBlobs:
         if size is None:
             return self._reader(digest)
         return self.open_base(digest, size)
+
+    def check(self, descriptor: Descriptor) -> None:
+        """Decode and hash a packed blob.
+
+        Raises: CorruptDataError, with ``blob`` and ``path``, if its packed file is damaged;
+        NotFoundError; StorageError, also for anything but a file.
+        """
+        try:
+            with self.open(descriptor) as reader:
+                if reader.digest() != descriptor.digest:
+                    raise wrong_bytes(descriptor, reader)
+        except CorruptDataError as error:
+            hint = "Remove the file, and pack again. `blobstore verify` names the models it is in."
+            raise error.about(hint=hint) from error
 
     def damaged_files(self) -> list[tuple[str, str]]:
         """Return the files of several blobs whose index is damaged, and why."""
