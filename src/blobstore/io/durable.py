@@ -346,22 +346,22 @@ def check_one_mount(folder: Path, place: Path) -> None:
 
     A rename across mounts fails before the kernel looks up either file (torvalds/linux fs/namei.c
     `do_renameat2`). So this also finds bind mounts of one file system, whose device numbers are
-    equal. Raises: OSError.
+    equal. Raises: StorageError also if ``place`` is not a folder.
     """
-    if not place.exists():
-        return
-    is_one = place.stat().st_dev == folder.stat().st_dev
+    with os_errors("write", place):
+        is_one = not place.exists() or _is_one_mount(folder, place)
+    if not is_one:
+        message = f"{place} is on another file system than {folder.parent}: they must be on one"
+        raise StorageError(message, path=str(place))
+
+
+def _is_one_mount(folder: Path, place: Path) -> bool:
     name = "not-there"
     try:
         os.rename(folder / name, place / name)  # noqa: PTH104  # nothing is renamed
     except FileNotFoundError:
-        pass
+        return place.stat().st_dev == folder.stat().st_dev
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        is_one = False
-    if not is_one:
-        raise StorageError(
-            f"{place} is on another file system than {folder.parent}: they must be on one",
-            path=str(place),
-        )
+    return False

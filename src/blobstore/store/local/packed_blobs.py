@@ -127,7 +127,7 @@ class PackedBlobs:
         """Decode and hash a packed blob.
 
         Raises: CorruptDataError, with ``blob`` and ``path``, if its packed file is damaged;
-        NotFoundError; StorageError, also for anything but a file.
+        NotFoundError; StorageError, also for anything else in its place.
         """
         try:
             with self.open(descriptor) as reader:

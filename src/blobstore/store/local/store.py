@@ -323,8 +323,7 @@ class Store:
         with self._lock.shared(), self._packing.exclusive(wait_s=10):
             self._names.make()
             with owned_folder(self._private / "tmp") as folder:
-                with os_errors("write", self.packed.address):
-                    check_one_mount(folder, Path(self.packed.address))
+                check_one_mount(folder, Path(self.packed.address))
                 yield folder
 
     def become_packed(self, name: ModelName, manifest: Manifest, folder: Path) -> None:
