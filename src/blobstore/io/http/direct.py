@@ -35,7 +35,8 @@ _TICK_S = 1.0
 _REPORT = 2**20
 
 Came = Callable[[int], None]
-"""Is told how many bytes came since it was told last; 0 after a second without any."""
+"""Is told how many bytes came since it was told last: each mebibyte, and at least once a second,
+also when few came or none: a slow connection has to be found too."""
 
 
 @dataclass(slots=True)
@@ -64,19 +65,22 @@ class DirectBody:
         """
         _wait_in_kernel(connection, min(silence(), _TICK_S))
         done = self._take_first(buffer)
-        told, heard_at = 0, time.monotonic()
+        told, told_at = 0, time.monotonic()
+        heard_at = told_at
         try:
             while done < len(buffer):
                 part = buffer[done : told + _REPORT]
                 count = _received(connection, part, silence(), heard_at)
+                now = time.monotonic()
                 if count:
-                    heard_at = time.monotonic()
+                    heard_at = now
                     limits.take(count)
                     self.left -= count
                     done += count
-                if not count or done - told >= _REPORT:
+                if not count or done - told >= _REPORT or now - told_at >= _TICK_S:
                     told, news = done, done - told
                     came(news)
+                    told_at = time.monotonic()  # the next tick ends a second after what came did
         finally:
             if done > told:
                 came(done - told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
+from support.clock import Clock
 from support.servers import KEEP_ALIVE, Server, head
 
 from blobstore.errors import RemoteError
@@ -128,13 +129,6 @@ def test_bytes_are_told_when_the_rest_does_not_come(monkeypatch: pytest.MonkeyPa
         body = DirectBody(10, b"ab")
         body.into(memoryview(buffer), here, client.limits(2**20), lambda: 60, came)
     assert (bytes(buffer), sum(told)) == (b"abcdefghij", 10)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_slow_connection_is_found_by_its_siblings() -> None:

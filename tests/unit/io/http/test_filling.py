@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from support.clock import Clock
 from support.corpus import refusal
 from support.remotes import Remote
 from support.servers import (
@@ -28,10 +29,12 @@ from support.servers import (
 
 from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, RemoteError
 from blobstore.io.budget import RetryPolicy
+from blobstore.io.http import direct
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.filling import FetchControl, RangeFiller, slots_for
 from blobstore.io.http.redirects import Linked
 from blobstore.io.http.replies import Version
+from blobstore.io.http.siblings import Siblings
 from blobstore.names import Digest
 
 KIB = 2**10
@@ -470,28 +473,44 @@ def test_faults_in_any_order_give_the_bytes_or_a_typed_error(
     assert has_fatal or not errors
 
 
-@pytest.mark.lab
-def test_a_slow_connection_is_dropped(server: Server, control: FetchControl) -> None:
-    """The first connection brings a kilobyte every 20 ms; the others a hundred times as much."""
-    slow: list[int] = []
+def test_a_slow_connection_is_dropped(
+    server: Server, control: FetchControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It brings a byte every 20 ms, several in a tick. Two others are done when the clock moves."""
+    monkeypatch.setattr(direct, "_TICK_S", 0.1)
+    clock, has_begun = Clock(), threading.Event()
+    control.siblings = Siblings(clock)
 
     def answer(asked: Asked) -> Iterator[bytes]:
-        slow[:] = slow or [asked.connection]
         whole = right(asked)[0]
-        step = 1 * KIB if asked.connection == slow[0] else 100 * KIB
-        for at in range(0, len(whole), step):
-            yield whole[at : at + step]
-            yield WAIT
+        body = whole.index(b"\r\n\r\n") + 4
+        yield whole[:body]
+        if asked.target == "/slow" and asked.range == (0, len(DATA)):
+            for byte in whole[body:]:  # until the client leaves
+                yield bytes([byte])
+                yield WAIT
+        yield whole[body:]
         yield KEEP_ALIVE
 
     script = server.play(answer)
-    one = filler(control, server.url)
+    slow, quick = filler(control, server.at("slow")), filler(control, server.at("quick"))
+    buffer = bytearray(len(DATA))
 
-    def fetch(number: int) -> bool:
-        return all(filled(one) == DATA for _ in range(1 if number == 0 else 12))
+    def begun(nbytes: int) -> None:
+        if nbytes:
+            has_begun.set()
 
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(fetch, range(4)))
-    begins = [asked.range[0] for asked in script.asked if asked.range is not None]
-    assert any(begin > 0 for begin in begins)  # the rest was asked for anew
-    assert script.connections > 4
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(slow.fill, 0, memoryview(buffer), begun)
+        try:
+            assert has_begun.wait(60)
+            assert [filled(quick) == DATA for _ in range(2)] == [True, True]
+            clock.now = 2.0
+            running.result(60)
+        finally:
+            control.cancel()
+    assert buffer == DATA
+    first, anew = (asked for asked in script.asked if asked.target == "/slow")
+    assert anew.range is not None
+    assert 0 < anew.range[0] < anew.range[1] == len(DATA)  # the rest
+    assert anew.connection != first.connection
