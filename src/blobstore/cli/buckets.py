@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from blobstore.cli.bucket_settings import bucket_options
-from blobstore.cli.output import parse_size, store_at
+from blobstore.cli.output import parse_size, store_at, stores_at
 from blobstore.errors import UsageError
 
 CacheOption = Annotated[
@@ -45,6 +46,22 @@ class CacheChoice:
         from blobstore.store.bucket.blob_cache import CACHE_NBYTES, BlobCache
 
         return BlobCache(self.place, CACHE_NBYTES if self.size is None else parse_size(self.size))
+
+
+def cached_stores_at(
+    store: str | None, lower: Sequence[str] | None, cache: str | None, cache_size: str | None
+) -> Any:
+    """Return the store of `stores_at`, with a cache of the blobs of buckets.
+
+    Raises: UsageError if a cache is asked for, and no store is in a bucket.
+    """
+    opened = stores_at(store, lower, cache=CacheChoice(cache, cache_size))
+    homes = [getattr(opened, "upper", opened), *getattr(opened, "lower", ())]
+    is_asked_for = cache is not None or cache_size is not None
+    if is_asked_for and not any(hasattr(home, "bucket") for home in homes):
+        message = f"a cache is for a store in a bucket, and {opened.address} is a folder"
+        raise UsageError(message, hint="Leave out --cache and --cache-size.")
+    return opened
 
 
 def store_in_bucket(address: str, wait_s: float | None, cache: CacheChoice | None) -> Any:

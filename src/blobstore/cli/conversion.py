@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.buckets import CacheChoice, CacheOption, CacheSizeOption
+from blobstore.cli.buckets import CacheOption, CacheSizeOption, cached_stores_at
 from blobstore.cli.covered import show_coverage
 from blobstore.cli.import_options import (
     Connections,
@@ -362,7 +362,7 @@ def export(
         result = export_model(
             name,
             folder,
-            store=stores_at(store, lower, cache=CacheChoice(cache, cache_size)),
+            store=cached_stores_at(store, lower, cache, cache_size),
             format=form,
             dequantize=dequantize,
             max_shard_size=AS_SOURCE if max_shard_size == AS_SOURCE else parse_size(max_shard_size),

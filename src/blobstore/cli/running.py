@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.buckets import CacheChoice, CacheOption, CacheSizeOption
+from blobstore.cli.buckets import CacheOption, CacheSizeOption, cached_stores_at
 from blobstore.cli.output import (
     JsonOption,
     LowerOption,
@@ -18,7 +18,6 @@ from blobstore.cli.output import (
     note,
     printable,
     show_json,
-    stores_at,
 )
 from blobstore.errors import UsageError
 
@@ -120,7 +119,7 @@ def run(
     full = ModelName.parse(name)
     _check(given)
     text = _prompt(prompt, as_json=as_json)
-    opened = stores_at(store, lower, cache=CacheChoice(cache, cache_size))
+    opened = cached_stores_at(store, lower, cache, cache_size)
     talker, prompts, notes = _loaded(full, opened, given, is_raw=raw)
     for one in notes:
         note(one)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.buckets import CacheChoice, CacheOption, CacheSizeOption
-from blobstore.cli.output import LowerOption, StoreOption, emit, note, stores_at
+from blobstore.cli.buckets import CacheOption, CacheSizeOption, cached_stores_at
+from blobstore.cli.output import LowerOption, StoreOption, emit, note
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def serve(
     cache_size: CacheSizeOption = None,
 ) -> None:
     """Serve pages over the store, and an API. Nothing can be changed."""
-    opened = stores_at(store, lower, cache=CacheChoice(cache, cache_size))
+    opened = cached_stores_at(store, lower, cache, cache_size)
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401

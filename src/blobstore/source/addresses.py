@@ -69,6 +69,7 @@ _LONGEST_REF = 1024
 _SHOWN = 5
 
 
+_USER = re.compile(r"(?<=:)//[^/]*@")
 OpenSource = Callable[[str], Source]
 """A function that opens the source at an address."""
 
@@ -81,6 +82,11 @@ def is_web_address(text: str) -> bool:
 def is_address(text: str) -> bool:
     """Return True for an address of a web server, of the Hub or of a bucket."""
     return text.lower().startswith(HUB_SCHEME) or is_web_address(text) or is_bucket(text)
+
+
+def without_secrets(text: str) -> str:
+    """Return an address without what may be a secret in it: a web address's query, a password."""
+    return _USER.sub("//", text.partition("?")[0]) if is_web_address(text) else text
 
 
 def open_folder(

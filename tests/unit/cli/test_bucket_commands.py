@@ -87,6 +87,11 @@ def test_weights_through_the_cache(cli: Run, address: str, tmp_path: Path) -> No
     assert "Hint: Give it more: --cache-size." in errors
     code, _, errors = cli("export", "tiny", tmp_path / "other", "--cache", PYCODE)
     assert (code, "is not a cache" in errors) == (2, True)
+    folder = tmp_path / "folder"
+    (folder / "blobs").mkdir(parents=True)
+    for option in ("--cache", "--cache-size"):
+        code, _, errors = cli("run", "tiny", "a", "--store", folder, option, "1MB")
+        assert (code, "a cache is for a store in a bucket" in errors) == (2, True)
     lower = tmp_path / "upper"
     exported = out_of(
         cli("export", "tiny", tmp_path / "third", "--store", lower, "--lower", address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,6 +130,16 @@ def test_any_server_may_declare_a_digest(server: Server, checkpoint: Path) -> No
             pytest.raises(CorruptDataError, match="changed"),
         ):
             one.fill(NAME, file.identity, 0, buffer)
+
+
+def test_a_plan_with_a_signed_address_is_private(
+    server: Server, checkpoint: Path, tmp_path: Path
+) -> None:
+    server.play(files({f"name/{NAME}?key=secret": (checkpoint / NAME).read_bytes()}, ETAG))
+    place = tmp_path / "plan.json"
+    for address, mode in ((server.at(f"name/{NAME}?key=secret"), 0o600), (checkpoint, 0o644)):
+        write_plan(blobstore.plan_import(address), place)
+        assert stat.S_IMODE(place.stat().st_mode) == mode
 
 
 def test_another_version_is_not_fetched(server: Server, checkpoint: Path) -> None:

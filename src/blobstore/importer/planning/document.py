@@ -23,9 +23,10 @@ from blobstore.importer.planning.outputs import (
     PlannedCopy,
     PlannedFile,
 )
-from blobstore.io.durable import os_errors
+from blobstore.io.durable import FILE_MODE, os_errors
 from blobstore.io.ranges import FileIdentity, Identity
 from blobstore.io.small_files import replace_file
+from blobstore.source.addresses import without_secrets
 from blobstore.source.files import KeptFile
 from blobstore.source.weights import SourceFile, SourceWeight
 
@@ -33,6 +34,7 @@ VERSION: Final = 1
 RULE: Final = "P2"
 MAX_PLAN: Final = 512 * 2**20
 _MAX_RANK = 64
+_PRIVATE_MODE = 0o600
 _Size = Annotated[int, Field(ge=0, le=MAX_BLOB)]
 _Shape = Annotated[list[_Size], Field(max_length=_MAX_RANK)]
 
@@ -210,11 +212,14 @@ def parse_plan(value: dict[str, Any], what: str) -> PlanDocument:
 def write_plan(plan: ImportPlan, path: str | os.PathLike[str]) -> None:
     """Write a plan to a file, in the place of one that is there.
 
-    Raises: UsageError for a source with files that lie outside its folder; StorageError.
+    Only its owner can read the file if it has a secret: the query of a signed address. Raises:
+    UsageError for a source with files that lie outside its folder; StorageError.
     """
     data = encode_plan(plan)
+    addresses = [inventory.folder.address for inventory in plan.inventories]
+    is_secret = any(without_secrets(address) != address for address in addresses)
     with os_errors("write", path):
-        replace_file(Path(path), data)
+        replace_file(Path(path), data, mode=_PRIVATE_MODE if is_secret else FILE_MODE)
 
 
 def encode_plan(plan: ImportPlan) -> bytes:

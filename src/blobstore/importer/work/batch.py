@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,13 +42,12 @@ from blobstore.io.durable import make_folder, os_errors
 from blobstore.io.ranges import FileReader
 from blobstore.io.workers import Progress, silent
 from blobstore.names import Digest, ModelName
-from blobstore.source.addresses import OpenSource, is_web_address, open_folder
+from blobstore.source.addresses import OpenSource, open_folder, without_secrets
 from blobstore.store.ports import Home
 
 RULE: Final = "P4"
 _LARGEST = 2**20
 _MOST_MODELS = 10_000
-_USER: Final = re.compile(r"(?<=:)//[^/]*@")
 _AT_ONCE: Final = 8
 """Models whose tasks are done in turn: a small one need not wait for a huge one."""
 _KINDS: Final = {
@@ -78,9 +76,7 @@ class BatchModel:
     @property
     def place(self) -> str:
         """The source without what may be a secret in its address: a query, a password."""
-        if not is_web_address(self.source):
-            return self.source
-        return _USER.sub("//", self.source.partition("?")[0])
+        return without_secrets(self.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
