@@ -35,8 +35,8 @@ from blobstore.importer.planning.travel import decode_plan, plan_bytes, read_pla
 from blobstore.importer.policies.arguments import ImportArguments
 from blobstore.importer.run import ImportResult, plan_import
 from blobstore.importer.work.publishing import commit_shared
-from blobstore.importer.work.tasks import DividedPlan, Task
-from blobstore.importer.work.worker import SharedPlan, TaskMaker
+from blobstore.importer.work.tasks import DividedPlan, FileSpan, PlanPortion, Task
+from blobstore.importer.work.worker import MadeTask, SharedPlan, TaskMaker
 from blobstore.importer.writing import least_memory, usual_memory
 from blobstore.io.workers import Progress, begun
 from blobstore.names import Digest, ModelName
@@ -64,6 +64,8 @@ _LEAST_PORTIONS = 10
 """The last groups are what a worker would get if so many were made for each worker in all."""
 _MOST_DEATHS = 10
 """How often a task is handed out again after its workers, or the scheduler, were lost."""
+_MOST_TURNS = 3
+"""How often a task is handed out that read other bytes of a file than the file's own task."""
 _turn = threading.Lock()
 """Held by the one task of a worker process that makes blobs, with all threads of the worker: tasks
 beside each other would wait for Python's lock."""
@@ -166,14 +168,20 @@ def _run(
     order = _Order(store, open_source, memory)
 
     def submit(group: Group, key: str) -> Future[Any]:
-        blobs = [blob for task in group for blob in task.blobs]
-        document = zlib.compress(encode_plan(shared.divided.only(blobs)), 1)
-        return client.submit(make_blobs, document, order, key=key, retries=retries, pure=False)
+        portion = shared.divided.portion(group)
+        sent = _Portion(
+            zlib.compress(encode_plan(portion.plan), 1), portion.owned, portion.spans, order
+        )
+        return client.submit(make_blobs, sent, key=key, retries=retries, pure=False)
 
-    handing = HandingOut(client, submit, f"blobstore-{shared.digest.short}")
-    for task, made in handing.results(tasks):
-        shared.receipts.write(task, made)
-        shown(task.source_bytes, task.blobs[0].name)
+    for turn in range(_MOST_TURNS):
+        handing = HandingOut(client, submit, f"blobstore-{shared.digest.short}-{turn}")
+        for task, made, sums in handing.results(tasks):
+            shared.receipts.write(task, made, sums)
+            shown(task.source_bytes, task.blobs[0].name)
+        tasks = [task for task in tasks if task.spans and not shared.made_of(task)]
+        if not tasks:
+            break
     return commit_shared(shared, full, store=store, force=force)
 
 
@@ -210,14 +218,29 @@ class _Order:
     memory: int | None
 
 
-def make_blobs(document: bytes, order: _Order) -> list[Descriptor] | BlobStoreError:
+@dataclass(frozen=True, slots=True)
+class _Portion:
+    """A `PlanPortion` that is sent: ``document`` is its plan, compressed."""
+
+    document: bytes
+    owned: frozenset[int]
+    spans: tuple[FileSpan, ...]
+    order: _Order
+
+
+Made: TypeAlias = tuple[list[Descriptor], list[Digest]]
+"""The blobs of a group, and the digests of its spans."""
+
+
+def make_blobs(sent: _Portion) -> Made | BlobStoreError:
     """Make the blobs of a small plan, on a worker; return them, or an error that stays.
 
     Raises: an error that may pass; Dask repeats the task then.
     """
     try:
+        order = sent.order
         plan = decode_plan(
-            zlib.decompress(document), "that was handed out", open_source=order.open_source
+            zlib.decompress(sent.document), "that was handed out", open_source=order.open_source
         )
         threads, memory = _means(order.memory)
         _stop_profiler()
@@ -230,14 +253,15 @@ def make_blobs(document: bytes, order: _Order) -> list[Descriptor] | BlobStoreEr
             spare=_spare,
             turn=_turn,
         )
-        ((_, blobs),) = maker.make([Task(0, 0, plan.blobs)], {0: ()})
+        task = PlanPortion(plan, sent.owned, sent.spans).task
+        ((_, blobs, sums),) = maker.make([task], {0: ()})
     except (StorageError, RemoteError) as error:
         if getattr(error, "temporary", True):
             raise
         return error.kept()
     except BlobStoreError as error:
         return error.kept()
-    return blobs
+    return blobs, sums
 
 
 def _stop_profiler() -> None:
@@ -307,8 +331,8 @@ class HandingOut:
     _left_bytes: int = 0
     _all_bytes: int = 0
 
-    def results(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, list[Descriptor]]]:
-        """Yield each task with its blobs, as they are done. Raises: the error of one."""
+    def results(self, tasks: Sequence[Task]) -> Iterator[MadeTask]:
+        """Yield each task with what it became, as they are done. Raises: the error of one."""
         from distributed import as_completed
 
         done = as_completed(loop=self.client.loop)
@@ -355,17 +379,17 @@ class HandingOut:
         self._waiting[future] = group
         return future
 
-    def _result(self, future: Future[Any], group: Group) -> list[Descriptor] | None:
-        """Return the blobs of a group, None if it has to be handed out again."""
+    def _result(self, future: Future[Any], group: Group) -> Made | None:
+        """Return what a group became, None if it has to be handed out again."""
         if future.status == "finished":
             try:
-                found: list[Descriptor] | BlobStoreError = future.result()
+                found: Made | BlobStoreError | None = future.result()
             except OSError:  # its scheduler was killed before the result came
-                found = []
+                found = None
             future.release()
             if isinstance(found, BlobStoreError):
                 raise found
-            if found:
+            if found is not None:
                 return found
         self._check_lost(future, group[0].number)
         self._losses[group[0].number] += 1
@@ -386,8 +410,11 @@ class HandingOut:
             raise RemoteError(f"the Dask workers of task {number} died {_MOST_DEATHS} times")
 
 
-def _split(group: Group, blobs: Sequence[Descriptor]) -> Iterator[tuple[Task, list[Descriptor]]]:
-    """Yield each task of a group with its blobs."""
-    made = iter(blobs)
+def _split(group: Group, made: Made) -> Iterator[MadeTask]:
+    """Yield each task of a group with what it became."""
+    blobs = iter(made[0])
+    spans = {span: None for task in group for span in task.spans}
+    sums = dict(zip(spans, made[1], strict=True))
     for task in group:
-        yield task, list(islice(made, len(task.blobs)))
+        of_task = list(islice(blobs, len(task.blobs)))
+        yield MadeTask(task, of_task, [sums[span] for span in task.spans])

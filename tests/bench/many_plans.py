@@ -63,12 +63,13 @@ def made_up_plan(count: int) -> ImportPlan:
     return ImportPlan(inventories, options, blobs, ModelConfig(), Coverage(nothing, nothing))
 
 
-def made_up_task(document: bytes, sizes: Sequence[int]) -> list[Descriptor]:
-    """Return blobs of these sizes, with digests that depend on the document."""
+def made_up_task(document: bytes, sizes: Sequence[int]) -> on_dask.Made:
+    """Return blobs of these sizes, with digests that depend on the document, and no spans."""
     start = hashlib.sha256(document).hexdigest()[:56]
-    return [
+    blobs = [
         Descriptor("", Digest(f"{start}{number:08x}"), size) for number, size in enumerate(sizes)
     ]
+    return blobs, []
 
 
 class _FullSession:
@@ -154,5 +155,5 @@ def _hand_out(shared: SharedPlan, client: Client) -> None:
         return future
 
     handing = on_dask.HandingOut(client, submit, "bench")
-    for task, blobs in handing.results(shared.divided.tasks):
-        shared.receipts.write(task, blobs)
+    for task, blobs, sums in handing.results(shared.divided.tasks):
+        shared.receipts.write(task, blobs, sums)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from blobstore import hashing
 from blobstore.importer.planning.outputs import PlannedBlob
 from blobstore.io.workers import Progress, each
+from blobstore.names import Digest
 from blobstore.store.ports import Finished, Session
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenBlobs:
-    """The tensor blobs of a plan, in its order; and how many earlier imports had made."""
+    """The tensor blobs of a plan, in its order; and how many earlier imports had made.
+
+    ``sums``: digests of parts of the source, by path, begin and end (`SourceChecks`).
+    """
 
     blobs: list[Finished]
     recalled: int
+    sums: Mapping[tuple[str, int, int], Digest] = field(default_factory=dict)
 
 
 def recall(

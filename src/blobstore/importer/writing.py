@@ -35,6 +35,7 @@ from blobstore.importer.schedule import (
     schedule,
 )
 from blobstore.importer.streaming.pieces import files_of
+from blobstore.importer.streaming.span_sums import SourceChecks
 from blobstore.importer.streaming.stream import write_streamed
 from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE, os_errors
@@ -83,13 +84,13 @@ def write_blobs(
     *,
     verify_reuse: bool,
     fetch: FetchOptions | None = None,
-    whole_files: bool = True,
+    checks: SourceChecks | None = None,
     spare: SpareMemory | None = None,
 ) -> WrittenBlobs:
     """Write the plan's tensor blobs with ``jobs`` threads in ``memory`` bytes.
 
     They are not yet visible. ``fetch``: how a source on a server is streamed (streaming/).
-    ``whole_files``: its files that have a declared digest are fetched whole, and hashed.
+    ``checks``: of its files that have a declared digest (None: they are hashed whole).
     ``spare``: memory of an earlier call, which buffers are made of; not for streamed sources.
 
     A blob that an earlier import of the same bytes has made is not made again; with
@@ -107,7 +108,7 @@ def write_blobs(
             progress,
             verify_reuse=verify_reuse,
             fetch=fetch,
-            whole_files=whole_files,
+            checks=checks,
         )
     allow_open_files(
         sum(len(inventory.files) for inventory in plan.inventories) + 3 * jobs * WINDOW

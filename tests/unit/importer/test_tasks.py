@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +16,12 @@ from support import PYCODE_MOE
 from support.many import sharded_checkpoint
 
 from blobstore.errors import UsageError
+from blobstore.importer.planning.outputs import PlannedBlob
 from blobstore.importer.run import plan_import
-from blobstore.importer.work.tasks import DividedPlan, partition
+from blobstore.importer.work.tasks import DividedPlan, FileSpan, partition
 from blobstore.names import Digest
+from blobstore.source.folders import LocalFolder
+from blobstore.source.weights import SourceTensor
 
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 12))
@@ -66,10 +72,7 @@ def test_files_stay_whole_while_there_are_enough(tmp_path: Path) -> None:
 def test_a_file_with_a_declared_digest_is_one_task() -> None:
     plan = plan_import(PYCODE_MOE)
     assert len(DividedPlan(plan).tasks) > 1
-    (inventory,) = plan.inventories
-    declared = tuple(replace(file, declared=Digest.of(b"")) for file in inventory.files)
-    whole = replace(plan, inventories=(replace(inventory, files=declared),))
-    assert len(DividedPlan(whole).tasks) == len(declared)
+    assert len(declared(PYCODE_MOE).tasks) == len(plan.inventory.files)
 
 
 def test_a_part_of_a_plan_has_only_what_it_needs(tmp_path: Path) -> None:
@@ -90,30 +93,75 @@ def test_a_shard_that_is_not_there(index: int, tmp_path: Path) -> None:
         divided.shard(index, 3)
 
 
-def test_a_file_that_no_task_owns_is_hashed_by_those_that_read_of_it(tmp_path: Path) -> None:
-    """Its one small tensor is an expert of a group, most of which is in the other file."""
-    checkpoint = two_shards_of_experts(tmp_path / "m")
-    plan = plan_import(checkpoint)
-    (inventory,) = plan.inventories
-    files = tuple(replace(file, declared=Digest.of(b"")) for file in inventory.files)
-    divided = DividedPlan(replace(plan, inventories=(replace(inventory, files=files),)))
-    assert {task.file for task in divided.tasks} == {0}
-    part = divided.only(divided.plan.blobs)
-    assert [file.declared is None for file in part.inventory.files] == [False, False]
+def test_files_of_which_one_group_needs_most_are_owned_together(tmp_path: Path) -> None:
+    """The tensor of the second file is an expert of a group, most of which is in the first."""
+    divided = declared(two_shards_of_experts(tmp_path / "m"))
+    (task,) = divided.tasks
+    assert (set(task.owned), task.spans) == ({0, 1}, ())
 
 
-def test_a_file_of_another_task_is_hashed_by_those_that_read_of_it(tmp_path: Path) -> None:
+def test_bytes_of_a_file_of_another_task_are_borrowed(tmp_path: Path) -> None:
     checkpoint = two_shards_of_experts(tmp_path / "m")
     own = {"model.layers.0.mlp.down_proj.weight": np.ones((64, 256), np.float32)}
     expert = {"model.layers.0.mlp.experts.2.up_proj.weight": np.ones((64, 64), np.float32)}
     save_file(own | expert, checkpoint / "model-00002-of-00002.safetensors")
-    plan = plan_import(checkpoint)
-    (inventory,) = plan.inventories
-    files = tuple(replace(file, declared=Digest.of(b"")) for file in inventory.files)
-    divided = DividedPlan(replace(plan, inventories=(replace(inventory, files=files),)))
-    assert {task.file for task in divided.tasks} == {0, 1}
-    part = divided.only(divided.tasks[0].blobs)
-    assert [file.declared is None for file in part.inventory.files] == [False, False]
+    divided = declared(checkpoint)
+    first, second = divided.tasks
+    assert [(task.file, set(task.owned)) for task in (first, second)] == [(0, {0}), (1, {1})]
+    borrowed = divided.plan.inventory.tensors[next(iter(expert))]
+    span = FileSpan(1, borrowed.offset, borrowed.offset + borrowed.nbytes)
+    assert first.spans == second.spans == (span,)
+    assert divided.owners == {0: first, 1: second}
+    portion = divided.portion([second])
+    assert (set(portion.owned), portion.spans) == ({0}, (FileSpan(0, *span[1:]),))
+    whole = DividedPlan(portion.plan).checks([portion.task]).whole
+    assert set(whole or ()) == {portion.plan.inventory.files[0].path}
+
+
+def test_each_file_has_one_owner(tmp_path: Path) -> None:
+    """Groups of experts lie in four files, so many in each."""
+    random_ = random.Random(17)
+    for case in range(40):
+        shares = [[random_.choice((0, 1, 3)) for _ in range(4)] for _ in range(case // 4 + 1)]
+        divided = declared(groups_of_experts(tmp_path / str(case), [[1, 0, 0, 0], *shares]))
+        owned = [divided.files[file].name for task in divided.tasks for file in task.owned]
+        assert sorted(owned) == sorted({part.file.name for part in parts(divided.plan.blobs)})
+        assert sum(len(task.blobs) for task in divided.tasks) == len(divided.plan.blobs)
+        for task in divided.tasks:
+            needed = {divided.files.index(part.file) for part in parts(task.blobs)}
+            borrowed = {span.file for span in task.spans} - task.owned
+            assert (task.owned <= needed, needed - task.owned) == (True, borrowed)
+            assert all(span in divided.owners[span.file].spans for span in task.spans)
+
+
+def parts(blobs: Sequence[PlannedBlob]) -> list[SourceTensor]:
+    return [part for blob in blobs for source in blob.sources for part in source.parts.values()]
+
+
+def groups_of_experts(folder: Path, shares: list[list[int]]) -> Path:
+    """Write a checkpoint of a group of experts a layer, with so many of them in each file."""
+    folder.mkdir()
+    tensors: list[dict[str, Any]] = [{"unused.weight": np.ones(1, np.float32)} for _ in range(4)]
+    for layer, share in enumerate(shares):
+        names = (f"model.layers.{layer}.mlp.experts.{n}.up_proj.weight" for n in itertools.count())
+        for file, experts in enumerate(share):
+            tensors[file] |= {next(names): np.ones((2, 64), np.float32) for _ in range(experts)}
+    for file, held in enumerate(tensors):
+        own = {f"{name}.{file}" if name == "unused.weight" else name: a for name, a in held.items()}
+        save_file(own, folder / f"model-0000{file + 1}-of-00004.safetensors")
+    return folder
+
+
+def declared(checkpoint: Path) -> DividedPlan:
+    """Return a plan of a checkpoint whose files have declared digests."""
+    return DividedPlan(plan_import(Declaring(checkpoint)))
+
+
+class Declaring(LocalFolder):
+    """A folder that declares a digest of each file."""
+
+    def declared(self, name: str) -> Digest:
+        return Digest.of(name.encode())
 
 
 def two_shards_of_experts(folder: Path) -> Path:

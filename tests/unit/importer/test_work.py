@@ -139,7 +139,7 @@ DAMAGE = {
     "empty": _empty,
     "not JSON": lambda _: b"\0" * 100,
     "a list": lambda _: b"[]",
-    "another version": _changed("version", 2),
+    "another version": _changed("version", 1),
     "another task": _changed("task", 3),
     "task is true": _changed("task", True),
     "an unknown key": _changed("more", 1),

@@ -25,6 +25,7 @@ from blobstore.importer.streaming.keeping import StreamedBlobs
 from blobstore.importer.streaming.pieces import StreamedPiece
 from blobstore.importer.streaming.ring import Ring
 from blobstore.importer.streaming.segments import SourceSegment
+from blobstore.importer.streaming.span_sums import SpanSums
 from blobstore.importer.streaming.worklog import WorkLog
 from blobstore.io.workers import Progress, each
 from blobstore.source.fetching import Fetcher
@@ -47,6 +48,7 @@ class Crew:
         written: StreamedBlobs,
         arrived: ArrivedSegments,
         hashes: FileHashes,
+        sums: SpanSums,
         stage: HashStage,
         log: WorkLog | None,
         arriving: ArrivingBytes | None,
@@ -57,6 +59,7 @@ class Crew:
         self._written = written
         self._arrived = arrived
         self._hashes = hashes
+        self._sums = sums
         self._stage = stage
         self._log = log
         self._arriving = arriving
@@ -150,6 +153,7 @@ class Crew:
     def _open(self, loaded: Loaded) -> None:
         """Behind the second gate: hold what later pieces need, and let the others be made."""
         arrival, data = loaded.arrival, loaded.part.data
+        loaded.sums = self._sums.add(arrival.segment, data)
         if arrival.held:
             held = self._arrived.held
             loaded.held = tuple(held.write(arrival.segment, data, arrival.held))

@@ -20,7 +20,7 @@ from blobstore.importer.streaming.agenda import Arrival
 from blobstore.importer.streaming.held import HeldSum
 from blobstore.importer.streaming.ring import RingPart
 from blobstore.importer.streaming.segments import SourceSegment
-from blobstore.importer.streaming.worklog import PieceSum, SegmentDone
+from blobstore.importer.streaming.worklog import PieceSum, SegmentDone, SpanSum
 from blobstore.names import Digest
 from blobstore.source.weights import SourceFile
 
@@ -36,6 +36,7 @@ class Loaded:
     pieces: list[PieceSum] = field(default_factory=list)
     small: list[tuple[int, Digest]] = field(default_factory=list)
     held: tuple[HeldSum, ...] = ()
+    sums: tuple[SpanSum, ...] = ()
 
     @property
     def number(self) -> int:
@@ -45,7 +46,8 @@ class Loaded:
     def done(self) -> SegmentDone:
         """Return what the log says of it."""
         pieces = tuple(sorted(self.pieces, key=lambda one: (one.number, one.begin)))
-        return SegmentDone(self.number, self.state, pieces, self.held, tuple(self.small))
+        small = tuple(self.small)
+        return SegmentDone(self.number, self.state, pieces, self.held, small, self.sums)
 
 
 class Gate:

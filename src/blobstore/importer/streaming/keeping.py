@@ -37,13 +37,14 @@ class KeptWork:
 class StreamedBlobs:
     """The blobs that are written, by number. Safe to share between threads.
 
-    ``keys``: of all blobs of the plan. ``work``: None if nothing is kept.
+    ``keys``: of all blobs of the plan; None for one that later sessions find by its digest only.
+    ``work``: None if nothing is kept.
     """
 
     def __init__(
         self,
         blobs: Sequence[PlannedBlob],
-        keys: Sequence[str],
+        keys: Sequence[str | None],
         session: Session,
         stage: HashStage,
         work: KeptWork | None,
@@ -120,7 +121,7 @@ class StreamedBlobs:
     def _accept(self, number: int, accept: Callable[[], Finished]) -> None:
         blob = self.finished[number] = accept()
         if self._session.earlier is not None:
-            self._session.earlier.note(self._keys[number], blob)
+            self._session.earlier.note(self._keys[number] or blob.digest.hex, blob)
 
     def _writer(self, number: int) -> Writer:
         with self._mutex:

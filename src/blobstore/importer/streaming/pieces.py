@@ -92,6 +92,11 @@ class _Joined:
         return StreamedPiece(number, run_of(self.atoms, self.begin), self.segments or first)
 
 
+def bytes_needed_by(blob: PlannedBlob) -> Iterator[Need]:
+    """Yield the bytes that a blob is made from."""
+    return (need for atom in atoms_of(blob) for need in _needs(atom.steps))
+
+
 def _needs(steps: Sequence[Step]) -> Iterator[Need]:
     return (need for step in steps for need in needed_by(step))
 

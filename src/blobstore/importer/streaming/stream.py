@@ -18,26 +18,29 @@ from blobstore.importer.keys import entry_keys
 from blobstore.importer.making import CHUNK, RUN
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.recalling import WrittenBlobs, recall
-from blobstore.importer.streaming.agenda import Agenda
+from blobstore.importer.streaming.agenda import Agenda, files_of_blob
 from blobstore.importer.streaming.arrived import ArrivedSegments
 from blobstore.importer.streaming.arriving import ArrivingBytes, part_path
 from blobstore.importer.streaming.crew import Crew
 from blobstore.importer.streaming.flow import FileHashes
 from blobstore.importer.streaming.held import HeldBytes, held_path
 from blobstore.importer.streaming.keeping import KeptWork, StreamedBlobs
+from blobstore.importer.streaming.needs import Need
 from blobstore.importer.streaming.pieces import cut_files, files_of
 from blobstore.importer.streaming.resuming import WorkDone, begun_path, find_done
 from blobstore.importer.streaming.ring import Ring
 from blobstore.importer.streaming.segments import SegmentSizes, SourceSegments
+from blobstore.importer.streaming.span_sums import SourceChecks, SpanSums
 from blobstore.importer.streaming.worklog import LoggedWork, WorkLog
 from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE, os_errors
 from blobstore.io.workers import Progress
+from blobstore.names import Digest
 from blobstore.source.fetching import Fetcher, FetchOptions, fetchers_of
 from blobstore.source.weights import SourceFile
 from blobstore.store.ports import Finished, Session
 
-_VERSION = 2
+_VERSION = 3
 """Goes up when the log, or the order of the segments, changes."""
 _SCRATCH = 4 * CHUNK
 """Bytes that a thread needs besides its buffers."""
@@ -52,31 +55,36 @@ def write_streamed(
     *,
     verify_reuse: bool,
     fetch: FetchOptions | None = None,
-    whole_files: bool = True,
+    checks: SourceChecks | None = None,
     sizes: SegmentSizes | None = None,
 ) -> WrittenBlobs:
     """Write the plan's tensor blobs, from segments that are fetched. They are not yet visible.
 
-    ``memory``: bytes that ``jobs`` threads work in, segments included. ``whole_files``: files whose
-    server declares a digest are fetched and hashed whole; else only what is needed of them.
-    ``sizes``: of the segments (None: by the size of the source).
+    ``memory``: bytes that ``jobs`` threads work in, segments included. ``checks``: of files whose
+    server declares a digest (None: all are fetched and hashed whole). With spans to check, nothing
+    of earlier imports is used: their bytes have to pass. ``sizes``: of the segments (None: by the
+    size of the source).
 
     Raises: as `writing.write_blobs`; RemoteError, after which the next import goes on, as after a
     kill; DigestMismatchError for a file that does not have its declared digest.
     """
-    keys = list(entry_keys(plan.blobs))
-    finished = recall(plan.blobs, keys, session, jobs, progress, verify=verify_reuse)
+    keys, checks = list(entry_keys(plan.blobs)), checks or SourceChecks()
+    finished: dict[int, Finished] = {}
+    if not checks.spans:
+        finished = recall(plan.blobs, keys, session, jobs, progress, verify=verify_reuse)
     to_make = {n: blob for n, blob in enumerate(plan.blobs) if n not in finished}
     recalled = len(finished)
+    sums: Mapping[tuple[str, int, int], Digest] = {}
     if to_make:
         try:
-            stream = _Stream(plan, keys, to_make, session, sizes, progress, whole_files=whole_files)
-            finished |= stream.run(jobs, memory, fetch or FetchOptions())
+            stream = _Stream(plan, keys, to_make, session, sizes, progress, checks)
+            made, sums = stream.run(jobs, memory, fetch or FetchOptions())
+            finished |= made
         except (RemoteError, ShortReadError):
             if session.earlier is not None:
                 session.earlier.keep()
             raise
-    return WrittenBlobs([finished[number] for number in range(len(plan.blobs))], recalled)
+    return WrittenBlobs([finished[number] for number in range(len(plan.blobs))], recalled, sums)
 
 
 class _Stream:
@@ -90,8 +98,7 @@ class _Stream:
         session: Session,
         sizes: SegmentSizes | None,
         progress: Progress,
-        *,
-        whole_files: bool,
+        checks: SourceChecks,
     ) -> None:
         self._plan = plan
         self._keys = keys
@@ -101,28 +108,44 @@ class _Stream:
         self._files = files_of(plan)
         total = sum(file.size for file in self._files.values())
         self._sizes = sizes or SegmentSizes.of(total)
-        declared = (path for path, file in self._files.items() if file.declared is not None)
-        hashed = frozenset(declared if whole_files else ())
+        self._checks = checks
+        declared = {path for path, file in self._files.items() if file.declared is not None}
+        hashed = frozenset(declared if checks.whole is None else declared & checks.whole)
         self._segments = cut_files(plan, self._sizes, hashed)
 
-    def run(self, jobs: int, memory: int, fetch: FetchOptions) -> dict[int, Finished]:
-        """Return the blobs, by number. Raises: as `write_streamed`."""
+    def _noted(self) -> list[str | None]:
+        """Return the keys of the blobs; None for those whose bytes another machine checks."""
+        hashed = self._segments.hashed
+        is_noted = [
+            not self._checks.spans
+            or all(file.declared is None or file.path in hashed for file in files_of_blob(blob))
+            for blob in self._plan.blobs
+        ]
+        return [key if noted else None for key, noted in zip(self._keys, is_noted, strict=True)]
+
+    def run(
+        self, jobs: int, memory: int, fetch: FetchOptions
+    ) -> tuple[dict[int, Finished], Mapping[tuple[str, int, int], Digest]]:
+        """Return the blobs, by number, and the digests of spans. Raises: as `write_streamed`."""
         stage = HashStage()
         with ExitStack() as stack:
             work = stack.enter_context(self._work())
             done = self._done(work, jobs)
-            written = StreamedBlobs(self._plan.blobs, self._keys, self._session, stage, work)
+            written = StreamedBlobs(self._plan.blobs, self._noted(), self._session, stage, work)
             stack.callback(written.close)
             held = HeldBytes(work.folder if work is not None else None)
             stack.callback(held.close)
             self._resume(done, written, held)
             fetchers = stack.enter_context(fetchers_of(self._files, fetch))
+            logged = ((self._segments[one.number], one) for one in done.logged.segments)
+            sums = SpanSums(self._checks.spans, logged)
             crew = Crew(
                 self._plan.blobs,
                 done.agenda,
                 written,
                 ArrivedSegments(self._segments, held),
                 FileHashes(stage, self._segments.hashed, done.states),
+                sums,
                 stage,
                 work.log if work is not None else None,
                 self._arriving(work, done),
@@ -138,7 +161,7 @@ class _Stream:
             crew.run(fetching, making, Ring(window), buffers)
             written.trust(list(self._to_make))
             self._check_unchanged()
-            return written.finished
+            return written.finished, sums.digests
 
     @contextmanager
     def _work(self) -> Iterator[KeptWork | None]:
@@ -147,7 +170,8 @@ class _Stream:
         if unfinished is None:
             yield None
             return
-        folder = unfinished.begin(work_key(self._keys, self._files, self._segments, self._sizes))
+        key = work_key(self._keys, self._files, self._segments, self._sizes, self._checks.spans)
+        folder = unfinished.begin(key)
         log = WorkLog(folder)
         try:
             yield KeptWork(folder, log, unfinished)
@@ -206,11 +230,13 @@ def work_key(
     files: Mapping[str, SourceFile],
     segments: SourceSegments,
     sizes: SegmentSizes,
+    spans: Sequence[Need] = (),
 ) -> str:
     """Return the name of the work of a plan: of its blobs, files and segments."""
     hashed = segments.hashed
     declared = [f"{path!r} {file.declared}" for path, file in files.items() if path in hashed]
-    text = "\n".join([f"{_VERSION} {sizes}", *declared, *keys])
+    summed = [f"{path!r} {begin} {end}" for path, begin, end in spans]
+    text = "\n".join([f"{_VERSION} {sizes}", *declared, *summed, *keys])
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 

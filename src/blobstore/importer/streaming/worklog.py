@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from blobstore.importer.streaming.held import HeldSum
 from blobstore.io.durable import open_or_create, os_errors
@@ -43,12 +43,24 @@ class PieceSum:
     beside: tuple[tuple[int, int], ...] = ()
 
 
+class SpanSum(NamedTuple):
+    """How far the hash of bytes ``begin`` to ``end`` of a file is with a segment.
+
+    ``state``: their digest if the hash ``is_whole``, else what it is continued from.
+    """
+
+    begin: int
+    end: int
+    state: bytes
+    is_whole: bool
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentDone:
     """What was done with a segment.
 
     ``state``: of its file's hash at its end; None if the file is not hashed. ``small``: the blobs
-    that were written whole, by number.
+    that were written whole, by number. ``sums``: of parts of the file.
     """
 
     number: int
@@ -56,18 +68,20 @@ class SegmentDone:
     pieces: tuple[PieceSum, ...] = ()
     held: tuple[HeldSum, ...] = ()
     small: tuple[tuple[int, Digest], ...] = ()
+    sums: tuple[SpanSum, ...] = ()
 
     def encode(self) -> list[Any]:
         """Return the line's value."""
         state = None if self.state is None else self.state.hex()
         pieces = [[one.number, one.begin, one.end, one.crc, one.beside] for one in self.pieces]
         small = [[number, digest.hex] for number, digest in self.small]
-        return [self.number, state, pieces, self.held, small]
+        sums = [[one.begin, one.end, one.state.hex(), one.is_whole] for one in self.sums]
+        return [self.number, state, pieces, self.held, small, sums]
 
     @classmethod
     def decode(cls, value: list[Any]) -> SegmentDone:
         """Return the parsed line. Raises: ValueError, TypeError for another value."""
-        number, state, pieces, held, small = value
+        number, state, pieces, held, small, sums = value
         return cls(
             int(number),
             None if state is None else bytes.fromhex(state),
@@ -77,6 +91,9 @@ class SegmentDone:
             ),
             tuple((begin, end, crc) for begin, end, crc in held),
             tuple((number, Digest(text)) for number, text in small),
+            tuple(
+                SpanSum(begin, end, bytes.fromhex(text), whole) for begin, end, text, whole in sums
+            ),
         )
 
 

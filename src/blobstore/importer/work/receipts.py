@@ -3,15 +3,15 @@
 The plan in ``plan.json`` has its receipts in ``plan.json.receipts/``, one file for each task. They
 are the only state of a plan that several machines carry out, beside the blobs themselves.
 
-Rule P3: a strict JSON object of version 1 without unknown keys, at most 64 MiB; the plan's digest
+Rule P3: a strict JSON object of version 2 without unknown keys, at most 64 MiB; the plan's digest
 and the task's number; each blob of the task in its order, with its name, digest and size, which is
-the one that was planned.
+the one that was planned; each span of the task in its order, with its file, begin, end and digest.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,23 +20,42 @@ from blobstore.errors import DocumentError, InvalidDigestError, MissingFileError
 from blobstore.formats import strictjson
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.formats.strictdocument import InvalidError, integer, items, one_of, text
-from blobstore.importer.work.tasks import Task
+from blobstore.importer.work.tasks import FileSpan, Task
 from blobstore.io.durable import make_folder, os_errors, read_own
 from blobstore.io.small_files import replace_file
 from blobstore.names import Digest
 
 RULE: Final = "P3"
-_VERSION = 1
+_VERSION = 2
 _LARGEST = 64 * 2**20
 _AGAIN = "blobstore work makes it again."
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What the task of that number became: its blobs, in their order."""
+    """What the task of that number became: its blobs, and the digests of its spans, in order."""
 
     task: int
     blobs: tuple[Descriptor, ...]
+    sums: tuple[Digest, ...] = ()
+
+
+def disagrees(
+    task: Task,
+    receipt: Receipt,
+    owners: Mapping[int, Task],
+    read: Callable[[Task], Receipt | None],
+) -> bool:
+    """Return True if a task read other bytes of a file than the task that hashed all of it.
+
+    ``owners``: these, by file. ``read`` returns the receipt of one; None: it is not done yet.
+    """
+    for span, digest in zip(task.spans, receipt.sums, strict=True):
+        owner = owners[span.file]
+        of_owner = read(owner) if owner.number != task.number else None
+        if of_owner is not None and of_owner.sums[owner.spans.index(span)] != digest:
+            return True
+    return False
 
 
 class ReceiptFolder:
@@ -55,7 +74,7 @@ class ReceiptFolder:
         """Return the path of a task's receipt."""
         return self.path / f"{task.number:06}.json"
 
-    def write(self, task: Task, blobs: Sequence[Descriptor]) -> None:
+    def write(self, task: Task, blobs: Sequence[Descriptor], sums: Sequence[Digest] = ()) -> None:
         """Write the receipt of a task, in the place of one that is there. Raises: StorageError."""
         document = {
             "version": _VERSION,
@@ -64,6 +83,10 @@ class ReceiptFolder:
             "blobs": [
                 {"name": planned.name, "digest": str(blob.digest), "size": blob.size}
                 for planned, blob in zip(task.blobs, blobs, strict=True)
+            ],
+            "spans": [
+                {**span._asdict(), "digest": str(digest)}
+                for span, digest in zip(task.spans, sums, strict=True)
             ],
         }
         path = self.file_of(task)
@@ -84,12 +107,12 @@ class ReceiptFolder:
         what = f"the receipt {path}"
         value = strictjson.parse_object(raw, what, rule=RULE, limit=_LARGEST)
         try:
-            fields = _strict(value, ("version", "plan", "task", "blobs"))
+            fields = _strict(value, ("version", "plan", "task", "blobs", "spans"))
             one_of(_VERSION)(fields[0])
             plan = Digest.parse(fields[1])
             self._check_plan(plan, path)
             one_of(task.number)(fields[2])
-            return Receipt(task.number, _blobs(fields[3], task))
+            return Receipt(task.number, _blobs(fields[3], task), _sums(fields[4], task))
         except (InvalidError, InvalidDigestError) as error:
             message = f"{what}: {error} (rule {RULE})"
             raise DocumentError(message, rule=RULE, path=str(path), hint=_AGAIN) from None
@@ -116,6 +139,14 @@ def _blobs(value: Any, task: Task) -> tuple[Descriptor, ...]:
             raise error.within(number).within("blobs") from None
         made.append(Descriptor(TENSOR_MEDIA_TYPE, Digest.parse(digest), size, name=name))
     return tuple(made)
+
+
+def _sums(value: Any, task: Task) -> tuple[Digest, ...]:
+    found = items(lambda one: _strict(one, (*FileSpan._fields, "digest")))(value)
+    spans = [tuple(span) for *span, _ in found]
+    if spans != list(task.spans):
+        raise InvalidError("the spans are not those of the task", "spans")
+    return tuple(Digest.parse(digest) for *_, digest in found)
 
 
 def _strict(value: Any, keys: tuple[str, ...]) -> tuple[Any, ...]:

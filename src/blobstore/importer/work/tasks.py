@@ -3,25 +3,35 @@
 Tasks depend on the plan only, not on the number of workers, so that workers that divide it
 differently agree on them. A blob belongs to the file that most of its bytes come from. Tasks have
 blobs of one file, in the order of their bytes in it. So a worker reads a file from its beginning to
-its end, and each byte of the source is read by one worker. A file whose server declares a digest is
-one task: its digest is that of the whole file. A task of another file that needs bytes of it (a
-group of experts in two files) reads and hashes it whole, too.
+its end, and each byte of the source is read by one worker.
+
+A file whose server declares a digest is read whole by one task, its *owner*, because its digest is
+that of the whole file. The owner makes the blobs that need most of the file, so files of which one
+group of experts needs most are owned together. A blob may also need bytes of a file that another
+task owns: its experts are in two files, or its scales in another. Its task *borrows* these bytes:
+it reads nothing else of the file. Both tasks find the digests of what is borrowed (the *spans* of a
+task), and their receipts have to agree.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
-from typing import Final
+from typing import Final, NamedTuple
 
 from blobstore.errors import UsageError
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.policies.rules import Importance
+from blobstore.importer.streaming.agenda import united
+from blobstore.importer.streaming.needs import Need
+from blobstore.importer.streaming.pieces import bytes_needed_by
+from blobstore.importer.streaming.span_sums import SourceChecks
 from blobstore.source.files import OtherFiles
 from blobstore.source.inventory import Inventory
-from blobstore.source.weights import SourceFile, SourceTensor
+from blobstore.source.weights import SourceTensor
 
 TASK_BLOBS: Final = 256
 _LEAST_BYTES: Final = 2**20
@@ -30,13 +40,27 @@ _TASKS: Final = 64
 """Tasks get so many bytes that a plan has at least as many of them, within these bounds."""
 
 
+class FileSpan(NamedTuple):
+    """Bytes ``begin`` to ``end`` of a file, by its number in the plan."""
+
+    file: int
+    begin: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Some blobs of a plan: its number, the number of its file in the plan, and the blobs."""
+    """Some blobs of a plan: its number, the number of its file in the plan, and the blobs.
+
+    ``owned``: the numbers of the files with a declared digest that it reads whole. ``spans``: the
+    bytes of them that other tasks read too, and those of other tasks' files that it reads.
+    """
 
     number: int
     file: int
     blobs: tuple[PlannedBlob, ...]
+    owned: frozenset[int] = frozenset()
+    spans: tuple[FileSpan, ...] = ()
 
     @property
     def source_bytes(self) -> int:
@@ -49,31 +73,109 @@ class Task:
         return sum(blob.source_bytes + blob.size for blob in self.blobs)
 
 
+@dataclass(frozen=True, slots=True)
+class PlanPortion:
+    """Some tasks as a plan of their own: as one task of it, with its owned files and spans."""
+
+    plan: ImportPlan
+    owned: frozenset[int]
+    spans: tuple[FileSpan, ...]
+
+    @property
+    def task(self) -> Task:
+        """The task."""
+        return Task(0, 0, self.plan.blobs, self.owned, self.spans)
+
+
 class DividedPlan:
     """A plan and its tasks, by number."""
 
     def __init__(self, plan: ImportPlan) -> None:
         self.plan = plan
-        files = [file for inventory in plan.inventories for file in inventory.files]
-        self._numbers = {file.path: number for number, file in enumerate(files)}
-        self._owners = {
+        self.files = [file for inventory in plan.inventories for file in inventory.files]
+        self._numbers = {file.path: number for number, file in enumerate(self.files)}
+        self._inventories = {
             file.path: number
             for number, inventory in enumerate(plan.inventories)
             for file in inventory.files
         }
-        self.tasks = tuple(self._tasks(files))
 
-    def _tasks(self, files: Sequence[SourceFile]) -> Iterator[Task]:
-        placed = sorted((*self._place(blob), number) for number, blob in enumerate(self.plan.blobs))
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        """All tasks."""
+        places = [self._place(blob) for blob in self.plan.blobs]
+        owners = self._owners([file for file, _ in places])
+        tasks = list(self._tasks(places, owners))
+        return tuple(self._with_spans(tasks) if owners else tasks)
+
+    @cached_property
+    def owners(self) -> dict[int, Task]:
+        """The task that reads a file with a declared digest whole, by the number of the file."""
+        return {file: task for task in self.tasks for file in task.owned}
+
+    def _tasks(self, places: Sequence[tuple[int, int]], owners: dict[int, int]) -> Iterator[Task]:
+        """Yield the tasks without their spans."""
+        placed = sorted(
+            (owners.get(file, file), file, begin, number)
+            for number, (file, begin) in enumerate(places)
+        )
         blobs = self.plan.blobs
         most = min(max(_LEAST_BYTES, self.plan.source_bytes // _TASKS), _MOST_BYTES)
+        owned: dict[int, set[int]] = defaultdict(set)
+        for file, owner in owners.items():
+            owned[owner].add(file)
         number = 0
-        for file, group in groupby(placed, key=lambda place: place[0]):
-            members = (blobs[place[2]] for place in group)
-            whole = files[file].declared is not None
+        for first, group in groupby(placed, key=lambda place: place[0]):
+            members = (blobs[place[3]] for place in group)
+            whole = frozenset(owned.get(first, ()))
             for portion in [tuple(members)] if whole else _portions(members, most):
-                yield Task(number, file, portion)
+                yield Task(number, first, portion, whole)
                 number += 1
+
+    def _owners(self, places: Sequence[int]) -> dict[int, int]:
+        """Return the owner of each file with a declared digest that is needed.
+
+        An owner is the first of the files that a task owns. ``places``: of the blobs.
+        """
+        if all(file.declared is None for file in self.files):
+            return {}
+        needed: dict[int, Counter[int]] = defaultdict(Counter)
+        for blob, place in zip(self.plan.blobs, places, strict=True):
+            for part in _parts([blob]):
+                if part.file.declared is not None:
+                    needed[self._numbers[part.file.path]][place] += part.nbytes
+        # A blob's place has most of its bytes, so no file leads back to itself.
+        leads = {
+            file: min(counts, key=lambda place: (-counts[place], place != file, place))
+            for file, counts in needed.items()
+        }
+        return {file: _last(leads, file) for file in leads}
+
+    def _with_spans(self, tasks: Sequence[Task]) -> Iterator[Task]:
+        """Yield the tasks with their spans."""
+        owners = {file: task.number for task in tasks for file in task.owned}
+        spans: dict[int, set[FileSpan]] = defaultdict(set)
+        for task in tasks:
+            for span in self._borrowed(task):
+                spans[task.number].add(span)
+                spans[owners[span.file]].add(span)
+        for task in tasks:
+            yield replace(task, spans=tuple(sorted(spans[task.number])))
+
+    def _borrowed(self, task: Task) -> Iterator[FileSpan]:
+        needed: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for blob in task.blobs:
+            files = {part.file.path: part.file for part in _parts([blob])}
+            foreign = {
+                path: self._numbers[path]
+                for path, file in files.items()
+                if file.declared is not None and self._numbers[path] not in task.owned
+            }
+            for path, begin, end in bytes_needed_by(blob) if foreign else ():
+                if path in foreign and end > begin:
+                    needed[foreign[path]].append((begin, end))
+        for file, spans in needed.items():
+            yield from (FileSpan(file, *span) for span in united(spans))
 
     def _place(self, blob: PlannedBlob) -> tuple[int, int]:
         """Return the number of a blob's file, and where its bytes begin there."""
@@ -87,15 +189,31 @@ class DividedPlan:
         file = min(file for file, count in nbytes.items() if count == most)
         return file, begins[file]
 
-    def only(self, blobs: Sequence[PlannedBlob]) -> ImportPlan:
-        """Return a plan of nothing but these blobs, whose inventories have only what they need.
+    def portion(self, tasks: Sequence[Task]) -> PlanPortion:
+        """Return some tasks as a plan of their own."""
+        plan = self.only([blob for task in tasks for blob in task.blobs])
+        files = (file.path for inventory in plan.inventories for file in inventory.files)
+        numbers = {self._numbers[path]: number for number, path in enumerate(files)}
+        owned = frozenset(numbers[file] for task in tasks for file in task.owned)
+        spans = {span: None for task in tasks for span in task.spans}
+        return PlanPortion(
+            plan, owned, tuple(FileSpan(numbers[file], *span) for file, *span in spans)
+        )
 
-        Files keep their declared digests, also those that the blobs need little of: what comes of
-        them in this task is not what comes in their own.
-        """
+    def checks(self, tasks: Sequence[Task]) -> SourceChecks:
+        """Return how the source of some tasks is checked."""
+        whole = frozenset(self.files[file].path for task in tasks for file in task.owned)
+        spans = {span: None for task in tasks for span in task.spans}
+        return SourceChecks(
+            whole=whole,
+            spans=tuple(Need(self.files[file].path, *span) for file, *span in spans),
+        )
+
+    def only(self, blobs: Sequence[PlannedBlob]) -> ImportPlan:
+        """Return a plan of nothing but these blobs, whose inventories have only what they need."""
         parts: list[list[SourceTensor]] = [[] for _ in self.plan.inventories]
         for part in _parts(blobs):
-            parts[self._owners[part.file.path]].append(part)
+            parts[self._inventories[part.file.path]].append(part)
         inventories = tuple(
             _only(inventory, needed)
             for inventory, needed in zip(self.plan.inventories, parts, strict=True)
@@ -131,6 +249,12 @@ class DividedPlan:
         costs = [sum(task.cost for task in unit) for unit in units]
         begin, end = partition(costs, count)[index]
         return tuple(task for unit in units[begin:end] for task in unit)
+
+
+def _last(leads: Mapping[int, int], file: int) -> int:
+    while leads.get(file, file) != file:
+        file = leads[file]
+    return file
 
 
 def partition(costs: Sequence[int], count: int) -> list[tuple[int, int]]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from blobstore.errors import BlobStoreError, DocumentError, UsageError
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
@@ -20,7 +20,7 @@ from blobstore.importer.buffers import SpareMemory
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.planning.travel import decode_plan, plan_bytes
 from blobstore.importer.run import working_memory
-from blobstore.importer.work.receipts import ReceiptFolder
+from blobstore.importer.work.receipts import Receipt, ReceiptFolder, disagrees
 from blobstore.importer.work.tasks import DividedPlan, Task
 from blobstore.importer.writing import write_blobs
 from blobstore.io.workers import Progress, begun, each, silent, threads
@@ -68,10 +68,27 @@ class SharedPlan:
         found = []
         with store.session(self.divided.plan.inventory.folder.key) as session:
             for task in self.divided.tasks:
-                blobs = receipt_of(self.receipts, task)
+                blobs = self.made_of(task)
                 if not blobs or lost_among(blobs, session, store, verify=False):
                     found.append(task)
         return found
+
+    def made_of(self, task: Task) -> Sequence[Descriptor]:
+        """Return the blobs in a task's receipt; empty if it is missing, damaged or disputed."""
+        receipt = self._receipt(task)
+        if receipt is None:
+            return ()
+        if disagrees(task, receipt, self.divided.owners, self._receipt):
+            _log.warning("task %d has read bytes that its files do not have", task.number)
+            return ()
+        return receipt.blobs
+
+    def _receipt(self, task: Task) -> Receipt | None:
+        try:
+            return self.receipts.read(task)
+        except DocumentError as error:
+            _log.warning("%s", error)
+            return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,23 +189,21 @@ class TaskWork:
             verify=self._verify,
             spare=self._spare,
         )
-        done = {task.number: receipt_of(shared.receipts, task) for task in tasks}
+        done = {task.number: shared.made_of(task) for task in tasks}
         made = maker.make(tasks, done, progress)
         if made:
             shared.receipts.make()
-        for task, blobs in made:
-            shared.receipts.write(task, blobs)
-        return [task for task, _ in made]
+        for task, blobs, sums in made:
+            shared.receipts.write(task, blobs, sums)
+        return [one.task for one in made]
 
 
-def receipt_of(receipts: ReceiptFolder, task: Task) -> Sequence[Descriptor]:
-    """Return the blobs in a task's receipt; empty if the receipt is damaged."""
-    try:
-        receipt = receipts.read(task)
-    except DocumentError as error:
-        _log.warning("%s", error)
-        return ()
-    return () if receipt is None else receipt.blobs
+class MadeTask(NamedTuple):
+    """A task that was made, with its blobs, durable in the store, and the digests of its spans."""
+
+    task: Task
+    blobs: list[Descriptor]
+    sums: list[Digest]
 
 
 class TaskMaker:
@@ -221,10 +236,11 @@ class TaskMaker:
         tasks: Sequence[Task],
         done: dict[int, Sequence[Descriptor]],
         progress: Progress = silent,
-    ) -> list[tuple[Task, list[Descriptor]]]:
-        """Return the tasks that were made, with the blobs of each, durable in the store.
+    ) -> list[MadeTask]:
+        """Return the tasks that were made.
 
-        ``done``: blobs of each task, by its number, that are used again if the store has them.
+        ``done``: blobs of each task, by its number, that are used again if the store has them. A
+        task with spans is made as a whole: its bytes have to pass.
         """
         source = self._divided.plan.inventory.folder.key
         with self._store.session(source) as session:
@@ -238,16 +254,28 @@ class TaskMaker:
             unfinished = []
             for task in tasks:
                 kept = self._there(task, done[task.number], session)
+                if task.spans and len(kept) < len(task.blobs):
+                    kept = {}
                 there |= kept
                 lost = [blob for blob in task.blobs if blob.name not in kept]
                 missing += lost
                 if lost:
                     unfinished.append(task)
                 progress(sum(b.source_bytes for b in task.blobs if b.name in kept), "")
+            sums: Mapping[tuple[str, int, int], Digest] = {}
             if missing:
-                there |= self._write(missing, session, progress)
+                made, sums = self._write(missing, unfinished, session, progress)
+                there |= made
                 session.earlier.keep()
-        return [(task, [there[blob.name] for blob in task.blobs]) for task in unfinished]
+        files = self._divided.files
+        return [
+            MadeTask(
+                task,
+                [there[blob.name] for blob in task.blobs],
+                [sums[files[file].path, begin, end] for file, begin, end in task.spans],
+            )
+            for task in unfinished
+        ]
 
     def _there(
         self, task: Task, blobs: Sequence[Descriptor], session: Session
@@ -258,8 +286,12 @@ class TaskMaker:
         return {planned.name: blob for planned, blob in named if blob.digest not in lost}
 
     def _write(
-        self, blobs: list[PlannedBlob], session: Session, progress: Progress
-    ) -> dict[str, Descriptor]:
+        self,
+        blobs: list[PlannedBlob],
+        tasks: Sequence[Task],
+        session: Session,
+        progress: Progress,
+    ) -> tuple[dict[str, Descriptor], Mapping[tuple[str, int, int], Digest]]:
         only = self._divided.only(blobs)
         with self._turn:
             written = write_blobs(
@@ -269,12 +301,13 @@ class TaskMaker:
                 self._memory,
                 progress,
                 verify_reuse=self._verify,
+                checks=self._divided.checks(tasks),
                 spare=self._spare,
-            ).blobs
+            )
         return {
             planned.name: Descriptor(TENSOR_MEDIA_TYPE, blob.digest, blob.size, name=planned.name)
-            for planned, blob in zip(blobs, written, strict=True)
-        }
+            for planned, blob in zip(blobs, written.blobs, strict=True)
+        }, written.sums
 
 
 def lost_among(
