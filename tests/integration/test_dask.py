@@ -8,18 +8,14 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support import PYCODE_MOE, QUANT_TYPES
+from support.dask_clusters import QUIET, cluster, while_importing
 from support.many import sharded_checkpoint
 from support.nginx import nginx
 
@@ -33,75 +29,6 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("default"),  # tornado and Dask leave sockets to the collector
 ]
-
-_QUIET: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-
-
-class Cluster:
-    """A scheduler and workers, each a process of its own that can be killed."""
-
-    def __init__(self, folder: Path) -> None:
-        self._place = folder / "scheduler.json"
-        self._local = folder / "workers"
-        self._port = "0"
-        self._scheduler: subprocess.Popen[bytes] | None = None
-        self.workers: list[subprocess.Popen[bytes]] = []
-        self.start_scheduler()
-
-    def start_scheduler(self) -> None:
-        """Start a scheduler; after the first, at the address of the first."""
-        import json
-
-        self._place.unlink(missing_ok=True)
-        command = ["distributed.cli.dask_scheduler", "--no-dashboard", "--no-jupyter"]
-        more = ["--port", self._port, "--host", "127.0.0.1", "--scheduler-file", str(self._place)]
-        self._scheduler = self._start([*command, *more])
-        while True:
-            with suppress(OSError, ValueError):
-                self.address = json.loads(self._place.read_bytes())["address"]
-                break
-            assert self._scheduler.poll() is None
-            time.sleep(0.05)  # its file is the only sign of life
-        self._port = self.address.rpartition(":")[2]
-
-    def kill_scheduler(self) -> None:
-        assert self._scheduler is not None
-        self._scheduler.kill()
-        self._scheduler.wait()
-
-    def start_worker(self, threads: int = 1, memory: str = "1GB") -> None:
-        limits = ["--nthreads", str(threads), "--memory-limit", memory, "--no-nanny"]
-        place = ["--local-directory", str(self._local), "--no-dashboard"]
-        command = ["distributed.cli.dask_worker", self.address, *limits, *place]
-        self.workers.append(self._start(command))
-
-    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-m", *command], **_QUIET)
-
-    def kill_worker(self, number: int) -> None:
-        worker = self.workers.pop(number)
-        worker.send_signal(signal.SIGKILL)
-        worker.wait()
-
-    def close(self) -> None:
-        for process in (*self.workers, self._scheduler):
-            if process is not None:
-                process.kill()
-                process.wait()
-
-
-@contextmanager
-def cluster(folder: Path, workers: int = 0, threads: int = 1) -> Iterator[tuple[Cluster, Any]]:
-    from distributed import Client
-
-    found = Cluster(folder)
-    try:
-        for _ in range(workers):
-            found.start_worker(threads)
-        with Client(found.address, set_as_default=False) as client:
-            yield found, client
-    finally:
-        found.close()
 
 
 def alone(source: Path, quant: str = "int4") -> bytes:
@@ -137,7 +64,7 @@ def test_workers_that_come_later(tmp_path: Path) -> None:
                 pass
             running.start_worker()
 
-        found = _while_importing(
+        found = while_importing(
             start,
             lambda: blobstore.distributed.import_model(
                 source, "m", client=client, store=Store(tmp_path / "store"), quant="int4"
@@ -167,7 +94,7 @@ def test_the_command(tmp_path: Path) -> None:
         address = running.address.replace("tcp://", "dask://")
         store = ["--store", str(tmp_path / "store")]
         line = ["import", str(PYCODE_MOE), "m:int4", "--quant", "int4", "--on", address, *store]
-        subprocess.run([sys.executable, "-m", "blobstore", *line], check=True, **_QUIET)
+        subprocess.run([sys.executable, "-m", "blobstore", *line], check=True, **QUIET)
     assert Store(tmp_path / "store").manifest("m:int4").raw == alone(PYCODE_MOE)
 
 
@@ -199,18 +126,6 @@ def test_a_scheduler_that_can_not_be_reached() -> None:
         pass
 
 
-def _while_importing(act: Callable[[threading.Event], None], run: Callable[[], Any]) -> Any:
-    """Return what ``run`` returns, while ``act`` disturbs it until the event is set."""
-    done = threading.Event()
-    thread = threading.Thread(target=act, args=(done,))
-    thread.start()
-    try:
-        return run()
-    finally:
-        done.set()
-        thread.join()
-
-
 @pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.long)])
 def test_workers_are_killed(kills: int, tmp_path: Path) -> None:
     """Imports go on until so many workers were killed; each gives the model of one process."""
@@ -228,7 +143,7 @@ def test_workers_are_killed(kills: int, tmp_path: Path) -> None:
 
         while killed < kills:
             store = Store(tmp_path / f"store-{imports}")
-            found = _while_importing(
+            found = while_importing(
                 disturb,
                 lambda store=store: blobstore.distributed.import_model(  # type: ignore[misc]
                     source, "m", client=client, store=store, quant="int4"
@@ -290,7 +205,7 @@ def test_the_scheduler_is_restarted(tmp_path: Path) -> None:
             running.start_scheduler()
             running.start_worker()
 
-        found = _while_importing(
+        found = while_importing(
             disturb,
             lambda: blobstore.distributed.import_model(
                 name="m", plan=plan, client=client, store=Store(tmp_path / "store")

@@ -36,6 +36,28 @@ def sharded_checkpoint(folder: Path, files: int, scale: int = 1) -> Path:
     return folder
 
 
+def expert_shards(folder: Path, files: int, nbytes: int) -> Path:
+    """Write a checkpoint of experts in BF16, evenly in ``files`` shards; return its folder.
+
+    There are one and a half times as many shards as layers, so most groups lie in several shards.
+    """
+    folder.mkdir(parents=True)
+    layers, experts = files * 2 // 3, 12
+    rows = nbytes // (layers * experts * 2 * 2048)
+    pool = normal("pool", rows + experts * layers, 2048)
+    names = [
+        f"model.layers.{layer}.mlp.experts.{number}.up_proj.weight"
+        for layer in range(layers)
+        for number in range(experts)
+    ]
+    for file in range(files):
+        first, last = (len(names) * at // files for at in (file, file + 1))
+        tensors = {names[n]: pool[n : n + rows] for n in range(first, last)}
+        path = folder / f"model-{file + 1:05}-of-{files:05}.safetensors"
+        path.write_bytes(safetensors_bytes(tensors))
+    return folder
+
+
 class Forgetful(MemoryStore):
     """A home that does not remember what sessions made."""
 

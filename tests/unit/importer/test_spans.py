@@ -21,6 +21,7 @@ from blobstore.importer.streaming.needs import Need
 from blobstore.importer.streaming.segments import SourceSegment
 from blobstore.importer.streaming.span_sums import SpanSums
 from blobstore.importer.streaming.worklog import SegmentDone
+from blobstore.importer.work import tasks
 from blobstore.importer.work.tasks import DividedPlan, FileSpan
 from blobstore.names import Digest
 from blobstore.source.folders import Folder
@@ -34,6 +35,12 @@ FILES = 3
 def server() -> Iterator[Server]:
     with run_server() as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tasks be of single files, though the source is small."""
+    monkeypatch.setattr(tasks, "_LEAST_UNIT", 0)
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +149,12 @@ def test_borrowed_bytes_that_are_wrong_never_become_a_model(
     order: Any, plan: Path, server: Server, checkpoint: Path
 ) -> None:
     store = MemoryStore()
-    tasks = divided(plan, server).tasks
-    borrower = next(task for task in tasks for span in task.spans if span.file not in task.owned)
+    borrower = next(
+        task
+        for task in divided(plan, server).tasks
+        for span in task.spans
+        if span.file not in task.owned
+    )
     span = next(span for span in borrower.spans if span.file not in borrower.owned)
     server.play(lying(checkpoint, span))
     for index in order:
@@ -160,8 +171,8 @@ def test_borrowed_bytes_that_are_wrong_are_not_used_by_a_later_import(
     plan: Path, server: Server, checkpoint: Path
 ) -> None:
     store = MemoryStore()
-    tasks = divided(plan, server).tasks
-    spans = {span for task in tasks for span in task.spans if span.file not in task.owned}
+    every = divided(plan, server).tasks
+    spans = {span for task in every for span in task.spans if span.file not in task.owned}
     for span in spans:
         server.play(lying(checkpoint, span))
         for index in range(FILES):

@@ -7,10 +7,10 @@ its end, and each byte of the source is read by one worker.
 
 A file whose server declares a digest is read whole by one task, its *owner*, because its digest is
 that of the whole file. The owner makes the blobs that need most of the file, so files of which one
-group of experts needs most are owned together. A blob may also need bytes of a file that another
-task owns: its experts are in two files, or its scales in another. Its task *borrows* these bytes:
-it reads nothing else of the file. Both tasks find the digests of what is borrowed (the *spans* of a
-task), and their receipts have to agree.
+group of experts needs most are owned together. Tasks that share much are united. A blob may also
+need bytes of a file that another task owns: its experts are in two files, or its scales in another.
+Its task *borrows* these bytes: it reads nothing else of the file. Both tasks find the digests of
+what is borrowed (the *spans* of a task), and their receipts have to agree.
 """
 
 from __future__ import annotations
@@ -38,6 +38,13 @@ _LEAST_BYTES: Final = 2**20
 _MOST_BYTES: Final = 256 * 2**20
 _TASKS: Final = 64
 """Tasks get so many bytes that a plan has at least as many of them, within these bounds."""
+
+
+_SHARED: Final = 0.05
+_UNITS: Final = 32
+_LEAST_UNIT: Final = 2**30
+"""Tasks that share files with a declared digest are united until a twentieth of the source is read
+twice; but a plan keeps about as many tasks, or they would have more than so many bytes."""
 
 
 class FileSpan(NamedTuple):
@@ -149,7 +156,17 @@ class DividedPlan:
             file: min(counts, key=lambda place: (-counts[place], place != file, place))
             for file, counts in needed.items()
         }
-        return {file: _last(leads, file) for file in leads}
+        owners = {file: _last(leads, file) for file in leads}
+        sizes: Counter[int] = Counter()
+        shared: Counter[tuple[int, int]] = Counter()
+        for file, counts in needed.items():
+            sizes[owners[file]] += self.files[file].size
+            for place, nbytes in counts.items():
+                pair = sorted((owners[file], owners.get(place, place)))
+                if place in owners and pair[0] != pair[1]:
+                    shared[pair[0], pair[1]] += nbytes
+        units = _united(sizes, shared)
+        return {file: _last(units, owner) for file, owner in owners.items()}
 
     def _with_spans(self, tasks: Sequence[Task]) -> Iterator[Task]:
         """Yield the tasks with their spans."""
@@ -249,6 +266,27 @@ class DividedPlan:
         costs = [sum(task.cost for task in unit) for unit in units]
         begin, end = partition(costs, count)[index]
         return tuple(task for unit in units[begin:end] for task in unit)
+
+
+def _united(sizes: Mapping[int, int], shared: Counter[tuple[int, int]]) -> dict[int, int]:
+    """Return which unit, if any, each is united with, so that little is shared by two of them.
+
+    ``sizes``: of the units in bytes; ``shared``: what two of them both need.
+    """
+    units: dict[int, int] = {}
+    nbytes = dict(sizes)
+    total, left = sum(sizes.values()), shared.total()
+    most = max(total // _UNITS, _LEAST_UNIT)
+    for (one, other), both in sorted(shared.items(), key=lambda pair: (-pair[1], pair[0])):
+        if left <= total * _SHARED:
+            break
+        first, second = sorted((_last(units, one), _last(units, other)))
+        if first != second and nbytes[first] + nbytes[second] <= most:
+            units[second] = first
+            nbytes[first] += nbytes[second]
+        if _last(units, one) == _last(units, other):
+            left -= both
+    return units
 
 
 def _last(leads: Mapping[int, int], file: int) -> int:
