@@ -176,7 +176,7 @@ def test_killed_workers_fetch_little_again(kills: int, tmp_path: Path) -> None:
             folder = tmp_path / "store"
             store = Store(folder)
             server.requests()
-            _while_importing(
+            while_importing(
                 disturb,
                 lambda store=store: blobstore.distributed.import_model(  # type: ignore[misc]
                     f"{server.url}/m/", "m", client=client, store=store, quant="int4"

@@ -110,7 +110,7 @@ class Killing:
         if not self.schedulers and not done.wait(0.2):
             self.schedulers += 1
             self._restart(running)
-        while not done.wait(self._random.uniform(0.05, 0.5)) and self.left:
+        while not done.wait(self._random.uniform(0.1, 0.8)) and self.left:
             running.kill_worker(self._random.randrange(WORKERS))
             running.start_worker()
             self.left -= 1
