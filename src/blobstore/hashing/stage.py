@@ -114,11 +114,15 @@ class BlobHash:
 
 
 class HashStage:
-    """Where the threads of one job hash. Safe to share between them."""
+    """Where the threads of one job hash. Safe to share between them.
+
+    ``spare``: memory that those who read pieces may use again.
+    """
 
     def __init__(self) -> None:
         self.mutex = threading.Lock()
         self.ready: deque[BlobHash] = deque()
+        self.spare: list[bytearray] = []
         self._width = hashing.width()
 
     def blob(

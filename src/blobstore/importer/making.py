@@ -29,7 +29,7 @@ from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
 from blobstore.kernels.scales import ScaleChoice
-from blobstore.source.weights import SourceReaders, SourceTensor, SourceWeight
+from blobstore.source.weights import Scratch, SourceReaders, SourceTensor, SourceWeight
 
 _BYTE = np.dtype(np.uint8)
 
@@ -37,8 +37,9 @@ _BYTE = np.dtype(np.uint8)
 class _Place:
     """Where a run's arrays go: into its buffer, or into arrays for other places of the blob."""
 
-    def __init__(self, data: memoryview, begin: int) -> None:
+    def __init__(self, data: memoryview, begin: int, scratch: Scratch) -> None:
         self._data = np.frombuffer(data, np.uint8)
+        self._scratch = scratch
         self._begin = begin
         self._copied: list[tuple[int, Array]] = []
         self.outside: list[tuple[int, Array]] = []
@@ -49,7 +50,8 @@ class _Place:
         inside = start >= 0 and start + nbytes <= self._data.size
         if inside and at % kind.itemsize == 0:
             return self._data[start : start + nbytes].view(kind)
-        array = np.empty(count, kind)
+        number = len(self._copied) + len(self.outside)
+        array = self._scratch.array(f"place {number}", count, kind)
         if inside:
             self._copied.append((start, array.view(np.uint8)))  # kernels need aligned memory
         else:
@@ -67,18 +69,20 @@ class RunMaker:
 
     def __init__(self, readers: SourceReaders) -> None:
         self._readers = readers
+        self._scratch = Scratch()
         self._global_scales: dict[str, np.float32] = {}
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def make(self, run: Run, data: memoryview, options: ImportOptions) -> list[tuple[int, Array]]:
         """Fill ``data``, the run's bytes.
 
-        Return ``(offset in the blob, bytes)`` of what belongs behind it.
+        Return ``(offset in the blob, bytes)`` of what belongs behind it. The bytes are valid until
+        the thread's next call.
 
         Raises: NonFiniteWeightError, UnsupportedSourceError with tensor and index; as
         `SourceReaders.readinto`.
         """
-        place = _Place(data, run.begin)
+        place = _Place(data, run.begin, self._scratch)
         for step in run.steps:
             match step:
                 case Constant(text, at):

@@ -176,7 +176,11 @@ def largest_magnitude(array: Array) -> float:
     Returns infinity if any value is not finite.
     """
     unsigned = array.view(f"u{array.dtype.itemsize}")
-    bits = (unsigned & unsigned.dtype.type(2 ** (8 * array.dtype.itemsize - 1) - 1)).max(initial=0)
+    # Without a sign, the bits of floats are in the order of the floats. Two passes need no memory.
+    least_negative = 2 ** (8 * array.dtype.itemsize - 1)
+    positive = int(unsigned.view(f"i{array.dtype.itemsize}").max(initial=0))
+    negative = int(unsigned.max(initial=0)) % least_negative
+    bits = unsigned.dtype.type(max(positive, negative))
     amax = float(np.asarray(bits, unsigned.dtype).reshape(1).view(array.dtype)[0])
     return amax if math.isfinite(amax) else math.inf
 

@@ -231,8 +231,8 @@ _BLOCK_SCALES = 2**18
 """Scales of FP8 blocks that are read at a time: 1.5 MiB at most for 4 MiB (`BlockRun.pieces`)."""
 
 
-class _Scratch(threading.local):
-    """Memory that a thread reuses for its reads."""
+class Scratch(threading.local):
+    """Memory that a thread uses again: fresh memory is slow where the allocator gives it back."""
 
     def __init__(self) -> None:
         self._memory: dict[str, Array] = {}
@@ -256,7 +256,7 @@ class SourceReaders:
         self._open_file = open_file
         self._open: dict[str, SourceReader] = {}
         self._mutex = threading.Lock()
-        self._scratch = _Scratch()
+        self._scratch = Scratch()
 
     def readinto(self, tensor: SourceTensor, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with a tensor's bytes from its byte ``start`` on.

@@ -70,6 +70,31 @@ def write_whole(
     return FinishedBlob(digest, len(data), folder, stamp)
 
 
+class _Memory:
+    """Memory for bytes that are read back, from ``spare`` and back to it; then ``then`` is called.
+
+    Fresh memory is filled with zeros, which takes half as long as to hash it.
+    """
+
+    def __init__(self, spare: list[bytearray], then: Callable[[], None]) -> None:
+        self._spare = spare
+        self._then = then
+        self._data: bytearray | None = None
+
+    def take(self) -> memoryview:
+        try:
+            self._data = self._spare.pop()
+        except IndexError:
+            self._data = bytearray(_READ_BACK)
+        return memoryview(self._data)
+
+    def give_back(self) -> None:
+        data, self._data = self._data, None
+        if data is not None:
+            self._spare.append(data)
+        self._then()
+
+
 class BlobWriter:
     """Writes and hashes one blob of ``size`` bytes into ``folder``. See `Session.writer`.
 
@@ -141,9 +166,10 @@ class BlobWriter:
         """Let bytes of the file be hashed in their turn; ``hashed`` is called after the last."""
         for start in range(begin, end, _READ_BACK):
             length = min(_READ_BACK, end - start)
-            read = partial(self._read_back, start, length)
             then = hashed if start + length == end else _nothing
-            self._hash.add(start, Piece(length, read, then))
+            memory = _Memory(self._stage.spare, then)
+            read = partial(self._read_back, start, length, memory)
+            self._hash.add(start, Piece(length, read, memory.give_back))
 
     def go_on(self, nbytes: int, hashed: Callable[[], None]) -> None:
         """Go on behind the first ``nbytes`` of the file, which are hashed again.
@@ -179,17 +205,17 @@ class BlobWriter:
             else:
                 write_all_at(self._fd, offset, view)
 
-    def _read_back(self, start: int, length: int) -> memoryview:
-        data = bytearray(length)
+    def _read_back(self, start: int, length: int, memory: _Memory) -> memoryview:
+        data = memory.take()[:length]
         filled = 0
         with os_errors("read back", self._path):
             while filled < length:
-                count = os.preadv(self._fd, [memoryview(data)[filled:]], start + filled)
+                count = os.preadv(self._fd, [data[filled:]], start + filled)
                 if not count:
                     end = f"{start + filled:,} of {self._size:,}"
                     raise CorruptDataError(f"{self._path} ends at byte {end}")
                 filled += count
-        return memoryview(data)
+        return data
 
     def _finish(self, raw_digest: bytes) -> None:
         digest = Digest(raw_digest.hex())
