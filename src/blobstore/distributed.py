@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,21 +22,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
 from blobstore.errors import (
     BlobStoreError,
     RemoteError,
-    StorageError,
     UsageError,
 )
-from blobstore.formats.documents import Descriptor
-from blobstore.importer.buffers import SpareMemory
 from blobstore.importer.model_names import check_tag, default_name
 from blobstore.importer.planning.document import encode_plan
 from blobstore.importer.planning.outputs import ImportPlan
-from blobstore.importer.planning.travel import decode_plan, plan_bytes, read_plan
+from blobstore.importer.planning.travel import plan_bytes, read_plan
 from blobstore.importer.policies.arguments import ImportArguments
 from blobstore.importer.run import ImportResult, plan_import
+from blobstore.importer.work.dask_worker import Made, SentPortion, WorkOrder, make_blobs
 from blobstore.importer.work.publishing import commit_shared
-from blobstore.importer.work.tasks import DividedPlan, FileSpan, PlanPortion, Task
-from blobstore.importer.work.worker import MadeTask, SharedPlan, TaskMaker
-from blobstore.importer.writing import least_memory, usual_memory
+from blobstore.importer.work.tasks import Task
+from blobstore.importer.work.worker import MadeTask, SharedPlan
+from blobstore.importer.writing import least_memory
 from blobstore.io.workers import Progress, begun
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
@@ -66,11 +63,6 @@ _MOST_DEATHS = 10
 """How often a task is handed out again after its workers, or the scheduler, were lost."""
 _MOST_TURNS = 3
 """How often a task is handed out that read other bytes of a file than the file's own task."""
-_turn = threading.Lock()
-"""Held by the one task of a worker process that makes blobs, with all threads of the worker: tasks
-beside each other would wait for Python's lock."""
-_spare = SpareMemory()
-"""Of this worker process: the buffers of its last task, kept for the next one."""
 
 
 def import_model(
@@ -165,11 +157,11 @@ def _run(
     tasks = shared.unfinished(store)
     shared.receipts.make()
     shown = begun(progress, sum(task.source_bytes for task in tasks))
-    order = _Order(store, open_source, memory)
+    order = WorkOrder(store, open_source, memory)
 
     def submit(group: Group, key: str) -> Future[Any]:
         portion = shared.divided.portion(group)
-        sent = _Portion(
+        sent = SentPortion(
             zlib.compress(encode_plan(portion.plan), 1), portion.owned, portion.spans, order
         )
         return client.submit(make_blobs, sent, key=key, retries=retries, pure=False)
@@ -209,109 +201,11 @@ def connected(address: str) -> Iterator[Client]:
         yield client
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """What all tasks share."""
-
-    store: Home
-    open_source: OpenSource
-    memory: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Portion:
-    """A `PlanPortion` that is sent: ``document`` is its plan, compressed."""
-
-    document: bytes
-    owned: frozenset[int]
-    spans: tuple[FileSpan, ...]
-    order: _Order
-
-
-Made: TypeAlias = tuple[list[Descriptor], list[Digest]]
-"""The blobs of a group, and the digests of its spans."""
-
-
-def make_blobs(sent: _Portion) -> Made | BlobStoreError:
-    """Make the blobs of a small plan, on a worker; return them, or an error that stays.
-
-    Raises: an error that may pass; Dask repeats the task then.
-    """
-    try:
-        order = sent.order
-        plan = decode_plan(
-            zlib.decompress(sent.document), "that was handed out", open_source=order.open_source
-        )
-        threads, memory = _means(order.memory)
-        _stop_profiler()
-        maker = TaskMaker(
-            DividedPlan(plan),
-            order.store,
-            threads,
-            memory,
-            verify=False,
-            spare=_spare,
-            turn=_turn,
-        )
-        task = PlanPortion(plan, sent.owned, sent.spans).task
-        ((_, blobs, sums),) = maker.make([task], {0: ()})
-    except (StorageError, RemoteError) as error:
-        if getattr(error, "temporary", True):
-            raise
-        return error.kept()
-    except BlobStoreError as error:
-        return error.kept()
-    return blobs, sums
-
-
-def _stop_profiler() -> None:
-    """Stop Dask's profiler in this worker, before threads are started.
-
-    It asks the interpreter for the frames of all threads. In CPython 3.11.7 that call can wait for
-    a thread that is being started, which waits for the interpreter's lock: the worker hangs
-    (python/cpython issue 106883, which 3.12 does not have).
-    """
-    from distributed import get_worker
-
-    worker = get_worker()
-    profiler = worker.periodic_callbacks.get("profile")
-    if profiler is None or not profiler.is_running():
-        return
-    stopped = threading.Event()
-
-    def stop() -> None:
-        profiler.stop()
-        stopped.set()
-
-    worker.loop.add_callback(stop)
-    stopped.wait()
-
-
 def _check_memory(memory: int | None) -> None:
     if memory is not None and memory < least_memory(1):
         raise UsageError(
             f"a task can't work in {memory:,} bytes", hint=f"Give it {least_memory(1):,}."
         )
-
-
-def _means(asked: int | None) -> tuple[int, int]:
-    """Return the threads of this worker, and the bytes that a task works in with all of them.
-
-    Raises: UsageError if the worker has too little memory for its threads.
-    """
-    from distributed import get_worker
-
-    worker = get_worker()
-    limit, threads = worker.memory_manager.memory_limit, worker.state.nthreads
-    if not limit:
-        return threads, threads * asked if asked else usual_memory(threads)
-    most = limit // (2 * threads)
-    if most < max(asked or 0, least_memory(1)):
-        raise UsageError(
-            f"the Dask worker {worker.name} may use {limit:,} bytes, and has {threads} threads",
-            hint=f"Give it {2 * threads * max(asked or 0, least_memory(1)):,}, or fewer threads.",
-        )
-    return threads, threads * asked if asked else min(usual_memory(threads), threads * most)
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.planning.document import encode_plan
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob
 from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.work.dask_worker import Made
 from blobstore.importer.work.publishing import check_blobs, made_blobs
 from blobstore.importer.work.worker import SharedPlan
 from blobstore.io.workers import silent
@@ -63,7 +64,7 @@ def made_up_plan(count: int) -> ImportPlan:
     return ImportPlan(inventories, options, blobs, ModelConfig(), Coverage(nothing, nothing))
 
 
-def made_up_task(document: bytes, sizes: Sequence[int]) -> on_dask.Made:
+def made_up_task(document: bytes, sizes: Sequence[int]) -> Made:
     """Return blobs of these sizes, with digests that depend on the document, and no spans."""
     start = hashlib.sha256(document).hexdigest()[:56]
     blobs = [
