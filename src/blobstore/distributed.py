@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
+from uuid import uuid4
 
 from blobstore.errors import (
     BlobStoreError,
@@ -166,8 +167,8 @@ def _run(
         )
         return client.submit(make_blobs, sent, key=key, retries=retries, pure=False)
 
-    for turn in range(_MOST_TURNS):
-        handing = HandingOut(client, submit, f"blobstore-{shared.digest.short}-{turn}")
+    for _ in range(_MOST_TURNS):
+        handing = HandingOut(client, submit)
         for task, made, sums in handing.results(tasks):
             shared.receipts.write(task, made, sums)
             shown(task.source_bytes, task.blobs[0].name)
@@ -213,12 +214,13 @@ class HandingOut:
     """Hands out groups of tasks, some at a time.
 
     Groups are large at first, which saves time, and small at last, so that all workers end
-    together. ``submit`` takes a group and the key of its future.
+    together. ``submit`` takes a group and the key of its future. Keys are never those of another
+    import: Dask would take its groups, or what it made in another store, for these.
     """
 
     client: Client
     submit: Callable[[Group, str], Future[Any]]
-    prefix: str
+    _prefix: str = field(default_factory=lambda: f"blobstore-{uuid4().hex}")
     _losses: Counter[int] = field(default_factory=Counter)
     _waiting: dict[Future[Any], Group] = field(default_factory=dict)
     _left: deque[Task] = field(default_factory=deque)
@@ -269,7 +271,7 @@ class HandingOut:
 
     def _hand_out(self, group: Group) -> Future[Any]:
         number = group[0].number
-        future = self.submit(group, f"{self.prefix}-{number}-{self._losses[number]}")
+        future = self.submit(group, f"{self._prefix}-{number}-{self._losses[number]}")
         self._waiting[future] = group
         return future
 

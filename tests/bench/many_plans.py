@@ -155,6 +155,6 @@ def _hand_out(shared: SharedPlan, client: Client) -> None:
         future: Future[Any] = client.submit(made_up_task, document, sizes, key=key)
         return future
 
-    handing = on_dask.HandingOut(client, submit, "bench")
+    handing = on_dask.HandingOut(client, submit)
     for task, blobs, sums in handing.results(shared.divided.tasks):
         shared.receipts.write(task, blobs, sums)

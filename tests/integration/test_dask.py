@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,26 @@ def test_an_adaptive_cluster(tmp_path: Path) -> None:
             source, "m", client=client, store=Store(tmp_path / "store"), quant="int4"
         )
     assert found.manifest.raw == alone(source)
+
+
+def test_two_clients_import_the_same_source_into_two_stores(tmp_path: Path) -> None:
+    """Their plans are equal, and Dask knows tasks by their keys."""
+    source = sharded_checkpoint(tmp_path / "m", 12)
+    stores = [Store(tmp_path / name) for name in ("one", "two")]
+    with cluster(tmp_path, 2) as (_, client), ThreadPoolExecutor(2) as threads:
+        running = [
+            threads.submit(
+                blobstore.distributed.import_model,
+                source,
+                "m",
+                client=client,
+                store=store,
+                quant="int4",
+            )
+            for store in stores
+        ]
+        assert len({one.result().digest for one in running}) == 1
+    assert all(blobstore.verify(store).is_sound for store in stores)
 
 
 def test_the_command(tmp_path: Path) -> None:

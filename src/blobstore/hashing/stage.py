@@ -116,7 +116,7 @@ class BlobHash:
 class HashStage:
     """Where the threads of one job hash. Safe to share between them.
 
-    ``spare``: memory that those who read pieces may use again.
+    ``spare``: memory of pieces that were hashed, for pieces that are read later.
     """
 
     def __init__(self) -> None:

@@ -50,11 +50,11 @@ class _Place:
         inside = start >= 0 and start + nbytes <= self._data.size
         if inside and at % kind.itemsize == 0:
             return self._data[start : start + nbytes].view(kind)
-        number = len(self._copied) + len(self.outside)
-        array = self._scratch.array(f"place {number}", count, kind)
         if inside:
-            self._copied.append((start, array.view(np.uint8)))  # kernels need aligned memory
+            array = np.empty(count, kind)  # kernels need aligned memory
+            self._copied.append((start, array.view(np.uint8)))
         else:
+            array = self._scratch.array(f"outside {len(self.outside)}", count, kind)
             self.outside.append((at, array.view(np.uint8)))
         return array
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ from support.hub import hub
 from support.servers import Answer, Asked, Server, server as run_server
 
 import blobstore
-from blobstore.errors import DocumentError, UnfinishedPlanError
+from blobstore.errors import CorruptDataError, DocumentError, UnfinishedPlanError
 from blobstore.importer.streaming.crew import Crew
 from blobstore.importer.streaming.needs import Need
 from blobstore.importer.streaming.segments import SourceSegment
 from blobstore.importer.streaming.span_sums import SpanSums
 from blobstore.importer.streaming.worklog import SegmentDone
 from blobstore.importer.work import tasks
-from blobstore.importer.work.tasks import DividedPlan, FileSpan
+from blobstore.importer.work.receipts import Receipt, disagrees
+from blobstore.importer.work.tasks import DividedPlan, FileSpan, Task
 from blobstore.names import Digest
 from blobstore.source.folders import Folder
 from blobstore.store.memory import MemoryStore
@@ -181,6 +183,43 @@ def test_borrowed_bytes_that_are_wrong_are_not_used_by_a_later_import(
     with source_at(server) as folder:
         found = blobstore.import_model(folder, "m", store=store, quant="int4")
     assert found.digest == alone(server)
+
+
+def test_only_the_task_that_hashed_a_file_says_what_its_bytes_are() -> None:
+    """Each task owns its own file, and the third borrows what the second borrows of the first."""
+    first, second = FileSpan(0, 0, 10), FileSpan(1, 0, 10)
+    spans = [(first,), (first, second), (first, second)]
+    one, two, three = (
+        Task(number, number, (), frozenset([number]), own) for number, own in enumerate(spans)
+    )
+    right, wrong = Digest.of(b"right"), Digest.of(b"wrong")
+    receipts = {
+        0: Receipt(0, (), {first: right}),
+        1: Receipt(1, (), {first: wrong, second: right}),
+        2: Receipt(2, (), {first: right, second: right}),
+    }
+    asked: list[int] = []
+
+    def read(task: Task) -> Receipt | None:
+        asked.append(task.number)
+        return receipts.get(task.number)
+
+    owners = {0: one, 1: two, 2: three}
+    found = [disagrees(task, receipts[task.number], owners, read) for task in (one, two, three)]
+    assert (found, asked) == ([False, True, False], [0, 0, 1])
+    del receipts[0]
+    assert not disagrees(two, receipts[1], owners, read)
+
+
+def test_a_worker_to_which_the_server_declares_another_digest(
+    plan: Path, server: Server, checkpoint: Path
+) -> None:
+    whole = divided(plan, server)
+    portion = whole.portion([whole.tasks[0]])
+    portion.check()
+    for other in (Digest.of(b""), None):
+        with pytest.raises(CorruptDataError, match="its server declares the digest sha256:"):
+            replace(portion, owned=dict.fromkeys(portion.owned, other)).check()
 
 
 def test_a_receipt_without_its_spans_is_damaged(plan: Path, server: Server) -> None:

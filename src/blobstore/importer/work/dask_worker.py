@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -43,7 +44,7 @@ class SentPortion:
     """A `PlanPortion` that is sent: ``document`` is its plan, compressed."""
 
     document: bytes
-    owned: frozenset[int]
+    owned: Mapping[int, Digest | None]
     spans: tuple[FileSpan, ...]
     order: WorkOrder
 
@@ -62,6 +63,8 @@ def make_blobs(sent: SentPortion) -> Made | BlobStoreError:
         plan = decode_plan(
             zlib.decompress(sent.document), "that was handed out", open_source=order.open_source
         )
+        portion = PlanPortion(plan, sent.owned, sent.spans)
+        portion.check()
         threads, memory = _means(order.memory)
         _stop_profiler()
         maker = TaskMaker(
@@ -73,8 +76,7 @@ def make_blobs(sent: SentPortion) -> Made | BlobStoreError:
             spare=_spare,
             turn=_turn,
         )
-        task = PlanPortion(plan, sent.owned, sent.spans).task
-        ((_, blobs, sums),) = maker.make([task], {0: ()})
+        ((_, blobs, sums),) = maker.make([portion.task], {0: ()})
     except (StorageError, RemoteError) as error:
         if getattr(error, "temporary", True):
             raise

@@ -33,11 +33,11 @@ _AGAIN = "blobstore work makes it again."
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What the task of that number became: its blobs, and the digests of its spans, in order."""
+    """What the task of that number became: its blobs, in order, and the digests of its spans."""
 
     task: int
     blobs: tuple[Descriptor, ...]
-    sums: tuple[Digest, ...] = ()
+    sums: Mapping[FileSpan, Digest]
 
 
 def disagrees(
@@ -50,12 +50,12 @@ def disagrees(
 
     ``owners``: these, by file. ``read`` returns the receipt of one; None: it is not done yet.
     """
-    for span, digest in zip(task.spans, receipt.sums, strict=True):
-        owner = owners[span.file]
-        of_owner = read(owner) if owner.number != task.number else None
-        if of_owner is not None and of_owner.sums[owner.spans.index(span)] != digest:
-            return True
-    return False
+    right: dict[FileSpan, Digest] = {}
+    for owner in {owners[span.file].number: owners[span.file] for span in receipt.sums}.values():
+        found = read(owner) if owner.number != task.number else None
+        if found is not None:
+            right |= {span: one for span, one in found.sums.items() if span.file in owner.owned}
+    return any(right.get(span, digest) != digest for span, digest in receipt.sums.items())
 
 
 class ReceiptFolder:
@@ -141,12 +141,13 @@ def _blobs(value: Any, task: Task) -> tuple[Descriptor, ...]:
     return tuple(made)
 
 
-def _sums(value: Any, task: Task) -> tuple[Digest, ...]:
+def _sums(value: Any, task: Task) -> dict[FileSpan, Digest]:
     found = items(lambda one: _strict(one, (*FileSpan._fields, "digest")))(value)
     spans = [tuple(span) for *span, _ in found]
     if spans != list(task.spans):
         raise InvalidError("the spans are not those of the task", "spans")
-    return tuple(Digest.parse(digest) for *_, digest in found)
+    digests = (Digest.parse(digest) for *_, digest in found)
+    return dict(zip(task.spans, digests, strict=True))
 
 
 def _strict(value: Any, keys: tuple[str, ...]) -> tuple[Any, ...]:

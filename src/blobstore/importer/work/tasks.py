@@ -22,13 +22,14 @@ from functools import cached_property
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from blobstore.errors import UsageError
+from blobstore.errors import CorruptDataError, UsageError
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.policies.rules import Importance
 from blobstore.importer.streaming.agenda import united
 from blobstore.importer.streaming.needs import Need
 from blobstore.importer.streaming.pieces import bytes_needed_by
 from blobstore.importer.streaming.span_sums import SourceChecks
+from blobstore.names import Digest
 from blobstore.source.files import OtherFiles
 from blobstore.source.inventory import Inventory
 from blobstore.source.weights import SourceTensor
@@ -82,16 +83,34 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class PlanPortion:
-    """Some tasks as a plan of their own: as one task of it, with its owned files and spans."""
+    """Some tasks as a plan of their own: as one task of it.
+
+    ``owned``: the declared digests of its owned files, by their numbers. ``spans``: of the task.
+    """
 
     plan: ImportPlan
-    owned: frozenset[int]
+    owned: Mapping[int, Digest | None]
     spans: tuple[FileSpan, ...]
 
     @property
     def task(self) -> Task:
         """The task."""
-        return Task(0, 0, self.plan.blobs, self.owned, self.spans)
+        return Task(0, 0, self.plan.blobs, frozenset(self.owned), self.spans)
+
+    def check(self) -> None:
+        """Raise CorruptDataError unless the server declares these digests here, too.
+
+        Otherwise this machine would not hash a file that the others take for hashed.
+        """
+        files = DividedPlan(self.plan).files
+        for number, expected in self.owned.items():
+            path, found = files[number].path, files[number].declared
+            if found != expected:
+                raise CorruptDataError(
+                    f"{path}: its server declares the digest {found}, and declared {expected}"
+                    " when its import began",
+                    path=path,
+                )
 
 
 class DividedPlan:
@@ -211,7 +230,7 @@ class DividedPlan:
         plan = self.only([blob for task in tasks for blob in task.blobs])
         files = (file.path for inventory in plan.inventories for file in inventory.files)
         numbers = {self._numbers[path]: number for number, path in enumerate(files)}
-        owned = frozenset(numbers[file] for task in tasks for file in task.owned)
+        owned = {numbers[file]: self.files[file].declared for task in tasks for file in task.owned}
         spans = {span: None for task in tasks for span in task.spans}
         return PlanPortion(
             plan, owned, tuple(FileSpan(numbers[file], *span) for file, *span in spans)

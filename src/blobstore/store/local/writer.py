@@ -71,8 +71,9 @@ def write_whole(
 
 
 class _Memory:
-    """Memory for bytes that are read back, from ``spare`` and back to it; then ``then`` is called.
+    """Memory for a piece that is read back.
 
+    It is taken from ``spare``, and given back when the piece was hashed; ``then`` is called then.
     Fresh memory is filled with zeros, which takes half as long as to hash it.
     """
 
