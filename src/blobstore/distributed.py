@@ -13,7 +13,7 @@ import tempfile
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -224,6 +224,7 @@ class HandingOut:
     _losses: Counter[int] = field(default_factory=Counter)
     _waiting: dict[Future[Any], Group] = field(default_factory=dict)
     _left: deque[Task] = field(default_factory=deque)
+    _workers: int = _UNKNOWN_WORKERS
     _left_bytes: int = 0
     _all_bytes: int = 0
 
@@ -252,9 +253,15 @@ class HandingOut:
         """Hand out tasks until no worker of the cluster will wait."""
         if not self._left:
             return
-        workers = len(self.client.nthreads()) or _UNKNOWN_WORKERS
+        workers = self._count_workers()
         while self._left and len(self._waiting) < _WAITING + _WAITING_A_WORKER * workers:
             done.add(self._hand_out(self._next_group(workers)))
+
+    def _count_workers(self) -> int:
+        """Return how many workers there are, or were before they and the scheduler were lost."""
+        with suppress(OSError):  # the scheduler was killed: another one may take its place
+            self._workers = len(self.client.nthreads()) or self._workers
+        return self._workers
 
     def _next_group(self, workers: int) -> Group:
         portions = (self._left_bytes / _PORTIONS, self._all_bytes / _LEAST_PORTIONS)

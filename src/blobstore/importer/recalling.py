@@ -49,7 +49,7 @@ def recall(
 
     # Each thread hashes one blob, together with those of the others.
     threads = jobs * hashing.width() if verify or earlier.takes_time() else 1
-    each(range(len(blobs)), find_one, threads, name="recall")
+    each(range(len(blobs)), find_one, max(1, min(threads, len(blobs))), name="recall")
     if found:
         progress(sum(blobs[number].source_bytes for number in found), "")
     return found

@@ -11,6 +11,7 @@ _PROGRAM = """
 import os, signal, time
 from blobstore.cli import interruption
 interruption._GRACE_S = 0
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" lets it be ignored
 {before}
 interruption.end_soon_when_interrupted()
 {after}

@@ -324,6 +324,8 @@ def lost_among(
     Sizes are checked; with ``verify``, ``jobs`` threads also hash them. Raises: StorageError.
     """
     lost: set[Digest] = set()
+    if not blobs:  # to start threads takes milliseconds, and most tasks have no receipt yet
+        return lost
     hidden = {blob.digest for blob in session.missing(blobs)}
 
     def check(blob: Descriptor) -> None:

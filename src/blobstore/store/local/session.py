@@ -199,7 +199,7 @@ class LocalSession:
 
     def takes_time(self) -> bool:
         """See `Earlier`: True if killed imports left finished blobs, which are hashed."""
-        return next(self._leftovers.finished(), None) is not None
+        return self._leftovers.has_blobs()
 
     def find(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
         """Return the blob that an earlier import made for ``key``, or None if it is gone.

@@ -309,6 +309,7 @@ def test_a_blob_of_a_living_import_is_not_even_read(
     )
     with process(code, store.root), store.session("source") as second:
         assert second.find(KEY, 3, verify=True) is None
+        assert not second.takes_time()
 
 
 def test_blobs_are_recalled_by_many_threads_at_once(store: Store) -> None:
