@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 from support import PYCODE, PYCODE_MOE
-from support.talking import COMMAND, Terminal, heeds_ctrl_c, serving, that_chats
+from support.talking import COMMAND, Terminal, serving, that_chats
 
 import blobstore
 
@@ -297,9 +297,9 @@ def test_ctrl_c_stops_an_answer_and_then_the_program(tmp_path: Path) -> None:
     terminal.send("\x03")
     terminal.wait_for("ended by: interrupted")
     terminal.wait_for(">>> ")
-    terminal.send("\x03")
+    terminal.interrupt()
     terminal.wait_for(">>> ")
-    terminal.send("\x03")
+    terminal.interrupt()
     assert terminal.end() == 130
     assert "Error: interrupted" in terminal.shown
 
@@ -310,8 +310,7 @@ def test_ctrl_c_while_a_model_is_loaded_leaves_nothing(tmp_path: Path) -> None:
     temporary.mkdir()
     line = [*COMMAND, "run", "m", "hi", "--store", str(exported.store)]
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    options: Any = {"env": environment, "preexec_fn": heeds_ctrl_c}
-    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, **options) as process:
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=environment) as process:
         while process.poll() is None and not list(temporary.glob("blobstore-*")):
             pass  # the folder of its tokenizer
         process.send_signal(signal.SIGINT)
