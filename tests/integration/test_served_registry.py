@@ -27,7 +27,7 @@ from blobstore.store.local.store import Store
 pytestmark = pytest.mark.lab
 
 LARGE = 2**28
-PATIENCE_S = 60
+PATIENCE_S = 120
 COMMAND = (sys.executable, "-m", "blobstore")
 
 

@@ -117,7 +117,7 @@ def serving(store: Path, name: str, *words: str) -> Iterator[Serving]:
             yield Serving(process, addresses[1])
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(240)
 
 
 class Terminal:
