@@ -87,6 +87,7 @@ class Running:
         if receives is not None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
         client.connect(("127.0.0.1", self.port))
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # each byte is there at once
         return client
 
     @property
@@ -288,6 +289,7 @@ def test_a_byte_now_and_then_does_not_help(files: Files) -> None:
         stop.set()
         thread.join()
         assert files.asked == ["/text"]
+        assert server.seconds < 10  # it was not closed for the length of its head
 
 
 def test_a_client_that_does_not_read_is_dropped(files: Files) -> None:
