@@ -6,6 +6,7 @@ import gc
 import hashlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -131,6 +132,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         }:
             item.add_marker("quick")
 
+
+# A shell lets jobs in the background ignore Ctrl-C, and so would the commands that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # until the tests are collected: thousands of objects are made, and all stay
 

@@ -26,7 +26,8 @@ from starlette.responses import FileResponse
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.registries import answers, free_port, running
+from support.ports import free_port
+from support.registries import answers, running
 from tables import show, table
 
 import blobstore

@@ -296,7 +296,7 @@ def test_a_blob_that_rotted_in_the_registry(plain: Registry, store: Store, tmp_p
 def _curl(*arguments: str, data: bytes | None = None) -> str:
     body = [] if data is None else ["--data-binary", "@-"]
     line = ["curl", "-sS", "--fail", *body, *arguments]
-    done = subprocess.run(line, input=data, capture_output=True, check=True, timeout=60)
+    done = subprocess.run(line, input=data, capture_output=True, check=True, timeout=300)
     return done.stdout.decode()
 
 

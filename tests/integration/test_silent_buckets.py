@@ -39,7 +39,7 @@ def test_it_ends(silent: socket.socket, tmp_path: Path, words: tuple[str, ...]) 
             with silent.accept()[0] as connection:
                 connection.recv(1)  # the command waits for the answer
                 process.send_signal(signal.SIGINT)
-                _, errors = process.communicate(timeout=30)  # obstore itself takes minutes
+                _, errors = process.communicate(timeout=60)  # obstore itself takes minutes
         finally:
             process.kill()
     assert (process.returncode, errors) == (130, "Error: interrupted\n")

@@ -23,7 +23,8 @@ from typing import Any
 
 import pytest
 from support import PYCODE, PYCODE_MOE
-from support.talking import COMMAND, Terminal, heeds_ctrl_c, serving, that_chats
+from support.ports import free_port
+from support.talking import COMMAND, Terminal, serving, that_chats
 
 import blobstore
 
@@ -99,8 +100,7 @@ def test_run_gives_what_mlx_lm_generate_gives(exported: Exported, way: str, is_r
 
 @contextmanager
 def served_by_mlx_lm(folder: Path) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     line = [sys.executable, "-m", "mlx_lm", "server", "--model", str(folder), "--port", str(port)]
     environment = {**os.environ, "HF_HUB_CACHE": str(folder), "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(line, stderr=subprocess.DEVNULL, env=environment) as process:
@@ -252,7 +252,7 @@ def test_sigterm_ends_the_server_and_an_answer(tmp_path: Path) -> None:
         )
         next(iter(stream))
         running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(60) == 0
+        assert running.process.wait(240) == 0
 
 
 def test_sigterm_ends_a_server_whose_template_does_not_end(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_sigterm_ends_a_server_whose_template_does_not_end(tmp_path: Path) -> No
                 model="m", messages=messages
             )
         running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(60) == 0
+        assert running.process.wait(240) == 0
 
 
 def test_a_conversation_on_a_terminal(tmp_path: Path) -> None:
@@ -297,9 +297,9 @@ def test_ctrl_c_stops_an_answer_and_then_the_program(tmp_path: Path) -> None:
     terminal.send("\x03")
     terminal.wait_for("ended by: interrupted")
     terminal.wait_for(">>> ")
-    terminal.send("\x03")
+    terminal.interrupt()
     terminal.wait_for(">>> ")
-    terminal.send("\x03")
+    terminal.interrupt()
     assert terminal.end() == 130
     assert "Error: interrupted" in terminal.shown
 
@@ -310,12 +310,11 @@ def test_ctrl_c_while_a_model_is_loaded_leaves_nothing(tmp_path: Path) -> None:
     temporary.mkdir()
     line = [*COMMAND, "run", "m", "hi", "--store", str(exported.store)]
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    options: Any = {"env": environment, "preexec_fn": heeds_ctrl_c}
-    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, **options) as process:
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=environment) as process:
         while process.poll() is None and not list(temporary.glob("blobstore-*")):
             pass  # the folder of its tokenizer
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(240) == 130
         assert process.stderr is not None
         assert process.stderr.read() == "Error: interrupted\n"
     assert list(temporary.glob("blobstore-*")) == []
@@ -329,7 +328,7 @@ def test_an_answer_whose_reader_goes_away_ends(tmp_path: Path) -> None:
         assert process.stderr is not None
         process.stdout.read(1)
         process.stdout.close()
-        assert process.wait(60) == 0
+        assert process.wait(240) == 0
         assert process.stderr.read() == b""
 
 

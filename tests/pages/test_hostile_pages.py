@@ -19,13 +19,13 @@ def test_names_of_tensors_are_text(site: Watched) -> None:
     page = site.open("/model", name=HOSTILE)
     shown = page.locator(".tensors-grid .name a").all_inner_texts()
     assert sorted(shown) == sorted(map(escaped, HOSTILE_NAMES))
-    page.locator("#modules summary").click()
+    site.unfold(page.locator("#modules summary"))
     for name in HOSTILE_NAMES:
         page.locator(".tensors-grid").get_by_role("link", name=escaped(name), exact=True).click()
         site.settle()
         assert page.locator("#tensor h3").inner_text() == escaped(name)
         for summary in page.locator("#tensor summary").all():
-            summary.click()
+            site.unfold(summary)
     page.locator("#treemap .role-mark path").first.hover()
     site.expect(page.locator(".tip")).to_contain_text("F16, 1 tensor, 8.19 KB")
     assert page.locator("main").locator(MARKUP).count() == 0
@@ -35,7 +35,7 @@ def test_texts_of_config_are_text(site: Watched) -> None:
     page = site.open("/model", name=HOSTILE)
     assert HOSTILE_TEXTS["architectures"][0] in page.locator(".lead").inner_text()
     assert HOSTILE_TEXTS["model_type"] in page.locator(".runs").inner_text()
-    page.locator("#summary summary").click()
+    site.unfold(page.locator("#summary summary"))
     site.expect(page.get_by_text("<img src=x onerror=alert(11)>.json")).to_be_visible()
     assert page.locator("main").locator(MARKUP).count() == 0
 
@@ -44,7 +44,7 @@ def test_differences_are_text(site: Watched) -> None:
     page = site.open("/compare", model=[DENSE, HOSTILE])
     for summary in page.locator("summary").all():
         if not summary.locator("xpath=..").get_attribute("open"):
-            summary.click()
+            site.unfold(summary)
     site.expect(page.get_by_text(HOSTILE_NAMES[0], exact=True).first).to_be_visible()
     assert page.locator("main").locator(MARKUP).count() == 0
 

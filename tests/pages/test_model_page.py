@@ -48,7 +48,7 @@ def test_the_treemap_has_a_description_and_a_table(site: Watched) -> None:
     picture = page.locator("#treemap [role=img]")
     assert "int8/64 39.5%" in (picture.get_attribute("aria-label") or "")
     assert picture.locator("svg").count() == 1
-    page.locator("#modules summary").click()
+    site.unfold(page.locator("#modules summary"))
     rows = page.locator("#modules tbody tr").all_inner_texts()
     assert rows[0] == "lm_head\tint8\t1\t1.05M\t1.11 MB"
     assert any(row.startswith("0-1 (2 alike)") or "alike" in row for row in rows), rows
@@ -83,17 +83,17 @@ def test_a_chosen_tensor_shows_its_distribution(site: Watched) -> None:
     panel = page.get_by_role("region", name="Chosen tensor")
     assert panel.get_by_role("heading").inner_text() == GATE
     assert panel.get_by_role("img").first.is_visible()
-    panel.locator("summary").first.click()
+    site.unfold(panel.locator("summary").first)
     assert panel.locator("tbody tr").count() >= 16  # codes of int4
     page.wait_for_url(f"**tensor={GATE}")
     page.go_back()
-    assert panel.is_hidden()
+    site.expect(panel).to_be_hidden()
     page.go_forward()
-    assert panel.is_visible()
+    site.expect(panel).to_be_visible()
     site.settle()
     panel.press("Escape")
-    assert panel.is_hidden()
-    assert page.locator(":focus").inner_text() == GATE
+    site.expect(panel).to_be_hidden()
+    site.expect(page.locator(":focus")).to_have_text(GATE)
 
 
 def test_the_keyboard_chooses_a_tensor(site: Watched) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 from support.registries import cannot_run
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+    from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request
 
 AXE = Path(os.environ.get("AXE", "/opt/axe/node_modules/axe-core/axe.min.js"))
 FLAGS = (
@@ -30,6 +30,7 @@ _VIOLATIONS = """
 addEventListener("securitypolicyviolation", (event) =>
   console.error(`CSP: ${event.effectiveDirective} ${event.blockedURI} ${event.sourceFile}`));
 """
+_PATIENCE_MS = 120_000
 _AXE_OPTIONS = {"resultTypes": ["violations"]}
 Theme = Literal["light", "dark"]
 
@@ -68,11 +69,20 @@ class Watched:
         """Playwright's assertions, which wait until they are true."""
         from playwright.sync_api import expect
 
+        expect.set_options(timeout=_PATIENCE_MS)
         return expect
 
     def settle(self) -> None:
         """Wait until nothing is awaited from the server."""
-        self.expect(self.page.locator("[aria-busy]")).to_have_count(0, timeout=30_000)
+        self.expect(self.page.locator("[aria-busy]")).to_have_count(0)
+
+    def unfold(self, summary: Locator) -> None:
+        """Open what is folded below a summary, and wait until its content has been made.
+
+        A script makes it when it hears of that, which may be after the click.
+        """
+        summary.click()
+        self.expect(summary.locator("xpath=following-sibling::*").first).to_be_attached()
 
     def check(self) -> None:
         """Fail if anything went wrong."""
@@ -117,6 +127,7 @@ def watched(
         device_scale_factor=scale,
         reduced_motion="reduce",
     )
+    context.set_default_timeout(_PATIENCE_MS)
     context.add_init_script(_VIOLATIONS)
     found = Watched(context.new_page(), origin)
     found.page.on("console", found._console)

@@ -19,7 +19,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from support.registries import BUCKET, answers, cannot_run, free_port, moto, running
+from support.ports import free_port
+from support.registries import BUCKET, answers, cannot_run, moto, running
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -24,6 +24,8 @@ from urllib.parse import quote
 
 import pytest
 
+from support.ports import free_port
+
 _CONFIG = """
 {user}
 worker_processes 1;
@@ -54,7 +56,7 @@ http {{
     }}
 }}
 """
-_PATIENCE_S = 60
+_PATIENCE_S = 120
 _LAST = "/the-last-request"
 _SECRET = "not a secret"  # noqa: S105  # it says so
 
@@ -163,7 +165,7 @@ def nginx(
     settings |= {"host": host, "limits": limits.directives()}
     settings["most_requests"] = limits.requests or 1
     for _ in range(3):  # another program may take the port between
-        port = _free_port()
+        port = free_port()
         (folder / "nginx.conf").write_text(_CONFIG.format(**settings, port=port))
         line = [*within, program, "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
         process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -180,11 +182,6 @@ def nginx(
 def _request(line: str) -> Request:
     status, sent, body, connection, asked, path = line.split(" ", 5)
     return Request(int(status), int(sent), int(body), int(connection), asked, path)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def _answers(address: tuple[str, int], process: subprocess.Popen[bytes]) -> bool:

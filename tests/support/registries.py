@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from support import FIXTURES
+from support.ports import free_port
 from support.token_server import TokenServer
 
 CERTIFICATE = FIXTURES / "tls" / "certificate.pem"
@@ -29,7 +29,7 @@ KEY = FIXTURES / "tls" / "key.pem"
 USER, PASSWORD = "alice", "swordfish"
 # bcrypt of PASSWORD, of the lowest cost: docker-registry computes it for every request.
 _HTPASSWD = f"{USER}:$2b$04$abcdefghijklmnopqrstuugIEnm3ZbWF6xb2GcoE3L1CoGJFMKtu.\n"
-_PATIENCE_S = 60
+_PATIENCE_S = 120
 BUCKET = "models"
 
 
@@ -214,12 +214,6 @@ def running(line: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]
     finally:
         process.kill()
         process.wait(_PATIENCE_S)
-
-
-def free_port() -> int:
-    """Return a port of loopback that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def answers(port: int, process: subprocess.Popen[bytes], *, tls: bool = False) -> bool:

@@ -6,7 +6,6 @@ import os
 import pty
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -118,12 +117,7 @@ def serving(store: Path, name: str, *words: str) -> Iterator[Serving]:
             yield Serving(process, addresses[1])
         finally:
             process.terminate()
-            process.wait(60)
-
-
-def heeds_ctrl_c() -> None:
-    """Undo what a shell does for jobs in the background, which ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+            process.wait(240)
 
 
 class Terminal:
@@ -133,7 +127,6 @@ class Terminal:
         process, self._file = pty.fork()
         if process == 0:
             os.environ["TERM"] = "dumb"
-            heeds_ctrl_c()
             os.execv(line[0], line)  # noqa: S606
         self._process = process
         self.shown = ""
@@ -154,6 +147,22 @@ class Terminal:
     def send(self, text: str) -> None:
         """Type a text."""
         os.write(self._file, text.encode())
+
+    def interrupt(self) -> None:
+        """Type Ctrl-C at a prompt that is shown.
+
+        CPython's `input` shows the prompt, then waits for a key. A signal in between is noticed
+        with the next key only (Modules/readline.c: readline_until_enter_or_signal).
+        """
+        end = time.monotonic() + _PATIENCE_S
+        while self._state() != "S":
+            is_running = self._read(0.01)
+            assert is_running and time.monotonic() < end, "the command does not wait for a key"  # noqa: PT018  # one fault
+        self.send("\x03")
+
+    def _state(self) -> str:
+        """Return the state of the command's main thread: "S" while it waits (proc_pid_stat(5))."""
+        return Path(f"/proc/{self._process}/stat").read_text().rpartition(") ")[2][0]
 
     def end(self) -> int:
         """Return the exit code of the command, which ends now."""

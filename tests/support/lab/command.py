@@ -28,7 +28,7 @@ from support.lab.system_calls import ALL_NUMBERS, NUMBERS, READING, Call, is_cre
 _CRASHED = 70
 _HERE = -100 & 0xFFFFFFFF
 _LONGEST_PATH = 4096
-_HUNG_S = 60
+_HUNG_S = 240
 _POLL_S = 0.0005
 OUTPUT = "(output)"
 
@@ -112,8 +112,8 @@ def run(
     With ``within``, its calls on paths below those folders, and its prints, are noted, and
     ``decide`` is asked about each. ``looks``: the calls that only look at files are among them.
     ``before`` is called in the child first. ``program`` is run instead of the command line.
-    ``kill_after_s``: it is killed after so many seconds. One that takes a minute is killed too, and
-    hung.
+    ``kill_after_s``: it is killed after so many seconds. One that takes four minutes is killed too,
+    and hung.
     """
     if within and not is_possible():
         raise NotShownError("system calls can be stopped at on Linux only")

@@ -163,4 +163,4 @@ def test_the_time_is_linear_in_the_size(name: str) -> None:
         assert len(str(error)) < 300  # noqa: PT017  # either may happen; a message never holds the file
     # Up to 1 s measured for this megabyte; looking at the whole value at every space, as Ollama
     # does, takes minutes.
-    assert time.process_time() - started < 10
+    assert time.process_time() - started < 60

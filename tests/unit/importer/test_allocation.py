@@ -115,7 +115,7 @@ def test_a_hundred_thousand_items_take_seconds() -> None:
     budget = int(least_bytes(items) * 1.3)
     start = time.process_time()
     nbytes, _ = total(items, allocate(items, budget))
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 60
     assert NEAR * budget <= nbytes <= budget
 
 

@@ -65,7 +65,7 @@ def test_who_wants_one_more_waits() -> None:
     thread.join(0.05)
     assert taken == []
     buffer.release()
-    thread.join(10)
+    thread.join(60)
     assert taken == [buffer]
 
 

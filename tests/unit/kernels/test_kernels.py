@@ -300,14 +300,23 @@ def steps_during(work: Callable[[], Any]) -> tuple[int, Any]:
     return steps, future.result()
 
 
+def result_of(work: Callable[[], Any]) -> Any:
+    """Return the result of work beside which this thread went on.
+
+    A busy machine may not let it run in that time, so there are many tries.
+    """
+    for _ in range(50):
+        steps, result = steps_during(work)
+        if steps > 3:
+            return result
+    raise AssertionError("the interpreter stands still")
+
+
 def test_the_interpreter_goes_on_while_a_kernel_works() -> None:
     # A tenth of a second of plain loops: were the lock held, this thread would not take a step
     # before they end.
     weights, plain = random_weights(BF16, 512, 1280), kernels.KERNELS["plain"]
-    steps, quantized = steps_during(
-        lambda: kernels.quantize(weights, "int4", method="search", kernel=plain)
-    )
-    assert steps > 3
+    quantized = result_of(lambda: kernels.quantize(weights, "int4", method="search", kernel=plain))
     assert_same_parts(quantized, kernels.quantize(weights, "int4", method="search"))
 
 
@@ -318,6 +327,5 @@ def test_the_interpreter_goes_on_while_blocks_are_decoded() -> None:
         kernels.KERNELS["plain"],
     )
     run = kernels.BlockRun(rows=2**12, cols=2**12, first=0, count=codes.size)
-    steps, values = steps_during(lambda: kernels.decode_blocks(codes, scales, run, kernel=plain))
-    assert steps > 3
+    values = result_of(lambda: kernels.decode_blocks(codes, scales, run, kernel=plain))
     assert not values.any()

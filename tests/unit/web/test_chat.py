@@ -51,7 +51,7 @@ class Client:
 
     def ask(self, *body: bytes) -> int:
         """Return the status of the answer."""
-        asyncio.run(asyncio.wait_for(self._ask(list(body)), 30))
+        asyncio.run(asyncio.wait_for(self._ask(list(body)), 60))
         return int(self.sent[0]["status"]) if self.sent else 0
 
     @property

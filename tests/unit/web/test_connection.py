@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
+from support.clock import Clock
 
 from blobstore.web.connection import Connection, Limits
 from blobstore.web.file_sending import SENDS_FILES
@@ -55,11 +56,13 @@ class Files:
 
 
 class Running:
-    """A server in a thread of its own, and its connections."""
+    """A server in a thread of its own, and its connections. Its time passes by `advance` only."""
 
     def __init__(self, app: Any, limits: Limits) -> None:
         self.port = 0
         self._loop = asyncio.new_event_loop()
+        self._clock = Clock()
+        self._loop.time = self._clock  # type: ignore[method-assign]
         self._threads = ThreadPoolExecutor(4)
         config = _config(app, limits, self._threads)
         config.load()
@@ -84,13 +87,24 @@ class Running:
         if receives is not None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
         client.connect(("127.0.0.1", self.port))
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # each byte is there at once
         return client
+
+    @property
+    def seconds(self) -> float:
+        """How much time has passed."""
+        return self._clock.now
 
     def call(self, function: Callable[[], Any]) -> Any:
         async def called() -> Any:
             return function()
 
         return asyncio.run_coroutine_threadsafe(called(), self._loop).result(PATIENCE_S)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and do what is due."""
+        self._clock.now += seconds
+        self.call(lambda: None)
 
     def close(self) -> None:
         def end() -> None:
@@ -147,6 +161,24 @@ def rest(client: socket.socket) -> bytes:
     got = b""
     with suppress(ConnectionError):
         while piece := client.recv(2**20):
+            got += piece
+    return got
+
+
+def rest_in_time(server: Running, client: socket.socket) -> bytes:
+    """Return all bytes until the server closes the connection; time passes while none come."""
+    got = b""
+    client.settimeout(0.01)
+    with suppress(ConnectionError):
+        while True:
+            try:
+                piece = client.recv(2**20)
+            except TimeoutError:
+                assert server.seconds < PATIENCE_S, "the connection stays"
+                server.advance(0.05)
+                continue
+            if not piece:
+                break
             got += piece
     return got
 
@@ -234,7 +266,7 @@ SLOW = {"request_s": 0.2, "stall_s": 0.2}
 def test_a_head_has_to_come_in_time(files: Files, head: bytes) -> None:
     with running(files, **SLOW) as server, server.connect() as client:
         client.sendall(head)
-        assert rest(client) == b""
+        assert rest_in_time(server, client) == b""
         assert files.asked == []
 
 
@@ -243,8 +275,9 @@ def test_a_byte_now_and_then_does_not_help(files: Files) -> None:
 
     def trickle(client: socket.socket) -> None:
         with suppress(OSError):
-            while not stop.wait(0.02):
+            while not stop.wait(0.001):
                 client.sendall(b"x")
+                server.advance(0.02)
 
     with running(files, **SLOW) as server, server.connect() as client:
         client.sendall(GET % b"/text")
@@ -256,6 +289,7 @@ def test_a_byte_now_and_then_does_not_help(files: Files) -> None:
         stop.set()
         thread.join()
         assert files.asked == ["/text"]
+        assert server.seconds < 10  # it was not closed for the length of its head
 
 
 def test_a_client_that_does_not_read_is_dropped(files: Files) -> None:
@@ -263,8 +297,10 @@ def test_a_client_that_does_not_read_is_dropped(files: Files) -> None:
     os.truncate(files.path, nbytes)
     with running(files, **SLOW) as server, server.connect(receives=4096) as client:
         client.sendall(GET % f"/file?0-{nbytes}".encode())
-        while not files.asked or server.call(lambda: len(server.state.connections)):
+        while not files.asked:
             pass
+        while server.call(lambda: len(server.state.connections)):
+            server.advance(0.01)
         assert len(rest(client)) < nbytes
 
 
@@ -275,7 +311,9 @@ def test_a_slow_client_that_reads_is_served(files: Files) -> None:
             client.sendall(GET % f"/file?0-{nbytes}".encode())
             got = b""
             while len(got) < nbytes:
-                got += client.recv(1000)
+                got += (piece := client.recv(1000))
+                server.advance(len(piece) / 20_000)  # far more than the limit in each second
+            assert server.seconds > 20
         assert got.endswith(DATA[nbytes - 500 : nbytes])
 
 
@@ -283,7 +321,7 @@ def test_an_idle_connection_is_closed(files: Files) -> None:
     with running(files, idle_s=0.1) as server, server.connect() as client:
         client.sendall(GET % b"/text")
         assert answer(client)[1] == b"text"
-        assert rest(client) == b""
+        assert rest_in_time(server, client) == b""
 
 
 @pytest.mark.parametrize("length", [b"Content-Length: 1000000000", b"Transfer-Encoding: chunked"])
@@ -309,7 +347,7 @@ def test_a_large_head_is_refused(files: Files) -> None:
 def test_what_is_not_http_is_refused(files: Files, garbage: bytes) -> None:
     with running(files, **SLOW) as server, server.connect() as client:
         client.sendall(garbage)
-        assert rest(client)[:13] in (b"", b"HTTP/1.1 400 ")
+        assert rest_in_time(server, client)[:13] in (b"", b"HTTP/1.1 400 ")
 
 
 def test_too_many_connections(files: Files) -> None:

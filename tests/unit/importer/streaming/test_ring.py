@@ -46,7 +46,7 @@ def test_a_part_waits_until_there_is_room() -> None:
     ring.give_back(second)  # what is before it is not free
     assert thread.is_alive()
     ring.give_back(first)
-    thread.join(30)
+    thread.join(60)
     assert len(got) == 1
 
 
@@ -57,5 +57,5 @@ def test_waiting_ends_when_it_is_closed() -> None:
     thread = threading.Thread(target=lambda: got.append(ring.take(NBYTES, 0)))
     thread.start()
     ring.close()
-    thread.join(30)
+    thread.join(60)
     assert got == [None]

@@ -94,7 +94,7 @@ def test_grace_times_that_are_too_short(grace_s: float) -> None:
 
 
 def test_what_a_session_writes_is_spared() -> None:
-    store = memory_store(lease_s=0.2)
+    store = memory_store(lease_s=60)
     put_unneeded(store, b"old")
     with same(store).session() as session:
         session.put(b"new")
@@ -152,7 +152,7 @@ def test_a_session_that_begins_while_blobs_are_marked_waits() -> None:
     assert not published.is_set()
     store.bucket.delete([blob_key(Digest.of(b"one"))])
     write_state(store.bucket, SweepState(version=state.version))
-    worker.join(30)
+    worker.join(60)
     assert published.is_set()
     assert blobs_of(store, "m") == [b"one"]
 
@@ -230,8 +230,9 @@ def test_a_model_that_is_published_after_the_mark_keeps_its_blobs(
     Nothing else spares them: they are old, and their names are not written yet.
     """
     monkeypatch.setattr(sweep, "_CLOCKS", timedelta(days=-1))
+    monkeypatch.setattr(sweep, "_LOOK_S", 0.02)
     bucket = HookedBucket()
-    store = BucketStore(bucket, lease_s=4)
+    store = BucketStore(bucket, lease_s=60)
     put_unneeded(store, b"one", b"two")
     marked, arrived = threading.Event(), threading.Event()
 
@@ -241,12 +242,12 @@ def test_a_model_that_is_published_after_the_mark_keeps_its_blobs(
             marked.set()
 
     bucket.after = after
-    slow = BucketStore(HookedLike(bucket, marked, arrived), lease_s=4)
+    slow = BucketStore(HookedLike(bucket, marked, arrived), lease_s=60)
     worker = threading.Thread(target=lambda: commit(slow, "m", b"one"))
     worker.start()
-    assert arrived.wait(30)  # it is about to move its tag
+    assert arrived.wait(60)  # it is about to move its tag
     assert removed_by(prune_all(store)) == {Digest.of(b"two")}
-    worker.join(30)
+    worker.join(60)
     assert blobs_of(store, "m") == [b"one"]
 
 
@@ -262,7 +263,7 @@ class HookedLike(HookedBucket):
         def wait(key: str) -> None:
             if key == manifest_key(M):
                 arrived.set()
-                goes_on.wait(30)
+                goes_on.wait(60)
 
         self.before = wait
 

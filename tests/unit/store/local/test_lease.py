@@ -188,7 +188,10 @@ def test_loaders_and_prunes_at_once(store: Store) -> None:
     Who opens it sees one of both, whole.
     """
     commit_model(store, "m", FIRST, SECOND)
-    seen: list[frozenset[str]] = []
+    seen = {
+        frozenset({"other"}): threading.Event(),
+        frozenset({"first", "second"}): threading.Event(),
+    }
     errors: list[BaseException] = []
     done = threading.Event()
 
@@ -196,7 +199,7 @@ def test_loaders_and_prunes_at_once(store: Store) -> None:
         while not done.is_set():
             try:
                 with blobstore.open_model("m", store=open_store(store.root), verify=True) as model:
-                    seen.append(frozenset(model))
+                    seen[frozenset(model)].set()
             except BaseException as error:  # noqa: BLE001
                 errors.append(error)
 
@@ -204,12 +207,13 @@ def test_loaders_and_prunes_at_once(store: Store) -> None:
     for thread in threads:
         thread.start()
     try:
-        for number in range(8):
-            commit_model(store, "m", *((FIRST, SECOND), (OTHER,))[number % 2])
-            prune(store, grace_s=0, sole_owner=True, wait_s=20)
+        for _ in range(4):
+            for blobs, names in zip(((OTHER,), (FIRST, SECOND)), seen, strict=True):
+                commit_model(store, "m", *blobs)
+                prune(store, grace_s=0, sole_owner=True, wait_s=60)
+                assert seen[names].wait(60)
     finally:
         done.set()
         for thread in threads:
             thread.join()
     assert errors == []
-    assert {frozenset({"first", "second"}), frozenset({"other"})} == set(seen)

@@ -374,7 +374,7 @@ def test_access_token_is_another_name(
 
 
 @pytest.mark.parametrize(
-    ("fields", "at_50", "at_1000"),
+    ("fields", "at_30", "at_1000"),
     [
         ({"expires_in": None}, True, False),  # 60 s
         ({"expires_in": 5}, True, False),  # as docker: never less than 60 s
@@ -396,7 +396,7 @@ def test_when_a_token_is_replaced(
     tokens: TokenServer,
     monkeypatch: pytest.MonkeyPatch,
     fields: dict[str, Any],
-    at_50: bool,
+    at_30: bool,
     at_1000: bool,
 ) -> None:
     issued = str(fields.get("issued_at", ""))
@@ -407,7 +407,7 @@ def test_when_a_token_is_replaced(
     asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
     ask(client, api, asked, PULL)
     start = time.monotonic
-    for seconds, lasts in ((45, at_50), (1000, at_1000)):
+    for seconds, lasts in ((30, at_30), (1000, at_1000)):
         count = len(tokens.asked)
         monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: start() + seconds)
         asked.field(PULL)

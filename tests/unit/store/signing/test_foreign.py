@@ -16,11 +16,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from socket import create_server
 from typing import NoReturn
 from urllib.parse import urlsplit
 
 import pytest
+from support.ports import free_port
 
 from blobstore.cli import main
 from blobstore.formats.documents import Manifest
@@ -50,7 +50,7 @@ KINDS = {
 SKOPEO = "skopeo-sigstore"
 """Debian 12's own skopeo is built without sigstore: `.ci/signers` installs this one, and cosign."""
 _OCI = "application/vnd.oci.image.manifest.v1+json"
-_PATIENCE_S = 60
+_PATIENCE_S = 120
 
 
 def cannot_run(why: str) -> NoReturn:
@@ -173,8 +173,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 def started(folder: Path) -> Iterator[Registry]:
     if shutil.which("docker-registry") is None:
         cannot_run("docker-registry is not installed")
-    with create_server(("127.0.0.1", 0)) as taken:
-        host = f"127.0.0.1:{taken.getsockname()[1]}"
+    host = f"127.0.0.1:{free_port()}"
     folder.mkdir()
     storage = {"filesystem": {"rootdirectory": str(folder / "root")}}
     config = {"version": "0.1", "storage": storage, "http": {"addr": host, "secret": "x"}}
