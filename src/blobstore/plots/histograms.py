@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from blobstore.inspection.distributions import Histogram, ValueDistribution
-from blobstore.plots.specification import Specification, empty, specification
+from blobstore.plots.specification import NARROW, Specification, empty, specification, tip_of
 
 _VALUES, _GAP, _CODES = 190, 62, 120
 _LEGEND = 90
@@ -83,7 +83,9 @@ def _data(found: ValueDistribution) -> list[dict[str, Any]]:
             {
                 "place": place,
                 "share": found.codes[code] / total,
-                "tip": f"code {code}, {_number(values[code])}\n{found.codes[code]:,} times",
+                "tip": tip_of(
+                    f"code {code}, {_number(values[code])}", f"{found.codes[code]:,} times"
+                ),
             }
             for place, code in enumerate(order)
         ]
@@ -108,7 +110,7 @@ def _bins(histogram: Histogram, of: str) -> list[dict[str, Any]]:
             "low": low,
             "high": high,
             "share": number / total,
-            "tip": f"{low:.4g} to {high:.4g}\n{of}: {number:,} values",
+            "tip": tip_of(f"{low:.4g} to {high:.4g}", f"{of}: {number:,} values"),
         }
         for low, high, number in zip(edges, edges[1:], histogram.counts, strict=False)
     ]
@@ -177,7 +179,10 @@ def _values(found: ValueDistribution) -> dict[str, Any]:
 
 def _codes(found: ValueDistribution) -> dict[str, Any]:
     is_affine = found.type_name.startswith("int")
-    title = "code" if is_affine else "code, as the number that it stands for before scaling"
+    title: str | dict[str, str] = "code"
+    if not is_affine:
+        long, short = "code, as the number that it stands for before scaling", "code, as a number"
+        title = {"signal": f"width < {NARROW} ? '{short}' : '{long}'"}
     number = len(found.codes or ())
     values = found.code_values or ()
     places = _order(values)
@@ -205,7 +210,7 @@ def _codes(found: ValueDistribution) -> dict[str, Any]:
     return _panel(_VALUES + _GAP, _CODES, [axis, _axis("left", "use", "share of codes")], [bars])
 
 
-def _axis(orient: str, scale: str, title: str) -> dict[str, Any]:
+def _axis(orient: str, scale: str, title: str | dict[str, str]) -> dict[str, Any]:
     axis = {"orient": orient, "scale": scale, "title": title, "labelOverlap": True}
     if orient == "left":
         return axis | {

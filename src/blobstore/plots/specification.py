@@ -16,7 +16,7 @@ SCHEMA = "https://vega.github.io/schema/vega/v6.json"
 WIDTH = 960
 """Pixels; a page sets the signal ``width`` to the room that it has."""
 NARROW = 560
-"""Pixels under which plots leave out labels."""
+"""Pixels under which plots leave out labels, and shorten titles."""
 
 
 def specification(
@@ -52,6 +52,11 @@ def _readable(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _readable(one) for key, one in value.items()}
     return [_readable(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def tip_of(*lines: str) -> str:
+    """Return the text that a page shows for the mark under the pointer; names break no line."""
+    return "\n".join(map(printable, lines))
 
 
 def colour_scale(type_names: Iterable[str]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from blobstore.importer.planning.outputs import (
 )
 from blobstore.io.durable import FILE_MODE, os_errors
 from blobstore.io.ranges import FileIdentity, Identity
-from blobstore.io.small_files import replace_file
+from blobstore.io.small_files import check_regular, replace_file
 from blobstore.source.addresses import without_secrets
 from blobstore.source.files import KeptFile
 from blobstore.source.weights import SourceFile, SourceWeight
@@ -218,6 +218,7 @@ def write_plan(plan: ImportPlan, path: str | os.PathLike[str]) -> None:
     data = encode_plan(plan)
     addresses = [inventory.folder.address for inventory in plan.inventories]
     is_secret = any(without_secrets(address) != address for address in addresses)
+    check_regular(path)
     with os_errors("write", path):
         replace_file(Path(path), data, mode=_PRIVATE_MODE if is_secret else FILE_MODE)
 
