@@ -69,9 +69,10 @@ def serve(
     use_one_arena()
 
     def show(address: str) -> None:
-        emit(f"Serving {opened.address} at {address}")
+        lines = [f"Serving {opened.address} at {address}"]
         if lm is not None:
-            emit(f"Serving {lm} at {address}v1 (OpenAI's protocol)")
+            lines.append(f"Serving {lm} at {address}v1 (OpenAI's protocol)")
+        emit("\n".join(lines))  # at once: a reader may leave after the first line
 
     hosts = Hosts(host, allowed_host or ())
     with _chat(lm, opened, allow_origin or ()) as chat:
