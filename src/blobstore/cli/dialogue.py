@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from blobstore.cli.interruption import heed_interrupts
-from blobstore.cli.output import emit, fail, note
+from blobstore.cli.output import counted, emit, fail, note
 from blobstore.cli.running import figures, shown_piece
 from blobstore.errors import BlobStoreError
 
@@ -45,7 +45,7 @@ def hold_conversation(
         emit(f"{what}: the model continues what you write. /? shows help.")
     for text in _messages(conversation):
         try:
-            _answer(conversation, text, is_verbose=is_verbose)
+            _answer(conversation, text, talker.sampling.context, is_verbose=is_verbose)
         except BlobStoreError as error:
             fail(error.message, error.hint)
 
@@ -107,7 +107,9 @@ def _read() -> str:
     return "\n".join(lines)
 
 
-def _answer(conversation: Conversation, text: str, *, is_verbose: bool) -> None:
+def _answer(
+    conversation: Conversation, text: str, context: int | None, *, is_verbose: bool
+) -> None:
     answer = conversation.say(text)
     if conversation.dropped:
         note(f"the context is full: the {conversation.dropped} oldest messages are left out")
@@ -118,9 +120,16 @@ def _answer(conversation: Conversation, text: str, *, is_verbose: bool) -> None:
         emit()
     emit()
     if answer.finish_reason == "length":
-        note(f"the answer ended after {answer.tokens:,} tokens: --max-tokens allows more")
+        note(f"the answer ended after {counted(answer.tokens, 'token')}: {_limit(answer, context)}")
     if is_verbose:
         note(figures(answer))
+
+
+def _limit(answer: Generation, context: int | None) -> str:
+    """Return what ended an answer that the model did not end."""
+    if context is not None and answer.prompt_tokens + answer.tokens >= context:
+        return f"the context of {context:,} is full, /clear empties it"
+    return "--max-tokens allows more"
 
 
 @contextmanager

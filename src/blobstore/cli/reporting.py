@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +13,7 @@ import typer
 from blobstore.cli.buckets import CacheChoice
 from blobstore.cli.output import (
     Jobs,
+    JsonOption,
     LowerOption,
     Model,
     StoreOption,
@@ -18,6 +21,7 @@ from blobstore.cli.output import (
     emit,
     printable,
     progress_bar,
+    show_view,
     size,
     source_at,
     stores_at,
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from blobstore.importer.planning.outputs import ImportPlan
     from blobstore.names import ModelName
     from blobstore.source.addresses import Source
+    from blobstore.views.stores import ReportView
 
 
 def report(
@@ -65,6 +70,7 @@ def report(
     jobs: Jobs = None,
     store: StoreOption = None,
     lower: LowerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a page about a model: plots and tables in one file.
 
@@ -74,6 +80,7 @@ def report(
     from blobstore.report.model_page import model_page, model_plots
     from blobstore.report.placing import place_file, place_folder
     from blobstore.report.rasters import check_drawable, drawn_png
+    from blobstore.views.stores import ReportView
 
     if output is None and png is None:
         raise UsageError("report has nothing to write", hint="Use -o FILE, or --png DIR.")
@@ -88,20 +95,50 @@ def report(
     plots = model_plots(found)
     pictures = {} if png is None else {Path(png, f"{key}.png"): plots[key] for key in plots}
     for path in pictures:
-        check_output(str(path), force=force)
-    if output is not None:
-        page = model_page(found, plots, date)
+        _check_absent(str(path), force=force)
+    page = None if output is None else model_page(found, plots, date)
+    if output is not None and page is not None:
         place_file(Path(output), page, force=force)
-        emit(f"{printable(output)}: {counted(len(plots), 'plot')}, {size(len(page))}")
     if png is not None:
         place_folder(Path(png))
         for path, plot in pictures.items():
             place_file(path, drawn_png(plot), force=force)
-        emit(f"{printable(png)}: {counted(len(pictures), 'picture')}")
+    view = ReportView(
+        name=str(found.summary.name),
+        page=output,
+        bytes=None if page is None else len(page),
+        plots=list(plots),
+        pictures=list(map(str, pictures)),
+    )
+    show_view(view, _show_report, as_json=as_json)
+
+
+def _show_report(view: ReportView) -> None:
+    if view.page is not None and view.bytes is not None:
+        emit(f"{printable(view.page)}: {counted(len(view.plots), 'plot')}, {size(view.bytes)}")
+    if view.pictures:
+        folder = os.path.dirname(view.pictures[0])  # noqa: PTH120  # as it was given
+        emit(f"{printable(folder)}: {counted(len(view.pictures), 'picture')}")
 
 
 def check_output(path: str, *, force: bool) -> None:
-    """Raise UsageError if the file exists, unless ``force``: before a minute of measuring."""
+    """Check that a page can be written, before a minute of measuring.
+
+    Raises: UsageError for ``-``, and if the file exists, unless ``force``; StorageError if it is a
+    folder, or its folder is missing.
+    """
+    from blobstore.io.durable import os_errors
+
+    if path == "-":
+        raise UsageError("a page is not written to standard output", hint="Name a file.")
+    _check_absent(path, force=force)
+    with os_errors("write", path):
+        os.stat(os.path.join(os.path.dirname(path), "."))  # noqa: PTH116, PTH118, PTH120
+        if Path(path).is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+
+
+def _check_absent(path: str, *, force: bool) -> None:
     from blobstore.report.placing import check_absent
 
     if not force:

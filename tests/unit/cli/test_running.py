@@ -183,6 +183,17 @@ def test_an_error_does_not_end_a_conversation(
     assert "the context has 40" in capsys.readouterr().err
 
 
+def test_an_answer_that_fills_the_context_says_so(
+    model: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = len("# user\na\n# assistant\n") + 1
+    parrot, _ = model(context=context)
+    _, shown, _ = talked(monkeypatch, "a", parrot=parrot)
+    assert shown == "o\n\n\n"
+    reason = f"the context of {context} is full, /clear empties it"
+    assert f"Note: the answer ended after 1 token: {reason}\n" in capsys.readouterr().err
+
+
 def test_a_base_model_says_that_it_continues(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     parrot, _ = model(None)
     _, shown, _ = talked(monkeypatch, parrot=parrot)
