@@ -77,12 +77,18 @@ class Prompts:
         if self.kind is TemplateKind.OLLAMA:
             return self._encoded(self._by_ollama(messages))
         # As mlx_lm.generate does: the template writes the special tokens.
-        return list(self.tokenizer.encode(self._by_jinja(messages), add_special_tokens=False))
+        return self._encoded(self._by_jinja(messages), is_complete=True)
 
-    def _encoded(self, text: str) -> list[int]:
-        """Return a text's tokens, as mlx_lm's `stream_generate` makes them."""
+    def _encoded(self, text: str, *, is_complete: bool = False) -> list[int]:
+        """Return a text's tokens, as mlx_lm's `stream_generate` makes them.
+
+        ``is_complete``: it has its special tokens.
+        """
+        if not _is_unicode(text):
+            message = f"model {self.name}: its template makes a text that is not Unicode"
+            raise UnsupportedSourceError(message, model=self.name)
         bos = self.tokenizer.bos_token
-        is_needed = bos is None or not text.startswith(bos)
+        is_needed = not is_complete and (bos is None or not text.startswith(bos))
         return list(self.tokenizer.encode(text, add_special_tokens=is_needed))
 
     def _by_ollama(self, messages: Sequence[Message]) -> str:
@@ -111,8 +117,17 @@ def check_prompt(text: str) -> None:
     """Raise UsageError for an empty prompt, and for one that is not Unicode text."""
     if not text:
         raise UsageError("the prompt is empty")
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if not _is_unicode(text):
         raise UsageError("the prompt is not valid text")
+
+
+def _is_unicode(text: str) -> bool:
+    """Return False for a text with half of a surrogate pair, which tokenizers do not take."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _joined(messages: Sequence[Message]) -> str:

@@ -86,3 +86,12 @@ def test_an_error_of_ollamas_template_names_the_model() -> None:
 def test_a_prompt_is_text(content: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         text(prompts(), {"role": "user", "content": content})
+
+
+@pytest.mark.parametrize("is_ollamas", [False, True])
+def test_a_template_that_makes_half_a_character_is_a_typed_error(is_ollamas: bool) -> None:
+    """Tokenizers would raise TypeError."""
+    template = '{{ "\\ud800" }}'
+    made = prompts(template=template) if is_ollamas else prompts(template)
+    with pytest.raises(UnsupportedSourceError, match="m:latest: its template makes a text that"):
+        text(made, USER)
