@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _PROMPT = ">>> "
 _MORE = "... "
+_DUMB = "dumb"
+"""The terminal that knows no sequences: of Emacs, expect, and others."""
 _QUOTES = '"""'
 _HELP = """\
   /clear          forget the conversation
@@ -56,6 +59,8 @@ def _edit_lines() -> None:
         import readline
     except ImportError:
         return
+    if os.environ.get("TERM", _DUMB) == _DUMB:
+        return  # it would show the sequences around a paste
     readline.parse_and_bind("set enable-bracketed-paste on")
 
 

@@ -194,6 +194,22 @@ def test_an_answer_that_fills_the_context_says_so(
     assert f"Note: the answer ended after 1 token: {reason}\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("terminal", "calls"), [("xterm", 1), ("dumb", 0), (None, 0)])
+def test_a_dumb_terminal_gets_no_sequences(
+    terminal: str | None, calls: int, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import readline
+
+    bound: list[str] = []
+    monkeypatch.setattr(readline, "parse_and_bind", bound.append)
+    monkeypatch.setenv("TERM", terminal or "")
+    if terminal is None:
+        monkeypatch.delenv("TERM")
+    parrot, _ = model()
+    talked(monkeypatch, parrot=parrot)
+    assert len(bound) == calls
+
+
 def test_a_base_model_says_that_it_continues(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     parrot, _ = model(None)
     _, shown, _ = talked(monkeypatch, parrot=parrot)
