@@ -44,8 +44,8 @@ def hold_conversation(
     _edit_lines()
     conversation = Conversation(talker, prompts, system)
     if prompts.continues:
-        what = "It is not asked for a template" if prompts.is_raw else "It has no chat template"
-        emit(f"{what}: the model continues what you write. /? shows help.")
+        why = "--raw uses no template" if prompts.is_raw else "The model has no chat template"
+        emit(f"{why}: it continues what you write. /? shows help.")
     for text in _messages(conversation):
         try:
             _answer(conversation, text, talker.sampling.context, is_verbose=is_verbose)
@@ -86,15 +86,20 @@ def _messages(conversation: Conversation) -> Iterator[str]:
         command = text.strip().lower()
         if command in ("/bye", "/exit", "/quit"):
             return
-        if not text.startswith("/") or "\n" in text:
-            yield text
-        elif command == "/clear":
-            conversation.clear()
-            emit("The conversation is forgotten.")
-        elif command in ("/?", "/help"):
-            emit(_HELP)
+        if text.startswith("/") and "\n" not in text:
+            _carry_out(command, conversation)
         else:
-            emit(f"Unknown command {shown_piece(command.split()[0])}. /? shows help.")
+            yield text
+
+
+def _carry_out(command: str, conversation: Conversation) -> None:
+    if command == "/clear":
+        conversation.clear()
+        emit("The conversation is forgotten.")
+    elif command in ("/?", "/help"):
+        emit(_HELP)
+    else:
+        emit(f"Unknown command {shown_piece(command.split(maxsplit=1)[0])}. /? shows help.")
 
 
 def _read() -> str:

@@ -31,6 +31,7 @@ from blobstore.errors import UsageError
 if TYPE_CHECKING:
     from blobstore.importer.planning.outputs import ImportPlan
     from blobstore.names import ModelName
+    from blobstore.report.gathering import ModelFindings
     from blobstore.source.addresses import Source
     from blobstore.views.stores import ReportView
 
@@ -77,10 +78,7 @@ def report(
     A path that exists is a source, as for inspect: NAME:TAG is nearly always a stored model.
     """
     from blobstore.report.gathering import gather
-    from blobstore.report.model_page import model_page, model_plots
-    from blobstore.report.placing import place_file, place_folder
-    from blobstore.report.rasters import check_drawable, drawn_png
-    from blobstore.views.stores import ReportView
+    from blobstore.report.rasters import check_drawable
 
     if output is None and png is None:
         raise UsageError("report has nothing to write", hint="Use -o FILE, or --png DIR.")
@@ -92,6 +90,18 @@ def report(
     other = None if against is None else _side(against)
     with progress_bar() as progress:
         found = gather(name, store=opened, against=other, jobs=jobs, progress=progress)
+    show_view(_written(found, output, png, date, force=force), _show_report, as_json=as_json)
+
+
+def _written(
+    found: ModelFindings, output: str | None, png: str | None, date: str | None, *, force: bool
+) -> ReportView:
+    """Write the page and the pictures, and return the view of them."""
+    from blobstore.report.model_page import model_page, model_plots
+    from blobstore.report.placing import place_file, place_folder
+    from blobstore.report.rasters import drawn_png
+    from blobstore.views.stores import ReportView
+
     plots = model_plots(found)
     pictures = {} if png is None else {Path(png, f"{key}.png"): plots[key] for key in plots}
     for path in pictures:
@@ -103,14 +113,13 @@ def report(
         place_folder(Path(png))
         for path, plot in pictures.items():
             place_file(path, drawn_png(plot), force=force)
-    view = ReportView(
+    return ReportView(
         name=str(found.summary.name),
         page=output,
         bytes=None if page is None else len(page),
         plots=list(plots),
         pictures=list(map(str, pictures)),
     )
-    show_view(view, _show_report, as_json=as_json)
 
 
 def _show_report(view: ReportView) -> None:

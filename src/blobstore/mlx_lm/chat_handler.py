@@ -1,9 +1,8 @@
 """mlx-lm's handler of OpenAI's protocol, its generator and its provider, over one loaded model.
 
-What they compute is mlx-lm's own. Changed is what surrounds it: there is one model, which no
-request can replace; a prompt has to fit the context; a client that goes away ends its answer; and
-bytes come from and go to an `Exchange` instead of a socket. Source: mlx_lm/server.py at version
-0.32.2.
+They compute as in mlx-lm. The differences are around it: there is one model, which no request can
+replace; a prompt has to fit the context; a client that goes away ends its answer; bytes come from
+and go to an `Exchange` instead of a socket. Source: mlx_lm/server.py at version 0.32.2.
 
 Only `chat_service` imports this module, inside a function: mlx-lm is loaded with it.
 """

@@ -1,9 +1,9 @@
 """Prompts: the tokens that a model is given for a conversation, or for a text to continue.
 
 The model's own chat template counts (chat_template.jinja, or the one of tokenizer_config.json),
-else Ollama's template layer. A model without either continues the text. Templates are Jinja
-programs of strangers: transformers runs them in Jinja's sandbox, without access to Python's
-objects, but not with a limit of time.
+else Ollama's template layer. A model without either continues the text. Jinja templates are
+untrusted programs: transformers runs them in Jinja's sandbox, without access to Python's objects,
+but without limits of time and memory.
 """
 
 from __future__ import annotations

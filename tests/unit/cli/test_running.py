@@ -213,7 +213,7 @@ def test_a_dumb_terminal_gets_no_sequences(
 def test_a_base_model_says_that_it_continues(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     parrot, _ = model(None)
     _, shown, _ = talked(monkeypatch, parrot=parrot)
-    assert "has no chat template: the model continues what you write" in shown
+    assert "The model has no chat template: it continues what you write" in shown
 
 
 def test_the_second_ctrl_c_ends(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
