@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -133,8 +132,8 @@ def _show_report(view: ReportView) -> None:
 def check_output(path: str, *, force: bool) -> None:
     """Check that a page can be written, before a minute of measuring.
 
-    Raises: UsageError for ``-``, and if the file exists, unless ``force``; StorageError if it is a
-    folder, or its folder is missing.
+    Raises: UsageError for ``-``, for what is not a file, such as /dev/null, and if the file exists,
+    unless ``force``; StorageError if its folder is missing.
     """
     from blobstore.io.durable import os_errors
 
@@ -143,8 +142,8 @@ def check_output(path: str, *, force: bool) -> None:
     _check_absent(path, force=force)
     with os_errors("write", path):
         os.stat(os.path.join(os.path.dirname(path), "."))  # noqa: PTH116, PTH118, PTH120
-        if Path(path).is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if Path(path).exists() and not Path(path).is_file():
+            raise UsageError(f"{path} is not a file, and is not replaced", hint="Name a file.")
 
 
 def _check_absent(path: str, *, force: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -77,10 +78,17 @@ def test_a_page_without_a_place_is_refused_before_its_model_is_read(
     for output, reason in [
         (tmp_path / "none" / "a", "no such file or directory"),
         (source / "config.json" / "a", "not a directory"),
-        (tmp_path, "is a directory"),
+        (tmp_path / ("a" * 300), "file name too long"),
     ]:
         code, _, err = cli("report", "missing", "-o", output, "--force")
         assert (code, err) == (1, f"Error: can't write {output}: {reason}\n")
+    os.mkfifo(tmp_path / "pipe")
+    for output in (tmp_path, tmp_path / "pipe"):
+        code, _, err = cli("report", "missing", "-o", output, "--force")
+        assert (code, err.splitlines()[0]) == (
+            2,
+            f"Error: {output} is not a file, and is not replaced",
+        )
 
 
 def test_a_report_as_json(cli: Run, source: Path, tmp_path: Path) -> None:
