@@ -139,6 +139,8 @@ def test_they_may_if_they_are_allowed(allowed: str) -> None:
         assert client.ask(b"") == status
         assert client.headers[b"access-control-allow-origin"] == OTHER.encode()
         assert client.headers[b"vary"] == b"Origin"
+    # OpenAI's client for browsers has headers of its own.
+    assert client.headers[b"access-control-allow-headers"] == b"authorization, *"
 
 
 def test_pages_of_the_server_itself_may() -> None:
