@@ -69,6 +69,13 @@ _NUMBERS: Final[Mapping[str, tuple[type, float, float]]] = {
 """The type of each number, and from where to where. -1 of ``top_logprobs`` is mlx-lm's "none"."""
 _ONLY_FLOATS: Final = ("xtc_probability", "xtc_threshold")
 """Numbers that mlx-lm refuses as whole ones."""
+_ONLY_VALUES: Final[Mapping[str, Any]] = {
+    "best_of": 1,
+    "echo": False,
+    "response_format": {"type": "text"},
+    "suffix": "",
+}
+"""What mlx-lm's handler ignores, but another answer is expected of any other value."""
 _SWITCHES: Final = ("stream", "logprobs")
 
 
@@ -95,15 +102,7 @@ def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
     """
     given = {key: value for key, value in _object(raw).items() if value is not None}
     check_model(given.get("model", served.name), served)
-    for key in _OTHER_MODELS:
-        if key in given:
-            raise UsageError(f"{key} is not possible: one model is served")
-    for key, (kind, least, most) in _NUMBERS.items():
-        if key in given:
-            _check_number(key, given[key], kind, least, most)
-    for key in _SWITCHES:
-        if not isinstance(given.get(key, False), bool):
-            raise UsageError(f"{key} is {quoted(given[key])}, expected true or false")
+    _check_values(given)
     document = {**_defaults(served.sampling), **given, "model": served.name}
     document["temperature"] = temperature_of(document["temperature"])
     document |= {key: float(document[key]) for key in _ONLY_FLOATS if key in document}
@@ -118,6 +117,22 @@ def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
     elif not isinstance(given.get("prompt"), str) or not given["prompt"]:
         raise UsageError("prompt is missing, or not one text")
     return document
+
+
+def _check_values(given: Mapping[str, Any]) -> None:
+    """Raise UsageError for values that mlx-lm can't take, or ignores."""
+    for key in _OTHER_MODELS:
+        if key in given:
+            raise UsageError(f"{key} is not possible: one model is served")
+    for key, (kind, least, most) in _NUMBERS.items():
+        if key in given:
+            _check_number(key, given[key], kind, least, most)
+    for key, value in _ONLY_VALUES.items():
+        if given.get(key, value) != value:
+            raise UsageError(f"{key} {quoted(given[key])} is not possible: mlx-lm does not have it")
+    for key in _SWITCHES:
+        if not isinstance(given.get(key, False), bool):
+            raise UsageError(f"{key} is {quoted(given[key])}, expected true or false")
 
 
 def check_model(name: Any, served: ChatModel) -> None:

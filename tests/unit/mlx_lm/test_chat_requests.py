@@ -85,6 +85,11 @@ def test_mlx_never_divides_by_next_to_nothing(given: float, wanted: float) -> No
     assert made(temperature=given)["temperature"] == wanted
 
 
+def test_values_without_effect_are_possible() -> None:
+    made(TEXT, best_of=1, echo=False, suffix="")
+    made(response_format={"type": "text"})
+
+
 def test_mlx_lm_gets_floats_where_it_wants_them() -> None:
     """It refuses a whole number there."""
     document = made(xtc_probability=1, xtc_threshold=0)
@@ -122,6 +127,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "xtc_threshold is '0.6'": (CHAT, {"xtc_threshold": 0.6}),
     "num_draft_tokens is": (CHAT, {"num_draft_tokens": -1}),
     "logprobs is '2', expected true": (TEXT, {"logprobs": 2}),
+    "best_of '3' is not possible": (TEXT, {"best_of": 3}),
+    "echo 'True' is not possible": (TEXT, {"echo": True}),
+    "suffix 'x' is not possible": (TEXT, {"suffix": "x"}),
+    "response_format .* is not possible": (CHAT, {"response_format": {"type": "json_object"}}),
     "stop is not a": (CHAT, {"stop": [1]}),
     "stop has 17": (CHAT, {"stop": ["a"] * 17}),
     "logit_bias is not": (CHAT, {"logit_bias": [1]}),
