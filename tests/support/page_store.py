@@ -15,7 +15,6 @@ import numpy as np
 import blobstore
 from blobstore.inspection.quality import measure_quality
 from blobstore.store.local.store import Store, open_store
-from blobstore.views.checkpoints import QualityView
 from blobstore.views.records import keep_quality
 from support import PYCODE, PYCODE_MOE
 from support.checkpoints import write_checkpoint
@@ -68,7 +67,7 @@ def fill(store: Store, folder: Path) -> None:
 def keep_errors(store: Store, name: str) -> None:
     """Keep the errors of a model that was made of pycode-5m, as ``blobstore quality`` does."""
     found = measure_quality(name, PYCODE, store=store)
-    keep_quality(store, found.name, QualityView.of(found), str(PYCODE))
+    keep_quality(store, found, str(PYCODE))
 
 
 def hostile(folder: Path) -> Path:

@@ -78,24 +78,25 @@ class Parrot:
     def __init__(self, context: int | None = None) -> None:
         self.sampling = Sampling(context=context)
         self.seen: list[str] = []
+        self._room = 0
 
     def answer(self, prompt: list[int], *, is_kept: bool = False) -> Generation:
         """Return an answer."""
-        self.sampling.room(len(prompt))
+        self._room = self.sampling.room(len(prompt))
         self.seen.append(Letters.decode(prompt))
         answer = Generation(prompt_tokens=len(prompt))
         answer.pieces = self._pieces(answer)
         return answer
 
     def _pieces(self, answer: Generation) -> Iterator[str]:
-        for piece in ("o", "k"):
+        for piece in ("o", "k")[: self._room]:
             if answer.is_stopped:
                 answer.finish_reason = "interrupted"
                 return
             answer.text += piece
             answer.tokens += 1
             yield piece
-        answer.finish_reason = "stop"
+        answer.finish_reason = "stop" if answer.text == "ok" else "length"
 
 
 @dataclass(frozen=True, slots=True)

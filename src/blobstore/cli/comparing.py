@@ -67,7 +67,7 @@ def quality(
     with progress_bar() as progress:
         report = measure_quality(name, source, store=opened, jobs=jobs, progress=progress)
     view = QualityView.of(report)
-    keep_quality(opened, report.name, view, source)
+    keep_quality(opened, report, source)
     show_view(view, _show_quality, as_json=as_json)
     if plot and not as_json:
         _plot(view)

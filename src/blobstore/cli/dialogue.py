@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from blobstore.cli.interruption import heed_interrupts
-from blobstore.cli.output import emit, fail, note
+from blobstore.cli.output import counted, emit, fail, note
 from blobstore.cli.running import figures, shown_piece
 from blobstore.errors import BlobStoreError
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _PROMPT = ">>> "
 _MORE = "... "
+_DUMB = "dumb"
+"""The terminal that knows no sequences: of Emacs, expect, and others."""
 _QUOTES = '"""'
 _HELP = """\
   /clear          forget the conversation
@@ -41,11 +44,11 @@ def hold_conversation(
     _edit_lines()
     conversation = Conversation(talker, prompts, system)
     if prompts.continues:
-        what = "It is not asked for a template" if prompts.is_raw else "It has no chat template"
-        emit(f"{what}: the model continues what you write. /? shows help.")
+        why = "--raw uses no template" if prompts.is_raw else "The model has no chat template"
+        emit(f"{why}: it continues what you write. /? shows help.")
     for text in _messages(conversation):
         try:
-            _answer(conversation, text, is_verbose=is_verbose)
+            _answer(conversation, text, talker.sampling.context, is_verbose=is_verbose)
         except BlobStoreError as error:
             fail(error.message, error.hint)
 
@@ -56,6 +59,8 @@ def _edit_lines() -> None:
         import readline
     except ImportError:
         return
+    if os.environ.get("TERM", _DUMB) == _DUMB:
+        return  # it would show the sequences around a paste
     readline.parse_and_bind("set enable-bracketed-paste on")
 
 
@@ -81,15 +86,20 @@ def _messages(conversation: Conversation) -> Iterator[str]:
         command = text.strip().lower()
         if command in ("/bye", "/exit", "/quit"):
             return
-        if not text.startswith("/") or "\n" in text:
-            yield text
-        elif command == "/clear":
-            conversation.clear()
-            emit("The conversation is forgotten.")
-        elif command in ("/?", "/help"):
-            emit(_HELP)
+        if text.startswith("/") and "\n" not in text:
+            _carry_out(command, conversation)
         else:
-            emit(f"Unknown command {shown_piece(command.split()[0])}. /? shows help.")
+            yield text
+
+
+def _carry_out(command: str, conversation: Conversation) -> None:
+    if command == "/clear":
+        conversation.clear()
+        emit("The conversation is forgotten.")
+    elif command in ("/?", "/help"):
+        emit(_HELP)
+    else:
+        emit(f"Unknown command {shown_piece(command.split(maxsplit=1)[0])}. /? shows help.")
 
 
 def _read() -> str:
@@ -107,7 +117,9 @@ def _read() -> str:
     return "\n".join(lines)
 
 
-def _answer(conversation: Conversation, text: str, *, is_verbose: bool) -> None:
+def _answer(
+    conversation: Conversation, text: str, context: int | None, *, is_verbose: bool
+) -> None:
     answer = conversation.say(text)
     if conversation.dropped:
         note(f"the context is full: the {conversation.dropped} oldest messages are left out")
@@ -118,9 +130,16 @@ def _answer(conversation: Conversation, text: str, *, is_verbose: bool) -> None:
         emit()
     emit()
     if answer.finish_reason == "length":
-        note(f"the answer ended after {answer.tokens:,} tokens: --max-tokens allows more")
+        note(f"the answer ended after {counted(answer.tokens, 'token')}: {_limit(answer, context)}")
     if is_verbose:
         note(figures(answer))
+
+
+def _limit(answer: Generation, context: int | None) -> str:
+    """Return what ended an answer that the model did not end."""
+    if context is not None and answer.prompt_tokens + answer.tokens >= context:
+        return f"the context of {context:,} is full, /clear empties it"
+    return "--max-tokens allows more"
 
 
 @contextmanager

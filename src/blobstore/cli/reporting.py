@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from blobstore.cli.buckets import CacheChoice
 from blobstore.cli.output import (
     Jobs,
+    JsonOption,
     LowerOption,
     Model,
     StoreOption,
@@ -18,6 +20,7 @@ from blobstore.cli.output import (
     emit,
     printable,
     progress_bar,
+    show_view,
     size,
     source_at,
     stores_at,
@@ -27,7 +30,9 @@ from blobstore.errors import UsageError
 if TYPE_CHECKING:
     from blobstore.importer.planning.outputs import ImportPlan
     from blobstore.names import ModelName
+    from blobstore.report.gathering import ModelFindings
     from blobstore.source.addresses import Source
+    from blobstore.views.stores import ReportView
 
 
 def report(
@@ -65,15 +70,15 @@ def report(
     jobs: Jobs = None,
     store: StoreOption = None,
     lower: LowerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a page about a model: plots and tables in one file.
 
     A path that exists is a source, as for inspect: NAME:TAG is nearly always a stored model.
     """
     from blobstore.report.gathering import gather
-    from blobstore.report.model_page import model_page, model_plots
-    from blobstore.report.placing import check_folder, check_place, place_file, place_folder
-    from blobstore.report.rasters import check_drawable, drawn_png
+    from blobstore.report.placing import check_folder, check_place
+    from blobstore.report.rasters import check_drawable
 
     if output is None and png is None:
         raise UsageError("report has nothing to write", hint="Use -o FILE, or --png DIR.")
@@ -86,20 +91,45 @@ def report(
     other = None if against is None else _side(against)
     with progress_bar() as progress:
         found = gather(name, store=opened, against=other, jobs=jobs, progress=progress)
+    show_view(_written(found, output, png, date, force=force), _show_report, as_json=as_json)
+
+
+def _written(
+    found: ModelFindings, output: str | None, png: str | None, date: str | None, *, force: bool
+) -> ReportView:
+    """Write the page and the pictures, and return the view of them."""
+    from blobstore.report.model_page import model_page, model_plots
+    from blobstore.report.placing import check_place, place_file, place_folder
+    from blobstore.report.rasters import drawn_png
+    from blobstore.views.stores import ReportView
+
     plots = model_plots(found)
     pictures = {} if png is None else {Path(png, f"{key}.png"): plots[key] for key in plots}
     if png is not None:
         place_folder(Path(png))
     for path in pictures:
         check_place(str(path), force=force)
-    if output is not None:
-        page = model_page(found, plots, date)
+    page = None if output is None else model_page(found, plots, date)
+    if output is not None and page is not None:
         place_file(Path(output), page, force=force)
-        emit(f"{printable(output)}: {counted(len(plots), 'plot')}, {size(len(page))}")
     if png is not None:
         for path, plot in pictures.items():
             place_file(path, drawn_png(plot), force=force)
-        emit(f"{printable(png)}: {counted(len(pictures), 'picture')}")
+    return ReportView(
+        name=str(found.summary.name),
+        page=output,
+        bytes=None if page is None else len(page),
+        plots=list(plots),
+        pictures=list(map(str, pictures)),
+    )
+
+
+def _show_report(view: ReportView) -> None:
+    if view.page is not None and view.bytes is not None:
+        emit(f"{printable(view.page)}: {counted(len(view.plots), 'plot')}, {size(view.bytes)}")
+    if view.pictures:
+        folder = os.path.dirname(view.pictures[0])  # noqa: PTH120  # as it was given
+        emit(f"{printable(folder)}: {counted(len(view.pictures), 'picture')}")
 
 
 def write_plan_page(

@@ -131,17 +131,22 @@ def run(
         return
     messages = [*prompts.beginning(system), {"role": "user", "content": text}]
     answer = talker.answer(prompts.tokens(messages))
+    _show(answer, talker.sampling.seed, as_json=as_json)
+    if verbose:
+        note(figures(answer))
+
+
+def _show(answer: Generation, seed: int | None, *, as_json: bool) -> None:
+    """Print an answer as it is written; as a document when it is whole."""
     for piece in answer:
         if not as_json:
             emit(shown_piece(piece), end="")
     if as_json:
         from blobstore.views.stores import RunView
 
-        show_json(RunView.of(answer, talker.sampling.seed))
+        show_json(RunView.of(answer, seed))
     else:
         emit()
-    if verbose:
-        note(figures(answer))
 
 
 def _check(given: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,10 +11,15 @@ import typer
 
 from blobstore.cli.buckets import CacheOption, CacheSizeOption, cached_stores_at
 from blobstore.cli.output import LowerOption, StoreOption, emit, note
-from blobstore.errors import UsageError
+from blobstore.errors import UsageError, quoted
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
+
+
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?", re.ASCII)
+"""A host's name, or its address; one of IPv6 has two colons at least."""
+_ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@]+/?", re.ASCII)
 
 
 def serve(
@@ -53,6 +59,7 @@ def serve(
     cache_size: CacheSizeOption = None,
 ) -> None:
     """Serve pages over the store, and an API. Nothing can be changed."""
+    _check_names(allowed_host or (), allow_origin or (), lm)
     opened = cached_stores_at(store, lower, cache, cache_size)
     try:
         import starlette  # noqa: F401
@@ -69,14 +76,29 @@ def serve(
     use_one_arena()
 
     def show(address: str) -> None:
-        emit(f"Serving {opened.address} at {address}")
+        lines = [f"Serving {opened.address} at {address}"]
         if lm is not None:
-            emit(f"Serving {lm} at {address}v1 (OpenAI's protocol)")
+            lines.append(f"Serving {lm} at {address}v1 (OpenAI's protocol)")
+        emit("\n".join(lines))  # at once: a reader may leave after the first line
 
     hosts = Hosts(host, allowed_host or ())
     with _chat(lm, opened, allow_origin or ()) as chat:
         app = application(opened, hosts, more=[*distribution_routes(opened), *chat])
         serve_at(app, host, port, ready=show)
+
+
+def _check_names(hosts: Iterable[str], origins: Iterable[str], lm: str | None) -> None:
+    """Raise UsageError for names that no request could ever have."""
+    for host in hosts:
+        if _HOST.fullmatch(host) is None:
+            message = f"--allowed-host: {quoted(host)} is not a host name"
+            raise UsageError(message, hint="Write it without scheme and port, as models.example.")
+    for origin in origins:
+        if lm is None:
+            raise UsageError("--allow-origin is for a model that answers", hint="Use --lm NAME.")
+        if _ORIGIN.fullmatch(origin) is None:
+            message = f"--allow-origin: {quoted(origin)} is not an origin"
+            raise UsageError(message, hint="Write SCHEME://HOST[:PORT], or * for all.")
 
 
 @contextmanager

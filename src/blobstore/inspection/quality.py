@@ -30,7 +30,7 @@ from blobstore.io.workers import Progress, begun, results_of, threads
 from blobstore.kernels.arrays import Array
 from blobstore.model.loader import Model, open_model
 from blobstore.model.tensors import StoredArray, Tensor
-from blobstore.names import ModelName
+from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import Source
 from blobstore.source.inventory import read_inventory
 from blobstore.source.weights import Form, SourceReaders
@@ -55,9 +55,13 @@ class TensorQuality:
 
 @dataclass(frozen=True, slots=True)
 class ModelQuality:
-    """A stored model against its source: ``tensors`` by relative rmse, the largest first."""
+    """A stored model against its source: ``tensors`` by relative rmse, the largest first.
+
+    ``manifest``: the digest of its manifest when it was opened.
+    """
 
     name: ModelName
+    manifest: Digest
     tensors: tuple[TensorQuality, ...]
 
     @property
@@ -107,7 +111,7 @@ def measure_quality(
             )
             readers.check_unchanged()
             tensors.sort(key=lambda tensor: (-_damage(tensor), tensor.name))
-            return ModelQuality(model.name, tuple(tensors))
+            return ModelQuality(model.name, model.manifest.digest, tuple(tensors))
     finally:
         readers.close()
 

@@ -1,9 +1,8 @@
 """mlx-lm's handler of OpenAI's protocol, its generator and its provider, over one loaded model.
 
-What they compute is mlx-lm's own. Changed is what surrounds it: there is one model, which no
-request can replace; a prompt has to fit the context; a client that goes away ends its answer; and
-bytes come from and go to an `Exchange` instead of a socket. Source: mlx_lm/server.py at version
-0.32.2.
+They compute as in mlx-lm. The differences are around it: there is one model, which no request can
+replace; a prompt has to fit the context; a client that goes away ends its answer; bytes come from
+and go to an `Exchange` instead of a socket. Source: mlx_lm/server.py at version 0.32.2.
 
 Only `chat_service` imports this module, inside a function: mlx-lm is loaded with it.
 """
@@ -22,7 +21,7 @@ from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
 from mlx_lm.server import APIHandler, ModelProvider, ResponseGenerator, get_system_fingerprint
 
 from blobstore.errors import BlobStoreError, UsageError
-from blobstore.mlx_lm.chat_requests import MODELS, ChatModel, check_model
+from blobstore.mlx_lm.chat_requests import MODELS, ChatModel, check_model, error_document
 from blobstore.mlx_lm.conversation import Talker
 from blobstore.mlx_lm.prompts import Prompts, TemplateKind
 from blobstore.mlx_lm.template_time import limited_time
@@ -122,6 +121,8 @@ class Generator(ResponseGenerator):  # type: ignore[misc]
     def _tokenize(self, tokenizer: Any, request: Any, args: Any) -> Any:
         is_chat = request.request_type == "chat"
         if is_chat and self._prompts.kind is TemplateKind.OLLAMA:
+            if request.tools:
+                raise UsageError("tools are not possible: the model's template is Ollama's")
             prompt = self._prompts.tokens(request.messages)
             found: Any = (prompt, [prompt], ["assistant"], "normal", None)
         else:
@@ -253,14 +254,6 @@ class Handler(APIHandler):  # type: ignore[misc]
         self._set_completion_headers(200)
         self.end_headers()
         self._exchange.write(json.dumps(document).encode())
-
-
-def error_document(error: Exception) -> bytes:
-    """Return an error as OpenAI's clients read it."""
-    known = isinstance(error, BlobStoreError)
-    text = error.message if isinstance(error, BlobStoreError) else f"mlx-lm can't answer: {error}"
-    kind = "invalid_request_error" if known else "server_error"
-    return json.dumps({"error": {"message": text, "type": kind, "code": None}}).encode()
 
 
 def request_of(path: str, document: dict[str, Any]) -> tuple[str, str, bytes]:

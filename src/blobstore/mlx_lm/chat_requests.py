@@ -7,15 +7,16 @@ own. Source: mlx_lm/server.py `APIHandler` at version 0.32.2.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from blobstore.errors import ModelNotFoundError, UsageError, quoted
+from blobstore.errors import BlobStoreError, BusyError, ModelNotFoundError, UsageError, quoted
 from blobstore.formats import strictjson
 from blobstore.formats.strictjson import StrictJsonError
 from blobstore.mlx_lm.model_texts import Message
-from blobstore.mlx_lm.sampling_settings import MAX_COUNT, NO_LIMIT, Sampling
+from blobstore.mlx_lm.sampling_settings import MAX_COUNT, NO_LIMIT, Sampling, temperature_of
 
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"
@@ -60,7 +61,22 @@ _NUMBERS: Final[Mapping[str, tuple[type, float, float]]] = {
     "max_completion_tokens": (int, 1, MAX_COUNT),
     "seed": (int, 0, 2**63 - 1),
     "n": (int, 1, 1),
+    "top_logprobs": (int, -1, 11),
+    "num_draft_tokens": (int, 0, MAX_COUNT),
+    "xtc_probability": (float, 0, 1),
+    "xtc_threshold": (float, 0, 0.5),
 }
+"""The type of each number, and from where to where. -1 of ``top_logprobs`` is mlx-lm's "none"."""
+_ONLY_FLOATS: Final = ("xtc_probability", "xtc_threshold")
+"""Numbers that mlx-lm refuses as whole ones."""
+_ONLY_VALUES: Final[Mapping[str, Any]] = {
+    "best_of": 1,
+    "echo": False,
+    "response_format": {"type": "text"},
+    "suffix": "",
+}
+"""What mlx-lm's handler ignores, but another answer is expected of any other value."""
+_SWITCHES: Final = ("stream", "logprobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +102,37 @@ def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
     """
     given = {key: value for key, value in _object(raw).items() if value is not None}
     check_model(given.get("model", served.name), served)
-    for key in _OTHER_MODELS:
-        if key in given:
-            raise UsageError(f"{key} is not possible: one model is served")
-    for key, (kind, least, most) in _NUMBERS.items():
-        if key in given:
-            _check_number(key, given[key], kind, least, most)
+    _check_values(given)
     document = {**_defaults(served.sampling), **given, "model": served.name}
+    document["temperature"] = temperature_of(document["temperature"])
+    document |= {key: float(document[key]) for key in _ONLY_FLOATS if key in document}
     document["stop"] = _stops(document.get("stop"))
     if document["top_k"] >= served.vocabulary:
         document["top_k"] = 0  # all tokens; mlx-lm wants fewer than there are
     _check_bias(document.get("logit_bias", {}), served.vocabulary)
-    _check_stream(document)
+    _complete_stream(document)
     if path == CHAT:
         document["messages"] = _messages(given.get("messages"), served.beginning)
         _check_template_values(document)
     elif not isinstance(given.get("prompt"), str) or not given["prompt"]:
         raise UsageError("prompt is missing, or not one text")
     return document
+
+
+def _check_values(given: Mapping[str, Any]) -> None:
+    """Raise UsageError for values that mlx-lm can't take, or ignores."""
+    for key in _OTHER_MODELS:
+        if key in given:
+            raise UsageError(f"{key} is not possible: one model is served")
+    for key, (kind, least, most) in _NUMBERS.items():
+        if key in given:
+            _check_number(key, given[key], kind, least, most)
+    for key, value in _ONLY_VALUES.items():
+        if given.get(key, value) != value:
+            raise UsageError(f"{key} {quoted(given[key])} is not possible: mlx-lm does not have it")
+    for key in _SWITCHES:
+        if not isinstance(given.get(key, False), bool):
+            raise UsageError(f"{key} is {quoted(given[key])}, expected true or false")
 
 
 def check_model(name: Any, served: ChatModel) -> None:
@@ -121,7 +150,7 @@ def _object(raw: bytes) -> dict[str, Any]:
         document = strictjson.parse(raw)
         strictjson.check_depth(document)
     except StrictJsonError as error:
-        raise UsageError(f"the request is {error}") from None
+        raise UsageError(f"the request: {error}") from None
     if not isinstance(document, dict):
         raise UsageError("the request is not a JSON object")
     return document
@@ -150,8 +179,9 @@ def _defaults(sampling: Sampling) -> dict[str, Any]:
 def _check_number(key: str, value: Any, kind: type, least: float, most: float) -> None:
     kinds = (int, float) if kind is float else (int,)
     if type(value) not in kinds or not least <= value <= most:
-        wanted = "a number" if kind is float else "a whole number"
-        raise UsageError(f"{key} is {quoted(value)}, expected {wanted} from {least} to {most}")
+        wanted = f"{'a number' if kind is float else 'a whole number'} from {least} to {most}"
+        expected = wanted if least < most else str(least)
+        raise UsageError(f"{key} is {quoted(value)}, expected {expected}")
 
 
 def _stops(value: Any) -> list[str]:
@@ -172,9 +202,7 @@ def _check_bias(bias: Any, vocabulary: int) -> None:
         _check_number("a value of logit_bias", value, float, -_PLENTY, _PLENTY)
 
 
-def _check_stream(document: dict[str, Any]) -> None:
-    if not isinstance(document["stream"], bool):
-        raise UsageError("stream is not true or false")
+def _complete_stream(document: dict[str, Any]) -> None:
     options = document.get("stream_options", {})
     if not isinstance(options, dict):
         raise UsageError("stream_options is not an object")
@@ -188,24 +216,40 @@ def _messages(messages: Any, beginning: Sequence[Message]) -> list[dict[str, Any
     """Return the messages after those of the model, whose system text gives way to another."""
     if not isinstance(messages, list) or not messages:
         raise UsageError("messages is missing, or not a list with a message")
+    given = []
     for one in messages:
         if not isinstance(one, dict) or not isinstance(one.get("role"), str):
             raise UsageError("a message is not an object with a role")
-        _check_content(one.get("content"))
-    has_system = any(one["role"] == "system" for one in messages)
+        _check_functions("tool_calls", one.get("tool_calls") or [])
+        given.append({**one, "content": _text(one.get("content"))})
+    has_system = any(one["role"] == "system" for one in given)
     own = [dict(one) for one in beginning if not (has_system and one["role"] == "system")]
-    return own + messages
+    return own + given
 
 
-def _check_content(content: Any) -> None:
-    """Raise UsageError for what is not text. mlx-lm would fetch images by their addresses."""
-    parts = content if isinstance(content, list) else []
-    is_text = content is None or isinstance(content, str | list)
-    for part in parts:
-        is_text &= isinstance(part, dict) and part.get("type") == "text"
-        is_text &= isinstance(part, dict) and isinstance(part.get("text"), str)
-    if not is_text:
-        raise UsageError("the content of a message is not text: images and files are not served")
+def _text(content: Any) -> str:
+    """Return the text of a message, whose parts are joined as mlx-lm joins them.
+
+    Raises: UsageError for other content: mlx-lm would fetch images by their addresses.
+    """
+    if content is None:
+        return ""
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    for one in parts:
+        is_text = isinstance(one, dict) and one.get("type") == "text"
+        if not (is_text and isinstance(one.get("text"), str)):
+            message = "the content of a message is not text: images and files are not served"
+            raise UsageError(message)
+    return "".join(one["text"] for one in parts)
+
+
+def _check_functions(key: str, values: Any) -> None:
+    """Raise UsageError for what is not a list of objects; their functions are objects too."""
+    is_list = isinstance(values, list)
+    for one in values if is_list else ():
+        is_list &= isinstance(one, dict) and isinstance(one.get("function") or {}, dict)
+    if not is_list:
+        raise UsageError(f"{key} is not a list of objects with functions")
 
 
 def _check_template_values(document: Mapping[str, Any]) -> None:
@@ -214,7 +258,17 @@ def _check_template_values(document: Mapping[str, Any]) -> None:
         raise UsageError("chat_template_kwargs is not an object")
     if found := sorted(_RESERVED & values.keys()):
         raise UsageError(f"chat_template_kwargs can't have {', '.join(found)}")
-    for key in ("tools", "role_mapping"):
-        kind = list if key == "tools" else dict
-        if not isinstance(document.get(key, kind()), kind):
-            raise UsageError(f"{key} is not {'a list' if kind is list else 'an object'}")
+    _check_functions("tools", document.get("tools", []))
+    if not isinstance(document.get("role_mapping", {}), dict):
+        raise UsageError("role_mapping is not an object")
+
+
+def error_document(error: Exception) -> bytes:
+    """Return an error as OpenAI's clients read it. An error that is not ours is mlx-lm's."""
+    if isinstance(error, BlobStoreError):
+        text = error.message if error.hint is None else f"{error.message}. {error.hint}"
+    else:
+        text = f"mlx-lm can't answer: {error}"
+    is_clients = isinstance(error, BlobStoreError) and not isinstance(error, BusyError)
+    kind = "invalid_request_error" if is_clients else "server_error"
+    return json.dumps({"error": {"message": text, "type": kind, "code": None}}).encode()

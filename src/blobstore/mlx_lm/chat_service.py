@@ -13,7 +13,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from blobstore.errors import BlobStoreError, InvalidNameError, NotFoundError, quoted
-from blobstore.mlx_lm.chat_requests import CHAT, MODELS, TEXT, ChatModel, completed
+from blobstore.mlx_lm.chat_requests import (
+    CHAT,
+    MODELS,
+    TEXT,
+    ChatModel,
+    completed,
+    error_document,
+)
 from blobstore.mlx_lm.conversation import Talker, load_talker
 from blobstore.mlx_lm.prompts import Prompts
 from blobstore.model.network_plan import mlx_lm_errors
@@ -56,7 +63,7 @@ class ChatService:
         except BlobStoreError as error:
             status = 404 if isinstance(error, NotFoundError) else 400
             exchange.start(status, _JSON)
-            exchange.write(self._handlers.error_document(error))
+            exchange.write(error_document(error))
             return
         self._handlers.Handler(self._living(), exchange, self.served, request, self._fingerprint)
 
@@ -118,7 +125,7 @@ def load_service(name: str, *, store: Readable) -> tuple[ChatService, tuple[str,
 
     def is_named(text: str) -> bool:
         try:
-            return ModelName.parse(text) == parsed
+            return ModelName.parse(text).folded == parsed.folded
         except InvalidNameError:
             return False
 

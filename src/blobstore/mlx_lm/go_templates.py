@@ -123,8 +123,13 @@ class _Run:
             raise template_error("it takes too long, or makes too long a prompt")
 
     def write(self, text: str) -> None:
-        self.length += len(text)
+        self.made(text)
         self.parts.append(text)
+
+    def made(self, value: Any) -> None:
+        """Count a text: forty times ``{{ $x = print $x $x }}`` would take all memory."""
+        if isinstance(value, str):
+            self.length += len(value)
 
 
 def _run(nodes: Sequence[Node], root: Mapping[str, Any]) -> str:
@@ -235,11 +240,13 @@ def _call(run: _Run, call: Call, dot: Any, scopes: Scopes) -> Any:
         return result
     arguments = [_evaluate(run, argument, dot, scopes) for argument in call.arguments]
     try:
-        return _FUNCTIONS[call.name](*arguments)
+        result = _FUNCTIONS[call.name](*arguments)
     except UnsupportedSourceError:
         raise
     except (TypeError, LookupError, ValueError, RecursionError) as error:
         raise template_error(f"{call.name} fails: {error}") from None
+    run.made(result)
+    return result
 
 
 def _index(value: Any, *places: Any) -> Any:

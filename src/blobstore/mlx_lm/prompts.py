@@ -1,9 +1,9 @@
 """Prompts: the tokens that a model is given for a conversation, or for a text to continue.
 
 The model's own chat template counts (chat_template.jinja, or the one of tokenizer_config.json),
-else Ollama's template layer. A model without either continues the text. Templates are Jinja
-programs of strangers: transformers runs them in Jinja's sandbox, without access to Python's
-objects, and we limit their time (template_time.py).
+else Ollama's template layer. A model without either continues the text. Jinja templates are
+untrusted programs: transformers runs them in Jinja's sandbox, without access to Python's objects,
+and we limit their time (template_time.py).
 """
 
 from __future__ import annotations
@@ -78,12 +78,18 @@ class Prompts:
         if self.kind is TemplateKind.OLLAMA:
             return self._encoded(self._by_ollama(messages))
         # As mlx_lm.generate does: the template writes the special tokens.
-        return list(self.tokenizer.encode(self._by_jinja(messages), add_special_tokens=False))
+        return self._encoded(self._by_jinja(messages), is_complete=True)
 
-    def _encoded(self, text: str) -> list[int]:
-        """Return a text's tokens, as mlx_lm's `stream_generate` makes them."""
+    def _encoded(self, text: str, *, is_complete: bool = False) -> list[int]:
+        """Return a text's tokens, as mlx_lm's `stream_generate` makes them.
+
+        ``is_complete``: it has its special tokens.
+        """
+        if not _is_unicode(text):
+            message = f"model {self.name}: its template makes a text that is not Unicode"
+            raise UnsupportedSourceError(message, model=self.name)
         bos = self.tokenizer.bos_token
-        is_needed = bos is None or not text.startswith(bos)
+        is_needed = not is_complete and (bos is None or not text.startswith(bos))
         return list(self.tokenizer.encode(text, add_special_tokens=is_needed))
 
     def _by_ollama(self, messages: Sequence[Message]) -> str:
@@ -113,8 +119,17 @@ def check_prompt(text: str) -> None:
     """Raise UsageError for an empty prompt, and for one that is not Unicode text."""
     if not text:
         raise UsageError("the prompt is empty")
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if not _is_unicode(text):
         raise UsageError("the prompt is not valid text")
+
+
+def _is_unicode(text: str) -> bool:
+    """Return False for a text with half of a surrogate pair, which tokenizers do not take."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _joined(messages: Sequence[Message]) -> str:

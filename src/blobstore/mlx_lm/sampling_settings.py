@@ -21,6 +21,8 @@ MAX_COUNT: Final = 2**31 - 1
 _MAX_SEED = 2**63 - 1
 _PLENTY = 1e6
 """No number of these has a meaning above it; of larger ones, MLX makes infinity or NaN."""
+_COLDEST = 1e-30
+"""A lower temperature counts as 0: MLX divides by it, in float32, and would get infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,12 @@ def _number(least: float, most: float = _PLENTY) -> Callable[[Any], float | None
     return read
 
 
+def temperature_of(value: Any) -> float | None:
+    """Return a temperature that MLX can divide by, or 0; None if it is invalid."""
+    found = _number(0)(value)
+    return 0.0 if found is not None and found < _COLDEST else found
+
+
 def _count(least: int, most: int = MAX_COUNT) -> Callable[[Any], int | None]:
     def read(value: Any) -> int | None:
         is_fine = type(value) is int and least <= value <= most
@@ -95,7 +103,7 @@ def _texts(value: Any) -> tuple[str, ...] | None:
 
 
 _FIELDS: Final[Mapping[str, tuple[Callable[[Any], Any], str]]] = {
-    "temperature": (_number(0), "a number from 0"),
+    "temperature": (temperature_of, "a number from 0"),
     "top_p": (_number(0, 1), "a number from 0 to 1"),
     "top_k": (_count(0), "a whole number from 0"),
     "min_p": (_number(0, 1), "a number from 0 to 1"),

@@ -15,9 +15,11 @@ from blobstore.io.small_files import add_file, check_regular, replace_file
 def check_place(path: str, *, force: bool) -> None:
     """Check where a file shall go, before a minute of measuring.
 
-    Raises: UsageError if it exists, unless ``force``, or if the path ends with a slash;
+    Raises: UsageError if it exists, unless ``force``, for ``-``, or if the path ends with a slash;
     StorageError if something other than a file is there; MissingFileError without its folder.
     """
+    if path == "-":
+        raise UsageError("a page is not written to standard output", hint="Name a file.")
     if not Path(path).name or path.endswith("/"):
         hint = "Name a file, such as report.html."
         raise UsageError(f"{path!r} is not the path of a file", path=path, hint=hint)

@@ -10,12 +10,12 @@ from pydantic import Field, ValidationError
 
 from blobstore.errors import DocumentError, NotFoundError
 from blobstore.names import Digest, ModelName
-from blobstore.store.holders import holder_of
 from blobstore.views.checkpoints import QualityView
 from blobstore.views.stores import VerifyView
 from blobstore.views.view import Moment, OptionalText, Text, View
 
 if TYPE_CHECKING:
+    from blobstore.inspection.quality import ModelQuality
     from blobstore.source.folders import Folder
     from blobstore.store.local.results import ResultFolder
     from blobstore.store.ports import Readable
@@ -67,20 +67,22 @@ class KeptVerifyView(View):
     result: VerifyView | None
 
 
-def keep_quality(home: Readable, name: ModelName, view: QualityView, source: str | Folder) -> None:
+def keep_quality(home: Readable, found: ModelQuality, source: str | Folder) -> None:
     """Keep the result of a model's `quality` in its store, if that keeps results.
 
-    A lower store is only read. Of ``source`` the address or the folder's name is kept.
+    It is kept for the manifest that was measured: the name may be another model's by now. A lower
+    store is only read. Of ``source`` the address or the folder's name is kept.
     """
-    results, is_lower = kept_results_of(home, name)
+    results, is_lower = kept_results_of(home, found.name)
     if results is None or is_lower:
         return
     record = QualityRecord(
-        version=1, measured=datetime.now(UTC), against=_shown(source), result=view
+        version=1,
+        measured=datetime.now(UTC),
+        against=_shown(source),
+        result=QualityView.of(found),
     )
-    holder = holder_of(name, home)
-    digest = Digest.of(holder.manifests.text(name))
-    results.keep("quality", digest, record.model_dump_json(exclude_unset=True).encode())
+    results.keep("quality", found.manifest, record.model_dump_json(exclude_unset=True).encode())
 
 
 def kept_quality(home: Readable, name: ModelName, digest: Digest) -> KeptQualityView:

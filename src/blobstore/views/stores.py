@@ -199,6 +199,16 @@ class RunView(View):
         )
 
 
+class ReportView(View):
+    """A report that was written."""
+
+    name: Text
+    page: str | None = Field(description="its file; null without -o")
+    bytes: int | None = Field(description="of the page")
+    plots: list[str] = Field(description="what is drawn")
+    pictures: list[str] = Field(description="the files of --png")
+
+
 _NAMES = BeforeValidator(lambda names: [str(name) for name in names[:MOST_NAMES]])
 
 

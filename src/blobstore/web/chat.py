@@ -15,17 +15,18 @@ from contextlib import suppress
 from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
-from blobstore.mlx_lm.chat_requests import MAX_BODY
+from blobstore.errors import BlobStoreError, BusyError, UsageError
+from blobstore.mlx_lm.chat_requests import MAX_BODY, error_document
 from blobstore.mlx_lm.chat_service import ChatService
 from blobstore.web.guard import CHAT
-from blobstore.web.problems import BUSY, METHOD_NOT_ALLOWED, problem
+from blobstore.web.problems import BUSY, METHOD_NOT_ALLOWED
 
 _FORBIDDEN, _TOO_LARGE = 403, 413
 _MOST_REQUESTS = 64
 """Requests that are answered at once, or wait for it. Each has a thread."""
 _PREFLIGHT = (
     (b"access-control-allow-methods", b"GET, POST"),
-    (b"access-control-allow-headers", b"authorization, content-type"),
+    (b"access-control-allow-headers", b"authorization, *"),  # `*` does not include it
     (b"access-control-max-age", b"600"),
 )
 _END = None
@@ -49,20 +50,17 @@ class Chat:
         is_other = bool(origin) and not _is_own(origin, scope)
         is_allowed = "*" in self._origins or origin.lower() in self._origins
         if is_other and not is_allowed:
-            refusal = problem(
-                _FORBIDDEN,
-                "pages of other origins may not use the model",
-                "Start the server with --allow-origin ORIGIN.",
-            )
-            await refusal(scope, receive, send)
+            hint = "Start the server with --allow-origin ORIGIN."
+            error = UsageError("pages of other origins may not use the model", hint=hint)
+            await _refuse(send, _FORBIDDEN, error)
             return
         sent = _with_origin(send, origin) if is_other else send
         if scope["method"] == "OPTIONS":
             await _preflight(sent)
         elif scope["method"] not in ("GET", "POST"):
-            await problem(METHOD_NOT_ALLOWED, "use GET or POST")(scope, receive, sent)
+            await _refuse(sent, METHOD_NOT_ALLOWED, UsageError("use GET or POST"))
         elif self._running >= _MOST_REQUESTS:
-            await problem(BUSY, "too many requests at once")(scope, receive, sent)
+            await _refuse(sent, BUSY, BusyError("too many requests at once"))
         else:
             self._running += 1
             try:
@@ -73,8 +71,8 @@ class Chat:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _body(scope, receive)
         if body is None:
-            refusal = problem(_TOO_LARGE, f"the request has over {MAX_BODY:,} bytes")
-            await refusal(scope, receive, send)
+            error = UsageError(f"the request has over {MAX_BODY:,} bytes")
+            await _refuse(send, _TOO_LARGE, error)
             return
         exchange = _Exchange(asyncio.get_running_loop())
         request = (scope["method"], scope["path"], body)
@@ -182,6 +180,13 @@ def _with_origin(send: Send, origin: str) -> Send:
         await send(message)
 
     return sent
+
+
+async def _refuse(send: Send, status: int, error: BlobStoreError) -> None:
+    """Send an error as OpenAI's clients read it."""
+    fields = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": error_document(error)})
 
 
 async def _preflight(send: Send) -> None:

@@ -10,6 +10,7 @@ import pytest
 _PROGRAM = """
 import os, signal, time
 from blobstore.cli import interruption
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
 interruption._GRACE_S = 0
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" lets it be ignored
 {before}

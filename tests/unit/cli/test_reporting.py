@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -63,11 +65,43 @@ def test_refusals(cli: Run, source: Path, tmp_path: Path) -> None:
         (("report", "m"), 2, "nothing to write"),
         (("report", "gone", "-o", tmp_path / "a"), 1, "gone"),
         (("report", "m", "--against", "gone:x", "-o", tmp_path / "a"), 1, "gone:x"),
-        (("report", "m", "-o", tmp_path / "none" / "a"), 1, "can't write"),
+        (("report", "m", "-o", "-"), 2, "not written to standard output"),
     ]:
         found, _, err = cli(*words)
         assert (found, message in err) == (code, True), err
         assert not (tmp_path / "a").exists()
+
+
+def test_a_page_without_a_place_is_refused_before_its_model_is_read(
+    cli: Run, source: Path, tmp_path: Path
+) -> None:
+    for output, reason in [
+        (tmp_path / "none" / "a", "no such file or directory"),
+        (source / "config.json" / "a", "not a directory"),
+        (tmp_path / ("a" * 300), "file name too long"),
+    ]:
+        code, _, err = cli("report", "missing", "-o", output, "--force")
+        assert (code, err) == (1, f"Error: can't write {output}: {reason}\n")
+    os.mkfifo(tmp_path / "pipe")
+    for output in (tmp_path, tmp_path / "pipe"):
+        code, _, err = cli("report", "missing", "-o", output, "--force")
+        assert (code, err.splitlines()[0]) == (
+            2,
+            f"Error: {output} is not a file, and is not replaced",
+        )
+
+
+def test_a_report_as_json(cli: Run, source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "a.html"
+    code, out, _ = cli("report", "m", "-o", output, "--json")
+    assert code == 0
+    assert json.loads(out) == {
+        "name": "m:latest",
+        "page": str(output),
+        "bytes": output.stat().st_size,
+        "plots": ["treemap", "distribution-1", "distribution-2", "distribution-3"],
+        "pictures": [],
+    }
 
 
 def test_pictures_need_an_extra(

@@ -183,10 +183,37 @@ def test_an_error_does_not_end_a_conversation(
     assert "the context has 40" in capsys.readouterr().err
 
 
+def test_an_answer_that_fills_the_context_says_so(
+    model: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = len("# user\na\n# assistant\n") + 1
+    parrot, _ = model(context=context)
+    _, shown, _ = talked(monkeypatch, "a", parrot=parrot)
+    assert shown == "o\n\n\n"
+    reason = f"the context of {context} is full, /clear empties it"
+    assert f"Note: the answer ended after 1 token: {reason}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("terminal", "calls"), [("xterm", 1), ("dumb", 0), (None, 0)])
+def test_a_dumb_terminal_gets_no_sequences(
+    terminal: str | None, calls: int, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import readline
+
+    bound: list[str] = []
+    monkeypatch.setattr(readline, "parse_and_bind", bound.append)
+    monkeypatch.setenv("TERM", terminal or "")
+    if terminal is None:
+        monkeypatch.delenv("TERM")
+    parrot, _ = model()
+    talked(monkeypatch, parrot=parrot)
+    assert len(bound) == calls
+
+
 def test_a_base_model_says_that_it_continues(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     parrot, _ = model(None)
     _, shown, _ = talked(monkeypatch, parrot=parrot)
-    assert "has no chat template: the model continues what you write" in shown
+    assert "The model has no chat template: it continues what you write" in shown
 
 
 def test_the_second_ctrl_c_ends(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

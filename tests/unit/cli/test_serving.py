@@ -55,3 +55,27 @@ def test_a_missing_store_is_an_error(
 ) -> None:
     assert run(["serve", "--store", str(tmp_path / "missing")]) == 1
     assert "there is no store at" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--allowed-host", "http://a.example"], "'http://a.example' is not a host name"),
+        (["--allowed-host", "a.example:80"], "'a.example:80' is not a host name"),
+        (["--allow-origin", "https://a.example"], "--allow-origin is for a model"),
+        (["--lm", "m", "--allow-origin", "a.example"], "'a.example' is not an origin"),
+        (["--lm", "m", "--allow-origin", "https://a.example/b"], "is not an origin"),
+    ],
+)
+def test_names_that_no_request_can_have_are_refused(
+    cli: Run, words: list[str], message: str
+) -> None:
+    code, _, err = cli("serve", *words)
+    assert (code, message in err) == (2, True), err
+
+
+def test_hosts_and_origins() -> None:
+    from blobstore.cli.serving import _check_names
+
+    origins = ["*", "null", "https://a.example:8443", "http://[::1]:80/", "chrome-extension://abc"]
+    _check_names(["a.example", "A_b", "127.0.0.1", "::1", "[fe80::1]"], origins, "m")

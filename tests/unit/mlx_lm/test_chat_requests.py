@@ -71,7 +71,29 @@ def test_a_conversation_begins_with_the_models_messages() -> None:
 
 def test_parts_of_text_are_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert made(messages=[{"role": "user", "content": parts}])["messages"][-1]["content"] == parts
+    contents = [one["content"] for one in made(messages=[USER | {"content": parts}])["messages"]]
+    assert contents == ["S", "an example", "ab"]
+
+
+@pytest.mark.parametrize("message", [{"role": "user"}, {"role": "assistant", "content": None}])
+def test_a_message_without_content_has_an_empty_text(message: dict[str, Any]) -> None:
+    assert made(messages=[message])["messages"][-1]["content"] == ""
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(1e-39, 0), (1e-20, 1e-20), (0, 0), (1, 1)])
+def test_mlx_never_divides_by_next_to_nothing(given: float, wanted: float) -> None:
+    assert made(temperature=given)["temperature"] == wanted
+
+
+def test_values_without_effect_are_possible() -> None:
+    made(TEXT, best_of=1, echo=False, suffix="")
+    made(response_format={"type": "text"})
+
+
+def test_mlx_lm_gets_floats_where_it_wants_them() -> None:
+    """It refuses a whole number there."""
+    document = made(xtc_probability=1, xtc_threshold=0)
+    assert type(document["xtc_probability"]) is type(document["xtc_threshold"]) is float
 
 
 def test_the_options_of_a_stream_are_whole() -> None:
@@ -85,7 +107,7 @@ def test_no_other_model_is_served(name: str) -> None:
         made(model=name)
 
 
-IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x"}}
+IMAGE = {"type": "image_url", "text": "x", "image_url": {"url": "http://127.0.0.1:1/x"}}
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "model is not": (CHAT, {"model": 5}),
     "adapters": (CHAT, {"adapters": "/etc"}),
@@ -99,20 +121,32 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "max_completion_tokens is": (CHAT, {"max_completion_tokens": "5"}),
     "presence_penalty is": (CHAT, {"presence_penalty": "x"}),
     "seed is": (CHAT, {"seed": -1}),
-    "n is '2'": (CHAT, {"n": 2}),
+    "n is '2', expected 1": (CHAT, {"n": 2}),
+    "top_logprobs is '12'": (CHAT, {"top_logprobs": 12}),
+    "xtc_probability is 'x'": (CHAT, {"xtc_probability": "x"}),
+    "xtc_threshold is '0.6'": (CHAT, {"xtc_threshold": 0.6}),
+    "num_draft_tokens is": (CHAT, {"num_draft_tokens": -1}),
+    "logprobs is '2', expected true": (TEXT, {"logprobs": 2}),
+    "best_of '3' is not possible": (TEXT, {"best_of": 3}),
+    "echo 'True' is not possible": (TEXT, {"echo": True}),
+    "suffix 'x' is not possible": (TEXT, {"suffix": "x"}),
+    "response_format .* is not possible": (CHAT, {"response_format": {"type": "json_object"}}),
     "stop is not a": (CHAT, {"stop": [1]}),
     "stop has 17": (CHAT, {"stop": ["a"] * 17}),
     "logit_bias is not": (CHAT, {"logit_bias": [1]}),
     "logit_bias: '100'": (CHAT, {"logit_bias": {"100": 1}}),
     "logit_bias: '-1'": (CHAT, {"logit_bias": {"-1": 1}}),
     "a value of logit_bias": (CHAT, {"logit_bias": {"1": "x"}}),
-    "stream is not": (CHAT, {"stream": 1}),
+    "stream is '1', expected": (CHAT, {"stream": 1}),
     "stream_options is not": (CHAT, {"stream": True, "stream_options": [1]}),
     "messages is missing": (CHAT, {"messages": []}),
     "a message is not": (CHAT, {"messages": ["hi"]}),
     "with a role": (CHAT, {"messages": [{"content": "hi"}]}),
     "images and files": (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}),
-    "is not text": (CHAT, {"messages": [{"role": "user", "content": 5}]}),
+    "is not text": (CHAT, {"messages": [{"role": "user", "content": 0}]}),
+    "tool_calls is not": (CHAT, {"messages": [USER | {"tool_calls": [3]}]}),
+    "of objects with functions": (CHAT, {"messages": [USER | {"tool_calls": "x"}]}),
+    "tools is not a list of obj": (CHAT, {"tools": [{"function": 5}]}),
     "content of a message": (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
     "chat_template_kwargs is not": (CHAT, {"chat_template_kwargs": [1]}),
     "chat_template_kwargs can't have chat_template": (

@@ -124,6 +124,8 @@ REFUSED = {
     "{{ if 1 }}{{ else with 1 }}{{ end }}": "else with",
     "{{ range $.Messages }}" * 4 + "x" + "{{ end }}" * 4: "too long",
     "{{ range $.Messages }}{{ json $.Messages }}{{ end }}": "too long",
+    '{{ $x := "ab" }}' + "{{ $x = print $x $x }}" * 20: "too long",
+    '{{ $x := "ab" }}' + "{{ $x = json $x }}" * 20: "too long",
     '{{ "\\x" }}': "not a text",
 }
 

@@ -112,3 +112,12 @@ def test_only_the_block_is_limited() -> None:
         assert sys.gettrace() is not before
         assert text(prompts(template=OLLAMA), USER) == "^[|hi]"  # other code is not
     assert sys.gettrace() is before
+
+
+@pytest.mark.parametrize("is_ollamas", [False, True])
+def test_a_template_that_makes_half_a_character_is_a_typed_error(is_ollamas: bool) -> None:
+    """Tokenizers would raise TypeError."""
+    template = '{{ "\\ud800" }}'
+    made = prompts(template=template) if is_ollamas else prompts(template)
+    with pytest.raises(UnsupportedSourceError, match="m:latest: its template makes a text that"):
+        text(made, USER)

@@ -18,7 +18,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.layered import LayeredStore
 from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
-from blobstore.views.records import kept_quality, kept_verify
+from blobstore.views.records import keep_quality, kept_quality, kept_verify
 
 M = ModelName.parse("m")
 
@@ -54,6 +54,17 @@ def test_quality_is_of_a_manifest(store: Store, source: Path, tmp_path: Path) ->
     other = write_checkpoint(tmp_path / "other")
     blobstore.import_model(other, "m", store=store, quant="int4")
     assert kept_quality(store, M, store.manifest("m").digest).result is None
+
+
+def test_a_model_that_is_replaced_while_it_is_measured_gets_no_result(
+    store: Store, source: Path
+) -> None:
+    measured = store.manifest("m").digest
+    found = blobstore.measure_quality("m", source, store=store)
+    blobstore.import_model(source, "m", store=store, quant="int4")
+    keep_quality(store, found, str(source))
+    assert kept_quality(store, M, store.manifest("m").digest).result is None
+    assert kept_quality(store, M, measured).result is not None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -127,6 +128,7 @@ def test_pages_of_other_sites_may_not_use_the_model(origin: str, method: str) ->
     assert client.ask(b"") == 403
     assert service.requests == []
     assert b"access-control-allow-origin" not in client.headers
+    assert "--allow-origin" in json.loads(client.text)["error"]["message"]
 
 
 @pytest.mark.parametrize("allowed", [OTHER, "*", "HTTP://EXAMPLE.com/"])
@@ -137,6 +139,8 @@ def test_they_may_if_they_are_allowed(allowed: str) -> None:
         assert client.ask(b"") == status
         assert client.headers[b"access-control-allow-origin"] == OTHER.encode()
         assert client.headers[b"vary"] == b"Origin"
+    # OpenAI's client for browsers has headers of its own.
+    assert client.headers[b"access-control-allow-headers"] == b"authorization, *"
 
 
 def test_pages_of_the_server_itself_may() -> None:
@@ -151,4 +155,7 @@ def test_other_methods_are_refused() -> None:
 
 def test_too_many_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blobstore.web.chat._MOST_REQUESTS", 0)
-    assert Client(Chat(Service(hello))).ask(b"") == 503  # type: ignore[arg-type]
+    client = Client(Chat(Service(hello)))  # type: ignore[arg-type]
+    assert client.ask(b"") == 503
+    error = json.loads(client.text)["error"]  # as OpenAI's clients read it
+    assert (error["message"], error["type"]) == ("too many requests at once", "server_error")
