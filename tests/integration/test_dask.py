@@ -30,7 +30,7 @@ from blobstore.store.memory import MemoryStore
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.filterwarnings("default"),  # tornado and Dask leave sockets to the collector
 ]
 
