@@ -28,7 +28,7 @@ from blobstore.store.local.store import Store, open_store
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux"),
 ]
 BLOB = safetensors_bytes({"t": np.arange(9.0)})

@@ -20,7 +20,7 @@ from blobstore.store.local.store import Store, open_store
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux"),
 ]
 Snapshot = Callable[[Store], dict[str, str]]

@@ -30,7 +30,7 @@ from blobstore.store.local.store import Store
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux"),
 ]
 ALL = pytest.param(None, marks=pytest.mark.long, id="all")

@@ -22,7 +22,7 @@ from support.lab.wandering import Choices
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(sys.platform != "linux", reason="the faults are made with calls of Linux"),
 ]
 _EXPERIMENTS = (

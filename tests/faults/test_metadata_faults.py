@@ -21,7 +21,7 @@ import blobstore
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux"),
 ]
 DATA = bytes(range(256)) * 40

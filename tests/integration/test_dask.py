@@ -27,7 +27,7 @@ from blobstore.store.memory import MemoryStore
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.filterwarnings("default"),  # tornado and Dask leave sockets to the collector
 ]
 
@@ -178,9 +178,13 @@ def test_workers_are_killed(kills: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.long)])
 def test_killed_workers_fetch_little_again(kills: int, tmp_path: Path) -> None:
-    """Four workers are killed in each import, which then reads at most 1.1 of its source."""
+    """Four workers are killed in each import, which reads at most the files of their tasks again.
+
+    And headers. How much that is depends on the moments; docs/scale.md has what was measured.
+    """
     source, random_ = sharded_checkpoint(tmp_path / "m", 24, scale=20), random.Random(18)
-    nbytes = sum(file.stat().st_size for file in source.glob("*.safetensors"))
+    sizes = sorted(file.stat().st_size for file in source.glob("*.safetensors"))
+    nbytes, most = sum(sizes), 1 + sum(sizes[-4:]) / sum(sizes)
     read: list[float] = []
     with nginx(tmp_path / "nginx", tmp_path) as server, cluster(tmp_path, 4) as (running, client):
 
@@ -208,7 +212,7 @@ def test_killed_workers_fetch_little_again(kills: int, tmp_path: Path) -> None:
             shutil.rmtree(folder)
     shown = f"{min(read):.3f} to {max(read):.3f} of the source read in {len(read)} imports"
     sys.stderr.write(f"{len(killed)} workers killed, {shown}\n")
-    assert max(read) <= 1.1
+    assert max(read) <= most + 0.03
 
 
 def test_the_scheduler_is_restarted(tmp_path: Path) -> None:

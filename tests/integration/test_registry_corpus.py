@@ -63,7 +63,7 @@ def models(made: Scene) -> list[str]:
     return [str(name) for name in made.store.manifests.names() if str(name) != OLDER]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "case", [case for case in accepted("registry") if case.id not in PROCESSES], ids=case_id
 )
@@ -83,7 +83,7 @@ def test_accepted(case: Case, tmp_path: Path) -> None:
         assert files(tmp_path) == {"store", *(f"store/{name}" for name in files(made.store.root))}
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", rejected("registry"), ids=case_id)
 def test_rejected(case: Case, tmp_path: Path) -> None:
     with scene(tmp_path, is_push=case.id in PUSHES, certificate=CERTIFICATES.get(case.id)) as made:

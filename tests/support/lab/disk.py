@@ -45,7 +45,7 @@ def recorded(
         with mount(kind, target, f"loop,{options}", served / "disk"):
             yield target, served / "marks"
     finally:
-        subprocess.run(["umount", served], check=True)
+        subprocess.run(["umount", "-l", served], check=True)  # when the loop device lets go of it
         os.waitpid(server, 0)
 
 
