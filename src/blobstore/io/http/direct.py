@@ -31,11 +31,11 @@ _LENGTH = re.compile(rb"(?im)^(content-length:[ \t]*)([0-9]{1,18})(?=[ \t]*\r?$)
 _LENGTH_FIELD = re.compile(rb"(?im)^content-length[ \t]*:")
 _OTHERWISE = re.compile(rb"(?im)^(?:transfer-encoding[ \t]*:|[ \t])")
 _WITH_BODY = re.compile(rb"HTTP/1\.1 (?!204|304)[2-5][0-9][0-9][ \r\n]")
-_TICK_S = 1.0
-_REPORT = 2**20
+_TICK_S = 0.05
+REPORT = 2**20
 
 Came = Callable[[int], None]
-"""Is told how many bytes came since it was told last; 0 after a second without any."""
+"""Is told how many bytes came since it was told last, at least 20 times a second, also if none."""
 
 
 @dataclass(slots=True)
@@ -56,26 +56,30 @@ class DirectBody:
         limits: RequestLimits,
         silence: Callable[[], float],
         came: Came,
+        report: int = REPORT,
     ) -> None:
         """Fill ``buffer`` with the next bytes of the body, from ``connection``.
 
-        ``silence``: how long to wait for the next byte. Raises: TimeoutError after it;
-        ConnectionError when the connection ends; OSError; as ``came``.
+        ``silence``: how long to wait for the next byte. ``report``: ``came`` is told after so many
+        bytes at the latest. Raises: TimeoutError after ``silence``; ConnectionError when the
+        connection ends; OSError; as ``came``.
         """
         _wait_in_kernel(connection, min(silence(), _TICK_S))
         done = self._take_first(buffer)
         told, heard_at = 0, time.monotonic()
+        told_at = heard_at
         try:
             while done < len(buffer):
-                part = buffer[done : told + _REPORT]
+                part = buffer[done : told + report]
                 count = _received(connection, part, silence(), heard_at)
+                now = time.monotonic()
                 if count:
-                    heard_at = time.monotonic()
+                    heard_at = now
                     limits.take(count)
                     self.left -= count
                     done += count
-                if not count or done - told >= _REPORT:
-                    told, news = done, done - told
+                if not count or done - told >= report or now - told_at >= _TICK_S:
+                    told, news, told_at = done, done - told, now
                     came(news)
         finally:
             if done > told:
@@ -105,8 +109,9 @@ def _received(connection: socket.socket, buffer: memoryview, wait: float, heard_
 def _receive(connection: socket.socket, buffer: memoryview, seconds: float) -> int:
     """Fill ``buffer``, or a part of it if the rest does not come in time.
 
-    The kernel fills it in one call. Python would poll and receive for each packet's worth, and let
-    go of the interpreter's lock twice: at 2 GB/s the threads did little but take turns with it.
+    The kernel fills it in one call, for which it waits `_TICK_S` in all. Python would poll and
+    receive for each packet's worth, and let go of the interpreter's lock twice: at 2 GB/s the
+    threads did little but take turns with it.
     """
     if type(connection) is not socket.socket:  # TLS gives one record at a time
         connection.settimeout(seconds)
