@@ -14,7 +14,7 @@ from functools import partial
 
 from blobstore.hashing.stage import HashStage
 from blobstore.importer.buffers import Buffer, BufferPool
-from blobstore.importer.making import RUN, RunMaker
+from blobstore.importer.making import RunMaker
 from blobstore.importer.planning.outputs import PlannedBlob
 from blobstore.importer.schedule import room_of
 from blobstore.importer.streaming.agenda import Agenda, Arrival
@@ -22,7 +22,7 @@ from blobstore.importer.streaming.arrived import ArrivedSegments
 from blobstore.importer.streaming.arriving import ArrivingBytes
 from blobstore.importer.streaming.flow import FileHashes, Gate, Loaded, Order, Tasks
 from blobstore.importer.streaming.keeping import StreamedBlobs
-from blobstore.importer.streaming.pieces import StreamedPiece
+from blobstore.importer.streaming.pieces import PIECE, StreamedPiece
 from blobstore.importer.streaming.ring import Ring
 from blobstore.importer.streaming.segments import SourceSegment
 from blobstore.importer.streaming.span_sums import SpanSums
@@ -309,7 +309,7 @@ def _tasks_of(arrival: Arrival) -> Iterator[Sequence[StreamedPiece]]:
         if not piece.is_small:
             yield (piece,)
             continue
-        if room + room_of(piece.run) > RUN:
+        if room + room_of(piece.run) > PIECE:
             yield tuple(small)
             small, room = [], 0
         small.append(piece)

@@ -12,6 +12,9 @@ from blobstore.importer.streaming.needs import Need, needed_by, whole
 from blobstore.importer.streaming.segments import SegmentSizes, SourceSegments, Span, spans_of
 from blobstore.source.weights import SourceFile
 
+PIECE = 2 * RUN
+"""Bytes of a piece at most. Each piece costs the interpreter's lock some ten times."""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamedPiece:
@@ -82,7 +85,7 @@ class _Joined:
             return True
         is_same = not self.segments or not segments or segments == self.segments
         size = sum([one.nbytes for one in self.atoms]) + atom.nbytes
-        return is_same and size <= RUN and not self.atoms[-1].gap
+        return is_same and size <= PIECE and not self.atoms[-1].gap
 
     def add(self, atom: Atom, segments: tuple[int, ...]) -> None:
         self.atoms.append(atom)

@@ -15,7 +15,7 @@ from blobstore.errors import RemoteError, ShortReadError
 from blobstore.hashing.stage import HashStage
 from blobstore.importer.buffers import SPARE_THREADS, BufferPool
 from blobstore.importer.keys import entry_keys
-from blobstore.importer.making import CHUNK, RUN
+from blobstore.importer.making import CHUNK
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.recalling import WrittenBlobs, recall
 from blobstore.importer.streaming.agenda import Agenda, files_of_blob
@@ -26,7 +26,7 @@ from blobstore.importer.streaming.flow import FileHashes
 from blobstore.importer.streaming.held import HeldBytes, held_path
 from blobstore.importer.streaming.keeping import KeptWork, StreamedBlobs
 from blobstore.importer.streaming.needs import Need
-from blobstore.importer.streaming.pieces import cut_files, files_of
+from blobstore.importer.streaming.pieces import PIECE, cut_files, files_of
 from blobstore.importer.streaming.resuming import WorkDone, begun_path, find_done
 from blobstore.importer.streaming.ring import Ring
 from blobstore.importer.streaming.segments import SegmentSizes, SourceSegments
@@ -155,7 +155,7 @@ class _Stream:
             window = self._window(jobs, memory)
             fetching = _at_once(fetchers.values(), window, self._sizes)
             making = jobs + SPARE_THREADS
-            buffers = BufferPool(3 * making + 4, RUN)
+            buffers = BufferPool(3 * making + 4, PIECE)
             stack.callback(buffers.close)
             allow_open_files(4 * making + self._segments.count + 3 * len(self._to_make))
             crew.run(fetching, making, Ring(window), buffers)
@@ -214,7 +214,7 @@ class _Stream:
 
     def _window(self, jobs: int, memory: int) -> int:
         """Return how many bytes of segments may be in memory: at least two of the largest."""
-        spare = memory - jobs * (_SCRATCH + RUN)
+        spare = memory - jobs * (_SCRATCH + PIECE)
         return max(2 * (self._sizes.most + PAGE), min(self._sizes.window, spare))
 
     def _check_unchanged(self) -> None:

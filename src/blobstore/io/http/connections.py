@@ -261,7 +261,7 @@ class _Connection:
             )
         return data
 
-    def readinto(self, buffer: memoryview, timeout: float, came: Came) -> None:
+    def readinto(self, buffer: memoryview, timeout: float, came: Came, report: int) -> None:
         """Fill ``buffer`` with the next bytes of a body that the library does not see.
 
         Raises: as `DirectBody.into`, in httpcore2's words.
@@ -279,6 +279,7 @@ class _Connection:
                 self._backend.context.limits,
                 lambda: self._backend.seconds(timeout),
                 came,
+                report,
             )
         except TimeoutError as error:
             raise httpcore2.ReadTimeout(error) from error

@@ -31,12 +31,12 @@ _LENGTH = re.compile(rb"(?im)^(content-length:[ \t]*)([0-9]{1,18})(?=[ \t]*\r?$)
 _LENGTH_FIELD = re.compile(rb"(?im)^content-length[ \t]*:")
 _OTHERWISE = re.compile(rb"(?im)^(?:transfer-encoding[ \t]*:|[ \t])")
 _WITH_BODY = re.compile(rb"HTTP/1\.1 (?!204|304)[2-5][0-9][0-9][ \r\n]")
-_TICK_S = 1.0
-_REPORT = 2**20
+_TICK_S = 0.05
+REPORT = 2**20
 
 Came = Callable[[int], None]
-"""Is told how many bytes came since it was told last: each mebibyte, and at least once a second,
-also when few came or none: a slow connection has to be found too."""
+"""Is told how many bytes came since it was told last, at least 20 times a second, also when few
+came or none: a slow connection has to be found too."""
 
 
 @dataclass(slots=True)
@@ -57,11 +57,13 @@ class DirectBody:
         limits: RequestLimits,
         silence: Callable[[], float],
         came: Came,
+        report: int = REPORT,
     ) -> None:
         """Fill ``buffer`` with the next bytes of the body, from ``connection``.
 
-        ``silence``: how long to wait for the next byte. Raises: TimeoutError after it;
-        ConnectionError when the connection ends; OSError; as ``came``.
+        ``silence``: how long to wait for the next byte. ``report``: ``came`` is told after so many
+        bytes at the latest. Raises: TimeoutError after ``silence``; ConnectionError when the
+        connection ends; OSError; as ``came``.
         """
         _wait_in_kernel(connection, min(silence(), _TICK_S))
         done = self._take_first(buffer)
@@ -69,7 +71,7 @@ class DirectBody:
         heard_at = told_at
         try:
             while done < len(buffer):
-                part = buffer[done : told + _REPORT]
+                part = buffer[done : told + report]
                 count = _received(connection, part, silence(), heard_at)
                 now = time.monotonic()
                 if count:
@@ -77,10 +79,10 @@ class DirectBody:
                     limits.take(count)
                     self.left -= count
                     done += count
-                if not count or done - told >= _REPORT or now - told_at >= _TICK_S:
+                if not count or done - told >= report or now - told_at >= _TICK_S:
                     told, news = done, done - told
                     came(news)
-                    told_at = time.monotonic()  # the next tick ends a second after what came did
+                    told_at = time.monotonic()  # what came took its time
         finally:
             if done > told:
                 came(done - told)
@@ -109,8 +111,9 @@ def _received(connection: socket.socket, buffer: memoryview, wait: float, heard_
 def _receive(connection: socket.socket, buffer: memoryview, seconds: float) -> int:
     """Fill ``buffer``, or a part of it if the rest does not come in time.
 
-    The kernel fills it in one call. Python would poll and receive for each packet's worth, and let
-    go of the interpreter's lock twice: at 2 GB/s the threads did little but take turns with it.
+    The kernel fills it in one call, for which it waits `_TICK_S` in all. Python would poll and
+    receive for each packet's worth, and let go of the interpreter's lock twice: at 2 GB/s the
+    threads did little but take turns with it.
     """
     if type(connection) is not socket.socket:  # TLS gives one record at a time
         connection.settimeout(seconds)

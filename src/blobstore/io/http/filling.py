@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError
 from blobstore.io.budget import RequestLimits, RetryPolicy
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.direct import Came
+from blobstore.io.http.direct import REPORT, Came
 from blobstore.io.http.messages import Message
 from blobstore.io.http.pauses import BUSY, Pauses
 from blobstore.io.http.redirects import Linked, RequestTarget
@@ -115,6 +115,11 @@ class FetchControl:
     def is_paused(self, address: WebAddress) -> bool:
         """Return True while the server of an address asks not to be asked."""
         return self._pauses.left(address.origin) > 0
+
+    @property
+    def is_limited(self) -> bool:
+        """True if the rate has a limit."""
+        return self._rate is not None
 
     def came(self, nbytes: int) -> None:
         """Count bytes against the limit of the rate."""
@@ -338,8 +343,11 @@ class RangeFiller:
                 raise _SlowError
 
         buffer = filling.buffer[filling.done : stop]
+        # Each report takes the interpreter's lock, so fewer are better where no bytes count.
+        counts = filling.came is not None or self._control.is_limited
+        report = REPORT if counts else len(buffer)
         try:
-            reply.readinto(buffer, self._control.policy.silence_s, came)
+            reply.readinto(buffer, self._control.policy.silence_s, came, report)
         finally:
             self._control.siblings.end(run, whole=filling.done == stop)
 

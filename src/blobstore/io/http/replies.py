@@ -38,7 +38,7 @@ from blobstore.errors import (
     NotFoundError,
     RemoteError,
 )
-from blobstore.io.http.direct import Came, DirectBody
+from blobstore.io.http.direct import REPORT, Came, DirectBody
 from blobstore.io.http.web_addresses import WebAddress
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ _HINTS = {
 
 
 class _DirectStream(Protocol):
-    def readinto(self, buffer: memoryview, timeout: float, came: Came) -> None: ...
+    def readinto(self, buffer: memoryview, timeout: float, came: Came, report: int) -> None: ...
 
 
 class Reply:
@@ -182,10 +182,13 @@ class Reply:
             self.readinto(memoryview(chunk), _SILENCE_S, lambda _: None)
             yield bytes(chunk)
 
-    def readinto(self, buffer: memoryview, silence_s: float, came: Came) -> None:
+    def readinto(
+        self, buffer: memoryview, silence_s: float, came: Came, report: int = REPORT
+    ) -> None:
         """Fill ``buffer`` with the next bytes of the body; ``came`` is told as they come.
 
-        It may raise, which ends the request. Raises: RemoteError when the connection breaks, or
+        It is told after ``report`` bytes at the latest, if the kernel fills the buffer. It may
+        raise, which ends the request. Raises: RemoteError when the connection breaks, or
         ``silence_s`` pass without a byte.
         """
         self._is_read = True
@@ -194,7 +197,7 @@ class Reply:
             return
         connection = cast("_DirectStream", self._connection)
         with self._working():
-            connection.readinto(buffer, silence_s, came)
+            connection.readinto(buffer, silence_s, came, report)
 
     def _copy_into(self, buffer: memoryview, came: Came) -> None:
         done = 0
