@@ -15,6 +15,7 @@ from typing import Any, Literal
 from blobstore.errors import DocumentError, LimitExceededError, quoted
 
 MAX_DEPTH = 64
+_NODES = (dict, list)
 MAX_NUMBER = 1e308
 MAX_CONFIG = 16 * 2**20
 """Bytes of a config.json."""
@@ -98,16 +99,16 @@ def check_limit(what: str, count: int, unit: str, limit: int, rule: str) -> None
 
 def check_depth(value: Any, levels: int = MAX_DEPTH) -> None:
     """Raise StrictJsonError (depth) if ``value``, itself a level, has over ``levels`` levels."""
-    level = [value]
-    for _ in range(levels):
+    level = [value] if isinstance(value, _NODES) else []
+    for _ in range(levels - 1):
         level = [
             child
             for node in level
-            if isinstance(node, dict | list)
             for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, _NODES)
         ]
-        if not level:
-            return
+    if not any(level):  # what is in the last level's objects and arrays would be one more
+        return
     raise StrictJsonError("depth", f"nested deeper than {MAX_DEPTH} levels")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.formats.coverage import Coverage, Tally
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
+from blobstore.formats.dtypes import DType
 from blobstore.formats.provenance import OWN_DOCUMENT
 from blobstore.formats.quant import QuantType
 from blobstore.formats.safetensors.codec import collector_paused
@@ -23,11 +24,13 @@ from blobstore.model.facts import ModelFacts, TensorFacts, Verdict, float_dtype
 from blobstore.model.runtimes import verdicts
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.references import is_plain, missing_blob
+from blobstore.store.outlines import ModelOutline, TensorForm
 from blobstore.store.ports import Readable, Summary
 from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import StoredModel
 
 _QUANTIZED = frozenset(str(quant_type) for quant_type in QuantType)
+_Typed = StoredTensor | TensorForm
 _Weights = tuple[tuple[str, int], ...]
 """Numbers of weights, each with its type."""
 
@@ -80,28 +83,38 @@ def summarize(store: Readable, name: ModelName, manifest: Manifest) -> ModelSumm
     """
     model = StoredModel(name, manifest, store)
     each = model.tensors_of_each(manifest.tensor_layers)
-    return summary_of(store, name, manifest, [tensor for tensors in each for tensor in tensors])
-
-
-def summary_of(
-    store: Readable, name: ModelName, manifest: Manifest, tensors: Sequence[StoredTensor]
-) -> ModelSummary:
-    """Return a model's summary, whose tensors were read. Raises: as `summarize`, for its config."""
-    config = StoredModel(name, manifest, store).config
+    tensors = tuple(tensor for some in each for tensor in some)
+    line = line_of(store, name, manifest, tensors)
     return ModelSummary(
+        name=line.name,
+        id=line.id,
+        modified=line.modified,
+        size=line.size,
+        parameters=line.parameters,
+        quant_type=line.quant_type,
+        layers=len(manifest.layers),
+        tensors=tensors,
+    )
+
+
+def line_of(
+    store: Readable, name: ModelName, manifest: Manifest, tensors: Iterable[_Typed]
+) -> ListedModel:
+    """Return a model's line, whose tensors were read. Raises: as `summarize`, for its config."""
+    config = StoredModel(name, manifest, store).config
+    weights = weights_by_type(tensors)
+    return ListedModel(
         name=name,
         id=manifest.digest,
         modified=store.manifests.modified(name),
         size=manifest.size,
-        parameters=sum(tensor.parameters for tensor in tensors),
-        quant_type=model_type(config, weights_by_type(tensors)),
-        layers=len(manifest.layers),
-        tensors=tuple(tensors),
+        parameters=sum(weights.values()),
+        quant_type=model_type(config, weights),
     )
 
 
 def describe(
-    store: Readable, manifest: Manifest, tensors: tuple[StoredTensor, ...]
+    store: Readable, manifest: Manifest, tensors: Sequence[StoredTensor] | ModelOutline
 ) -> ModelDetails:
     """Return what a model's documents say about it, and where it runs with its ``tensors``.
 
@@ -115,14 +128,31 @@ def describe(
         if layer.media_type != TENSOR_MEDIA_TYPE and layer.name
     )
     draft = own.draft.architecture if own.draft is not None else None
-    values = float_dtype(config or {})
-    facts = ModelFacts(config, names, tuple(TensorFacts.of(one, values) for one in tensors), draft)
+    facts = ModelFacts(config, names, _facts_of(tensors, float_dtype(config or {})), draft)
     return ModelDetails(
         architecture=facts.architecture,
         context_length=_integer(config or {}, "max_position_embeddings"),
         embedding_length=_integer(config or {}, "hidden_size"),
         capabilities=tuple(own.capabilities or ()),
-        runs_in=verdicts(facts) if tensors else (),
+        runs_in=verdicts(facts) if len(tensors) else (),
+    )
+
+
+def _facts_of(
+    tensors: Sequence[StoredTensor] | ModelOutline, float_dtype: DType
+) -> tuple[TensorFacts, ...]:
+    if not isinstance(tensors, ModelOutline):
+        return tuple(TensorFacts.of(one, float_dtype) for one in tensors)
+    return tuple(
+        TensorFacts(
+            name,
+            form.value_dtype or float_dtype,
+            form.shape,
+            form.quantization,
+            form.has_global_scale,
+            form.transposed,
+        )
+        for name, form in zip(tensors.names, tensors.forms, strict=True)
     )
 
 
@@ -137,12 +167,12 @@ def model_type(config: ModelConfig, counts: Mapping[str, int]) -> str:
     return min(counts, key=lambda kind: (kind not in _QUANTIZED, -counts[kind], kind))
 
 
-def weights_by_type(tensors: Iterable[StoredTensor]) -> dict[str, int]:
+def weights_by_type(tensors: Iterable[_Typed]) -> dict[str, int]:
     """Return the number of weights of each quantized type or dtype, the most frequent first."""
     return dict(sorted(_weights_of(tensors).items(), key=lambda item: (-item[1], item[0])))
 
 
-def _weights_of(tensors: Iterable[StoredTensor]) -> dict[str, int]:
+def _weights_of(tensors: Iterable[_Typed]) -> dict[str, int]:
     weights: dict[str, int] = {}
     for tensor in tensors:
         kind = tensor.type_name
@@ -169,7 +199,7 @@ def stored_coverage(store: Readable, manifest: Manifest) -> Coverage:
     provenance = model.provenance
     if provenance is not None and provenance.coverage is not None:
         return provenance.coverage
-    tensors = sum(map(len, model.tensors_of_each(manifest.tensor_layers)))
+    tensors = len(ModelOutline.of(model, manifest.tensor_layers))
     layers = (*manifest.json_layers, *manifest.file_layers)
     files = sum(layer.name != OWN_DOCUMENT for layer in layers)
     return Coverage(Tally(None, tensors), Tally(None, files))
@@ -283,7 +313,8 @@ class _Listing:
         model = StoredModel(None, manifest, self.store)
         layers = manifest.tensor_layers
         new = {one.digest.hex: one for one in layers if one.digest.hex not in self.weights}
-        for blob, tensors in zip(new, model.tensors_of_each(list(new.values())), strict=True):
+        outline = ModelOutline.of(model, list(new.values()))
+        for blob, tensors in zip(new, outline.each(), strict=True):
             found = tuple(_weights_of(tensors).items())
             self.weights[blob] = self.forms.setdefault(found, found)
         counts: Counter[str] = Counter()

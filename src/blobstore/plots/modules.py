@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 _LAYER = re.compile(r"(.*?(?:^|\.))([0-9]{1,9})(\..*|$)", re.ASCII | re.DOTALL)
+_FIRST_NUMBER = re.compile(r"(?:^|(?<=\.))[0-9]{1,9}(?=\.|\Z)", re.ASCII)
 _NUMBER = re.compile(r"(?<=\.)[0-9]{1,9}(?=\.|$)", re.ASCII)
 _DIGITS = re.compile(r"([0-9]{1,18})", re.ASCII)
 _WEIGHT = ".weight"
@@ -22,9 +23,9 @@ def module_and_part(name: str) -> tuple[str, str]:
     The module ends at the first number, else before the tensor's own word.
     """
     name = name.removesuffix(_WEIGHT)
-    match = _LAYER.fullmatch(name)
+    match = _FIRST_NUMBER.search(name)
     if match:
-        return match[1] + match[2], match[3].removeprefix(".")
+        return name[: match.end()], name[match.end() + 1 :]
     module, _, last = name.rpartition(".")
     return (module, last) if module else (name, "")
 

@@ -40,13 +40,13 @@ class Rectangle(NamedTuple):
     nbytes: int
 
 
-_COARSENESS: tuple[Callable[[str, str], tuple[str, str]], ...] = (
-    lambda module, part: (module, part),
-    lambda module, part: (module, starred("." + part)[1:]),
-    lambda module, part: (module, part.partition(".")[0]),
-    lambda module, _: (module, ""),
+_COARSENESS: tuple[Callable[[str], str], ...] = (
+    lambda part: part,
+    lambda part: starred("." + part)[1:],
+    lambda part: part.partition(".")[0],
+    lambda _: "",
 )
-"""From a tensor's module and its name in there to what is drawn, the finest first."""
+"""From a tensor's name in its module to the part that is drawn, the finest first."""
 
 
 def rectangles(tensors: Iterable[Weighed], most: int = MOST_RECTANGLES) -> list[Rectangle]:
@@ -58,15 +58,17 @@ def rectangles(tensors: Iterable[Weighed], most: int = MOST_RECTANGLES) -> list[
     places = [
         (*module_and_part(tensor.name), tensor.type_name, tensor.nbytes) for tensor in tensors
     ]
-    sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+    parts = {part for _, part, _, _ in places}  # few, of many layers that are alike
     for coarser in _COARSENESS:
-        sums = {}
-        for module, part, type_name, nbytes in places:
-            place = (*coarser(module, part), type_name)
-            number, total = sums.get(place, (0, 0))
-            sums[place] = number + 1, total + nbytes
-        if len(sums) <= most:
+        drawn = {part: coarser(part) for part in parts}
+        distinct = {(module, drawn[part], type_name) for module, part, type_name, _ in places}
+        if len(distinct) <= most:
             break
+    sums = dict.fromkeys(sorted(distinct), (0, 0))
+    for module, part, type_name, nbytes in places:
+        place = (module, drawn[part], type_name)
+        number, total = sums[place]
+        sums[place] = number + 1, total + nbytes
     found = [Rectangle(*place, *sums[place]) for place in sums]
     # Only few are sorted: 50,000 would take a second.
     return sorted(found, key=natural) if len(found) <= most else _with_others(found, most)

@@ -26,11 +26,11 @@ from blobstore.io.budget import Budget
 from blobstore.io.ranges import FileReader, Identity, OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Readable
-from blobstore.store.stored import StoredTensor, stored_tensors
+from blobstore.store.stored import Settings, StoredTensor, stored_tensors
 
 _HEAD = 4096
 """Bytes in which the headers of most blobs end: a page."""
-_AT_ONCE = 256
+_AT_ONCE = 1024
 """Blobs whose headers are read together, and held in memory."""
 
 
@@ -173,19 +173,32 @@ class StoredModel:
 
     def tensors_of_each(self, layers: Sequence[Descriptor]) -> Iterator[list[StoredTensor]]:
         """Yield the tensors of each blob, whose headers are read many at once. Raises: `opened`."""
+        for some, headers in self.headers_of(layers):
+            for layer, header in zip(some, headers, strict=True):
+                yield self.tensors_in(layer, header)
+
+    def headers_of(
+        self, layers: Sequence[Descriptor]
+    ) -> Iterator[tuple[Sequence[Descriptor], Sequence[Header | None]]]:
+        """Yield blobs and their headers, many at once; see `Blobs.headers`."""
         for start in range(0, len(layers), _AT_ONCE):
             some = layers[start : start + _AT_ONCE]
-            headers = self.home.blobs.headers(some, self._budget)
-            for layer, header in zip(some, headers, strict=True):
-                if header is None:
-                    yield self.tensors_of(layer)
-                    continue
-                try:
-                    tensors = list(stored_tensors(header, self._settings))
-                except BlobStoreError:
-                    with self.located(layer):
-                        raise
-                yield tensors
+            yield some, self.home.blobs.headers(some, self._budget)
+
+    def tensors_in(
+        self, layer: Descriptor, header: Header | None, settings: Settings | None = None
+    ) -> list[StoredTensor]:
+        """Return the tensors of a blob, with the header that `headers_of` gave. Raises: `opened`.
+
+        ``settings`` replaces those of config.json.
+        """
+        if header is None:
+            return self.tensors_of(layer)
+        try:
+            return list(stored_tensors(header, settings or self._settings))
+        except BlobStoreError:
+            with self.located(layer):
+                raise
 
     def read(self, layer: Descriptor) -> bytes:
         """Return the bytes of a document.

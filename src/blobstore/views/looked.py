@@ -13,13 +13,11 @@ from blobstore.formats.documents import TENSOR_MEDIA_TYPE
 from blobstore.views.view import Bytes, Figure, Text, VerdictView, View
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from blobstore.formats.documents import Manifest
     from blobstore.inspection.distributions import ValueDistribution
-    from blobstore.inspection.listing import ModelDetails, ModelSummary
+    from blobstore.inspection.listing import ListedModel, ModelDetails
     from blobstore.names import ModelName
-    from blobstore.store.stored import StoredTensor
+    from blobstore.store.outlines import ModelOutline
 
 
 class ProblemView(View):
@@ -57,29 +55,29 @@ class LookedModelView(View):
 
     @classmethod
     def of(
-        cls, summary: ModelSummary, details: ModelDetails, manifest: Manifest
+        cls, line: ListedModel, details: ModelDetails, manifest: Manifest, tensors: int
     ) -> LookedModelView:
-        """Return the view of a model."""
+        """Return the view of a model of so many tensors."""
         documents = [
             LayerView(kind=layer.media_type.rpartition(".")[2], name=layer.name, size=layer.size)
             for layer in manifest.layers
             if layer.media_type != TENSOR_MEDIA_TYPE
         ]
         return cls(
-            name=summary.name,
-            id=summary.id,
+            name=line.name,
+            id=line.id,
             architecture=details.architecture,
-            parameters=summary.parameters,
-            quant_type=summary.quant_type or None,
+            parameters=line.parameters,
+            quant_type=line.quant_type or None,
             context_length=details.context_length,
             embedding_length=details.embedding_length,
             capabilities=list(details.capabilities),
-            size=summary.size,
-            layers=summary.layers,
-            tensors=len(summary.tensors),
+            size=line.size,
+            layers=len(manifest.layers),
+            tensors=tensors,
             runs_in=list(details.runs_in),
             documents=documents,
-            packed=summary.is_packed,
+            packed=line.is_packed,
         )
 
 
@@ -94,15 +92,16 @@ class TensorColumnsView(View):
     sizes: list[int] = Field(description="bytes, with scales and biases")
 
     @classmethod
-    def of(cls, name: ModelName, digest: str, tensors: Sequence[StoredTensor]) -> TensorColumnsView:
+    def of(cls, name: ModelName, digest: str, tensors: ModelOutline) -> TensorColumnsView:
         """Return the view of a model's tensors, which are not checked one by one."""
+        shapes = {form: list(form.shape) for form in set(tensors.forms)}
         return cls.model_construct(
             model=str(name),
             id=digest,
-            names=[one.name for one in tensors],
-            types=[one.type_text for one in tensors],
-            shapes=[list(one.shape) for one in tensors],
-            sizes=[one.nbytes for one in tensors],
+            names=tensors.names,
+            types=[one.type_text for one in tensors.forms],
+            shapes=[shapes[one] for one in tensors.forms],
+            sizes=[one.nbytes for one in tensors.forms],
         )
 
 

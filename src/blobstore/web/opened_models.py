@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from blobstore import __version__
 from blobstore.errors import TensorNotFoundError, quoted
@@ -21,21 +20,12 @@ from blobstore.names import Digest, ModelName
 
 KEPT_FROM = 2000
 """Tensors from which on the answers of a model are kept in its store."""
-_VERSION = 1
-
-
-class TensorRow(NamedTuple):
-    """A tensor in short."""
-
-    name: str
-    type_name: str
-    shape: tuple[int, ...]
-    nbytes: int
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A model's answers without and with its tensors, both without its name.
+    """A model's answers without and with its tensors, both without its name, and its treemap.
 
     ``counts``: how many tensors each layer of tensors of the manifest has, as JSON.
     """
@@ -43,11 +33,16 @@ class OpenedModel:
     facts: bytes
     columns: bytes
     counts: bytes
+    treemap: bytes
+
+    @property
+    def _parts(self) -> tuple[bytes, ...]:
+        return (self.facts, self.columns, self.counts, self.treemap)
 
     @property
     def nbytes(self) -> int:
         """How much memory it takes."""
-        return len(self.facts) + len(self.columns) + len(self.counts)
+        return sum(map(len, self._parts))
 
     def document(self) -> dict[str, Any]:
         """Return the answer without tensors, but for name and state."""
@@ -59,12 +54,6 @@ class OpenedModel:
         head = json.dumps({"model": str(name), "id": str(digest)}, separators=(",", ":"))
         return head[:-1].encode() + b"," + self.columns[1:]
 
-    def tensors(self) -> Iterator[TensorRow]:
-        """Return its tensors, in the order of the answer."""
-        found = json.loads(self.columns)
-        rows = (found["names"], found["types"], map(tuple, found["shapes"]), found["sizes"])
-        return map(TensorRow._make, zip(*rows, strict=True))
-
     def layer_of(self, tensor: str) -> int:
         """Return the number of a tensor's layer. Raises: TensorNotFoundError."""
         try:
@@ -75,8 +64,8 @@ class OpenedModel:
         return bisect_right(list(accumulate(json.loads(self.counts))), place)
 
     def encode(self) -> bytes:
-        """Return it as a document for a store: a line with versions and a checksum, three more."""
-        body = b"\n".join((self.facts, self.columns, self.counts))
+        """Return it as a document for a store: a line with versions and a checksum, four more."""
+        body = b"\n".join(self._parts)
         head = {"version": _VERSION, "blobstore": __version__, "crc32": zlib.crc32(body)}
         return json.dumps(head).encode() + b"\n" + body
 
@@ -86,6 +75,6 @@ class OpenedModel:
         head, _, body = document.partition(b"\n")
         expected = {"version": _VERSION, "blobstore": __version__, "crc32": zlib.crc32(body)}
         parts = body.split(b"\n")
-        if head != json.dumps(expected).encode() or len(parts) != 3:  # noqa: PLR2004  # its fields
+        if head != json.dumps(expected).encode() or len(parts) != len(fields(cls)):
             return None
         return cls(*parts)

@@ -8,7 +8,6 @@ from blobstore.plots.heatmap import errors
 from blobstore.plots.histograms import distribution
 from blobstore.plots.points import frontier
 from blobstore.plots.subjects import ModelBytes, ModelPoint, TensorError
-from blobstore.plots.treemap import treemap
 from blobstore.views.checkpoints import QualityView, TensorQualityView
 from blobstore.views.records import kept_quality
 from blobstore.web.answers import Values, measured_distribution, usage_of
@@ -18,7 +17,7 @@ from blobstore.web.served import Answer, Served, ServedModel, in_json
 def treemap_picture(served: Served, values: Values) -> Answer:
     """Return a model's bytes by module."""
     found = served.find(values["model"])
-    return Answer(lambda: in_json(treemap(served.open(found).tensors())), found.tag)
+    return Answer(lambda: served.open(found).treemap, found.tag, is_kept=False)
 
 
 def errors_picture(served: Served, values: Values) -> Answer:

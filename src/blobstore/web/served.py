@@ -6,17 +6,19 @@ import json
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from blobstore import __version__
 from blobstore.errors import BlobStoreError, UnsupportedSourceError
 from blobstore.formats.documents import Manifest
 from blobstore.formats.safetensors.codec import collector_paused
-from blobstore.inspection.listing import describe, summary_of
+from blobstore.inspection.listing import describe, line_of
 from blobstore.model.single import opened_tensor
 from blobstore.model.tensors import Tensor
 from blobstore.names import Digest, ModelName
+from blobstore.plots.treemap import treemap
 from blobstore.store.holders import holder_of
+from blobstore.store.outlines import ModelOutline
 from blobstore.store.ports import Readable
 from blobstore.store.stored_model import StoredModel
 from blobstore.views.looked import LookedModelView, TensorColumnsView
@@ -127,21 +129,31 @@ class Served:
             yield tensor
 
 
+class _Row(NamedTuple):
+    """A tensor in short."""
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
 @collector_paused()
 def _read(model: ServedModel) -> tuple[OpenedModel, int]:
     """Return a model's answers, made of the headers of its blobs, and its number of tensors."""
     stored = model.stored()
     manifest = stored.manifest
     with model.holder.lease():
-        each = list(stored.tensors_of_each(manifest.tensor_layers))
-        tensors = [tensor for some in each for tensor in some]
-        summary = summary_of(model.holder, model.name, manifest, tensors)
-        details = describe(model.holder, manifest, summary.tensors)
+        tensors = ModelOutline.of(stored, manifest.tensor_layers)
+        line = line_of(model.holder, model.name, manifest, tensors.forms)
+        details = describe(model.holder, manifest, tensors)
     columns = TensorColumnsView.of(model.name, str(model.digest), tensors).document()
-    facts = LookedModelView.of(summary, details, manifest).document()
+    facts = LookedModelView.of(line, details, manifest, len(tensors)).document()
     for whose, key in ((columns, "model"), (columns, "id"), (facts, "name"), (facts, "packed")):
         del whose[key]  # they belong to a name, not to the manifest
-    opened = OpenedModel(in_json(facts), in_json(columns), in_json(list(map(len, each))))
+    pairs = zip(tensors.names, tensors.forms, strict=True)
+    drawn = treemap(_Row(name, form.type_text, form.shape, form.nbytes) for name, form in pairs)
+    opened = OpenedModel(*map(in_json, (facts, columns, tensors.counts, drawn)))
     return opened, len(tensors)
 
 

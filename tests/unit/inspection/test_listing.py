@@ -56,7 +56,7 @@ def headers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Digest]]:
 
     def note(
         blobs: BlobFolder, descriptors: Sequence[Descriptor], budget: Budget
-    ) -> list[Header | None]:
+    ) -> Sequence[Header | None]:
         read.extend(descriptor.digest for descriptor in descriptors)
         return real(blobs, descriptors, budget)
 

@@ -3,6 +3,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "files.h"
+#include "outline.h"
 #include "scan.h"
 
 namespace nb = nanobind;
@@ -88,27 +90,50 @@ std::optional<nb::tuple> scan_text(const nb::bytes& text, std::optional<std::uin
   return objects_of(std::move(*found), unescape);
 }
 
-// Of each file what `scan_text` gives, the length of the text, and the length without padding; or
-// None where the file or its header is declined.
-nb::list scan_files(int folder,
-                    const std::vector<std::pair<std::string, std::uint64_t>>& files,
-                    const nb::callable& unescape) {
-  std::vector<std::unique_ptr<FileHeader>> headers;
+std::unique_ptr<FileHeaders> scan_files(
+    int folder, const std::vector<std::pair<std::string, std::uint64_t>>& files) {
+  const nb::gil_scoped_release unlocked;
+  return std::make_unique<FileHeaders>(headers_in(folder, files));
+}
+
+// What `scan_text` gives for a file, and the length of the text; None where the file or its header
+// is declined.
+std::optional<nb::tuple> header_at(const FileHeaders& headers, std::size_t index,
+                                   const nb::callable& unescape) {
+  if (index >= headers.each.size()) throw nb::index_error();
+  if (!headers.each[index]) return {};
+  const std::optional<nb::tuple> found = objects_of(Scan(headers.each[index]->scan), unescape);
+  if (!found) return {};
+  return nb::make_tuple(*found, headers.each[index]->text.size());
+}
+
+// The bytes of all texts without padding, and the number of all tensors.
+std::pair<std::size_t, std::size_t> totals_of(const FileHeaders& headers) {
+  std::size_t nbytes = 0, tensors = 0;
+  for (const auto& header : headers.each) {
+    if (!header) continue;
+    nbytes += header->unpadded();
+    tensors += header->scan.names.size();
+  }
+  return {nbytes, tensors};
+}
+
+nb::str text_of(std::string_view ascii) { return nb::str(ascii.data(), ascii.size()); }
+
+// (names, forms, keys, examples, counts): see `Outline`.
+nb::tuple outline_at(const FileHeaders& headers) {
+  Outline found;
   {
     const nb::gil_scoped_release unlocked;
-    headers = headers_in(folder, files);
+    found = outline_of(headers);
   }
-  nb::list result;
-  for (const auto& header : headers) {
-    std::optional<nb::tuple> found;
-    if (header) found = objects_of(std::move(header->scan), unescape);
-    if (found) {
-      result.append(nb::make_tuple(*found, header->text.size(), header->text.rfind('}') + 1));
-    } else {
-      result.append(nb::none());
-    }
+  nb::list names, keys, examples;
+  for (const std::string_view name : found.names) names.append(text_of(name));
+  for (const std::string& key : found.keys) keys.append(nb::bytes(key.data(), key.size()));
+  for (const Example& one : found.examples) {
+    examples.append(nb::make_tuple(one.file, text_of(one.name)));
   }
-  return result;
+  return nb::make_tuple(names, found.forms, keys, examples, found.counts);
 }
 
 }  // namespace
@@ -116,5 +141,10 @@ nb::list scan_files(int folder,
 NB_MODULE(_native, m) {
   nb::class_<Tensors>(m, "Tensors").def("fields", &fields_of, nb::arg("index"));
   m.def("scan", &scan_text, nb::arg("text"), nb::arg("data_size").none(), nb::arg("unescape"));
-  m.def("scan_files", &scan_files, nb::arg("folder"), nb::arg("files"), nb::arg("unescape"));
+  nb::class_<FileHeaders>(m, "FileHeaders")
+      .def("__len__", [](const FileHeaders& headers) { return headers.each.size(); })
+      .def("header", &header_at, nb::arg("index"), nb::arg("unescape"))
+      .def("totals", &totals_of)
+      .def("outline", &outline_at);
+  m.def("scan_files", &scan_files, nb::arg("folder"), nb::arg("files"));
 }

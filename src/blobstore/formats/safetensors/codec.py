@@ -11,10 +11,8 @@ their names do not change: patterns.py.
 from __future__ import annotations
 
 import gc
-import json
-import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,16 +25,16 @@ from blobstore.formats.safetensors.header import (
     METADATA,
     PREFIX,
     Header,
-    ScannedEntries,
     TensorEntry,
     check_coverage,
     check_metadata,
     check_size,
     invalid,
 )
+from blobstore.formats.safetensors.scanned_files import header_from, unescaped
 from blobstore.formats.strictjson import StrictJsonError
 from blobstore.io.budget import MAX_HEADER, Budget
-from blobstore.io.ranges import RangeReader, close_quietly
+from blobstore.io.ranges import RangeReader
 
 
 def encode_header(
@@ -127,46 +125,8 @@ def scan_header(text: bytes, data_size: int | None) -> Header | None:
     """
     if data_size is not None and not 0 <= data_size <= MAX_U64:
         return None
-    scanned = _native.scan(text, data_size, _unescaped)
-    return None if scanned is None else _header(scanned, len(text))
-
-
-def headers_in(
-    folder: str | os.PathLike[str], files: Sequence[tuple[str, int]], budget: Budget
-) -> list[Header | None]:
-    """Return the headers of many files in a folder, read at once.
-
-    ``files`` are names and sizes in bytes. None for a file that `header_of` has to read, or refuse:
-    one that is not a regular file of that size, whose header does not end in its first 4096 bytes,
-    or that the scanner declines; and for all files if together they exceed the rest of ``budget``.
-    """
-    try:
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return [None] * len(files)
-    try:
-        scanned = _native.scan_files(opened, files, _unescaped)
-    finally:
-        close_quietly(opened)
-    headers = [None if found is None else _header(found[0], found[1]) for found in scanned]
-    unpadded = sum(found[2] for found in scanned if found is not None)
-    tensors = sum(len(header.tensors) for header in headers if header is not None)
-    return headers if budget.took_headers(unpadded, tensors) else [None] * len(files)
-
-
-def _header(scanned: _native.Scanned, nbytes: int) -> Header | None:
-    places, columns, metadata = scanned
-    if METADATA in places:  # written in escapes
-        return None
-    return Header(
-        ScannedEntries(places, columns), metadata, PREFIX.size + nbytes, within_limits=True
-    )
-
-
-def _unescaped(literal: bytes) -> str:
-    name: str = json.loads(literal.decode())
-    name.encode()  # raises a ValueError for half of a surrogate pair
-    return name
+    scanned = _native.scan(text, data_size, unescaped)
+    return None if scanned is None else header_from(scanned, len(text))
 
 
 _ENTRY_FIELDS = frozenset({"dtype", "shape", "data_offsets"})

@@ -5,7 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <new>
 #include <optional>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 namespace blobstore {
@@ -13,6 +17,9 @@ namespace blobstore {
 namespace {
 
 constexpr std::size_t prefix_bytes = 8;  // rule F1: the header's length, little-endian
+constexpr std::size_t head_bytes = 4096;  // headers of most blobs end within a page
+constexpr std::size_t files_a_thread = 128;  // fewer are read before a thread has started
+constexpr std::size_t most_threads = 4;
 
 // An open file, closed with its block.
 class Descriptor {
@@ -35,33 +42,69 @@ std::uint64_t length_in(const unsigned char* head) {
   return length;
 }
 
-std::unique_ptr<FileHeader> header_of(int folder, const File& file) {
+bool read_at(int fd, void* to, std::size_t nbytes, std::size_t offset) {
+  return pread(fd, to, nbytes, static_cast<off_t>(offset)) == static_cast<ssize_t>(nbytes);
+}
+
+// `long_text`: bytes of headers that do not end in their first page.
+std::unique_ptr<FileHeader> header_of(int folder, const File& file,
+                                      std::atomic<std::uint64_t>& long_text) {
   const auto& [name, size] = file;
   const Descriptor open_file(
       openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
   struct stat status;
   if (open_file.get() < 0 || fstat(open_file.get(), &status) != 0) return {};
   if (!S_ISREG(status.st_mode) || static_cast<std::uint64_t>(status.st_size) != size) return {};
-  unsigned char head[most_head_bytes];
+  unsigned char head[head_bytes];
   const std::size_t wanted = std::min<std::uint64_t>(size, sizeof head);
-  if (wanted < prefix_bytes) return {};
-  if (pread(open_file.get(), head, wanted, 0) != static_cast<ssize_t>(wanted)) return {};
+  if (wanted < prefix_bytes || !read_at(open_file.get(), head, wanted, 0)) return {};
   const std::uint64_t length = length_in(head);
-  if (length > wanted - prefix_bytes) return {};
+  if (length > std::min<std::uint64_t>(size - prefix_bytes, most_header_bytes)) return {};
   auto found = std::make_unique<FileHeader>();
-  found->text.assign(reinterpret_cast<const char*>(head) + prefix_bytes, length);
+  const std::size_t there = std::min<std::size_t>(length, wanted - prefix_bytes);
+  found->text.assign(reinterpret_cast<const char*>(head) + prefix_bytes, there);
+  if (there < length) {
+    if (long_text.fetch_add(length) + length > most_long_bytes) return {};
+    found->text.resize(length);
+    if (!read_at(open_file.get(), &found->text[there], length - there, wanted)) return {};
+  }
   std::optional<Scan> scanned = scan(found->text, size - prefix_bytes - length);
   if (!scanned) return {};
   found->scan = std::move(*scanned);
   return found;
 }
 
+// Reads every `step`th file from `first` on. Without memory, the caller reads a file, and says so.
+void read_some(int folder, const std::vector<File>& files, std::size_t first, std::size_t step,
+               FileHeaders& headers, std::atomic<std::uint64_t>& long_text) noexcept {
+  for (std::size_t place = first; place < files.size(); place += step) {
+    try {
+      headers.each[place] = header_of(folder, files[place], long_text);
+    } catch (const std::bad_alloc&) {
+    }
+  }
+}
+
 }  // namespace
 
-std::vector<std::unique_ptr<FileHeader>> headers_in(int folder, const std::vector<File>& files) {
-  std::vector<std::unique_ptr<FileHeader>> headers(files.size());
-  std::ranges::transform(files, headers.begin(),
-                         [=](const File& file) { return header_of(folder, file); });
+FileHeaders headers_in(int folder, const std::vector<File>& files) {
+  FileHeaders headers;
+  headers.each.resize(files.size());
+  const std::size_t shares = std::clamp<std::size_t>(files.size() / files_a_thread, 1, most_threads);
+  std::vector<std::thread> others;
+  others.reserve(shares);
+  std::atomic<std::uint64_t> long_text = 0;
+  const auto read = [&](std::size_t share) noexcept {
+    read_some(folder, files, share, shares, headers, long_text);
+  };
+  std::size_t share = 1;
+  try {
+    for (; share < shares; ++share) others.emplace_back(read, share);
+  } catch (const std::system_error&) {  // no more threads: this one does their shares
+  }
+  read(0);
+  for (; share < shares; ++share) read(share);
+  for (std::thread& other : others) other.join();
   return headers;
 }
 

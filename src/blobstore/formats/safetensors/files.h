@@ -11,7 +11,8 @@
 
 namespace blobstore {
 
-constexpr std::size_t most_head_bytes = 4096;  // headers of most blobs end within a page
+constexpr std::uint64_t most_header_bytes = 1 << 20;  // of a header; longer ones are read alone
+constexpr std::uint64_t most_long_bytes = 64 << 20;   // of all those that are longer than a page
 
 // The name of a file in a folder, and how many bytes it has to have.
 using File = std::pair<std::string, std::uint64_t>;
@@ -20,11 +21,24 @@ using File = std::pair<std::string, std::uint64_t>;
 struct FileHeader {
   std::string text;
   Scan scan;
+
+  // The length of the text without its padding.
+  std::size_t unpadded() const { return text.rfind('}') + 1; }
+};
+
+// The headers of several files; null where there is none.
+struct FileHeaders {
+  FileHeaders() = default;
+  FileHeaders(FileHeaders&&) = default;
+  FileHeaders(const FileHeaders&) = delete;
+
+  std::vector<std::unique_ptr<FileHeader>> each;
 };
 
 // The headers of files in the folder that `folder` has open. Null for a file that is missing, a
-// link, not a regular file or of another size, and for a header that does not end in the file's
-// first page or that `scan` declines. Opening follows no link and never blocks.
-std::vector<std::unique_ptr<FileHeader>> headers_in(int folder, const std::vector<File>& files);
+// link, not a regular file or of another size, for a header that `scan` declines, and for
+// those that are longer than these limits. Opening follows no link and never blocks. Many files are read
+// by several threads.
+FileHeaders headers_in(int folder, const std::vector<File>& files);
 
 }  // namespace blobstore

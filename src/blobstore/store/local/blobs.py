@@ -16,8 +16,8 @@ from pathlib import Path
 
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.formats.documents import MAX_DOCUMENT, Descriptor
-from blobstore.formats.safetensors.codec import headers_in
 from blobstore.formats.safetensors.header import Header
+from blobstore.formats.safetensors.scanned_files import headers_in
 from blobstore.io.budget import Budget
 from blobstore.io.durable import (
     os_errors,
@@ -158,7 +158,7 @@ class BlobFolder:
                 raise error.about(blob=str(digest)) from error
         raise blob_not_found(digest, str(self.path))
 
-    def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> list[Header | None]:
+    def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> Sequence[Header | None]:
         """See `Blobs`; None for a blob that has an old Ollama's name."""
         files = [(f"{_START}{blob.digest.hex}", blob.size) for blob in descriptors]
         return headers_in(self.path, files, budget)

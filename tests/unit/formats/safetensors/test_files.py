@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 from support.corpus import Case, case_id, load
 
-from blobstore.formats.safetensors.codec import header_of, headers_in, scan_header
+from blobstore.formats.safetensors.codec import header_of, scan_header
 from blobstore.formats.safetensors.header import Header
+from blobstore.formats.safetensors.scanned_files import headers_in
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader
 
 SMALL = [case for case in load("header") if not case.by_recipe]
 TEXT = b'{"__metadata__":{"k":"v"},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
 PAGE = 4096
+MOST = 2**20
 
 
 def file_of(text: bytes, data: bytes = b"\1\2") -> bytes:
@@ -82,9 +84,11 @@ def test_a_file_of_another_size(tmp_path: Path, more: int) -> None:
     assert read(tmp_path, "f", len(file_of(TEXT)) + more) is None
 
 
-@pytest.mark.parametrize(("length", "is_read"), [(PAGE - 8, True), (PAGE - 7, False)])
+@pytest.mark.parametrize(
+    ("length", "is_read"), [(PAGE - 8, True), (PAGE - 7, True), (MOST, True), (MOST + 1, False)]
+)
 @pytest.mark.parametrize("data", [b"", b"\1" * PAGE])
-def test_a_header_that_ends_with_the_page(
+def test_headers_around_a_page_and_the_limit(
     tmp_path: Path, length: int, data: bytes, is_read: bool
 ) -> None:
     entry = b'{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (len(data), len(data))
@@ -92,6 +96,22 @@ def test_a_header_that_ends_with_the_page(
     (tmp_path / "f").write_bytes(whole)
     header = read(tmp_path, "f", len(whole))
     assert header == (header_of(BytesReader(whole)) if is_read else None)
+
+
+def test_long_headers_of_many_files_are_limited_together(tmp_path: Path) -> None:
+    whole = file_of(TEXT.ljust(MOST))
+    (tmp_path / "f0").write_bytes(whole)
+    files = [(f"f{number}", len(whole)) for number in range(300)]
+    for name, _ in files[1:]:
+        (tmp_path / name).hardlink_to(tmp_path / "f0")
+    headers = headers_in(tmp_path, files, Budget.of_stored("m"))
+    assert sum(header is not None for header in headers) == 64
+
+
+def test_a_file_that_ends_inside_its_header(tmp_path: Path) -> None:
+    whole = file_of(TEXT.ljust(2 * PAGE))[:PAGE]
+    (tmp_path / "f").write_bytes(whole)
+    assert read(tmp_path, "f", len(whole)) is None
 
 
 def test_what_it_reads_is_counted_without_padding(tmp_path: Path) -> None:

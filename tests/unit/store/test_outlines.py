@@ -1,0 +1,182 @@
+"""Outlines: for any blobs, the names and forms of the tensors themselves, or the same error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+from support.checkpoints import raw_safetensors
+from support.stores import layer_by_hand
+
+from blobstore import open_store
+from blobstore.errors import BlobStoreError
+from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.names import ModelName
+from blobstore.store.local.store import Store
+from blobstore.store.outlines import ModelOutline, TensorForm
+from blobstore.store.stored_model import StoredModel
+
+CONFIG = {"quantization": {"bits": 4, "group_size": 32}}
+WIDTH = {"U32": 4, "BF16": 2, "F32": 4, "U8": 1}
+NAMES = ("a", "b", "a.b", "é", 'q"', "layers.1.a")
+TENSORS = st.tuples(
+    st.sampled_from(NAMES),
+    st.sampled_from(["int4", "int8", "nvfp4", "plain", "codes", "broken", "global"]),
+    st.sampled_from([None, "own", "blob", "wrong", "absent", "transposed"]),
+)
+BLOBS = st.lists(st.lists(TENSORS, min_size=1, max_size=3), min_size=1, max_size=4)
+
+
+def arrays_of(name: str, kind: str) -> dict[str, tuple[str, list[int]]]:
+    """Return the stored arrays of a tensor of 2 rows and 64 columns."""
+    if kind in ("plain", "codes"):
+        return {name: ("BF16" if kind == "plain" else "U32", [2, 64])}
+    if kind in ("nvfp4", "global"):
+        found = {name: ("U32", [2, 8]), f"{name}.scale": ("U8", [2, 4])}
+        return found | ({f"{name}.global_scale": ("F32", [1])} if kind == "global" else {})
+    bits, groups = (8, 1) if kind == "int8" else (4, 2)
+    scale = ("BF16", [2, groups])
+    found = {name: ("U32", [2, 2 * bits]), f"{name}.scale": scale, f"{name}.bias": scale}
+    if kind == "broken":
+        del found[f"{name}.bias"]
+    return found
+
+
+def metadata_of(name: str, kind: str, how: str | None) -> dict[str, str]:
+    """Return what metadata say of a tensor."""
+    said = {"global": "nvfp4", "plain": "int4", "codes": "int4", "broken": "int4"}.get(kind, kind)
+    size = "16" if said == "nvfp4" else "64" if said == "int8" else "32"
+    if how == "blob":
+        return {"quant_type": said, "group_size": size}
+    own = {f"{name}.quant_type": said, f"{name}.group_size": size}
+    return {
+        None: {},
+        "own": own,
+        "wrong": own | {f"{name}.group_size": "17"},
+        "absent": {f"{name}x.quant_type": said},
+        "transposed": own | {f"{name}.transposed": "true"},
+    }[how]
+
+
+def blob_of(tensors: Sequence[tuple[str, str, str | None]], salt: int) -> bytes:
+    """Return a blob with these tensors; the first of a name counts."""
+    entries: dict[str, Any] = {}
+    metadata: dict[str, str] = {}
+    offset = 0
+    for name, kind, how in tensors:
+        if name in entries:
+            continue
+        for key, (dtype, shape) in arrays_of(name, kind).items():
+            end = offset + WIDTH[dtype] * shape[0] * (shape[1] if len(shape) > 1 else 1)
+            entries[key] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+            offset = end
+        metadata |= metadata_of(name, kind, how)
+    header = {"__metadata__": metadata, **entries} if metadata else entries
+    return raw_safetensors(header, bytes([salt]) * offset)
+
+
+def model_of(store: Store, blobs: Sequence[bytes]) -> StoredModel:
+    """Return a model of blobs, written by hand."""
+
+    def layer(name: str, data: bytes, kind: str) -> Descriptor:
+        return Descriptor.checked(
+            layer_by_hand(store, name, data) | {"mediaType": f"application/vnd.ollama.image.{kind}"}
+        )
+
+    config = layer("config.json", json.dumps(CONFIG).encode(), "json")
+    layers = [layer(str(number), data, "tensor") for number, data in enumerate(blobs)]
+    name = ModelName.parse("m:x")
+    return StoredModel(name, Manifest(layers=(config, *layers)), store)
+
+
+def values_of(form: Any) -> list[Any]:
+    """Return the fields of a form."""
+    return [getattr(form, one.name) for one in fields(TensorForm)]
+
+
+def found_in(model: StoredModel, *, outlined: bool) -> Any:
+    """Return the tensors of each blob, by an outline or by themselves; or the error."""
+    layers = model.manifest.tensor_layers
+    try:
+        if not outlined:
+            each = model.tensors_of_each(layers)
+            return [[(one.name, values_of(TensorForm.of(one))) for one in some] for some in each]
+        outline = ModelOutline.of(model, layers)
+        names = iter(outline.names)
+        return [[(next(names), values_of(form)) for form in some] for some in outline.each()]
+    except BlobStoreError as error:
+        return type(error), str(error)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return open_store(tmp_path_factory.mktemp("outlines"))
+
+
+@given(BLOBS)
+def test_an_outline_has_what_the_tensors_have(home: Store, blobs: list[Any]) -> None:
+    model = model_of(home, [blob_of(one, salt) for salt, one in enumerate(blobs)])
+    assert found_in(model, outlined=True) == found_in(model, outlined=False)
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8", "nvfp4", "global", "plain"])
+def test_tensors_of_one_form_are_read_by_one(home: Store, kind: str) -> None:
+    how = None if kind == "plain" else "own"
+    blobs = [blob_of([(f"t.{number}", kind, how)], number) for number in range(50)]
+    model = model_of(home, blobs)
+    outline = ModelOutline.of(model, model.manifest.tensor_layers)
+    assert outline.names == [f"t.{number}" for number in range(50)]
+    assert len(set(outline.forms)) == 1
+    assert found_in(model, outlined=True) == found_in(model, outlined=False)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [("int4", "transposed"), ("int8", "own"), ("nvfp4", "own"), ("plain", None), ("int4", "blob")],
+)
+def test_forms_that_differ(home: Store, other: tuple[str, str | None]) -> None:
+    blobs = [blob_of([("t", "int4", "own")], 1), blob_of([("u", *other)], 2)]
+    found = found_in(model_of(home, blobs), outlined=True)
+    assert found == found_in(model_of(home, blobs), outlined=False)
+    ((_, first),), ((_, second),) = found
+    assert (first == second) == (other == ("int4", "blob"))
+
+
+def test_one_broken_blob_of_many_is_the_error(home: Store) -> None:
+    blobs = [blob_of([(f"t.{number}", "int4", "own")], number) for number in range(20)]
+    blobs[7] = blob_of([("t.7", "int4", "wrong")], 7)
+    found = found_in(model_of(home, blobs), outlined=True)
+    assert "t.7" in found[1]
+    assert found == found_in(model_of(home, blobs), outlined=False)
+
+
+def test_a_blob_that_is_gone_or_replaced_is_the_error(home: Store) -> None:
+    blobs = [blob_of([(f"u.{number}", "int4", "own")], number) for number in range(20)]
+    model = model_of(home, blobs)
+    path = home.blobs.path / model.manifest.tensor_layers[3].digest.file_name
+    for data in (b"", None):
+        path.write_bytes(data) if data is not None else path.unlink()
+        found = found_in(model, outlined=True)
+        assert model.manifest.tensor_layers[3].digest.hex[:12] in found[1]
+        assert found == found_in(model, outlined=False)
+
+
+def test_the_names_of_config_json_decide_where_shapes_do_not(home: Store) -> None:
+    # Codes of 2x16 words and scales of 2x2: int8 in groups of 32, or int4 in groups of 64.
+    entries = {
+        "w": {"dtype": "U32", "shape": [2, 16], "data_offsets": [0, 128]},
+        "w.scale": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [128, 136]},
+        "w.bias": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [136, 144]},
+    }
+    ambiguous = [
+        raw_safetensors(
+            {key.replace("w", f"w{n}"): one for key, one in entries.items()}, bytes(144)
+        )
+        for n in range(3)
+    ]
+    found = found_in(model_of(home, ambiguous), outlined=True)
+    assert found == found_in(model_of(home, ambiguous), outlined=False)
