@@ -107,6 +107,8 @@ def check_depth(value: Any, levels: int = MAX_DEPTH) -> None:
             for child in (node.values() if isinstance(node, dict) else node)
             if isinstance(child, _NODES)
         ]
+        if not level:
+            return
     if not any(level):  # what is in the last level's objects and arrays would be one more
         return
     raise StrictJsonError("depth", f"nested deeper than {MAX_DEPTH} levels")

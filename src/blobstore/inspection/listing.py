@@ -24,7 +24,7 @@ from blobstore.model.facts import ModelFacts, TensorFacts, Verdict, float_dtype
 from blobstore.model.runtimes import verdicts
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.references import is_plain, missing_blob
-from blobstore.store.outlines import ModelOutline, TensorForm
+from blobstore.store.outlines import KnownForms, ModelOutline, TensorForm
 from blobstore.store.ports import Readable, Summary
 from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import StoredModel
@@ -259,7 +259,8 @@ class _Listing:
 
     ``sound``, ``failed``: what was found of manifests this time, because thousands of names may
     have the same bytes. ``weights``: of blobs, which models may share, by their hex digits;
-    ``forms``: each value of it once, because thousands of blobs have the same.
+    ``forms``: each value of it once, because thousands of blobs have the same. ``tensor_forms``:
+    what tensors are.
     """
 
     store: Readable
@@ -270,6 +271,7 @@ class _Listing:
     failed: dict[str, BlobStoreError] = field(default_factory=dict)
     weights: dict[str, _Weights] = field(default_factory=dict)
     forms: dict[_Weights, _Weights] = field(default_factory=dict)
+    tensor_forms: KnownForms = field(default_factory=dict)
 
     def listed(self, name: ModelName) -> ListedModel:
         """Return a model in a line. Raises: as `Store.manifest` and `BlobFolder.open`."""
@@ -313,7 +315,7 @@ class _Listing:
         model = StoredModel(None, manifest, self.store)
         layers = manifest.tensor_layers
         new = {one.digest.hex: one for one in layers if one.digest.hex not in self.weights}
-        outline = ModelOutline.of(model, list(new.values()))
+        outline = ModelOutline.of(model, list(new.values()), self.tensor_forms)
         for blob, tensors in zip(new, outline.each(), strict=True):
             found = tuple(_weights_of(tensors).items())
             self.weights[blob] = self.forms.setdefault(found, found)

@@ -21,8 +21,9 @@ from blobstore.formats.safetensors.scanned_files import ScannedFiles
 from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import StoredModel
 
-_Known = dict[bytes, "TensorForm | None"]
-"""Forms by their keys; None: their tensors have to be read one by one."""
+KnownForms = dict[bytes, "TensorForm | None"]
+"""Forms by their keys, of any model; None: their tensors have to be read one by one."""
+_MOST_KNOWN = 10_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,10 +68,15 @@ class ModelOutline:
     counts: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, model: StoredModel, layers: Sequence[Descriptor]) -> Self:
-        """Return the outline of blobs of a model. Raises: as `StoredModel.opened`."""
+    def of(
+        cls, model: StoredModel, layers: Sequence[Descriptor], known: KnownForms | None = None
+    ) -> Self:
+        """Return the outline of blobs of a model. ``known``: forms of models that were read before.
+
+        Raises: as `StoredModel.opened`.
+        """
         outline = cls()
-        known: _Known = {}
+        known = {} if known is None else known
         for some, headers in model.headers_of(layers):
             outline._add_each(model, some, headers, known)
         return outline
@@ -90,7 +96,7 @@ class ModelOutline:
         model: StoredModel,
         layers: Sequence[Descriptor],
         headers: Sequence[Header | None],
-        known: _Known,
+        known: KnownForms,
     ) -> None:
         if not isinstance(headers, ScannedFiles):
             for layer, header in zip(layers, headers, strict=True):
@@ -131,7 +137,7 @@ class _Forms:
         model: StoredModel,
         layers: Sequence[Descriptor],
         headers: Sequence[Header | None],
-        known: _Known,
+        known: KnownForms,
     ) -> None:
         self._model = model
         self._layers = layers
@@ -142,6 +148,8 @@ class _Forms:
     def of(self, key: bytes, example: tuple[int, str]) -> TensorForm | None:
         """Return the form of a key. None if it depends on more, or its tensors break a rule."""
         if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
             index, name = example
             if index != self._read[0]:
                 self._read = (index, self._read_from(index))
