@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message
 
+SENDS_FILES = "http.response.zerocopysend"
 
-@dataclass(frozen=True)
+
+@dataclass
 class Reply:
-    """An answer."""
+    """An answer. ``files``: the offset and the length of each part that was sent from a file."""
 
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    pieces: list[bytes] = field(default_factory=list)
+    files: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def body(self) -> bytes:
+        """The bytes that came."""
+        return b"".join(self.pieces)
 
     @property
     def json(self) -> Any:
         """The document in the body."""
         return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        """The code of a registry's error."""
+        return str(self.json["errors"][0]["code"])
 
 
 class Client:
@@ -39,47 +53,83 @@ class Client:
         ``Host`` is 127.0.0.1, unless it is given.
         """
         named = {name.replace("_", "-").lower(): value for name, value in headers.items()}
-        pairs = list(({"host": "127.0.0.1:8080"} | named).items())
-        return self.send(target, pairs, method=method)
+        return self.send(target, ({"host": OWN} | named).items(), method=method)
 
-    def send(self, target: str, headers: list[tuple[str, str]], *, method: str = "GET") -> Reply:
+    def send(
+        self, target: str, headers: Iterable[tuple[str, str]], *, method: str = "GET"
+    ) -> Reply:
         """Return the answer to a request with exactly these headers."""
-        path, _, query = target.partition("?")
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": method,
-            "scheme": "http",
-            "path": unquote(path),
-            "raw_path": path.encode(),
-            "query_string": query.encode(),
-            "root_path": "",
-            "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers],
-            "client": ("127.0.0.1", 50_000),
-            "server": ("127.0.0.1", 8080),
-        }
-        return self._runner.run(_reply(self._app, scope))
+        reply = Reply()
+        try:
+            self._runner.run(_exchange(self._app, scope_of(target, method, headers), reply))
+        except Exception:
+            if not reply.status:  # the server logs an error that follows an answer
+                raise
+        return reply
 
     def close(self) -> None:
         """Close the event loop."""
         self._runner.close()
 
 
-async def _reply(app: ASGIApp, scope: dict[str, Any]) -> Reply:
-    sent: list[Message] = []
+OWN = "127.0.0.1:8080"
 
+
+def ask(
+    app: ASGIApp,
+    target: str,
+    method: str = "GET",
+    fields: Mapping[str, str] | None = None,
+    *,
+    sends_files: bool = False,
+    reply: Reply | None = None,
+) -> Reply:
+    """Return the answer to one request. Raises: as the application.
+
+    ``sends_files``: the server sends files by itself. ``reply``: gets the answer, also if the
+    application fails.
+    """
+    scope = scope_of(target, method, ({"host": OWN} | dict(fields or {})).items())
+    if sends_files:
+        scope["extensions"] = {SENDS_FILES: {}}
+    found = Reply() if reply is None else reply
+    asyncio.run(_exchange(app, scope, found))
+    return found
+
+
+def scope_of(target: str, method: str, headers: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return ASGI's description of a request."""
+    path, _, query = target.partition("?")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers],
+        "client": ("127.0.0.1", 50_000),
+        "server": ("127.0.0.1", 8080),
+    }
+
+
+async def _exchange(app: ASGIApp, scope: dict[str, Any], reply: Reply) -> None:
     async def receive() -> Message:
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    async def send(message: Message) -> None:
-        sent.append(dict(message))
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            reply.status = message["status"]
+            pairs = message["headers"]
+            reply.headers = {name.decode().lower(): value.decode() for name, value in pairs}
+        elif message["type"] == SENDS_FILES:
+            count, offset = message["count"], message["offset"]
+            reply.files.append((offset, count))
+            reply.pieces.append(os.pread(message["file"].fileno(), count, offset))
+        else:
+            reply.pieces.append(message.get("body", b""))
 
-    try:
-        await app(scope, receive, send)
-    except Exception:
-        if not sent:  # the server logs an error that follows an answer
-            raise
-    start, *parts = sent
-    headers = {name.decode().lower(): value.decode() for name, value in start["headers"]}
-    return Reply(start["status"], headers, b"".join(part.get("body", b"") for part in parts))
+    await app(scope, receive, send)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.asgi import ask
 from support.stores import descriptor
+from support.web_client import Reply, ask
 
 import blobstore
 from blobstore.formats.documents import (
@@ -85,8 +85,8 @@ def blob(data: bytes = WEIGHTS) -> str:
 
 def test_the_version(app: Any) -> None:
     answered = ask(app, "/v2/")
-    assert (answered.status, answered.document) == (200, {})
-    assert answered.fields["docker-distribution-api-version"] == "registry/2.0"
+    assert (answered.status, answered.json) == (200, {})
+    assert answered.headers["docker-distribution-api-version"] == "registry/2.0"
 
 
 @pytest.mark.parametrize("reference", ["int4", "INT4", "digest"])
@@ -97,23 +97,25 @@ def test_a_manifest_is_the_models_own(
     target = f"{REPOSITORY}/manifests/{reference.replace('digest', str(manifest.digest))}"
     answered, head = (ask(app, target, method, fields) for method in ("GET", "HEAD"))
     assert answered.body == manifest.raw
-    assert answered.fields["docker-content-digest"] == str(manifest.digest)
-    assert answered.fields["etag"] == f'"{manifest.digest}"'
-    assert answered.fields["content-type"] == MANIFEST_MEDIA_TYPE
-    assert answered.fields["content-length"] == str(len(manifest.raw))
-    assert (head.status, head.fields) == (200, answered.fields)
+    assert answered.headers["docker-content-digest"] == str(manifest.digest)
+    assert answered.headers["etag"] == f'"{manifest.digest}"'
+    assert answered.headers["content-type"] == MANIFEST_MEDIA_TYPE
+    assert answered.headers["content-length"] == str(len(manifest.raw))
+    assert (head.status, head.headers) == (200, answered.headers)
 
 
 def test_tools_for_containers_get_a_twin_over_the_same_blobs(app: Any, manifest: Manifest) -> None:
     twin = ask(app, f"{REPOSITORY}/manifests/int4", fields=OCI)
-    assert twin.fields["content-type"] == twin.document["mediaType"] == OCI_MANIFEST_MEDIA_TYPE
-    assert twin.fields["docker-content-digest"] == str(Digest.of(twin.body)) != str(manifest.digest)
-    blobs = [twin.document["config"], *twin.document["layers"]]
+    assert twin.headers["content-type"] == twin.json["mediaType"] == OCI_MANIFEST_MEDIA_TYPE
+    assert (
+        twin.headers["docker-content-digest"] == str(Digest.of(twin.body)) != str(manifest.digest)
+    )
+    blobs = [twin.json["config"], *twin.json["layers"]]
     own = [manifest.config, *manifest.layers]
     assert [one["digest"] for one in blobs] == [str(one.digest) for one in own if one is not None]
     again = ask(app, f"{REPOSITORY}/manifests/{Digest.of(twin.body)}", fields=DOCKER)
-    assert (again.body, again.fields["content-type"]) == (twin.body, OCI_MANIFEST_MEDIA_TYPE)
-    assert twin.fields["vary"] == "Accept"
+    assert (again.body, again.headers["content-type"]) == (twin.body, OCI_MANIFEST_MEDIA_TYPE)
+    assert twin.headers["vary"] == "Accept"
 
 
 def test_a_manifest_of_ocis_type_is_its_own_twin(store: Store) -> None:
@@ -152,22 +154,22 @@ def test_a_blob(app: Any, sends_files: bool) -> None:
     head = ask(app, blob(), "HEAD", sends_files=sends_files)
     assert answered.body == WEIGHTS
     assert answered.files == ([(0, len(WEIGHTS))] if sends_files else [])
-    assert answered.fields["docker-content-digest"] == str(Digest.of(WEIGHTS))
-    assert answered.fields["content-length"] == str(len(WEIGHTS))
-    assert answered.fields["accept-ranges"] == "bytes"
-    assert answered.fields["location"] == blob()  # Ollama takes the address of parts from it
-    assert (head.status, head.body, head.fields) == (200, b"", answered.fields)
+    assert answered.headers["docker-content-digest"] == str(Digest.of(WEIGHTS))
+    assert answered.headers["content-length"] == str(len(WEIGHTS))
+    assert answered.headers["accept-ranges"] == "bytes"
+    assert answered.headers["location"] == blob()  # Ollama takes the address of parts from it
+    assert (head.status, head.body, head.headers) == (200, b"", answered.headers)
 
 
 @pytest.mark.parametrize("sends_files", [False, True])
 def test_a_part_of_a_blob(app: Any, sends_files: bool) -> None:
     answered = ask(app, blob(), fields={"range": "bytes=300-309"}, sends_files=sends_files)
     assert (answered.status, answered.body) == (206, WEIGHTS[300:310])
-    assert answered.fields["content-range"] == f"bytes 300-309/{len(WEIGHTS)}"
-    assert answered.fields["content-length"] == "10"
+    assert answered.headers["content-range"] == f"bytes 300-309/{len(WEIGHTS)}"
+    assert answered.headers["content-length"] == "10"
     beyond = ask(app, blob(), fields={"range": f"bytes={len(WEIGHTS)}-"}, sends_files=sends_files)
     assert (beyond.status, beyond.code) == (416, "RANGE_INVALID")
-    assert beyond.fields["content-range"] == f"bytes */{len(WEIGHTS)}"
+    assert beyond.headers["content-range"] == f"bytes */{len(WEIGHTS)}"
 
 
 def test_a_part_of_another_version_is_not_sent(app: Any) -> None:
@@ -180,9 +182,9 @@ def test_a_part_of_another_version_is_not_sent(app: Any) -> None:
 
 @pytest.mark.parametrize("target", [blob(), f"{REPOSITORY}/manifests/int4"])
 def test_what_a_client_has_is_not_sent_again(app: Any, target: str) -> None:
-    tag = ask(app, target).fields["etag"]
+    tag = ask(app, target).headers["etag"]
     answered = ask(app, target, fields={"if-none-match": f'"x", W/{tag}'})
-    assert (answered.status, answered.body, answered.fields["etag"]) == (304, b"", tag)
+    assert (answered.status, answered.body, answered.headers["etag"]) == (304, b"", tag)
 
 
 def test_lists_come_in_pages() -> None:
@@ -191,18 +193,18 @@ def test_lists_come_in_pages() -> None:
         fill(home, name)
     app = app_over(home)
     first = ask(app, f"{REPOSITORY}/tags/list?n=2")
-    assert first.document == {"name": "library/tiny", "tags": ["a", "b"]}
-    following = first.fields["link"]
+    assert first.json == {"name": "library/tiny", "tags": ["a", "b"]}
+    following = first.headers["link"]
     assert following == f'<{REPOSITORY}/tags/list?n=2&last=b>; rel="next"'
     last = ask(app, f"{REPOSITORY}/tags/list?n=2&last=b")
-    assert last.document["tags"] == ["c"]
-    assert "link" not in last.fields
-    assert ask(app, f"{REPOSITORY}/tags/list?n=0").document["tags"] == []
-    repositories = ask(app, "/v2/_catalog").document["repositories"]
+    assert last.json["tags"] == ["c"]
+    assert "link" not in last.headers
+    assert ask(app, f"{REPOSITORY}/tags/list?n=0").json["tags"] == []
+    repositories = ask(app, "/v2/_catalog").json["repositories"]
     assert repositories == ["hf.co/org/other", "library/tiny", "mine/other"]
-    assert ask(app, "/v2/_catalog?n=1&last=library/tiny").document["repositories"] == ["mine/other"]
-    assert ask(app, "/v2/hf.co/org/other/tags/list").document["tags"] == ["x"]
-    assert ask(app, "/v2/tiny/tags/list").document["tags"] == ["a", "b", "c"]
+    assert ask(app, "/v2/_catalog?n=1&last=library/tiny").json["repositories"] == ["mine/other"]
+    assert ask(app, "/v2/hf.co/org/other/tags/list").json["tags"] == ["x"]
+    assert ask(app, "/v2/tiny/tags/list").json["tags"] == ["a", "b", "c"]
     for wrong in ("n=-1", "n=x", "n=1e3", f"n={'9' * 99}", "&".join(["a=1"] * 99)):
         assert ask(app, f"/v2/_catalog?{wrong}").code == "PAGINATION_NUMBER_INVALID"
 
@@ -247,7 +249,7 @@ def test_writes_are_refused(app: Any, method: str) -> None:
     for target in (f"{REPOSITORY}/manifests/int4", f"{REPOSITORY}/blobs/uploads/", blob()):
         answered = ask(app, target, method)
         assert (answered.status, answered.code) == (405, "UNSUPPORTED")
-        assert answered.fields["allow"] == "GET, HEAD"
+        assert answered.headers["allow"] == "GET, HEAD"
 
 
 def test_only_blobs_of_the_repository_have_an_address(store: Store) -> None:
@@ -263,9 +265,9 @@ def test_only_blobs_of_the_repository_have_an_address(store: Store) -> None:
 
 def test_referrers_are_none(app: Any) -> None:
     answered = ask(app, f"{REPOSITORY}/referrers/{MISSING}?artifactType=a/b")
-    assert answered.document["manifests"] == []
-    assert answered.fields["content-type"] == "application/vnd.oci.image.index.v1+json"
-    assert answered.fields["oci-filters-applied"] == "artifactType"
+    assert answered.json["manifests"] == []
+    assert answered.headers["content-type"] == "application/vnd.oci.image.index.v1+json"
+    assert answered.headers["oci-filters-applied"] == "artifactType"
 
 
 def test_changes_are_seen(store: Store) -> None:
@@ -312,7 +314,7 @@ def test_a_damaged_manifest(store: Store) -> None:
     answered = ask(app, f"{REPOSITORY}/manifests/int4")
     assert (answered.status, answered.code) == (409, "MANIFEST_INVALID")
     assert ask(app, blob(b"sound")).body == b"sound"
-    assert ask(app, f"{REPOSITORY}/tags/list").document["tags"] == ["int4", "sound"]
+    assert ask(app, f"{REPOSITORY}/tags/list").json["tags"] == ["int4", "sound"]
 
 
 def test_a_hostile_media_type_is_not_repeated(store: Store, manifest: Manifest) -> None:
@@ -322,7 +324,7 @@ def test_a_hostile_media_type_is_not_repeated(store: Store, manifest: Manifest) 
         path.write_bytes(json.dumps(json.loads(manifest.raw) | {"mediaType": kind}).encode())
         for fields, sent in ((DOCKER, MANIFEST_MEDIA_TYPE), (OCI, OCI_MANIFEST_MEDIA_TYPE)):
             answered = ask(app, f"{REPOSITORY}/manifests/int4", fields=fields)
-            assert answered.fields["content-type"] == sent
+            assert answered.headers["content-type"] == sent
 
 
 def test_signatures_have_cosigns_tag(store: Store) -> None:
@@ -332,14 +334,14 @@ def test_signatures_have_cosigns_tag(store: Store) -> None:
     store.signatures.add(name, manifest.digest, [Signature.of(payload, b"signed")])
     app = app_over(store)
     answered = ask(app, f"{REPOSITORY}/manifests/{tag_of(manifest.digest)}", fields=DOCKER)
-    assert answered.fields["content-type"] == OCI_MANIFEST_MEDIA_TYPE
-    by_digest = ask(app, f"{REPOSITORY}/manifests/{answered.fields['docker-content-digest']}")
+    assert answered.headers["content-type"] == OCI_MANIFEST_MEDIA_TYPE
+    by_digest = ask(app, f"{REPOSITORY}/manifests/{answered.headers['docker-content-digest']}")
     assert by_digest.body == answered.body
-    (layer,) = answered.document["layers"]
+    (layer,) = answered.json["layers"]
     assert ask(app, f"{REPOSITORY}/blobs/{layer['digest']}").body == payload
-    config = ask(app, f"{REPOSITORY}/blobs/{answered.document['config']['digest']}")
-    assert config.document["rootfs"]["diff_ids"] == [layer["digest"]]
-    assert ask(app, f"{REPOSITORY}/tags/list").document["tags"] == ["int4"]
+    config = ask(app, f"{REPOSITORY}/blobs/{answered.json['config']['digest']}")
+    assert config.json["rootfs"]["diff_ids"] == [layer["digest"]]
+    assert ask(app, f"{REPOSITORY}/tags/list").json["tags"] == ["int4"]
 
 
 def test_a_packed_model_is_served_decoded(store: Store) -> None:
@@ -348,11 +350,11 @@ def test_a_packed_model_is_served_decoded(store: Store) -> None:
     pack(store, "big:x")
     assert not (store.root / "blobs" / Digest.of(weights).file_name).exists()
     app = app_over(store)
-    assert ask(app, "/v2/_catalog").document["repositories"] == ["library/big", "library/tiny"]
+    assert ask(app, "/v2/_catalog").json["repositories"] == ["library/big", "library/tiny"]
     assert ask(app, "/v2/library/big/manifests/x").body == manifest.raw
     target = f"/v2/library/big/blobs/{Digest.of(weights)}"
     assert ask(app, target, sends_files=True).body == weights
-    assert ask(app, target, "HEAD").fields["content-length"] == str(len(weights))
+    assert ask(app, target, "HEAD").headers["content-length"] == str(len(weights))
     part = ask(app, target, fields={"range": "bytes=1048570-"})
     assert (part.status, part.body) == (206, bytes(6))
 
@@ -362,10 +364,10 @@ def test_the_last_piece_of_a_blob_that_is_damaged_on_the_way_is_not_sent() -> No
     weights = bytes(2**20 + 10)
     fill(home, weights=weights)
     home.blobs.keep({Digest.of(weights): bytes(2**20 + 9) + b"x"})
-    sent: list[bytes] = []
+    reply = Reply()
     with pytest.raises(BrokenOffError, match="damaged"):
-        ask(app_over(home), blob(weights), sent=sent)
-    assert sent == [bytes(2**20)]
+        ask(app_over(home), blob(weights), reply=reply)
+    assert reply.pieces == [bytes(2**20)]
 
 
 def test_other_homes(filled: Store, manifest: Manifest, tmp_path: Path) -> None:
