@@ -25,6 +25,7 @@ from blobstore.errors import BlobStoreError, UsageError
 from blobstore.mlx_lm.chat_requests import MODELS, ChatModel, check_model
 from blobstore.mlx_lm.conversation import Talker
 from blobstore.mlx_lm.prompts import Prompts, TemplateKind
+from blobstore.mlx_lm.template_time import limited_time
 from blobstore.model.network_plan import in_one_line
 
 _log = logging.getLogger("blobstore.mlx_lm")
@@ -125,7 +126,8 @@ class Generator(ResponseGenerator):  # type: ignore[misc]
             found: Any = (prompt, [prompt], ["assistant"], "normal", None)
         else:
             try:
-                found = super()._tokenize(tokenizer, request, args)
+                with limited_time():
+                    found = super()._tokenize(tokenizer, request, args)
             except Exception as error:  # a template can raise anything
                 reason = in_one_line(f"{type(error).__name__}: {error}")
                 raise UsageError(f"these messages do not make a prompt: {reason}") from error

@@ -3,7 +3,7 @@
 The model's own chat template counts (chat_template.jinja, or the one of tokenizer_config.json),
 else Ollama's template layer. A model without either continues the text. Templates are Jinja
 programs of strangers: transformers runs them in Jinja's sandbox, without access to Python's
-objects, but not with a limit of time.
+objects, and we limit their time (template_time.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
 from blobstore.mlx_lm.go_templates import render_ollama
 from blobstore.mlx_lm.model_texts import Message, ModelTexts
+from blobstore.mlx_lm.template_time import limited_time
 from blobstore.model.network_plan import in_one_line
 
 
@@ -93,11 +94,12 @@ class Prompts:
 
     def _by_jinja(self, messages: Sequence[Message]) -> str:
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    [dict(one) for one in messages], tokenize=False, add_generation_prompt=True
+            with limited_time():
+                return str(
+                    self.tokenizer.apply_chat_template(
+                        [dict(one) for one in messages], tokenize=False, add_generation_prompt=True
+                    )
                 )
-            )
         except Exception as error:  # a template can raise anything
             reason = in_one_line(f"{type(error).__name__}: {error}")
             raise UnsupportedSourceError(
