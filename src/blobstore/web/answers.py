@@ -26,13 +26,23 @@ def models_answer(served: Served, _values: Values) -> Answer:
 def _listed(served: Served) -> list[ListItemView]:
     home_of = getattr(served.home, "home_of", None)  # of several stores
     found = list_models(served.home)
+    if not found:
+        served.require()
     if home_of is None:
-        return [ListItemView.of(one, None) for one in found]
-    packed = [getattr(one, "is_packed", False) for one in found]
-    return [
-        ListItemView.of(one, (served.upper if is_packed else home_of(one.name)).address)
-        for one, is_packed in zip(found, packed, strict=True)
-    ]
+        views = [ListItemView.of(one, None) for one in found]
+    else:
+        packed = [getattr(one, "is_packed", False) for one in found]
+        views = [
+            ListItemView.of(one, (served.upper if is_packed else home_of(one.name)).address)
+            for one, is_packed in zip(found, packed, strict=True)
+        ]
+    return [_shown(served, one) for one in views]
+
+
+def _shown(served: Served, view: ListItemView) -> ListItemView:
+    if not view.error:
+        return view
+    return view.model_copy(update={"error": served.without_folders(view.error)})
 
 
 def model_answer(served: Served, values: Values) -> Answer:
@@ -100,6 +110,7 @@ def usage_answer(served: Served, _values: Values) -> Answer:
 
 def usage_of(served: Served) -> Usage:
     """Return what the blobs of the store take; lower stores are not counted."""
+    served.require()
     if not hasattr(served.upper, "bucket"):
         return measure_usage(served.upper)
     from blobstore.store.bucket.bucket_usage import measure_bucket

@@ -82,7 +82,7 @@ def _api(route: ApiRoute, served: Served, threads: Together[Response]) -> _Handl
                 return unchanged(answer.tag)
             body = served.body((route.path, request.scope["query_string"]), answer)
         except BlobStoreError as error:
-            return problem_of(error)
+            return problem_of(error, served.without_folders)
         return with_tag(body, answer.tag or hashlib.sha256(body).hexdigest(), _JSON, request)
 
     async def handle(request: Request) -> Response:

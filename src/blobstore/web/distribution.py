@@ -175,7 +175,8 @@ class Distribution:
             "accept-ranges": "bytes",
             "cache-control": "max-age=31536000, immutable",
         }
-        ranged = request.headers.get("if-range", tag) == tag
+        # A range is of GET alone (RFC 9110 section 14.2): HEAD says how large the whole is.
+        ranged = request.method == "GET" and request.headers.get("if-range", tag) == tag
         part = part_of(reader.size, request.headers.get("range") if ranged else None)
         if part is None or _has(request, tag):
             reader.close()

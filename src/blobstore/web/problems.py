@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.responses import Response
 
 from blobstore.errors import (
@@ -48,6 +50,7 @@ def problem(status: int, error: str, hint: str | None = None) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-def problem_of(error: BlobStoreError) -> Response:
-    """Return an error of the library as a document."""
-    return problem(status_of(error), error.message, error.hint)
+def problem_of(error: BlobStoreError, shown: Callable[[str], str]) -> Response:
+    """Return an error of the library as a document, whose texts are ``shown``."""
+    hint = None if error.hint is None else shown(error.hint)
+    return problem(status_of(error), shown(error.message), hint)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from blobstore import __version__
-from blobstore.errors import BlobStoreError, UnsupportedSourceError
+from blobstore.errors import BlobStoreError, StorageError, UnsupportedSourceError
 from blobstore.formats.documents import Manifest
 from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.inspection.listing import describe, line_of
@@ -80,6 +81,22 @@ class Served:
     def upper(self) -> Any:
         """The home that is not a lower one."""
         return getattr(self.home, "upper", self.home)
+
+    def require(self) -> None:
+        """Raise StorageError if the folder of the store is gone: its disk is not mounted, perhaps.
+
+        Without its folder a store is a new one, and has no models.
+        """
+        root = getattr(self.upper, "root", None)
+        if root is not None and not os.path.isdir(root):  # noqa: PTH112  # False for any error
+            raise StorageError("the folder of the store is gone", hint="Is its disk mounted?")
+
+    def without_folders(self, text: str) -> str:
+        """Return a message without the folders of the stores: it may name a file in them."""
+        for home in (self.upper, *getattr(self.home, "lower", ())):
+            if (root := getattr(home, "root", None)) is not None:
+                text = text.replace(f"{root}/", "").replace(str(root), "the store")
+        return text
 
     def find(self, name: str) -> ServedModel:
         """Return a model. Raises: InvalidNameError; NotFoundError; StorageError."""

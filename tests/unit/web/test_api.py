@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -205,3 +206,27 @@ def test_a_lower_store_is_only_read(
     client.close()
     assert not (store.root / ".blobstore/results").exists()
     assert not (upper.root / ".blobstore/results").exists()
+
+
+def test_a_store_that_is_gone_is_an_error(store: Store, client: Client) -> None:
+    assert client.get("/api/models").status == 200
+    shutil.rmtree(store.root)
+    for target in ("/api/models", "/api/usage", "/api/plots/shared"):
+        reply = client.get(target)
+        assert (reply.status, reply.json["error"]) == (500, "the folder of the store is gone")
+    assert client.get("/api/model?name=small:int4").status == 404
+    assert client.get("/").status == 200
+
+
+def test_errors_name_files_without_the_folder_of_the_store(
+    store: Store, model: str, client: Client
+) -> None:
+    layer = store.manifest("small:int4").tensor_layers[0]
+    path = store.root / "blobs" / layer.digest.file_name
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+    error = client.get("/api/model?name=small:int4").json["error"]
+    assert f"blobs/{layer.digest.file_name}" in error
+    listed = {one["name"]: one.get("error", "") for one in client.get("/api/models").json}
+    assert f"blobs/{layer.digest.file_name}" in listed["small:int4"]
+    assert not [text for text in (error, *listed.values()) if str(store.root) in text]

@@ -172,6 +172,13 @@ def test_a_part_of_a_blob(app: Any, sends_files: bool) -> None:
     assert beyond.headers["content-range"] == f"bytes */{len(WEIGHTS)}"
 
 
+def test_head_tells_of_the_whole(app: Any) -> None:
+    answered = ask(app, blob(), "HEAD", {"range": "bytes=0-9"})
+    assert (answered.status, answered.body) == (200, b"")
+    assert answered.headers["content-length"] == str(len(WEIGHTS))
+    assert "content-range" not in answered.headers
+
+
 def test_a_part_of_another_version_is_not_sent(app: Any) -> None:
     asked = {"range": "bytes=0-9"}
     same = ask(app, blob(), fields={**asked, "if-range": f'"{Digest.of(WEIGHTS)}"'})
