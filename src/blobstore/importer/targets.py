@@ -30,6 +30,7 @@ from blobstore.importer.allocation import (
 )
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob
 from blobstore.importer.planning.plan import make_plan, plan_blobs
+from blobstore.importer.planning.stored_arrays import StoredArrays
 from blobstore.importer.policies.arguments import SizeTarget
 from blobstore.importer.policies.options import Experts, ImportOptions
 from blobstore.importer.policies.policy import policy_for
@@ -135,7 +136,7 @@ def _nbytes(tensor: OutputTensor, quantization: Quantization, options: ImportOpt
     """Return the stored bytes of a tensor that is quantized so."""
     dtype = options.dtype or tensor.sources[0].dtype
     scale = options.global_scale_of(quantization)
-    return sum(part.nbytes for part in quantization.parts(tensor.shape, dtype, global_scale=scale))
+    return StoredArrays.of(dtype, tensor.shape, quantization, scale).nbytes
 
 
 def _patterns(blob: PlannedBlob, members: tuple[OutputTensor, ...]) -> tuple[str, ...]:

@@ -6,16 +6,12 @@ from collections.abc import Iterator
 
 from blobstore import __version__
 from blobstore.plots.specification import Specification
-from blobstore.plots.treemap import treemap
 from blobstore.report.elements import Html, facts, section, side_by_side, table, tag
 from blobstore.report.frame import document, figure
 from blobstore.report.gathering import source_label
 from blobstore.report.plan_choices import PlanChoice, PlanChoices
 from blobstore.views.quantities import count, counted, shape, size
 
-_MOST_RECTANGLES = 300
-"""Of a plan, because a page has about ten."""
-_MOST_ROWS = 30
 _ASKED = "asked"
 
 
@@ -26,7 +22,7 @@ def plan_page(found: PlanChoices) -> bytes:
     sections = []
     if found.chosen is None:
         label = "chosen for the target" if asked.options.target is not None else "as asked"
-        choice = PlanChoice(None, None, asked)
+        choice = PlanChoice.of(asked, None, None)
         sections.append(_plan(choice, _ASKED, f"The plan {label}", plots))
     sections += [_plan(one, one.key, one.label, plots, is_choice=True) for one in found.plans]
     name = source_label(asked.inventory.folder)
@@ -96,7 +92,7 @@ def _overview(found: PlanChoices) -> Html:
     )
     head = tag("tr", side_by_side(heads))
     rows = side_by_side(
-        tag("tr", *_cells(one), data_bytes=str(one.plan.stored_bytes)) for one in found.plans
+        tag("tr", *_cells(one), data_bytes=str(one.stored_bytes)) for one in found.plans
     )
     drawn = tag("table", tag("thead", head), tag("tbody", rows))
     parts = [tag("div", drawn, class_="scrolls", role="region", aria_label="Plans", tabindex="0")]
@@ -113,11 +109,10 @@ def _overview(found: PlanChoices) -> Html:
 
 
 def _cells(one: PlanChoice) -> Iterator[Html]:
-    quantized = sum(tensor.quantization is not None for tensor in one.plan.tensors)
     yield tag("th", one.label, scope="row")
-    yield tag("td", size(one.plan.stored_bytes), class_="number")
-    yield tag("td", f"{one.plan.bits_per_weight:.2f}", class_="number")
-    yield tag("td", f"{quantized:,}", class_="number")
+    yield tag("td", size(one.stored_bytes), class_="number")
+    yield tag("td", f"{one.bits_per_weight:.2f}", class_="number")
+    yield tag("td", f"{one.quantized:,}", class_="number")
     yield tag("td", data_fits="")
 
 
@@ -130,26 +125,23 @@ def _plan(
     is_choice: bool = False,
 ) -> Html:
     """Return the section of a plan, whose plot is added to ``plots``."""
-    tensors = one.tensors
-    plots[key] = treemap(tensors, _MOST_RECTANGLES)
-    plan = one.plan
-    largest = sorted(tensors, key=lambda tensor: (-tensor.nbytes, tensor.name))[:_MOST_ROWS]
-    rows = [(t.name, t.type_name, shape(t.shape), size(t.nbytes)) for t in largest]
+    plots[key] = one.treemap
+    rows = [(t.name, t.type_name, shape(t.shape), size(t.nbytes)) for t in one.largest]
     listed = table(f"Largest tensors of {title}", ("tensor", "type", "shape", "size"), rows)
     marks = {"data_type": _kind(one), "data_groups": _groups(one), "data_plan": key}
     return section(
         title,
         facts(
             [
-                ("size", f"{size(plan.stored_bytes)} ({plan.stored_bytes:,} bytes)"),
-                ("bits per weight", f"{plan.bits_per_weight:.2f}"),
-                ("blobs", f"{len(plan.blobs):,}"),
-                ("tensors", f"{len(tensors):,}"),
-                *((f"runs in {verdict.runtime}", verdict.sentence) for verdict in plan.runs_in),
+                ("size", f"{size(one.stored_bytes)} ({one.stored_bytes:,} bytes)"),
+                ("bits per weight", f"{one.bits_per_weight:.2f}"),
+                ("blobs", f"{one.blobs:,}"),
+                ("tensors", f"{one.tensors:,}"),
+                *((f"runs in {verdict.runtime}", verdict.sentence) for verdict in one.runs_in),
             ]
         ),
-        *(tag("p", text) for text in plan.notes),
+        *(tag("p", text) for text in one.notes),
         figure(key, plots[key]),
-        tag("details", tag("summary", f"The largest of {counted(len(tensors), 'tensor')}"), listed),
+        tag("details", tag("summary", f"The largest of {counted(one.tensors, 'tensor')}"), listed),
         **(marks if is_choice else {}),
     )

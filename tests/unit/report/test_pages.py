@@ -168,18 +168,18 @@ def test_a_plan_shows_all_types(tmp_path: Path) -> None:
     ]
     assert found.refused == {}
     assert found.chosen is not None
-    assert found.chosen.plan.stored_bytes == asked.stored_bytes
+    assert found.chosen.stored_bytes == asked.stored_bytes
     for one in found.plans:
         alone = plan_import(
             source, quant=one.quant_type and str(one.quant_type), group_size=one.group_size
         )
         assert (alone.stored_bytes, alone.bits_per_weight) == (
-            one.plan.stored_bytes,
-            one.plan.bits_per_weight,
+            one.stored_bytes,
+            one.bits_per_weight,
         )
     assert found.reach is not None
     smallest, largest = found.reach
-    sizes = [one.plan.stored_bytes for one in found.plans]
+    sizes = [one.stored_bytes for one in found.plans]
     assert smallest <= min(sizes) <= max(sizes) <= largest + 64
     page = plan_page(found).decode()
     assert page == plan_page(found).decode()

@@ -1,4 +1,6 @@
-"""Header patterns: the headers of blobs that differ only in the name of their one tensor.
+"""Header patterns: the headers of blobs that differ only in how the names of their tensors begin.
+
+Blobs of one tensor differ in its name, and groups of experts in the group's.
 
 A model of 100,000 small tensors has as many headers and a handful of patterns. What does not depend
 on the name is checked and encoded once a pattern, by `encode_header`: a header of three arrays then
@@ -24,7 +26,7 @@ from blobstore.formats.safetensors.header import METADATA, PREFIX
 
 
 class HeaderPattern:
-    """The header of a blob that stores ``arrays`` of one tensor, whose name is open.
+    """The header of a blob that stores ``arrays`` whose names begin alike, and that name is open.
 
     ``arrays``: suffix of the name, dtype and shape, in stored order. A suffix is empty, or begins
     with a dot: so the name alone decides on which side of ``__metadata__`` its arrays are sorted.

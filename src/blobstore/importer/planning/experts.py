@@ -172,7 +172,8 @@ def check_readable(blobs: Iterable[PlannedBlob]) -> None:
     """Raise UnsupportedSourceError when a blob would be read back as other tensors.
 
     U32 values beside a ``.scale`` look like quantized codes. How a blob of one tensor is read does
-    not depend on its name: one of each kind is checked.
+    not depend on its name, nor that of a group of experts on the group's: one of each kind is
+    checked.
     """
     seen: set[object] = set()
     for blob in blobs:
@@ -183,11 +184,15 @@ def check_readable(blobs: Iterable[PlannedBlob]) -> None:
 
 
 def _kind(blob: PlannedBlob) -> object:
-    """Return what decides how a blob of one tensor is read; None if its name does, too."""
+    """Return what decides how a blob is read; None if names do, too."""
     tensor, *others = blob.tensors
     # Metadata with a dot in their key are about a tensor, and long names may be beyond a limit.
-    if others or len(tensor.name) > _LONG_NAME or any("." in key for key in blob.metadata):
+    if any("." in key for key in blob.metadata):
         return None
+    if any(len(one.name) > _LONG_NAME for one in blob.tensors):
+        return None
+    if others:
+        return blob.pattern
     return tensor.stored, tensor.quantization, tensor.transposed, tuple(blob.metadata.items())
 
 

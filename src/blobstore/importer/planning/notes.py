@@ -58,6 +58,8 @@ def storable(inventory: Inventory, profile: Profile, *, has_draft: bool) -> Inve
         return _TAKEN if has_draft and file.name.startswith(DRAFT_FOLDER) else None
 
     reasons = {file.name: found for file in inventory.kept if (found := reason(file)) is not None}
+    if not reasons:
+        return inventory  # with the weights that it has assembled
     left_out = (*inventory.left_out, *(LeftOut(name, found) for name, found in reasons.items()))
     kept = tuple(file for file in inventory.kept if file.name not in reasons)
     return replace(

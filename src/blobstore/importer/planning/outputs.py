@@ -24,51 +24,13 @@ from blobstore.formats.quant import Part, Quantization
 from blobstore.formats.safetensors.codec import encode_header, lay_out
 from blobstore.formats.safetensors.header import TensorEntry
 from blobstore.formats.safetensors.patterns import HeaderPattern
+from blobstore.importer.planning.stored_arrays import StoredArrays, group_pattern
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict
 from blobstore.model.runtimes import verdicts
 from blobstore.source.files import KeptFile
 from blobstore.source.inventory import Inventory
 from blobstore.source.weights import Form, SourceWeight
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredArrays:
-    """The arrays of a tensor, in stored order, and their bytes: by suffix, and of all.
-
-    Tensors of one dtype, shape and type share one value: it is made once for 100,000 tensors.
-    """
-
-    parts: tuple[Part, ...]
-    sizes: Mapping[str, int]
-    nbytes: int
-
-    @staticmethod
-    @functools.lru_cache(maxsize=4096)
-    def of(
-        dtype: DType,
-        shape: tuple[int, ...],
-        quantization: Quantization | None,
-        global_scale: tuple[int, ...] | None,
-    ) -> StoredArrays:
-        """Return the arrays of a tensor of that dtype and shape before quantization."""
-        if quantization is None:
-            parts: tuple[Part, ...] = (Part("", dtype, shape),)
-        else:
-            parts = tuple(quantization.parts(shape, dtype, global_scale=global_scale))
-        sizes = {part.suffix: part.nbytes for part in parts}
-        return StoredArrays(parts, MappingProxyType(sizes), sum(sizes.values()))
-
-    @property
-    def companions(self) -> tuple[Part, ...]:
-        """The arrays other than the weight itself: scales, biases, a global scale."""
-        return self.parts[1:]
-
-    @functools.lru_cache(maxsize=4096)  # noqa: B019  # the values of `of` live as long
-    def pattern(self, metadata: tuple[tuple[str, str], ...], align: int) -> HeaderPattern:
-        """Return the headers of blobs that hold one tensor with these arrays."""
-        arrays = [(part.suffix, part.dtype, part.shape) for part in self.parts]
-        return HeaderPattern(arrays, dict(metadata), align)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,25 +199,42 @@ class PlannedBlob:
     @property
     def header(self) -> bytes:
         """The bytes before the data: length prefix, canonical JSON, padding."""
-        if (pattern := self._pattern) is not None:
-            return pattern.header(self.tensors[0].name)
+        if (pattern := self.pattern) is not None:
+            return pattern.header(self._prefix)
         alignment = self.options.header_alignment(self.data_size)
         return encode_header(self.entries, self.metadata, alignment)
 
     @property
-    def _pattern(self) -> HeaderPattern | None:
-        """What the header has in common with those of other blobs of one tensor."""
-        if len(self.tensors) != 1:
-            return None
-        stored = self.tensors[0].stored
-        alignment = self.options.header_alignment(stored.nbytes)
-        return stored.pattern(tuple(self.metadata.items()), alignment)
+    def pattern(self) -> HeaderPattern | None:
+        """What the header has in common with those of like blobs; None if it is like no other.
+
+        Blobs of one tensor are alike, and groups of experts whose tensors have equal names within
+        the group.
+        """
+        alignment = self.options.header_alignment(self.data_size)
+        metadata = tuple(self.metadata.items())
+        if len(self.tensors) == 1:
+            return self.tensors[0].stored.pattern(metadata, alignment)
+        start = len(self.name)
+        members = tuple([(one.name[start:], one.stored) for one in self.tensors])
+        is_group = all(
+            one.name.startswith(self.name) and rest.startswith(".")
+            for one, (rest, _) in zip(self.tensors, members, strict=True)
+        )
+        if not is_group or any("." in key for key in self.metadata):
+            return None  # its metadata name tensors
+        return group_pattern(members, metadata, alignment)
+
+    @property
+    def _prefix(self) -> str:
+        """What the names of all its tensors begin with, and `pattern` leaves open."""
+        return self.tensors[0].name if len(self.tensors) == 1 else self.name
 
     @property
     def size(self) -> int:
         """Bytes of the whole blob."""
-        pattern = self._pattern
-        header = len(self.header) if pattern is None else pattern.size(self.tensors[0].name)
+        pattern = self.pattern
+        header = len(self.header) if pattern is None else pattern.size(self._prefix)
         return header + self.data_size
 
     @property

@@ -1,0 +1,81 @@
+"""Headers of groups of experts are made from one pattern: they are those of `encode_header`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.checkpoints import normal, write_checkpoint
+
+from blobstore.errors import UnsupportedSourceError
+from blobstore.formats.dtypes import DType
+from blobstore.formats.safetensors.codec import encode_header
+from blobstore.importer.planning.experts import check_readable
+from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
+from blobstore.importer.planning.plan import make_plan
+from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.run import plan_import
+
+CONFIG = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 2}
+
+
+def mixture(folder: Path, **more: np.ndarray) -> Path:
+    """Write a mixture of eleven layers of two experts: names of groups differ in length."""
+    names = [
+        f"model.layers.{layer}.mlp.experts.{expert}.{projection}_proj.weight"
+        for layer in range(11)
+        for expert in range(2)
+        for projection in ("up", "gate", "down")
+    ]
+    tensors = {name: normal(name, 64, 64) for name in names}
+    tensors["model.layers.0.self_attn.q_proj.weight"] = normal("q", 64, 64)
+    return write_checkpoint(folder, tensors | more, config=CONFIG)
+
+
+def planned(source: Path, **words: object) -> ImportPlan:
+    return plan_import(source, experts="packed", **words)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {},
+        {"quant": "int4"},
+        {"quant": "nvfp4", "global_scale": True},
+        {"quant": "int4", "rules": ["*.1.up_proj.weight=none"]},
+        {"quant": "int4", "rules": ["model.layers.3.*.up_proj.weight=int8"]},
+        {"quant": "int8", "alignment": 4096},
+    ],
+)
+def test_headers_are_those_of_the_encoder(tmp_path: Path, words: dict[str, object]) -> None:
+    plan = planned(mixture(tmp_path), **words)
+    assert any(len(blob.tensors) > 1 for blob in plan.blobs)
+    for blob in plan.blobs:
+        alignment = plan.options.header_alignment(blob.data_size)
+        header = encode_header(blob.entries, blob.metadata, alignment)
+        assert blob.header == header, blob.name
+        assert blob.size == len(header) + blob.data_size
+
+
+def test_like_groups_share_a_pattern(tmp_path: Path) -> None:
+    groups = [blob for blob in planned(mixture(tmp_path), quant="int4").blobs if blob.tensors[1:]]
+    assert len(groups) == 11
+    assert len({id(blob.pattern) for blob in groups}) == 1
+
+
+def test_one_group_that_would_be_read_as_others_is_refused(tmp_path: Path) -> None:
+    good, group, *_ = (blob for blob in planned(mixture(tmp_path)).blobs if blob.tensors[1:])
+    codes = replace(group.tensors[0], name=f"{group.name}.0.codes", dtype=DType.U32, shape=(8, 8))
+    scale = replace(codes, name=f"{codes.name}.scale", dtype=DType.F16, shape=(8, 1))
+    odd = PlannedBlob.of(group.name, (codes, scale), group.options)
+    assert odd.pattern is not None
+    with pytest.raises(UnsupportedSourceError, match="read back"):
+        check_readable([good, odd])
+
+
+def test_the_weights_of_a_checkpoint_are_assembled_once_for_all_its_plans(tmp_path: Path) -> None:
+    plan = planned(mixture(tmp_path), quant="int4")
+    again = make_plan(plan.inventory, ImportOptions.parse(quant="int8"))
+    assert again.inventory is plan.inventory
