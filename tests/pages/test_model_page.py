@@ -54,6 +54,50 @@ def test_the_treemap_has_a_description_and_a_table(site: Watched) -> None:
     assert any(row.startswith("0-1 (2 alike)") or "alike" in row for row in rows), rows
 
 
+def test_a_click_in_the_treemap_lists_its_tensors(site: Watched) -> None:
+    page = site.open("/model", name=DENSE)
+    found = page.locator("#found")
+    site.expect(found).to_have_text("47 tensors, 5.64 MB")
+    page.locator("#treemap .mark-rect path").nth(3).click()
+    site.expect(found).to_have_text("1 of 47 tensors, 512 B")
+    assert tensors(page) == ["model.layers.0.input_layernorm.weight"]
+    page.wait_for_url("**place=model.layers.0.input_layernorm")
+    site.expect(page.locator("#place")).to_contain_text("in model.layers.0.input_layernorm")
+    shared = page.url
+    page.get_by_role("button", name="Show all modules").click()
+    site.expect(found).to_have_text("47 tensors, 5.64 MB")
+    site.expect(page.locator("#place")).to_be_hidden()
+    site.expect(page.get_by_label("Search tensors")).to_be_focused()
+    page.goto(shared)
+    site.settle()
+    site.expect(found).to_have_text("1 of 47 tensors, 512 B")
+
+
+def test_the_keyboard_lists_the_tensors_of_a_module(site: Watched) -> None:
+    page = site.open("/model", name=DENSE)
+    summary = page.locator("#modules summary")
+    summary.press("Enter")
+    module = page.get_by_role("link", name="0-3 (4 alike)")
+    module.press("Enter")
+    site.expect(page.locator("#found")).to_have_text("44 of 47 tensors, 2.43 MB")
+    page.wait_for_url("**place=model.layers.0-3")
+    page.go_back()
+    site.expect(page.locator("#found")).to_have_text("47 tensors, 5.64 MB")
+
+
+def test_experts_drawn_together_are_listed_together(site: Watched) -> None:
+    place = "model.layers.7.mlp.experts.*.gate_proj"
+    page = site.open("/model", name=LARGE, place=place)
+    site.expect(page.locator("#found")).to_have_text("128 of 50,000 tensors, 9.22 KB")
+    assert tensors(page)[0] == "model.layers.7.mlp.experts.0.gate_proj.weight"
+
+
+def test_the_mark_under_the_pointer_is_named_in_two_lines(site: Watched) -> None:
+    page = site.open("/model", name=DENSE)
+    page.locator("#treemap .mark-rect path").first.hover()
+    site.expect(page.locator(".tip")).to_have_text("lm_head\nint8/64, 1 tensor, 1.11 MB (19.7%)")
+
+
 def test_tensors_are_searched_sorted_and_of_a_type(site: Watched) -> None:
     page = site.open("/model", name=DENSE)
     page.keyboard.press("/")

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from blobstore.plots.specification import NARROW, Specification, empty, size_labels, specification
+from blobstore.plots.specification import (
+    NARROW,
+    Specification,
+    empty,
+    size_labels,
+    specification,
+    tip_of,
+)
 from blobstore.plots.subjects import ModelBytes
 from blobstore.views.quantities import counted, size
 
@@ -70,7 +77,7 @@ def shared(models: Iterable[ModelBytes]) -> Specification:
 
 
 def _parts(one: ModelBytes) -> list[dict[str, Any]]:
-    tip = f"{one.name}\n{size(one.unique)} only here, {size(one.shared)} shared"
+    tip = tip_of(one.name, f"{size(one.unique)} only here, {size(one.shared)} shared")
     ends = {"only here": (0, one.unique), "shared": (one.unique, one.nbytes)}
     return [
         {"model": one.name, "part": part, "begin": begin, "end": end, "tip": tip}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from blobstore.plots.modules import layer_and_projection, natural, shortened_names
-from blobstore.plots.specification import Specification, empty, specification
+from blobstore.plots.specification import Specification, empty, specification, tip_of
 from blobstore.plots.subjects import TensorError
 from blobstore.views.quantities import counted
 
@@ -114,7 +114,8 @@ def row_labels(found: list[Cell]) -> dict[str, str]:
 def _data(found: list[Cell], labels: Mapping[str, str]) -> list[dict[str, Any]]:
     def row(cell: Cell) -> dict[str, Any]:
         more = f", the worst of {cell.tensors}" if cell.tensors > 1 else ""
-        tip = f"{cell.worst.name}{more}\n{cell.worst.type_name}, relative rmse {cell.error:.3%}"
+        said = f"{cell.worst.type_name}, relative rmse {cell.error:.3%}"
+        tip = tip_of(f"{cell.worst.name}{more}", said)
         place = {} if cell.column is None else {"column": cell.column}
         return {"row": labels[cell.row], **place, "error": cell.error, "tip": tip}
 

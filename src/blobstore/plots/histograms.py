@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from blobstore.inspection.distributions import Histogram, ValueDistribution
-from blobstore.plots.specification import Specification, empty, specification
+from blobstore.plots.specification import Specification, empty, specification, tip_of
 
 _VALUES, _GAP, _CODES = 190, 62, 120
 _LEGEND = 90
@@ -83,7 +83,9 @@ def _data(found: ValueDistribution) -> list[dict[str, Any]]:
             {
                 "place": place,
                 "share": found.codes[code] / total,
-                "tip": f"code {code}, {_number(values[code])}\n{found.codes[code]:,} times",
+                "tip": tip_of(
+                    f"code {code}, {_number(values[code])}", f"{found.codes[code]:,} times"
+                ),
             }
             for place, code in enumerate(order)
         ]
@@ -108,7 +110,7 @@ def _bins(histogram: Histogram, of: str) -> list[dict[str, Any]]:
             "low": low,
             "high": high,
             "share": number / total,
-            "tip": f"{low:.4g} to {high:.4g}\n{of}: {number:,} values",
+            "tip": tip_of(f"{low:.4g} to {high:.4g}", f"{of}: {number:,} values"),
         }
         for low, high, number in zip(edges, edges[1:], histogram.counts, strict=False)
     ]

@@ -14,6 +14,7 @@ from blobstore.plots.specification import (
     empty,
     size_labels,
     specification,
+    tip_of,
     type_legend,
 )
 from blobstore.plots.subjects import ModelPoint, TensorError
@@ -84,8 +85,10 @@ def scatter(tensors: Iterable[TensorError]) -> Specification:
             "y": error,
             "type": family_of_type(one.type_name),
             "tensors": dot.tensors,
-            "tip": f"{one.name}{more}\n{one.type_name}, {count(one.weights)} weights,"
-            f" relative rmse {error:.3%}",
+            "tip": tip_of(
+                f"{one.name}{more}",
+                f"{one.type_name}, {count(one.weights)} weights, relative rmse {error:.3%}",
+            ),
         }
 
     types = [dot.worst.type_name for dot in found]
@@ -130,7 +133,7 @@ def frontier(models: Iterable[ModelPoint]) -> Specification:
             "wide": wide[index],
             "narrow": narrow[index],
             "name": one.name,
-            "tip": f"{one.name}\n{size(one.nbytes)}, relative rmse {one.relative_rmse:.3%}",
+            "tip": tip_of(one.name, f"{size(one.nbytes)}, relative rmse {one.relative_rmse:.3%}"),
         }
         for index, one in enumerate(found)
     ]

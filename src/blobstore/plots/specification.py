@@ -54,6 +54,11 @@ def _readable(value: Any) -> Any:
     return [_readable(one) for one in value] if isinstance(value, list | tuple) else value
 
 
+def tip_of(*lines: str) -> str:
+    """Return the text that a page shows for the mark under the pointer; names break no line."""
+    return "\n".join(map(printable, lines))
+
+
 def colour_scale(type_names: Iterable[str]) -> dict[str, Any]:
     """Return the scale ``type`` from families of types to their colours."""
     found = families(type_names)

@@ -17,6 +17,7 @@ from blobstore.plots.specification import (
     colour_scale,
     empty,
     specification,
+    tip_of,
     type_legend,
 )
 from blobstore.plots.subjects import Weighed
@@ -28,6 +29,7 @@ _HEIGHT = 480
 _HEADER = 16
 _LONGEST = 120
 _ROWS = 200
+_OTHERS = "other modules"
 
 
 class Rectangle(NamedTuple):
@@ -79,7 +81,7 @@ def _with_others(found: list[Rectangle], most: int) -> list[Rectangle]:
     kept, others = order[: max(0, most - types)], order[max(0, most - types) :]
     sums: dict[str, Rectangle] = {}
     for one in others:
-        before = sums.get(one.type_name, Rectangle("other modules", "", one.type_name, 0, 0))
+        before = sums.get(one.type_name, Rectangle(_OTHERS, "", one.type_name, 0, 0))
         sums[one.type_name] = before._replace(
             tensors=before.tensors + one.tensors, nbytes=before.nbytes + one.nbytes
         )
@@ -144,8 +146,12 @@ def _data(
                 "ink": ink_of(colour_of(one.type_name)),
                 "name": _cut(name),
                 "short": _cut(name.rpartition(".")[2]),
-                "tip": f"{_cut(place)}\n{one.type_name}, {counted(one.tensors, 'tensor')},"
-                f" {size(one.nbytes)} ({one.nbytes / total:.1%})",
+                **({"place": place} if _is_found(place, one) else {}),
+                "tip": tip_of(
+                    _cut(place),
+                    f"{one.type_name}, {counted(one.tensors, 'tensor')},"
+                    f" {size(one.nbytes)} ({one.nbytes / total:.1%})",
+                ),
             }
         )
     header = _HEADER if labelled else 0
@@ -171,6 +177,11 @@ def _data(
             for name, test in depths.items()
         ),
     ]
+
+
+def _is_found(place: str, one: Rectangle) -> bool:
+    """Return True if a page can list the tensors of a rectangle by its place."""
+    return one.module != _OTHERS and len(place) <= _LONGEST and place.isprintable()
 
 
 def _cut(value: Any) -> Any:

@@ -25,6 +25,24 @@ export function el(tag, attributes = {}, ...children) {
 }
 
 /**
+ * Return a link that calls a function instead of being followed, unless it is opened in another tab
+ * or window.
+ *
+ * @param {string} href
+ * @param {() => void} onFollow
+ * @param {Record<string, any>} attributes
+ * @param {...(Child | Child[])} children
+ */
+export function choiceLink(href, onFollow, attributes, ...children) {
+  const onclick = (/** @type {MouseEvent} */ event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    onFollow();
+  };
+  return el("a", { href, onclick, ...attributes }, ...children);
+}
+
+/**
  * Return the children that are there: numbers as text, without absent ones.
  *
  * @param {(Child | Child[])[]} children
@@ -64,6 +82,13 @@ const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
 
 /** @type {Record<string, string>} */
 const SHORT = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
+
+/**
+ * Return lines of text, each as `visible` does.
+ *
+ * @param {string} text
+ */
+export const visibleLines = (text) => text.split("\n").map(visible).join("\n");
 
 /**
  * Return a text in which invisible characters are escapes, as the command line prints them.

@@ -37,15 +37,25 @@ function show() {
 /** @param {Promise<import("./tensors.js").Columns>} columns */
 function showParts(columns) {
   fill(byId("treemap"), () => ask("plots/treemap", { model: name }), (spec) =>
-    showPlot(byId("treemap"), spec, { hasText: true }),
+    showPlot(byId("treemap"), spec, { hasText: true, onPick: ({ place }) => choosePlace(place) }),
   );
   fill(byId("tensors"), () => columns, (found) => showTensors(tensorsOf(found)));
   showErrors(name);
 }
 
+let followPlace = () => {}; // shows the tensors of the place in the address, as soon as they are known
+
+/** Show the tensors of a place of the model. @param {string | undefined} place */
+function choosePlace(place) {
+  if (!place) return; // small modules that are drawn together
+  choose({ place });
+  followPlace();
+  byId("tensors-title").scrollIntoView({ block: "nearest" });
+}
+
 /** @param {import("./tensors.js").Tensor[]} tensors */
 function showTensors(tensors) {
-  byId("modules").replaceChildren(twin("As a table", () => modulesTable(tensors)));
+  byId("modules").replaceChildren(twin("As a table", () => modulesTable(tensors, choosePlace)));
   const place = byId("tensor");
   /** @type {AbortController | null} */
   let request = null;
@@ -78,6 +88,7 @@ function showTensors(tensors) {
       open(true);
     },
   });
+  followPlace = () => list.follow();
   place.addEventListener("keydown", (event) => {
     if (event.key === "Escape") close();
   });

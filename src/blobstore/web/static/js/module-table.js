@@ -1,6 +1,7 @@
 /** The treemap as text: the modules of a model, indented, with their sums. */
 
-import { el, isolated } from "./dom.js";
+import { changed } from "./address.js";
+import { choiceLink, isolated } from "./dom.js";
 import { treeOf } from "./modules.js";
 import { table } from "./table.js";
 import { count, size, whole } from "./units.js";
@@ -20,35 +21,54 @@ const HEADS = [
  * Return the table of modules.
  *
  * @param {import("./tensors.js").Tensor[]} tensors
+ * @param {(place: string) => void} onChoose called for a module whose name is followed
  */
-export function modulesTable(tensors) {
+export function modulesTable(tensors, onChoose) {
   const tree = treeOf(tensors);
   let depth = DEPTH;
-  let rows = rowsOf(tree.parts, depth);
+  let rows = modulesOf(tree.parts, depth);
   while (rows.length > MOST && depth > 1) {
     depth -= 1;
-    rows = rowsOf(tree.parts, depth);
+    rows = modulesOf(tree.parts, depth);
   }
-  return table("Bytes by module", HEADS, rows.slice(0, MOST));
+  return table(
+    "Bytes by module",
+    HEADS,
+    rows.slice(0, MOST).map((one) => row(one, onChoose)),
+  );
+}
+
+/** @typedef {import("./modules.js").Module} Module */
+
+/** @typedef {{module: Module, place: string, level: number}} Placed */
+
+/**
+ * @param {Module[]} modules
+ * @param {number} depth
+ * @param {Placed} [parent]
+ * @returns {Placed[]}
+ */
+function modulesOf(modules, depth, parent) {
+  return modules.flatMap((module) => {
+    const place = parent ? `${parent.place}.${module.part}` : module.part;
+    const placed = { module, place, level: parent ? parent.level + 1 : 0 };
+    return [placed, ...(depth > 1 ? modulesOf(module.parts, depth - 1, placed) : [])];
+  });
 }
 
 /**
- * @param {import("./modules.js").Module[]} modules
- * @param {number} depth
- * @param {number} [level]
- * @returns {(Node | string)[][]}
+ * @param {Placed} placed
+ * @param {(place: string) => void} onChoose
+ * @returns {(Node | string)[]}
  */
-function rowsOf(modules, depth, level = 0) {
-  return modules.flatMap((module) => {
-    const name = el("span", { class: "module" }, isolated(module.name));
-    name.style.paddingInlineStart = `${level * 1.25}rem`;
-    const row = [
-      name,
-      [...module.types].join(", "),
-      whole(module.tensors),
-      count(module.parameters),
-      size(module.size),
-    ];
-    return [row, ...(depth > 1 ? rowsOf(module.parts, depth - 1, level + 1) : [])];
-  });
+function row({ module, place, level }, onChoose) {
+  const name = choiceLink(
+    changed({ place }),
+    () => onChoose(place),
+    { class: "module", title: `Show the tensors of ${place}` },
+    isolated(module.name),
+  );
+  name.style.marginInlineStart = `${level * 1.25}rem`;
+  const types = [...module.types].join(", ");
+  return [name, types, whole(module.tensors), count(module.parameters), size(module.size)];
 }

@@ -1,5 +1,6 @@
 /** Modules of a model: the tree that the names of its tensors make, with sums. */
 
+import { visible } from "./dom.js";
 import { kind } from "./types.js";
 
 /** @typedef {import("./tensors.js").Tensor} Tensor */
@@ -7,7 +8,7 @@ import { kind } from "./types.js";
 /**
  * @typedef {object} Module
  * @property {string} name the last part of its path, or a run of alike ones: `0-2 (3 alike)`
- * @property {string} path
+ * @property {string} part the last part of its place, as place.js has them
  * @property {number} tensors
  * @property {number} parameters
  * @property {number} size bytes
@@ -23,19 +24,17 @@ import { kind } from "./types.js";
  * @returns {Module}
  */
 export function treeOf(tensors) {
-  const root = summed("", "", tensors, tensors.map((tensor) => tensor.name.split(".")), 0);
-  return root;
+  return summed("", tensors, tensors.map((tensor) => tensor.name.split(".")), 0);
 }
 
 /**
  * @param {string} name
- * @param {string} path
  * @param {Tensor[]} tensors
  * @param {string[][]} names their parts
  * @param {number} depth how many parts of the names lead here
  * @returns {Module}
  */
-function summed(name, path, tensors, names, depth) {
+function summed(name, tensors, names, depth) {
   /** @type {Map<string, number[]>} */
   const groups = new Map();
   names.forEach((parts, i) => {
@@ -48,7 +47,6 @@ function summed(name, path, tensors, names, depth) {
   const parts = [...groups].map(([part, places]) =>
     summed(
       part,
-      path ? `${path}.${part}` : part,
       places.map((i) => tensors[i]),
       places.map((i) => names[i]),
       depth + 1,
@@ -56,7 +54,7 @@ function summed(name, path, tensors, names, depth) {
   );
   return {
     name,
-    path,
+    part: visible(name),
     ...sums(tensors),
     parts: runs(parts),
     form: parts.length
@@ -107,6 +105,7 @@ function together(run) {
   return {
     ...first,
     name: `${first.name}-${run[run.length - 1].name} (${run.length} alike)`,
+    part: `${first.name}-${run[run.length - 1].name}`,
     tensors: first.tensors * run.length,
     parameters: first.parameters * run.length,
     size: run.reduce((sum, part) => sum + part.size, 0),

@@ -1,6 +1,6 @@
 /** Plots: specifications of Vega that the server makes, drawn here, and the same values as text. */
 
-import { el, visible } from "./dom.js";
+import { el, visibleLines } from "./dom.js";
 import { table, twin } from "./table.js";
 import { onTheme, theme } from "./theme.js";
 import { tooltip } from "./tooltip.js";
@@ -44,13 +44,14 @@ const NO_LOADER = {
 };
 
 /**
- * Return a document in whose texts invisible characters are escapes, as everywhere on the page.
+ * Return a document in whose texts invisible characters are escapes, as everywhere on the page;
+ * lines stay lines.
  *
  * @param {any} document
  */
 function printable(document) {
   const text = JSON.stringify(document);
-  return JSON.parse(text, (_, value) => (typeof value === "string" ? visible(value) : value));
+  return JSON.parse(text, (_, value) => (typeof value === "string" ? visibleLines(value) : value));
 }
 
 /**
@@ -59,9 +60,11 @@ function printable(document) {
  *
  * @param {HTMLElement} place
  * @param {any} made a specification of Vega; `usermeta.table` has its values as text
- * @param {{hasText?: boolean}} [options] hasText: the page shows the values as text itself
+ * @param {object} [options]
+ * @param {boolean} [options.hasText] the page shows the values as text itself
+ * @param {(datum: any) => void} [options.onPick] called with the values of a mark that is clicked
  */
-export async function showPlot(place, made, { hasText = false } = {}) {
+export async function showPlot(place, made, { hasText = false, onPick } = {}) {
   const spec = printable(made);
   const canvas = el("div", { "aria-hidden": "true" });
   const picture = el("div", { role: "img", "aria-label": spec.description }, canvas);
@@ -75,6 +78,7 @@ export async function showPlot(place, made, { hasText = false } = {}) {
     const runtime = vega.parse(spec, themes[theme()], { ast: true });
     const options = { expr, renderer: "svg", container: canvas, hover: true, loader: NO_LOADER };
     view = new vega.View(runtime, { ...options, tooltip });
+    if (onPick) view.addEventListener("click", (_, item) => item?.datum && onPick(item.datum));
     return view.width(canvas.clientWidth).runAsync();
   };
   if (canvas.isConnected) await draw();

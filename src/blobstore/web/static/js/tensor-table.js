@@ -1,9 +1,10 @@
-/** The table of tensors: search, types, order. */
+/** The table of tensors: search, types, a place of the model, order. */
 
 import { changed, choose, query } from "./address.js";
-import { byId, el, isolated, visible } from "./dom.js";
+import { byId, choiceLink, el, isolated, visible } from "./dom.js";
 import { Grid } from "./grid.js";
 import { matcher, Ordered, orderOf, orderText } from "./ordering.js";
+import { namesIn } from "./place.js";
 import { searchBox, slashFocuses } from "./search.js";
 import { ORDERS, shares } from "./tensors.js";
 import { kind, typed } from "./types.js";
@@ -16,6 +17,7 @@ const AS_STORED = { key: "", descending: false };
 
 export class TensorTable {
   #box = /** @type {HTMLInputElement} */ (byId("search"));
+  #inPlace;
   #nothing = el("p", { class: "nothing", hidden: true }, "No tensor matches this search.");
 
   /**
@@ -37,6 +39,7 @@ export class TensorTable {
     });
     place.append(this.#nothing);
     this.#typeButtons();
+    this.#inPlace = namesIn(tensors);
     searchBox(this.#box, "search", () => this.#draw());
     slashFocuses(this.#box);
     this.#draw();
@@ -79,18 +82,35 @@ export class TensorTable {
 
   #draw() {
     const type = query().get("type");
+    const place = query().get("place");
+    const isInPlace = this.#inPlace(place);
     const matches = matcher(this.#box.value);
     const order = this.#order();
     const found = this.ordered
       .by(order)
-      .filter((tensor) => (!type || kind(tensor.type) === type) && matches(tensor.searched));
+      .filter((tensor) => !type || kind(tensor.type) === type)
+      .filter((tensor) => isInPlace(tensor) && matches(tensor.searched));
     this.grid.sorted(order.key, order.descending);
     this.grid.show(found);
     this.#nothing.hidden = found.length > 0;
     byId("found").textContent = this.#tally(found);
+    this.#showPlace(place);
     for (const button of byId("types").children) {
       button.setAttribute("aria-pressed", String(button.getAttribute("data-type") === type));
     }
+  }
+
+  /** Name the place whose tensors are shown, and let all be shown again. @param {string | null} place */
+  #showPlace(place) {
+    byId("place").hidden = !place;
+    if (!place) return;
+    const all = () => {
+      choose({ place: null });
+      this.#draw();
+      this.#box.focus();
+    };
+    const button = el("button", { type: "button", class: "quiet", "aria-label": "Show all modules", onclick: all }, "✕");
+    byId("place").replaceChildren(el("span", {}, "in ", isolated(place, "module")), button);
   }
 
   /** @param {Tensor[]} found */
@@ -108,17 +128,10 @@ export class TensorTable {
  */
 function columns(onChoose) {
   const link = (/** @type {Tensor} */ tensor) =>
-    el(
-      "a",
-      {
-        href: changed({ tensor: tensor.name }),
-        title: visible(tensor.name),
-        onclick: (/** @type {MouseEvent} */ event) => {
-          if (event.ctrlKey || event.metaKey || event.shiftKey) return; // to another tab or window
-          event.preventDefault();
-          onChoose(tensor);
-        },
-      },
+    choiceLink(
+      changed({ tensor: tensor.name }),
+      () => onChoose(tensor),
+      { title: visible(tensor.name) },
       isolated(tensor.name),
     );
   return [

@@ -1,6 +1,6 @@
 /** What a plot says of the mark under the pointer, as text. */
 
-import { el, visible } from "./dom.js";
+import { el, visible, visibleLines } from "./dom.js";
 
 const tip = el("div", { class: "tip", hidden: true, "aria-hidden": "true" });
 const AWAY = 14; // pixels from the pointer
@@ -27,7 +27,7 @@ export function tooltip(_handler, event, _item, value) {
 
 /** @param {any} value */
 function content(value) {
-  if (typeof value !== "object") return document.createTextNode(visible(String(value)));
+  if (typeof value !== "object") return document.createTextNode(visibleLines(String(value)));
   const rows = Object.entries(value).map(([name, one]) =>
     el("div", {}, el("dt", {}, visible(name)), el("dd", {}, visible(String(one)))),
   );
