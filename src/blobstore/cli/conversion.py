@@ -234,9 +234,10 @@ def plan(
     from blobstore.importer.run import plan_import
 
     if html is not None:
-        from blobstore.cli.reporting import check_output, write_plan_page
+        from blobstore.cli.reporting import write_plan_page
+        from blobstore.report.placing import check_place
 
-        check_output(html, force=force)
+        check_place(html, force=force)
     with progress_bar() as progress:
         made = plan_import(source, jobs=jobs, progress=progress, open_source=source_at, **options)
     _print_notes(made)

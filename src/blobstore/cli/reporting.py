@@ -72,40 +72,34 @@ def report(
     """
     from blobstore.report.gathering import gather
     from blobstore.report.model_page import model_page, model_plots
-    from blobstore.report.placing import place_file, place_folder
+    from blobstore.report.placing import check_folder, check_place, place_file, place_folder
     from blobstore.report.rasters import check_drawable, drawn_png
 
     if output is None and png is None:
         raise UsageError("report has nothing to write", hint="Use -o FILE, or --png DIR.")
     if png is not None:
         check_drawable()
+        check_folder(png)
     if output is not None:
-        check_output(output, force=force)
+        check_place(output, force=force)
     opened = stores_at(store, lower, cache=CacheChoice())
     other = None if against is None else _side(against)
     with progress_bar() as progress:
         found = gather(name, store=opened, against=other, jobs=jobs, progress=progress)
     plots = model_plots(found)
     pictures = {} if png is None else {Path(png, f"{key}.png"): plots[key] for key in plots}
+    if png is not None:
+        place_folder(Path(png))
     for path in pictures:
-        check_output(str(path), force=force)
+        check_place(str(path), force=force)
     if output is not None:
         page = model_page(found, plots, date)
         place_file(Path(output), page, force=force)
         emit(f"{printable(output)}: {counted(len(plots), 'plot')}, {size(len(page))}")
     if png is not None:
-        place_folder(Path(png))
         for path, plot in pictures.items():
             place_file(path, drawn_png(plot), force=force)
         emit(f"{printable(png)}: {counted(len(pictures), 'picture')}")
-
-
-def check_output(path: str, *, force: bool) -> None:
-    """Raise UsageError if the file exists, unless ``force``: before a minute of measuring."""
-    from blobstore.report.placing import check_absent
-
-    if not force:
-        check_absent(Path(path))
 
 
 def write_plan_page(

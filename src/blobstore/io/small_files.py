@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from blobstore.errors import StorageError
 from blobstore.io.durable import FILE_MODE, create_file, sync, write_all_at
 
 
@@ -44,6 +46,35 @@ def replace_file(
     write_new_file(written, data, mode=mode, syncs=syncs)
     with _removed_after_an_error(written):
         written.rename(path)
+
+
+def add_file(path: Path, data: bytes, *, temporary: Path, syncs: bool = False) -> None:
+    """Write a file that appears when it is complete, and never in the place of another.
+
+    As `replace_file`. Raises: FileExistsError, also if another process was first; OSError.
+    """
+    write_new_file(temporary, data, syncs=syncs)
+    with _removed_after_an_error(temporary):
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            if os.path.lexists(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
+            temporary.rename(path)
+        else:
+            temporary.unlink()
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise StorageError if something is there that is not a file: a folder, a device, a FIFO.
+
+    A rename would replace a device, such as /dev/null.
+    """
+    if os.path.lexists(path) and not Path(path).is_file():
+        name = os.fspath(path)
+        raise StorageError(f"{name} is not a regular file", path=name)
 
 
 def write_new_file(path: Path, data: bytes, *, mode: int = FILE_MODE, syncs: bool = False) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from blobstore.inspection.distributions import Histogram, ValueDistribution
-from blobstore.plots.specification import Specification, empty, specification, tip_of
+from blobstore.plots.specification import NARROW, Specification, empty, specification, tip_of
 
 _VALUES, _GAP, _CODES = 190, 62, 120
 _LEGEND = 90
@@ -179,7 +179,10 @@ def _values(found: ValueDistribution) -> dict[str, Any]:
 
 def _codes(found: ValueDistribution) -> dict[str, Any]:
     is_affine = found.type_name.startswith("int")
-    title = "code" if is_affine else "code, as the number that it stands for before scaling"
+    title: str | dict[str, str] = "code"
+    if not is_affine:
+        long, short = "code, as the number that it stands for before scaling", "code, as a number"
+        title = {"signal": f"width < {NARROW} ? '{short}' : '{long}'"}
     number = len(found.codes or ())
     values = found.code_values or ()
     places = _order(values)
@@ -207,7 +210,7 @@ def _codes(found: ValueDistribution) -> dict[str, Any]:
     return _panel(_VALUES + _GAP, _CODES, [axis, _axis("left", "use", "share of codes")], [bars])
 
 
-def _axis(orient: str, scale: str, title: str) -> dict[str, Any]:
+def _axis(orient: str, scale: str, title: str | dict[str, str]) -> dict[str, Any]:
     axis = {"orient": orient, "scale": scale, "title": title, "labelOverlap": True}
     if orient == "left":
         return axis | {

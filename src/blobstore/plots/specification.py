@@ -16,7 +16,7 @@ SCHEMA = "https://vega.github.io/schema/vega/v6.json"
 WIDTH = 960
 """Pixels; a page sets the signal ``width`` to the room that it has."""
 NARROW = 560
-"""Pixels under which plots leave out labels."""
+"""Pixels under which plots leave out labels, and shorten titles."""
 
 
 def specification(

@@ -43,7 +43,8 @@ class ModelFindings:
     """What there is to show of a model.
 
     ``errors``: of its tensors, None if they were not measured; ``basis``: against what, as the end
-    of a sentence. ``difference``: from another model. ``distributions``: of a few tensors.
+    of a sentence. ``difference``: from another model. ``distributions``: of a few tensors;
+    ``undrawn``: why others have none.
     """
 
     summary: ModelSummary
@@ -52,6 +53,7 @@ class ModelFindings:
     basis: str | None
     difference: ModelDiff | None
     distributions: tuple[ValueDistribution, ...]
+    undrawn: tuple[str, ...]
 
 
 def gather(
@@ -86,7 +88,7 @@ def gather(
             basis = f"the checkpoint {source_label(against)}"
         with _beside(model, against, store) as readers:
             chosen = _chosen(summary.tensors, errors or ())
-            distributions = tuple(_distributions(model, chosen, readers))
+            distributions, undrawn = _distributions(model, chosen, readers)
     return ModelFindings(
         summary=summary,
         details=details,
@@ -94,6 +96,7 @@ def gather(
         basis=basis,
         difference=difference,
         distributions=distributions,
+        undrawn=undrawn,
     )
 
 
@@ -165,10 +168,13 @@ def _of_other(tensor: Tensor, others: Mapping[str, Tensor]) -> ValueReader | Non
 
 def _distributions(
     model: Model, names: list[str], readers: _Readers
-) -> Iterator[ValueDistribution]:
+) -> tuple[tuple[ValueDistribution, ...], tuple[str, ...]]:
+    """Return the distributions of tensors, and why complex ones, F4 and F6 have none."""
+    found, undrawn = [], []
     for name in names:
         tensor = model[name]
         try:
-            yield distribution_of(tensor, readers(tensor))
-        except UnsupportedSourceError:
-            continue  # complex, or of a dtype that NumPy lacks
+            found.append(distribution_of(tensor, readers(tensor)))
+        except UnsupportedSourceError as error:
+            undrawn.append(error.message)
+    return tuple(found), tuple(undrawn)

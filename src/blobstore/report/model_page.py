@@ -168,7 +168,7 @@ def _difference(found: ModelFindings) -> Iterator[Html]:
 
 
 def _distributions(found: ModelFindings, plots: dict[str, Specification]) -> Iterator[Html]:
-    if not found.distributions:
+    if not found.distributions and not found.undrawn:
         return
     parts: list[Html] = [
         tag("p", "The tensor with the largest error, and the largest of each type.")
@@ -176,6 +176,7 @@ def _distributions(found: ModelFindings, plots: dict[str, Specification]) -> Ite
     for number, one in enumerate(found.distributions, 1):
         name = f"distribution-{number}"
         parts += [tag("h3", one.name), figure(name, plots[name])]
+    parts += [tag("p", f"Without a histogram: {reason}.") for reason in found.undrawn]
     yield section("Distributions", *parts)
 
 

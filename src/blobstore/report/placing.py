@@ -1,31 +1,65 @@
-"""Placing: where a report's files go. Each appears when it is complete."""
+"""Placing: where a report's files go. Each appears when it is complete, and durable."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 from blobstore.errors import UsageError
 from blobstore.io.durable import make_folder, os_errors
-from blobstore.io.small_files import replace_file
+from blobstore.io.small_files import add_file, check_regular, replace_file
 
 
-def check_absent(path: Path) -> None:
-    """Raise UsageError if a file, a folder or a link is there."""
-    if os.path.lexists(path):
-        hint = "Use force=True to replace it."
-        raise UsageError(f"{path} already exists", path=str(path), hint=hint)
+def check_place(path: str, *, force: bool) -> None:
+    """Check where a file shall go, before a minute of measuring.
+
+    Raises: UsageError if it exists, unless ``force``, or if the path ends with a slash;
+    StorageError if something other than a file is there; MissingFileError without its folder.
+    """
+    if not Path(path).name or path.endswith("/"):
+        hint = "Name a file, such as report.html."
+        raise UsageError(f"{path!r} is not the path of a file", path=path, hint=hint)
+    with os_errors("write", path):
+        if not stat.S_ISDIR(Path(path).parent.stat().st_mode):
+            raise _no_folder(path)
+        check_regular(path)
+    if not force and os.path.lexists(path):
+        raise _exists(path)
+
+
+def check_folder(path: str) -> None:
+    """Raise StorageError if something other than a folder is there."""
+    if os.path.lexists(path) and not Path(path).is_dir():
+        with os_errors("make the folder", path):
+            raise _no_folder(path)
 
 
 def place_file(path: Path, data: bytes, *, force: bool = False) -> None:
-    """Write a file that appears when it is complete.
+    """Write a file that appears when it is complete. With ``force`` it may replace another.
 
-    Raises: UsageError if it exists, unless ``force``; StorageError.
+    Raises: as `check_place`, also if another process has made the file meanwhile; StorageError.
     """
-    if not force:
-        check_absent(path)
+    check_place(os.fspath(path), force=force)
+    temporary = path.with_name(f".{os.urandom(8).hex()}.writing")
     with os_errors("write", path):
-        replace_file(path, data)
+        if force:
+            replace_file(path, data, temporary=temporary, syncs=True)
+            return
+        try:
+            add_file(path, data, temporary=temporary, syncs=True)
+        except FileExistsError as error:
+            raise _exists(os.fspath(path)) from error
+
+
+def _no_folder(path: str) -> NotADirectoryError:
+    return NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+
+
+def _exists(path: str) -> UsageError:
+    hint = "Use force=True to replace it."
+    return UsageError(f"{path} already exists", path=path, hint=hint)
 
 
 def place_folder(path: Path) -> None:

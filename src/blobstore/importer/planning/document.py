@@ -25,7 +25,7 @@ from blobstore.importer.planning.outputs import (
 )
 from blobstore.io.durable import os_errors
 from blobstore.io.ranges import FileIdentity, Identity
-from blobstore.io.small_files import replace_file
+from blobstore.io.small_files import check_regular, replace_file
 from blobstore.source.files import KeptFile
 from blobstore.source.weights import SourceFile, SourceWeight
 
@@ -213,6 +213,7 @@ def write_plan(plan: ImportPlan, path: str | os.PathLike[str]) -> None:
     Raises: UsageError for a source with files that lie outside its folder; StorageError.
     """
     data = encode_plan(plan)
+    check_regular(path)
     with os_errors("write", path):
         replace_file(Path(path), data)
 

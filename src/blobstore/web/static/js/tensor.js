@@ -5,7 +5,7 @@ import { el, isolated } from "./dom.js";
 import { fill } from "./loading.js";
 import { showPlot } from "./plot.js";
 import { facts } from "./table.js";
-import { typed } from "./types.js";
+import { typed, withoutHistogram } from "./types.js";
 import { size, whole } from "./units.js";
 
 /**
@@ -35,6 +35,11 @@ export function showTensor(place, model, tensor, { close, signal }) {
       pictures,
     ),
   );
+  const reason = withoutHistogram(tensor.type);
+  if (reason) {
+    pictures.append(el("p", { class: "soft" }, reason));
+    return;
+  }
   fill(
     pictures,
     () => ask("plots/distribution", asked, signal),

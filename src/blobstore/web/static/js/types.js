@@ -24,6 +24,16 @@ export function typeClass(type) {
 }
 
 /**
+ * Return why tensors of a type have no histogram; null if they have one.
+ *
+ * @param {string} type
+ */
+export function withoutHistogram(type) {
+  if (type === "C64") return "Complex values have no histogram.";
+  return /^F[46](_|$)/.test(type) ? `Values of ${type} are not read, so there is no histogram.` : null;
+}
+
+/**
  * Return a type with its colour beside it.
  *
  * @param {string} type

@@ -1,0 +1,118 @@
+"""Where a report is written: it appears when it is complete, and replaces nothing by mistake."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from blobstore.errors import BlobStoreError, StorageError, UsageError
+from blobstore.io.small_files import add_file
+from blobstore.report.placing import check_folder, check_place, place_file
+
+IN_THE_WAY: dict[str, Callable[[Path], None]] = {
+    "folder": Path.mkdir,
+    "pipe": os.mkfifo,
+    "dangling link": lambda path: path.symlink_to(path.parent / "gone"),
+    "link to a folder": lambda path: path.symlink_to(path.parent),
+}
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("kind", IN_THE_WAY)
+def test_what_is_not_a_file_stays(tmp_path: Path, kind: str, *, force: bool) -> None:
+    path = tmp_path / "report.html"
+    IN_THE_WAY[kind](path)
+    before = path.lstat()
+    for place in (check_place, lambda text, force: place_file(Path(text), b"new", force=force)):
+        with pytest.raises(StorageError, match=r"report\.html is not a regular file"):
+            place(str(path), force=force)
+    assert path.lstat() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("text", ["", "/", "new/", "there/", "."])
+def test_a_path_of_a_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there").mkdir()
+    with pytest.raises(UsageError, match="is not the path of a file"):
+        check_place(text, force=True)
+
+
+def test_a_missing_folder_is_found_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, reason in [("gone/a.html", "no such file"), ("file/a.html", "not a directory")]:
+        with pytest.raises(BlobStoreError, match=reason):
+            check_place(str(tmp_path / path), force=False)
+    with pytest.raises(StorageError, match="not a directory"):
+        check_folder(str(tmp_path / "file"))
+
+
+def test_a_link_to_a_file_is_replaced_and_its_target_stays(tmp_path: Path) -> None:
+    target, path = tmp_path / "target", tmp_path / "report.html"
+    target.write_bytes(b"old")
+    path.symlink_to(target)
+    with pytest.raises(UsageError, match="already exists"):
+        place_file(path, b"new")
+    place_file(path, b"new", force=True)
+    assert (path.is_symlink(), path.read_bytes(), target.read_bytes()) == (False, b"new", b"old")
+
+
+def test_the_second_of_two_at_once_replaces_nothing(tmp_path: Path) -> None:
+    path, temporary = tmp_path / "report.html", tmp_path / "temporary"
+    add_file(path, b"first", temporary=temporary)
+    with pytest.raises(FileExistsError):
+        add_file(path, b"second", temporary=temporary)
+    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
+    assert path.read_bytes() == b"first"
+
+
+def test_a_long_name_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 255)
+    place_file(path, b"page")
+    assert path.read_bytes() == b"page"
+
+
+SMALL = """
+import resource, signal, sys
+from pathlib import Path
+from blobstore.errors import StorageError
+from blobstore.report.placing import place_file
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+for force in (False, True):
+    try:
+        place_file(Path(sys.argv[1 + force]), bytes(2000), force=force)
+    except StorageError as error:
+        print(error)
+"""
+
+
+def test_a_page_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
+    new, old = tmp_path / "new.html", tmp_path / "old.html"
+    old.write_bytes(b"old")
+    line = [sys.executable, "-c", SMALL, str(new), str(old)]
+    said = subprocess.run(line, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said == [f"can't write {path}: file too large" for path in (new, old)]
+    assert [one.name for one in tmp_path.iterdir()] == ["old.html"]
+    assert old.read_bytes() == b"old"
+
+
+def test_a_plan_never_replaces_a_device(tmp_path: Path) -> None:
+    from support.checkpoints import small_tensors, write_checkpoint
+
+    import blobstore
+
+    plan = blobstore.plan_import(write_checkpoint(tmp_path / "s", small_tensors()))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(BlobStoreError, match="pipe is not a regular file"):
+        blobstore.write_plan(plan, pipe)
+    assert pipe.is_fifo()
