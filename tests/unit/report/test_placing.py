@@ -54,6 +54,14 @@ def test_a_missing_folder_is_found_before_anything_is_measured(tmp_path: Path) -
         check_folder(str(tmp_path / "file"))
 
 
+def test_a_file_that_exists_is_found_before_anything_is_measured(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.touch()
+    with pytest.raises(UsageError, match="already exists"):
+        check_place(str(path), force=False)
+    check_place(str(path), force=True)
+
+
 def test_a_link_to_a_file_is_replaced_and_its_target_stays(tmp_path: Path) -> None:
     target, path = tmp_path / "target", tmp_path / "report.html"
     target.write_bytes(b"old")

@@ -45,6 +45,7 @@ def planned(source: Path, **words: object) -> ImportPlan:
         {"quant": "int4"},
         {"quant": "nvfp4", "global_scale": True},
         {"quant": "int4", "rules": ["*.1.up_proj.weight=none"]},
+        {"quant": "int4", "rules": ["*.experts.1.*=none"]},
         {"quant": "int4", "rules": ["model.layers.3.*.up_proj.weight=int8"]},
         {"quant": "int8", "alignment": 4096},
     ],
