@@ -24,6 +24,17 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.lab
 
+ODD_NAMES = (
+    "__proto__.weight",
+    "constructor",
+    "<!--<script>",
+    "a\u2028b\u2029.weight",
+    "\u202eevil\u2066.weight",
+    "nul\x00.weight",
+    "L" * 10_000 + ".weight",
+    f"model.layers.0.{'é' * 3000}.weight",
+    " ",
+)
 EVIL = "model.layers.0.<img src=x onerror=alert(1)></script><script>alert(2)//.weight"
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -113,6 +124,21 @@ def test_hostile_names_do_not_run(browser: Browser, store: Store, tmp_path: Path
             page = opened(site, path)
             assert page.locator("img, b").count() == 0
             assert EVIL in (page.text_content("main") or "")
+
+
+def test_odd_names_are_drawn(browser: Browser, store: Store, tmp_path: Path) -> None:
+    tensors = {name: normal(name, 64, 64) for name in ODD_NAMES}
+    source = write_checkpoint(tmp_path / "source", tensors)
+    blobstore.import_model(source, "m", store=store, quant="int4")
+    report, plan = tmp_path / "report.html", tmp_path / "plan.html"
+    words = ["report", "m", "--against", str(source), "-o", str(report)]
+    assert run([*words, "--png", str(tmp_path / "p"), "--store", str(store.root)]) == 0
+    assert run(["plan", str(source), "--quant", "int4", "--html", str(plan)]) == 0
+    for path in (report, plan):
+        with watched(browser, tmp_path.as_uri(), size=NARROW) as site:
+            page = opened(site, path)
+            assert not overflows(page)
+            site.expect(page.get_by_text("__proto__", exact=False).first).to_be_attached()
 
 
 def test_a_plan_changes_with_its_controls(browser: Browser, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from blobstore.plots.palette import COLOURS, OTHER, families
-from blobstore.views.quantities import printable
+from blobstore.views.quantities import cut_text, printable
 
 Specification = dict[str, Any]
 """A Vega specification: JSON, ready to be parsed by Vega 6."""
@@ -45,12 +45,22 @@ def specification(
     return {key: _readable(value) for key, value in found.items()}
 
 
+_KEYS = {"__proto__": "__proto__ "}
+"""Names that Vega 6 loses: it keeps axis labels as keys of a JavaScript object (DataJoin)."""
+
+_PROGRAMS = {"signal", "expr"}
+"""Keys of expressions, which contain no names."""
+
+
 def _readable(value: Any) -> Any:
-    """Return a value with what names from files would do to a line of text as escapes."""
+    """Return a value with what names from files would do to a line of text as escapes.
+
+    Very long texts are cut: a name of 10,000 characters would be laid out for seconds.
+    """
     if isinstance(value, str):
-        return printable(value, keep="\n")
+        return cut_text(_KEYS.get(value) or printable(value, keep="\n"))
     if isinstance(value, dict):
-        return {key: _readable(one) for key, one in value.items()}
+        return {key: one if key in _PROGRAMS else _readable(one) for key, one in value.items()}
     return [_readable(one) for one in value] if isinstance(value, list | tuple) else value
 
 

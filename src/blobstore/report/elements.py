@@ -8,8 +8,9 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from blobstore.views.quantities import printable
+from blobstore.views.quantities import cut_text, printable
 
+_LONGEST = 3000
 _VOID = frozenset({"meta", "input"})
 
 
@@ -20,8 +21,11 @@ class Html(str):
 
 
 def markup_of(value: str) -> Html:
-    """Return a text as markup; characters that are not printable are shown as escapes."""
-    return Html(html.escape(printable(value, keep="\n")))
+    """Return a text as markup; characters that are not printable are shown as escapes.
+
+    A very long text is cut: browsers take seconds to lay out one without spaces.
+    """
+    return Html(html.escape(cut_text(printable(value, keep="\n"), _LONGEST)))
 
 
 def tag(name: str, /, *children: str, **attributes: str) -> Html:
@@ -74,7 +78,7 @@ def table(label: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
 
 
 def _shown(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else cut_text(str(value))
 
 
 def _is_number(value: object) -> bool:

@@ -36,6 +36,18 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+LONGEST_SHOWN = 600
+"""Characters of a name on a page: names may have 64 KiB."""
+
+
+def cut_text(text: str, most: int = LONGEST_SHOWN) -> str:
+    """Return a text of at most ``most`` characters: of a longer one its beginning and its end."""
+    if len(text) <= most:
+        return text
+    tail = most // 3
+    return f"{text[: most - tail - 1]}…{text[-tail:]}"
+
+
 def printable(text: str, keep: str = "") -> str:
     """Return a text with the characters that a terminal would act on as Python escapes.
 

@@ -10,7 +10,9 @@ from support.plotted import SPECIFICATIONS
 
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import QuantType
+from blobstore.plots.heatmap import errors
 from blobstore.plots.palette import COLOURS, OTHER, colour_of, contrast, family_of_type, ink_of
+from blobstore.plots.subjects import TensorError
 from blobstore.plots.theme import THEMES, Theme, configuration
 
 MEANINGFUL = {*COLOURS.values(), OTHER, "#000000", "#ffffff"}
@@ -58,6 +60,18 @@ def test_names_do_not_turn_the_text_beside_them(name: str) -> None:
     text = json.dumps(SPECIFICATIONS[name], ensure_ascii=False)
     assert text.isprintable()
     assert ("<img src=x" in text) is name.startswith("hostile")
+
+
+def test_names_that_browsers_can_t_lay_out_are_cut() -> None:
+    name = "model.layers.0." + "L" * 60_000
+    spec = errors([TensorError(name, "int4", (64, 64), 0.1)])
+    assert name[:300] in json.dumps(spec)
+    assert len(json.dumps(spec)) < 10_000
+
+
+def test_a_name_that_vega_would_lose_is_another() -> None:
+    spec = errors([TensorError("__proto__", "int4", (64, 64), 0.1)])
+    assert '"__proto__"' not in json.dumps(spec)
 
 
 @pytest.mark.parametrize("name", SPECIFICATIONS)
