@@ -11,7 +11,7 @@ pytestmark = pytest.mark.lab
 
 def test_what_differs_between_two(site: Watched) -> None:
     page = site.open("/compare", model=[DENSE, WIDER])
-    assert page.title() == f"Compare {DENSE}, {WIDER} · blobstore"
+    site.expect(page).to_have_title(f"Compare {DENSE}, {WIDER} · blobstore")
     facts = dict(
         zip(
             page.locator("#comparison dt").all_inner_texts(),
@@ -39,7 +39,7 @@ def test_error_against_size_of_several(site: Watched) -> None:
 
 def test_what_is_not_measured_names_its_command(site: Watched) -> None:
     page = site.open("/compare", model=[DENSE, MIXTURE])
-    assert page.get_by_text(f"blobstore quality {MIXTURE} --against SOURCE").is_visible()
+    site.expect(page.get_by_text(f"blobstore quality {MIXTURE} --against SOURCE")).to_be_visible()
 
 
 def test_models_are_chosen_by_the_keyboard_and_back_takes_it_back(site: Watched) -> None:

@@ -23,12 +23,12 @@ def test_names_of_tensors_are_text(site: Watched) -> None:
     for name in HOSTILE_NAMES:
         page.locator(".tensors-grid").get_by_role("link", name=escaped(name), exact=True).click()
         site.settle()
-        assert page.locator("#tensor h3").inner_text() == escaped(name)
+        site.expect(page.locator("#tensor h3")).to_have_text(escaped(name))
         for summary in page.locator("#tensor summary").all():
             summary.click()
     page.locator("#treemap .role-mark path").first.hover()
     site.expect(page.locator(".tip")).to_contain_text("F16, 1 tensor, 8.19 KB")
-    assert page.locator("main").locator(MARKUP).count() == 0
+    site.expect(page.locator("main").locator(MARKUP)).to_have_count(0)
 
 
 def test_texts_of_config_are_text(site: Watched) -> None:
@@ -37,7 +37,7 @@ def test_texts_of_config_are_text(site: Watched) -> None:
     assert HOSTILE_TEXTS["model_type"] in page.locator(".runs").inner_text()
     page.locator("#summary summary").click()
     site.expect(page.get_by_text("<img src=x onerror=alert(11)>.json")).to_be_visible()
-    assert page.locator("main").locator(MARKUP).count() == 0
+    site.expect(page.locator("main").locator(MARKUP)).to_have_count(0)
 
 
 def test_differences_are_text(site: Watched) -> None:
@@ -46,7 +46,7 @@ def test_differences_are_text(site: Watched) -> None:
         if not summary.locator("xpath=..").get_attribute("open"):
             summary.click()
     site.expect(page.get_by_text(HOSTILE_NAMES[0], exact=True).first).to_be_visible()
-    assert page.locator("main").locator(MARKUP).count() == 0
+    site.expect(page.locator("main").locator(MARKUP)).to_have_count(0)
 
 
 @pytest.mark.parametrize("path", ["/", "/model", "/compare", "/usage"])
@@ -54,5 +54,5 @@ def test_differences_are_text(site: Watched) -> None:
 def test_texts_of_addresses_are_text(site: Watched, path: str, text: str) -> None:
     names = ("name", "model", "tensor", "filter", "search", "sort", "type")
     page = site.open(path, **dict.fromkeys(names, text))
-    assert page.locator("main").locator(MARKUP).count() == 0
+    site.expect(page.locator("main").locator(MARKUP)).to_have_count(0)
     site.faults = [fault for fault in site.faults if "status of 4" not in fault]

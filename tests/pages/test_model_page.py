@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.lab
 GATE = "model.layers.0.mlp.gate_proj.weight"
-BACKGROUND = "one => getComputedStyle(one).backgroundColor"
 DOWN = "model.layers.0.mlp.down_proj.weight"
 
 
@@ -33,12 +32,14 @@ def fact(page: Page, name: str) -> str:
 
 def test_the_summary_is_that_of_show(site: Watched) -> None:
     page = site.open("/model", name=DENSE)
-    assert page.title() == f"{DENSE} · blobstore"
-    assert page.get_by_text("Qwen3ForCausalLM · 5.25M parameters · int4 · 5.98 MB").is_visible()
+    site.expect(page).to_have_title(f"{DENSE} · blobstore")
+    site.expect(
+        page.get_by_text("Qwen3ForCausalLM · 5.25M parameters · int4 · 5.98 MB")
+    ).to_be_visible()
     assert fact(page, "Context length") == "1,024"
     assert fact(page, "ID").startswith("sha256:54949e93178345bc")
     assert fact(page, "Capabilities").split() == ["completion", "tools"]
-    assert page.get_by_text("runs in mlx-lm").is_visible()
+    site.expect(page.get_by_text("runs in mlx-lm")).to_be_visible()
     weights = page.locator("#weights tbody tr").all_inner_texts()
     assert weights == ["int8\t2.1M\t2.23 MB\t39.5%", "BF16\t1.05M\t2.1 MB\t37.3%", "int4\t2.1M\t1.31 MB\t23.2%"]  # fmt: skip # noqa: E501
 
@@ -47,8 +48,9 @@ def test_the_treemap_has_a_description_and_a_table(site: Watched) -> None:
     page = site.open("/model", name=DENSE)
     picture = page.locator("#treemap [role=img]")
     assert "int8/64 39.5%" in (picture.get_attribute("aria-label") or "")
-    assert picture.locator("svg").count() == 1
+    site.expect(picture.locator("svg")).to_have_count(1)
     page.locator("#modules summary").click()
+    site.expect(page.locator("#modules tbody tr").first).to_be_visible()
     rows = page.locator("#modules tbody tr").all_inner_texts()
     assert rows[0] == "lm_head\tint8\t1\t1.05M\t1.11 MB"
     assert any(row.startswith("0-1 (2 alike)") or "alike" in row for row in rows), rows
@@ -106,8 +108,9 @@ def test_tensors_are_searched_sorted_and_of_a_type(site: Watched) -> None:
     page.wait_for_url("**search=0.mlp")
     page.get_by_role("button", name="int4 16").click()
     assert tensors(page) == [GATE, "model.layers.0.mlp.up_proj.weight"]
-    assert page.get_by_text("2 of 47 tensors, 246 KB").is_visible()
+    site.expect(page.get_by_text("2 of 47 tensors, 246 KB")).to_be_visible()
     page.go_back()
+    site.expect(page.get_by_text("3 of 47 tensors, ")).to_be_visible()
     assert len(tensors(page)) == 3
     sized = page.get_by_role("grid").get_by_role("columnheader", name="Size")
     sized.get_by_role("button").click()
@@ -125,19 +128,19 @@ def test_a_chosen_tensor_shows_its_distribution(site: Watched) -> None:
     page.get_by_role("link", name=GATE).click()
     site.settle()
     panel = page.get_by_role("region", name="Chosen tensor")
-    assert panel.get_by_role("heading").inner_text() == GATE
-    assert panel.get_by_role("img").first.is_visible()
+    site.expect(panel.get_by_role("heading")).to_have_text(GATE)
+    site.expect(panel.get_by_role("img").first).to_be_visible()
     panel.locator("summary").first.click()
-    assert panel.locator("tbody tr").count() >= 16  # codes of int4
+    site.expect(panel.locator("tbody tr").nth(15)).to_be_visible()  # a row for each code of int4
     page.wait_for_url(f"**tensor={GATE}")
     page.go_back()
-    assert panel.is_hidden()
+    site.expect(panel).to_be_hidden()
     page.go_forward()
-    assert panel.is_visible()
+    site.expect(panel).to_be_visible()
     site.settle()
     panel.press("Escape")
-    assert panel.is_hidden()
-    assert page.locator(":focus").inner_text() == GATE
+    site.expect(panel).to_be_hidden()
+    site.expect(page.locator(":focus")).to_have_text(GATE)
 
 
 def test_the_keyboard_chooses_a_tensor(site: Watched) -> None:
@@ -151,13 +154,13 @@ def test_the_keyboard_chooses_a_tensor(site: Watched) -> None:
     page.keyboard.press("Enter")
     site.settle()
     panel = page.get_by_role("region", name="Chosen tensor")
-    assert panel.get_by_role("heading").inner_text() == tensors(page)[1]
-    assert page.evaluate("document.activeElement.id") == "tensor"
+    site.expect(panel.get_by_role("heading")).to_have_text(tensors(page)[1])
+    site.expect(page.locator("#tensor")).to_be_focused()
 
 
 def test_fifty_thousand_tensors_are_a_few_rows(site: Watched) -> None:
     page = site.open("/model", name=LARGE)
-    assert page.locator("#found").inner_text().startswith(f"{TENSORS:,} tensors, ")
+    site.expect(page.locator("#found")).to_contain_text(f"{TENSORS:,} tensors, ")
     grid = page.get_by_role("grid", name="Tensors")
     assert grid.get_attribute("aria-rowcount") == str(TENSORS + 1)
     assert page.locator(".tensors-grid .grid-row").count() < 80
@@ -170,6 +173,7 @@ def test_fifty_thousand_tensors_are_a_few_rows(site: Watched) -> None:
     page.get_by_role("columnheader", name="Name").get_by_role("button").click()
     assert tensors(page)[0].startswith("model.layers.0.")
     page.get_by_label("Search tensors").fill("layers.2 experts.127 up_proj")
+    site.expect(page.locator("#found")).to_contain_text(f" of {TENSORS:,} tensors")
     found = tensors(page)
     assert found[0] == "model.layers.2.mlp.experts.127.up_proj.weight"
     assert found[1] == "model.layers.20.mlp.experts.127.up_proj.weight"
@@ -178,7 +182,7 @@ def test_fifty_thousand_tensors_are_a_few_rows(site: Watched) -> None:
 def test_a_theme_is_that_of_plots_too(site: Watched) -> None:
     page = site.open("/model", name=DENSE)
     plot = page.locator("#treemap svg")
-    assert plot.evaluate(BACKGROUND) == "rgb(255, 255, 255)"
+    site.expect(plot).to_have_css("background-color", "rgb(255, 255, 255)")
     page.get_by_role("button", name="Dark theme").click()
     site.expect(plot).to_have_css("background-color", "rgb(21, 24, 29)")
 
@@ -186,7 +190,7 @@ def test_a_theme_is_that_of_plots_too(site: Watched) -> None:
 def test_without_quality_the_command_is_named(site: Watched) -> None:
     page = site.open("/model", name=MIXTURE)
     command = f"blobstore quality {MIXTURE} --against SOURCE"
-    assert page.get_by_text(command, exact=True).is_visible()
+    site.expect(page.get_by_text(command, exact=True)).to_be_visible()
 
 
 @pytest.mark.parametrize(
@@ -198,9 +202,9 @@ def test_what_can_t_be_shown_says_why(
 ) -> None:
     with watched(browser, origin) as found:
         page = found.open("/model", name=name)
-        assert page.get_by_role("alert").is_visible()
+        found.expect(page.get_by_role("alert")).to_be_visible()
         assert says in page.get_by_role("alert").inner_text()
-        assert page.locator("#parts").is_hidden()
+        found.expect(page.locator("#parts")).to_be_hidden()
         assert found.violations() == []
         failed = [fault for fault in found.faults if f"status of {status}" in fault]
         assert failed == found.faults  # a browser says of each answer that is not 2xx
@@ -218,5 +222,5 @@ def test_the_server_may_go_away(browser: Browser, origin: str) -> None:
         page.context.set_offline(False)
         page.get_by_role("button", name="Try again").click()
         found.settle()
-        assert page.locator("#tensor").get_by_role("img").first.is_visible()
+        found.expect(page.locator("#tensor").get_by_role("img").first).to_be_visible()
         found.faults.clear()  # the browser says that it was offline

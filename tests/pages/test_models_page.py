@@ -34,7 +34,7 @@ def row_of(page: Page, name: str) -> list[str]:
 
 def test_models_are_listed_as_the_command_line_lists_them(site: Watched) -> None:
     page = site.open("/")
-    assert page.title() == "Models · blobstore"
+    site.expect(page).to_have_title("Models · blobstore")
     dense = row_of(page, DENSE)
     assert dense[1:6] == [DENSE, "54949e931783", "5.98 MB", "int4", "5.25M"]
     assert row_of(page, MIXTURE)[3:6] == ["5.3 MB", "nvfp4", "5.05M"]
@@ -47,7 +47,7 @@ def test_a_broken_model_is_shown_as_such(site: Watched) -> None:
     cells = row_of(page, BROKEN)
     assert "broken" in cells
     assert "not valid JSON" in cells[1] or "manifest" in cells[1], cells
-    assert page.get_by_label(f"Compare {BROKEN}").is_disabled()
+    site.expect(page.get_by_label(f"Compare {BROKEN}")).to_be_disabled()
 
 
 def test_a_filter_is_in_the_address(site: Watched) -> None:
@@ -60,9 +60,10 @@ def test_a_filter_is_in_the_address(site: Watched) -> None:
     site.settle()
     assert names(page) == [MIXTURE]
     page.get_by_label("Filter models").press("Escape")
+    site.expect(page.locator("#count")).to_contain_text("7 models, ")
     assert len(names(page)) == 7
     page.get_by_label("Filter models").fill("there is none")
-    assert page.get_by_text("No model matches this filter.").is_visible()
+    site.expect(page.get_by_text("No model matches this filter.")).to_be_visible()
 
 
 def test_columns_sort_and_back_takes_it_back(site: Watched) -> None:
@@ -70,16 +71,18 @@ def test_columns_sort_and_back_takes_it_back(site: Watched) -> None:
     newest_first = names(page)
     sized = page.get_by_role("columnheader", name="Size")
     sized.get_by_role("button").click()
-    assert sized.get_attribute("aria-sort") == "descending"
+    site.expect(sized).to_have_attribute("aria-sort", "descending")
     largest = names(page)
     assert largest[-1] == BROKEN
     sized.get_by_role("button").click()
-    assert sized.get_attribute("aria-sort") == "ascending"
+    site.expect(sized).to_have_attribute("aria-sort", "ascending")
     smallest = names(page)
     assert (smallest[0], smallest[-2:]) == (HOSTILE, [LARGE, BROKEN])
     page.go_back()
+    site.expect(sized).to_have_attribute("aria-sort", "descending")
     assert names(page) == largest
     page.go_back()
+    site.expect(sized).not_to_have_attribute("aria-sort", "descending")
     assert names(page) == newest_first
     page.get_by_role("columnheader", name="Name").get_by_role("button").click()
     assert names(page) == sorted(names(page))
@@ -88,22 +91,22 @@ def test_columns_sort_and_back_takes_it_back(site: Watched) -> None:
 def test_the_keyboard_reaches_everything(site: Watched) -> None:
     page = site.open("/", sort="name")
     page.keyboard.press("Tab")
-    assert page.locator(":focus").inner_text() == "Skip to content"
+    site.expect(page.locator(":focus")).to_have_text("Skip to content")
     page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "main"
+    site.expect(page.locator("#main")).to_be_focused()
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.id") == "filter"
+    site.expect(page.locator("#filter")).to_be_focused()
     for _ in range(8):  # six sorting buttons, and the first row's box, which is broken's: disabled
         if page.locator(".grid-row a:focus").count():
             break
         page.keyboard.press("Tab")
     shown = names(page)
-    assert page.locator(":focus").inner_text() == shown[0]
+    site.expect(page.locator(":focus")).to_have_text(shown[0])
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
-    assert page.locator(":focus").inner_text() == shown[2]
+    site.expect(page.locator(":focus")).to_have_text(shown[2])
     page.keyboard.press("End")
-    assert page.locator(":focus").inner_text() == shown[-1]
+    site.expect(page.locator(":focus")).to_have_text(shown[-1])
     page.keyboard.press("Home")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
@@ -115,7 +118,7 @@ def test_chosen_models_are_compared(site: Watched) -> None:
     page = site.open("/")
     page.get_by_label(f"Compare {DENSE}", exact=True).check()
     page.get_by_label(f"Compare {MIXTURE}", exact=True).check()
-    assert page.get_by_text("2 models chosen").is_visible()
+    site.expect(page.get_by_text("2 models chosen")).to_be_visible()
     page.get_by_role("link", name="Compare", exact=True).last.click()
     page.wait_for_url("**/compare?model=pycode-5m%3Aint4&model=pycode-moe-5m%3Anvfp4")
     site.settle()
@@ -127,7 +130,7 @@ def test_the_theme_is_the_systems_until_it_is_switched(browser: Browser, origin:
         page = dark.open("/")
         night = page.evaluate(background)
         switch = page.get_by_role("button", name="Dark theme")
-        assert switch.get_attribute("aria-pressed") == "true"
+        dark.expect(switch).to_have_attribute("aria-pressed", "true")
         switch.click()
         day = page.evaluate(background)
         assert day != night
@@ -145,7 +148,7 @@ def test_an_empty_store_names_the_next_command(browser: Browser, tmp_path: Path)
     ):
         for path in ("/", "/usage", "/compare"):
             page = found.open(path)
-            assert page.get_by_text("blobstore import FOLDER").is_visible(), path
+            found.expect(page.get_by_text("blobstore import FOLDER")).to_be_visible()
             assert found.violations() == []
 
 

@@ -75,7 +75,7 @@ def test_every_plot_is_drawn(
     path = tmp_path / "plots.html"
     path.write_bytes(document("plots", [figure(name, plots[name]) for name in plots], plots))
     for page in at(browser, path, size, theme):
-        assert page.locator("figure svg").count() == len(plots)
+        assert page.locator("figure svg").count() == len(plots)  # `opened` has waited for them
         assert not overflows(page)
         assert "alert(1)" in page.inner_text("main")
 
@@ -107,7 +107,7 @@ def test_a_page_without_scripts_is_readable(browser: Browser, store: Store, tmp_
     page.goto(path.as_uri())
     assert "model.embed_tokens.weight" in page.inner_text("main")
     page.locator("summary").first.click()
-    assert page.locator("details table").first.is_visible()
+    page.locator("details table").first.wait_for()
     context.close()
 
 
@@ -122,7 +122,7 @@ def test_hostile_names_do_not_run(browser: Browser, store: Store, tmp_path: Path
     for path in (report, plan):
         with watched(browser, tmp_path.as_uri()) as site:
             page = opened(site, path)
-            assert page.locator("img, b").count() == 0
+            site.expect(page.locator("img, b")).to_have_count(0)
             assert EVIL in (page.text_content("main") or "")
 
 

@@ -26,14 +26,14 @@ def test_disk_space_is_that_of_du(site: Watched) -> None:
     said = {row.split()[0]: row.split("\t")[1:] for row in rows.all_inner_texts()}
     assert said[DENSE] == ["5.98 MB", "1.32 MB", "4.66 MB"]
     assert said[BROKEN] == ["", "", ""]
-    assert page.locator("#shared [role=img] svg").count() == 1
+    site.expect(page.locator("#shared [role=img] svg")).to_have_count(1)
     assert page.locator("#totals dd").first.inner_text().endswith(" MB")
 
 
 def test_a_store_that_was_not_verified_names_the_command(site: Watched) -> None:
     page = site.open("/usage")
-    assert page.get_by_text("This store has not been verified yet.").is_visible()
-    assert page.get_by_text("blobstore verify", exact=True).is_visible()
+    site.expect(page.get_by_text("This store has not been verified yet.")).to_be_visible()
+    site.expect(page.get_by_text("blobstore verify", exact=True)).to_be_visible()
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
@@ -56,5 +56,5 @@ def test_what_verify_found(
             row = page.get_by_role("table", name="Damaged blobs").locator("tbody tr").inner_text()
             assert DENSE in row
             assert "model.embed_tokens.weight" in row
-            assert page.get_by_text("blobstore repair NAME").is_visible()
+            site.expect(page.get_by_text("blobstore repair NAME")).to_be_visible()
         assert site.violations() == []
