@@ -152,6 +152,20 @@ def test_a_plan_changes_with_its_controls(browser: Browser, tmp_path: Path) -> N
             return [str(one.get_attribute("data-plan")) for one in found]
 
         assert shown() == ["int8-64"]
+        current = page.locator("tr[aria-current]")
+        sizes = page.locator("output[name=size]")
+        assert (current.inner_text()[:8], sizes.inner_text()) == (
+            "int8/64\t",
+            "6.9 MB, 10.00 bits per weight",
+        )
+        assert page.locator(".fits:visible").count() == 0
+        page.get_by_role("link", name="mxfp4/32").press("Enter")
+        assert shown() == ["mxfp4-32"]
+        assert page.url.endswith("plan.html#mxfp4-32")
+        assert page.get_by_role("combobox", name="Type").input_value() == "mxfp4"
+        page.reload()
+        assert shown() == ["mxfp4-32"]
+        page.get_by_role("combobox", name="Type").select_option("int8")
         page.get_by_role("combobox", name="Groups").select_option("128")
         assert shown() == ["int8-128"]
         page.get_by_role("combobox", name="Type").select_option("nvfp4")
@@ -169,15 +183,16 @@ def test_a_plan_changes_with_its_controls(browser: Browser, tmp_path: Path) -> N
             )
         )
         assert (fits["nvfp4/16"], fits["int8/64"]) == ("yes", "no")
-        assert "Possible" in page.inner_text("output")
-        for text, answer in [
+        answer = page.locator("output[name=answer]")
+        assert "Possible" in answer.inner_text()
+        for text, said in [
             ("1MB", "Too small"),
             ("9GB", "as it is"),
             ("x", "Write a size"),
             ("", ""),
         ]:
             target.fill(text)
-            assert answer in page.inner_text("output")
+            assert said in answer.inner_text()
         assert site.violations() == []
 
 

@@ -209,6 +209,7 @@ def _marks(*, labelled: bool) -> list[dict[str, Any]]:
     }
     names = _labels("tensors", "tile-label", "datum.y1 - datum.y0 > 14", shift + 3)
     names["encode"]["enter"] = {"fill": {"field": "ink"}}
+    names["clip"] = True  # the room for labels below the lowest tiles would be left empty
     headers = _labels("modules", "tile-header", "true", shift + 2)
     return [boxes, names, *([headers] if labelled else [])]
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from blobstore.views.quantities import cut_text, printable
 
 _LONGEST = 3000
+_WORD = 16
 _VOID = frozenset({"meta", "input"})
 
 
@@ -67,7 +68,7 @@ def table(label: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
         tag(
             "tr",
             side_by_side(
-                tag("td", _shown(value), **_classed(kind))
+                tag("td", _shown(value), **_classed(kind or _length(value)))
                 for value, kind in zip(row, kinds, strict=True)
             ),
         )
@@ -83,6 +84,11 @@ def _shown(value: object) -> str:
 
 def _is_number(value: object) -> bool:
     return _shown(value).removeprefix("-")[:1].isdigit()
+
+
+def _length(value: object) -> str:
+    """Return the class of texts that may be broken anywhere, such as names of tensors."""
+    return "long" if len(_shown(value)) > _WORD else ""
 
 
 def _classed(kind: str) -> dict[str, str]:

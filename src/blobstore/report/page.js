@@ -30,16 +30,31 @@ function drawAll(theme = dark.matches ? "dark" : "light") {
   }
 }
 
-// A form shows one of the plans of the page. Without scripts all are shown.
+// A form shows one of the plans of the page, which the address names. Without scripts all are shown.
 function startPlans(form) {
-  const { type, groups, target } = form.elements;
+  const { type, groups, target, size, answer } = form.elements;
   const plans = [...document.querySelectorAll("[data-plan]")];
   const show = () => {
     for (const plan of plans) {
-      const { type: kind, groups: size } = plan.dataset;
-      plan.hidden = kind !== type.value || size !== groups.value;
+      const { type: kind, groups: width, plan: key, said } = plan.dataset;
+      plan.hidden = kind !== type.value || width !== groups.value;
+      const row = document.querySelector(`tr[data-of="${key}"]`);
+      row.toggleAttribute("aria-current", !plan.hidden);
+      if (plan.hidden) continue;
+      row.setAttribute("aria-current", "true");
+      size.value = said;
     }
     drawAll();
+  };
+  const choose = (key) => {
+    const plan = plans.find((one) => one.dataset.plan === key);
+    if (!plan) return;
+    type.value = plan.dataset.type;
+    fill(plan.dataset.groups);
+  };
+  const keep = () => {
+    const shown = plans.find((plan) => !plan.hidden);
+    history.replaceState(null, "", `#${shown.dataset.plan}`);
   };
   const fill = (wanted) => {
     const sizes = plans.filter((plan) => plan.dataset.type === type.value);
@@ -53,15 +68,28 @@ function startPlans(form) {
   form.addEventListener("submit", (event) => event.preventDefault());
   type.addEventListener("change", () => fill(groups.value));
   groups.addEventListener("change", show);
-  target?.addEventListener("input", () => judge(target, form.querySelector("output")));
+  form.addEventListener("change", keep);
+  for (const link of document.querySelectorAll("tr[data-of] a")) {
+    link.addEventListener("click", (event) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault(); // the table stays in sight
+      choose(link.closest("tr").dataset.of);
+      keep();
+    });
+  }
+  addEventListener("hashchange", () => choose(location.hash.slice(1)));
+  target?.addEventListener("input", () => judge(target, answer));
   fill(form.dataset.groups);
-  if (target?.value) judge(target, form.querySelector("output"));
+  choose(location.hash.slice(1));
+  judge(target, answer);
 }
 
 const UNITS = { "": 1, b: 1, kb: 1e3, mb: 1e6, gb: 1e9, tb: 1e12 };
 
 // Say of a target what is known without reading weights, and of each plan whether it fits.
 function judge(target, answer) {
+  for (const cell of document.querySelectorAll(".fits")) cell.hidden = !target?.value.trim();
+  if (!target) return;
   const found = /^\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?b|)\s*$/i.exec(target.value);
   const wanted = found ? found[1] * UNITS[found[2].toLowerCase()] : 0;
   for (const row of document.querySelectorAll("tr[data-bytes]")) {

@@ -55,6 +55,7 @@ def _form(found: PlanChoices) -> Html:
     parts = [
         tag("label", "Type ", tag("select", *options, name="type")),
         tag("label", "Groups ", tag("select", name="groups")),
+        tag("output", name="size"),
     ]
     if found.reach is not None:
         smallest, largest = found.reach
@@ -67,7 +68,7 @@ def _form(found: PlanChoices) -> Html:
             data_smallest=str(smallest),
             data_largest=str(largest),
         )
-        parts += [tag("label", "Target size ", target), tag("output")]
+        parts += [tag("label", "Target size ", target), tag("output", name="answer")]
     return tag("form", *parts, hidden="", data_groups=_groups(chosen))
 
 
@@ -85,14 +86,17 @@ def _groups(one: PlanChoice) -> str:
 
 def _overview(found: PlanChoices) -> Html:
     """Return the table of all plans, why others are refused, and what a target can reach."""
-    columns = ("plan", "size", "bits per weight", "quantized tensors", "fits the target")
-    aligned = ({"class_": "number"} if 0 < place < 4 else {} for place in range(len(columns)))  # noqa: PLR2004
-    heads = (
-        tag("th", one, scope="col", **more) for one, more in zip(columns, aligned, strict=True)
-    )
-    head = tag("tr", side_by_side(heads))
+    source = max(1, found.asked.source_bytes)
+    largest = max(one.stored_bytes for one in found.plans)
+    head = tag("tr", *_heads())
     rows = side_by_side(
-        tag("tr", *_cells(one), data_bytes=str(one.stored_bytes)) for one in found.plans
+        tag(
+            "tr",
+            *_cells(one, source, largest),
+            data_bytes=str(one.stored_bytes),
+            data_of=one.key,
+        )
+        for one in found.plans
     )
     drawn = tag("table", tag("thead", head), tag("tbody", rows))
     parts = [tag("div", drawn, class_="scrolls", role="region", aria_label="Plans", tabindex="0")]
@@ -108,12 +112,30 @@ def _overview(found: PlanChoices) -> Html:
     return side_by_side(parts)
 
 
-def _cells(one: PlanChoice) -> Iterator[Html]:
-    yield tag("th", one.label, scope="row")
+def _heads() -> Iterator[Html]:
+    yield tag("th", "plan", scope="col")
+    yield tag("th", "size", scope="col", class_="number")
+    yield tag("th", "fits the target", scope="col", class_="fits")
+    yield tag("td", class_="bar")
+    for one in ("of the source", "bits per weight", "quantized tensors"):
+        yield tag("th", one, scope="col", class_="number")
+
+
+def _cells(one: PlanChoice, source: int, largest: int) -> Iterator[Html]:
+    """Yield the cells of a plan; ``source`` and ``largest``: bytes, of the source and of plans."""
+    yield tag("th", tag("a", one.label, href=f"#{one.key}"), scope="row")
     yield tag("td", size(one.stored_bytes), class_="number")
+    yield tag("td", data_fits="", class_="fits")
+    yield tag("td", _bar(one.stored_bytes / largest), class_="bar")
+    yield tag("td", f"{one.stored_bytes / source:.0%}", class_="number")
     yield tag("td", f"{one.bits_per_weight:.2f}", class_="number")
     yield tag("td", f"{one.quantized:,}", class_="number")
-    yield tag("td", data_fits="")
+
+
+def _bar(share: float) -> Html:
+    """Return a picture of a share, which the numbers beside it say too."""
+    filled = tag("rect", width=f"{share:.1%}", height="100%")
+    return tag("svg", filled, width="100%", height="8", aria_hidden="true")
 
 
 def _plan(
@@ -128,7 +150,8 @@ def _plan(
     plots[key] = one.treemap
     rows = [(t.name, t.type_name, shape(t.shape), size(t.nbytes)) for t in one.largest]
     listed = table(f"Largest tensors of {title}", ("tensor", "type", "shape", "size"), rows)
-    marks = {"data_type": _kind(one), "data_groups": _groups(one), "data_plan": key}
+    marks = {"data_type": _kind(one), "data_groups": _groups(one), "data_plan": key, "id": key}
+    marks["data_said"] = f"{size(one.stored_bytes)}, {one.bits_per_weight:.2f} bits per weight"
     return section(
         title,
         facts(
