@@ -34,7 +34,7 @@ def serve(
         list[str] | None,
         typer.Option(
             "--allowed-host",
-            metavar="NAME",
+            metavar="HOST",
             help="A host name of the server, for browsers on other machines; repeatable.",
         ),
     ] = None,
