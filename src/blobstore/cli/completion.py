@@ -22,8 +22,8 @@ from blobstore.errors import BlobStoreError, UsageError
 _FILES = ":files"
 _LONGEST_MEANING = 80
 _CHOICES = re.compile(r"[a-z0-9-]+(?:\|[a-z0-9-]+)+")
-_MODELS = ("NAME", "A", "B", "TARGET")
-_PATHS = ("SOURCE", "FILE", "DIR", "TARGET")
+_MODELS = frozenset(("NAME", "A", "B", "TARGET", "MODEL"))
+_PATHS = frozenset(("SOURCE", "FILE", "DIR", "TARGET"))
 
 Answer = tuple[str, str]
 """A word, and what it means."""
@@ -206,14 +206,15 @@ def _values(
     position: _Position, current: str, models: Callable[[str | None], list[str]]
 ) -> Answers:
     metavar = position.metavar
+    kinds = frozenset(metavar.split("|"))
     words: list[str] = metavar.split("|") if _CHOICES.fullmatch(metavar) else []
     if metavar == "TYPE":
         from blobstore.formats.quant import QuantType
 
         words = [kind.value for kind in QuantType]
-    elif metavar in _MODELS:
+    elif kinds & _MODELS:
         words = models(position.store)
-    return Answers(_beginning(current, ((word, "") for word in words)), metavar in _PATHS)
+    return Answers(_beginning(current, ((word, "") for word in words)), bool(kinds & _PATHS))
 
 
 def _beginning(current: str, answers: Iterator[Answer]) -> tuple[Answer, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -163,17 +165,24 @@ def _check(given: dict[str, Any]) -> None:
 
 
 def _loaded(name: Any, store: Any, given: dict[str, Any], *, is_raw: bool) -> Any:
-    """Return what `load_talker` returns; on a terminal, say meanwhile that the model is loaded."""
+    """Return what `load_talker` returns."""
     from blobstore.mlx_lm.conversation import load_talker
 
-    is_shown = sys.stderr.isatty()
-    if is_shown:
-        print(f"Loading {printable(str(name))} …", end="", file=sys.stderr, flush=True)
-    try:
+    with loading(str(name)):
         return load_talker(name, store=store, given=given, is_raw=is_raw)
+
+
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Say on a terminal that a model is loaded, until it is."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(f"Loading {printable(name)} …", end="", file=sys.stderr, flush=True)
+    try:
+        yield
     finally:
-        if is_shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _prompt(words: list[str] | None, *, as_json: bool) -> str | None:
@@ -193,6 +202,8 @@ def _prompt(words: list[str] | None, *, as_json: bool) -> str | None:
         raise UsageError(f"a conversation is not possible: {reason}", hint="Give a PROMPT.")
     else:
         return None
+    if not text:
+        raise UsageError("the prompt is empty", hint="Give a PROMPT, or a text as standard input.")
     check_prompt(text)
     return text
 

@@ -11,6 +11,7 @@ import typer
 
 from blobstore.cli.buckets import CacheOption, CacheSizeOption, cached_stores_at
 from blobstore.cli.output import LowerOption, StoreOption, emit, note
+from blobstore.cli.running import loading
 from blobstore.errors import UsageError, quoted
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def serve(
         list[str] | None,
         typer.Option(
             "--allowed-host",
-            metavar="NAME",
+            metavar="HOST",
             help="A host name of the server, for browsers on other machines; repeatable.",
         ),
     ] = None,
@@ -110,7 +111,8 @@ def _chat(name: str | None, store: Any, origins: Iterable[str]) -> Iterator[list
     from blobstore.mlx_lm.chat_service import load_service
     from blobstore.web.chat import Chat
 
-    service, notes = load_service(name, store=store)
+    with loading(name):
+        service, notes = load_service(name, store=store)
     for one in notes:
         note(one)
     with service:

@@ -119,6 +119,7 @@ class Generator(ResponseGenerator):  # type: ignore[misc]
         return not self._generation_thread.is_alive()
 
     def _tokenize(self, tokenizer: Any, request: Any, args: Any) -> Any:
+        request.check()  # its client may be gone since it waits
         is_chat = request.request_type == "chat"
         if is_chat and self._prompts.kind is TemplateKind.OLLAMA:
             if request.tools:
@@ -149,8 +150,15 @@ class _Watched:
     def generate(
         self, request: Any, args: Any, progress_callback: Callable[[int, int], None]
     ) -> tuple[Any, Iterator[Any]]:
+        def progress(done: int, total: int) -> None:
+            self._exchange.check()
+            progress_callback(done, total)
+
+        request.check = self._exchange.check
         try:
-            context, responses = self._generator.generate(request, args, progress_callback)
+            context, responses = self._generator.generate(request, args, progress)
+        except ConnectionError:
+            raise
         except Exception as error:
             raise _Refused(error) from error
         return context, self._watched(context, responses)

@@ -96,7 +96,7 @@ class Guard:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or not self._hosts.accept(hosts[0].decode("latin-1")):
             message = "the server was not started with this host name"
-            return problem(MISDIRECTED, message, "Start it with --allowed-host NAME.")
+            return problem(MISDIRECTED, message, "Start it with --allowed-host HOST.")
         if scope["method"] not in METHODS and not scope["path"].startswith((REGISTRY, CHAT)):
             refused = problem(METHOD_NOT_ALLOWED, "this server only reads: use GET or HEAD")
             refused.headers["allow"] = ", ".join(METHODS)

@@ -83,7 +83,10 @@ def test_raw_leaves_the_template_out(model: Any, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [(b"", "the prompt is empty"), (b"ab\xff", "standard input is not UTF-8 at byte 2")],
+    [
+        (b"", "the prompt is empty\nHint: Give"),
+        (b"ab\xff", "standard input is not UTF-8 at byte 2"),
+    ],
 )
 def test_what_is_not_a_prompt_is_wrong_use(
     data: bytes,
@@ -96,6 +99,18 @@ def test_what_is_not_a_prompt_is_wrong_use(
     give(monkeypatch, data)
     assert run(["run", "m"]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_shows_that_a_model_is_loaded(
+    is_terminal: bool, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model()
+    shown = Terminal() if is_terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    assert run(["run", "m", "hi"]) == 0
+    said = "Loading m:latest …\r\x1b[K" if is_terminal else ""
+    assert shown.getvalue() == f"{said}Note: a parameter is not used\n"
 
 
 def test_one_document(model: Any, capsys: pytest.CaptureFixture[str]) -> None:

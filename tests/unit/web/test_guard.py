@@ -49,7 +49,7 @@ def test_another_host_gets_nothing_of_the_store(client: Client) -> None:
         reply = client.get(target, host="evil.example:8080")
         assert reply.status == 421
         assert b"small" not in reply.body
-        assert reply.json["hint"] == "Start it with --allowed-host NAME."
+        assert reply.json["hint"] == "Start it with --allowed-host HOST."
 
 
 def test_one_host_has_to_be_named(client: Client) -> None:
