@@ -443,7 +443,8 @@ def progress(nbytes, blob):
     global done
     done += nbytes
     time.sleep(0.02)
-    if done >= 10 * 2**20 and any(Path(root).glob(".blobstore/tmp/*/sha256-*")):
+    noted = Path(root).glob(".blobstore/journal/*")
+    if done >= 10 * 2**20 and any(path.stat().st_size for path in noted):
         os.write(1, b"ready\\n")  # in one piece: two threads may come here at once
         time.sleep(100)
 store = blobstore.open_store(root)
