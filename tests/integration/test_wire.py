@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.nginx import nginx
-from support.wire import Line, far_network
+from support.wire import Line, far_network, own_network
 
 pytestmark = pytest.mark.lab
 MB = 1_000_000
@@ -24,6 +24,7 @@ def file_behind(line: Line, folder: Path) -> Iterator[str]:
     root.mkdir()
     (root / "file").write_bytes(bytes(range(256)) * (SIZE // 256))
     with (
+        own_network(),
         far_network(line) as network,
         nginx(folder / "nginx", root, host=network.host, within=network.within) as server,
     ):
