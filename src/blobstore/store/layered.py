@@ -51,8 +51,16 @@ class _Blobs:
         return _first([(home.blobs.read, descriptor) for home in self._homes])
 
     def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> Sequence[Header | None]:
-        # Not also of the other homes: a blob that is damaged in the first hides those below.
-        return self._homes[0].blobs.headers(descriptors, budget)
+        """See `Blobs`: those of the first home that has one of the blobs.
+
+        Not also of the homes below it: a blob that is damaged there hides theirs.
+        """
+        *others, last = (home.blobs for home in self._homes)
+        for blobs in others:
+            is_missing = getattr(blobs, "is_missing", None)  # of folders: one stat
+            if is_missing is None or not all(is_missing(one.digest.hex) for one in descriptors):
+                return blobs.headers(descriptors, budget)
+        return last.headers(descriptors, budget)
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         left = unique(descriptors)

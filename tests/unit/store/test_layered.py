@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 from support.checkpoints import write_checkpoint
+from support.large_models import blob_of
 
 import blobstore
 from blobstore.cli.main import run
 from blobstore.errors import NotFoundError, UsageError
+from blobstore.formats.documents import Descriptor
+from blobstore.io.budget import Budget
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.verify import verify
 from blobstore.store.layered import LayeredStore
@@ -338,3 +341,16 @@ def test_an_import_into_memory_is_the_same_model(tmp_path: Path) -> None:
         for name in one:
             assert (one[name].dequantize() == other[name].dequantize()).all()
     assert manifest_of().raw != memory.manifests.text(M) == local.manifests.text(M)
+
+
+def test_headers_of_models_that_lie_below_are_read_at_once(lower: Store, upper: Store) -> None:
+    data = blob_of(["a.norm"], "x")
+    commit(lower, "n", data)
+    commit(upper, "o", b"another")
+    blob = Descriptor("", Digest.of(data), len(data))
+    layers = LayeredStore(upper, [lower])
+    (header,) = layers.blobs.headers([blob], Budget.of_stored("m"))
+    assert header is not None
+    assert list(header.tensors) == ["a.norm"]
+    (upper.blobs.path / blob.digest.file_name).write_bytes(b"damaged")
+    assert list(layers.blobs.headers([blob], Budget.of_stored("m"))) == [None]

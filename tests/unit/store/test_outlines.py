@@ -23,6 +23,7 @@ from blobstore.store.stored_model import StoredModel
 CONFIG = {"quantization": {"bits": 4, "group_size": 32}}
 WIDTH = {"U32": 4, "BF16": 2, "F32": 4, "U8": 1}
 NAMES = ("a", "b", "a.b", "é", 'q"', "layers.1.a")
+BLOB_TYPE = {"quant_type": "int4", "group_size": "32"}
 TENSORS = st.tuples(
     st.sampled_from(NAMES),
     st.sampled_from(["int4", "int8", "nvfp4", "plain", "codes", "broken", "global"]),
@@ -62,10 +63,10 @@ def metadata_of(name: str, kind: str, how: str | None) -> dict[str, str]:
     }[how]
 
 
-def blob_of(tensors: Sequence[tuple[str, str, str | None]], salt: int) -> bytes:
-    """Return a blob with these tensors; the first of a name counts."""
+def blob_of(tensors: Sequence[tuple[str, str, str | None]], salt: int, **more: str) -> bytes:
+    """Return a blob with these tensors, and ``more`` metadata; the first of a name counts."""
     entries: dict[str, Any] = {}
-    metadata: dict[str, str] = {}
+    metadata = dict(more)
     offset = 0
     for name, kind, how in tensors:
         if name in entries:
@@ -144,6 +145,25 @@ def test_forms_that_differ(home: Store, other: tuple[str, str | None]) -> None:
     assert found == found_in(model_of(home, blobs), outlined=False)
     ((_, first),), ((_, second),) = found
     assert (first == second) == (other == ("int4", "blob"))
+
+
+@pytest.mark.parametrize(
+    ("sound", "broken", "more"),
+    [
+        ([("t", "int4", "own")], [("u", "int4", "own")], {"v.quant_type": "int4"}),
+        ([("t", "int4", "blob")], [("u", "int4", None)], BLOB_TYPE | {"quant_type": "int8"}),
+        ([("t", "int4", "blob"), ("p", "plain", None)], [("q", "plain", None)], BLOB_TYPE),
+        ([("t", "nvfp4", "own")], [("u", "nvfp4", None)], {"u.quant_type": "nvfp"}),
+        ([("t", "plain", None)], [("u", "plain", None)], {"u.quant_type": "int4"}),
+    ],
+)
+def test_a_blob_that_breaks_a_rule_behind_a_sound_one_that_is_like_it(
+    home: Store, sound: list[Any], broken: list[Any], more: dict[str, str]
+) -> None:
+    model = model_of(home, [blob_of(sound, 1), blob_of(broken, 2, **more)])
+    found = found_in(model, outlined=True)
+    assert isinstance(found, tuple)
+    assert found == found_in(model, outlined=False)
 
 
 def test_one_broken_blob_of_many_is_the_error(home: Store) -> None:
