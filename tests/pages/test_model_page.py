@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from support.browser import NARROW, Watched, watched
-from support.page_store import BROKEN, DENSE, LARGE, MIXTURE, TENSORS
+from support.checkpoints import raw_safetensors, write_checkpoint
+from support.page_store import BROKEN, DENSE, LARGE, MIXTURE, TENSORS, served
+
+import blobstore
+from blobstore.store.local.store import open_store
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -141,6 +146,19 @@ def test_a_chosen_tensor_shows_its_distribution(site: Watched) -> None:
     panel.press("Escape")
     site.expect(panel).to_be_hidden()
     site.expect(page.locator(":focus")).to_have_text(GATE)
+
+
+def test_a_tensor_without_a_histogram_says_why(browser: Browser, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    source = write_checkpoint(tmp_path / "source")
+    header = {"odd": {"dtype": "C64", "shape": [2], "data_offsets": [0, 16]}}
+    (source / "model.safetensors").write_bytes(raw_safetensors(header, bytes(16)))
+    blobstore.import_model(source, "m", store=store)
+    with served(store, tmp_path) as origin, watched(browser, origin) as found:
+        page = found.open("/model", name="m", tensor="odd")
+        said = page.get_by_text("Complex values have no histogram.")
+        found.expect(said).to_be_visible()
+        assert page.get_by_role("alert").count() == 0
 
 
 def test_the_keyboard_chooses_a_tensor(site: Watched) -> None:

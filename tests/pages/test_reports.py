@@ -80,6 +80,23 @@ def test_every_plot_is_drawn(
         assert "alert(1)" in page.inner_text("main")
 
 
+_CUT = """() => [...document.querySelectorAll("figure[data-plot]")].flatMap((figure) => {
+  const box = figure.querySelector("svg").getBoundingClientRect();
+  const isCut = ({ left, right }) => left < box.left - 2 || right > box.right + 2;
+  return [...figure.querySelectorAll("svg text")]
+    .filter((text) => text.textContent && isCut(text.getBoundingClientRect()))
+    .map((text) => `${figure.dataset.plot}: ${text.textContent}`);
+})"""
+
+
+def test_no_text_of_a_plot_is_cut_on_a_very_narrow_page(browser: Browser, tmp_path: Path) -> None:
+    plots = SPECIFICATIONS
+    path = tmp_path / "plots.html"
+    path.write_bytes(document("plots", [figure(name, plots[name]) for name in plots], plots))
+    for page in at(browser, path, (320, 800), "light"):
+        assert page.evaluate(_CUT) == []
+
+
 @pytest.mark.parametrize(("source", "kind"), [(PYCODE, "int4"), (PYCODE_MOE, "nvfp4")])
 def test_reports_are_drawn_and_accessible(
     browser: Browser, store: Store, tmp_path: Path, source: Path, kind: str

@@ -73,7 +73,7 @@ def _facts(found: ModelFindings) -> Html:
             ("embedding length", _number(details.embedding_length)),
             ("capabilities", ", ".join(details.capabilities)),
             ("size", f"{size(summary.size)} ({summary.size:,} bytes)"),
-            ("layers", f"{summary.layers:,}"),
+            ("manifest layers", f"{summary.layers:,}"),
             ("tensors", f"{len(summary.tensors):,}"),
             *((f"runs in {one.runtime}", one.sentence) for one in details.runs_in),
         ]

@@ -73,7 +73,7 @@ MODEL = QueryParameter(
     name="model", what="the name of a stored model", longest=_MAX_NAME, pattern=_NAME
 )
 NAME = replace(MODEL, name="name")
-MODELS = replace(MODEL, what="the name of a stored model; repeatable", most=16)
+MODELS = replace(MODEL, what="the name of a stored model; repeatable", most=60)
 TENSOR = QueryParameter(
     name="tensor", what="the name of a tensor of the model", longest=_MAX_TENSOR
 )

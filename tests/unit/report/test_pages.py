@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support import PYCODE
-from support.checkpoints import small_tensors, write_checkpoint
+from support.checkpoints import raw_safetensors, small_tensors, write_checkpoint
 from support.plotted import HOSTILE, layer_errors
 
 import blobstore
@@ -154,6 +154,18 @@ def test_hostile_names_are_text() -> None:
     assert "\u202e" not in page
     assert list(plots_of(page)) == [HOSTILE]
     assert page.count("</script>") == 4
+
+
+def test_a_tensor_without_a_histogram_is_named(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "s", small_tensors())
+    header = {"odd": {"dtype": "C64", "shape": [2], "data_offsets": [0, 16]}}
+    (source / "model.safetensors").write_bytes(raw_safetensors(header, bytes(16)))
+    store = open_store(tmp_path / "store")
+    blobstore.import_model(source, "m", store=store)
+    found = gather("m", store=store)
+    assert found.distributions == ()
+    page = model_page(found, model_plots(found), None).decode()
+    assert "Without a histogram: &#x27;odd&#x27; is complex: it has no histogram." in page
 
 
 def test_a_plan_shows_all_types(tmp_path: Path) -> None:

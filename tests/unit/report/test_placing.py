@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,6 +112,31 @@ def test_a_page_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
     assert said == [f"can't write {path}: file too large" for path in (new, old)]
     assert [one.name for one in tmp_path.iterdir()] == ["old.html"]
     assert old.read_bytes() == b"old"
+
+
+KILLED = """
+import resource, signal, sys
+from pathlib import Path
+from blobstore.report.placing import place_file
+
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+place_file(Path(sys.argv[1]), bytes(2000), force=True)
+"""
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_the_page_that_was_there(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "report.html"
+    path.write_bytes(b"old")
+    line = [sys.executable, "-c", KILLED, str(path)]
+    assert subprocess.run(line, check=False).returncode == -signal.SIGXFSZ
+    assert path.read_bytes() == b"old"
+    left = [one for one in tmp_path.iterdir() if one != path]
+    assert [one.suffix for one in left] == [".writing"]
+    assert left[0].name.startswith(".")
 
 
 def test_a_plan_never_replaces_a_device(tmp_path: Path) -> None:

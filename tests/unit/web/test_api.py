@@ -78,7 +78,7 @@ def test_results_are_null_until_they_are_kept(client: Client) -> None:
         ("/api/model?name=a&x=1", 400, "unknown parameter 'x'"),
         ("/api/model?name=%ff", 400, "not percent-encoded UTF-8"),
         ("/api/models?" + "&" * 70, 400, "too long"),
-        ("/api/plots/frontier?" + "model=a&" * 17, 400, "is given 17 times"),
+        ("/api/plots/frontier?" + "model=a&" * 61, 400, "is given 61 times"),
         ("/api/models/", 404, "nothing at this address"),
         ("/api/../etc/passwd", 404, "nothing at this address"),
         ("/static/../application.py", 404, "nothing at this address"),

@@ -7,11 +7,13 @@ import { commandLine, fill } from "./loading.js";
 import { showPlot } from "./plot.js";
 import { table } from "./table.js";
 import { typed } from "./types.js";
-import { percent, size } from "./units.js";
+import { counted, percent, size } from "./units.js";
 
 /** @typedef {import("./models.js").Listed} Listed */
 /** @typedef {{model: Listed, error: number | null, isMeasured: boolean}} Measured */
 
+const MOST_DRAWN = 60; // models that the server takes at once (web/parameters.py)
+const MOST_COMMANDS = 5; // the number of the others is said
 const HEADS = [
   { title: "Name" },
   { title: "Type" },
@@ -33,14 +35,22 @@ export function showFrontier(place, names, models) {
     () => Promise.all(names.map((name) => measured(name, models))),
     async (found) => {
       const known = found.filter((one) => one.isMeasured);
-      if (known.length > 1) {
-        const spec = await ask("plots/frontier", { model: known.map((one) => one.model.name) });
+      const drawn = known.slice(0, MOST_DRAWN);
+      if (drawn.length > 1) {
+        const spec = await ask("plots/frontier", { model: drawn.map((one) => one.model.name) });
         await showPlot(place, spec, { hasText: true });
+      }
+      if (drawn.length < known.length) {
+        const text = `The first ${drawn.length} of ${counted(known.length, "model")} are drawn.`;
+        place.append(el("p", { class: "soft" }, text));
       }
       place.append(table("Error against size", HEADS, rows(found)));
       const others = found.filter((one) => !one.isMeasured);
       if (others.length) place.append(el("p", { class: "waiting" }, "Measure the error of the others:"));
-      place.append(...others.map((one) => commandLine(`blobstore quality ${one.model.name} --against SOURCE`)));
+      const named = others.slice(0, MOST_COMMANDS);
+      place.append(...named.map((one) => commandLine(`blobstore quality ${one.model.name} --against SOURCE`)));
+      const more = others.length - named.length;
+      if (more) place.append(el("p", { class: "waiting" }, `and ${counted(more, "more model")}`));
     },
   );
 }

@@ -37,7 +37,7 @@ function described(model) {
     ["Parameters", whole(model.parameters)],
     ["Context length", model.context_length && whole(model.context_length)],
     ["Embedding length", model.embedding_length && whole(model.embedding_length)],
-    ["Layers", whole(model.layers)],
+    ["Manifest layers", whole(model.layers)],
     ["Tensors", whole(model.tensors)],
     ["Capabilities", badges(model.capabilities)],
     ["State", model.packed ? "packed" : null],
