@@ -106,7 +106,8 @@ def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
     document = {**_defaults(served.sampling), **given, "model": served.name}
     document["temperature"] = temperature_of(document["temperature"])
     document |= {key: float(document[key]) for key in _ONLY_FLOATS if key in document}
-    document["stop"] = _stops(document.get("stop"))
+    if "stop" in given:
+        document["stop"] = _stops(given["stop"])
     if document["top_k"] >= served.vocabulary:
         document["top_k"] = 0  # all tokens; mlx-lm wants fewer than there are
     _check_bias(document.get("logit_bias", {}), served.vocabulary)

@@ -53,6 +53,11 @@ def test_a_model_without_a_limit_ends_with_its_context() -> None:
     assert "seed" not in made(TEXT, served)
 
 
+def test_a_model_may_have_more_stop_texts_than_a_request() -> None:
+    served = ChatModel("m:latest", Sampling(stop=tuple("abcdefghijklmnopqrst")), 100)
+    assert made(TEXT, served)["stop"] == list("abcdefghijklmnopqrst")
+
+
 def test_more_tokens_than_there_are_means_all() -> None:
     assert made(TEXT, top_k=100)["top_k"] == 0
     assert made(TEXT, top_k=99)["top_k"] == 99
