@@ -168,12 +168,14 @@ def _defaults(sampling: Sampling) -> dict[str, Any]:
         "stop": list(sampling.stop),
         "stream": False,
     }
-    if sampling.repeat_penalty != 1 and size:
-        found |= {"repetition_penalty": sampling.repeat_penalty, "repetition_context_size": size}
-    for name in ("presence", "frequency"):
-        penalty = getattr(sampling, f"{name}_penalty")
-        if penalty and size:
-            found |= {f"{name}_penalty": penalty, f"{name}_context_size": size}
+    if size:  # 0: no token is penalized; to mlx-lm it would mean all
+        found |= {f"{name}_context_size": size for name in ("repetition", "presence", "frequency")}
+        penalties = {
+            "repetition_penalty": sampling.repeat_penalty if sampling.repeat_penalty != 1 else 0,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+        }
+        found |= {name: penalty for name, penalty in penalties.items() if penalty}
     return found if sampling.seed is None else {**found, "seed": sampling.seed}
 
 

@@ -38,7 +38,11 @@ def test_the_models_own_parameters_are_the_defaults() -> None:
         "seed": 3,
         "repetition_penalty": 1.2,
         "repetition_context_size": 64,
+        "presence_context_size": 64,
+        "frequency_context_size": 64,
     }
+    none = made(TEXT, ChatModel("m", Sampling(repeat_penalty=1.2, repeat_last_n=0), 100))
+    assert not any("penalty" in key or "context" in key for key in none)
 
 
 def test_a_request_counts_before_them_and_null_does_not() -> None:
