@@ -71,7 +71,7 @@ def serve(
     from blobstore.web.application import application
     from blobstore.web.distribution import distribution_routes
     from blobstore.web.guard import Hosts
-    from blobstore.web.server import serve_at
+    from blobstore.web.server import check_address, serve_at
     from blobstore.web.tidying import use_one_arena
 
     use_one_arena()
@@ -83,6 +83,8 @@ def serve(
         emit("\n".join(lines))  # at once: a reader may leave after the first line
 
     hosts = Hosts(host, allowed_host or ())
+    if lm is not None:
+        check_address(host, port)  # before the model is loaded
     with _chat(lm, opened, allow_origin or ()) as chat:
         app = application(opened, hosts, more=[*distribution_routes(opened), *chat])
         serve_at(app, host, port, ready=show)

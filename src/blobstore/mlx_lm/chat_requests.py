@@ -106,7 +106,8 @@ def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
     document = {**_defaults(served.sampling), **given, "model": served.name}
     document["temperature"] = temperature_of(document["temperature"])
     document |= {key: float(document[key]) for key in _ONLY_FLOATS if key in document}
-    document["stop"] = _stops(document.get("stop"))
+    if "stop" in given:
+        document["stop"] = _stops(given["stop"])
     if document["top_k"] >= served.vocabulary:
         document["top_k"] = 0  # all tokens; mlx-lm wants fewer than there are
     _check_bias(document.get("logit_bias", {}), served.vocabulary)
@@ -167,12 +168,14 @@ def _defaults(sampling: Sampling) -> dict[str, Any]:
         "stop": list(sampling.stop),
         "stream": False,
     }
-    if sampling.repeat_penalty != 1 and size:
-        found |= {"repetition_penalty": sampling.repeat_penalty, "repetition_context_size": size}
-    for name in ("presence", "frequency"):
-        penalty = getattr(sampling, f"{name}_penalty")
-        if penalty and size:
-            found |= {f"{name}_penalty": penalty, f"{name}_context_size": size}
+    if size:  # 0: no token is penalized; to mlx-lm it would mean all
+        found |= {f"{name}_context_size": size for name in ("repetition", "presence", "frequency")}
+        penalties = {
+            "repetition_penalty": sampling.repeat_penalty if sampling.repeat_penalty != 1 else 0,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+        }
+        found |= {name: penalty for name, penalty in penalties.items() if penalty}
     return found if sampling.seed is None else {**found, "seed": sampling.seed}
 
 

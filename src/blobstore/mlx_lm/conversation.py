@@ -168,12 +168,13 @@ def _sampler(sampling: Sampling) -> Any:
 
 
 def _processors(sampling: Sampling) -> Any:
+    size = sampling.repeat_last_n
+    if not size:  # no token is penalized; to mlx-lm it would mean all
+        return []
     from mlx_lm.sample_utils import make_logits_processors
 
-    size = sampling.repeat_last_n
-    penalty = sampling.repeat_penalty if sampling.repeat_penalty != 1 and size else None
     return make_logits_processors(
-        repetition_penalty=penalty,
+        repetition_penalty=sampling.repeat_penalty if sampling.repeat_penalty != 1 else None,
         repetition_context_size=size,
         presence_penalty=sampling.presence_penalty or None,
         presence_context_size=size,

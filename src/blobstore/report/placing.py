@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from blobstore.errors import UsageError
@@ -26,6 +27,8 @@ def check_place(path: str, *, force: bool) -> None:
     with os_errors("write", path):
         if not stat.S_ISDIR(Path(path).parent.stat().st_mode):
             raise _no_folder(path)
+        with suppress(FileNotFoundError):
+            os.lstat(path)  # the name may be too long
         check_regular(path)
     if not force and os.path.lexists(path):
         raise _exists(path)

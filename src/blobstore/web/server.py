@@ -55,6 +55,11 @@ def serve_at(
             server.run(sockets=[listening])
 
 
+def check_address(host: str, port: int) -> None:
+    """Raise as `serve_at` for an address that can't be listened at, before work that takes long."""
+    _listening(host, port).close()
+
+
 def _config(app: ASGIApp, limits: Limits, threads: ThreadPoolExecutor) -> uvicorn.Config:
     connection: Any = partial(Connection, limits=limits, threads=threads)
     return uvicorn.Config(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -79,3 +80,11 @@ def test_hosts_and_origins() -> None:
 
     origins = ["*", "null", "https://a.example:8443", "http://[::1]:80/", "chrome-extension://abc"]
     _check_names(["a.example", "A_b", "127.0.0.1", "::1", "[fe80::1]"], origins, "m")
+
+
+def test_a_taken_port_is_told_before_the_model_is_loaded(store: Store, cli: Run) -> None:
+    store.blobs.path.mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, _, err = cli("serve", "--lm", "missing", "--port", taken.getsockname()[1])
+    assert code == 1
+    assert "is taken by another process" in err

@@ -38,7 +38,11 @@ def test_the_models_own_parameters_are_the_defaults() -> None:
         "seed": 3,
         "repetition_penalty": 1.2,
         "repetition_context_size": 64,
+        "presence_context_size": 64,
+        "frequency_context_size": 64,
     }
+    none = made(TEXT, ChatModel("m", Sampling(repeat_penalty=1.2, repeat_last_n=0), 100))
+    assert not any("penalty" in key or "context" in key for key in none)
 
 
 def test_a_request_counts_before_them_and_null_does_not() -> None:
@@ -51,6 +55,11 @@ def test_a_model_without_a_limit_ends_with_its_context() -> None:
     served = ChatModel("m:latest", Sampling(max_tokens=NO_LIMIT), 100)
     assert made(TEXT, served)["max_tokens"] == MAX_COUNT
     assert "seed" not in made(TEXT, served)
+
+
+def test_a_model_may_have_more_stop_texts_than_a_request() -> None:
+    served = ChatModel("m:latest", Sampling(stop=tuple("abcdefghijklmnopqrst")), 100)
+    assert made(TEXT, served)["stop"] == list("abcdefghijklmnopqrst")
 
 
 def test_more_tokens_than_there_are_means_all() -> None:
