@@ -117,8 +117,11 @@ def files_under(folder: Path) -> Iterator[os.stat_result]:
 
 
 def stored_bytes(folder: Path) -> int:
-    """Return the bytes of a folder on the disk, with those that are not written back yet."""
-    return sum(512 * stat.st_blocks for stat in files_under(folder))
+    """Return the bytes of a folder on the disk, with those that are not written back yet.
+
+    A file that is moved meanwhile may be seen twice, and is counted once.
+    """
+    return sum({stat.st_ino: 512 * stat.st_blocks for stat in files_under(folder)}.values())
 
 
 def status_of(pid: int) -> dict[str, int]:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 
 from blobstore.errors import RemoteError, ShortReadError
 from blobstore.hashing.stage import HashStage
-from blobstore.importer.buffers import SPARE_THREADS, BufferPool
+from blobstore.importer.buffers import BufferPool
 from blobstore.importer.keys import entry_keys
 from blobstore.importer.making import CHUNK
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
@@ -42,6 +42,8 @@ from blobstore.store.ports import Finished, Session
 
 _VERSION = 3
 """Goes up when the log, or the order of the segments, changes."""
+_SPARE_THREADS = 1
+"""Fewer than local imports have: while some wait for the disk, those that fetch have work."""
 _SCRATCH = 4 * CHUNK
 """Bytes that a thread needs besides its buffers."""
 
@@ -154,7 +156,7 @@ class _Stream:
             )
             window = self._window(jobs, memory)
             fetching = _at_once(fetchers.values(), window, self._sizes)
-            making = jobs + SPARE_THREADS
+            making = jobs + _SPARE_THREADS
             buffers = BufferPool(3 * making + 4, PIECE)
             stack.callback(buffers.close)
             allow_open_files(4 * making + self._segments.count + 3 * len(self._to_make))
