@@ -90,7 +90,8 @@ void read_some(int folder, const std::vector<File>& files, std::size_t first, st
 FileHeaders headers_in(int folder, const std::vector<File>& files) {
   FileHeaders headers;
   headers.each.resize(files.size());
-  const std::size_t shares = std::clamp<std::size_t>(files.size() / files_a_thread, 1, most_threads);
+  const std::size_t shares =
+      std::clamp<std::size_t>(files.size() / files_a_thread, 1, most_threads);
   std::vector<std::thread> others;
   others.reserve(shares);
   std::atomic<std::uint64_t> long_text = 0;

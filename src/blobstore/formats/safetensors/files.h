@@ -36,9 +36,8 @@ struct FileHeaders {
 };
 
 // The headers of files in the folder that `folder` has open. Null for a file that is missing, a
-// link, not a regular file or of another size, for a header that `scan` declines, and for
-// those that are longer than these limits. Opening follows no link and never blocks. Many files are read
-// by several threads.
+// link, not a regular file or of another size, for a header that `scan` declines, and for one
+// beyond these limits. Opening follows no link and never blocks. Several threads read many files.
 FileHeaders headers_in(int folder, const std::vector<File>& files);
 
 }  // namespace blobstore

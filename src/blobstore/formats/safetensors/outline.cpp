@@ -102,7 +102,8 @@ class Blob {
 
  private:
   bool read_names() {
-    return std::ranges::all_of(scan_.names, [this](const String& one) { return names_.add(one.raw); });
+    const auto add = [this](const String& one) { return names_.add(one.raw); };
+    return std::ranges::all_of(scan_.names, add);
   }
 
   bool read_metadata() {
