@@ -121,6 +121,7 @@ def plans(counts: Sequence[int], folder: Path) -> None:
         path = folder / f"{count}.json"
         started = time.monotonic()
         shared = SharedPlan.of(plan, Digest.of(str(count).encode()), path)
+        tasks = shared.divided.tasks
         divided = time.monotonic()
         with far_cluster(folder) as client:
             connected = time.monotonic()
@@ -136,7 +137,7 @@ def plans(counts: Sequence[int], folder: Path) -> None:
         show(
             [
                 f"{count:,}",
-                f"{len(shared.divided.tasks):,}",
+                f"{len(tasks):,}",
                 *(f"{took:.2f}" for took in seconds),
                 f"{a_blob:.0f}",
                 str(scheduler_mb),

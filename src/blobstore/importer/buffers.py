@@ -8,6 +8,7 @@ from contextlib import suppress
 from queue import Empty, LifoQueue
 
 from blobstore.io.durable import PAGE
+from blobstore.source.scratch import ThreadMemory
 
 SPARE_THREADS = 3
 """More threads than asked for, so that cores have work while threads wait for the disk."""
@@ -18,29 +19,33 @@ def _fresh(nbytes: int) -> mmap.mmap:
 
 
 class SpareMemory:
-    """The memory of a closed pool, which the next one takes. Safe to share between threads.
+    """The memory of jobs that follow each other in a process. Safe to share between threads.
 
-    A process that makes many small portions of a plan needs it. With 16 buffers of 1 MiB, fresh
-    memory cost about 10 ms a portion: 4 in page faults, 6 in freeing it (71 portions of 29 MB, a
-    busy machine).
+    Buffers that one job has given back are taken by the next, also before the first one has ended.
+    ``scratch``: memory of threads that have ended. A process that makes many small portions of a
+    plan needs it. With 16 buffers of 1 MiB, fresh memory cost about 10 ms a portion: 4 in page
+    faults, 6 in freeing it (71 portions of 29 MB, a busy machine).
     """
 
     def __init__(self) -> None:
+        self.scratch: list[ThreadMemory] = []
         self._mutex = threading.Lock()
-        self._nbytes = 0
-        self._memory: list[mmap.mmap] = []
+        self._kind = (0, 0)
+        self._count = 0
+        self._free: LifoQueue[mmap.mmap] = LifoQueue()
 
-    def take(self, count: int, nbytes: int) -> list[mmap.mmap]:
-        """Return memory for ``count`` buffers. What is left, or of another size, is freed."""
-        with self._mutex:
-            found = self._memory[:count] if nbytes == self._nbytes else []
-            self._memory = []
-        return [*found, *(_fresh(nbytes) for _ in range(count - len(found)))]
+    def buffers(self, count: int, nbytes: int, memory: int) -> LifoQueue[mmap.mmap]:
+        """Return where buffers of ``nbytes`` are taken from, and given back: at least ``count``.
 
-    def keep(self, memory: list[mmap.mmap], nbytes: int) -> None:
-        """Keep the memory of buffers that nothing uses any more, in the place of what is kept."""
+        Jobs that work in the same bytes of ``memory`` share them; for others all are fresh.
+        """
         with self._mutex:
-            self._nbytes, self._memory = nbytes, memory
+            if (nbytes, memory) != self._kind:
+                self._kind, self._count, self._free = (nbytes, memory), 0, LifoQueue()
+            while self._count < count:
+                self._free.put(_fresh(nbytes))
+                self._count += 1
+            return self._free
 
 
 class Buffer:
@@ -70,28 +75,27 @@ class Buffer:
 
 
 class BufferPool:
-    """``count`` buffers of ``nbytes`` each, in the memory of ``spare`` if it is given."""
+    """``count`` buffers of ``nbytes`` each, or those of ``spare`` for jobs in that ``memory``."""
 
-    def __init__(self, count: int, nbytes: int, spare: SpareMemory | None = None) -> None:
-        self._free: LifoQueue[Buffer] = LifoQueue()
+    def __init__(
+        self, count: int, nbytes: int, spare: SpareMemory | None = None, memory: int = 0
+    ) -> None:
+        self._free = (spare or SpareMemory()).buffers(count, nbytes, memory)
         self._taken: set[Buffer] = set()
-        self._nbytes = nbytes
-        self._spare = spare or SpareMemory()
-        for memory in self._spare.take(count, nbytes):
-            self._free.put(Buffer(self, memory))
 
     def take(self) -> Buffer:
         """Return a free buffer, when there is one."""
-        buffer = self._free.get()
-        self._taken.add(buffer)
-        return buffer
+        return self._take(self._free.get())
 
     def try_take(self, timeout_s: float = 0) -> Buffer | None:
         """Return a free buffer, or None if none becomes free in so many seconds."""
         try:
-            buffer = self._free.get(timeout_s > 0, timeout_s)
+            return self._take(self._free.get(timeout_s > 0, timeout_s))
         except Empty:
             return None
+
+    def _take(self, memory: mmap.mmap) -> Buffer:
+        buffer = Buffer(self, memory)
         self._taken.add(buffer)
         return buffer
 
@@ -101,19 +105,16 @@ class BufferPool:
         return self._free.empty()
 
     def close(self) -> None:
-        """Free the memory at once: buffers and pool refer to each other.
+        """Give all of them back, when no thread uses them any more.
 
-        What was given back is kept in ``spare``.
+        Without ``spare`` the memory is freed at once: buffers and pool refer to each other.
         """
-        free = []
-        while (buffer := self.try_take()) is not None:
-            free.append(buffer.memory)
-        self._spare.keep(free, self._nbytes)
+        for buffer in list(self._taken):
+            buffer.release()
         self._free = LifoQueue()
-        self._taken.clear()
 
     def take_back(self, buffer: Buffer) -> None:
         """Make a buffer free that was taken."""
         with suppress(KeyError):  # it was given back before
             self._taken.remove(buffer)
-            self._free.put(buffer)
+            self._free.put(buffer.memory)

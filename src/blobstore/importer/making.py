@@ -29,7 +29,8 @@ from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
 from blobstore.kernels.scales import ScaleChoice
-from blobstore.source.weights import Scratch, SourceReaders, SourceTensor, SourceWeight
+from blobstore.source.scratch import Scratch
+from blobstore.source.weights import SourceReaders, SourceTensor, SourceWeight
 
 _BYTE = np.dtype(np.uint8)
 
@@ -69,7 +70,6 @@ class RunMaker:
 
     def __init__(self, readers: SourceReaders) -> None:
         self._readers = readers
-        self._scratch = Scratch()
         self._global_scales: dict[str, np.float32] = {}
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
@@ -82,7 +82,7 @@ class RunMaker:
         Raises: NonFiniteWeightError, UnsupportedSourceError with tensor and index; as
         `SourceReaders.readinto`.
         """
-        place = _Place(data, run.begin, self._scratch)
+        place = _Place(data, run.begin, self._readers.scratch)
         for step in run.steps:
             match step:
                 case Constant(text, at):

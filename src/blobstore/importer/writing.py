@@ -15,7 +15,7 @@ that finds none free hashes, which frees some.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from blobstore.errors import BlobStoreError, StorageError
 from blobstore.hashing.stage import HashStage
@@ -86,12 +86,14 @@ def write_blobs(
     fetch: FetchOptions | None = None,
     checks: SourceChecks | None = None,
     spare: SpareMemory | None = None,
+    taken: Callable[[], None] = lambda: None,
 ) -> WrittenBlobs:
     """Write the plan's tensor blobs with ``jobs`` threads in ``memory`` bytes.
 
     They are not yet visible. ``fetch``: how a source on a server is streamed (streaming/).
     ``checks``: of its files that have a declared digest (None: they are hashed whole).
-    ``spare``: memory of an earlier call, which buffers are made of; not for streamed sources.
+    ``spare``: memory that calls share which follow each other. ``taken`` is called as soon as a
+    thread has taken the last work: the next call may begin. Neither is for streamed sources.
 
     A blob that an earlier import of the same bytes has made is not made again; with
     ``verify_reuse`` only when its bytes are its digest's.
@@ -113,18 +115,16 @@ def write_blobs(
     allow_open_files(
         sum(len(inventory.files) for inventory in plan.inventories) + 3 * jobs * WINDOW
     )
-    making = _Making(plan, session, progress)
+    making = _Making(plan, session, progress, spare, taken)
     try:
         making.recall(jobs, verify=verify_reuse)
-        making.make_all(jobs, memory, spare)
+        making.make_all(jobs, memory)
         return making.result()
     finally:
         making.close()
 
 
-def _buffers(
-    threads: int, runs: int, memory: int, nbytes: int, spare: SpareMemory | None
-) -> BufferPool:
+def _buffers(threads: int, runs: int, memory: int, nbytes: int, spare: SpareMemory) -> BufferPool:
     """Return as many buffers as are of use and fit the memory.
 
     Raises: StorageError when there is not so much memory.
@@ -132,18 +132,28 @@ def _buffers(
     fit = (memory - threads * _SCRATCH * CHUNK) // RUN
     count = max(threads, min(threads + runs, fit))
     with os_errors("take", f"{count * nbytes:,} bytes of memory"):
-        return BufferPool(count, nbytes, spare)
+        return BufferPool(count, nbytes, spare, memory)
 
 
 class _Making:
     """What the threads of one import share."""
 
-    def __init__(self, plan: ImportPlan, session: Session, progress: Progress) -> None:
+    def __init__(
+        self,
+        plan: ImportPlan,
+        session: Session,
+        progress: Progress,
+        spare: SpareMemory | None,
+        taken: Callable[[], None],
+    ) -> None:
         self._blobs = plan.blobs
         self._keys = list(entry_keys(plan.blobs))
         self._session = session
         self._progress = progress
-        self._readers = SourceReaders()
+        self._spare = spare or SpareMemory()
+        self._is_shared = spare is not None
+        self._taken = taken
+        self._readers = SourceReaders(spare=self._spare.scratch)
         self._maker = RunMaker(self._readers)
         self._stage = HashStage()
         self._buffers: BufferPool | None = None
@@ -158,7 +168,7 @@ class _Making:
         self._finished.update(found)
         self._recalled = len(found)
 
-    def make_all(self, jobs: int, memory: int, spare: SpareMemory | None) -> None:
+    def make_all(self, jobs: int, memory: int) -> None:
         """Make the blobs that no earlier import has made."""
         to_make = {n: blob for n, blob in enumerate(self._blobs) if n not in self._finished}
         sizes = [(blob.size, blob.source_bytes) for blob in to_make.values()]
@@ -166,8 +176,9 @@ class _Making:
         # More threads than runs would have nothing to do. Small blobs are work for one thread:
         # several would take turns with Python's lock.
         threads = max(1, min(jobs + SPARE_THREADS, runs, memory // least_memory(1)))
-        largest = min(RUN, sum([size + PAGE for size, _ in sizes]))
-        self._buffers = buffers = _buffers(threads, runs, memory, largest, spare)
+        needed = sum([size + PAGE for size, _ in sizes])
+        largest = RUN if self._is_shared else min(RUN, needed)
+        self._buffers = buffers = _buffers(threads, runs, memory, largest, self._spare)
 
         def make(item: tuple[Work, Buffer]) -> None:
             self._make(*item)
@@ -189,6 +200,7 @@ class _Making:
             if isinstance(work, RunOfBlob) and work.number not in self._writers:
                 self._writers[work.number] = self._writer(work.number)
             yield work, buffers.take()
+        self._taken()
 
     def _writer(self, number: int) -> Writer:
         def finish(blob: Finished) -> None:

@@ -28,6 +28,7 @@ from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.kernels.scales import BlockRun
 from blobstore.names import Digest
 from blobstore.source.folders import Folder
+from blobstore.source.scratch import Scratch, ThreadMemory
 
 FP8_BLOCK = 128
 """Rows and columns of the blocks that share a scale; other sizes are not decoded."""
@@ -231,32 +232,24 @@ _BLOCK_SCALES = 2**18
 """Scales of FP8 blocks that are read at a time: 1.5 MiB at most for 4 MiB (`BlockRun.pieces`)."""
 
 
-class Scratch(threading.local):
-    """Memory that a thread uses again: fresh memory is slow where the allocator gives it back."""
-
-    def __init__(self) -> None:
-        self._memory: dict[str, Array] = {}
-
-    def array(self, use: str, count: int, kind: np.dtype[Any]) -> Array:
-        """Return an uninitialized array of ``count`` elements: the same memory for each ``use``."""
-        nbytes = count * kind.itemsize
-        memory = self._memory.get(use)
-        if memory is None or memory.size < nbytes:
-            memory = self._memory[use] = np.empty(nbytes, np.uint8)
-        return memory[:nbytes].view(kind)
-
-
 class SourceReaders:
     """The source files of an import, opened when they are first read, and unchanged since.
 
-    ``open_file`` opens one.
+    ``open_file`` opens one. ``spare``: memory of threads, which is taken from it; `close` gives it
+    back.
     """
 
-    def __init__(self, open_file: Callable[[SourceFile], SourceReader] = SourceFile.open) -> None:
+    def __init__(
+        self,
+        open_file: Callable[[SourceFile], SourceReader] = SourceFile.open,
+        spare: list[ThreadMemory] | None = None,
+    ) -> None:
         self._open_file = open_file
         self._open: dict[str, SourceReader] = {}
         self._mutex = threading.Lock()
-        self._scratch = Scratch()
+        self._spare = [] if spare is None else spare
+        self._taken: list[ThreadMemory] = []
+        self.scratch = Scratch(self._spare, self._taken)
 
     def readinto(self, tensor: SourceTensor, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with a tensor's bytes from its byte ``start`` on.
@@ -310,7 +303,7 @@ class SourceReaders:
             there = np.frombuffer(view, np.uint8)
             if there.ctypes.data % kind.itemsize == 0:  # kernels need aligned memory
                 return there.view(kind)
-        return self._read(tensor, start, self._scratch.array("stored", count, kind))
+        return self._read(tensor, start, self.scratch.array("stored", count, kind))
 
     def _read(self, tensor: SourceTensor, start: int, array: Array) -> Array:
         """Fill the array with a tensor's elements from index ``start`` on, and return it."""
@@ -319,7 +312,7 @@ class SourceReaders:
 
     def _transposed(self, weight: SourceWeight, start: int, count: int) -> Array:
         """Return values of matrices ``[rows, cols]`` that the file stores as ``[cols, rows]``."""
-        out = self._scratch.array("transposed", count, numpy_dtype(weight.dtype))
+        out = self.scratch.array("transposed", count, numpy_dtype(weight.dtype))
         for tile in tiles_of(start, count, *weight.shape[-2:]):
             strip = self._strip(weight, tile)
             out[tile.at : tile.at + tile.size].reshape(tile.shape)[:] = strip.T
@@ -329,7 +322,7 @@ class SourceReaders:
         """Return a tile's values as the file has them: each column is a part of a line there."""
         tensor, (rows, cols) = weight.tensor, weight.shape[-2:]
         height, width = tile.shape
-        strip = self._scratch.array("stored", tile.size, numpy_dtype(tensor.dtype)).reshape(
+        strip = self.scratch.array("stored", tile.size, numpy_dtype(tensor.dtype)).reshape(
             width, height
         )
         first = (tile.matrix * cols + tile.col) * rows + tile.row
@@ -346,12 +339,12 @@ class SourceReaders:
 
     def _decoded(self, weight: SourceWeight, start: int, count: int) -> Array:
         codes = self._stored(weight.tensor, start, count, np.dtype(np.uint8))
-        out = self._scratch.array("decoded", count, numpy_dtype(DType.BF16))
+        out = self.scratch.array("decoded", count, numpy_dtype(DType.BF16))
         tensor = weight.companions[".scale"]
         *_, rows, cols = weight.shape
         for run in BlockRun(rows=rows, cols=cols, first=start, count=count).pieces(_BLOCK_SCALES):
             needed, place = run.scales, slice(run.first - start, run.first - start + run.count)
-            scales = self._scratch.array("scales", len(needed), numpy_dtype(tensor.dtype))
+            scales = self.scratch.array("scales", len(needed), numpy_dtype(tensor.dtype))
             self._read(tensor, needed.start, scales)
             kernels.decode_blocks_into(codes[place], scales, out[place], run)
         return out
@@ -363,7 +356,7 @@ class SourceReaders:
         arrays = {}
         for part in quantization.parts((count,), weight.companions[".scale"].dtype):
             first = start * math.prod(part.shape) // count
-            scratch = self._scratch.array(part.suffix, part.shape[0], numpy_dtype(part.dtype))
+            scratch = self.scratch.array(part.suffix, part.shape[0], numpy_dtype(part.dtype))
             arrays[part.suffix] = self._read(weight.parts[part.suffix], first, scratch)
         scale = (
             np.array([self.global_scale(weight)]) if ".global_scale" in weight.companions else None
@@ -388,6 +381,8 @@ class SourceReaders:
             reader.check_unchanged()
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all files, when no thread reads any more."""
         for reader in self._open.values():
             reader.close()
+        self._spare += self._taken
+        self._taken.clear()

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -209,7 +209,8 @@ class MadeTask(NamedTuple):
 class TaskMaker:
     """Makes the blobs of tasks in a store, with some threads in some bytes of memory.
 
-    ``spare``: as `write_blobs`. ``turn`` is held while blobs are made, not while they are synced.
+    ``spare``: as `write_blobs`. ``turn`` is held until a thread has taken the last work of a task:
+    while the others finish theirs, the next task begins.
     """
 
     def __init__(
@@ -293,7 +294,8 @@ class TaskMaker:
         progress: Progress,
     ) -> tuple[dict[str, Descriptor], Mapping[tuple[str, int, int], Digest]]:
         only = self._divided.only(blobs)
-        with self._turn:
+        with ExitStack() as turn:
+            turn.enter_context(self._turn)
             written = write_blobs(
                 only,
                 session,
@@ -303,6 +305,7 @@ class TaskMaker:
                 verify_reuse=self._verify,
                 checks=self._divided.checks(tasks),
                 spare=self._spare,
+                taken=turn.close,
             )
         return {
             planned.name: Descriptor(TENSOR_MEDIA_TYPE, blob.digest, blob.size, name=planned.name)
