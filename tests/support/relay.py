@@ -68,7 +68,12 @@ class Relay:
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with client, socket.create_connection(("127.0.0.1", self._server)) as server:
+        # A connection that waited to be accepted may come when its server has ended.
+        with (
+            client,
+            suppress(ConnectionError),
+            socket.create_connection(("127.0.0.1", self._server)) as server,
+        ):
             with self._lock:
                 self._open |= {client, server}
             for one in (client, server):

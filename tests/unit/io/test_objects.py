@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from support.servers import Asked, reply, server
 
 from blobstore.errors import (
     AccessError,
@@ -19,6 +22,7 @@ from blobstore.errors import (
     ShortReadError,
     UsageError,
 )
+from blobstore.io import object_stores
 from blobstore.io.object_errors import object_error
 from blobstore.io.objects import Bucket, ObjectVersion, open_bucket
 
@@ -146,3 +150,23 @@ def test_messages_have_the_kind_and_no_secret(text: str, kind: type, says: str) 
     assert SECRET not in f"{error!r} {error.hint}"
     if isinstance(error, RemoteError):
         assert error.temporary == (error.status in (503, None))
+
+
+def test_a_connection_that_was_idle_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server may be about to close it, and a write with a condition is not repeated."""
+    monkeypatch.setattr(object_stores, "_IDLE", timedelta(seconds=0.05))
+    used: list[int] = []
+
+    def answer(asked: Asked) -> list[bytes]:
+        is_kept = asked.connection in used
+        used.append(asked.connection)
+        return [] if is_kept else reply(200, f'ETag: "{len(used)}"')
+
+    keys = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
+    with server() as running:
+        running.play(answer)
+        bucket = open_bucket("s3://b/p", keys | {"endpoint": running.at("").rstrip("/")})
+        first = bucket.put("k", b"1", if_absent=True)
+        time.sleep(0.1)  # longer than connections are kept
+        bucket.put("k", b"2", if_match=first)
+    assert len(set(used)) == len(used) == 2
