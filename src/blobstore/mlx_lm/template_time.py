@@ -1,4 +1,4 @@
-"""A limit of time for chat templates, which are programs of strangers.
+"""A limit of time for chat templates, which are untrusted programs.
 
 Jinja's sandbox keeps a template from Python's objects and bounds ``range``, but loops in loops
 compute for years. Templates are rendered inside mlx-lm and transformers, in a thread that can't be

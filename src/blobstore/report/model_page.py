@@ -75,7 +75,7 @@ def _facts(found: ModelFindings) -> Html:
             ("size", f"{size(summary.size)} ({summary.size:,} bytes)"),
             ("manifest layers", f"{summary.layers:,}"),
             ("tensors", f"{len(summary.tensors):,}"),
-            *((f"runs in {one.runtime}", one.sentence) for one in details.runs_in),
+            *((one.runtime, one.sentence) for one in details.runs_in),
         ]
     )
 

@@ -160,7 +160,7 @@ def _plan(
                 ("bits per weight", f"{one.bits_per_weight:.2f}"),
                 ("blobs", f"{one.blobs:,}"),
                 ("tensors", f"{one.tensors:,}"),
-                *((f"runs in {verdict.runtime}", verdict.sentence) for verdict in one.runs_in),
+                *((verdict.runtime, verdict.sentence) for verdict in one.runs_in),
             ]
         ),
         *(tag("p", text) for text in one.notes),
