@@ -2,14 +2,16 @@
 
 The same file, the same client (``curl -o /dev/null``, one and several at once) and the same run for
 nginx, blobstore and other ways to send a file from Python. GB/s, and seconds of the server's
-processor time for each GB. Needs nginx and curl. ``--size`` in GB, ``--folder``: where the file
-lies, whose pages should stay in memory.
+processor time for each GB. ``--turns N``: instead, nginx and blobstore in turn, N times, to one
+client. Needs nginx and curl. ``--size`` in GB, ``--folder``: where the file lies, whose pages
+should stay in memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -69,6 +71,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))  # noqa: S108
     parser.add_argument("--only", default="", metavar="WORD,…", help="ways with such a word")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turns", type=int)
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -77,6 +80,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
         folder = Path(place)
         digest = fill(folder / "store", int(options.size * 1e9))
+        print(machine(folder, ("uvicorn", "h11", "starlette")))
+        if options.turns:
+            in_turn(folder, digest, options.size, options.turns)
+            return
         ways = {
             "nginx, one worker": nginx(folder, digest, 1),
             "nginx, a worker a core": nginx(folder, digest, os.cpu_count() or 1),
@@ -85,7 +92,6 @@ def main() -> None:
             "… pieces of 1 MiB": other("pieces", folder, digest),
             "starlette's `FileResponse`": other("starlette", folder, digest),
         }
-        print(machine(folder, ("uvicorn", "h11", "starlette")))
         table("way", *(f"{n} at once, {unit}" for n in CLIENTS for unit in ("GB/s", "s/GB")))
         for name, way in ways.items():
             if not any(word in name for word in options.only.split(",")):
@@ -177,6 +183,18 @@ def measured(way: Any, size: float, rounds: int) -> list[str]:
             rate, work = max(found)
             cells += [f"{rate:.2f}", f"{work:.2f}"]
     return cells
+
+
+def in_turn(folder: Path, digest: Digest, size: float, turns: int) -> None:
+    """Print the rates of nginx and blobstore to one client, in turn, and the ratio of each turn."""
+    with nginx(folder, digest, 1) as peer, ours(folder, digest) as own:
+        rates = [
+            [once(*way, 1, int(size * 1e9))[0] for way in (peer, own)] for _ in range(turns + 1)
+        ][1:]
+    table("", "median", "least", "most")
+    columns = [*zip(*rates, strict=True), [second / first for first, second in rates]]
+    for name, found in zip(("nginx, GB/s", "blobstore, GB/s", "ratio"), columns, strict=True):
+        show([name, *(f"{of(found):.2f}" for of in (statistics.median, min, max))])
 
 
 def once(address: str, processes: list[int], clients: int, nbytes: int) -> tuple[float, float]:
