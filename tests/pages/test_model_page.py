@@ -163,7 +163,7 @@ def test_a_tensor_without_a_histogram_says_why(browser: Browser, tmp_path: Path)
 
 def test_the_keyboard_chooses_a_tensor(site: Watched) -> None:
     page = site.open("/model", name=MIXTURE, search="experts")
-    page.get_by_label("Search tensors").focus()
+    site.focus(page.get_by_label("Search tensors"))
     for _ in range(20):
         page.keyboard.press("Tab")
         if page.locator(".tensors-grid a:focus").count():
@@ -182,7 +182,7 @@ def test_fifty_thousand_tensors_are_a_few_rows(site: Watched) -> None:
     grid = page.get_by_role("grid", name="Tensors")
     assert grid.get_attribute("aria-rowcount") == str(TENSORS + 1)
     assert page.locator(".tensors-grid .grid-row").count() < 80
-    page.locator(".tensors-grid a").first.focus()
+    site.focus(page.locator(".tensors-grid a").first)
     page.keyboard.press("End")
     last = page.locator(f".tensors-grid [aria-rowindex='{TENSORS + 1}']")
     assert last.get_by_role("link").evaluate("link => link === document.activeElement")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -83,6 +83,18 @@ class Watched:
         """
         summary.click()
         self.expect(summary.locator("xpath=following-sibling::*").first).to_be_attached()
+
+    def focus(self, element: Locator) -> None:
+        """Give an element the focus.
+
+        Once, in dozens of runs, Chromium 156 did not answer in two minutes; it is asked again.
+        """
+        from playwright.sync_api import TimeoutError as TooLateError
+
+        for patience_ms in (_PATIENCE_MS / 12, _PATIENCE_MS / 6):
+            with suppress(TooLateError):
+                return element.focus(timeout=patience_ms)
+        return element.focus()
 
     def check(self) -> None:
         """Fail if anything went wrong."""
