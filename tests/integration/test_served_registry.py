@@ -192,16 +192,6 @@ def test_a_client_that_never_reads_does_not_keep_the_server(served: Served, stor
     assert "Traceback" not in output
 
 
-def test_a_second_interrupt_ends_at_once(served: Served, store: Store) -> None:
-    with begun(served, large_blob(store)):
-        served.process.send_signal(signal.SIGINT)
-        while served.process.poll() is None:
-            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                served.process.send_signal(signal.SIGINT)
-                served.process.wait(0.2)
-    assert served.process.returncode == 0
-
-
 def refused(*line: str | Path, without: Sequence[str] = ()) -> str:
     """Return what a server prints that can't start; ``without``: a command that runs it."""
     whole = [*without, *COMMAND, "serve", *map(str, line)]

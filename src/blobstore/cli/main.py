@@ -13,6 +13,7 @@ import functools
 import gc
 import io
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -175,6 +176,7 @@ def _end(code: int) -> NoReturn:
     Python would first free its modules one by one, for a sixth of the time of a small import; the
     system frees them at once. What another thread or an exit function has to do still is done.
     """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the rest without a traceback
     if threading.active_count() > 1:
         sys.exit(code)
     atexit._run_exitfuncs()  # noqa: SLF001  # Python has no public name for it

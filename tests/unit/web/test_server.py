@@ -1,14 +1,21 @@
-"""Addresses that can't be served at."""
+"""Addresses that can't be served at, and signals."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from blobstore.errors import AccessError, BlobStoreError, StorageError, UsageError
 from blobstore.web import server
+from blobstore.web.connection import Limits
 from blobstore.web.server import serve_at
 
 
@@ -58,3 +65,32 @@ def test_a_port_for_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_small_answers_do_not_wait_for_confirmations() -> None:
     with server._listening("127.0.0.1", 0) as listening:
         assert listening.proto == socket.IPPROTO_TCP
+
+
+def interrupt_twice(addresses: SimpleQueue[str]) -> None:
+    """Ask for what never comes; interrupt this process, and again when it has heard that."""
+    port = int(addresses.get().rstrip("/").rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        addresses.get()  # the request is in flight
+        os.kill(os.getpid(), signal.SIGINT)
+        with suppress(ConnectionError):
+            while True:
+                socket.create_connection(("127.0.0.1", port)).close()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert client.recv(1) == b""
+
+
+def test_a_second_interrupt_ends_requests() -> None:
+    told: SimpleQueue[str] = SimpleQueue()
+
+    async def silent(_scope: Any, _receive: Any, _send: Any) -> None:
+        told.put("a request")
+        await asyncio.Event().wait()
+
+    before = signal.getsignal(signal.SIGINT)
+    with ThreadPoolExecutor(1) as threads:
+        client = threads.submit(interrupt_twice, told)
+        serve_at(silent, "127.0.0.1", 0, ready=told.put, limits=Limits(end_s=3600))
+        client.result()
+    assert signal.getsignal(signal.SIGINT) is before
