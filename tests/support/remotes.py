@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from blobstore.formats.safetensors.header import header_end
 from blobstore.io.budget import Budget, RequestLimits
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.reader import HttpReader, Remote as PlainRemote, Wanted
+from blobstore.io.http.reader import HttpReader, Wanted
+from blobstore.io.http.remote_files import Remote as PlainRemote
 from blobstore.source.folders import HUB
 from blobstore.source.hub import HubFolder, HubTarget
 from blobstore.source.web import WebFolder

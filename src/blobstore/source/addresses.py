@@ -49,7 +49,7 @@ from blobstore.source.folders import (
 from blobstore.source.shards import is_index
 
 if TYPE_CHECKING:
-    from blobstore.io.http.reader import Remote
+    from blobstore.io.http.remote_files import Remote
     from blobstore.source.clouds import BucketFolder
     from blobstore.source.hub import HubFolder, HubTarget
     from blobstore.source.web import WebFolder
@@ -117,7 +117,7 @@ def open_folder(
         return _local(text)
     if is_bucket(text):
         return _bucket(text, bucket_options)
-    from blobstore.io.http.reader import Remote
+    from blobstore.io.http.remote_files import Remote
     from blobstore.io.http.web_addresses import WebAddress
     from blobstore.source.hub import parse_hub, parse_hub_page
 

@@ -103,25 +103,8 @@ class BucketFolder(Folder):
         self, names: Sequence[str], read: Callable[[ObjectFile], _T]
     ) -> Iterator[Iterator[_T]]:
         """Give the results of ``read`` for each object; several are read at once."""
-        workers = max(1, min(_AT_ONCE, len(names)))
-        failed = threading.Event()
-
-        def read_one(name: str) -> _T:
-            if failed.is_set():
-                raise RemoteError("cancelled")
-            try:
-                return read(self.open(name))
-            except BaseException:
-                failed.set()
-                raise
-
-        with ThreadPoolExecutor(workers, thread_name_prefix="blobstore-bucket") as pool:
-            futures = [pool.submit(read_one, name) for name in names]
-            try:
-                yield (future.result() for future in futures)
-            finally:
-                failed.set()
-                pool.shutdown(wait=False, cancel_futures=True)
+        with _at_once(lambda name: read(self.open(name)), names) as found:
+            yield found
 
     sources = reading
 
@@ -134,6 +117,11 @@ class BucketFolder(Folder):
         self.budget.receive(len(data))
         self._take_text(len(data), name)
         return data
+
+    def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
+        """Return small objects' bytes by name; several are read at once."""
+        with _at_once(lambda name: self.read(name, limit), names) as found:
+            return dict(zip(names, found, strict=True))
 
     def _known(self, name: str) -> Found | None:
         prefix, slash, last = name.rpartition("/")
@@ -158,6 +146,30 @@ class BucketFolder(Folder):
             yield fetcher
         finally:
             fetcher.cancel()
+
+
+@contextmanager
+def _at_once(read: Callable[[str], _T], names: Sequence[str]) -> Iterator[Iterator[_T]]:
+    """Give the results of ``read`` for each name; several are called at once, until one fails."""
+    failed = threading.Event()
+
+    def read_one(name: str) -> _T:
+        if failed.is_set():
+            raise RemoteError("cancelled")
+        try:
+            return read(name)
+        except BaseException:
+            failed.set()
+            raise
+
+    workers = max(1, min(_AT_ONCE, len(names)))
+    with ThreadPoolExecutor(workers, thread_name_prefix="blobstore-bucket") as pool:
+        futures = [pool.submit(read_one, name) for name in names]
+        try:
+            yield (future.result() for future in futures)
+        finally:
+            failed.set()
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class ObjectFile(SourceReader):

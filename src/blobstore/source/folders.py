@@ -194,6 +194,13 @@ class Folder(ABC):
         ``limit``, or than is left of the budget.
         """
 
+    def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
+        """Return small files' bytes by name; a folder on a server reads several at once.
+
+        Raises: as `read`.
+        """
+        return {name: self.read(name, limit) for name in names}
+
     def fetcher(self, options: FetchOptions) -> AbstractContextManager[Fetcher]:  # noqa: ARG002  # a disk has no connections
         """Give a fetcher of large ranges of its files, for imports that stream them."""
         return folder_fetcher(self)

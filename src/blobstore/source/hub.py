@@ -35,8 +35,9 @@ from blobstore.source.folders import HUB, HUB_SCHEME, MAIN, Entry, Found
 from blobstore.source.web import WebEntry, WebFile, WebFolder, WebIdentity
 
 if TYPE_CHECKING:
-    from blobstore.io.http.reader import HttpReader, Remote
+    from blobstore.io.http.reader import HttpReader
     from blobstore.io.http.redirects import Linked
+    from blobstore.io.http.remote_files import Remote
     from blobstore.io.http.replies import Version
     from blobstore.io.ranges import Identity
 

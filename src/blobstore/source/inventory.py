@@ -144,11 +144,7 @@ def _read_folder(
         _check_left_out(
             folder, index.weight_map, [name for name in others if set_of(name) in (None, *own)]
         )
-    documents = {}
-    for name in names:
-        if name.endswith(".json") and not is_index(name):
-            _check_storable(folder, name)
-            documents[name] = folder.read(name, MAX_DOCUMENT)
+    documents = _read_documents(folder, names)
     config = (
         SourceConfig.parse(documents[CONFIG_NAME], folder.place(CONFIG_NAME))
         if CONFIG_NAME in documents
@@ -157,6 +153,13 @@ def _read_folder(
     others_found = other_files(folder, {*chosen, *documents}, without)
     files = tuple(file for file, _ in read)
     return Inventory(folder.name, folder, files, _tensors(read), documents, config, others_found)
+
+
+def _read_documents(folder: Folder, names: Iterable[str]) -> dict[str, bytes]:
+    found = [name for name in names if name.endswith(".json") and not is_index(name)]
+    for name in found:
+        _check_storable(folder, name)
+    return folder.read_all(found, MAX_DOCUMENT)
 
 
 def _choose(folder: Folder, names: list[str]) -> WeightSet:

@@ -6,7 +6,7 @@ checkpoints usually have (`LIKELY`). The Hub lists its repositories: hub.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -24,8 +24,9 @@ from blobstore.io.ranges import Identity, SourceReader
 from blobstore.names import Digest, relative_path
 
 if TYPE_CHECKING:
-    from blobstore.io.http.reader import HttpReader, Remote
+    from blobstore.io.http.reader import HttpReader
     from blobstore.io.http.redirects import Linked
+    from blobstore.io.http.remote_files import Remote
     from blobstore.io.http.replies import Version
 
 from blobstore.source.fetching import Fetcher, FetchOptions
@@ -150,10 +151,14 @@ class WebFolder(Folder):
         if opened is not None and opened.identity == identity:
             return opened
         wanted = header_end if name.endswith(SUFFIX) and identity is None else None
-        reader = self._source(self._remote.open(self.url(name), wanted=wanted))
-        if identity is not None and reader.identity != identity:
-            raise CorruptDataError(f"{reader.name} changed while it was read", path=reader.name)
-        return reader
+        reader = self._remote.open(self.url(name), wanted=wanted)
+        return self._source(reader) if identity is None else self._same(reader, identity)
+
+    def _same(self, reader: HttpReader, identity: Identity) -> WebFile:
+        source = self._source(reader)
+        if source.identity != identity:
+            raise CorruptDataError(f"{source.name} changed while it was read", path=source.name)
+        return source
 
     def _source(self, reader: HttpReader) -> WebFile:
         self._note(reader)
@@ -183,16 +188,43 @@ class WebFolder(Folder):
             data = self._remote.read_document(self.url(name), limit, self.budget)
             self._take_text(len(data), name)
             return data
+        self._take_document(name, found, limit)
+        with self.open(name, found.identity) as reader:
+            return _document(reader, found)
+
+    def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
+        """Return small files' bytes by name; those of known sizes are asked for at once."""
+        known = {name: found for name in names if (found := self._known(name)) is not None}
+        for name, found in known.items():
+            self._take_document(name, found, limit)
+        files = self._whole(known)
+        return {
+            name: _document(files[name], known[name]) if name in known else self.read(name, limit)
+            for name in names
+        }
+
+    def _whole(self, known: Mapping[str, Found]) -> dict[str, WebFile]:
+        """Return readers of small files, which have the bytes."""
+        most = self._remote.first_read
+        files = {
+            name: self._opened[name]
+            for name, found in known.items()
+            if name in self._opened and found.size <= most
+        }
+        missing = [name for name in known if name not in files]
+        readers = self._remote.whole({self.url(name): known[name].size for name in missing})
+        for name, reader in zip(missing, readers, strict=True):
+            files[name] = self._same(reader, known[name].identity)
+        return files
+
+    def _take_document(self, name: str, found: Found, limit: int) -> None:
+        """Count a document before it is read. Raises: LimitExceededError."""
         if found.size > limit:
             message = (
                 f"limit exceeded: {self.place(name)} has {found.size:,} bytes, at most {limit:,}"
             )
             raise LimitExceededError(message, path=self.place(name))
         self._take_text(found.size, name)
-        with self.open(name, found.identity) as reader:
-            data = reader.read(0, found.size)
-        found.check(data, self.place(name))
-        return data
 
     def _known(self, name: str) -> Found | None:
         """Return the state of a file that the server was asked for before."""
@@ -246,6 +278,13 @@ class WebFolder(Folder):
 
     def __exit__(self, *_: object) -> None:
         self._remote.close()
+
+
+def _document(reader: WebFile, found: Found) -> bytes:
+    """Return all bytes. Raises: as `Found.check`."""
+    data = reader.read(0, found.size)
+    found.check(data, reader.name)
+    return data
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from blobstore.source.fetching import Fetcher, FetchOptions
 if TYPE_CHECKING:
     from blobstore.io.http.direct import Came
     from blobstore.io.http.filling import FetchControl, RangeFiller
-    from blobstore.io.http.reader import Remote
+    from blobstore.io.http.remote_files import Remote
     from blobstore.io.ranges import Identity
     from blobstore.source.web import WebFolder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,6 +114,28 @@ def test_a_server_that_says_otherwise_than_the_listing_is_refused(
     with on_the_hub(server) as folder, pytest.raises(CorruptDataError, match="changed") as caught:
         fetched(folder)
     assert "secret" not in str(caught.value)
+
+
+def test_documents_are_asked_for_at_once(server: Server, checkpoint: Path) -> None:
+    """Each waits until all are asked for, once."""
+    documents = {"config.json", "generation_config.json", "tokenizer.json"}
+    for name in documents:
+        (checkpoint / name).write_text("{}" + " " * 2**17)
+    api = hub(checkpoint)
+    missing, all_asked = set(documents), threading.Event()
+
+    def answer(asked: Asked) -> list[bytes]:
+        missing.discard(asked.target.rpartition("/")[2])
+        if not missing:
+            all_asked.set()
+        if asked.target.rpartition("/")[2] in documents:
+            all_asked.wait()
+        return list(api(asked))
+
+    script = server.play(answer)
+    assert read_inventory(on_the_hub(server)).documents.keys() >= documents
+    asked = [one.target.rpartition("/")[2] for one in script.asked]
+    assert sorted(documents & {*asked}) == sorted(one for one in asked if one in documents)
 
 
 def test_any_server_may_declare_a_digest(server: Server, checkpoint: Path) -> None:
