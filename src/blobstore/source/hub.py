@@ -300,6 +300,7 @@ class HubFolder(WebFolder):
                 rule="R1",
                 path=reader.name,
             )
+        self._note(reader)
         return WebFile(reader, found.identity)
 
     def declared(self, name: str) -> Digest | None:

@@ -25,7 +25,7 @@ from blobstore.names import Digest, relative_path
 
 if TYPE_CHECKING:
     from blobstore.io.http.reader import HttpReader
-    from blobstore.io.http.redirects import Linked
+    from blobstore.io.http.redirects import Linked, RequestTarget
     from blobstore.io.http.remote_files import Remote
     from blobstore.io.http.replies import Version
 
@@ -86,6 +86,7 @@ class WebFolder(Folder):
         self._remote = remote
         self._likely: list[Entry] | None = None
         self._declared: dict[str, Digest] = {}
+        self._targets: dict[str, RequestTarget] = {}
         self._opened: dict[str, WebFile] = {}
 
     @property
@@ -165,6 +166,7 @@ class WebFolder(Folder):
         return WebFile(reader, WebIdentity.of(reader))
 
     def _note(self, reader: HttpReader) -> None:
+        self._targets[self._name_of(reader)] = reader.target
         if reader.linked is not None and reader.linked.digest is not None:
             self._declared[self._name_of(reader)] = reader.linked.digest
 
@@ -234,6 +236,10 @@ class WebFolder(Folder):
     def fetcher(self, options: FetchOptions) -> AbstractContextManager[Fetcher]:
         """Give a fetcher that makes several requests at once."""
         return web_fetcher(self, self._remote, options)
+
+    def target_of(self, name: str) -> RequestTarget | None:
+        """Return where redirects from a file's address led when it was opened."""
+        return self._targets.get(name)
 
     def version_of(self, identity: Identity) -> Version | None:
         """Return the version that requests ask for by an identity; None if replies say it."""

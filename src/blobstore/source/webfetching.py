@@ -61,6 +61,7 @@ class WebFetcher:
                     self._folder.url(name),
                     self._folder.version_of(identity),
                     partial(self._folder.check_version, name, identity),
+                    self._folder.target_of(name),
                 )
             return self._fillers[key]
 

@@ -98,9 +98,13 @@ def test_the_commit_is_recorded(server: Server, checkpoint: Path, tmp_path: Path
 
 def test_a_repository_is_fetched_through_signed_addresses(server: Server, checkpoint: Path) -> None:
     data = (checkpoint / NAME).read_bytes()
-    server.play(linking(checkpoint, server, Digest.of(data).hex))
+    script = server.play(linking(checkpoint, server, Digest.of(data).hex))
     with on_the_hub(server) as folder:
         assert fetched(folder) == data
+    targets = [asked.target for asked in script.asked]
+    # The header needs the signed address, and the weights use it.
+    assert len([target for target in targets if target.endswith(f"/{NAME}")]) == 1
+    assert targets.count("/signed?key=secret") == 2
 
 
 @pytest.mark.parametrize(

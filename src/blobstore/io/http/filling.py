@@ -25,6 +25,7 @@ from blobstore.errors import BlobStoreError, NotFoundError, RemoteError
 from blobstore.io.budget import RequestLimits, RetryPolicy
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.direct import REPORT, Came
+from blobstore.io.http.file_routes import FileRoute
 from blobstore.io.http.messages import Message
 from blobstore.io.http.pauses import BUSY, Pauses
 from blobstore.io.http.redirects import Linked, RequestTarget
@@ -161,57 +162,6 @@ def slots_for(connections: int | None, limit_rate: int | None) -> Slots:
     return Slots(most, fixed=False, first=_FIRST_AT_ONCE, settle_s=_SETTLE_S)
 
 
-class _Route:
-    """Where the bytes of a file are: found by one request, used by all."""
-
-    def __init__(self, start: RequestTarget) -> None:
-        self.start = start
-        self._target: RequestTarget | None = None
-        self._number = 0
-        self._is_asked = False
-        self._changed = threading.Condition()
-
-    @property
-    def address(self) -> WebAddress:
-        """The address of the next request."""
-        return (self._target or self.start).address
-
-    @contextmanager
-    def take(self) -> Iterator[tuple[RequestTarget, int | None]]:
-        """Give the target, and its number; None to the one request that finds it.
-
-        The others wait, until it was `found`, or the request ended without that.
-        """
-        with self._changed:
-            while self._target is None and self._is_asked:
-                self._changed.wait()
-            target, number = self._target, self._number
-            self._is_asked = self._is_asked or target is None
-        if target is not None:
-            yield target, number
-            return
-        try:
-            yield self.start, None
-        finally:
-            with self._changed:
-                self._is_asked = False
-                self._changed.notify_all()
-
-    def found(self, target: RequestTarget) -> None:
-        """Use a target from now on."""
-        with self._changed:
-            self._target = target
-            self._number += 1
-            self._is_asked = False
-            self._changed.notify_all()
-
-    def expired(self, number: int) -> None:
-        """Forget the target of that number, if it is still in use."""
-        with self._changed:
-            if number == self._number:
-                self._target = None
-
-
 @dataclass(slots=True)
 class _Filling:
     """How far one call has come."""
@@ -237,16 +187,23 @@ class RangeFiller:
     """Fills memory with ranges of one file at ``url``. Safe to share between threads.
 
     ``version``: the file's, if it is known before the first reply; ``check`` refuses others.
-    Raises: UsageError when ``url`` is not a web address.
+    ``target``: where redirects from ``url`` led before. Raises: UsageError when ``url`` is not a
+    web address.
     """
 
     def __init__(
-        self, control: FetchControl, url: str, version: Version | None, check: CheckVersion
+        self,
+        control: FetchControl,
+        url: str,
+        version: Version | None,
+        check: CheckVersion,
+        target: RequestTarget | None = None,
     ) -> None:
         self._control = control
         self._start = control.client.start(url)
         self._name = str(self._start.address)
-        self._route = _Route(self._start)
+        self._route = FileRoute(self._start, target)
+        self._is_checked = False
         self._version = version
         self._is_conditional = True
         self._check = check
@@ -370,8 +327,9 @@ class RangeFiller:
             raise self._failure(reply, at, number, filling)
         version = Version.of(reply, size)
         self._check_same(version)
-        if number is None:
+        if number is None or not self._is_checked:
             self._check(version, at.linked or Linked.of(reply))
+            self._is_checked = True
         self._version = self._version or version
         return stop - begin
 

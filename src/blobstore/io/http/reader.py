@@ -101,6 +101,11 @@ class HttpReader:
         self.size = self.version.size
         self.has_ranges = self._opened.has_ranges or len(self._opened.head) == self.size
 
+    @property
+    def target(self) -> RequestTarget:
+        """Where redirects from its address led last."""
+        return self._target
+
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly ``length`` bytes from ``offset``, by a request for those not kept.
 
