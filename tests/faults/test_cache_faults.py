@@ -123,7 +123,7 @@ def test_a_failing_system_call(far: Path, tmp_path: Path, code: int, count: int 
         failed += done.code == 3
         assert is_whole(cache), number
         assert (case.run(cache).code, is_whole(cache)) == (0, True), number
-    assert failed > 5
+    assert failed
 
 
 def test_a_full_disk(far: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class WebFetcher:
 
 @contextmanager
 def web_fetcher(folder: WebFolder, remote: Remote, options: FetchOptions) -> Iterator[Fetcher]:
-    """Give a fetcher of a folder's files, with the token of ``remote``; it is closed at the end."""
+    """Give a fetcher of a folder's files, over the connections of ``remote``."""
     from blobstore.io.http.filling import FetchControl
 
     control = FetchControl(remote, options.connections, options.limit_rate)
@@ -76,4 +76,3 @@ def web_fetcher(folder: WebFolder, remote: Remote, options: FetchOptions) -> Ite
         yield WebFetcher(folder, control)
     finally:
         control.cancel()
-        control.close()

@@ -9,9 +9,10 @@ import ssl
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from functools import cache, partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from blobstore.errors import BlobStoreError, RemoteError, UsageError, from_os_error
 from blobstore.io.budget import Budget, RequestLimits, RetryPolicy
@@ -45,7 +46,6 @@ class HttpClient:
     ``token`` is sent to the origin of the first address that is asked for, and to no other.
     ``connections`` is the number of requests at once, and so the most connections to one host;
     `Slots` may find it by measurement.
-    ``token_origin``: the origin that the token is for, if it is known already.
     ``ca_file`` names certificates (PEM) to trust beside the system's. ``is_public`` says which IP
     addresses are public, for rule R2. The policy: `blobstore.io.http`.
     """
@@ -58,7 +58,6 @@ class HttpClient:
         retry_policy: RetryPolicy | None = None,
         ca_file: str | None = None,
         is_public: Callable[[str], bool] = is_public,
-        token_origin: tuple[str, str, int] | None = None,
     ) -> None:
         """Raises: UsageError for an invalid token; StorageError, NotFoundError for ``ca_file``."""
         import httpcore2
@@ -71,9 +70,8 @@ class HttpClient:
         self.retry_policy = retry_policy or RetryPolicy()
         self._slots = Slots(connections) if isinstance(connections, int) else connections
         self.connections = connections = self._slots.most
-        self._settings: dict[str, Any] = {"ca_file": ca_file, "is_public": is_public}
         self._token = token
-        self._token_origin = token_origin
+        self._token_origin: tuple[str, str, int] | None = None
         self._lock = Lock()
         self._backend = CheckedBackend(is_public)
         self._pool = httpcore2.ConnectionPool(
@@ -83,7 +81,7 @@ class HttpClient:
             keepalive_expiry=_KEEP_ALIVE_S,
             network_backend=cast("httpcore2.NetworkBackend", self._backend),
         )
-
+        self._owner: HttpClient | None = None
         weakref.finalize(self, self._pool.close)
 
     def start(self, url: str) -> RequestTarget:
@@ -167,16 +165,12 @@ class HttpClient:
             reply.close()
 
     def sibling(self, connections: Slots, retry_policy: RetryPolicy) -> Self:
-        """Return a client of its own connections, with the same token for the same origin."""
-        with self._lock:
-            origin = self._token_origin
-        return type(self)(
-            self._token,
-            connections=connections,
-            retry_policy=retry_policy,
-            token_origin=origin,
-            **self._settings,
-        )
+        """Return a client with the token and the connections of this one, which it keeps open."""
+        other = copy(self)
+        other.retry_policy = retry_policy
+        other._slots, other.connections = connections, connections.most  # noqa: SLF001  # a copy's
+        other._owner = self  # noqa: SLF001
+        return other
 
     def pause(
         self, attempt: int, limits: RequestLimits, failure: BlobStoreError, asked_s: float = 0

@@ -148,10 +148,6 @@ class FetchControl:
         for limits in running:
             limits.cancel()
 
-    def close(self) -> None:
-        """Close all connections."""
-        self.client.close()
-
 
 def slots_for(connections: int | None, limit_rate: int | None) -> Slots:
     """Return the slots of an import; as few as its rate needs, if their number is not given."""

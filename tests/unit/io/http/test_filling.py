@@ -56,7 +56,6 @@ def control(remote: Remote) -> Iterator[FetchControl]:
     made = FetchControl(remote, 4, policy=POLICY)
     yield made
     made.cancel()
-    made.close()
 
 
 def filler(
@@ -350,7 +349,6 @@ def test_the_token_is_for_its_origin_only(server: Server, other_server: Server) 
         control = FetchControl(client, 2, policy=POLICY)
         assert filled(filler(control, server.url), 0, 10) == DATA[:10]
         assert filled(filler(control, other_server.url), 0, 10) == DATA[:10]
-        control.close()
     assert [asked.fields.get("authorization") for asked in start.asked] == ["Bearer secret"]
     assert {asked.fields.get("authorization") for asked in content.asked} == {None}
 
@@ -376,7 +374,6 @@ def test_a_busy_server_is_asked_less(
         assert b"".join(parts) == DATA
     assert control.slots.level < before
     assert len(script.asked) == 13
-    control.close()
 
 
 def test_a_wait_that_is_too_long_is_an_error_with_a_hint(
@@ -464,7 +461,6 @@ def test_faults_in_any_order_give_the_bytes_or_a_typed_error(
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(fetch, range(0, len(DATA), step)))
-    control.close()
     expected = {DATA[begin : begin + step] for begin in range(0, len(DATA), step)}
     came = {one for one in outcomes if isinstance(one, bytes)}
     assert came <= expected
