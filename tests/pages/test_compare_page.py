@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
-from support.browser import Watched
+from support.browser import Watched, watched
 from support.page_store import BETTER, BROKEN, DENSE, MIXTURE, WIDER
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 pytestmark = pytest.mark.lab
 
@@ -40,6 +45,17 @@ def test_error_against_size_of_several(site: Watched) -> None:
 def test_what_is_not_measured_names_its_command(site: Watched) -> None:
     page = site.open("/compare", model=[DENSE, MIXTURE])
     site.expect(page.get_by_text(f"blobstore quality {MIXTURE} --against SOURCE")).to_be_visible()
+
+
+def test_a_model_that_is_gone_leaves_the_others(browser: Browser, origin: str) -> None:
+    with watched(browser, origin) as found:
+        page = found.open("/compare", model=[DENSE, BETTER, "gone:int4"])
+        rows = page.get_by_role("table", name="Error against size").locator("tbody tr")
+        said = {row.split()[0]: row.split("\t")[3] for row in rows.all_inner_texts()}
+        assert said == {DENSE: "4.99%", BETTER: "4.23%", "gone:int4": "not found"}
+        assert page.locator("#comparison [role=img]").count() == 1
+        assert all("status of 404" in fault for fault in found.faults)
+        found.faults.clear()
 
 
 def test_models_are_chosen_by_the_keyboard_and_back_takes_it_back(site: Watched) -> None:

@@ -242,3 +242,16 @@ def test_the_server_may_go_away(browser: Browser, origin: str) -> None:
         found.settle()
         found.expect(page.locator("#tensor").get_by_role("img").first).to_be_visible()
         found.faults.clear()  # the browser says that it was offline
+
+
+def test_tensors_that_did_not_come_are_asked_for_again(browser: Browser, origin: str) -> None:
+    with watched(browser, origin) as found:
+        found.page.route("**/api/tensors?*", lambda route: route.abort())
+        page = found.open("/model", name=DENSE)
+        again = page.locator("#tensors").get_by_role("button", name="Try again")
+        found.expect(again).to_be_visible()
+        page.unroute("**/api/tensors?*")
+        again.click()
+        found.settle()
+        assert tensors(page)
+        found.faults.clear()  # the browser says of the request that it failed

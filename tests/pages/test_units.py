@@ -1,4 +1,4 @@
-"""Numbers on the pages are those of the command line (views/quantities.py)."""
+"""Numbers and texts on the pages are those of the command line (views/quantities.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 from support.browser import Watched
 
-from blobstore.cli.output import shape
+from blobstore.cli.output import printable, shape
 from blobstore.views.quantities import count, size
 
 pytestmark = pytest.mark.lab
@@ -40,3 +40,11 @@ def test_sizes_counts_and_shapes(site: Watched) -> None:
     assert page.evaluate(
         "async (shapes) => shapes.map((await import('/static/js/units.js')).shape)", shapes
     ) == list(map(shape, shapes))
+
+
+def test_invisible_characters_are_escapes(site: Watched) -> None:
+    texts = ["a\u202eb", "\n\x07", "\U000e0001", "\U0001f600"]
+    page = site.open("/")
+    assert page.evaluate(
+        "async (texts) => texts.map((await import('/static/js/dom.js')).visible)", texts
+    ) == list(map(printable, texts))

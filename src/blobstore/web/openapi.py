@@ -16,8 +16,12 @@ _JSON = "application/json"
 _PROBLEMS = {
     "400": "A parameter is missing, unknown, too long, or given too often.",
     "404": "There is no such model or tensor.",
-    "414": "The address is too long.",
     "409": "The model is damaged, or of a kind without such an answer.",
+    "414": "The address is too long.",
+    "421": "The server is not meant for this Host.",
+    "500": "The store can't be read.",
+    "502": "The bucket can't be read.",
+    "503": "The store is busy, or the server has too many connections.",
 }
 
 

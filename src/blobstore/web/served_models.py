@@ -120,7 +120,10 @@ class _Known:
 
 
 class ServedModels:
-    """The models of a home. Safe to share between threads."""
+    """The models of a home. Safe to share between threads.
+
+    The home is read without the mutex: a bucket that is slow does not hold up what is in memory.
+    """
 
     def __init__(self, home: Readable) -> None:
         self._home = home
@@ -211,13 +214,15 @@ class ServedModels:
             read_at, listed = self._listed
             if listed and now - read_at < fresh_s:
                 return listed
-            packed: Readable | None = getattr(self._home, "packed", None)
-            others = packed.manifests.names() if packed is not None else []
-            listed = {}
-            for name in dict.fromkeys([*self._home.manifests.names(), *others]):
-                listed.setdefault(Repository.of(name).folded, []).append(name)
-            self._listed = (now, listed)
-            return listed
+        packed: Readable | None = getattr(self._home, "packed", None)
+        others = packed.manifests.names() if packed is not None else []
+        listed = {}
+        for name in dict.fromkeys([*self._home.manifests.names(), *others]):
+            listed.setdefault(Repository.of(name).folded, []).append(name)
+        with self._mutex:
+            if now >= self._listed[0]:  # else another thread has read a newer list
+                self._listed = (now, listed)
+        return listed
 
     def _read(self, asked: ModelName, fresh_s: float) -> _Known:
         """Return a model, read again unless that was done just before. Raises: as `tagged`."""
@@ -227,20 +232,29 @@ class ServedModels:
             if known is not None and now - known.read_at < fresh_s:
                 self._known.move_to_end(asked)
                 return known
-            try:
-                holder = holder_of(asked, self._home)
-                name = holder.find(asked)
-                raw = holder.manifests.text(name)
-            except NotFoundError:
+        try:
+            holder = holder_of(asked, self._home)
+            name = holder.find(asked)
+            raw = holder.manifests.text(name)
+        except NotFoundError:
+            with self._mutex:
                 self._known.pop(asked, None)
-                raise
-            digest = Digest.of(raw)
+            raise
+        return self._known_as(name, holder, raw, now)
+
+    def _known_as(self, name: ModelName, holder: Readable, raw: bytes, read_at: float) -> _Known:
+        """Return a model with the bytes of its manifest, and keep it."""
+        digest = Digest.of(raw)
+        with self._mutex:
             known = self._known.get(name)
-            if known is None or known.own.digest != digest or known.holder is not holder:
-                known = _Known(name, holder, raw, digest)
-            known.read_at = now
-            self._keep(known)
-            return known
+        if known is None or known.own.digest != digest or known.holder is not holder:
+            known = _Known(name, holder, raw, digest)
+        with self._mutex:
+            other = self._known.get(name)
+            if other is None or other.read_at <= read_at:  # else another thread has a newer one
+                known.read_at = read_at
+                self._keep(known)
+        return known
 
     def _keep(self, known: _Known) -> None:
         self._known[known.name] = known

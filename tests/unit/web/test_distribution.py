@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from blobstore.web.application import application
 from blobstore.web.distribution import distribution_routes, prefers_oci
 from blobstore.web.file_sending import BrokenOffError
 from blobstore.web.guard import Hosts
+from blobstore.web.served_models import Repository, ServedModels
 
 WEIGHTS, CONFIG = bytes(range(256)) * 100, b'{"model_format":"safetensors"}'
 REPOSITORY = "/v2/library/tiny"
@@ -396,3 +399,26 @@ def test_a_manifest_may_lack_a_config() -> None:
         session.publish(ModelName.parse("bare:x"), Manifest(layers=(descriptor(b"weights"),)))
     for fields in (DOCKER, OCI):
         assert ask(app_over(home), "/v2/library/bare/manifests/x", fields=fields).status == 200
+
+
+def test_a_slow_model_does_not_hold_up_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, "slow:int4", b"slow" * 100)
+    begun, go_on = threading.Event(), threading.Event()
+    text = store.manifests.text
+
+    def slow(name: ModelName) -> bytes:
+        if name.model == "slow":
+            begun.set()
+            go_on.wait()
+        return text(name)
+
+    monkeypatch.setattr(store.manifests, "text", slow)
+    served = ServedModels(store)
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(served.tagged, Repository.parse("slow"), "int4", oci=False)
+        begun.wait()
+        other = served.tagged(Repository.parse("tiny"), "int4", oci=False)
+        go_on.set()
+        assert waits.result().raw != other.raw

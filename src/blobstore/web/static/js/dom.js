@@ -97,7 +97,8 @@ export const visibleLines = (text) => text.split("\n").map(visible).join("\n");
  */
 export function visible(text) {
   return text.replace(HIDDEN, (character) => {
-    const code = character.charCodeAt(0).toString(16);
+    const code = (character.codePointAt(0) ?? 0).toString(16);
+    if (code.length > 4) return `\\U${code.padStart(8, "0")}`;
     const long = code.length > 2 ? `\\u${code.padStart(4, "0")}` : `\\x${code.padStart(2, "0")}`;
     return SHORT[character] ?? long;
   });

@@ -1,7 +1,7 @@
 /** Several models: the error of each against its size. */
 
 import { modelAddress } from "./address.js";
-import { ask } from "./api.js";
+import { ApiError, ask } from "./api.js";
 import { el, isolated } from "./dom.js";
 import { commandLine, fill } from "./loading.js";
 import { showPlot } from "./plot.js";
@@ -10,7 +10,9 @@ import { typed } from "./types.js";
 import { counted, percent, size } from "./units.js";
 
 /** @typedef {import("./models.js").Listed} Listed */
-/** @typedef {{model: Listed, error: number | null, isMeasured: boolean}} Measured */
+/** @typedef {{model: Listed, error: number | null, isMeasured: boolean, isThere: boolean}} Measured */
+
+const NOT_FOUND = 404;
 
 const MOST_DRAWN = 60; // models that the server takes at once (web/parameters.py)
 const MOST_COMMANDS = 5; // the number of the others is said
@@ -45,7 +47,7 @@ export function showFrontier(place, names, models) {
         place.append(el("p", { class: "soft" }, text));
       }
       place.append(table("Error against size", HEADS, rows(found)));
-      const others = found.filter((one) => !one.isMeasured);
+      const others = found.filter((one) => one.isThere && !one.isMeasured);
       if (others.length) place.append(el("p", { class: "waiting" }, "Measure the error of the others:"));
       const named = others.slice(0, MOST_COMMANDS);
       place.append(...named.map((one) => commandLine(`blobstore quality ${one.model.name} --against SOURCE`)));
@@ -64,18 +66,25 @@ async function measured(name, models) {
   const model = models.find((one) => one.name === name) ?? {
     ...{ name, id: null, size: null, modified: null, quant_type: null, parameters: null },
   };
-  const { result } = await ask("quality", { model: name });
-  return { model, error: result?.model.relative_rmse ?? null, isMeasured: Boolean(result) };
+  try {
+    const { result } = await ask("quality", { model: name });
+    const error = result?.model.relative_rmse ?? null;
+    return { model, error, isMeasured: Boolean(result), isThere: true };
+  } catch (error) {
+    // A link may name a model that was removed: the others are shown.
+    if (!(error instanceof ApiError) || error.status !== NOT_FOUND) throw error;
+    return { model, error: null, isMeasured: false, isThere: false };
+  }
 }
 
 /** @param {Measured[]} found */
 function rows(found) {
   const sorted = [...found].sort((a, b) => (a.model.size ?? 0) - (b.model.size ?? 0));
-  return sorted.map(({ model, error, isMeasured }) => [
-    el("a", { href: modelAddress(model.name) }, isolated(model.name)),
+  return sorted.map(({ model, error, isMeasured, isThere }) => [
+    isThere ? el("a", { href: modelAddress(model.name) }, isolated(model.name)) : isolated(model.name),
     model.quant_type ? typed(model.quant_type) : "",
     model.size === null ? "" : size(model.size),
-    isMeasured ? percent(error) : "not measured",
+    !isThere ? "not found" : isMeasured ? percent(error) : "not measured",
     isFront(model, error, found) ? el("span", { class: "badge" }, "Pareto front") : "",
   ]);
 }

@@ -30,6 +30,25 @@ export async function fill(place, get, draw, expected = () => null) {
 }
 
 /**
+ * Return a function that gives one promise each time; after a failure it asks again.
+ *
+ * @template T
+ * @param {() => Promise<T>} get
+ * @returns {() => Promise<T>}
+ */
+export function once(get) {
+  /** @type {Promise<T> | null} */
+  let asked = null;
+  return () => {
+    asked ??= get().catch((error) => {
+      asked = null;
+      throw error;
+    });
+    return asked;
+  };
+}
+
+/**
  * Return an error with its hint.
  *
  * @param {unknown} error

@@ -4,7 +4,7 @@ import { address, choose, query } from "./address.js";
 import { ask } from "./api.js";
 import { byId, el, isolated } from "./dom.js";
 import { showErrors } from "./errors.js";
-import { failure, fill, missing } from "./loading.js";
+import { failure, fill, missing, once } from "./loading.js";
 import { modulesTable } from "./module-table.js";
 import { onBack, titled } from "./page.js";
 import { showPlot } from "./plot.js";
@@ -22,24 +22,24 @@ else byId("summary").append(missing("This address names no model.", "blobstore l
 function show() {
   titled(name);
   byId("name").replaceChildren(isolated(name));
-  const columns = ask("tensors", { model: name });
-  columns.catch(() => {}); // it is shown where the tensors would be
+  const columns = once(() => ask("tensors", { model: name }));
+  columns().catch(() => {}); // it is shown where the tensors would be
   fill(byId("summary"), () => ask("model", { name }), (model) => {
     byId("parts").hidden = false;
     byId("summary").append(summary(model));
     const compare = address("/compare", { model: name });
     byId("others").append(el("a", { class: "button", href: compare }, "Compare with …"));
-    fill(byId("weights"), () => columns, (found) => byId("weights").append(weights(tensorsOf(found))));
+    fill(byId("weights"), columns, (found) => byId("weights").append(weights(tensorsOf(found))));
     showParts(columns);
   });
 }
 
-/** @param {Promise<import("./tensors.js").Columns>} columns */
+/** @param {() => Promise<import("./tensors.js").Columns>} columns */
 function showParts(columns) {
   fill(byId("treemap"), () => ask("plots/treemap", { model: name }), (spec) =>
     showPlot(byId("treemap"), spec, { hasText: true, onPick: ({ place }) => choosePlace(place) }),
   );
-  fill(byId("tensors"), () => columns, (found) => showTensors(tensorsOf(found)));
+  fill(byId("tensors"), columns, (found) => showTensors(tensorsOf(found)));
   showErrors(name);
 }
 
