@@ -1,7 +1,9 @@
 """Imports on Dask whose workers and scheduler are killed read their source once, and little more.
 
-The laboratory kills 10 workers of each import, the long form 200. A local source is counted by the
-workers before each read; one on a server by nginx, so also what was sent to workers that died.
+The laboratory kills 10 workers, the long form 200, two of each import, and the scheduler once. A
+local source is counted by the workers before each read; one on a server by nginx, so also what was
+sent to workers that died. A kill may lose a task's reads, which is a thirtieth of the source: 14 in
+five imports are less than a tenth of what they read, whatever the machine's speed is.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ pytestmark = [
 ]
 
 WORKERS = 4
-FILES = 24
+FILES = 45
+KILLS_EACH = 2
 Opener = Callable[[str], Any]
 
 
@@ -98,7 +101,7 @@ def test_the_source_is_read_once_whatever_is_killed(place: Any, kills: int, tmp_
 
 
 class Killing:
-    """Kills workers at random times, and once a scheduler with all of its workers."""
+    """Kills two workers of each import at random times, once the scheduler with all workers."""
 
     def __init__(self, kills: int) -> None:
         self.left = kills
@@ -110,7 +113,9 @@ class Killing:
         if not self.schedulers and not done.wait(0.2):
             self.schedulers += 1
             self._restart(running)
-        while not done.wait(self._random.uniform(0.1, 0.8)) and self.left:
+        for _ in range(min(KILLS_EACH, self.left)):
+            if done.wait(self._random.uniform(0.1, 0.8)):
+                break
             running.kill_worker(self._random.randrange(WORKERS))
             running.start_worker()
             self.left -= 1
