@@ -24,7 +24,7 @@ from blobstore.web.server import _config
 
 DATA = os.urandom(3 * 2**20)
 GET = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n"
-PATIENCE_S = 60
+PATIENCE_S = 300
 
 
 class Files:
