@@ -40,7 +40,7 @@ RETRIES = RetryPolicy(
     connect_s=100, silence_s=100, deadline_s=250, backoff_s=0.002, longest_wait_s=5
 )
 IMPATIENT = replace(RETRIES, silence_s=0.3)
-"""For a registry that stops in the middle: attempts enough for a machine that stops now and then."""
+"""For a registry that stops in the middle; with attempts for a machine that stops now and then."""
 KIB = 2**10
 SLACK = 64 * KIB
 """Bytes that may come beyond what a body declared, as the corpus says."""
