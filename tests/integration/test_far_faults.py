@@ -153,7 +153,7 @@ def test_kills(rig: FarRig, expected: Blobs, times: int, tmp_path: Path) -> None
 def killed(rig: FarRig, store: Store, after: int) -> bool:
     """Kill an import when ``after`` bytes are on their way; return False if it ended before."""
     processes: Queue[subprocess.Popen[str]] = Queue()
-    rig.play(Alarm(after, lambda: processes.get(timeout=60).kill()).around)
+    rig.play(Alarm(after, lambda: processes.get(timeout=600).kill()).around)
     process = started(rig, store)
     processes.put(process)
     return run(process) == -9

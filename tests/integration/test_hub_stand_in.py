@@ -18,6 +18,7 @@ from support.hub_stand_in import COMMIT, Rules, RunningHub, hub_stand_in
 
 pytestmark = pytest.mark.lab
 TOKEN = "hf_" + "a" * 34
+PATIENCE_S = 300  # the client's own is 10
 
 
 @pytest.fixture
@@ -32,10 +33,11 @@ def hf(hub: RunningHub, home: Path, *options: str) -> subprocess.CompletedProces
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
     environment |= {"NO_COLOR": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"}
+    environment |= {f"HF_HUB_{kind}_TIMEOUT": str(PATIENCE_S) for kind in ("DOWNLOAD", "ETAG")}
     line = [sys.executable, "-m", "huggingface_hub.cli.hf", "download", "org/name"]
     line += ["--local-dir", str(home / "here"), *options]
     return subprocess.run(
-        line, env=environment, capture_output=True, text=True, timeout=120, check=False
+        line, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False
     )
 
 
@@ -93,7 +95,13 @@ def test_the_client_reads_refusals(
     api = HfApi(endpoint=running.url, token=token or False)
     revision = "other" if error.startswith("Revision") else "main"
     with pytest.raises(getattr(errors, error)) as raised:
-        api.hf_hub_download("org/name", "config.json", revision=revision, cache_dir=tmp_path)
+        api.hf_hub_download(
+            "org/name",
+            "config.json",
+            revision=revision,
+            cache_dir=tmp_path,
+            etag_timeout=PATIENCE_S,
+        )
     assert type(raised.value).__name__ == error
 
 
@@ -107,6 +115,6 @@ def test_the_listing_and_the_heads_say_the_same(running: RunningHub) -> None:
     assert {one.path for one in listed} == {path.name for path in PYCODE.iterdir()}
     for one in listed:
         url = hf_hub_url("org/name", one.path, endpoint=running.url)
-        found = get_hf_file_metadata(url, token=False)
+        found = get_hf_file_metadata(url, token=False, timeout=PATIENCE_S)
         assert (found.size, found.commit_hash) == (one.size, COMMIT)
         assert found.etag == (one.lfs.sha256 if one.lfs is not None else one.blob_id)

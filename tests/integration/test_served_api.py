@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from support import PYCODE
 from support.large_models import blob_of
+from support.patient import patient
 from support.stores import link_by_hand, manifest_path
 
 import blobstore
@@ -51,7 +52,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def served(root: Path) -> Iterator[str]:
     """Serve a store; yield the address of its API's document."""
-    line = [sys.executable, "-m", "blobstore", "serve", "--port", "0", "--store", str(root)]
+    line = patient("serve", "--port", "0", "--store", str(root))
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -71,6 +72,7 @@ def calls(address: str, folder: Path, model: str | None, examples: int) -> int:
     config.write_text("" if model is None else _parameters(model))
     line = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run", address]
     options = ["--max-examples", str(examples), "--seed", "1", "--workers", "2", "--no-color"]
+    options += ["--request-timeout", "300"]
     done = subprocess.run(
         [*line, *options], cwd=folder, capture_output=True, text=True, check=False
     )

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from support import PYCODE
 from support.cloud_services import CloudBucket, s3
+from support.patient import patient
 from support.registries import skopeo
 
 import blobstore
@@ -39,8 +39,8 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @contextmanager
 def serving(bucket: CloudBucket, folder: Path) -> Iterator[str]:
     """Serve the store in a bucket, with a cache in the folder; give host and port."""
-    line = [sys.executable, "-m", "blobstore", "serve", "--port", "0"]
-    line += ["--store", f"{bucket.address}/store", "--cache", str(folder / "cache")]
+    place = ["--store", f"{bucket.address}/store", "--cache", str(folder / "cache")]
+    line = patient("serve", "--port", "0", *place)
     variables = {**os.environ, **bucket.environment}
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=variables) as process:
         try:
@@ -55,7 +55,7 @@ def fill(bucket: CloudBucket, local: Store) -> None:
 
 
 def get(host: str, target: str, **fields: str) -> tuple[int, bytes]:
-    connection = HTTPConnection(host, timeout=60)
+    connection = HTTPConnection(host, timeout=600)
     try:
         connection.request("GET", target, headers=fields)
         reply = connection.getresponse()

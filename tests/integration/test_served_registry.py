@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support import PYCODE
+from support.patient import patient
 from support.registries import cannot_run, skopeo
 
 import blobstore
@@ -26,9 +27,7 @@ from blobstore.store.local.store import Store
 
 pytestmark = pytest.mark.lab
 
-LARGE = (
-    2**26
-)  # more than waits in the kernel, and read in far less time than a server waits at its end
+LARGE = 2**26  # more than waits in the kernel
 PATIENCE_S = 120
 COMMAND = (sys.executable, "-m", "blobstore")
 
@@ -51,8 +50,9 @@ class Served:
 
 
 @contextmanager
-def serving(store: Store, *more: str) -> Iterator[Served]:
-    line = [*COMMAND, "serve", "--port", "0", "--store", str(store.root), *more]
+def serving(store: Store, *, waits_at_end: bool = False) -> Iterator[Served]:
+    words = ["serve", "--port", "0", "--store", str(store.root)]
+    line = patient(*words, waits_at_end=waits_at_end)
     process = subprocess.Popen(line, stdout=-1, stderr=subprocess.STDOUT, text=True)
     try:
         yield Served(process)
@@ -170,10 +170,11 @@ def rest(client: socket.socket) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_requests_in_flight(
-    served: Served, store: Store, number: signal.Signals
-) -> None:
-    with begun(served, large_blob(store)) as client:
+def test_a_signal_ends_requests_in_flight(store: Store, number: signal.Signals) -> None:
+    with (
+        serving(store, waits_at_end=True) as served,
+        begun(served, large_blob(store)) as client,
+    ):
         served.process.send_signal(number)
         while True:  # it listens no more, so the signal was seen
             try:
@@ -181,8 +182,8 @@ def test_a_signal_ends_requests_in_flight(
             except ConnectionError:
                 break
         assert rest(client) > LARGE - 1000
-    output, _ = served.process.communicate(timeout=PATIENCE_S)
-    assert (served.process.returncode, output) == (0, "")
+        output, _ = served.process.communicate(timeout=PATIENCE_S)
+        assert (served.process.returncode, output) == (0, "")
 
 
 def test_a_client_that_never_reads_does_not_keep_the_server(served: Served, store: Store) -> None:

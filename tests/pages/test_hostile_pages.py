@@ -26,7 +26,7 @@ def test_names_of_tensors_are_text(site: Watched) -> None:
         site.expect(page.locator("#tensor h3")).to_have_text(escaped(name))
         for summary in page.locator("#tensor summary").all():
             site.unfold(summary)
-    page.locator("#treemap .role-mark path").first.hover()
+    site.point_at(page.locator("#treemap .role-mark path").first)
     site.expect(page.locator(".tip")).to_contain_text("F16, 1 tensor, 8.19 KB")
     site.expect(page.locator("main").locator(MARKUP)).to_have_count(0)
 

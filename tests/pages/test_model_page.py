@@ -101,7 +101,7 @@ def test_experts_drawn_together_are_listed_together(site: Watched) -> None:
 
 def test_the_mark_under_the_pointer_is_named_in_two_lines(site: Watched) -> None:
     page = site.open("/model", name=DENSE)
-    page.locator("#treemap .mark-rect path").first.hover()
+    site.point_at(page.locator("#treemap .mark-rect path").first)
     site.expect(page.locator(".tip")).to_have_text("lm_head\nint8/64, 1 tensor, 1.11 MB (19.7%)")
 
 

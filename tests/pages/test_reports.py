@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support import PYCODE, PYCODE_MOE
-from support.browser import NARROW, WIDE, Theme, Watched, chromium, watched
+from support.browser import NARROW, PATIENCE_MS, WIDE, Theme, Watched, chromium, watched
 from support.checkpoints import normal, small_tensors, write_checkpoint
 from support.plotted import SPECIFICATIONS
 
@@ -120,6 +120,7 @@ def test_a_page_without_scripts_is_readable(browser: Browser, store: Store, tmp_
     path = tmp_path / "report.html"
     assert run(["report", "m", "-o", str(path), "--store", str(store.root)]) == 0
     context = browser.new_context(java_script_enabled=False)
+    context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     page.goto(path.as_uri())
     assert "model.embed_tokens.weight" in page.inner_text("main")

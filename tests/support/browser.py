@@ -30,7 +30,10 @@ _VIOLATIONS = """
 addEventListener("securitypolicyviolation", (event) =>
   console.error(`CSP: ${event.effectiveDirective} ${event.blockedURI} ${event.sourceFile}`));
 """
-_PATIENCE_MS = 120_000
+_TWO_FRAMES = """
+() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))
+"""
+PATIENCE_MS = 120_000
 _AXE_OPTIONS = {"resultTypes": ["violations"]}
 Theme = Literal["light", "dark"]
 
@@ -44,7 +47,9 @@ def chromium() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        browser = playwright.chromium.launch(
+            executable_path=program, args=list(FLAGS), timeout=PATIENCE_MS
+        )
         yield browser
         browser.close()
 
@@ -69,7 +74,7 @@ class Watched:
         """Playwright's assertions, which wait until they are true."""
         from playwright.sync_api import expect
 
-        expect.set_options(timeout=_PATIENCE_MS)
+        expect.set_options(timeout=PATIENCE_MS)
         return expect
 
     def settle(self) -> None:
@@ -91,10 +96,20 @@ class Watched:
         """
         from playwright.sync_api import TimeoutError as TooLateError
 
-        for patience_ms in (_PATIENCE_MS / 12, _PATIENCE_MS / 6):
+        for patience_ms in (PATIENCE_MS / 12, PATIENCE_MS / 6):
             with suppress(TooLateError):
                 return element.focus(timeout=patience_ms)
         return element.focus()
+
+    def point_at(self, mark: Locator) -> None:
+        """Move the pointer to a mark of a plot, whose tip is shown then.
+
+        Scrolling hides tips, and a page hears of it with its next frame, which may be after the
+        pointer came. So the page is scrolled before, and has a frame to hear of it.
+        """
+        mark.scroll_into_view_if_needed()
+        self.page.evaluate(_TWO_FRAMES)
+        mark.hover()
 
     def check(self) -> None:
         """Fail if anything went wrong."""
@@ -139,7 +154,7 @@ def watched(
         device_scale_factor=scale,
         reduced_motion="reduce",
     )
-    context.set_default_timeout(_PATIENCE_MS)
+    context.set_default_timeout(PATIENCE_MS)
     context.add_init_script(_VIOLATIONS)
     found = Watched(context.new_page(), origin)
     found.page.on("console", found._console)

@@ -105,7 +105,7 @@ def _make_container(port: int) -> None:
     signature = hmac.digest(base64.b64decode(_KEY), text.encode(), hashlib.sha256)
     said = f"SharedKey {_ACCOUNT}:{base64.b64encode(signature).decode()}"
     headers = {"x-ms-date": date, "x-ms-version": _VERSION, "Authorization": said}
-    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = HTTPConnection("127.0.0.1", port, timeout=600)
     target = f"/{_ACCOUNT}/{BUCKET}?restype=container"
     connection.request("PUT", target, headers={**headers, "Content-Length": "0"})
     answer = connection.getresponse()

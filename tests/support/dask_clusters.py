@@ -14,6 +14,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from support.ports import free_port
+
+_PATIENCE_S = 300
+_CONNECT = "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT"
+"""How long processes try to reach each other; by default 30 s, after which clients give up."""
 QUIET: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
@@ -27,16 +32,19 @@ class Cluster:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._more = [part for name in preload for part in ("--preload", name)]
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = {**os.environ, _CONNECT: str(_PATIENCE_S), **(environment or {})}
         self._place = folder / "scheduler.json"
         self._local = folder / "workers"
-        self._port = "0"
+        self._port = str(free_port())
         self._scheduler: subprocess.Popen[bytes] | None = None
         self.workers: list[subprocess.Popen[bytes]] = []
         self.start_scheduler()
 
     def start_scheduler(self) -> None:
-        """Start a scheduler; after the first, at the address of the first."""
+        """Start a scheduler; after the first, at the address of the first.
+
+        It is not an address that the kernel gives to connections: one could take it meanwhile.
+        """
         self._place.unlink(missing_ok=True)
         command = ["distributed.cli.dask_scheduler", "--no-dashboard", "--no-jupyter"]
         more = ["--port", self._port, "--host", "127.0.0.1", "--scheduler-file", str(self._place)]
@@ -47,7 +55,6 @@ class Cluster:
                 break
             assert self._scheduler.poll() is None
             time.sleep(0.05)  # its file is the only sign of life
-        self._port = self.address.rpartition(":")[2]
 
     def kill_scheduler(self) -> None:
         assert self._scheduler is not None
@@ -84,13 +91,17 @@ def cluster(
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Cluster, Any]]:
     """Start a cluster; give it with a client. ``preload``: modules that each worker loads."""
+    import dask
     from distributed import Client
 
     found = Cluster(folder, preload, environment)
     try:
         for _ in range(workers):
             found.start_worker(threads)
-        with Client(found.address, set_as_default=False) as client:
+        with (
+            dask.config.set({"distributed.comm.timeouts.connect": _PATIENCE_S}),
+            Client(found.address, set_as_default=False) as client,
+        ):
             yield found, client
     finally:
         found.close()

@@ -11,7 +11,7 @@ import re
 import ssl
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,11 @@ TLS = FIXTURES / "tls"
 REPOSITORY, TAG, NAME = "library/tiny", "int4", "tiny:int4"
 SECRET = "swordfish"  # noqa: S105  # of no account
 TOKEN = "token-of-the-registry"  # noqa: S105
-RETRIES = RetryPolicy(connect_s=10, silence_s=10, deadline_s=25, backoff_s=0.002, longest_wait_s=5)
-IMPATIENT = RetryPolicy(silence_s=0.3, deadline_s=2, backoff_s=0.002, attempts=2)
+RETRIES = RetryPolicy(
+    connect_s=100, silence_s=100, deadline_s=250, backoff_s=0.002, longest_wait_s=5
+)
+IMPATIENT = replace(RETRIES, silence_s=0.3)
+"""For a registry that stops in the middle; with attempts for a machine that stops now and then."""
 KIB = 2**10
 SLACK = 64 * KIB
 """Bytes that may come beyond what a body declared, as the corpus says."""

@@ -88,20 +88,27 @@ class Nginx:
         """Return the requests since the last call.
 
         nginx writes a line when a request is over, which its client knows earlier. Its one worker
-        writes it before it takes another request: so one more is sent, and its line ends the log.
+        writes it before it takes another request: so one more is sent, whose line comes after them.
         """
         with closing(HTTPConnection(*self._address, timeout=_PATIENCE_S)) as last:
             last.request("GET", _LAST)
             last.getresponse().read()
         until = time.monotonic() + _PATIENCE_S
-        while not (lines := self._log.read_text().splitlines()[self._seen :]) or not lines[
-            -1
-        ].endswith(_LAST):
+        while not (count := self._before_last()):
             if time.monotonic() > until:
                 raise TimeoutError(f"nginx does not log {_LAST}")
             time.sleep(0.005)
-        self._seen += len(lines)
+        lines = self._log.read_text().splitlines()[self._seen : self._seen + count]
+        self._seen += count
         return [_request(line) for line in lines[:-1]]
+
+    def _before_last(self) -> int:
+        """Return the number of new lines up to that of the last request; 0 if it is not there yet.
+
+        Lines may follow it: of replies whose clients have left, when nginx notices that.
+        """
+        lines = self._log.read_text().splitlines(keepends=True)[self._seen :]
+        return next((i for i, line in enumerate(lines, 1) if line.endswith(f"{_LAST}\n")), 0)
 
     def signed(self, path: str, life_s: int) -> str:
         """Return the address of a file that a server with signatures gives out for ``life_s``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from blobstore.views.records import keep_quality
 from support import PYCODE, PYCODE_MOE
 from support.checkpoints import write_checkpoint
 from support.large_models import large_model
+from support.patient import patient
 from support.stores import manifest_path
 
 DENSE, BETTER, WIDER, MIXTURE = (
@@ -81,7 +81,7 @@ def hostile(folder: Path) -> Path:
 @contextmanager
 def served(store: Store, folder: Path) -> Iterator[str]:
     """Run ``blobstore serve`` over a store; yield its origin, such as ``http://127.0.0.1:1234``."""
-    line = [sys.executable, "-m", "blobstore", "serve", "--port", "0", "--store", str(store.root)]
+    line = patient("serve", "--port", "0", "--store", str(store.root))
     with (folder / "serve.log").open("wb") as log:
         process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None

@@ -31,6 +31,25 @@ USER, PASSWORD = "alice", "swordfish"
 _HTPASSWD = f"{USER}:$2b$04$abcdefghijklmnopqrstuugIEnm3ZbWF6xb2GcoE3L1CoGJFMKtu.\n"
 _PATIENCE_S = 120
 BUCKET = "models"
+_MOTO = """
+from threading import Lock
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication
+
+dispatch, lock = DomainDispatcherApplication.__call__, Lock()
+
+def one_at_a_time(app, environ, start_response):
+    with lock:
+        return dispatch(app, environ, start_response)
+
+DomainDispatcherApplication.__call__ = one_at_a_time
+from moto.server import main
+main()
+"""
+"""moto's server, which answers one request after the other.
+
+It compares the version of an object and replaces the object in two steps: of two requests at once
+both may succeed, and one update is lost.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +175,7 @@ def moto(folder: Path) -> Iterator[str]:
     folder.mkdir(parents=True, exist_ok=True)
     for _ in range(3):
         port = free_port()
-        line = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        line = [sys.executable, "-c", _MOTO, "-H", "127.0.0.1", "-p", str(port)]
         with running(line, folder / "moto.log") as process:
             if answers(port, process):
                 connection = HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)

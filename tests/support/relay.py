@@ -37,7 +37,8 @@ class Relay:
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._alarm: tuple[int, Callable[[], object]] | None = None
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def reset(self) -> None:
         """Count from zero."""
@@ -58,7 +59,10 @@ class Relay:
                 one.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, as `support.servers.Server` does."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join(300)
         self._listener.close()
 
     def _accept(self) -> None:
@@ -95,11 +99,21 @@ class Relay:
                     time.sleep(self._delay_s)
                 data = data[:left]
                 left = None if left is None else left - len(data)
-                target.sendall(data)
-                self._count(len(data), is_up)
+                self._pass(data, target, is_up)
+                self._ring()
         for one in (source, target):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+
+    def _pass(self, data: bytes, target: socket.socket, is_up: bool) -> None:
+        """Send bytes. They are counted before, so that what has come to an end is in the counts."""
+        self._count(len(data), is_up)
+        sent = 0
+        try:
+            while sent < len(data):
+                sent += target.send(memoryview(data)[sent:])
+        finally:
+            self._count(sent - len(data), is_up)
 
     def _count(self, nbytes: int, is_up: bool) -> None:
         with self._lock:
@@ -107,6 +121,9 @@ class Relay:
                 self.up += nbytes
             else:
                 self.down += nbytes
+
+    def _ring(self) -> None:
+        with self._lock:
             alarm = self._alarm
             if alarm is None or self.up + self.down < alarm[0]:
                 return

@@ -17,6 +17,7 @@ from typing import Any
 
 from blobstore.mlx_lm.conversation import Generation
 from blobstore.mlx_lm.sampling_settings import Sampling
+from support.patient import patient
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
@@ -110,7 +111,7 @@ class Serving:
 @contextmanager
 def serving(store: Path, name: str, *words: str) -> Iterator[Serving]:
     """Yield `serve --lm` over a store, at a free port."""
-    line = [*COMMAND, "serve", "--lm", name, "--store", str(store), "--port", "0", *words]
+    line = patient("serve", "--lm", name, "--store", str(store), "--port", "0", *words)
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

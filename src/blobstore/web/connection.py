@@ -135,14 +135,27 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def _watch(self) -> None:
-        """Drop the client if it is too slow; else look again soon."""
-        now = self.loop.time()
-        began = self._asked_since
-        if (began is not None and now - began >= self._limits.request_s) or self._stalls(now):
-            self._drop()
+        """Drop the client if it is too slow; else look again soon.
+
+        This process may have been stopped for so long, and the client's bytes may lie here. asyncio
+        reads what lies here before it calls what is due, so the client is dropped with the next
+        call only.
+        """
+        if self._is_too_slow():
+            self._timer = self.loop.call_later(0, self._drop_if_too_slow)
             return
         shortest = min(self._limits.request_s, self._limits.stall_s)
         self._timer = self.loop.call_later(shortest / 4, self._watch)
+
+    def _drop_if_too_slow(self) -> None:
+        if self._is_too_slow():
+            self._drop()
+        else:
+            self._watch()
+
+    def _is_too_slow(self) -> bool:
+        now, began = self.loop.time(), self._asked_since
+        return (began is not None and now - began >= self._limits.request_s) or self._stalls(now)
 
     def _drop(self) -> None:
         """Close the connection, and discard what the system keeps for the client: up to 4 MB."""

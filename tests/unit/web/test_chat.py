@@ -52,7 +52,7 @@ class Client:
 
     def ask(self, *body: bytes) -> int:
         """Return the status of the answer."""
-        asyncio.run(asyncio.wait_for(self._ask(list(body)), 60))
+        asyncio.run(asyncio.wait_for(self._ask(list(body)), 600))
         return int(self.sent[0]["status"]) if self.sent else 0
 
     @property
@@ -117,7 +117,7 @@ def test_the_thread_learns_that_its_client_is_gone() -> None:
     client = Client(Chat(Service(endless)))  # type: ignore[arg-type]
     client.leaves_after = 3
     client.ask(b"")
-    assert ended.wait(30)
+    assert ended.wait(600)
 
 
 @pytest.mark.parametrize("origin", [OTHER, "null", "http://localhost:1", f"http://{OWN}.com"])

@@ -29,7 +29,7 @@ class Runs:
         def run() -> int:
             self.begun.append(number)
             self._loop.call_soon_threadsafe(self._beginnings.put_nowait, number)
-            assert self.release.wait(20)
+            assert self.release.wait(300)
             return number
 
         return run
