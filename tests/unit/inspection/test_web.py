@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints import LLAMA_CONFIG, safetensors_bytes, small_tensors, write_checkpoint
 from support.packed import PACKED
+from support.patience import patient_clients
 from support.servers import (
     WAIT,
     Answer,
@@ -37,6 +38,12 @@ from blobstore.inspection.inspection import Inspection, TargetKind
 from blobstore.io.budget import Budget
 
 INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _patient() -> Iterator[None]:
+    with patient_clients():
+        yield
 
 
 @pytest.fixture(scope="module")

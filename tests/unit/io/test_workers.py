@@ -103,15 +103,16 @@ def test_an_interrupt_while_threads_work_waits_for_them_even_when_it_comes_twice
             waits += 1
             if waits <= 2:
                 raise KeyboardInterrupt
+            ends.set()
         return real(self, timeout)
 
-    started = threading.Event()
+    started, ends = threading.Event(), threading.Event()
     working: list[int] = []
 
     def do(item: int) -> None:
         working.append(item)
         started.set()
-        time.sleep(0.2)
+        ends.wait()
         working.remove(item)
 
     monkeypatch.setattr(threading.Condition, "wait", wait)

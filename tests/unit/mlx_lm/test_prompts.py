@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -104,6 +106,12 @@ def test_a_template_that_never_ends_is_ended(
     monkeypatch.setattr(template_time, "TEMPLATE_S", 0.05)
     with pytest.raises(UnsupportedSourceError, match=r"TimeoutError: it computes for over 0\.05 s"):
         text(prompts(template), USER)
+
+
+def test_a_machine_that_stops_makes_no_template_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = itertools.count(0, 3600)
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(hours)))
+    assert text(prompts(CHAT_TEMPLATE), USER) == "# user\nhi\n# assistant\n"
 
 
 def test_only_the_block_is_limited() -> None:

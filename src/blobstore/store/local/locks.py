@@ -116,6 +116,7 @@ def _duration(seconds: float) -> str:
 
 
 _POLL_S = 0.02
+_LONGEST_POLL_S = 0.5
 _NAMED = 3
 
 
@@ -219,14 +220,20 @@ def locked(path: Path, flags: int, kind: int, wait_s: float = 0) -> Iterator[boo
 
 
 def take_lock(fd: int, kind: int, wait_s: float) -> bool:
-    """Lock an open file; return False if that fails for ``wait_s`` seconds. Raises: OSError."""
-    until = time.monotonic() + wait_s
+    """Lock an open file; return False if that fails for ``wait_s`` seconds. Raises: OSError.
+
+    A time in which this process was stopped, or its machine slept, counts as one try: the holder
+    was stopped, too.
+    """
+    left = wait_s
     while True:
         try:
             fcntl.flock(fd, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= until:
+            if left <= 0:
                 return False
+            before = time.monotonic()
             time.sleep(_POLL_S)
+            left -= min(time.monotonic() - before, _LONGEST_POLL_S)
         else:
             return True

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from support.patience import patient, patient_clients
 from support.remotes import Remote
 from support.servers import Server, server as run_server
 
-from blobstore.io.budget import RetryPolicy
+RETRY_POLICY = patient(backoff_s=0.001, longest_wait_s=0.05)
 
-RETRY_POLICY = RetryPolicy(
-    connect_s=60, silence_s=60, deadline_s=240, backoff_s=0.001, longest_wait_s=0.05
-)
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient() -> Iterator[None]:
+    with patient_clients():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support import FIXTURES
 from support.corpus import refusal
+from support.patience import patient
 from support.servers import (
     Asked,
     Server,
@@ -25,14 +26,11 @@ from support.servers import (
 )
 
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, StorageError
-from blobstore.io.budget import RetryPolicy
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.redirects import RequestTarget, redirected
 from blobstore.io.http.web_addresses import WebAddress
 
-RETRY_POLICY = RetryPolicy(
-    connect_s=60, silence_s=60, deadline_s=240, attempts=3, backoff_s=0.001, longest_wait_s=2
-)
+RETRY_POLICY = patient(attempts=3, backoff_s=0.001, longest_wait_s=2)
 CERTIFICATE = FIXTURES / "tls" / "certificate.pem"
 
 

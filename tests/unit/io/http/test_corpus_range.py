@@ -14,6 +14,7 @@ from itertools import chain, repeat
 import pytest
 from support import FIXTURES
 from support.corpus import Case, case_id, find, load, refusal
+from support.patience import patient
 from support.remotes import header_reader
 from support.servers import (
     KEEP_ALIVE,
@@ -31,11 +32,10 @@ from support.servers import (
 
 from blobstore.errors import BlobStoreError, CorruptDataError, HeaderError, RemoteError
 from blobstore.formats.safetensors.codec import header_of as read_header
-from blobstore.io.budget import RetryPolicy
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.reader import HttpReader
 
-RETRY_POLICY = RetryPolicy(attempts=3, backoff_s=0.001, longest_wait_s=0.05)
+RETRY_POLICY = patient(attempts=3, backoff_s=0.001, longest_wait_s=0.05)
 RECIPES = [case for case in load("range") if case.by_recipe]
 
 WHOLE = find("range", "range-ok-206").data

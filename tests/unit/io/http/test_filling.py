@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 from support.clock import Clock
 from support.corpus import refusal
+from support.patience import patient
 from support.remotes import Remote
 from support.servers import (
     KEEP_ALIVE,
@@ -28,7 +29,6 @@ from support.servers import (
 )
 
 from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, RemoteError
-from blobstore.io.budget import RetryPolicy
 from blobstore.io.http import direct
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.filling import FetchControl, RangeFiller, slots_for
@@ -40,9 +40,7 @@ from blobstore.names import Digest
 KIB = 2**10
 DATA = random.Random(1).randbytes(640 * KIB)
 ETAG = 'ETag: "v1"'
-POLICY = RetryPolicy(
-    connect_s=60, silence_s=60, deadline_s=240, attempts=4, backoff_s=0.001, longest_wait_s=2
-)
+POLICY = patient(attempts=4, backoff_s=0.001, longest_wait_s=2)
 Seen = list[tuple[Version, Linked | None]]
 
 
@@ -51,9 +49,16 @@ def seen() -> Seen:
     return []
 
 
+def unhurried(control: FetchControl) -> FetchControl:
+    """Let its clocks stand still: no connection is slow, and no level is tried again."""
+    control.siblings = Siblings(Clock())
+    control.slots._clock = Clock()
+    return control
+
+
 @pytest.fixture
 def control(remote: Remote) -> Iterator[FetchControl]:
-    made = FetchControl(remote, 4, policy=POLICY)
+    made = unhurried(FetchControl(remote, 4, policy=POLICY))
     yield made
     made.cancel()
 
@@ -230,7 +235,7 @@ def test_a_server_that_mistakes_conditions_is_asked_without_by_all(
     def answer(asked: Asked) -> Iterable[bytes]:
         if "if-match" not in asked.fields:
             return right(asked)
-        both.wait(30)
+        both.wait(600)
         return reply(412)
 
     server.play(answer)
@@ -254,7 +259,7 @@ def test_requests_that_wait_for_the_route_know_what_it_found(
     script, one = server.play(answer), filler(control, server.url)
 
     def fill(at: int) -> bytes:
-        begin.wait(30)
+        begin.wait(600)
         return filled(one, at, at + 1000)
 
     with ThreadPoolExecutor(2) as pool:
@@ -311,7 +316,7 @@ class SignedAddresses:
         if uses <= self.lasts:
             return right(asked)
         if uses == self.lasts + 1 and self.lasts:  # one reply comes after the renewal
-            self.renewed.wait(30)
+            self.renewed.wait(600)
         return reply(403, body=b"Request has expired")
 
 
@@ -346,7 +351,7 @@ def test_the_token_is_for_its_origin_only(server: Server, other_server: Server) 
     start, content = server.play(signed.origin(other_server)), other_server.play(signed.content)
     with HttpClient("secret") as client:
         client.start(server.url)
-        control = FetchControl(client, 2, policy=POLICY)
+        control = unhurried(FetchControl(client, 2, policy=POLICY))
         assert filled(filler(control, server.url), 0, 10) == DATA[:10]
         assert filled(filler(control, other_server.url), 0, 10) == DATA[:10]
     assert [asked.fields.get("authorization") for asked in start.asked] == ["Bearer secret"]
@@ -366,7 +371,7 @@ def test_a_busy_server_is_asked_less(
             return reply(429, *fields) if busy[0] >= 0 else right(asked)
 
     script = server.play(answer)
-    control = FetchControl(remote, policy=POLICY)
+    control = unhurried(FetchControl(remote, policy=POLICY))
     one, step = filler(control, server.url), 64 * KIB
     before = control.slots.level
     with ThreadPoolExecutor(4) as pool:
@@ -395,7 +400,7 @@ def test_cancelling_ends_all(server: Server, control: FetchControl, *, is_begun:
     def answer(asked: Asked) -> Iterator[bytes]:
         if is_begun:
             yield next(iter(cut(1000)(asked)))
-        waiting.wait(30)
+        waiting.wait(600)
         while True:
             yield WAIT
 
@@ -404,9 +409,9 @@ def test_cancelling_ends_all(server: Server, control: FetchControl, *, is_begun:
     with ThreadPoolExecutor(2) as pool:
         fillers = [filler(control, url) for url in urls]
         running = [pool.submit(refusal, partial(filled, one)) for one in fillers]
-        waiting.wait(30)
+        waiting.wait(600)
         control.cancel()
-        assert {type(one.result(30)) for one in running} == {RemoteError}
+        assert {type(one.result(600)) for one in running} == {RemoteError}
     assert isinstance(refusal(lambda: filled(filler(control, server.url))), RemoteError)
 
 
@@ -499,10 +504,10 @@ def test_a_slow_connection_is_dropped(
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(slow.fill, 0, memoryview(buffer), begun)
         try:
-            assert has_begun.wait(60)
+            assert has_begun.wait(600)
             assert [filled(quick) == DATA for _ in range(2)] == [True, True]
             clock.now = 2.0
-            running.result(60)
+            running.result(600)
         finally:
             control.cancel()
     assert buffer == DATA

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 from support.corpus import Case, accepted, case_id, load, refusal, rejected
+from support.patience import patient
 from support.remotes import Remote, hub_folder, open_all
 from support.servers import WAIT, Asked, Server, files, part, redirect, reply
 
 from blobstore.errors import InvalidNameError, NotFoundError, UsageError
 from blobstore.formats.safetensors.codec import header_of as read_header
-from blobstore.io.budget import RetryPolicy
 from blobstore.source.folders import HUB
 from blobstore.source.hub import HubTarget
 from blobstore.source.web import WebFolder
@@ -57,20 +57,20 @@ def test_no_more_requests_are_made_at_once_than_there_are_connections(server: Se
 
 
 def test_the_first_failure_ends_all(server: Server) -> None:
-    """The others wait for a server that is silent for a minute: they are cut off."""
+    """The others wait for a server that is silent: they are cut off."""
     failing = threading.Event()
 
     def answer(asked: Asked) -> Iterator[bytes]:
         if len(script.asked) == 4:
             failing.set()
         if asked.target == "/missing":
-            failing.wait(60)
+            failing.wait(600)
             yield from reply(404)
         while True:
             yield WAIT
 
     script = server.play(answer)
-    with Remote(connections=4, retry_policy=RetryPolicy(silence_s=60, deadline_s=60)) as remote:
+    with Remote(connections=4, retry_policy=patient()) as remote:
         urls = [server.at(name) for name in ["a", "b", "missing", "c", "d", "e"]]
         error = refusal(lambda: remote.open_all(urls))
     assert isinstance(error, NotFoundError)

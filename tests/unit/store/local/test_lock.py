@@ -6,13 +6,19 @@ import inspect
 import signal
 import subprocess
 import sys
+import time
+from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from support.clock import Clock
 from support.stores import HOLD_LOCK, commit_model, process
 
 from blobstore.errors import BusyError, StorageError
 from blobstore.names import ModelName
+from blobstore.store.local import locks
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.store import Store
 
@@ -64,6 +70,27 @@ def test_death_frees_the_lock(path: Path, held: str) -> None:
         child.wait()
         with lock.exclusive():
             pass
+
+
+@pytest.mark.parametrize("goes_at", [2, None])
+def test_a_machine_that_sleeps_uses_up_no_patience(
+    path: Path, monkeypatch: pytest.MonkeyPatch, goes_at: int | None
+) -> None:
+    """Every try takes an hour: a holder that goes is noticed, and one that stays is an error."""
+    clock, tries = Clock(), count(1)
+    with process(HOLD_LOCK, path, "exclusive") as child:
+
+        def sleep(_seconds: float) -> None:
+            clock.now += 3600
+            if next(tries) == goes_at:
+                child.kill()
+                child.wait()
+
+        slow = {**vars(time), "monotonic": clock, "sleep": sleep}
+        monkeypatch.setattr(locks, "time", SimpleNamespace(**slow))
+        with nullcontext() if goes_at else pytest.raises(BusyError), StoreLock(path).shared(10):
+            pass
+    assert next(tries) == (3 if goes_at else 21)
 
 
 def test_an_error_frees_the_lock(path: Path) -> None:

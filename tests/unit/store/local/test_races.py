@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,25 +20,6 @@ from blobstore.store.local import session
 from blobstore.store.local.store import Store, open_store
 
 M = ModelName.parse("m")
-HOLD = """
-import sys, time
-from blobstore import open_store
-store = open_store(sys.argv[1])
-with getattr(store._lock, sys.argv[2])():
-    print("held", flush=True)
-    time.sleep(float(sys.argv[3]))
-"""
-
-
-def holder(store: Store, kind: str, seconds: float) -> subprocess.Popen[str]:
-    child = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(store.root), kind, str(seconds)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "held\n"
-    return child
 
 
 def commit_in_mid_commit(
@@ -143,7 +122,7 @@ def test_siblings_removed_at_once(store: Store) -> None:
 
         def remove(tag: ModelName, errors: list[BlobStoreError] = errors) -> None:
             try:
-                open_store(store.root).remove(tag)
+                open_store(store.root, wait_s=600).remove(tag)
             except BlobStoreError as error:
                 errors.append(error)
 
@@ -163,21 +142,31 @@ def test_a_folder_in_the_way_of_a_manifest(store: Store) -> None:
     assert not list(store.root.glob("blobs/*"))
 
 
-def test_a_lock_held_for_a_moment_is_waited_for(store: Store) -> None:
+def test_a_lock_held_for_a_moment_is_waited_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit_model(store, "m", b"one")
-    with holder(store, "exclusive", 0.5):
-        commit_model(store, "n", b"two")
+    with process(HOLD_LOCK, store.root / ".blobstore/lock", "exclusive") as child:
+
+        def sleep(_seconds: float) -> None:
+            """Let the lock go as soon as it is waited for."""
+            child.kill()
+            child.wait()
+
+        monkeypatch.setattr("blobstore.store.local.locks.time.sleep", sleep)
+        commit_model(open_store(store.root, wait_s=600), "n", b"two")
+        assert child.returncode is not None
     assert len(list(store.models())) == 2
 
 
 def test_a_lock_held_on_is_an_error(store: Store) -> None:
     commit_model(store, "m", b"one")
-    with holder(store, "exclusive", 30) as child:
-        try:
-            with pytest.raises(BusyError, match="in use"), store._lock.shared(wait_s=0.1):
-                pass
-        finally:
-            child.kill()
+    with (
+        process(HOLD_LOCK, store.root / ".blobstore/lock", "exclusive"),
+        pytest.raises(BusyError, match="in use"),
+        store._lock.shared(wait_s=0.1),
+    ):
+        pass
 
 
 def test_a_reading_of_a_vast_document_is_refused(store: Store) -> None:

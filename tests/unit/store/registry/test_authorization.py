@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.clock import Clock
 from support.corpus import refusal
 from support.token_server import (
     IDENTITY,
@@ -38,6 +40,7 @@ from blobstore.io.http.client import HttpClient
 from blobstore.io.http.messages import Message
 from blobstore.io.http.redirects import RequestTarget
 from blobstore.io.http.web_addresses import WebAddress
+from blobstore.store.registry import authorization as authorization_module, tokens as tokens_module
 from blobstore.store.registry.authorization import Authorization, check_login
 from blobstore.store.registry.login import Login, Secret
 from blobstore.store.registry.tokens import CATALOG, MAX_REPLY, MAX_TOKEN, Scope
@@ -73,6 +76,15 @@ def api(tokens: TokenServer) -> Iterator[GuardedApi]:
 
     with guarded_api(allows, tokens.challenge) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of tokens, which stands still: a busy machine makes none old."""
+    made = Clock()
+    for module in (authorization_module, tokens_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=made))
+    return made
 
 
 def authorization(
@@ -394,7 +406,7 @@ def test_when_a_token_is_replaced(
     client: HttpClient,
     api: GuardedApi,
     tokens: TokenServer,
-    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
     fields: dict[str, Any],
     at_30: bool,
     at_1000: bool,
@@ -406,13 +418,11 @@ def test_when_a_token_is_replaced(
     tokens.change = lambda document: document | fields
     asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
     ask(client, api, asked, PULL)
-    start = time.monotonic
     for seconds, lasts in ((30, at_30), (1000, at_1000)):
         count = len(tokens.asked)
-        monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: start() + seconds)
+        clock.now = seconds
         asked.field(PULL)
         assert (len(tokens.asked) == count) == lasts
-        monkeypatch.undo()
         if not lasts:
             return
 
@@ -432,12 +442,11 @@ def test_the_age_of_a_token_is_by_the_servers_clock(client: HttpClient) -> None:
 
 
 def test_a_token_that_expired_early_is_replaced_once(
-    client: HttpClient, api: GuardedApi, tokens: TokenServer, monkeypatch: pytest.MonkeyPatch
+    client: HttpClient, api: GuardedApi, tokens: TokenServer, clock: Clock
 ) -> None:
     asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
     first = ask(client, api, asked, PULL)
-    start = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: start() + 30)
+    clock.now = 30
     tokens.granted.clear()  # the registry does not take it any more
     second = ask(client, api, asked, PULL)
     assert second != first

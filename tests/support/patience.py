@@ -1,0 +1,28 @@
+"""Clients that wait: a machine may stop a server of these tests, or a client, for half a minute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from unittest import mock
+
+from blobstore.io.budget import RetryPolicy
+from blobstore.io.http import client
+
+_LONG_S = 600
+patient = partial(RetryPolicy, connect_s=_LONG_S, silence_s=_LONG_S, deadline_s=4 * _LONG_S)
+"""A policy without impatience; its arguments are those of `RetryPolicy`."""
+
+
+@contextmanager
+def patient_clients() -> Iterator[None]:
+    """Let clients without a policy of their own be patient, and all keep their connections long.
+
+    A client that gives up asks again, and tests count requests and connections.
+    """
+    with (
+        mock.patch.object(client, "RetryPolicy", patient),
+        mock.patch.object(client, "_KEEP_ALIVE_S", 4 * _LONG_S),
+    ):
+        yield
