@@ -220,7 +220,7 @@ class Manifest(Document):
     @property
     def size(self) -> int:
         """Bytes of all blobs that the model needs, each counted once."""
-        return sum({blob.digest: blob.size for blob in self.descriptors}.values())
+        return sum({blob.digest.hex: blob.size for blob in self.descriptors}.values())
 
     @property
     def tensor_layers(self) -> tuple[Descriptor, ...]:
