@@ -33,7 +33,7 @@ def outcome(read: Any) -> Any:
 
 def is_scanned(raw: bytes) -> bool:
     """Check that both readers agree; return whether the scanner accepts the manifest."""
-    scanned = Manifest._scanned(raw)
+    scanned = Manifest._scanned(raw, "m")
     parsed = outcome(lambda: Manifest._read(raw, "m"))
     assert scanned is None or outcome(lambda: scanned) == parsed, raw
     whole = outcome(lambda: Manifest.parse(raw, "m"))
@@ -76,7 +76,7 @@ def test_the_scanner_reads_what_ollama_and_blobstore_write() -> None:
         )
     )
     manifest = Manifest(config=layers[0], layers=layers)
-    scanned = Manifest._scanned(manifest.raw)
+    scanned = Manifest._scanned(manifest.raw, "m")
     assert scanned == manifest
     assert scanned is not None
     assert [type(one.digest) for one in scanned.layers] == [Digest] * 3

@@ -158,10 +158,10 @@ class Manifest(Document):
         Raises: DocumentError (rule M1) naming the place, also for a blob of over 256 TiB;
         LimitExceededError over 64 MiB or 110,000 layers.
         """
-        return replace(cls._scanned(raw) or cls._read(raw, what), parsed=raw)
+        return replace(cls._scanned(raw, what) or cls._read(raw, what), parsed=raw)
 
     @classmethod
-    def _scanned(cls, raw: bytes) -> Manifest | None:
+    def _scanned(cls, raw: bytes, what: str) -> Manifest | None:
         """Return the manifest whose layers the scanner accepts; None if `_read` has to read it."""
         if len(raw) > MAX_MANIFEST:
             return None
@@ -171,7 +171,7 @@ class Manifest(Document):
             return None
         layers, rest = found
         with suppress(BlobStoreError):  # its message has to name a place in the whole text
-            return replace(cls._read(rest, ""), layers=layers)
+            return replace(cls._read(rest, what), layers=layers)
         return None
 
     @classmethod

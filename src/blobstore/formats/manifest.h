@@ -6,8 +6,8 @@
 // of strings, which the caller decodes, and the length of media types, which it counts in
 // characters.
 //
-// Declined though legal: unknown keys in a layer, escapes in keys and digests, another value than an
-// array under `layers`.
+// Declined though legal: unknown keys in a layer; escapes in keys and digests; another value than
+// an array under `layers`.
 #pragma once
 
 #include <cstddef>

@@ -119,8 +119,12 @@ nb::tuple outline_at(const FileHeaders& headers) {
     const nb::gil_scoped_release unlocked;
     found = outline_of(headers);
   }
-  nb::list names, keys, examples;
-  for (const std::string_view name : found.names) names.append(text_of(name));
+  nb::list keys, examples;
+  const auto count = static_cast<Py_ssize_t>(found.names.size());
+  const nb::list names = nb::steal<nb::list>(PyList_New(count));
+  for (Py_ssize_t place = 0; place < count; ++place) {
+    PyList_SET_ITEM(names.ptr(), place, text_of(found.names[place]).release().ptr());
+  }
   for (const std::string& key : found.keys) keys.append(nb::bytes(key.data(), key.size()));
   for (const Example& one : found.examples) {
     examples.append(nb::make_tuple(one.file, text_of(one.name)));

@@ -5,8 +5,11 @@
 #include <limits>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 namespace blobstore {
+
+constexpr std::size_t few_tensors = 4;
 
 bool Tensors::fits(const Entry& entry) const {
   std::uint64_t bits = dtypes[entry.dtype].bits;
@@ -24,14 +27,19 @@ bool Tensors::cover(std::optional<std::uint64_t> data_size) const {
   const auto range = [this](std::uint32_t index) {
     return std::tuple(entries[index].begin, entries[index].end);
   };
-  std::vector<std::uint32_t> order(entries.size());
-  std::iota(order.begin(), order.end(), 0);
   // Most files are written in the order of their data.
-  if (!std::ranges::is_sorted(order, {}, range)) std::ranges::sort(order, {}, range);
   std::uint64_t expected = 0;
-  for (const std::uint32_t index : order) {
-    if (entries[index].begin != expected) return false;
-    expected = entries[index].end;
+  const auto follows = [&](const Entry& entry) {
+    return entry.begin == std::exchange(expected, entry.end);
+  };
+  if (!std::ranges::all_of(entries, follows)) {
+    std::vector<std::uint32_t> order(entries.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::sort(order, {}, range);
+    expected = 0;
+    for (const std::uint32_t index : order) {
+      if (!follows(entries[index])) return false;
+    }
   }
   return !data_size || *data_size == expected;
 }
@@ -135,9 +143,15 @@ std::optional<Scan> scan(std::string_view text, std::optional<std::uint64_t> dat
   Scan found;
   // Entry counts dimensions in 32 bits.
   if (text.size() > std::numeric_limits<std::uint32_t>::max()) return {};
+  // Most headers have one quantized tensor, for which the vectors would grow several times.
+  found.names.reserve(few_tensors);
+  found.tensors.entries.reserve(few_tensors);
+  found.tensors.dims.reserve(2 * few_tensors);
   if (!Scanner(text, found).header() || !found.tensors.cover(data_size)) return {};
-  found.tensors.entries.shrink_to_fit();
-  found.tensors.dims.shrink_to_fit();
+  if (found.names.size() > few_tensors) {
+    found.tensors.entries.shrink_to_fit();
+    found.tensors.dims.shrink_to_fit();
+  }
   return found;
 }
 
