@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -83,11 +82,11 @@ def mlx_arrays(
 def _facts(
     weight: Weight, name: str, config: Mapping[str, Any], dequantize: DType | None
 ) -> TensorFacts:
-    facts = replace(TensorFacts.of(weight.stored, float_dtype(config)), name=name)
+    facts = TensorFacts.of(weight.stored, float_dtype(config))._replace(name=name)
     is_float = weight.stored.quantization is not None or weight.stored.dtype.is_float
     if dequantize is None or not is_float:
         return facts
-    return replace(facts, dtype=dequantize, quantization=None, double_scaled=False)
+    return facts._replace(dtype=dequantize, quantization=None, double_scaled=False)
 
 
 def _check_scales(parameter: Parameter, plan: NetworkPlan) -> None:

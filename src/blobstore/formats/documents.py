@@ -8,6 +8,7 @@ are kept, because they are hashed, stored and sent. A checkpoint's documents are
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from io import BytesIO
@@ -15,6 +16,9 @@ from typing import Any, ClassVar, Final
 
 from blobstore.errors import BlobStoreError, DocumentError
 from blobstore.formats import strictjson
+from blobstore.formats.safetensors import _native
+from blobstore.formats.safetensors.codec import collector_paused
+from blobstore.formats.safetensors.scanned_files import unescaped
 from blobstore.formats.strictdocument import (
     Document,
     InvalidError,
@@ -154,12 +158,30 @@ class Manifest(Document):
         Raises: DocumentError (rule M1) naming the place, also for a blob of over 256 TiB;
         LimitExceededError over 64 MiB or 110,000 layers.
         """
+        return replace(cls._scanned(raw, what) or cls._read(raw, what), parsed=raw)
+
+    @classmethod
+    def _scanned(cls, raw: bytes, what: str) -> Manifest | None:
+        """Return the manifest whose layers the scanner accepts; None if `_read` has to read it."""
+        if len(raw) > MAX_MANIFEST:
+            return None
+        with collector_paused():
+            found = _native.scan_manifest(raw, Descriptor, Digest, unescaped)
+        if found is None or len(found[0]) > MAX_LAYERS:
+            return None
+        layers, rest = found
+        with suppress(BlobStoreError):  # its message has to name a place in the whole text
+            return replace(cls._read(rest, what), layers=layers)
+        return None
+
+    @classmethod
+    def _read(cls, raw: bytes, what: str) -> Manifest:
         value = parse_object(raw, what, rule="M1", limit=MAX_MANIFEST)
         if "schemaVersion" not in value:
             raise DocumentError(f"{what}: schemaVersion is missing (rule M1)", rule="M1")
         if isinstance(layers := value.get("layers"), list):
             check_limit(what, len(layers), "layers", MAX_LAYERS, "M1")
-        return replace(validated(cls, value, what, "M1"), parsed=raw)
+        return validated(cls, value, what, "M1")
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -198,7 +220,7 @@ class Manifest(Document):
     @property
     def size(self) -> int:
         """Bytes of all blobs that the model needs, each counted once."""
-        return sum({blob.digest: blob.size for blob in self.descriptors}.values())
+        return sum({blob.digest.hex: blob.size for blob in self.descriptors}.values())
 
     @property
     def tensor_layers(self) -> tuple[Descriptor, ...]:

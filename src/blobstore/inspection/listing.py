@@ -143,17 +143,18 @@ def _facts_of(
 ) -> tuple[TensorFacts, ...]:
     if not isinstance(tensors, ModelOutline):
         return tuple(TensorFacts.of(one, float_dtype) for one in tensors)
-    return tuple(
-        TensorFacts(
-            name,
+    nameless = {
+        form: (
             form.value_dtype or float_dtype,
             form.shape,
             form.quantization,
             form.has_global_scale,
             form.transposed,
         )
-        for name, form in zip(tensors.names, tensors.forms, strict=True)
-    )
+        for form in set(tensors.forms)
+    }
+    pairs = zip(tensors.names, tensors.forms, strict=True)
+    return tuple([TensorFacts(name, *nameless[form]) for name, form in pairs])
 
 
 def model_type(config: ModelConfig, counts: Mapping[str, int]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from blobstore.errors import UsageError
 from blobstore.formats.dtypes import DType, fits_mlx
@@ -36,9 +36,10 @@ class Layout(enum.Enum):
     FUSED = "stacked with gate and up in one tensor"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorFacts:
+class TensorFacts(NamedTuple):
     """One tensor of a model: its name, the dtype of its values, the shape before packing.
+
+    A tuple, because a model may have 100,000 of them, and a dataclass takes longer to make.
 
     ``quantization``: that of its codes, or None. ``double_scaled``: it is nvfp4 with a global
     scale. ``transposed``: its last two dimensions are swapped against the source's.
@@ -86,8 +87,8 @@ def float_dtype(config: Mapping[str, Any]) -> DType:
 
 def are_alike(tensors: Iterable[TensorFacts]) -> bool:
     """Return True if all are of one type, so that their codes can be joined."""
-    types = {(tensor.quantization, tensor.dtype, tensor.double_scaled) for tensor in tensors}
-    return len(types) <= 1
+    types = [(tensor.quantization, tensor.dtype, tensor.double_scaled) for tensor in tensors]
+    return types.count(types[0]) == len(types) if types else True
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,8 @@ class ModelFacts:
     draft: str | None = None
 
     def __post_init__(self) -> None:
-        own = tuple(tensor for tensor in self.tensors if not tensor.name.startswith(_DRAFT))
-        object.__setattr__(self, "tensors", own)
+        own = [tensor for tensor in self.tensors if not tensor.name.startswith(_DRAFT)]
+        object.__setattr__(self, "tensors", tuple(own))
 
     @cached_property
     def experts(self) -> tuple[ExpertGroup, ...]:
@@ -161,14 +162,16 @@ class ModelFacts:
 
 
 def _expert_groups(tensors: tuple[TensorFacts, ...]) -> tuple[ExpertGroup, ...]:
-    groups: dict[tuple[str, str], dict[str, list[TensorFacts]]] = {}
+    groups: dict[tuple[str, str], dict[str, list[TensorFacts]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     numbered = set()
     for tensor in tensors:
         if match := _EXPERT.fullmatch(tensor.name):
-            group = groups.setdefault((match["group"], match["place"]), defaultdict(list))
-            group[match["projection"]].append(tensor)
-            if match["number"]:
-                numbered.add(match["group"])
+            name, place, number, projection = match.groups()
+            groups[name, place][projection].append(tensor)
+            if number:
+                numbered.add(name)
     return tuple(
         ExpertGroup(
             name,

@@ -17,13 +17,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from blobstore.model.facts import Layout, ModelFacts, Runs, TensorFacts, Verdict, are_alike
 
-_NOTHING = r"(?!)"
-"""A pattern that matches no name."""
 _LATENT = r"kv_b_proj\.weight"
 """Multi-head latent attention: `sanitize` splits it by head (``embed_q``, ``unembed_out``).
 
@@ -108,22 +106,28 @@ def dequantized(model: ModelFacts, module: str) -> list[str]:
 def _named(model: ModelFacts, module: str) -> Iterator[TensorFacts]:
     """Yield the tensors that the tables name, each with the types that they name it for."""
     head = r"lm_head\.weight"
-    always = _ending(head if _normalizes_head(model, module) else ALWAYS.get(module, _NOTHING))
+    always = _ending(head if _normalizes_head(model, module) else ALWAYS.get(module))
     is_multiplied = module == "falcon_h1" and _is_published(model)
-    multiplied = _ending(_MULTIPLIED if is_multiplied else _NOTHING)
+    multiplied = _ending(_MULTIPLIED if is_multiplied else None)
     scaled = _ending(_EMBEDDING)
     for tensor in model.tensors:
-        is_affine = tensor.quantization is not None and tensor.quantization.quant_type.is_affine
         if (
-            always.fullmatch(tensor.name)
-            or (tensor.double_scaled and scaled.fullmatch(tensor.name))
-            or (not is_affine and multiplied.fullmatch(tensor.name))
+            always(tensor.name)
+            or (tensor.double_scaled and scaled(tensor.name))
+            or (multiplied(tensor.name) and not _is_affine(tensor))
         ):
             yield tensor
 
 
-def _ending(pattern: str) -> re.Pattern[str]:
-    return re.compile(rf"(?:.*\.)?(?:{pattern})", re.ASCII | re.DOTALL)
+def _is_affine(tensor: TensorFacts) -> bool:
+    return tensor.quantization is not None and tensor.quantization.quant_type.is_affine
+
+
+def _ending(pattern: str | None) -> Callable[[str], object]:
+    """Return a test of names for their end, which no name passes without a pattern."""
+    if pattern is None:
+        return lambda _: None
+    return re.compile(rf"(?:.*\.)?(?:{pattern})", re.ASCII | re.DOTALL).fullmatch
 
 
 def _normalizes_head(model: ModelFacts, module: str) -> bool:
@@ -150,8 +154,8 @@ def _unlike(model: ModelFacts, module: str) -> Iterator[TensorFacts]:
             if not are_alike(experts):
                 yield from experts
     joined: dict[tuple[str, ...], list[TensorFacts]] = defaultdict(list)
-    pattern = re.compile(JOINED.get(module, _NOTHING), re.ASCII | re.DOTALL)
-    for tensor in model.tensors:
+    pattern = re.compile(JOINED.get(module, ""), re.ASCII | re.DOTALL)
+    for tensor in model.tensors if module in JOINED else ():
         if match := pattern.fullmatch(tensor.name):
             joined[match.groups()].append(tensor)
     for parts in joined.values():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from blobstore.plots.modules import module_and_part, natural, starred
+from blobstore.plots.modules import modules_and_parts, natural, starred
 from blobstore.plots.palette import colour_of, family_of_type, ink_of
 from blobstore.plots.specification import (
     Specification,
@@ -42,6 +42,9 @@ class Rectangle(NamedTuple):
     nbytes: int
 
 
+_Row = tuple[str, str, str, int]
+"""A tensor: its module, its name in there, its type, its bytes."""
+
 _COARSENESS: tuple[Callable[[str], str], ...] = (
     lambda part: part,
     lambda part: starred("." + part)[1:],
@@ -57,23 +60,33 @@ def rectangles(tensors: Iterable[Weighed], most: int = MOST_RECTANGLES) -> list[
     They are sorted by module and part. Under the last coarseness, modules beyond the largest ones
     are one, ``other modules``.
     """
-    places = [
-        (*module_and_part(tensor.name), tensor.type_name, tensor.nbytes) for tensor in tensors
+    listed = list(tensors)
+    places = modules_and_parts([one.name for one in listed])
+    rows = [
+        (module, part, one.type_name, one.nbytes)
+        for (module, part), one in zip(places, listed, strict=True)
     ]
-    parts = {part for _, part, _, _ in places}  # few, of many layers that are alike
     for coarser in _COARSENESS:
-        drawn = {part: coarser(part) for part in parts}
-        distinct = {(module, drawn[part], type_name) for module, part, type_name, _ in places}
-        if len(distinct) <= most:
-            break
-    sums = dict.fromkeys(sorted(distinct), (0, 0))
-    for module, part, type_name, nbytes in places:
-        place = (module, drawn[part], type_name)
-        number, total = sums[place]
-        sums[place] = number + 1, total + nbytes
-    found = [Rectangle(*place, *sums[place]) for place in sums]
-    # Only few are sorted: 50,000 would take a second.
-    return sorted(found, key=natural) if len(found) <= most else _with_others(found, most)
+        if (found := _drawn(rows, coarser, most)) is not None:
+            return sorted(found, key=natural)
+    return _with_others(_drawn(rows, _COARSENESS[-1], len(rows)) or [], most)
+
+
+def _drawn(rows: list[_Row], coarser: Callable[[str], str], most: int) -> list[Rectangle] | None:
+    """Return the rectangles of one coarseness, unsorted; None if there are more than ``most``."""
+    parts = {part: coarser(part) for part in {part for _, part, _, _ in rows}}  # few: layers repeat
+    sums: dict[tuple[str, str, str], list[int]] = {}
+    for module, part, type_name, nbytes in rows:
+        place = (module, parts[part], type_name)
+        if place in sums:
+            found = sums[place]
+            found[0] += 1
+            found[1] += nbytes
+        elif len(sums) < most:
+            sums[place] = [1, nbytes]
+        else:
+            return None
+    return [Rectangle(*place, number, total) for place, (number, total) in sums.items()]
 
 
 def _with_others(found: list[Rectangle], most: int) -> list[Rectangle]:

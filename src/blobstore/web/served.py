@@ -168,8 +168,8 @@ def _read(model: ServedModel) -> tuple[OpenedModel, int]:
     facts = LookedModelView.of(line, details, manifest, len(tensors)).document()
     for whose, key in ((columns, "model"), (columns, "id"), (facts, "name"), (facts, "packed")):
         del whose[key]  # they belong to a name, not to the manifest
-    pairs = zip(tensors.names, tensors.forms, strict=True)
-    drawn = treemap(_Row(name, form.type_text, form.shape, form.nbytes) for name, form in pairs)
+    types, sizes = [one.type_text for one in tensors.forms], [one.nbytes for one in tensors.forms]
+    drawn = treemap(map(_Row, tensors.names, types, [one.shape for one in tensors.forms], sizes))
     opened = OpenedModel(*map(in_json, (facts, columns, tensors.counts, drawn)))
     return opened, len(tensors)
 

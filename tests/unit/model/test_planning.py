@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,7 +49,7 @@ def stacked(tensors: list[TensorFacts]) -> list[TensorFacts]:
             number, _, projection = rest.partition(".")
             name = f"{group}.experts.{projection}"
         count = made[name].shape[0] + 1 if number and name in made else 1
-        made[name] = replace(one, name=name, shape=(count, *one.shape) if number else one.shape)
+        made[name] = one._replace(name=name, shape=(count, *one.shape) if number else one.shape)
     return list(made.values())
 
 
@@ -79,7 +78,7 @@ def test_experts_become_one_parameter_with_their_codes(form: str) -> None:
 
 def test_experts_of_different_types_get_values() -> None:
     tensors = [
-        replace(one, quantization=Quantization(QuantType.INT8, 64))
+        one._replace(quantization=Quantization(QuantType.INT8, 64))
         if one.name == f"{EXPERTS}.1.up_proj.weight"
         else one
         for one in tensors_of(PYCODE_MOE, INT4)
@@ -92,8 +91,7 @@ def test_experts_of_different_types_get_values() -> None:
 
 def test_global_scales_are_honoured_where_a_module_can() -> None:
     tensors = [
-        replace(
-            one,
+        one._replace(
             quantization=NVFP4 if "proj" in one.name or "embed" in one.name else None,
             double_scaled="norm" not in one.name,
         )
@@ -114,7 +112,7 @@ def test_what_does_not_fit_is_refused_with_the_reason() -> None:
             TensorFacts("stray.weight", DType.BF16, (3,)),
         ],
         r"'model.norm.weight' is \[3\], and mlx-lm's network needs \[256\]": [
-            replace(one, shape=(3,)) if one.name == "model.norm.weight" else one for one in tensors
+            one._replace(shape=(3,)) if one.name == "model.norm.weight" else one for one in tensors
         ],
     }
     for says, given in cases.items():

@@ -136,12 +136,12 @@ def test_gpt_oss_in_bfloat16_is_not_what_mlx_lm_reads() -> None:
     ours, _ = _both(_model("GptOssForCausalLM", "gpt_oss", down, fused, *biases))
     assert _no(ours).endswith(f"only when they are quantized, and {EXPERTS}.gate_up_proj is not")
     ours, _ = _both(
-        _model("GptOssForCausalLM", "gpt_oss", down, replace(fused, quantization=INT8), *biases)
+        _model("GptOssForCausalLM", "gpt_oss", down, fused._replace(quantization=INT8), *biases)
     )
     assert _yes(ours) == "gpt_oss, int4, int8"
     ours, _ = _both(
         _model(
-            "GptOssForCausalLM", "gpt_oss", down, replace(fused, quantization=INT8), hidden_size=32
+            "GptOssForCausalLM", "gpt_oss", down, fused._replace(quantization=INT8), hidden_size=32
         )
     )
     assert _no(ours).startswith(f"{EXPERTS}.gate_up_proj is quantized along its outputs")
@@ -190,7 +190,7 @@ def test_a_tokenizer_is_needed() -> None:
 def test_the_embedding_has_to_be_where_the_runner_looks() -> None:
     config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     model = ModelFacts(
-        config, DOCUMENTS, (replace(EMBEDDING, name="model.language_model.embed_tokens.weight"),)
+        config, DOCUMENTS, (EMBEDDING._replace(name="model.language_model.embed_tokens.weight"),)
     )
     assert _no(ollama.verdict(model)) == (
         "its runner finds no token embedding: none is called "
@@ -282,7 +282,7 @@ def test_where_experts_are_read(
 def test_codes_of_experts_that_differ_in_type_can_not_be_stacked() -> None:
     first, *others = _one_by_one()
     model = _model(
-        "Qwen3_5MoeForCausalLM", "qwen3_5_moe", replace(first, quantization=INT8), *others
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe", first._replace(quantization=INT8), *others
     )
     ours, theirs = _both(model)
     assert _yes(ours) == "qwen3_5_moe, int4, int8, partly dequantized"
@@ -302,7 +302,7 @@ LATENT = _weight("model.layers.0.self_attn.kv_b_proj.weight")
     ("model_type", "tensors", "is_partly"),
     [
         ("deepseek_v3", [LATENT], True),
-        ("deepseek_v3", [replace(LATENT, quantization=None)], False),
+        ("deepseek_v3", [LATENT._replace(quantization=None)], False),
         ("deepseek_v3", [_weight("model.layers.0.self_attn.embed_q.weight")], False),
         ("deepseek_v2", [LATENT], False),
         ("kimi_k2", [LATENT], True),
@@ -371,13 +371,13 @@ def test_global_scales() -> None:
 )
 def test_embeddings_by_other_names(name: str) -> None:
     model = _model(
-        "X", "gpt2", replace(EMBEDDING, name=name, quantization=NVFP4, double_scaled=True)
+        "X", "gpt2", EMBEDDING._replace(name=name, quantization=NVFP4, double_scaled=True)
     )
     assert _yes(mlx_lm.verdict(model)).startswith("gpt2, int4, nvfp4, partly dequantized")
 
 
 def test_a_global_scale_of_the_embedding() -> None:
-    embedding = replace(EMBEDDING, quantization=NVFP4, double_scaled=True)
+    embedding = EMBEDDING._replace(quantization=NVFP4, double_scaled=True)
     model = ModelFacts(
         {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, DOCUMENTS, (embedding,)
     )
@@ -499,7 +499,7 @@ def test_settings_of_the_rotation_that_a_runner_does_not_read(
 
 
 def test_a_key_of_the_config_that_the_runner_needs() -> None:
-    embedding = replace(EMBEDDING, name="backbone.embeddings.weight")
+    embedding = EMBEDDING._replace(name="backbone.embeddings.weight")
     model = ModelFacts(
         {"architectures": ["NemotronHForCausalLM"], "llm_config": {"hidden_size": 4}},
         DOCUMENTS,

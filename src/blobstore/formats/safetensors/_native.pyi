@@ -1,6 +1,8 @@
-# Types of the compiled module: see bindings.cpp.
+# Types of the compiled module: see bindings.cpp and ../manifest_bindings.cpp.
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
+
+_Descriptor = TypeVar("_Descriptor")
 
 class Tensors:
     def fields(self, index: int) -> tuple[str, tuple[int, ...], int, int]: ...
@@ -21,3 +23,6 @@ def scan(
     text: bytes, data_size: int | None, unescape: Callable[[bytes], str]
 ) -> Scanned | None: ...
 def scan_files(folder: int, files: Sequence[tuple[str, int]]) -> FileHeaders: ...
+def scan_manifest(
+    text: bytes, descriptor: type[_Descriptor], digest: type, unescape: Callable[[bytes], str]
+) -> tuple[tuple[_Descriptor, ...], bytes] | None: ...

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "../manifest_bindings.h"
+#include "../python_text.h"
 #include "files.h"
 #include "outline.h"
 #include "scan.h"
@@ -32,16 +34,6 @@ nb::tuple fields_of(const Tensors& tensors, std::size_t index) {
     shape.append(tensors.dims[found.first_dim + axis]);
   }
   return nb::make_tuple(dtypes[found.dtype].name.data(), nb::tuple(shape), found.begin, found.end);
-}
-
-// A string of the text. Bytes that are not UTF-8 raise ValueError, as `unescape` does for half of a
-// surrogate pair.
-nb::object text_of(const String& found, const nb::callable& unescape) {
-  if (found.escaped) return unescape(nb::bytes(found.raw.data() - 1, found.raw.size() + 2));
-  const auto size = static_cast<Py_ssize_t>(found.raw.size());
-  nb::object decoded = nb::steal(PyUnicode_DecodeUTF8(found.raw.data(), size, "strict"));
-  if (!decoded) nb::raise_python_error();
-  return decoded;
 }
 
 // Names in the order of the text, each with its place in it.
@@ -127,8 +119,12 @@ nb::tuple outline_at(const FileHeaders& headers) {
     const nb::gil_scoped_release unlocked;
     found = outline_of(headers);
   }
-  nb::list names, keys, examples;
-  for (const std::string_view name : found.names) names.append(text_of(name));
+  nb::list keys, examples;
+  const auto count = static_cast<Py_ssize_t>(found.names.size());
+  const nb::list names = nb::steal<nb::list>(PyList_New(count));
+  for (Py_ssize_t place = 0; place < count; ++place) {
+    PyList_SET_ITEM(names.ptr(), place, text_of(found.names[place]).release().ptr());
+  }
   for (const std::string& key : found.keys) keys.append(nb::bytes(key.data(), key.size()));
   for (const Example& one : found.examples) {
     examples.append(nb::make_tuple(one.file, text_of(one.name)));
@@ -147,4 +143,5 @@ NB_MODULE(_native, m) {
       .def("totals", &totals_of)
       .def("outline", &outline_at);
   m.def("scan_files", &scan_files, nb::arg("folder"), nb::arg("files"));
+  bind_manifests(m);
 }

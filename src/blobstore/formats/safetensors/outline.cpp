@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <span>
 #include <utility>
 
@@ -55,6 +54,11 @@ class Places {
 
   const std::vector<std::string_view>& texts() const { return texts_; }
 
+  void clear() {
+    texts_.clear();
+    if (!table_.empty()) table_ = {};  // clearing a large one takes as long as filling it
+  }
+
  private:
   static constexpr std::size_t few = 8;
 
@@ -73,17 +77,23 @@ void put(std::string& key, std::uint64_t number) {
   key.append(reinterpret_cast<const char*>(&number), sizeof number);
 }
 
-// One header. Each step returns false for a header that is left to Python.
+// One header after the other, so that memory is used again. Each step returns false for a header
+// that is left to Python.
 class Blob {
  public:
-  explicit Blob(const FileHeader& header) : scan_(header.scan), plain_(is_plain(header.text)) {}
-
-  bool read() { return plain_ && read_names() && read_metadata() && group(); }
+  bool read(const FileHeader& header) {
+    scan_ = &header.scan;
+    names_.clear();
+    keys_.clear();
+    values_.clear();
+    tensors_.clear();
+    return is_plain(header.text) && read_names() && read_metadata() && group();
+  }
 
   // The tensors in stored order, without companions.
   const std::vector<std::uint32_t>& tensors() const { return tensors_; }
 
-  std::string_view name(std::uint32_t place) const { return scan_.names[place].raw; }
+  std::string_view name(std::uint32_t place) const { return scan_->names[place].raw; }
 
   void write_key(std::uint32_t place, std::string& key) const {
     key.clear();
@@ -91,7 +101,7 @@ class Blob {
     for (std::size_t one = 0; one < parts; ++one) {
       if (const auto found = names_.find(name(place), suffixes[one]); found != Places::none) {
         put(key, one);
-        write_entry(scan_.tensors.entries[found], key);
+        write_entry(scan_->tensors.entries[found], key);
       }
     }
     if (keys_.texts().empty()) return;
@@ -103,12 +113,12 @@ class Blob {
  private:
   bool read_names() {
     const auto add = [this](const String& one) { return names_.add(one.raw); };
-    return std::ranges::all_of(scan_.names, add);
+    return std::ranges::all_of(scan_->names, add);
   }
 
   bool read_metadata() {
     bool once = true;
-    each_pair(scan_.metadata, [&](const String& key, const String& value) {
+    each_pair(scan_->metadata, [&](const String& key, const String& value) {
       once = once && keys_.add(key.raw);
       values_.push_back(value.raw);
     });
@@ -120,28 +130,29 @@ class Blob {
   }
 
   bool group() {
-    std::vector<bool> is_companion(scan_.names.size());
-    for (std::uint32_t place = 0; place < scan_.names.size(); ++place) {
+    is_companion_.assign(scan_->names.size(), false);
+    for (std::uint32_t place = 0; place < scan_->names.size(); ++place) {
       if (!is_scaled(place)) continue;
       for (const std::string_view suffix : std::span(suffixes).subspan(1)) {
         const auto found = names_.find(name(place), suffix);
-        if (found != Places::none) is_companion[found] = true;
+        if (found != Places::none) is_companion_[found] = true;
       }
     }
     bool any_scaled = false;
-    for (std::uint32_t place = 0; place < scan_.names.size(); ++place) {
-      if (is_companion[place]) continue;
+    for (std::uint32_t place = 0; place < scan_->names.size(); ++place) {
+      if (is_companion_[place]) continue;
       tensors_.push_back(place);
       any_scaled = any_scaled || is_scaled(place);
     }
-    std::ranges::stable_sort(tensors_, {}, [this](std::uint32_t place) {
-      return scan_.tensors.entries[place].begin;
-    });
+    const auto begin = [this](std::uint32_t place) { return scan_->tensors.entries[place].begin; };
+    if (!std::ranges::is_sorted(tensors_, {}, begin)) {
+      std::ranges::stable_sort(tensors_, {}, begin);
+    }
     return any_scaled || keys_.find(type_key, "") == Places::none;
   }
 
   bool is_scaled(std::uint32_t place) const {
-    return dtypes[scan_.tensors.entries[place].dtype].name == "U32" &&
+    return dtypes[scan_->tensors.entries[place].dtype].name == "U32" &&
            names_.find(name(place), suffixes[1]) != Places::none;
   }
 
@@ -149,7 +160,7 @@ class Blob {
     put(key, entry.dtype);
     put(key, entry.rank);
     for (unsigned axis = 0; axis < entry.rank; ++axis) {
-      put(key, scan_.tensors.dims[entry.first_dim + axis]);
+      put(key, scan_->tensors.dims[entry.first_dim + axis]);
     }
   }
 
@@ -160,11 +171,11 @@ class Blob {
     if (found != Places::none) key.append(values_[found]);
   }
 
-  const Scan& scan_;
-  const bool plain_;
+  const Scan* scan_ = nullptr;
   Places names_, keys_;
   std::vector<std::string_view> values_;
   std::vector<std::uint32_t> tensors_;
+  std::vector<bool> is_companion_;
 };
 
 }  // namespace
@@ -174,25 +185,24 @@ Outline outline_of(const FileHeaders& headers) {
   outline.counts.reserve(headers.each.size());
   std::unordered_map<std::string, std::uint32_t> forms;
   std::string key;
+  Blob blob;
   for (std::size_t file = 0; file < headers.each.size(); ++file) {
-    std::optional<Blob> blob;
-    if (headers.each[file]) blob.emplace(*headers.each[file]);
-    if (!blob || !blob->read()) {
+    if (!headers.each[file] || !blob.read(*headers.each[file])) {
       outline.counts.push_back(-1);
       continue;
     }
-    for (const std::uint32_t place : blob->tensors()) {
-      blob->write_key(place, key);
+    for (const std::uint32_t place : blob.tensors()) {
+      blob.write_key(place, key);
       const auto next = static_cast<std::uint32_t>(outline.keys.size());
       const auto [found, is_new] = forms.try_emplace(key, next);
       if (is_new) {
         outline.keys.push_back(key);
-        outline.examples.push_back({file, blob->name(place)});
+        outline.examples.push_back({file, blob.name(place)});
       }
-      outline.names.push_back(blob->name(place));
+      outline.names.push_back(blob.name(place));
       outline.forms.push_back(found->second);
     }
-    outline.counts.push_back(static_cast<std::int64_t>(blob->tensors().size()));
+    outline.counts.push_back(static_cast<std::int64_t>(blob.tensors().size()));
   }
   return outline;
 }

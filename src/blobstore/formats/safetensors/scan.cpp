@@ -5,8 +5,11 @@
 #include <limits>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 namespace blobstore {
+
+constexpr std::size_t few_tensors = 4;
 
 bool Tensors::fits(const Entry& entry) const {
   std::uint64_t bits = dtypes[entry.dtype].bits;
@@ -24,25 +27,29 @@ bool Tensors::cover(std::optional<std::uint64_t> data_size) const {
   const auto range = [this](std::uint32_t index) {
     return std::tuple(entries[index].begin, entries[index].end);
   };
-  std::vector<std::uint32_t> order(entries.size());
-  std::iota(order.begin(), order.end(), 0);
   // Most files are written in the order of their data.
-  if (!std::ranges::is_sorted(order, {}, range)) std::ranges::sort(order, {}, range);
   std::uint64_t expected = 0;
-  for (const std::uint32_t index : order) {
-    if (entries[index].begin != expected) return false;
-    expected = entries[index].end;
+  const auto follows = [&](const Entry& entry) {
+    return entry.begin == std::exchange(expected, entry.end);
+  };
+  if (!std::ranges::all_of(entries, follows)) {
+    std::vector<std::uint32_t> order(entries.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::sort(order, {}, range);
+    expected = 0;
+    for (const std::uint32_t index : order) {
+      if (!follows(entries[index])) return false;
+    }
   }
   return !data_size || *data_size == expected;
 }
 
 namespace {
 
-// Every step returns whether the text goes on as it has to; false ends the scan.
-class Scanner {
+class Scanner : JsonScanner {
  public:
   Scanner(std::string_view text, Scan& found)
-      : at_(text.data()), end_(at_ + text.size()), found_(found) {}
+      : JsonScanner(text), end_(text.data() + text.size()), found_(found) {}
 
   // An object of strings.
   bool strings(auto one) {
@@ -57,74 +64,12 @@ class Scanner {
 
   bool header() {
     if (!members([this] { return member(); })) return false;
-    while (*at_ == ' ') ++at_;
-    return at_ == end_;
+    while (take(' ')) {
+    }
+    return at() == end_;
   }
 
  private:
-  bool take(char wanted) {
-    if (*at_ != wanted) return false;
-    ++at_;
-    return true;
-  }
-
-  void skip_space() {
-    while (*at_ == ' ' || *at_ == '\n' || *at_ == '\t' || *at_ == '\r') ++at_;
-  }
-
-  // An object, or an array: `one` reads each of its values (of an object: with its key).
-  template <char open = '{', char close = '}'>
-  bool members(auto one) {
-    if (!take(open)) return false;
-    skip_space();
-    if (take(close)) return true;
-    do {
-      skip_space();
-      if (!one()) return false;
-      skip_space();
-    } while (take(','));
-    return take(close);
-  }
-
-  bool string(String& value) {
-    if (!take('"')) return false;
-    const char* const begin = at_;
-    value.escaped = false;
-    while (*at_ != '"') {
-      if (*at_ == '\\') {
-        value.escaped = true;
-        ++at_;
-      }
-      if (static_cast<unsigned char>(*at_) < ' ') return false;
-      ++at_;
-    }
-    value.raw = {begin, at_};
-    ++at_;
-    return true;
-  }
-
-  bool key(String& value) {
-    if (!string(value)) return false;
-    skip_space();
-    if (!take(':')) return false;
-    skip_space();
-    return true;
-  }
-
-  // The caller checks what follows the digits: after "01" or "1.0" it finds neither comma nor
-  // bracket.
-  bool number(std::uint64_t& value) {
-    value = 0;
-    if (take('0')) return true;
-    if (*at_ < '1' || *at_ > '9') return false;
-    for (; *at_ >= '0' && *at_ <= '9'; ++at_) {
-      if (__builtin_mul_overflow(value, std::uint64_t{10}, &value)) return false;
-      const auto digit = static_cast<std::uint64_t>(*at_ - '0');
-      if (__builtin_add_overflow(value, digit, &value)) return false;
-    }
-    return true;
-  }
-
   bool member() {
     String name;
     if (!key(name)) return false;
@@ -138,9 +83,9 @@ class Scanner {
   }
 
   bool metadata() {
-    const char* const begin = at_;
+    const char* const begin = at();
     if (!found_.metadata.empty() || !strings([](String, String) {})) return false;
-    found_.metadata = {begin, at_};
+    found_.metadata = {begin, at()};
     return true;
   }
 
@@ -183,7 +128,6 @@ class Scanner {
     return members<'[', ']'>(one) && count == 2;
   }
 
-  const char* at_;
   const char* const end_;
   Scan& found_;
 };
@@ -199,9 +143,15 @@ std::optional<Scan> scan(std::string_view text, std::optional<std::uint64_t> dat
   Scan found;
   // Entry counts dimensions in 32 bits.
   if (text.size() > std::numeric_limits<std::uint32_t>::max()) return {};
+  // Most headers have one quantized tensor, for which the vectors would grow several times.
+  found.names.reserve(few_tensors);
+  found.tensors.entries.reserve(few_tensors);
+  found.tensors.dims.reserve(2 * few_tensors);
   if (!Scanner(text, found).header() || !found.tensors.cover(data_size)) return {};
-  found.tensors.entries.shrink_to_fit();
-  found.tensors.dims.shrink_to_fit();
+  if (found.names.size() > few_tensors) {
+    found.tensors.entries.shrink_to_fit();
+    found.tensors.dims.shrink_to_fit();
+  }
   return found;
 }
 

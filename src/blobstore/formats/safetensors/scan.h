@@ -17,16 +17,12 @@
 #include <string_view>
 #include <vector>
 
+#include "../json_scanner.h"
+
 namespace blobstore {
 
 constexpr std::size_t most_name_bytes = 65'536;  // MAX_NAME_BYTES of header.py
 constexpr std::size_t most_rank = 64;            // MAX_RANK of header.py
-
-// A JSON string without its quotes, and whether a backslash is in it. It lies in the text.
-struct String {
-  std::string_view raw;
-  bool escaped;
-};
 
 struct DType {
   std::string_view name;
@@ -71,8 +67,7 @@ struct Scan {
 // Calls `pair` with each key and value of the metadata of a scan, in the order of the text.
 void each_pair(std::string_view metadata, const std::function<void(String, String)>& pair);
 
-// `text` ends in a NUL that does not count, as Python's bytes do: no JSON goes on over it, so no
-// step checks for the end.
+// `text` ends in a NUL that does not count.
 std::optional<Scan> scan(std::string_view text, std::optional<std::uint64_t> data_size);
 
 }  // namespace blobstore
