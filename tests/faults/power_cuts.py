@@ -233,6 +233,7 @@ def cut(workshop: Workshop, events: Sequence[Event], count: int, figures: Figure
     (target := workshop.folder / "after").mkdir(exist_ok=True)
     disk = workshop.folder / "disk"
     for number, position in enumerate(sorted(moments.randrange(len(events)) for _ in range(count))):
+        disk.unlink(missing_ok=True)  # the kernel may let go of it later than umount says
         disk.write_bytes(replay.cut(position, moments))
         figures.add("repaired at start", workshop.disk.start(disk))
         moment = Moment.of(replay.marks)

@@ -9,21 +9,22 @@ from __future__ import annotations
 import errno
 import sys
 import threading
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from support.faults import file_system
-from support.lab.command import At, Done, Fail, Kill, run
+from support.lab.cached import DATA, Bringing, unused_processes
+from support.lab.command import Done, Fail, Kill
 from support.lab.system_calls import Call
 from support.lab.task import sample
 
-from blobstore.errors import BlobStoreError
 from blobstore.names import Digest
 from blobstore.store.local.store import Store
-from blobstore.testing.blobs import commit, data_of, descriptor_of
+from blobstore.testing.blobs import commit
 
 pytestmark = [
     pytest.mark.lab,
@@ -34,7 +35,6 @@ COUNTS = [
     pytest.param(15, id="15"),
     pytest.param(None, id="all", marks=pytest.mark.long),
 ]
-DATA = [data_of(200_000, number) for number in range(6)]
 
 
 @pytest.fixture
@@ -44,20 +44,25 @@ def far(tmp_path: Path) -> Path:
     return tmp_path / "far"
 
 
-def bring(far: Path, cache: Path, limit: int, numbers: range) -> None:
-    """Bring blobs into the cache and read them, in a process of its own. One of our errors is 3."""
-    from blobstore.store.bucket.bucket_store import open_bucket_store
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ProcessPoolExecutor]:
+    """Four processes to fork: one for each that runs at a time."""
+    with unused_processes(4) as pool:
+        yield pool
 
-    try:
-        store = open_bucket_store(f"file://{far}", cache=cache, cache_size=limit)
-        store.prefetch([descriptor_of(DATA[number]) for number in numbers])
-        for number in numbers:
-            with store.blobs.open(descriptor_of(DATA[number])) as reader:
-                if reader.read(0, reader.size) != DATA[number]:
-                    sys.exit("wrong bytes")
-    except BlobStoreError as error:
-        sys.stderr.write(str(error))
-        sys.exit(3)
+
+Bring = Callable[..., Done]
+
+
+@pytest.fixture
+def bring(far: Path, processes: ProcessPoolExecutor) -> Bring:
+    """Bring blobs into a cache and read them, in a process of its own. One of our errors is 3."""
+
+    def brought(cache: Path, limit: int, numbers: range, **faults: Any) -> Done:
+        wanted = Bringing(far=far, cache=cache, limit=limit, numbers=numbers, **faults)
+        return processes.submit(wanted.run).result()
+
+    return brought
 
 
 def is_whole(cache: Path) -> bool:
@@ -74,35 +79,34 @@ def changes(call: Call) -> bool:
 class Case:
     """One process that brings blobs 2 to 5 into a cache that is full of blobs 0 to 3."""
 
-    def __init__(self, far: Path, folder: Path) -> None:
-        self._far, self._folder, self._number = far, folder, 0
+    def __init__(self, bring: Bring, folder: Path) -> None:
+        self._bring, self._folder, self._number = bring, folder, 0
 
     def cache(self) -> Path:
         """Return a new cache with four blobs."""
         self._number += 1
         cache = self._folder / f"cache{self._number}"
-        assert run(program=partial(bring, self._far, cache, 800_000, range(4))).code == 0
+        assert self._bring(cache, 800_000, range(4)).code == 0
         return cache
 
-    def run(self, cache: Path, decide: Callable[..., object] | None = None) -> Done:
+    def run(self, cache: Path, **faults: Any) -> Done:
         """Bring the others."""
-        program = partial(bring, self._far, cache, 800_000, range(2, 6))
-        return run(program=program, within=[cache], decide=decide)  # type: ignore[arg-type]
+        return self._bring(cache, 800_000, range(2, 6), **faults)
 
     def points(self) -> int:
         """Return how many calls change the disk."""
-        done = self.run(self.cache())
+        done = self.run(self.cache(), is_watched=True)
         assert (done.code, done.err) == (0, "")
         return sum(map(changes, done.calls))
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_killed_at_a_system_call(far: Path, tmp_path: Path, count: int | None) -> None:
-    case = Case(far, tmp_path)
+def test_killed_at_a_system_call(bring: Bring, tmp_path: Path, count: int | None) -> None:
+    case = Case(bring, tmp_path)
     killed = 0
     for number in sample(range(1, case.points() + 1), count):
         cache = case.cache()
-        killed += case.run(cache, At(number, Kill())).code == -9
+        killed += case.run(cache, at=(number, Kill())).code == -9
         assert is_whole(cache), number
         done = case.run(cache)
         assert (done.code, done.err) == (0, ""), number
@@ -113,12 +117,12 @@ def test_killed_at_a_system_call(far: Path, tmp_path: Path, count: int | None) -
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_a_failing_system_call(far: Path, tmp_path: Path, code: int, count: int | None) -> None:
-    case = Case(far, tmp_path)
+def test_a_failing_system_call(bring: Bring, tmp_path: Path, code: int, count: int | None) -> None:
+    case = Case(bring, tmp_path)
     failed = 0
     for number in sample(range(1, case.points() + 1), count):
         cache = case.cache()
-        done = case.run(cache, At(number, Fail(code)))
+        done = case.run(cache, at=(number, Fail(code)))
         assert done.code in (0, 3), (number, done.err)
         failed += done.code == 3
         assert is_whole(cache), number
@@ -126,30 +130,30 @@ def test_a_failing_system_call(far: Path, tmp_path: Path, code: int, count: int 
     assert failed
 
 
-def test_a_full_disk(far: Path, tmp_path: Path) -> None:
+def test_a_full_disk(bring: Bring, tmp_path: Path) -> None:
     """The disk is smaller than the limit: older blobs make room; without any it is an error."""
     with file_system(tmp_path / "disk", "size=1m") as disk:
         for numbers in (range(3), range(2, 5), range(3, 6)):
-            done = run(program=partial(bring, far, disk / "cache", 10**9, numbers))
+            done = bring(disk / "cache", 10**9, numbers)
             assert (done.code, done.err) == (0, "")
             assert is_whole(disk / "cache")
-        done = run(program=partial(bring, far, disk / "cache", 10**9, range(6)))
+        done = bring(disk / "cache", 10**9, range(6))
         assert done.code == 3
         assert "no space left on device" in done.err
         assert is_whole(disk / "cache")
-        assert run(program=partial(bring, far, disk / "cache", 10**9, range(3))).code == 0
+        assert bring(disk / "cache", 10**9, range(3)).code == 0
 
 
 @pytest.mark.parametrize("times", [5, pytest.param(200, marks=pytest.mark.long)])
-def test_processes_that_share_a_cache(far: Path, tmp_path: Path, times: int) -> None:
+def test_processes_that_share_a_cache(bring: Bring, tmp_path: Path, times: int) -> None:
     """Each removes what the others brought, and some are killed: every read has the right bytes."""
     cache, codes = tmp_path / "cache", []
 
     def work(choices: Random) -> None:
         for _ in range(times):
             begin, after = choices.randrange(4), choices.choice([None, choices.uniform(0, 0.3)])
-            program = partial(bring, far, cache, 600_000, range(begin, begin + 2))
-            codes.append(run(program=program, kill_after_s=after).code)
+            done = bring(cache, 600_000, range(begin, begin + 2), kill_after_s=after)
+            codes.append(done.code)
 
     workers = [threading.Thread(target=work, args=(Random(seed),)) for seed in range(4)]
     for worker in workers:
@@ -159,4 +163,4 @@ def test_processes_that_share_a_cache(far: Path, tmp_path: Path, times: int) -> 
     assert set(codes) <= {0, -9}
     assert codes.count(0) >= times
     assert is_whole(cache)
-    assert run(program=partial(bring, far, cache, 600_000, range(2))).code == 0
+    assert bring(cache, 600_000, range(2)).code == 0

@@ -121,7 +121,7 @@ class Server:
         """
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        self._accepting.join()
+        self._accepting.join(300)
         self._listener.close()
 
     def _accept(self) -> None:

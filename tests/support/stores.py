@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from blobstore.names import ModelName
 from blobstore.store.local.store import Store
 
 NOBODY = 65534
+_NOT_LOADED = ("__main__", ".chat_handler")  # the second one loads a server, for seconds
 Arrays = dict[str, np.ndarray[Any, Any]]
 HOLD = """
 import sys
@@ -118,12 +122,28 @@ def wrong_digests(store: Store) -> list[str]:
     ]
 
 
+@functools.cache
+def _load_modules() -> None:
+    """Import every module, and read the commands' parameters."""
+    from blobstore.cli import main as cli
+
+    for module in pkgutil.walk_packages(blobstore.__path__, "blobstore."):
+        if not module.name.endswith(_NOT_LOADED):
+            import_module(module.name)
+    cli._command()  # kept from then on
+
+
 @contextmanager
 def unprivileged() -> Iterator[None]:
-    """Be another user than root, who may look into everything."""
+    """Be another user than root, who may look into everything.
+
+    That user may not be allowed to read this Python's own files. So all modules are loaded before,
+    whatever other tests of this process have loaded.
+    """
     if os.geteuid() != 0:
         yield
         return
+    _load_modules()
     os.seteuid(NOBODY)
     try:
         yield

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints import LLAMA_CONFIG, safetensors_bytes, small_tensors, write_checkpoint
 from support.packed import PACKED
-from support.patience import patient_clients
+from support.retry_policies import patient_clients
 from support.servers import (
     WAIT,
     Answer,

@@ -540,7 +540,7 @@ def test_two_at_once_wait_for_each_other(one: Store) -> None:
 
     def turn(number: int) -> None:
         try:
-            (pack if number % 2 else unpack)(open_store(one.root), "m")
+            (pack if number % 2 else unpack)(open_store(one.root, wait_s=600), "m")
         except BaseException as error:  # noqa: BLE001
             errors.append(error)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.patience import patient, patient_clients
 from support.remotes import Remote
+from support.retry_policies import patient_clients, patient_policy
 from support.servers import Server, server as run_server
 
-RETRY_POLICY = patient(backoff_s=0.001, longest_wait_s=0.05)
+RETRY_POLICY = patient_policy(backoff_s=0.001, longest_wait_s=0.05)
 
 
 @pytest.fixture(scope="session", autouse=True)

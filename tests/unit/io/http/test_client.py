@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support import FIXTURES
 from support.corpus import refusal
-from support.patience import patient
+from support.retry_policies import patient_policy
 from support.servers import (
     Asked,
     Server,
@@ -30,7 +30,7 @@ from blobstore.io.http.client import HttpClient
 from blobstore.io.http.redirects import RequestTarget, redirected
 from blobstore.io.http.web_addresses import WebAddress
 
-RETRY_POLICY = patient(attempts=3, backoff_s=0.001, longest_wait_s=2)
+RETRY_POLICY = patient_policy(attempts=3, backoff_s=0.001, longest_wait_s=2)
 CERTIFICATE = FIXTURES / "tls" / "certificate.pem"
 
 

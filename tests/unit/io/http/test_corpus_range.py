@@ -14,8 +14,8 @@ from itertools import chain, repeat
 import pytest
 from support import FIXTURES
 from support.corpus import Case, case_id, find, load, refusal
-from support.patience import patient
 from support.remotes import header_reader
+from support.retry_policies import patient_policy
 from support.servers import (
     KEEP_ALIVE,
     WAIT,
@@ -35,7 +35,7 @@ from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.reader import HttpReader
 
-RETRY_POLICY = patient(attempts=3, backoff_s=0.001, longest_wait_s=0.05)
+RETRY_POLICY = patient_policy(attempts=3, backoff_s=0.001, longest_wait_s=0.05)
 RECIPES = [case for case in load("range") if case.by_recipe]
 
 WHOLE = find("range", "range-ok-206").data

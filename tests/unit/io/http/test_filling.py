@@ -13,8 +13,8 @@ from functools import partial
 import pytest
 from support.clock import Clock
 from support.corpus import refusal
-from support.patience import patient
 from support.remotes import Remote
+from support.retry_policies import patient_policy
 from support.servers import (
     KEEP_ALIVE,
     WAIT,
@@ -40,7 +40,7 @@ from blobstore.names import Digest
 KIB = 2**10
 DATA = random.Random(1).randbytes(640 * KIB)
 ETAG = 'ETag: "v1"'
-POLICY = patient(attempts=4, backoff_s=0.001, longest_wait_s=2)
+POLICY = patient_policy(attempts=4, backoff_s=0.001, longest_wait_s=2)
 Seen = list[tuple[Version, Linked | None]]
 
 

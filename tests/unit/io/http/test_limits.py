@@ -12,8 +12,8 @@ from threading import Event
 
 import pytest
 from support.corpus import refusal
-from support.patience import patient
 from support.remotes import Remote, header_reader, open_all
+from support.retry_policies import patient_policy
 from support.servers import (
     KEEP_ALIVE,
     WAIT,
@@ -166,7 +166,9 @@ def test_a_server_that_falls_silent(length: int, server: Server) -> None:
         return chain([begin[:length]] if length else [], repeat(WAIT))
 
     server.play(answer)
-    with HttpClient(retry_policy=patient(silence_s=0.06, attempts=2, backoff_s=0.001)) as client:
+    with HttpClient(
+        retry_policy=patient_policy(silence_s=0.06, attempts=2, backoff_s=0.001)
+    ) as client:
         error = refusal(lambda: header_reader(client, server.url))
     assert isinstance(error, RemoteError)
     assert (error.temporary, "sent nothing for 0.06 seconds" in str(error)) == (True, True)
@@ -174,7 +176,9 @@ def test_a_server_that_falls_silent(length: int, server: Server) -> None:
 
 def test_the_deadline_is_for_all_attempts(server: Server) -> None:
     """A million attempts would take a quarter of an hour, with waits of a millisecond."""
-    retry_policy = patient(deadline_s=0.1, slowest_rate=10**9, attempts=10**6, backoff_s=0.001)
+    retry_policy = patient_policy(
+        deadline_s=0.1, slowest_rate=10**9, attempts=10**6, backoff_s=0.001
+    )
     server.play(lambda _: reply(503))
     with HttpClient(retry_policy=retry_policy) as client:
         error = refusal(lambda: header_reader(client, server.url))
@@ -246,7 +250,7 @@ def test_many_servers_that_fall_silent_hold_nobody_longer_than_one(server: Serve
     """A thousand shards, each of which could be waited for for ten minutes."""
     script = server.play(lambda _: repeat(WAIT))
     budget = Budget("a checkpoint", seconds=0.3)
-    with Remote(connections=4, retry_policy=patient()) as remote:
+    with Remote(connections=4, retry_policy=patient_policy()) as remote:
         folder = WebFolder(remote, server.at(""), budget=budget)
         error = refusal(lambda: read_all(folder, names_of(1000)))
     assert isinstance(error, LimitExceededError)
@@ -276,7 +280,7 @@ def test_a_head_that_is_wrong_ends_all_before_the_others_are_there(server: Serve
         yield from part(asked, b"\x02" + bytes(7) + b"[]")
 
     server.play(answer)
-    with Remote(connections=2, retry_policy=patient()) as remote:
+    with Remote(connections=2, retry_policy=patient_policy()) as remote:
         error = refusal(lambda: read_all(WebFolder(remote, server.at("")), names_of(100)))
     assert (type(error), error.rule) == (HeaderError, "F7")
 
@@ -291,7 +295,7 @@ def test_who_leaves_ends_the_others(server: Server) -> None:
         )
 
     script = server.play(answer)
-    with Remote(connections=3, retry_policy=patient()) as remote:
+    with Remote(connections=3, retry_policy=patient_policy()) as remote:
         folder = WebFolder(remote, server.at(""))
         with (
             pytest.raises(ZeroDivisionError),

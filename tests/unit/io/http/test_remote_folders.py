@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 from support.corpus import Case, accepted, case_id, load, refusal, rejected
-from support.patience import patient
 from support.remotes import Remote, hub_folder, open_all
+from support.retry_policies import patient_policy
 from support.servers import WAIT, Asked, Server, files, part, redirect, reply
 
 from blobstore.errors import InvalidNameError, NotFoundError, UsageError
@@ -70,7 +70,7 @@ def test_the_first_failure_ends_all(server: Server) -> None:
             yield WAIT
 
     script = server.play(answer)
-    with Remote(connections=4, retry_policy=patient()) as remote:
+    with Remote(connections=4, retry_policy=patient_policy()) as remote:
         urls = [server.at(name) for name in ["a", "b", "missing", "c", "d", "e"]]
         error = refusal(lambda: remote.open_all(urls))
     assert isinstance(error, NotFoundError)

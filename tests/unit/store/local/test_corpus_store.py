@@ -19,7 +19,15 @@ from support.checkpoints import safetensors_bytes
 from support.corpus import Case, case_id, load
 from support.faults import make_device
 from support.store_faults import FAULTS
-from support.stores import blob_path, commit_model, layer_by_hand, manifest_path, process
+from support.stores import (
+    NOBODY,
+    blob_path,
+    commit_model,
+    layer_by_hand,
+    manifest_path,
+    process,
+    unprivileged,
+)
 
 import blobstore
 from blobstore.errors import (
@@ -39,7 +47,6 @@ from blobstore.store.local.store import Store, open_store
 M = ModelName.parse("m")
 BLOB = safetensors_bytes({"t": np.arange(9.0)})
 ORPHAN = b"a blob that nobody needs"
-NOBODY = 65534
 HOLD = """
 import sys
 from blobstore import open_store
@@ -140,16 +147,10 @@ def nobodys(store: Store) -> Iterator[Store]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         root = Path(shutil.copytree(store.root, Path(folder) / "store"))
-        am_root = os.geteuid() == 0
-        for path in (root, *root.rglob("*")) if am_root else ():
+        for path in (root, *root.rglob("*")) if os.geteuid() == 0 else ():
             os.chown(path, NOBODY, NOBODY)
-        if am_root:
-            os.seteuid(NOBODY)
-        try:
+        with unprivileged():
             yield open_store(root)
-        finally:
-            if am_root:
-                os.seteuid(0)
 
 
 def mode_000(store: Store) -> None:

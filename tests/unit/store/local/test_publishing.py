@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 from support.stores import blob_path, descriptor
@@ -29,7 +28,7 @@ def test_a_blob_that_waited_long_is_made_young(
         os.utime(blob.path, (1, 1))
         session.publish(NAME, Manifest(layers=(descriptor(b"one"),)))
     written = blob_path(store, b"one").stat().st_mtime
-    assert (written > time.time() - MINUTE_S) == (old_s < 0)
+    assert (written > 1) == (old_s < 0)
 
 
 @pytest.mark.parametrize("kind", ["another size", "a folder", "a link"])

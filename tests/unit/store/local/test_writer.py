@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import random
@@ -235,6 +236,7 @@ def test_what_is_in_the_way_is_an_error_and_stays(tmp_path: Path, kind: str) -> 
 @contextmanager
 def room_for_files(count: int) -> Iterator[None]:
     """Let the process open ``count`` more files and no further one."""
+    gc.collect()  # else it may close an earlier test's files meanwhile
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = [number for number in range(256) if not is_open(number)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (free[count], hard))

@@ -11,7 +11,7 @@ from blobstore.io.budget import RetryPolicy
 from blobstore.io.http import client
 
 _LONG_S = 600
-patient = partial(RetryPolicy, connect_s=_LONG_S, silence_s=_LONG_S, deadline_s=4 * _LONG_S)
+patient_policy = partial(RetryPolicy, connect_s=_LONG_S, silence_s=_LONG_S, deadline_s=4 * _LONG_S)
 """A policy without impatience; its arguments are those of `RetryPolicy`."""
 
 
@@ -22,7 +22,7 @@ def patient_clients() -> Iterator[None]:
     A client that gives up asks again, and tests count requests and connections.
     """
     with (
-        mock.patch.object(client, "RetryPolicy", patient),
+        mock.patch.object(client, "RetryPolicy", patient_policy),
         mock.patch.object(client, "_KEEP_ALIVE_S", 4 * _LONG_S),
     ):
         yield
