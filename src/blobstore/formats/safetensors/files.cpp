@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <new>
 #include <optional>
 #include <system_error>
@@ -20,6 +21,7 @@ constexpr std::size_t prefix_bytes = 8;  // rule F1: the header's length, little
 constexpr std::size_t head_bytes = 4096;  // headers of most blobs end within a page
 constexpr std::size_t files_a_thread = 128;  // fewer are read before a thread has started
 constexpr std::size_t most_threads = 4;
+constexpr std::size_t bytes_a_file = 1024, first_bytes = std::size_t{64} << 10;  // of memory
 
 // An open file, closed with its block.
 class Descriptor {
@@ -47,8 +49,8 @@ bool read_at(int fd, void* to, std::size_t nbytes, std::size_t offset) {
 }
 
 // `long_text`: bytes of headers that do not end in their first page.
-std::unique_ptr<FileHeader> header_of(int folder, const File& file,
-                                      std::atomic<std::uint64_t>& long_text) {
+const FileHeader* header_of(int folder, const File& file, std::atomic<std::uint64_t>& long_text,
+                            std::pmr::memory_resource* memory) {
   const auto& [name, size] = file;
   const Descriptor open_file(
       openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
@@ -60,26 +62,27 @@ std::unique_ptr<FileHeader> header_of(int folder, const File& file,
   if (wanted < prefix_bytes || !read_at(open_file.get(), head, wanted, 0)) return {};
   const std::uint64_t length = length_in(head);
   if (length > std::min<std::uint64_t>(size - prefix_bytes, most_header_bytes)) return {};
-  auto found = std::make_unique<FileHeader>();
   const std::size_t there = std::min<std::size_t>(length, wanted - prefix_bytes);
-  found->text.assign(reinterpret_cast<const char*>(head) + prefix_bytes, there);
-  if (there < length) {
-    if (long_text.fetch_add(length) + length > most_long_bytes) return {};
-    found->text.resize(length);
-    if (!read_at(open_file.get(), &found->text[there], length - there, wanted)) return {};
-  }
-  std::optional<Scan> scanned = scan(found->text, size - prefix_bytes - length);
+  const std::size_t rest = length - there;
+  if (rest > 0 && long_text.fetch_add(length) + length > most_long_bytes) return {};
+  auto* const text = static_cast<char*>(memory->allocate(length + 1, 1));
+  std::memcpy(text, head + prefix_bytes, there);
+  if (rest > 0 && !read_at(open_file.get(), text + there, rest, wanted)) return {};
+  text[length] = '\0';
+  const std::string_view view(text, length);
+  std::optional<Scan> scanned = scan(view, size - prefix_bytes - length, memory);
   if (!scanned) return {};
-  found->scan = std::move(*scanned);
-  return found;
+  void* const place = memory->allocate(sizeof(FileHeader), alignof(FileHeader));
+  return new (place) FileHeader{view, std::move(*scanned)};
 }
 
 // Reads every `step`th file from `first` on. Without memory, the caller reads a file, and says so.
 void read_some(int folder, const std::vector<File>& files, std::size_t first, std::size_t step,
                FileHeaders& headers, std::atomic<std::uint64_t>& long_text) noexcept {
+  std::pmr::memory_resource* const memory = headers.memory[first].get();
   for (std::size_t place = first; place < files.size(); place += step) {
     try {
-      headers.each[place] = header_of(folder, files[place], long_text);
+      headers.each[place] = header_of(folder, files[place], long_text, memory);
     } catch (const std::bad_alloc&) {
     }
   }
@@ -92,6 +95,10 @@ FileHeaders headers_in(int folder, const std::vector<File>& files) {
   headers.each.resize(files.size());
   const std::size_t shares =
       std::clamp<std::size_t>(files.size() / files_a_thread, 1, most_threads);
+  for (std::size_t share = 0; share < shares; ++share) {
+    headers.memory.push_back(std::make_unique<std::pmr::monotonic_buffer_resource>(
+        std::min(first_bytes, bytes_a_file * (files.size() / shares + 1))));
+  }
   std::vector<std::thread> others;
   others.reserve(shares);
   std::atomic<std::uint64_t> long_text = 0;
