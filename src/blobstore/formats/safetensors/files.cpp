@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <exception>
 #include <new>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -21,7 +21,9 @@ constexpr std::size_t prefix_bytes = 8;  // rule F1: the header's length, little
 constexpr std::size_t head_bytes = 4096;  // headers of most blobs end within a page
 constexpr std::size_t files_a_thread = 128;  // fewer are read before a thread has started
 constexpr std::size_t most_threads = 4;
-constexpr std::size_t bytes_a_file = 1024, first_bytes = std::size_t{64} << 10;  // of memory
+constexpr std::size_t files_a_turn = 16;
+constexpr std::size_t bytes_a_file = 1024;  // of memory, for most headers
+constexpr std::size_t most_first_bytes = std::size_t{64} << 10;  // of memory, before any is needed
 
 // An open file, closed with its block.
 class Descriptor {
@@ -76,42 +78,57 @@ const FileHeader* header_of(int folder, const File& file, std::atomic<std::uint6
   return new (place) FileHeader{view, std::move(*scanned)};
 }
 
-// Reads every `step`th file from `first` on. Without memory, the caller reads a file, and says so.
-void read_some(int folder, const std::vector<File>& files, std::size_t first, std::size_t step,
-               FileHeaders& headers, std::atomic<std::uint64_t>& long_text) noexcept {
-  std::pmr::memory_resource* const memory = headers.memory[first].get();
-  for (std::size_t place = first; place < files.size(); place += step) {
-    try {
-      headers.each[place] = header_of(folder, files[place], long_text, memory);
-    } catch (const std::bad_alloc&) {
+// Files that several threads read, each the next ones that no thread has taken.
+class Reading {
+ public:
+  Reading(int folder, const std::vector<File>& files, FileHeaders& headers)
+      : folder_(folder), files_(files), headers_(headers) {}
+
+  // Without memory, the caller reads a file, and says so.
+  void read(std::pmr::memory_resource* memory) noexcept {
+    while (true) {
+      const std::size_t first = next_.fetch_add(files_a_turn);
+      if (first >= files_.size()) return;
+      const std::size_t end = std::min(first + files_a_turn, files_.size());
+      for (std::size_t place = first; place < end; ++place) {
+        try {
+          headers_.each[place] = header_of(folder_, files_[place], long_text_, memory);
+        } catch (const std::bad_alloc&) {
+        }
+      }
     }
   }
-}
+
+ private:
+  const int folder_;
+  const std::vector<File>& files_;
+  FileHeaders& headers_;
+  std::atomic<std::size_t> next_ = 0;
+  std::atomic<std::uint64_t> long_text_ = 0;
+};
 
 }  // namespace
 
 FileHeaders headers_in(int folder, const std::vector<File>& files) {
   FileHeaders headers;
   headers.each.resize(files.size());
-  const std::size_t shares =
+  const std::size_t threads =
       std::clamp<std::size_t>(files.size() / files_a_thread, 1, most_threads);
-  for (std::size_t share = 0; share < shares; ++share) {
-    headers.memory.push_back(std::make_unique<std::pmr::monotonic_buffer_resource>(
-        std::min(first_bytes, bytes_a_file * (files.size() / shares + 1))));
+  const std::size_t nbytes = bytes_a_file * (files.size() / threads + 1);
+  for (std::size_t one = 0; one < threads; ++one) {
+    headers.memory.push_back(
+        std::make_unique<std::pmr::monotonic_buffer_resource>(std::min(nbytes, most_first_bytes)));
   }
+  Reading reading(folder, files, headers);
   std::vector<std::thread> others;
-  others.reserve(shares);
-  std::atomic<std::uint64_t> long_text = 0;
-  const auto read = [&](std::size_t share) noexcept {
-    read_some(folder, files, share, shares, headers, long_text);
-  };
-  std::size_t share = 1;
+  others.reserve(threads);
   try {
-    for (; share < shares; ++share) others.emplace_back(read, share);
-  } catch (const std::system_error&) {  // no more threads: this one does their shares
+    for (std::size_t one = 1; one < threads; ++one) {
+      others.emplace_back([&, one] { reading.read(headers.memory[one].get()); });
+    }
+  } catch (const std::exception&) {  // no more threads, or memory: those that there are read all
   }
-  read(0);
-  for (; share < shares; ++share) read(share);
+  reading.read(headers.memory[0].get());
   for (std::thread& other : others) other.join();
   return headers;
 }
