@@ -30,7 +30,7 @@ from blobstore.store.stored import Settings, StoredTensor, stored_tensors
 
 _HEAD = 4096
 """Bytes in which the headers of most blobs end: a page."""
-_AT_ONCE = 1024
+_AT_ONCE = 4096
 """Blobs whose headers are read together, and held in memory."""
 
 

@@ -37,7 +37,7 @@ nb::tuple fields_of(const Tensors& tensors, std::size_t index) {
 }
 
 // Names in the order of the text, each with its place in it.
-nb::dict places_of(const std::vector<String>& names, const nb::callable& unescape) {
+nb::dict places_of(const std::pmr::vector<String>& names, const nb::callable& unescape) {
   nb::dict places;
   std::size_t place = 0;
   for (const String& name : names) places[text_of(name, unescape)] = place++;
@@ -102,7 +102,7 @@ std::optional<nb::tuple> header_at(const FileHeaders& headers, std::size_t index
 // The bytes of all texts without padding, and the number of all tensors.
 std::pair<std::size_t, std::size_t> totals_of(const FileHeaders& headers) {
   std::size_t nbytes = 0, tensors = 0;
-  for (const auto& header : headers.each) {
+  for (const FileHeader* const header : headers.each) {
     if (!header) continue;
     nbytes += header->unpadded();
     tensors += header->scan.names.size();

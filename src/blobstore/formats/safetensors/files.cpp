@@ -6,9 +6,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <exception>
 #include <new>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -20,6 +21,9 @@ constexpr std::size_t prefix_bytes = 8;  // rule F1: the header's length, little
 constexpr std::size_t head_bytes = 4096;  // headers of most blobs end within a page
 constexpr std::size_t files_a_thread = 128;  // fewer are read before a thread has started
 constexpr std::size_t most_threads = 4;
+constexpr std::size_t files_a_turn = 16;
+constexpr std::size_t bytes_a_file = 1024;  // of memory, for most headers
+constexpr std::size_t most_first_bytes = std::size_t{64} << 10;  // of memory, before any is needed
 
 // An open file, closed with its block.
 class Descriptor {
@@ -47,8 +51,8 @@ bool read_at(int fd, void* to, std::size_t nbytes, std::size_t offset) {
 }
 
 // `long_text`: bytes of headers that do not end in their first page.
-std::unique_ptr<FileHeader> header_of(int folder, const File& file,
-                                      std::atomic<std::uint64_t>& long_text) {
+const FileHeader* header_of(int folder, const File& file, std::atomic<std::uint64_t>& long_text,
+                            std::pmr::memory_resource* memory) {
   const auto& [name, size] = file;
   const Descriptor open_file(
       openat(folder, name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
@@ -60,51 +64,71 @@ std::unique_ptr<FileHeader> header_of(int folder, const File& file,
   if (wanted < prefix_bytes || !read_at(open_file.get(), head, wanted, 0)) return {};
   const std::uint64_t length = length_in(head);
   if (length > std::min<std::uint64_t>(size - prefix_bytes, most_header_bytes)) return {};
-  auto found = std::make_unique<FileHeader>();
   const std::size_t there = std::min<std::size_t>(length, wanted - prefix_bytes);
-  found->text.assign(reinterpret_cast<const char*>(head) + prefix_bytes, there);
-  if (there < length) {
-    if (long_text.fetch_add(length) + length > most_long_bytes) return {};
-    found->text.resize(length);
-    if (!read_at(open_file.get(), &found->text[there], length - there, wanted)) return {};
-  }
-  std::optional<Scan> scanned = scan(found->text, size - prefix_bytes - length);
+  const std::size_t rest = length - there;
+  if (rest > 0 && long_text.fetch_add(length) + length > most_long_bytes) return {};
+  auto* const text = static_cast<char*>(memory->allocate(length + 1, 1));
+  std::memcpy(text, head + prefix_bytes, there);
+  if (rest > 0 && !read_at(open_file.get(), text + there, rest, wanted)) return {};
+  text[length] = '\0';
+  const std::string_view view(text, length);
+  std::optional<Scan> scanned = scan(view, size - prefix_bytes - length, memory);
   if (!scanned) return {};
-  found->scan = std::move(*scanned);
-  return found;
+  void* const place = memory->allocate(sizeof(FileHeader), alignof(FileHeader));
+  return new (place) FileHeader{view, std::move(*scanned)};
 }
 
-// Reads every `step`th file from `first` on. Without memory, the caller reads a file, and says so.
-void read_some(int folder, const std::vector<File>& files, std::size_t first, std::size_t step,
-               FileHeaders& headers, std::atomic<std::uint64_t>& long_text) noexcept {
-  for (std::size_t place = first; place < files.size(); place += step) {
-    try {
-      headers.each[place] = header_of(folder, files[place], long_text);
-    } catch (const std::bad_alloc&) {
+// Files that several threads read, each the next ones that no thread has taken.
+class Reading {
+ public:
+  Reading(int folder, const std::vector<File>& files, FileHeaders& headers)
+      : folder_(folder), files_(files), headers_(headers) {}
+
+  // Without memory, the caller reads a file, and says so.
+  void read(std::pmr::memory_resource* memory) noexcept {
+    while (true) {
+      const std::size_t first = next_.fetch_add(files_a_turn);
+      if (first >= files_.size()) return;
+      const std::size_t end = std::min(first + files_a_turn, files_.size());
+      for (std::size_t place = first; place < end; ++place) {
+        try {
+          headers_.each[place] = header_of(folder_, files_[place], long_text_, memory);
+        } catch (const std::bad_alloc&) {
+        }
+      }
     }
   }
-}
+
+ private:
+  const int folder_;
+  const std::vector<File>& files_;
+  FileHeaders& headers_;
+  std::atomic<std::size_t> next_ = 0;
+  std::atomic<std::uint64_t> long_text_ = 0;
+};
 
 }  // namespace
 
 FileHeaders headers_in(int folder, const std::vector<File>& files) {
   FileHeaders headers;
   headers.each.resize(files.size());
-  const std::size_t shares =
+  const std::size_t threads =
       std::clamp<std::size_t>(files.size() / files_a_thread, 1, most_threads);
-  std::vector<std::thread> others;
-  others.reserve(shares);
-  std::atomic<std::uint64_t> long_text = 0;
-  const auto read = [&](std::size_t share) noexcept {
-    read_some(folder, files, share, shares, headers, long_text);
-  };
-  std::size_t share = 1;
-  try {
-    for (; share < shares; ++share) others.emplace_back(read, share);
-  } catch (const std::system_error&) {  // no more threads: this one does their shares
+  const std::size_t nbytes = bytes_a_file * (files.size() / threads + 1);
+  for (std::size_t one = 0; one < threads; ++one) {
+    headers.memory.push_back(
+        std::make_unique<std::pmr::monotonic_buffer_resource>(std::min(nbytes, most_first_bytes)));
   }
-  read(0);
-  for (; share < shares; ++share) read(share);
+  Reading reading(folder, files, headers);
+  std::vector<std::thread> others;
+  others.reserve(threads);
+  try {
+    for (std::size_t one = 1; one < threads; ++one) {
+      others.emplace_back([&, one] { reading.read(headers.memory[one].get()); });
+    }
+  } catch (const std::exception&) {  // no more threads, or memory: those that there are read all
+  }
+  reading.read(headers.memory[0].get());
   for (std::thread& other : others) other.join();
   return headers;
 }

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <memory_resource>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,7 +21,7 @@ using File = std::pair<std::string, std::uint64_t>;
 
 // A header's text, and what it says: `scan` lies in `text`.
 struct FileHeader {
-  std::string text;
+  std::string_view text;
   Scan scan;
 
   // The length of the text without its padding.
@@ -27,12 +29,16 @@ struct FileHeader {
 };
 
 // The headers of several files; null where there is none.
+//
+// All that belongs to a header is in memory of the thread that read it, and is given back with the
+// last header, without destructors: threads would wait for each other if each part were allocated.
 struct FileHeaders {
   FileHeaders() = default;
   FileHeaders(FileHeaders&&) = default;
   FileHeaders(const FileHeaders&) = delete;
 
-  std::vector<std::unique_ptr<FileHeader>> each;
+  std::vector<const FileHeader*> each;
+  std::vector<std::unique_ptr<std::pmr::monotonic_buffer_resource>> memory;
 };
 
 // The headers of files in the folder that `folder` has open. Null for a file that is missing, a

@@ -139,8 +139,13 @@ void each_pair(std::string_view metadata, const std::function<void(String, Strin
   if (!metadata.empty()) Scanner(metadata, unused).strings(pair);
 }
 
-std::optional<Scan> scan(std::string_view text, std::optional<std::uint64_t> data_size) {
-  Scan found;
+std::optional<Scan> scan(std::string_view text, std::optional<std::uint64_t> data_size,
+                         std::pmr::memory_resource* memory) {
+  std::optional<Scan> result;
+  Scan& found = result.emplace(std::pmr::vector<String>(memory),
+                               Tensors{std::pmr::vector<Entry>(memory),
+                                       std::pmr::vector<std::uint64_t>(memory)},
+                               std::string_view());
   // Entry counts dimensions in 32 bits.
   if (text.size() > std::numeric_limits<std::uint32_t>::max()) return {};
   // Most headers have one quantized tensor, for which the vectors would grow several times.
@@ -152,7 +157,7 @@ std::optional<Scan> scan(std::string_view text, std::optional<std::uint64_t> dat
     found.tensors.entries.shrink_to_fit();
     found.tensors.dims.shrink_to_fit();
   }
-  return found;
+  return result;
 }
 
 }  // namespace blobstore

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory_resource>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -48,8 +49,8 @@ struct Entry {
 
 // The tensors of a header, in columns.
 struct Tensors {
-  std::vector<Entry> entries;
-  std::vector<std::uint64_t> dims;
+  std::pmr::vector<Entry> entries;
+  std::pmr::vector<std::uint64_t> dims;
 
   // F13 to F15, stricter than header.py for odd shapes: a dimension of 0 hides no overflow.
   bool fits(const Entry& entry) const;
@@ -59,7 +60,7 @@ struct Tensors {
 };
 
 struct Scan {
-  std::vector<String> names;
+  std::pmr::vector<String> names;
   Tensors tensors;
   std::string_view metadata;  // the JSON object of strings; empty if there is none
 };
@@ -67,7 +68,8 @@ struct Scan {
 // Calls `pair` with each key and value of the metadata of a scan, in the order of the text.
 void each_pair(std::string_view metadata, const std::function<void(String, String)>& pair);
 
-// `text` ends in a NUL that does not count.
-std::optional<Scan> scan(std::string_view text, std::optional<std::uint64_t> data_size);
+// `text` ends in a NUL that does not count. The columns are in `memory`.
+std::optional<Scan> scan(std::string_view text, std::optional<std::uint64_t> data_size,
+                         std::pmr::memory_resource* memory = std::pmr::get_default_resource());
 
 }  // namespace blobstore
