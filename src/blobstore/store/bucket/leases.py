@@ -14,14 +14,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from blobstore.errors import BlobStoreError, ConflictError, NotFoundError, StorageError
 from blobstore.formats.strictjson import encode, parse_object
-from blobstore.io.objects import Bucket
+from blobstore.io.objects import Bucket, ObjectVersion
 from blobstore.names import Digest
 from blobstore.store.bucket.object_keys import LEASES, PROBES
 
@@ -202,13 +202,37 @@ def leases_of(bucket: Bucket) -> Iterator[LiveLease]:
         yield LiveLease(state.key, holder, began, state.modified, lease_s)
 
 
-def pinned_by(bucket: Bucket, lease: LiveLease) -> set[str]:
-    """Return the blobs that a lease names, in hex digits."""
+def pinned_by(bucket: Bucket, key: str) -> set[str]:
+    """Return the blobs that the lease of a key names, in hex digits."""
     try:
-        raw, _ = bucket.get(lease.key + _SUFFIX, limit=_MAX_NAMES)
+        raw, _ = bucket.get(key + _SUFFIX, limit=_MAX_NAMES)
     except NotFoundError:
         return set()
     return set(raw.decode("ascii", "replace").split("\n"))
+
+
+class NewPins:
+    """The blobs that leases name since the last look. ``without``: keys of leases that don't count.
+
+    A look lists all leases, and reads what changed.
+    """
+
+    def __init__(self, bucket: Bucket, without: Collection[str]) -> None:
+        self._bucket = bucket
+        self._without = without
+        self._seen: dict[str, ObjectVersion] = {}
+
+    def look(self) -> tuple[set[str], set[str]]:
+        """Return the keys of all leases, and blobs that some name, in hex digits."""
+        listed = {one.key: one.version for one in self._bucket.objects(LEASES)}
+        keys = {key for key in listed if not key.endswith(_SUFFIX)}
+        pinned: set[str] = set()
+        for key in keys.difference(self._without):
+            version = listed.get(key + _SUFFIX)
+            if version is not None and version != self._seen.get(key):
+                self._seen[key] = version
+                pinned |= pinned_by(self._bucket, key)
+        return keys, pinned
 
 
 def expired(bucket: Bucket, now: datetime) -> list[str]:

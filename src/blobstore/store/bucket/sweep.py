@@ -4,7 +4,8 @@
    lease names, and that are older than the oldest live lease.
 2. *Mark* them (sweep_state.py). Sessions that begin now do not use them.
 3. *Wait* until the sessions with a lease have ended, or for as long as a lease counts. A session
-   checks its blobs and moves its tag within that time, or checks again.
+   checks its blobs and moves its tag within that time, or checks again. Marked blobs that a session
+   needs meanwhile are spared, because it waits for them.
 4. *Decide again* from new lists, and *delete* what is marked and still not needed.
 
 Times are the server's. A bucket does not have a trash: with versions it keeps what is deleted, and
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -30,12 +31,13 @@ from blobstore.store.bucket.leases import (
     LONGEST_LEASE_S,
     Lease,
     LiveLease,
+    NewPins,
     elapsed_s,
     expired,
     leases_of,
     pinned_by,
 )
-from blobstore.store.bucket.object_keys import LEASES, SIGNATURES, blob_key
+from blobstore.store.bucket.object_keys import SIGNATURES, blob_key
 from blobstore.store.bucket.sweep_state import (
     MOST_MARKED,
     Phase,
@@ -105,7 +107,7 @@ class Sweep:
         blobs = store.blobs.listing()
         leases = [lease for lease in leases_of(store.bucket) if lease.key != own]
         live = tuple(lease for lease in leases if lease.is_live(now))
-        pinned = set().union(*(pinned_by(store.bucket, lease) for lease in live))
+        pinned = set().union(*(pinned_by(store.bucket, lease.key) for lease in live))
         references = store.manifests.references()
         needed = references.needed()
         self._check(references, blobs)
@@ -194,7 +196,7 @@ class Sweep:
         try:
             state.write(Phase.MARKED, decision.digests)
             self._wait(lease, state)
-            decision = self.decide(lease.now(), lease.key).only(decision.digests)
+            decision = self.decide(lease.now(), lease.key).only(state.blobs)
             state.write(Phase.DELETING, decision.digests)
             keys = [blob_key(blob.digest) for blob in decision.removed]
             for start in range(0, len(keys), _AT_ONCE):
@@ -215,15 +217,25 @@ class Sweep:
         return state
 
     def _wait(self, lease: Lease, state: _Held) -> None:
-        """Wait for the sessions that began before the mark; a lease that ends needs no wait."""
+        """Wait for the sessions that began before the mark; a lease that ends needs no wait.
+
+        A session that needs a marked blob waits, too. Its lease names the blob, which is freed.
+        """
         bucket, now = self.store.bucket, lease.now()
-        before = [one for one in leases_of(bucket) if one.key != lease.key and one.is_live(now)]
-        longest = max((one.lease_s for one in before), default=0.0)
+        live, dead = [], {lease.key}
+        for one in leases_of(bucket):
+            if one.key != lease.key and one.is_live(now):
+                live.append(one)
+            else:
+                dead.add(one.key)
+        longest = max((one.lease_s for one in live), default=0.0)
         until = elapsed_s() + longest
-        keys = {one.key for one in before}
-        while keys and (left := until - elapsed_s()) > 0:
+        keys, pins = {one.key for one in live}, NewPins(bucket, dead)
+        while keys and state.blobs and (left := until - elapsed_s()) > 0:
             self.stop.wait(min(left, _LOOK_S, max(longest / 64, 0.01)))
-            keys &= {one.key for one in bucket.objects(LEASES)}
+            there, pinned = pins.look()
+            keys &= there
+            state.spare(pinned)
             state.renew()
 
     def _delete(self, keys: Iterable[str]) -> None:
@@ -250,6 +262,16 @@ class _Held:
         except ConflictError:
             raise _busy(self._store, read_state(self._store.bucket).holder) from None
         self._written_at = written_at
+
+    @property
+    def blobs(self) -> frozenset[str]:
+        """The blobs of the state, in hex digits."""
+        return self._state.blobs
+
+    def spare(self, blobs: AbstractSet[str]) -> None:
+        """Take blobs out of the state. Raises: as `write`."""
+        if self._state.blobs & blobs:
+            self.write(self._state.phase, self._state.blobs - blobs)
 
     def renew(self) -> None:
         """Write the state again, if that was long ago."""

@@ -231,4 +231,4 @@ def test_a_lease_names_the_blobs_of_a_huge_plan() -> None:
     key = put_lease(store.bucket, "one", lease_s=900)
     store.bucket.put(f"{key}.blobs", "\n".join(names).encode())
     (lease,) = leases_of(store.bucket)
-    assert len(pinned_by(store.bucket, lease)) == len(names)
+    assert len(pinned_by(store.bucket, lease.key)) == len(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -248,6 +249,26 @@ def test_a_model_that_is_published_after_the_mark_keeps_its_blobs(
     assert arrived.wait(60)  # it is about to move its tag
     assert removed_by(prune_all(store)) == {Digest.of(b"two")}
     worker.join(60)
+    assert blobs_of(store, "m") == [b"one"]
+
+
+def test_a_session_and_a_clean_up_do_not_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The session began before the mark, so it is waited for; it needs a blob that is marked."""
+    monkeypatch.setattr(sweep, "_CLOCKS", timedelta(days=-1))
+    monkeypatch.setattr(sweep, "_LOOK_S", 0.02)
+    store = memory_store(lease_s=300)
+    put_unneeded(store, b"one", b"two")
+    with same(store).session() as session, ThreadPoolExecutor(1) as threads:
+        pruned = threads.submit(prune_all, store)
+        while read_state(store.bucket).phase is not Phase.MARKED:
+            pass
+        session.put(b"one")
+        session.publish(M, manifest_of(b"one"))
+        assert read_state(store.bucket).phase is Phase.MARKED  # and waits for the session
+        session._lease.close()
+        assert removed_by(pruned.result()) == {Digest.of(b"two")}
     assert blobs_of(store, "m") == [b"one"]
 
 
