@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.far_rigs import blobs_of, far_rig, write_far_checkpoint
-from support.hub_stand_in import REPOSITORY, Rules, hub_stand_in
+from support.hub_stand_in import REPOSITORY, RepositoryFile, Rules, hub_stand_in
 from support.nginx import Limits, nginx
 from support.relay import relay
 from support.server_faults import Alarm
@@ -90,13 +90,28 @@ def test_the_hub_limits_requests(checkpoint: Path, tmp_path: Path, equal: Check)
 
 
 def test_signed_addresses_expire_on_the_way(checkpoint: Path, tmp_path: Path, equal: Check) -> None:
-    """They are good for two seconds; the files need longer at this rate."""
+    """They are good for two seconds; the files need longer at this rate.
+
+    But for the first one of each file, by which its header is read: one that expires before its
+    first use ends the import.
+    """
     limits = Limits(rate=1_000_000)
     with (
-        hub_stand_in(tmp_path / "hub", checkpoint, limits=limits, life_s=2) as hub,
+        hub_stand_in(tmp_path / "hub", checkpoint, limits=limits) as hub,
         open_folder(HUB, endpoint=hub.url) as folder,
     ):
+        lasting, known = hub.answers.signer, set[str]()
+
+        def signer(file: RepositoryFile) -> str:
+            if file.name in known:
+                return hub.store.signed(f"objects/{file.sha256}", 2)
+            known.add(file.name)
+            return lasting(file)
+
+        hub.answers.signer = signer
         equal(folder)
+        statuses = Counter(one.status for one in hub.store.requests())
+    assert statuses[403] > 0
 
 
 def test_signed_addresses_are_renewed(checkpoint: Path, equal: Check) -> None:

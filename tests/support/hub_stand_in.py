@@ -208,14 +208,13 @@ def hub_stand_in(
     *,
     rules: Rules | None = None,
     limits: Limits | None = None,
-    life_s: int = 3600,
     host: str = "127.0.0.1",
     within: Sequence[str] = (),
 ) -> Iterator[RunningHub]:
     """Run the Hub with these folders as repositories; it writes below ``work``.
 
     One folder is the repository `REPOSITORY`. ``limits``: of the server of large files;
-    ``life_s``: of the signed addresses; ``host`` and ``within``: where it runs, as for `nginx`.
+    ``host`` and ``within``: where it runs, as for `nginx`. Signed addresses are good for an hour.
     """
     objects = work / "objects"
     objects.mkdir(parents=True)
@@ -232,7 +231,7 @@ def hub_stand_in(
     ):
 
         def signer(file: RepositoryFile) -> str:
-            return store.signed(f"objects/{file.sha256}", life_s)
+            return store.signed(f"objects/{file.sha256}", 3600)
 
         answers = HubStandIn(found, signer, rules or Rules())
         yield RunningHub(running.at("").rstrip("/"), answers, running.play(answers), store)
