@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import replace
@@ -24,6 +24,9 @@ from support.lab.file_systems import MEMORY
 from support.lab.mounts import keep_mounts_private, mount
 from support.lab.system_calls import Call
 from support.lab.task import Task
+
+from blobstore.hashing import Bytes
+from blobstore.io import _native
 
 SHORT = 16
 _TRIED = (
@@ -144,14 +147,20 @@ def control(case: Case, disk: Disk, figures: Figures) -> None:
 
 def _ignore_writes() -> None:
     as_it_is()
-    real = os.pwrite
+    real, together = os.pwrite, _native.write_parts
 
     def write(fd: int, data: bytes, offset: int) -> int:
         with suppress(OSError):
             real(fd, data, offset)
         return len(memoryview(data))
 
+    def write_parts(parts: Sequence[tuple[int, int, Bytes]]) -> None:
+        for part in parts:
+            with suppress(OSError):
+                together([part])
+
     os.pwrite = write  # type: ignore[assignment]  # ours are bytes
+    _native.write_parts = write_parts
 
 
 def _rooms(case: Case, disk: Disk) -> Iterator[tuple[int, int]]:

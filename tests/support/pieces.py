@@ -86,13 +86,12 @@ class Putter:
                 done.result()
 
     def put(self, piece: Piece) -> None:
-        """Put one piece, and before it what is put aside with it."""
-        for offset, part in piece.asides:
-            self._writer.put_aside(offset, part)
+        """Put one piece, and what is written beside it."""
         buffer = self._buffer(piece)
         self._writer.put(
             piece.offset,
             buffer,
+            beside=piece.asides,
             gap=piece.gap,
             aligned=piece.aligned,
             hashed=lambda: self._scribble(piece.offset, buffer),

@@ -1,4 +1,4 @@
-"""SHA-256 of many streams at once, in C++.
+"""SHA-256 of many streams at once, and CRC-32, in C++.
 
 Blobs are independent streams, so their blocks can be hashed side by side: in the lanes of vectors
 (AVX-512, AVX2), or with the SHA instructions of x86-64 and arm64, interleaved. When the module is
@@ -107,3 +107,11 @@ def digests(pieces: Sequence[Bytes]) -> list[bytes]:
     if _uses_openssl:
         return [hashlib.sha256(piece).digest() for piece in pieces]
     return _native.digests(list(pieces))
+
+
+def crc32(pieces: Sequence[Bytes], crc: int = 0) -> int:
+    """Return the CRC-32 (as `zlib.crc32`) of pieces, one after the other.
+
+    ``crc``: of the bytes before them. The interpreter lock is released once for all of them.
+    """
+    return _native.crc32(pieces, crc)

@@ -232,9 +232,8 @@ class _Making:
     def _make_run(self, number: int, run: Run, buffer: Buffer) -> None:
         blob, writer = self._blobs[number], self._writers[number]
         data = buffer.at(run.begin, run.end - run.begin)
-        for offset, companion in self._maker.make(run, data, blob.options):
-            writer.put_aside(offset, companion)
-        writer.put(run.begin, data, gap=run.gap, aligned=True, hashed=buffer.release)
+        beside = self._maker.make(run, data, blob.options)
+        writer.put(run.begin, data, beside=beside, gap=run.gap, aligned=True, hashed=buffer.release)
         self._progress(run.source_bytes, blob.name)
 
     def _make_small(self, blobs: Sequence[tuple[int, Run]], buffer: Buffer) -> None:

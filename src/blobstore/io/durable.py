@@ -14,11 +14,13 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, LimitExceededError, StorageError, from_os_error
+from blobstore.hashing import Bytes
+from blobstore.io import _native
 from blobstore.io.ranges import FileReader, close_quietly
 
 PAGE = 4096
@@ -302,34 +304,32 @@ def write_all_at(fd: int, offset: int, data: memoryview) -> None:
         data, offset = data[count:], offset + count
 
 
-def write_aligned(fd: int, direct: int, offset: int, data: memoryview) -> None:
+def write_aligned(
+    fd: int,
+    direct: int,
+    offset: int,
+    data: memoryview,
+    beside: Sequence[tuple[int, Bytes]] = (),
+) -> None:
     """Write all of ``data`` at ``offset``, whole pages around the page cache.
 
     The address of ``data`` and ``offset`` have the same remainder by the page size. ``direct`` is
-    the same file by `open_direct`, or -1. Parts of pages go through the cache. Raises: OSError.
+    the same file by `open_direct`, or -1. Parts of pages go through the cache, and so does what is
+    ``beside``: bytes for other offsets. Interrupted and partial writes go on. Raises: OSError.
     """
+    cached = [(fd, at, part) for at, part in beside]
     head = -offset % PAGE
     tail = head + (len(data) - head) // PAGE * PAGE
-    if (
-        direct >= 0
-        and tail - head >= DIRECT_FROM
-        and _write_direct(direct, offset + head, data[head:tail])
-    ):
-        write_all_at(fd, offset, data[:head])
-        write_all_at(fd, offset + tail, data[tail:])
-    else:
-        write_all_at(fd, offset, data)
-
-
-def _write_direct(fd: int, offset: int, data: memoryview) -> bool:
-    """Write around the page cache; return False where the file system turns out not to do that."""
-    try:
-        write_all_at(fd, offset, data)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return False
-    return True
+    if direct >= 0 and tail - head >= DIRECT_FROM:
+        edges = [(fd, offset, data[:head]), (fd, offset + tail, data[tail:])]
+        try:
+            _native.write_parts([*cached, *edges, (direct, offset + head, data[head:tail])])
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # the file system turns out not to do that
+                raise
+        else:
+            return
+    _native.write_parts([*cached, (fd, offset, data)])
 
 
 def remove_if_there(path: Path) -> bool:

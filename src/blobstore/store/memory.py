@@ -151,22 +151,21 @@ class _Writer:
         offset: int,
         data: Any,
         *,
+        beside: Sequence[tuple[int, Any]] = (),
         gap: int = 0,
         aligned: bool = False,  # noqa: ARG002  # memory has no pages to align to
         since: int | None = None,  # noqa: ARG002  # no buffer waits
         hashed: Callable[[], None] = lambda: None,
     ) -> None:
-        self.put_aside(offset, data)
+        for at, part in (*beside, (offset, data)):
+            view = memoryview(part).cast("B")
+            self._data[at : at + len(view)] = view
         hashed()
         with self._mutex:
             self._written += memoryview(data).nbytes + gap
             is_complete = self._written == len(self._data)
         if is_complete:
             self._finished(bytes(self._data))
-
-    def put_aside(self, offset: int, data: Any) -> None:
-        view = memoryview(data).cast("B")
-        self._data[offset : offset + len(view)] = view
 
     def release(self) -> None:
         """Do nothing: no buffer waits."""

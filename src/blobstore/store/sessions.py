@@ -50,6 +50,7 @@ class Writer(Protocol):
         offset: int,
         data: Any,
         *,
+        beside: Sequence[tuple[int, Any]] = (),
         gap: int = 0,
         aligned: bool = False,
         since: int | None = None,
@@ -57,15 +58,14 @@ class Writer(Protocol):
     ) -> None:
         """Write a contiguous buffer at ``offset``.
 
-        ``gap``: as many bytes behind the buffer are written by `put_aside`, before the last piece
-        in front of the gap. ``aligned``: the buffer's address and ``offset`` are equal modulo the
-        page size. ``since``: bytes before that offset may come much later, so the buffer must not
-        wait for them; those between it and ``offset`` come now. ``hashed`` is called by any thread
-        when the buffer may be reused. Raises: StorageError.
+        ``beside``: buffers for other offsets, in a gap; they are written before it returns.
+        ``gap``: so many bytes behind the buffer are those beside this piece and others, none of
+        which comes later than the last piece in front of the gap. ``aligned``: the buffer's
+        address and ``offset`` are equal modulo the page size. ``since``: bytes before that offset
+        may come much later, so the buffer must not wait for them; those between it and ``offset``
+        come now. ``hashed`` is called by any thread when the buffer may be reused.
+        Raises: StorageError.
         """
-
-    def put_aside(self, offset: int, data: Any) -> None:
-        """Write bytes that lie in a gap. Raises: StorageError."""
 
     def release(self) -> None:
         """Call ``hashed`` for all buffers that wait, because the blob will not be finished."""

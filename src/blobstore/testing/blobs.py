@@ -198,12 +198,12 @@ class BlobTests(HomeTests):
     def test_a_gap_is_written_before_the_piece_before_it(
         self, home: Home, session: Session, gap: int
     ) -> None:
-        data = data_of(8192 + gap)
+        data, half = data_of(8192 + gap), gap // 2
         made: list[Finished] = []
         with closing(session.writer(len(data), made.append)) as writer:
-            writer.put(4096 + gap, data[4096 + gap :])
-            writer.put_aside(4096, data[4096 : 4096 + gap])
-            writer.put(0, data[:4096], gap=gap)
+            writer.put(4096 + gap, data[4096 + gap :], beside=[(4096, data[4096 : 4096 + half])])
+            rest = (4096 + half, data[4096 + half : 4096 + gap])
+            writer.put(0, data[:4096], beside=[rest], gap=gap)
         (blob,) = made
         assert blob.digest == Digest.of(data)
         session.publish(M, manifest_of(data))

@@ -6,6 +6,7 @@ Copies: every byte to its place, and no other byte is written.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import random
@@ -17,7 +18,7 @@ from support.nested import nest
 from support.stores import NOBODY, unprivileged
 
 from blobstore.errors import ShortReadError
-from blobstore.io import durable
+from blobstore.io import _native, durable
 from blobstore.io.copying import clone, copy_around, link, remove_tree, shares_blocks
 from blobstore.io.durable import PAGE, open_direct
 from blobstore.io.ranges import BytesReader, FileReader
@@ -147,15 +148,17 @@ def test_bytes_are_copied_around_the_page_cache(
     *,
     has_direct: bool,
 ) -> None:
-    real, starts = durable._write_direct, list[int]()
+    real, starts = _native.write_parts, list[int]()
 
-    def write_direct(fd: int, offset: int, data: memoryview) -> bool:
-        address = ctypes.addressof(ctypes.c_char.from_buffer(data))
-        starts.extend((address % PAGE, offset % PAGE, len(data) % PAGE))
-        return real(fd, offset, data)
+    def write_parts(parts: list[tuple[int, int, memoryview]]) -> None:
+        for fd, offset, data in parts:
+            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+                address = ctypes.addressof(ctypes.c_char.from_buffer(data))
+                starts.extend((address % PAGE, offset % PAGE, len(data) % PAGE))
+        real(parts)
 
     monkeypatch.setattr(durable, "DIRECT_FROM", 1)
-    monkeypatch.setattr(durable, "_write_direct", write_direct)
+    monkeypatch.setattr(_native, "write_parts", write_parts)
     found = copied_around(tmp_path, start, at, length, has_direct=has_direct)
     rest = b"x" * (40_000 - at - length)
     assert found == b"x" * at + DATA[start : start + length] + rest

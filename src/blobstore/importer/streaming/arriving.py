@@ -7,11 +7,11 @@ log has their checksums. The file is removed when the segment is done.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from blobstore import hashing
 from blobstore.importer.streaming.segments import SourceSegment
 from blobstore.importer.streaming.worklog import WorkLog
 from blobstore.io.durable import open_or_create, os_errors, write_all_at
@@ -104,6 +104,6 @@ class _Arriving:
             write_all_at(self._fd, self._done, part)
         begin = self._segment.begin
         self._log.arriving(
-            self._segment.number, (begin + self._done, begin + self._came, zlib.crc32(part))
+            self._segment.number, (begin + self._done, begin + self._came, hashing.crc32([part]))
         )
         self._done = self._came

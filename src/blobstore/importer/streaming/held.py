@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from blobstore import hashing
 from blobstore.errors import CorruptDataError
 from blobstore.importer.streaming.segments import SourceSegment, Span
 from blobstore.io.durable import open_or_create, os_errors, write_all_at
@@ -53,7 +53,7 @@ class HeldBytes:
             part = data[begin - segment.begin : end - segment.begin]
             with os_errors("write", self._path(segment.number)):
                 write_all_at(self._fd(segment.number), begin - segment.begin, part)
-            sums.append((begin, end, zlib.crc32(part)))
+            sums.append((begin, end, hashing.crc32([part])))
         return sums
 
     def readinto(self, segment: SourceSegment, offset: int, buffer: memoryview) -> None:

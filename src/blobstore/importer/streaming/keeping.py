@@ -8,12 +8,12 @@ session, and noted for later imports of the source.
 from __future__ import annotations
 
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from blobstore import hashing
 from blobstore.hashing.stage import HashStage
 from blobstore.importer.buffers import Buffer
 from blobstore.importer.making import Run
@@ -77,12 +77,18 @@ class StreamedBlobs:
         StorageError.
         """
         writer = self._writer(number)
-        crc = zlib.crc32(data)
-        for offset, array in beside:
-            writer.put_aside(offset, array)
-            crc = zlib.crc32(array.data, crc)
+        # Before it is written: then the buffer may be released.
+        crc = hashing.crc32([data, *(array.data for _, array in beside)])
         places = tuple((offset, array.nbytes) for offset, array in beside)
-        writer.put(run.begin, data, gap=run.gap, aligned=True, since=since, hashed=to.release)
+        writer.put(
+            run.begin,
+            data,
+            beside=beside,
+            gap=run.gap,
+            aligned=True,
+            since=since,
+            hashed=to.release,
+        )
         return PieceSum(number, run.begin, run.end, crc, places)
 
     def put_small(self, numbers: Sequence[int], data: Sequence[memoryview]) -> list[Digest]:

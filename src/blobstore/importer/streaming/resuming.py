@@ -6,12 +6,12 @@ there. If some are not, everything is used up to the segment before those.
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from blobstore import hashing
 from blobstore.errors import NotFoundError
 from blobstore.importer.planning.outputs import PlannedBlob
 from blobstore.importer.streaming.agenda import Agenda, files_of_blob
@@ -251,7 +251,7 @@ def _crc(reader: FileReader, parts: Iterable[tuple[int, int]]) -> int:
     crc = 0
     for at, nbytes in parts:
         for start in range(at, at + nbytes, _READ):
-            crc = zlib.crc32(reader.read(start, min(_READ, at + nbytes - start)), crc)
+            crc = hashing.crc32([reader.read(start, min(_READ, at + nbytes - start))], crc)
     return crc
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,7 @@ class BlobWriter:
         offset: int,
         data: Any,
         *,
+        beside: Sequence[tuple[int, Any]] = (),
         gap: int = 0,
         aligned: bool = False,
         since: int | None = None,
@@ -145,7 +146,7 @@ class BlobWriter:
         view = memoryview(data).cast("B")
         may_wait = since is None or self._hash.is_in_turn(since)
         # Bytes that will be read back are best left in the page cache.
-        self._write(offset, view, aligned=aligned and may_wait)
+        self._write(offset, view, beside, aligned=aligned and may_wait)
         end = offset + len(view)
         if may_wait:
             self._hash.add(offset, Piece(len(view), lambda: view, hashed))
@@ -180,10 +181,6 @@ class BlobWriter:
         self._open()
         self._add_read_back(0, nbytes, hashed)
 
-    def put_aside(self, offset: int, data: Any) -> None:
-        """See `Writer`."""
-        self._write(offset, memoryview(data).cast("B"), aligned=False)
-
     def _open(self) -> None:
         with self._mutex, os_errors("create", self._path):
             if self._fd >= 0:
@@ -197,14 +194,13 @@ class BlobWriter:
                 self._fd = create_file(self._path, self._size if is_large else 0)
             self._direct = open_direct(self._path) if is_large else -1
 
-    def _write(self, offset: int, view: memoryview, *, aligned: bool) -> None:
+    def _write(
+        self, offset: int, view: memoryview, beside: Sequence[tuple[int, Any]], *, aligned: bool
+    ) -> None:
         if self._fd < 0:
             self._open()
         with os_errors("write", self._path):
-            if aligned:
-                write_aligned(self._fd, self._direct, offset, view)
-            else:
-                write_all_at(self._fd, offset, view)
+            write_aligned(self._fd, self._direct if aligned else -1, offset, view, beside)
 
     def _read_back(self, start: int, length: int, memory: _Memory) -> memoryview:
         data = memory.take()[:length]

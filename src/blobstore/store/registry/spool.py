@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from blobstore.errors import ShortReadError
@@ -79,23 +79,21 @@ class SpoolWriter:
         offset: int,
         data: Any,
         *,
+        beside: Sequence[tuple[int, Any]] = (),
         gap: int = 0,
         aligned: bool = False,  # noqa: ARG002  # through the page cache
         since: int | None = None,  # noqa: ARG002  # no buffer waits
         hashed: Callable[[], None] = lambda: None,
     ) -> None:
         """See `Writer`. The blob is hashed at its end."""
-        self._blob.write(offset, data)
+        for at, part in (*beside, (offset, data)):
+            self._blob.write(at, part)
         hashed()
         with self._mutex:
             self._written += memoryview(data).nbytes + gap
             is_complete = self._written == self._blob.size
         if is_complete:
             self._finished(self._blob.digest(HashStage()))
-
-    def put_aside(self, offset: int, data: Any) -> None:
-        """See `Writer`."""
-        self._blob.write(offset, data)
 
     def release(self) -> None:
         """Do nothing: no buffer waits."""

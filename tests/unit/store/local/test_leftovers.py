@@ -33,7 +33,7 @@ import sys
 from blobstore import open_store
 with open_store(sys.argv[1]).session() as session:
     session.put(b"one")
-    session.writer(100, lambda _: None).put_aside(0, b"half")
+    session.writer(100, lambda _: None).put(0, b"half")
     print("ready", flush=True)
     sys.stdin.read()
 """
