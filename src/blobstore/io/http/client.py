@@ -10,12 +10,13 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
-from functools import cache, partial
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Self, cast
 
-from blobstore.errors import BlobStoreError, RemoteError, UsageError, from_os_error
+from blobstore.errors import BlobStoreError, RemoteError, UsageError
 from blobstore.io.budget import Budget, RequestLimits, RetryPolicy
+from blobstore.io.http.certificates import Certificates
 from blobstore.io.http.connections import CheckedBackend, RequestContext
 from blobstore.io.http.messages import Fields, Message
 from blobstore.io.http.redirects import MAX_REDIRECTS, Linked, RequestTarget, redirected
@@ -73,9 +74,9 @@ class HttpClient:
         self._token = token
         self._token_origin: tuple[str, str, int] | None = None
         self._lock = Lock()
-        self._backend = CheckedBackend(is_public)
+        self._backend = CheckedBackend(is_public, Certificates(ca_file))
         self._pool = httpcore2.ConnectionPool(
-            ssl_context=_ssl_context(ca_file),
+            ssl_context=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),  # the backend has another
             max_connections=connections * _ORIGINS,
             max_keepalive_connections=connections * _ORIGINS,
             keepalive_expiry=_KEEP_ALIVE_S,
@@ -364,23 +365,3 @@ def _unreachable(address: WebAddress, error: Exception) -> RemoteError:
         path=str(address),
         temporary=temporary,
     )
-
-
-def _ssl_context(ca_file: str | None) -> ssl.SSLContext:
-    if ca_file is None:
-        return _system_context()
-    context = _new_context()
-    try:
-        context.load_verify_locations(ca_file)
-    except OSError as error:
-        raise from_os_error(error, "read certificates from", ca_file) from error
-    return context
-
-
-def _new_context() -> ssl.SSLContext:
-    import httpx2
-
-    return httpx2.create_ssl_context(trust_env=False)
-
-
-_system_context = cache(_new_context)  # reading the system's certificates takes 25 ms

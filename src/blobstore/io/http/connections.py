@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from blobstore.errors import RemoteError, UsageError
 from blobstore.io.budget import RequestLimits
+from blobstore.io.http.certificates import Certificates
 from blobstore.io.http.direct import MAX_HEAD, Came, DirectBody, head_end, without_body
 from blobstore.io.http.web_addresses import WebAddress
 
@@ -104,6 +106,10 @@ class Framing:
 
 
 _HEAD_READ = 4096
+_UNCHECKED_S = 1.0
+"""How long a connection that brought weights is not checked. The library checks all idle
+connections for each request, and each check gives the interpreter's lock away. If the server has
+closed the connection meanwhile, the request for weights is made again at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +127,11 @@ class RequestContext:
 
 
 class CheckedBackend:
-    """An ``httpcore2.NetworkBackend``."""
+    """An ``httpcore2.NetworkBackend``. TLS connections trust ``certificates``."""
 
-    def __init__(self, is_public: Callable[[str], bool]) -> None:
+    def __init__(self, is_public: Callable[[str], bool], certificates: Certificates) -> None:
         self._is_public = is_public
+        self.certificates = certificates
         self._local = threading.local()
 
     @property
@@ -196,6 +203,7 @@ class _Connection:
         self._body: DirectBody | None = None
         self._is_begun = False
         self._is_http = False
+        self._unchecked_until = 0.0
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         context = self._backend.context
@@ -285,10 +293,11 @@ class _Connection:
             raise httpcore2.ReadTimeout(error) from error
         except OSError as error:
             raise httpcore2.ReadError(error) from error
+        self._unchecked_until = time.monotonic() + _UNCHECKED_S
 
     def start_tls(
         self,
-        ssl_context: ssl.SSLContext,
+        ssl_context: ssl.SSLContext,  # noqa: ARG002  # the pool's, which trusts nothing
         server_hostname: str | None = None,
         timeout: float | None = None,
     ) -> _Connection:
@@ -296,7 +305,9 @@ class _Connection:
 
         try:
             stream = self._stream.start_tls(
-                ssl_context, server_hostname, self._backend.seconds(timeout)
+                self._backend.certificates.context,
+                server_hostname,
+                self._backend.seconds(timeout),
             )
         except ValueError as error:  # a name that TLS can't send
             raise httpcore2.ConnectError(error) from error
@@ -317,8 +328,12 @@ class _Connection:
             return self._public
         if info == "body":
             return self._body
-        beyond = info == "is_readable" and self._framing is not None and self._framing.overrun
-        return beyond or self._stream.get_extra_info(info)
+        if info == "is_readable":
+            beyond = self._framing is not None and self._framing.overrun
+            return beyond or (
+                time.monotonic() >= self._unchecked_until and self._stream.get_extra_info(info)
+            )
+        return self._stream.get_extra_info(info)
 
 
 def not_public(address: WebAddress) -> RemoteError:
