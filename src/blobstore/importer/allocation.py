@@ -176,7 +176,10 @@ def _quantized(
     factor: float | None,
     batch: _Batch,
 ) -> QuantizedArray[Array]:
-    """Return the quantized weights. Raises: NonFiniteWeightError."""
+    """Return the quantized weights. Raises: NonFiniteWeightError.
+
+    An infinite scale is not refused: its type then has no finite error, and is not chosen.
+    """
     described = quantization.parts(values.shape, dtype_of(values))
     weight, scale, *rest = (np.empty(part.shape, numpy_dtype(part.dtype)) for part in described)
     scaled = None if factor is None else np.array([factor], np.float32)
@@ -184,7 +187,7 @@ def _quantized(
     bad = kernels.quantize_into(
         values, parts, replace(choice, global_scale=1.0 if factor is None else factor)
     )
-    if bad >= 0:
+    if bad >= 0 and not math.isfinite(values[bad]):
         run, offset = divmod(bad, batch.count)
         raise non_finite(batch.source, batch.starts[run] + offset, values[bad])
     return parts

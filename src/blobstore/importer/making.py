@@ -176,16 +176,16 @@ def _quantize(
     weight, scale, *rest = arrays
     parts = QuantizedArray(weight, scale, rest[0] if rest else None, None, quantization)
     bad = kernels.quantize_into(weights, parts, choice)
-    if bad >= 0:
+    if bad < 0:
+        return
+    if not math.isfinite(weights[bad]):
         raise non_finite(step.source, step.start + bad, weights[bad])
-    if not all(math.isfinite(kernels.largest_magnitude(part)) for part in (scale, *rest)):
-        group = int(np.argmin(np.isfinite(scale))) * quantization.group_size
-        raise _error_at(
-            UnsupportedSourceError,
-            step.source,
-            step.start + group,
-            f"the first of a group that spans more than {dtype_of(weights)} can scale",
-        )
+    raise _error_at(
+        UnsupportedSourceError,
+        step.source,
+        step.start + bad,
+        f"the first of a group that spans more than {dtype_of(weights)} can scale",
+    )
 
 
 def non_finite(source: SourceWeight, flat: int, value: float) -> BlobStoreError:

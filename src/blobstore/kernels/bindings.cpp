@@ -86,7 +86,7 @@ void require_parts(std::size_t count, std::size_t type, std::size_t group_size,
   if (affine) require_items(*biases, scales.size(), scale_size, "biases has the wrong size");
 }
 
-// The index of the first weight that is not finite, or -1.
+// The index that the kernel returns, or -1 for all_finite.
 std::int64_t quantize(std::string_view target, std::string_view method, std::string_view quant_type,
                       std::string_view float_type, In weights, std::size_t group_size, Words words,
                       Out scales, std::optional<Out> biases, float global_scale,

@@ -83,7 +83,8 @@ struct Comparison {
 
 inline constexpr std::size_t all_finite = ~std::size_t{0};
 
-// Returns the index of the first non-finite weight, or all_finite.
+// Returns the index of the first non-finite weight, and then the outputs are unspecified; else of the
+// first weight of the first group whose scale is infinite; else all_finite.
 using Quantize = std::size_t (*)(const QuantizeJob&);
 using Dequantize = void (*)(const DequantizeJob&);
 // Writes the ends of each group's range: weights at most `low` or at least `high` are beyond it.

@@ -117,9 +117,12 @@ class Kernel(Protocol):
     name: str
 
     def quantize(self, weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice) -> int:
-        """Fill ``parts`` in place; return the index of the first non-finite weight, or -1.
+        """Fill ``parts`` in place; return -1, or the index of the first weight at fault.
 
-        ``weights`` are BF16, F16 or F32; scale and bias of an affine type have their dtype.
+        That is the first non-finite weight; if all are finite, the first weight of the first group
+        with an infinite scale, because it spans more than its dtype can scale. Biases are always
+        finite, and the scales of the fp types saturate. ``weights`` are BF16, F16 or F32; scale and
+        bias of an affine type have their dtype.
         """
 
     def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:

@@ -46,6 +46,15 @@ std::size_t first_non_finite(const typename Float::Bits* weights) {
   return i;
 }
 
+// The index of the first weight of the first group with an infinite scale, or all_finite: its range
+// overflowed. A bias never does: minmax takes a weight or 0, and a search what has a finite error.
+template <typename Float>
+std::size_t first_overflow(const QuantizeJob& job) {
+  const auto* const scales = static_cast<const typename Float::Bits*>(job.scales);
+  if (is_finite<Float>(scales, job.count / job.group_size)) return all_finite;
+  return first_non_finite<Float>(scales) * job.group_size;
+}
+
 // The lower (offset 0) or upper half of each segment of `width` lanes, those of a and b in turn.
 template <std::size_t N, std::size_t width, std::size_t offset, typename V, std::size_t... i>
 inline V halves(V a, V b, std::index_sequence<i...>) {
@@ -141,8 +150,7 @@ std::size_t each_tile(const QuantizeJob& job, std::size_t group_size, Tile tile)
   return all_finite;
 }
 
-// Weights -> codes, and one scale and bias a group. Returns the index of the first non-finite
-// weight, and then the outputs are unspecified.
+// Weights -> codes, and one scale and bias a group.
 template <typename Float, unsigned bits, std::size_t N>
 std::size_t quantize_affine(const QuantizeJob& job) {
   const auto tile = [&](auto lanes, std::size_t start, std::size_t blocks) {
@@ -151,7 +159,8 @@ std::size_t quantize_affine(const QuantizeJob& job) {
     quantize_affine_tile<Float, bits, lanes>(job, start, blocks);
     return true;
   };
-  return each_tile<Float, N>(job, job.group_size, tile);
+  const std::size_t bad = each_tile<Float, N>(job, job.group_size, tile);
+  return bad == all_finite ? first_overflow<Float>(job) : bad;
 }
 
 // A group's scale as its weights need it. Only nvfp4 has a global scale, and scales of zero, which

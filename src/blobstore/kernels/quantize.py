@@ -8,6 +8,7 @@ their matrix. The arithmetic is docs/quantization.md's.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -137,7 +138,11 @@ def _empty_parts(weights: Array, quantization: Quantization) -> QuantizedArray[A
 def _quantize_ranges(
     weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice, jobs: int, kernel: Kernel
 ) -> int:
-    """Quantize flat weights in ``jobs`` ranges of groups at once; return as `quantize_into`."""
+    """Quantize flat weights in ``jobs`` ranges of groups at once.
+
+    Return the index of the first non-finite weight, or -1. An infinite scale is stored, as MLX
+    does.
+    """
     group_size = parts.group_size
     groups = weights.size // group_size
     jobs = min(jobs, groups, _MOST_THREADS) or 1
@@ -148,7 +153,7 @@ def _quantize_ranges(
         first, last = (bound * group_size for bound in bounds)
         part = replace(choice, first_column=first % columns if columns else 0)
         bad = kernel.quantize(weights[first:last], group_range(parts, *bounds), part)
-        return bad if bad < 0 else first + bad
+        return first + bad if bad >= 0 and not math.isfinite(weights[first + bad]) else -1
 
     if jobs == 1:
         return quantize_range((0, groups))
@@ -199,8 +204,10 @@ def quantize_into(
 ) -> int:
     """Quantize whole groups of flat, contiguous ``weights`` into ``parts``, whose arrays are flat.
 
-    Returns the index of the first non-finite weight, or -1; with an index, the parts are
-    unspecified.
+    Returns the index of the first non-finite weight, and then the parts are unspecified. If all are
+    finite, returns the index of the first weight of the first group whose scale is infinite,
+    because it spans more than its dtype can scale; the parts are then what `quantize` returns.
+    Else returns -1. A caller tells the two apart by that weight.
     """
     return (kernel or active()).quantize(weights, parts, choice or ScaleChoice())
 

@@ -55,7 +55,8 @@ class ReferenceKernel:
             quantize = _quantize_affine if parts.quant_type.is_affine else _quantize_fp
             codes = quantize(groups, parts, choice, importance)
         parts.weight[:] = _packed(codes.reshape(-1), parts.quant_type.bits)
-        return -1
+        group = _first_non_finite(parts.scale)  # -1 for the fp types, whose scales are bytes
+        return group * parts.group_size if group >= 0 else -1
 
     def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
         """See `blobstore.kernels.native.Kernel`."""
@@ -176,9 +177,9 @@ def _fp_values(codes: Array, parts: QuantizedArray[Array], global_scale: float) 
     return values * scales[:, None] * np.float32(global_scale)
 
 
-def _first_non_finite(weights: Array) -> int:
+def _first_non_finite(values: Array) -> int:
     with np.errstate(invalid="ignore"):  # a signalling NaN is expected here
-        finite = np.isfinite(weights)
+        finite = np.isfinite(values)
     return -1 if finite.all() else int(np.argmin(finite))
 
 

@@ -26,9 +26,11 @@ std::size_t each_block(const QuantizeJob& job, std::size_t group_size, Block blo
 
 template <typename Float, unsigned bits, std::size_t>
 std::size_t search_affine(const QuantizeJob& job) {
-  return each_block<Float>(job, job.group_size, [&](auto lanes, std::size_t start) {
+  const auto block = [&](auto lanes, std::size_t start) {
     search_affine_block<Float, bits, lanes>(job, start);
-  });
+  };
+  const std::size_t bad = each_block<Float>(job, job.group_size, block);
+  return bad == all_finite ? first_overflow<Float>(job) : bad;
 }
 
 template <typename Float, typename Type, std::size_t>

@@ -149,6 +149,33 @@ def test_the_index_counts_from_the_start_of_the_tensor_not_of_a_chunk(
     with pytest.raises(UnsupportedSourceError) as overflow:
         imported(store, tmp_path, {W: values}, dtype="float16")
     assert overflow.value.index == (4321, 123)
+    values[4321, 123] = 3e38
+    values[4321, 124] = -3e38
+    with pytest.raises(UnsupportedSourceError) as group:
+        imported(store, tmp_path, {W: values}, quant="int4")
+    assert group.value.index == (4321, 96)
+
+
+@pytest.mark.parametrize("method", ["minmax", "search"])
+@pytest.mark.parametrize("kind", [BF16, np.float32], ids=str)
+@pytest.mark.parametrize("quant", ["int4", "int8"])
+def test_a_group_that_overflows_its_scale_is_named_by_its_first_weight(
+    store: Store, tmp_path: Path, snapshot: Snapshot, quant: str, kind: Any, method: str
+) -> None:
+    values = normal("w", 40, 256).astype(kind)
+    for row, column in ((39, 200), (33, 71), (33, 7)):  # the last, then others before it
+        values[row, [column, column + 1]] = 3e38, -2e38
+        with pytest.raises(UnsupportedSourceError) as caught:
+            imported(store, tmp_path, {W: values}, quant=quant, group_size=64, method=method)
+        assert (caught.value.tensor, caught.value.index) == (W, (row, column // 64 * 64))
+        dtype = "F32" if kind is np.float32 else "BF16"
+        what = f"is the first of a group that spans more than {dtype} can scale"
+        assert what in caught.value.message
+    values[39, 255] = np.nan
+    with pytest.raises(NonFiniteWeightError) as behind:
+        imported(store, tmp_path, {W: values}, quant=quant, group_size=64, method=method)
+    assert behind.value.index == (39, 255)
+    assert snapshot(store) == {}
 
 
 def test_a_bad_weight_of_a_stacked_expert_is_named_as_in_its_file(

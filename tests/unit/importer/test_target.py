@@ -327,6 +327,19 @@ def test_a_weight_that_is_not_finite_is_an_error_with_its_place(
         )
 
 
+def test_a_type_whose_scale_overflows_is_not_chosen(
+    tmp_path: Path, sample: pytest.MonkeyPatch
+) -> None:
+    sample.setattr(target, "SAMPLE", WHOLE)
+    name, other = "model.layers.1.b_proj.weight", "model.layers.0.b_proj.weight"
+    wide = normal("wide", 64, 256).astype(np.float32)
+    wide[40, 7:9] = 3e38, -2e38
+    source = checkpoint(tmp_path / "m", {name: wide})
+    chosen = types(blobstore.plan_import(source, target_bpw=8.3, quant="int4"))
+    assert chosen[name] == "none"
+    assert chosen[other] != "none"
+
+
 def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "m")
     inventory = blobstore.plan_import(source).inventory
