@@ -30,13 +30,14 @@ class Fetched:
     """The ranges that were fetched: (file, begin, bytes).
 
     ``before`` is called before each; ``change`` may change the bytes that come. A range comes in
-    parts of ``most`` bytes, if that is not 0.
+    parts of ``most`` bytes, if that is not 0. ``wanted`` threads are of use.
     """
 
     ranges: list[tuple[str, int, int]] = field(default_factory=list)
     before: Callable[[str, int], None] = lambda _name, _begin: None
     change: Callable[[str, int, memoryview], None] = lambda _name, _begin, _data: None
     most: int = 0
+    wanted: int = 4
 
     @property
     def nbytes(self) -> int:
@@ -53,6 +54,10 @@ class _Fetcher:
         self._inner = FolderFetcher(folder)
         self._fetched = fetched
         self.cancel = self._inner.cancel
+
+    @property
+    def wanted(self) -> int:
+        return self._fetched.wanted
 
     def fill(
         self,

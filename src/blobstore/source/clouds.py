@@ -235,6 +235,11 @@ class BucketFetcher:
         """See `Fetcher`."""
         return self._slots.most
 
+    @property
+    def wanted(self) -> int:
+        """See `Fetcher`."""
+        return self._slots.level
+
     def fill(
         self,
         name: str,

@@ -43,7 +43,11 @@ class Fetcher(Protocol):
 
     @property
     def at_once(self) -> int:
-        """How many threads may be of use: as many ranges as may be fetched at once."""
+        """How many threads may be of use at most: as many ranges as may be fetched at once."""
+
+    @property
+    def wanted(self) -> int:
+        """How many threads are of use now: one to ``at_once``."""
 
     def fill(
         self,
@@ -67,7 +71,7 @@ class Fetcher(Protocol):
 class FolderFetcher:
     """Reads ranges through a folder's own readers, one after the other. See `Fetcher`."""
 
-    at_once = 1
+    at_once = wanted = 1
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder

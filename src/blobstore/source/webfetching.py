@@ -35,6 +35,11 @@ class WebFetcher:
         """See `Fetcher`."""
         return self._control.slots.most
 
+    @property
+    def wanted(self) -> int:
+        """See `Fetcher`."""
+        return self._control.slots.level
+
     def fill(
         self,
         name: str,

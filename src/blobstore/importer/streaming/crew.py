@@ -20,7 +20,7 @@ from blobstore.importer.schedule import room_of
 from blobstore.importer.streaming.agenda import Agenda, Arrival
 from blobstore.importer.streaming.arrived import ArrivedSegments
 from blobstore.importer.streaming.arriving import ArrivingBytes
-from blobstore.importer.streaming.flow import FileHashes, Gate, Loaded, Order, Tasks
+from blobstore.importer.streaming.flow import FileHashes, Gate, Loaded, Order, Tasks, Turns
 from blobstore.importer.streaming.keeping import StreamedBlobs
 from blobstore.importer.streaming.pieces import PIECE, StreamedPiece
 from blobstore.importer.streaming.ring import Ring
@@ -64,6 +64,8 @@ class Crew:
         self._log = log
         self._arriving = arriving
         self._fetchers = fetchers
+        self._folders = list({id(one): one for one in fetchers.values()}.values())
+        self._turns = Turns(lambda: max((one.wanted for one in self._folders), default=1))
         self._progress = progress
         self._maker = RunMaker(SourceReaders(arrived.open))
         self._arrivals = agenda.arrivals()
@@ -84,7 +86,8 @@ class Crew:
         Raises: the errors of the fetchers; as `RunMaker.make`; DigestMismatchError; StorageError.
         """
         self._ring, self._buffers = ring, buffers
-        roles = [*[self._fetch] * fetching, *[self._make] * making]
+        roles: list[Callable[[], None]] = [self._make] * making
+        roles[:0] = [partial(self._fetch, number) for number in range(fetching)]
         stop = _Stop(self._stop)
         each(roles, _call, len(roles), name="stream", stop=stop, least=len(roles))
         if self._errors:
@@ -95,7 +98,8 @@ class Crew:
         """End the work, also that of threads that wait."""
         self._tasks.stop()
         self._ring.close()
-        for fetcher in {id(one): one for one in self._fetchers.values()}.values():
+        self._turns.end()
+        for fetcher in self._folders:
             fetcher.cancel()
 
     def _fail(self, order: Order, error: BaseException) -> None:
@@ -103,9 +107,9 @@ class Crew:
             self._errors.append((order, error))
         self._stop()
 
-    def _fetch(self) -> None:
-        """Fetch the segments that remain, one after the other."""
-        while (loaded := self._next()) is not None:
+    def _fetch(self, number: int) -> None:
+        """Fetch the segments that remain, one after the other, as the thread of that number."""
+        while (loaded := self._next(number)) is not None:
             segment = loaded.arrival.segment
             try:
                 self._fill(segment, loaded.part.data)
@@ -115,6 +119,7 @@ class Crew:
                     self._fail((segment.number, -1, 0), error)
                 return
             self._tasks.wake()
+            self._turns.check()
 
     def _fill(self, segment: SourceSegment, data: memoryview) -> None:
         fetcher, file = self._fetchers[segment.file.path], segment.file
@@ -123,12 +128,14 @@ class Crew:
         else:
             fetcher.fill(file.name, file.identity, segment.begin, data)
 
-    def _next(self) -> Loaded | None:
-        """Return the next segment, with memory for it."""
+    def _next(self, number: int) -> Loaded | None:
+        """Return the next segment, with memory for it, when a thread of that number is of use."""
+        self._turns.wait(number)
         with self._fetching:
             arrival = None if self._tasks.is_stopped else next(self._arrivals, None)
             if arrival is None:
                 self._are_all_fetched = True
+                self._turns.end()
                 self._tasks.wake_all()
                 return None
             part = self._ring.take(arrival.segment.nbytes, arrival.segment.begin)

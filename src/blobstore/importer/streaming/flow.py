@@ -24,6 +24,8 @@ from blobstore.importer.streaming.worklog import PieceSum, SegmentDone, SpanSum
 from blobstore.names import Digest
 from blobstore.source.weights import SourceFile
 
+_AGAIN_S = 0.05
+
 
 @dataclass(slots=True, eq=False)
 class Loaded:
@@ -131,6 +133,39 @@ def check_declared(file: SourceFile, raw_digest: bytes) -> None:
     if file.declared is not None and raw_digest.hex() != file.declared.hex:
         message = f"{file.path}: its bytes are not those of {file.declared}, which its server"
         raise DigestMismatchError(f"{message} declares", path=file.path)
+
+
+class Turns:
+    """Lets as many threads fetch as are of use, which may change. Safe to share between threads.
+
+    The others wait before they take a segment: they hold no memory, and do not take turns with
+    the interpreter's lock. ``wanted`` says how many are of use.
+    """
+
+    def __init__(self, wanted: Callable[[], int]) -> None:
+        self._wanted = wanted
+        self._most = 0
+        self._changed = threading.Condition()
+        self._is_over = False
+
+    def wait(self, number: int) -> None:
+        """Return when more than ``number`` threads are of use, or after `end`."""
+        with self._changed:
+            while number >= self._wanted() and not self._is_over:
+                self._changed.wait(_AGAIN_S)  # more may be of use while all of those fetch
+
+    def check(self) -> None:
+        """Let threads go on that are of use now."""
+        with self._changed:
+            before, self._most = self._most, self._wanted()
+            if self._most > before:
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Let all threads go on: nothing is left to fetch."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
 
 
 Order = tuple[int, int, int]

@@ -107,9 +107,8 @@ class Framing:
 
 _HEAD_READ = 4096
 _UNCHECKED_S = 1.0
-"""How long a connection that brought weights is not checked. The library checks all idle
-connections for each request, and each check gives the interpreter's lock away. If the server has
-closed the connection meanwhile, the request for weights is made again at once."""
+"""How long a connection that brought weights is checked only when it is used. The library checks
+all idle connections for each request, and each check gives the interpreter's lock away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +204,13 @@ class _Connection:
         self._is_http = False
         self._unchecked_until = 0.0
 
+    @property
+    def _is_unchecked(self) -> bool:
+        return time.monotonic() < self._unchecked_until
+
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        import httpcore2
+
         context = self._backend.context
         if context.public_only and not self._public:
             raise not_public(context.address)
@@ -215,6 +220,9 @@ class _Connection:
                 path=str(context.address),
                 hint="Use https, or no token.",
             )
+        if self._is_unchecked and self._stream.get_extra_info("is_readable"):
+            raise httpcore2.ReadError("it closed the connection, or sent bytes behind a reply")
+        self._unchecked_until = 0.0
         context.limits.use(self._stream.get_extra_info("socket"))
         self._framing = self._body = None
         self._is_begun = False
@@ -304,12 +312,12 @@ class _Connection:
         import httpcore2
 
         try:
+            context = self._backend.certificates.context
             stream = self._stream.start_tls(
-                self._backend.certificates.context,
-                server_hostname,
-                self._backend.seconds(timeout),
+                context, server_hostname, self._backend.seconds(timeout)
             )
-        except ValueError as error:  # a name that TLS can't send
+        except (ValueError, OSError) as error:  # a name that TLS can't send; broken certificates
+            self.close()
             raise httpcore2.ConnectError(error) from error
         return _Connection(self._backend, stream, public=self._public)
 
@@ -328,11 +336,10 @@ class _Connection:
             return self._public
         if info == "body":
             return self._body
-        if info == "is_readable":
-            beyond = self._framing is not None and self._framing.overrun
-            return beyond or (
-                time.monotonic() >= self._unchecked_until and self._stream.get_extra_info(info)
-            )
+        if info == "is_readable" and self._framing is not None and self._framing.overrun:
+            return True
+        if info == "is_readable" and self._is_unchecked:
+            return False
         return self._stream.get_extra_info(info)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -203,7 +204,11 @@ def test_killed_imports_go_on(killed: list[Store], source: Path, want: str) -> N
     assert len(killed) > 5
     for left in killed:
         assert outcome(source, left, quant="int4") == want
-        assert list(left.root.glob(".blobstore/tmp/*")) == []
+        # Small blobs that were whole, but not yet in the log, are made again. The first ones stay
+        # for a day, like all finished blobs.
+        in_store = {path.name for path in (left.root / "blobs").iterdir()}
+        files = [path for path in left.root.glob(".blobstore/tmp/**/*") if path.is_file()]
+        assert [path for path in files if path.name not in in_store] == []
 
 
 def test_damaged_logs_cost_time_only(killed: list[Store], source: Path, want: str) -> None:
@@ -321,6 +326,15 @@ def test_progress_tells_of_everything_once(source: Path, store: Store) -> None:
             source, "m", store=store, quant="int4", progress=lambda nbytes, _: told.append(nbytes)
         )
     assert sum(told) == result.source_bytes
+
+
+def test_as_many_threads_fetch_as_are_of_use(source: Path, store: Store, want: str) -> None:
+    threads: set[int] = set()
+    with streamed(TINY) as fetched:
+        fetched.wanted = 1
+        fetched.before = lambda _name, _begin: threads.add(threading.get_ident())
+        assert outcome(source, store, quant="int4") == want
+    assert len(threads) == 1
 
 
 def test_a_full_disk_leaves_the_store_as_it_was(source: Path, store: Store, want: str) -> None:

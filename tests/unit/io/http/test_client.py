@@ -10,6 +10,7 @@ from email.utils import formatdate
 from pathlib import Path
 from time import time
 from typing import Any
+from unittest import mock
 
 import pytest
 from support import FIXTURES
@@ -26,6 +27,7 @@ from support.servers import (
 )
 
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, StorageError
+from blobstore.io.http import certificates
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.redirects import RequestTarget, redirected
 from blobstore.io.http.web_addresses import WebAddress
@@ -416,6 +418,19 @@ def test_certificates_and_names_are_checked() -> None:
             error = failure(client, f"https://other.test:{server.port}/")
         assert isinstance(error, RemoteError)
         assert (error.temporary, "certificate is not trusted" in str(error)) == (False, True)
+
+
+def test_the_systems_certificates_are_read_for_tls_only(server: Server) -> None:
+    server.play(lambda _: reply(200, body=b"x"))
+
+    def broken() -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=__file__)
+
+    with mock.patch.object(certificates, "_of_system", broken), HttpClient() as client:
+        assert get(client, server.url) == b"x"
+        error = failure(client, server.url.replace("http:", "https:"))
+    assert isinstance(error, RemoteError)
+    assert (error.temporary, "TLS is not possible: NO_CERTIFICATE" in str(error)) == (False, True)
 
 
 def test_what_speaks_no_tls(server: Server, client: HttpClient) -> None:

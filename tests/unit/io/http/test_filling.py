@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import Any
+from unittest import mock
 
 import pytest
 from support.clock import Clock
@@ -29,8 +31,9 @@ from support.servers import (
 )
 
 from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, RemoteError
-from blobstore.io.http import direct
+from blobstore.io.http import connections, direct
 from blobstore.io.http.client import HttpClient
+from blobstore.io.http.connections import CheckedBackend
 from blobstore.io.http.filling import FetchControl, RangeFiller, slots_for
 from blobstore.io.http.redirects import Linked
 from blobstore.io.http.replies import Version
@@ -267,15 +270,65 @@ def test_requests_that_wait_for_the_route_know_what_it_found(
     assert [asked.fields.get("if-match") for asked in script.asked] == [None, '"v1"']
 
 
-def test_bytes_behind_a_reply_are_not_the_next_one(server: Server, control: FetchControl) -> None:
+@pytest.mark.parametrize("nbytes", [1000, 200 * KIB])  # with the head, or behind it
+def test_bytes_behind_a_reply_are_not_the_next_one(
+    server: Server, control: FetchControl, nbytes: int
+) -> None:
     def answer(asked: Asked) -> Iterator[bytes]:
         first, *_ = part(asked, DATA, ETAG)
-        yield first + b"HTTP/1.1 206 OK\r\nContent-Length: 4\r\n\r\nevil"
+        wrong = part(replace(asked, fields={"range": f"bytes=0-{nbytes - 1}"}), DATA, ETAG)[0]
+        yield first + wrong
 
     server.play(answer)
     one = filler(control, server.url)
-    for begin in (0, 1000, 2000):
-        assert filled(one, begin, begin + 1000) == DATA[begin : begin + 1000]
+    for begin in (0, nbytes, 2 * nbytes):
+        assert filled(one, begin, begin + nbytes) == DATA[begin : begin + nbytes]
+
+
+def test_a_server_that_closes_kept_connections(server: Server, control: FetchControl) -> None:
+    """It does not say so before, so each connection is found closed when it is used."""
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield part(asked, DATA, ETAG)[0]
+        raise OSError("closed")
+
+    script, one = server.play(answer), filler(control, server.url)
+    step = 64 * KIB
+    assert b"".join(filled(one, at, at + step) for at in range(0, len(DATA), step)) == DATA
+    assert script.connections == len(script.asked)
+
+
+def test_idle_connections_that_brought_weights_are_not_checked_for_each_request(
+    server: Server, control: FetchControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: list[int] = []
+    real = CheckedBackend.connect_tcp
+
+    def connect(*args: Any, **kwargs: Any) -> Any:
+        connection = real(*args, **kwargs)
+        stream = connection._stream
+        connection._stream = mock.Mock(wraps=stream)
+
+        def info(name: str) -> Any:
+            checks.extend([1] * (name == "is_readable"))
+            return stream.get_extra_info(name)
+
+        connection._stream.get_extra_info = info
+        return connection
+
+    monkeypatch.setattr(connections, "_UNCHECKED_S", 1e9)
+    monkeypatch.setattr(CheckedBackend, "connect_tcp", connect)
+    script, one, step = server.play(right), filler(control, server.url), 16 * KIB
+    gate = threading.Barrier(4)
+
+    def fill(begin: int) -> bytes:
+        gate.wait(300)  # so there are four connections
+        return filled(one, begin, begin + step)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert b"".join(pool.map(fill, range(0, len(DATA), step))) == DATA
+    used_again = len(script.asked) - script.connections
+    assert len(checks) == used_again
 
 
 def test_a_file_that_is_refused_is_not_read(server: Server, control: FetchControl) -> None:
