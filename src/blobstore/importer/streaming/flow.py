@@ -25,6 +25,7 @@ from blobstore.names import Digest
 from blobstore.source.weights import SourceFile
 
 _AGAIN_S = 0.05
+"""How long a thread waits before it asks again whether it is of use."""
 
 
 @dataclass(slots=True, eq=False)
@@ -144,7 +145,7 @@ class Turns:
 
     def __init__(self, wanted: Callable[[], int]) -> None:
         self._wanted = wanted
-        self._most = 0
+        self._seen = 0
         self._changed = threading.Condition()
         self._is_over = False
 
@@ -157,8 +158,8 @@ class Turns:
     def check(self) -> None:
         """Let threads go on that are of use now."""
         with self._changed:
-            before, self._most = self._most, self._wanted()
-            if self._most > before:
+            before, self._seen = self._seen, self._wanted()
+            if self._seen > before:
                 self._changed.notify_all()
 
     def end(self) -> None:
