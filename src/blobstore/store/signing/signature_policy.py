@@ -6,14 +6,18 @@ is looked up among the scopes of the transport ``docker``: by its whole name, it
 namespace, the host, and ``*.`` with the host's domains; then the transport's scope ``""`` and the
 default. Only the first list that is found counts, and all of its requirements must be met.
 
+Case is ignored in scopes, as a store ignores it in names.
+
 Rule S2: as there, an unknown or missing key, a key that is given twice and an unknown type are
-errors. Requirements that are valid there but not supported here (GPG, Fulcio, Rekor, PKI) refuse
-the models that they are for. Scopes of other transports are checked, and are for no model.
+errors, and so is a scope of ``docker`` that no model name can match. Requirements that are valid
+there but not supported here (GPG, Fulcio, Rekor, PKI) refuse the models that they are for. Scopes
+of other transports are checked, and are for no model.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -49,6 +53,13 @@ _UNSUPPORTED_KEYS = (
     "rekorPublicKeyDatas",
 )
 _UNSUPPORTED_TYPES = ("signedBy", "signedBaseLayer")
+# Every model, hosts under a domain, or a host with perhaps a namespace, a model and a tag: the
+# characters are those of names (rule N1), in lower case.
+_PART = r"[a-z0-9_][a-z0-9_.-]*"
+_SCOPE = re.compile(
+    rf"|\*(\.[a-z0-9_-]+)+|{_PART}(:[0-9]{{1,5}})?(/[a-z0-9_][a-z0-9_-]*(/{_PART}(:{_PART})?)?)?",
+    re.ASCII,
+)
 
 _Scopes = Mapping[str, Sequence[Requirement]]
 
@@ -110,7 +121,7 @@ def read_file(path: Path, limit: int) -> bytes:
 
 def _scopes_of(name: ModelName) -> Iterator[str]:
     identity = DockerReference.of(name)
-    yield str(identity)
+    yield str(identity).lower()
     parts = identity.repository.split("/")
     for length in range(len(parts), 0, -1):
         yield "/".join(parts[:length])
@@ -141,7 +152,21 @@ class _Parser:
             for transport, scopes in self._map(value.get("transports", {}), "transports").items()
         }
         default = self._requirements(value["default"], "default")
-        return SignaturePolicy(default, transports.get(_TRANSPORT, {}))
+        return SignaturePolicy(default, self._lower_case(transports.get(_TRANSPORT, {})))
+
+    def _lower_case(self, scopes: _Scopes) -> _Scopes:
+        """Return the scopes in lower case, the spelling in which `_scopes_of` looks them up."""
+        lowered: dict[str, Sequence[Requirement]] = {}
+        for scope, requirements in scopes.items():
+            place = f"{_TRANSPORT}: scope {quoted(scope)}"
+            if _SCOPE.fullmatch(scope.lower()) is None:
+                raise self._error(
+                    place, "no model name can match; expected HOST[/NAMESPACE[/MODEL[:TAG]]]"
+                )
+            if scope.lower() in lowered:
+                raise self._error(place, "differs only in case from another scope")
+            lowered[scope.lower()] = requirements
+        return lowered
 
     def _requirements(self, value: Any, place: str) -> list[Requirement]:
         if not isinstance(value, list) or not value:

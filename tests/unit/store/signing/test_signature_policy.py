@@ -107,6 +107,34 @@ def test_case_is_ignored_in_the_names_of_models() -> None:
     assert accepts(found, name=ModelName.parse("Qwen"))
 
 
+@pytest.mark.parametrize(
+    "scope",
+    [
+        "Registry.Ollama.AI/library/Qwen:Latest",
+        "registry.ollama.ai/Library/qwen",
+        "REGISTRY.ollama.ai",
+        "*.Ollama.ai",
+    ],
+)
+def test_case_is_ignored_in_scopes(scope: str) -> None:
+    found = policy(ANYTHING, **{scope: REJECT})
+    assert not accepts(found, name=ModelName.parse("qwen"))
+
+
+@pytest.mark.parametrize(
+    "scope",
+    ["https://registry.ollama.ai", "host/ns/m/more", "host/", "*", "host/ns/m:", "host/n s"],
+)
+def test_a_scope_that_no_model_can_match(scope: str) -> None:
+    with pytest.raises(DocumentError, match="no model name can match"):
+        policy(REJECT, **{scope: ANYTHING})
+
+
+def test_scopes_that_differ_only_in_case() -> None:
+    with pytest.raises(DocumentError, match="differs only in case"):
+        policy(REJECT, **{"host/ns": ANYTHING, "host/NS": REJECT})
+
+
 def test_scopes_of_other_transports_are_for_no_model() -> None:
     raw = {
         "default": REJECT,
