@@ -3,7 +3,8 @@
 *Where to.* http and https only. Redirects are followed here and not by the library: at most 5,
 never from https to http. After a redirect from a public server only public addresses are connected
 to, so that no server makes this machine send requests into its own network (169.254.169.254, a
-router, a neighbour); the user may name private addresses. An address is checked after its name was
+router, a neighbour); the user may name private addresses. A redirect to another origin never leads
+to a link-local address, from a private server either. An address is checked after its name was
 resolved, and the checked address is the one that is connected to.
 
 *As whom.* A token is for one origin (scheme, host, port; RFC 9110 section 4.3.1), and stays behind

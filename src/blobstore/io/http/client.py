@@ -261,7 +261,12 @@ class HttpClient:
         address = target.address
         has_credentials = target.authorization is not None or message.has_credentials
         context = RequestContext(
-            address, limits, target.public_only, has_credentials, message.direct
+            address,
+            limits,
+            public_only=target.public_only,
+            from_server=target.from_server,
+            has_credentials=has_credentials,
+            direct=message.direct,
         )
         request = httpcore2.Request(
             message.method,

@@ -29,7 +29,7 @@ from blobstore.errors import RemoteError, UsageError
 from blobstore.io.budget import RequestLimits
 from blobstore.io.http.certificates import Certificates
 from blobstore.io.http.direct import MAX_HEAD, Came, DirectBody, head_end, without_body
-from blobstore.io.http.web_addresses import WebAddress
+from blobstore.io.http.web_addresses import WebAddress, is_link_local
 
 if TYPE_CHECKING:
     import ssl
@@ -121,6 +121,7 @@ class RequestContext:
     address: WebAddress
     limits: RequestLimits
     public_only: bool
+    from_server: bool
     has_credentials: bool
     direct: bool = False
 
@@ -168,7 +169,12 @@ class CheckedBackend:
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 failure = error
             else:
-                return _Connection(self, stream, public=self._is_public(address))
+                return _Connection(
+                    self,
+                    stream,
+                    public=self._is_public(address),
+                    link_local=is_link_local(address),
+                )
         raise failure or httpcore2.ConnectError(f"{host} has no address")
 
     def sleep(self, seconds: float) -> None:
@@ -176,12 +182,15 @@ class CheckedBackend:
         self.context.limits.sleep(seconds)
 
     def _allowed(self, addresses: list[str]) -> list[str]:
-        if not self.context.public_only:
-            return addresses
-        allowed = [address for address in addresses if self._is_public(address)]
-        if not allowed:
-            raise not_public(self.context.address)
-        return allowed
+        if self.context.public_only:
+            addresses = [address for address in addresses if self._is_public(address)]
+            if not addresses:
+                raise not_public(self.context.address)
+        if self.context.from_server:
+            addresses = [address for address in addresses if not is_link_local(address)]
+            if not addresses:
+                raise link_local(self.context.address)
+        return addresses
 
     def seconds(self, timeout: float | None) -> float:
         """Return how long to wait for the next byte: ``timeout``, or less."""
@@ -193,11 +202,17 @@ class _Connection:
     """An ``httpcore2.NetworkStream``: one connection, plain or TLS, that counts what is read."""
 
     def __init__(
-        self, backend: CheckedBackend, stream: httpcore2.NetworkStream, *, public: bool
+        self,
+        backend: CheckedBackend,
+        stream: httpcore2.NetworkStream,
+        *,
+        public: bool,
+        link_local: bool,
     ) -> None:
         self._backend = backend
         self._stream = stream
         self._public = public
+        self._link_local = link_local
         self._framing: Framing | None = None
         self._body: DirectBody | None = None
         self._is_begun = False
@@ -214,6 +229,8 @@ class _Connection:
         context = self._backend.context
         if context.public_only and not self._public:
             raise not_public(context.address)
+        if context.from_server and self._link_local:
+            raise link_local(context.address)
         if context.has_credentials and self._public and context.address.scheme == "http":
             raise UsageError(
                 f"{context.address}: a token is not sent over the public internet without TLS",
@@ -319,7 +336,7 @@ class _Connection:
         except (ValueError, OSError) as error:  # a name that TLS can't send; broken certificates
             self.close()
             raise httpcore2.ConnectError(error) from error
-        return _Connection(self._backend, stream, public=self._public)
+        return _Connection(self._backend, stream, public=self._public, link_local=self._link_local)
 
     def close(self) -> None:
         self._stream.close()
@@ -341,6 +358,11 @@ class _Connection:
         if info == "is_readable" and self._is_unchecked:
             return False
         return self._stream.get_extra_info(info)
+
+
+def link_local(address: WebAddress) -> RemoteError:
+    """Return the error of a redirect to a link-local address."""
+    return address.refuse("has a link-local address, and a server redirected to it")
 
 
 def not_public(address: WebAddress) -> RemoteError:

@@ -43,15 +43,17 @@ class Linked:
 
 @dataclass(frozen=True, slots=True)
 class RequestTarget:
-    """The address of a request, its authorization, and whether only public addresses are allowed.
+    """The address of a request, its authorization, and which IP addresses are allowed.
 
-    ``authorization`` is the whole field, or None. It is never shown. ``linked``: what the redirects
-    to it said of the file.
+    ``authorization`` is the whole field, or None. It is never shown. ``public_only``: only public
+    addresses are allowed. ``from_server``: a server named the address; link-local ones are refused.
+    ``linked``: what the redirects to it said of the file.
     """
 
     address: WebAddress
     authorization: str | None = field(default=None, repr=False)
     public_only: bool = False
+    from_server: bool = False
     linked: Linked | None = None
 
 
@@ -74,6 +76,11 @@ def redirected(
     there = here.join(location)
     if here.scheme == "https" and there.scheme == "http":
         raise here.refuse(f"redirects from https to http: {there}")
-    authorization = target.authorization if there.origin == here.origin else None
-    public_only = target.public_only or from_public
-    return RequestTarget(there, authorization, public_only, linked or target.linked)
+    is_same = there.origin == here.origin
+    return RequestTarget(
+        there,
+        target.authorization if is_same else None,
+        public_only=target.public_only or from_public,
+        from_server=target.from_server or not is_same,
+        linked=linked or target.linked,
+    )

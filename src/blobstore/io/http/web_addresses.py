@@ -135,19 +135,29 @@ def is_public(address: str) -> bool:
     addresses at which clouds serve credentials. An IPv6 address that stands for an IPv4 address
     (mapped, 6to4, NAT64's well-known prefix) is judged as that one.
     """
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        inner = (
-            ip.ipv4_mapped
-            or ip.sixtofour
-            or (ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF) if ip in _NAT64 else None)
-        )
-        if inner is None and ip not in _GLOBAL_UNICAST:
-            return False
-        ip = inner or ip
+    ip = _ip(address)
+    if isinstance(ip, ipaddress.IPv6Address) and ip not in _GLOBAL_UNICAST:
+        return False
     return (
         ip.is_global and not ip.is_multicast and not any(ip in network for network in _NOT_PUBLIC)
     )
+
+
+def is_link_local(address: str) -> bool:
+    """Return whether an IP address, as text, is link-local: 169.254.0.0/16 or fe80::/10.
+
+    Clouds serve a machine's credentials there. IPv6 addresses of IPv4 ones: as `is_public`.
+    """
+    return _ip(address).is_link_local
+
+
+def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return an address, or the IPv4 address that an IPv6 address stands for."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip
+    translated = ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF) if ip in _NAT64 else None
+    return ip.ipv4_mapped or ip.sixtofour or translated or ip
 
 
 def _refused(why: str, text: str) -> UsageError:

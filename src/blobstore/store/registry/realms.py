@@ -74,7 +74,7 @@ def realm_target(
             f"asks to send credentials to {realm.authority}, which is not known to belong to it",
             _hint(realm, registry),
         )
-    return RequestTarget(realm, public_only=from_public or not is_known)
+    return RequestTarget(realm, public_only=from_public or not is_known, from_server=True)
 
 
 def refused(registry: WebAddress, what: str, hint: str | None = None) -> AuthenticationError:

@@ -245,6 +245,14 @@ def test_a_private_server_may_redirect_anywhere(server: Server) -> None:
             assert get(client, server.url) == b"x"
 
 
+@pytest.mark.parametrize("host", ["169.254.169.254", "[fe80::1]", "metadata.test"])
+def test_no_server_redirects_to_a_link_local_address(host: str, server: Server) -> None:
+    server.play(lambda _: redirect(f"http://{host}/latest/meta-data"))
+    with pytest.MonkeyPatch.context() as patch, public() as client:
+        patch.setattr(socket, "getaddrinfo", names({"metadata.test": ["169.254.1.1"]}))
+        assert "link-local" in str(failure(client, server.url))
+
+
 def test_a_public_server_may_redirect_to_a_public_one(server: Server) -> None:
     server.play(one_after_another(redirect("/b"), reply(200, body=b"x")))
     with public("127.0.0.1") as client:

@@ -10,7 +10,7 @@ from support.corpus import refusal
 
 from blobstore.errors import BlobStoreError, RemoteError, UsageError
 from blobstore.io.http.connections import _resolve
-from blobstore.io.http.web_addresses import WebAddress, is_public
+from blobstore.io.http.web_addresses import WebAddress, is_link_local, is_public
 
 HERE = WebAddress.parse("https://example.org/a/b?q=1")
 
@@ -236,6 +236,24 @@ def test_public_addresses(address: str) -> None:
 @pytest.mark.parametrize("address", NOT_PUBLIC)
 def test_addresses_that_are_not_public(address: str) -> None:
     assert not is_public(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("169.254.169.254", True),
+        ("fe80::1%eth0", True),
+        ("::ffff:169.254.0.1", True),
+        ("64:ff9b::a9fe:a9fe", True),
+        ("2002:a9fe:a9fe::1", True),
+        ("127.0.0.1", False),
+        ("10.0.0.1", False),
+        ("::1", False),
+        ("2001:db8::1", False),
+    ],
+)
+def test_link_local_addresses(address: str, expected: bool) -> None:
+    assert is_link_local(address) is expected
 
 
 @given(st.ip_addresses(v=4))

@@ -45,7 +45,9 @@ def target(
     ],
 )
 def test_realms_that_get_credentials(realm: str, registry: str, public_only: bool) -> None:
-    assert target(realm, registry) == RequestTarget(WebAddress.parse(realm), None, public_only)
+    found = target(realm, registry)
+    assert (found.address, found.authorization) == (WebAddress.parse(realm), None)
+    assert found.public_only is public_only
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,7 @@ def test_other_hosts_are_asked_without_credentials_at_public_addresses_only(
     assert authority in error.message
     assert f'realms="{authority}"' in str(error.hint)
     found = target(realm, registry, has_login=False, from_public=False)
-    assert found == RequestTarget(WebAddress.parse(realm), None, public_only=True)
+    assert found == RequestTarget(WebAddress.parse(realm), None, public_only=True, from_server=True)
 
 
 @pytest.mark.parametrize("has_login", [True, False])
