@@ -9,7 +9,7 @@ import pytest
 from support.many import sharded_checkpoint
 
 from blobstore.cli.main import run
-from blobstore.errors import BlobStoreError, DocumentError
+from blobstore.errors import BlobStoreError, DocumentError, UsageError
 from blobstore.importer.run import import_model
 from blobstore.importer.work.batch import read_batch, work_on_batch
 from blobstore.store.memory import MemoryStore
@@ -45,6 +45,18 @@ def test_two_workers_import_all_models(source: Path, tmp_path: Path) -> None:
     assert [one.digest for one in second] == digests
     again = work_on_batch(path, store=home)
     assert [(one.made, one.digest) for one in again] == [(0, digest) for digest in digests]
+
+
+@pytest.mark.parametrize(
+    ("shard", "says"),
+    [((3, 3), "shard 3/3 does not exist"), ((0, 0), "invalid number of shards 0")],
+)
+def test_a_shard_that_does_not_exist(
+    shard: tuple[int, int], says: str, source: Path, tmp_path: Path
+) -> None:
+    path = listed(tmp_path, f'source = "{source}"\nname = "a"')
+    with pytest.raises(UsageError, match=says):
+        work_on_batch(path, shard=shard, store=MemoryStore())
 
 
 def test_the_error_of_one_model_stops_no_other(source: Path, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_part_of_a_plan_has_only_what_it_needs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("index", [-1, 3, 4])
 def test_a_shard_that_is_not_there(index: int, tmp_path: Path) -> None:
     divided = DividedPlan(plan_import(sharded_checkpoint(tmp_path / "m", 2)))
-    with pytest.raises(UsageError, match=f"shard {index} of 3 does not exist"):
+    with pytest.raises(UsageError, match=f"shard {index}/3 does not exist"):
         divided.shard(index, 3)
 
 

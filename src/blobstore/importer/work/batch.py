@@ -37,6 +37,7 @@ from blobstore.importer.policies.arguments import ImportArguments
 from blobstore.importer.policies.rules import parse_settings
 from blobstore.importer.run import plan_import
 from blobstore.importer.work.publishing import commit_shared
+from blobstore.importer.work.tasks import check_shard
 from blobstore.importer.work.worker import SharedPlan, TaskWork
 from blobstore.io.durable import make_folder, os_errors
 from blobstore.io.ranges import FileReader
@@ -188,8 +189,10 @@ def work_on_batch(
 
     Models are worked on in turn, some tasks of each of up to 8 models. Shards differ from model to
     model, so that small models are not all one worker's. A relative ``source`` is one below the
-    current folder. Raises: as `read_batch`; StorageError if plans can't be written.
+    current folder. Raises: as `read_batch`; UsageError for a shard that does not exist;
+    StorageError if plans can't be written.
     """
+    check_shard(*shard)
     models = read_batch(path)
     folder = Path(f"{os.fspath(path)}.plans")
     with os_errors("write", folder):

@@ -275,16 +275,24 @@ class DividedPlan:
         Shards are consecutive tasks of about the same cost. A file's tasks are in one shard if
         there are as many files as shards. Raises: UsageError for an index that is out of range.
         """
-        if not 0 <= index < count:
-            raise UsageError(
-                f"shard {index} of {count} does not exist",
-                hint=f"Shards of {count} are numbered from 0 to {count - 1}.",
-            )
+        check_shard(index, count)
         files = [tuple(group) for _, group in groupby(self.tasks, key=lambda task: task.file)]
         units = files if len(files) >= count else [(task,) for task in self.tasks]
         costs = [sum(task.cost for task in unit) for unit in units]
         begin, end = partition(costs, count)[index]
         return tuple(task for unit in units[begin:end] for task in unit)
+
+
+def check_shard(index: int, count: int) -> None:
+    """Raise UsageError unless ``index`` is one of ``count`` shards, counted from 0."""
+    if count < 1:
+        raise UsageError(f"invalid number of shards {count}", hint="There is at least one shard.")
+    if not 0 <= index < count:
+        valid = "only shard 0/1" if count == 1 else f"shards 0/{count} to {count - 1}/{count}"
+        raise UsageError(
+            f"shard {index}/{count} does not exist",
+            hint=f"Shards are counted from 0: there are {valid}.",
+        )
 
 
 def _united(sizes: Mapping[int, int], shared: Counter[tuple[int, int]]) -> dict[int, int]:
