@@ -34,7 +34,7 @@ from blobstore.formats.modelfile import Modelfile
 from blobstore.formats.modelfile_commands import read_script
 from blobstore.formats.strictjson import parse_object
 from blobstore.names import relative_path
-from blobstore.source.shards import MAX_INDEX
+from blobstore.source.shards import MAX_INDEX, MAX_INDEX_VALUES
 
 NAME = "Modelfile"
 _HEAD = "FROM .\n"
@@ -182,7 +182,8 @@ def _made(plan: ExportPlan, path: str) -> PlannedDocument | None:
 
 def _weight_map(raw: bytes) -> Any:
     """Return where an index says that tensors are. Raises: DocumentError, LimitExceededError."""
-    return parse_object(raw, INDEX_NAME, rule="I1", limit=MAX_INDEX).get("weight_map")
+    index = parse_object(raw, INDEX_NAME, rule="I1", limit=MAX_INDEX, values=MAX_INDEX_VALUES)
+    return index.get("weight_map")
 
 
 def _beside_modelfile(plan: ExportPlan, files: Sequence[CopiedBlob]) -> ExportPlan:

@@ -2,12 +2,15 @@
 
 Python's parser is too lax: it keeps the last of duplicate keys, takes ``NaN``, reads ``-0`` as 0
 and recurses as deep as the input. Here duplicate keys, ``NaN`` and deep nesting are errors and
-``-0`` is a float, so that all readers of a file agree.
+``-0`` is a float, so that all readers of a file agree. The number of values is bounded before any
+is made: Python needs 64 bytes and more for each ``[]``, so a text that compresses to a few KB could
+take gigabytes.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -15,13 +18,16 @@ from typing import Any, Literal
 from blobstore.errors import DocumentError, LimitExceededError, quoted
 
 MAX_DEPTH = 64
+MAX_VALUES = 1_000_000
+"""Values of one text, at any depth: a manifest of 110,000 layers has 550,000."""
 _NODES = (dict, list)
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 MAX_NUMBER = 1e308
 MAX_CONFIG = 16 * 2**20
 """Bytes of a config.json."""
 
 
-Reason = Literal["utf8", "syntax", "duplicate", "depth", "number"]
+Reason = Literal["utf8", "syntax", "duplicate", "depth", "number", "values"]
 
 
 class StrictJsonError(ValueError):
@@ -32,17 +38,19 @@ class StrictJsonError(ValueError):
         self.reason = reason
 
 
-def parse(raw: bytes, *, non_finite: bool = False) -> Any:
+def parse(raw: bytes, *, non_finite: bool = False, values: int = MAX_VALUES) -> Any:
     """Return the Python value of one JSON text in UTF-8 without a byte order mark.
 
     ``-0`` is read as a float. ``non_finite``: also read ``Infinity``, ``-Infinity`` and ``NaN``,
-    which are not JSON, but which Python writes.
+    which are not JSON, but which Python writes. ``values``: the most that the text may have.
 
     Raises: StrictJsonError with reason utf8 (also half a surrogate pair as an escape), syntax (also
     integers of over 4300 digits, and ``Infinity`` without ``non_finite``), duplicate (a key twice
-    in one object, compared after unescaping) or depth (deeper than the interpreter recurses;
-    `check_depth` holds the limit of 64).
+    in one object, compared after unescaping), depth (deeper than the interpreter recurses;
+    `check_depth` holds the limit of 64) or values.
     """
+    if _has_more_values(raw, values):
+        raise StrictJsonError("values", f"it has more than {values:,} values")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -66,12 +74,18 @@ def parse(raw: bytes, *, non_finite: bool = False) -> Any:
 
 
 def parse_object(
-    raw: bytes, what: str, *, rule: str, limit: int = MAX_CONFIG, non_finite: bool = False
+    raw: bytes,
+    what: str,
+    *,
+    rule: str,
+    limit: int = MAX_CONFIG,
+    non_finite: bool = False,
+    values: int = MAX_VALUES,
 ) -> dict[str, Any]:
-    """Return the JSON object in ``raw``; ``non_finite`` as in `parse`.
+    """Return the JSON object in ``raw``; ``non_finite`` and ``values`` as in `parse`.
 
     Raises: DocumentError with ``rule`` if it is not one or has over 64 levels; LimitExceededError
-    over ``limit`` bytes.
+    over ``limit`` bytes, or too many values.
     """
     check_limit(what, len(raw), "bytes", limit, rule)
     if not raw.strip(b" \t\r\n\0"):
@@ -81,9 +95,13 @@ def parse_object(
             f"{what}: not valid JSON: it contains a NUL byte (rule {rule})", rule=rule
         )
     try:
-        value = parse(raw, non_finite=non_finite)
+        value = parse(raw, non_finite=non_finite, values=values)
         check_depth(value)
     except StrictJsonError as error:
+        if error.reason == "values":
+            raise LimitExceededError(
+                f"limit exceeded: {what}: {error} (rule {rule})", rule=rule
+            ) from None
         raise DocumentError(f"{what}: {error} (rule {rule})", rule=rule) from None
     if not isinstance(value, dict):
         raise DocumentError(f"{what} is not a JSON object (rule {rule})", rule=rule)
@@ -136,6 +154,19 @@ def _nodes(value: Any) -> Iterator[Any]:
             waiting.extend(node.values())
         elif isinstance(node, list):
             waiting.extend(node)
+
+
+def _has_more_values(raw: bytes, limit: int) -> bool:
+    """Return True if a JSON text has more than ``limit`` values: a comma or an opening each.
+
+    The ones within strings are left out if they matter.
+    """
+    return _openings(raw) >= limit and _openings(_STRING.sub(b"", raw)) >= limit
+
+
+def _openings(raw: bytes) -> int:
+    """Return how many values a text without strings can have beside the first."""
+    return sum(map(raw.count, (b",", b"[", b"{")))
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -75,6 +75,8 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 SUFFIX = ".safetensors"
 MAX_INDEX = MAX_TEXT
+MAX_INDEX_VALUES = 2_000_000
+"""Values of an index: a checkpoint of 1,000,000 tensors needs one for each, and some more."""
 MAX_SHARDS = 10_000
 """Files of an index: the largest checkpoints have some hundreds; on a server each is a request."""
 
@@ -104,7 +106,9 @@ class ShardIndex:
         Raises: DocumentError (rule I1) when weight_map is missing or empty, or names a file that is
         not a plain ``*.safetensors`` file; LimitExceededError for more than 200 MB or 10,000 files.
         """
-        document = parse_object(raw, what, rule="I1", limit=MAX_INDEX)
+        document = parse_object(
+            raw, what, rule="I1", limit=MAX_INDEX, values=MAX_INDEX_VALUES
+        )
         weight_map = document.get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise DocumentError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from blobstore.errors import LimitExceededError
 from blobstore.formats import strictjson
 from blobstore.formats.strictjson import StrictJsonError
 
@@ -41,6 +42,24 @@ def test_what_is_read() -> None:
     assert value == {"é": "😀", "n": [0, -1, 1500.0, True, None]}
     assert isinstance(strictjson.parse(b"-0"), float)
     assert isinstance(strictjson.parse(b'[-0.5, 10, "-0"]')[1], int)
+
+
+def test_values_are_counted_before_they_are_made() -> None:
+    for raw in (b"[" + b"[]," * 10 + b"0]", b'{"a":[1,2,3,4,5,6,7,8,9]}'):
+        with pytest.raises(StrictJsonError) as caught:
+            strictjson.parse(raw, values=9)
+        assert caught.value.reason == "values"
+
+
+def test_commas_and_brackets_in_texts_are_not_values() -> None:
+    text = r"[{,\\" * 100
+    assert strictjson.parse(strictjson.encode([text, '"' + text]), values=3) == [text, '"' + text]
+
+
+def test_too_many_values_in_a_document() -> None:
+    raw = b'{"a":[' + b"[]," * 1_000_000 + b"0]}"
+    with pytest.raises(LimitExceededError, match="more than 1,000,000 values"):
+        strictjson.parse_object(raw, "the manifest", rule="M1", limit=len(raw))
 
 
 def test_depth_counts_the_outermost_level() -> None:

@@ -180,8 +180,8 @@ def _parse_json(text: bytes) -> dict[str, Any]:
     try:
         document = strictjson.parse(body)
     except StrictJsonError as error:
-        if error.reason == "depth":
-            raise LimitExceededError(f"limit exceeded: the header is {error}", rule="F10") from None
+        if error.reason in ("depth", "values"):
+            raise LimitExceededError(f"limit exceeded: the header: {error}", rule="F10") from None
         raise invalid(_RULE_OF_REASON[error.reason], f"the header is not valid: {error}") from None
     if not isinstance(document, dict):
         raise invalid("F7", "the header is not a JSON object")
