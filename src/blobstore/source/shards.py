@@ -106,9 +106,7 @@ class ShardIndex:
         Raises: DocumentError (rule I1) when weight_map is missing or empty, or names a file that is
         not a plain ``*.safetensors`` file; LimitExceededError for more than 200 MB or 10,000 files.
         """
-        document = parse_object(
-            raw, what, rule="I1", limit=MAX_INDEX, values=MAX_INDEX_VALUES
-        )
+        document = parse_object(raw, what, rule="I1", limit=MAX_INDEX, values=MAX_INDEX_VALUES)
         weight_map = document.get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise DocumentError(
