@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from support.corpus import Case, accepted, case_id, load, refusal, rejected
 from support.hostile_pulls import CERTIFICATES, PULLS
 from support.hostile_pushes import PUSHES
 from support.hostile_registry import NAME, REPOSITORY, TAG, Scene, scene
-from support.servers import reply
+from support.servers import Asked, reply
 from support.shared_models import tensor_blob
 from support.small_registry import digest_of
 from support.stores import commit_model
@@ -135,3 +137,18 @@ def test_pages_of_a_list_stay_at_the_registry(tmp_path: Path) -> None:
         made.play()
         assert made.there.host in str(refusal(made.names))
         assert made.played[1].asked == []
+
+
+def test_a_list_without_an_end(tmp_path: Path) -> None:
+    """Each page is a new one, so only the total of a list ends it."""
+    body = json.dumps({"repositories": ["x" * 1000] * 4000}).encode()
+    numbers = itertools.count()
+    with scene(tmp_path, is_push=False) as made:
+
+        def page(asked: Asked) -> Iterable[bytes] | None:
+            link = f'Link: </v2/_catalog?last={next(numbers)}>; rel="next"'
+            return reply(200, link, body=body) if "_catalog" in asked.target else None
+
+        made.change(page)
+        made.play()
+        assert "limit exceeded" in str(refusal(made.names))

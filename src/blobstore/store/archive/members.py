@@ -24,6 +24,9 @@ from blobstore.formats.tar import (
 from blobstore.store.archive.tar_contents import Contents
 
 MAX_MEMBERS = 1_000_000
+"""Headers of an archive: of files, of folders, and of extensions before them."""
+_MAX_EXTENSIONS = 2**24
+"""Bytes of all PAX records and long paths; paths of over 100 bytes have some."""
 MAX_PATHS = 2**27
 """Bytes of all paths, which are held in memory: a compressed archive has room for gigabytes."""
 _MAX_PADDING = 2**20
@@ -39,6 +42,8 @@ class Members:
         self._what = contents.name
         self._found: dict[str, Member] = {}
         self._path_bytes = 0
+        self._extension_bytes = 0
+        self._headers = 0
         self._at = 0
         self._is_complete = False
         self._block = memoryview(bytearray(BLOCK))
@@ -56,8 +61,8 @@ class Members:
         """Return all files, and check the archive's end.
 
         Raises: CorruptDataError (rule A1) for a header that is not valid, a path twice, a missing
-        end, data after the end; LimitExceededError for more than 1,000,000 files, or 128 MiB of
-        paths; StorageError.
+        end, data after the end; LimitExceededError for more than 1,000,000 headers, 128 MiB of
+        paths, or 16 MiB of extensions; StorageError.
         """
         while not self._is_complete:
             self._next()
@@ -81,8 +86,6 @@ class Members:
         if member.path in self._found:
             raise self._invalid(f"{member.path!r} appears twice")
         self._path_bytes += len(member.path.encode())
-        if len(self._found) == MAX_MEMBERS:
-            raise self._too_much(f"{MAX_MEMBERS:,} files")
         if self._path_bytes > MAX_PATHS:
             raise self._too_much(f"{MAX_PATHS:,} bytes of paths")
         self._found[member.path] = member
@@ -95,6 +98,9 @@ class Members:
         while (header := self._block_at()) is not None and header.extends:
             if header.size > MAX_EXTENSION:
                 raise self._invalid("a path or PAX records of more than 1 MiB")
+            self._extension_bytes += header.size
+            if self._extension_bytes > _MAX_EXTENSIONS:
+                raise self._too_much(f"{_MAX_EXTENSIONS:,} bytes of PAX records and long paths")
             data = memoryview(bytearray(header.size))
             if self._contents.read_at(self._at, data) < len(data):
                 raise self._invalid("it ends early")
@@ -110,6 +116,9 @@ class Members:
         if self._contents.read_at(self._at, self._block) < BLOCK:
             raise self._invalid("it ends early")
         self._at += BLOCK
+        self._headers += 1
+        if self._headers > MAX_MEMBERS:
+            raise self._too_much(f"{MAX_MEMBERS:,} headers of files, folders and extensions")
         return parse_block(bytes(self._block), self._what)
 
     def _check_end(self) -> None:

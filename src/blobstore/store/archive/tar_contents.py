@@ -4,7 +4,9 @@ A plain file is read at any place and can be mapped. Frames with a seek table ar
 by one. Everything else is a stream that is read forward: a pipe, a compressed file without a seek
 table, or one with frames of more than 64 MiB. The stream of a file can begin again, a pipe can't.
 
-Memory is bounded: no more than a frame, or a window of 128 MiB, is decompressed at once.
+Memory is bounded: no more than a frame, or a window of 128 MiB, is decompressed at once. Work is
+bounded, too: a stream gives at most 4 GiB and 200 times its compressed bytes, however often it
+begins again. Weights compress to half of their size at best, so that is a hundred passes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import IO, TYPE_CHECKING, BinaryIO, Protocol
 
-from blobstore.errors import CorruptDataError, ShortReadError, UsageError, from_os_error
+from blobstore.errors import (
+    CorruptDataError,
+    LimitExceededError,
+    ShortReadError,
+    UsageError,
+    from_os_error,
+)
 from blobstore.formats.seekable import FOOTER_BYTES, FRAME_MAGIC, parse_footer, parse_table
 from blobstore.io.durable import os_errors
 from blobstore.io.ranges import FileReader, OpenReader
@@ -29,6 +37,8 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _SKIPPED_AT_ONCE = 2**20
 _MAX_WINDOW = 2**27
 _MAX_FRAME = 2**26
+_MAX_PLAIN = 2**32
+_MAX_RATIO = 200
 _MAX_TABLE = 2**24
 """Bytes of a seek table: of 4 TB, or of two million files. A longer one is not used."""
 
@@ -148,6 +158,7 @@ class FramedContents:
         self._at = places
         self._starts = starts
         self._last = _Frame()
+        self._recent = -1, b""
 
     def read_at(self, offset: int, buffer: memoryview) -> int:
         """See `Contents`. Of a frame's beginning, such as a header, no more is decompressed."""
@@ -165,12 +176,20 @@ class FramedContents:
         while filled < len(buffer) and offset + filled < self.size:
             number = bisect_right(self._starts, offset + filled) - 1
             if number != last.number:
-                last.number, last.data = number, self._decompressed(number)
+                last.number, last.data = number, self._frame(number)
             begin = offset + filled - self._starts[number]
             piece = memoryview(last.data)[begin : begin + len(buffer) - filled]
             buffer[filled : filled + len(piece)] = piece
             filled += len(piece)
         return filled
+
+    def _frame(self, number: int) -> bytes:
+        """Return a frame's bytes; the last one is kept, as many small files may be in it."""
+        kept, data = self._recent
+        if kept != number:
+            data = self._decompressed(number)
+            self._recent = number, data
+        return data
 
     def _compressed(self, number: int, most: int | None = None) -> bytes:
         nbytes = self._at[number + 1] - self._at[number]
@@ -231,18 +250,25 @@ class _FramedRange(Range):
 class StreamedContents:
     """A tar that is read forward, plain or compressed.
 
-    ``begin`` opens the file, and opens it again for a byte before those that were read.
+    ``begin`` opens the file, and opens it again for a byte before those that were read. ``size``:
+    the bytes of the tar, if a seek table says so.
     """
 
     in_sequence = True
-    size = None
 
-    def __init__(self, name: str, begin: Callable[[], IO[bytes]], *, is_pipe: bool) -> None:
+    def __init__(
+        self, name: str, begin: Callable[[], IO[bytes]], *, is_pipe: bool, size: int | None = None
+    ) -> None:
         self.name = name
         self.is_pipe = is_pipe
+        self.size = size
         self._begin = begin
-        self._file = begin()
-        self._stream = _decompressing(self._file)
+        self._taken = self._given = 0
+        self._open()
+
+    def _open(self) -> None:
+        self._source = _Counted(self._begin())
+        self._stream = _decompressing(self._source, self.name)
         self._at = 0
 
     def read_at(self, offset: int, buffer: memoryview) -> int:
@@ -268,7 +294,27 @@ class StreamedContents:
         except OSError as error:
             raise from_os_error(error, "read", self.name) from error
         self._at += len(data)
+        self._given += len(data)
+        self._check_given()
+        if self.size is not None and (self._at > self.size or (not data and self._at < self.size)):
+            raise CorruptDataError(
+                f"{self.name}: not a valid seek table: it says {self.size:,} bytes (rule A3)",
+                rule="A3",
+                path=self.name,
+            )
         return data
+
+    def _check_given(self) -> None:
+        self._taken = max(self._taken, self._source.taken)
+        limit = _MAX_PLAIN + _MAX_RATIO * self._taken
+        if self._given > limit:
+            raise LimitExceededError(
+                f"limit exceeded: {self.name}: more than {limit:,} bytes were decompressed from"
+                f" {self._taken:,}",
+                rule="A1",
+                path=self.name,
+                hint="Decompress it, or save it again with blobstore save.",
+            )
 
     def _restart(self) -> None:
         if self.is_pipe:
@@ -277,9 +323,7 @@ class StreamedContents:
             )
             raise UsageError(message, hint="Write the archive to a file, and load that.")
         self.close()
-        self._file = self._begin()
-        self._stream = _decompressing(self._file)
-        self._at = 0
+        self._open()
 
     def range(self, offset: int, size: int, name: str) -> OpenReader:
         """See `Contents`."""
@@ -288,7 +332,7 @@ class StreamedContents:
     def close(self) -> None:
         """See `Contents`."""
         self._stream.close()
-        self._file.close()
+        self._source.close()
 
 
 def contents_of(path: str | os.PathLike[str]) -> Contents:
@@ -299,7 +343,8 @@ def contents_of(path: str | os.PathLike[str]) -> Contents:
     file = FileReader(path)
     try:
         magic = file.read(0, min(4, file.size))
-        if magic == FRAME_MAGIC and (frames := _seek_table(file)) is not None:
+        frames = _seek_table(file) if magic == FRAME_MAGIC else None
+        if frames is not None and _are_small(frames[1]):
             return FramedContents(file, *frames)
         if magic != FRAME_MAGIC and not magic.startswith(_GZIP_MAGIC):
             return PlainContents(file)
@@ -312,7 +357,8 @@ def contents_of(path: str | os.PathLike[str]) -> Contents:
         with os_errors("open", path):
             return open(path, "rb")  # noqa: PTH123  # `StreamedContents` closes it
 
-    return StreamedContents(os.fspath(path), begin, is_pipe=False)
+    size = None if frames is None else frames[1][-1]
+    return StreamedContents(os.fspath(path), begin, is_pipe=False, size=size)
 
 
 def contents_of_pipe(pipe: BinaryIO, name: str) -> Contents:
@@ -321,18 +367,33 @@ def contents_of_pipe(pipe: BinaryIO, name: str) -> Contents:
 
 
 def _seek_table(file: FileReader) -> tuple[Sequence[int], Sequence[int]] | None:
-    """Return where the frames of a file begin, as `parse_table`; None if it has to be a stream."""
+    """Return where the frames of a file begin, as `parse_table`; None without a table of 16 MiB.
+
+    Raises: CorruptDataError (rule A3).
+    """
     if file.size < FOOTER_BYTES:
         return None
     footer = parse_footer(file.read(file.size - FOOTER_BYTES, FOOTER_BYTES), file.name)
-    if footer is None or footer.table_bytes > min(file.size, _MAX_TABLE):
+    if footer is None or (footer.table_bytes > _MAX_TABLE and footer.table_bytes <= file.size):
         return None
+    if footer.table_bytes > file.size:
+        raise _false_table(file.name, "it is longer than the file")
     table = file.read(file.size - footer.table_bytes, footer.table_bytes)
     places, starts = parse_table(table, footer, file.size, file.name)
     for (place, next_place), (start, end) in zip(pairwise(places), pairwise(starts), strict=True):
-        if end - start > _MAX_FRAME or next_place - place > _longest(end - start):
-            return None
+        if next_place - place > _longest(end - start):
+            raise _false_table(file.name, f"a frame of {end - start:,} bytes can't take that many")
     return places, starts
+
+
+def _are_small(starts: Sequence[int]) -> bool:
+    """Return True if each frame is small enough to be decompressed as a whole."""
+    return all(end - start <= _MAX_FRAME for start, end in pairwise(starts))
+
+
+def _false_table(name: str, problem: str) -> CorruptDataError:
+    message = f"{name}: not a valid seek table: {problem} (rule A3)"
+    return CorruptDataError(message, rule="A3", path=name)
 
 
 def _longest(nbytes: int) -> int:
@@ -343,7 +404,7 @@ def _longest(nbytes: int) -> int:
 class _Ahead:
     """A stream whose first bytes were read to detect its format."""
 
-    def __init__(self, first: bytes, rest: IO[bytes]) -> None:
+    def __init__(self, first: bytes, rest: _Counted) -> None:
         self._first = first
         self._rest = rest
         self.close = rest.close
@@ -356,9 +417,24 @@ class _Ahead:
         return self._rest.read(most)
 
 
-def _decompressing(file: IO[bytes]) -> IO[bytes]:
+class _Counted:
+    """A file whose bytes are counted as they are read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.taken = 0
+        self.close = file.close
+
+    def read(self, most: int = -1) -> bytes:
+        """Return at most ``most`` bytes, no bytes at the end."""
+        data = self._file.read(most)
+        self.taken += len(data)
+        return data
+
+
+def _decompressing(file: _Counted, name: str) -> IO[bytes]:
     """Return a stream of the plain bytes of an open file."""
-    with os_errors("read", file.name):
+    with os_errors("read", name):
         magic = file.read(4)
     ahead: IO[bytes] = _Ahead(magic, file)  # type: ignore[assignment]  # what `read` needs
     if magic == FRAME_MAGIC:

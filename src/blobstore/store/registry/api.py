@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from blobstore.errors import BlobStoreError, LimitExceededError
 from blobstore.formats.strictjson import parse_object
+from blobstore.io.budget import Budget
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.messages import Message
 from blobstore.io.http.redirects import RequestTarget
@@ -50,6 +51,8 @@ class Ask:
     accept: Collection[int]
     nbytes: int = 0
     retries: bool = True
+    budget: Budget | None = None
+    """What several requests together may take."""
 
 
 class RegistryApi:
@@ -96,7 +99,7 @@ class RegistryApi:
         is_ours = address.origin == self.root.origin
         target = RequestTarget(address, self._authorization.field(ask.scope) if is_ours else None)
         sent = ask.message.body.size if ask.message.body is not None else 0
-        limits = self.client.limits(ask.nbytes + HEAD_BYTES, sent=sent)
+        limits = self.client.limits(ask.nbytes + HEAD_BYTES, ask.budget, sent=sent)
         accept = {*ask.accept, *_REFUSALS}
         with self.client.request(
             ask.message, target, limits, accept=accept, retries=ask.retries

@@ -21,6 +21,7 @@ from blobstore.formats.documents import MANIFEST_MEDIA_TYPE, Manifest
 from blobstore.formats.ocimanifest import OCI_MANIFEST_MEDIA_TYPE
 from blobstore.formats.signatures import is_tag_of_signatures
 from blobstore.formats.strictjson import check_limit, parse_object
+from blobstore.io.budget import Budget
 from blobstore.io.http.messages import Body, Message
 from blobstore.io.http.replies import Reply
 from blobstore.io.http.web_addresses import WebAddress
@@ -46,7 +47,9 @@ requires."""
 _ACCEPTED_TYPES = (("Accept", f"{MANIFEST_MEDIA_TYPE}, {OCI_MANIFEST_MEDIA_TYPE}"),)
 _DIGEST = "docker-content-digest"
 _MAX_PAGE = 4 * 2**20
-_MOST_PAGES = 10_000
+_MOST_PAGES = 1000
+_MAX_LIST = 32 * 2**20
+"""Bytes of all pages of a list. They may take 60 s, or longer at 192 KiB/s and more."""
 _UNSUPPORTED = (400, 405)
 
 
@@ -182,13 +185,14 @@ class RegistryManifests:
 
     def _listed(self, address: WebAddress, scope: Scope, key: str) -> Iterator[str]:
         """Yield the texts of a list, which comes in pages; nothing if the list does not exist."""
+        budget = Budget(str(address), received=_MAX_LIST)
         seen: set[WebAddress] = set()
         following: WebAddress | None = address
         while following is not None:
             if following in seen or len(seen) == _MOST_PAGES:
                 raise address.refuse("has a list without an end", "R1")
             seen.add(following)
-            ask = Ask(scope, Message("GET"), (OK, NOT_FOUND), nbytes=_MAX_PAGE)
+            ask = Ask(scope, Message("GET"), (OK, NOT_FOUND), nbytes=_MAX_PAGE, budget=budget)
             with self._api.request(following, ask) as reply:
                 if reply.status == NOT_FOUND:
                     return

@@ -11,7 +11,7 @@ import struct
 import tarfile
 import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -395,6 +395,54 @@ def test_bombs_take_no_memory(tmp_path: Path, one: Files) -> None:
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:
         tracemalloc.stop()
+
+
+# Work without an end
+
+
+def compressed(path: Path, parts: Iterable[bytes]) -> Path:
+    """Write a stream of one frame, whose parts are made one after the other."""
+    compressor = zstandard.ZstdCompressor().compressobj()
+    with path.open("wb") as file:
+        for part in parts:
+            file.write(compressor.compress(part))
+        file.write(compressor.flush())
+    return path
+
+
+def test_extensions_without_an_end(tmp_path: Path) -> None:
+    extension = member_header("x", 8**11)[:-BLOCK]  # PAX records, and not the file
+    records = b"6 a=b\n" * 2**17
+    header = bytearray(extension[:BLOCK])
+    header[124:136] = b"%011o\0" % len(records)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    path = compressed(tmp_path / "b.tar.zst", itertools.repeat(bytes(header) + records, 30))
+    with pytest.raises(LimitExceededError, match="PAX records"):
+        open_archive(path)
+
+
+def test_a_stream_that_gives_much_more_than_it_has(tmp_path: Path) -> None:
+    zeros = itertools.repeat(bytes(2**24), 300)
+    parts = itertools.chain([member_header("x", 300 * 2**24)], zeros)
+    path = compressed(tmp_path / "a.tar.zst", parts)
+    with pytest.raises(LimitExceededError, match="were decompressed from"):
+        open_archive(path)
+
+
+def test_a_seek_table_that_lies_is_an_error(tmp_path: Path, files: Files) -> None:
+    """It would pass as a stream otherwise, whose bytes the table does not describe."""
+    frame = zstandard.compress(tar_of(files))
+    lies = {
+        "a frame of too few bytes": encode_table([(len(frame), 10)]),
+        "a frame of too many": encode_table([(len(frame), 2**27)]),
+        "more frames than the file": struct.pack("<IBI", 10_000, 0, 0x8F92EAB1),
+    }
+    for name, table in lies.items():
+        path = tmp_path / name
+        path.write_bytes(frame + table)
+        with pytest.raises(CorruptDataError, match="A3"):
+            loaded(path)
 
 
 # Pipes
