@@ -1,8 +1,9 @@
 """mlx-lm's handler of OpenAI's protocol, its generator and its provider, over one loaded model.
 
 They compute as in mlx-lm. The differences are around it: there is one model, which no request can
-replace; a prompt has to fit the context; a client that goes away ends its answer; bytes come from
-and go to an `Exchange` instead of a socket. Source: mlx_lm/server.py at version 0.32.2.
+replace; a prompt has to fit the context; a client that goes away ends its answer; stop texts are
+found in the text instead of in its tokens; bytes come from and go to an `Exchange` instead of a
+socket. Source: mlx_lm/server.py at version 0.32.2.
 
 Only `chat_service` imports this module, inside a function: mlx-lm is loaded with it.
 """
@@ -15,6 +16,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
@@ -24,6 +26,7 @@ from blobstore.errors import BlobStoreError, UsageError
 from blobstore.mlx_lm.chat_requests import MODELS, ChatModel, check_model, error_document
 from blobstore.mlx_lm.conversation import Talker
 from blobstore.mlx_lm.prompts import Prompts, TemplateKind
+from blobstore.mlx_lm.stop_texts import StopTexts
 from blobstore.mlx_lm.template_time import limited_time
 from blobstore.model.network_plan import in_one_line
 
@@ -146,6 +149,8 @@ class _Watched:
         self._generator = generator
         self._exchange = exchange
         self.cli_args = generator.cli_args
+        self.stop: list[str] = []
+        """Texts that end the answer."""
 
     def generate(
         self, request: Any, args: Any, progress_callback: Callable[[int, int], None]
@@ -165,7 +170,7 @@ class _Watched:
 
     def _watched(self, context: Any, responses: Iterator[Any]) -> Iterator[Any]:
         try:
-            for response in responses:
+            for response in stopped(responses, self.stop):
                 self._exchange.check()
                 yield response
         except ConnectionError:
@@ -174,6 +179,40 @@ class _Watched:
             raise _Refused(error) from error
         finally:
             context.stop()
+
+
+def stopped(responses: Iterator[Any], stop: list[str]) -> Iterator[Any]:
+    """Yield mlx-lm's responses, of which the last ends before the first stop text.
+
+    Each is yielded when the next one is there. mlx-lm's handler drops the text of a response whose
+    reason is "stop", and with it what might begin a tag; the reason "length" lets both through.
+    """
+    if not stop:
+        yield from responses
+        return
+    stops = StopTexts(stop)
+    before = None
+    for response in responses:
+        reason = response.finish_reason
+        text = stops.passed(response.text, is_last=reason is not None)
+        if stops.is_found or reason == "stop":
+            yield from _ending(before, response, text, is_found=stops.is_found)
+            return
+        if before is not None:
+            yield before
+        before = replace(response, text=text)
+    if before is not None:
+        yield before
+
+
+def _ending(before: Any, response: Any, text: str, *, is_found: bool) -> Iterator[Any]:
+    """Yield the last two responses of an answer; the first of an answer has none before it."""
+    if before is None:
+        # Without a reason, mlx-lm's handler says "stop".
+        yield replace(response, text=text, finish_reason=None if is_found else "stop")
+        return
+    yield replace(before, text=before.text + text, finish_reason="length" if is_found else None)
+    yield replace(response, text="", finish_reason="stop")
 
 
 class Handler(APIHandler):  # type: ignore[misc]
@@ -192,8 +231,8 @@ class Handler(APIHandler):  # type: ignore[misc]
         self._status = 0
         self._headers: list[tuple[str, str]] = []
         self._has_started = False
-        watched = _Watched(generator, exchange)
-        super().__init__(watched, request, None, None, system_fingerprint=fingerprint)
+        self._watched = _Watched(generator, exchange)
+        super().__init__(self._watched, request, None, None, system_fingerprint=fingerprint)
 
     def setup(self) -> None:
         """Take the request as mlx-lm's methods expect it."""
@@ -215,6 +254,11 @@ class Handler(APIHandler):  # type: ignore[misc]
             self._fail(refused.error)
         except Exception as error:  # noqa: BLE001  # of mlx-lm's own code
             self._fail(error)
+
+    def handle_completion(self, request: Any, stop_words: list[str]) -> None:
+        """Answer; mlx-lm would look for the tokens of a stop text, and drop them without ending."""
+        self._watched.stop = stop_words
+        super().handle_completion(request, [])
 
     def finish(self) -> None:
         """Do nothing: there is no file to close."""

@@ -18,6 +18,7 @@ from blobstore.mlx_lm.loading import build, tokenizer_of
 from blobstore.mlx_lm.model_texts import Message, texts_of
 from blobstore.mlx_lm.prompts import Prompts
 from blobstore.mlx_lm.sampling_settings import Sampling, choose_sampling
+from blobstore.mlx_lm.stop_texts import StopTexts
 from blobstore.model.loader import open_model
 from blobstore.model.mlx_lm_package import import_mlx_lm
 from blobstore.model.network_plan import mlx_lm_errors
@@ -98,7 +99,7 @@ class Talker:
         self, answer: Generation, prompt: list[int], max_tokens: int, *, is_kept: bool
     ) -> Iterator[str]:
         started = time.monotonic()
-        stops = _StopTexts(self.sampling.stop)
+        stops = StopTexts(self.sampling.stop)
         cache, rest = self._cached(prompt) if is_kept else (None, prompt)
         written = list(prompt)
         try:
@@ -121,7 +122,7 @@ class Talker:
         if is_kept:
             self._caches.insert_cache(_KEY, written, cache)
 
-    def _reason(self, answer: Generation, stops: _StopTexts, response: Any) -> str | None:
+    def _reason(self, answer: Generation, stops: StopTexts, response: Any) -> str | None:
         if stops.is_found:
             return "stop"
         if answer.is_stopped and response.finish_reason is None:
@@ -181,30 +182,6 @@ def _processors(sampling: Sampling) -> Any:
         frequency_penalty=sampling.frequency_penalty or None,
         frequency_context_size=size,
     )
-
-
-class _StopTexts:
-    """Texts that end an answer; what may be the beginning of one is held back."""
-
-    def __init__(self, texts: tuple[str, ...]) -> None:
-        from mlx_lm.generate import TextStateMachine
-
-        self._machine = TextStateMachine
-        edges = [(text, None) for text in texts]
-        self._state = TextStateMachine({"normal": edges}).make_state() if texts else None
-        self.is_found = False
-
-    def passed(self, text: str, *, is_last: bool) -> str:
-        """Return the text that is not a part of a stop text, as far as that is known."""
-        if self._state is None:
-            return text
-        self._state, segments = self._machine.split(self._state, text)
-        self.is_found = self._state[0] is None
-        passed = "".join(segment for _, segment in segments)
-        if is_last and not self.is_found:
-            self._state, rest, _ = self._machine.flush(self._state)
-            passed += rest
-        return passed
 
 
 class Conversation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,3 +53,36 @@ def test_a_prompt_is_not_computed_to_its_end() -> None:
     with pytest.raises(ConnectionAbortedError):
         next(responses)
     assert stopped == [True]
+
+
+@dataclass(frozen=True)
+class Piece:
+    text: str
+    finish_reason: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "expected"),
+    [
+        (["Return", " a", " file"], ["e"], "R"),  # in the first token
+        (["a", "b", "c", "d"], ["cd"], "ab"),  # over two tokens
+        (["a", "xx", "y"], ["y", "xy"], "ax"),
+        (["ab <", "x", "EN", "D"], ["END"], "ab <x"),
+        (["a", "b", ""], ["z"], "ab"),  # ends by itself
+    ],
+)
+def test_an_answer_ends_before_its_stop_text(
+    pieces: list[str], stop: list[str], expected: str
+) -> None:
+    from blobstore.mlx_lm.chat_handler import stopped
+
+    texts = [Piece(text) for text in pieces[:-1]] + [Piece(pieces[-1], "stop")]
+    assert "".join(one.text for one in stopped(iter(texts), stop)) == expected
+
+
+def test_an_answer_that_is_cut_keeps_what_could_begin_a_stop_text() -> None:
+    from blobstore.mlx_lm.chat_handler import stopped
+
+    found = list(stopped(iter([Piece("a E"), Piece("N", "length")]), ["END"]))
+    assert "".join(one.text for one in found) == "a EN"
+    assert found[-1].finish_reason == "length"
