@@ -5,7 +5,7 @@
 | `loading` | `load`, `load_network`, and the check of a plan |
 | `model_texts` | what a model's layers and documents say about prompts and sampling |
 | `prompts` | the prompt for a conversation: by the model's chat template, or Ollama's |
-| `template_time` | a limit of time for chat templates |
+| `template_process` | chat templates in a process of their own, with limits |
 | `go_templates`, `go_syntax` | Ollama's templates |
 | `sampling_settings` | the parameters of an answer, and which of them counts |
 | `conversation` | an answer, token by token; a conversation with its cache of keys and values |

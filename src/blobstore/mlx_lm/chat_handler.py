@@ -27,8 +27,7 @@ from blobstore.mlx_lm.chat_requests import MODELS, ChatModel, check_model, error
 from blobstore.mlx_lm.conversation import Talker
 from blobstore.mlx_lm.prompts import Prompts, TemplateKind
 from blobstore.mlx_lm.stop_texts import StopTexts
-from blobstore.mlx_lm.template_time import limited_time
-from blobstore.model.network_plan import in_one_line
+from blobstore.mlx_lm.template_process import reason_of
 
 _log = logging.getLogger("blobstore.mlx_lm")
 _SETTINGS: dict[str, Any] = {
@@ -131,11 +130,10 @@ class Generator(ResponseGenerator):  # type: ignore[misc]
             found: Any = (prompt, [prompt], ["assistant"], "normal", None)
         else:
             try:
-                with limited_time():
-                    found = super()._tokenize(tokenizer, request, args)
+                found = super()._tokenize(tokenizer, request, args)
             except Exception as error:  # a template can raise anything
-                reason = in_one_line(f"{type(error).__name__}: {error}")
-                raise UsageError(f"these messages do not make a prompt: {reason}") from error
+                message = f"these messages do not make a prompt: {reason_of(error)}"
+                raise UsageError(message) from error
         if not found[0]:
             raise UsageError("the prompt is empty")
         args.max_tokens = self._limits.room(len(found[0]), args.max_tokens)

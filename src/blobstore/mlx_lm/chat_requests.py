@@ -115,8 +115,12 @@ def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
     if path == CHAT:
         document["messages"] = _messages(given.get("messages"), served.beginning)
         _check_template_values(document)
+        contents = [one["content"] for one in document["messages"]]
+        served.sampling.check_characters(sum(map(len, contents)))
     elif not isinstance(given.get("prompt"), str) or not given["prompt"]:
         raise UsageError("prompt is missing, or not one text")
+    else:
+        served.sampling.check_characters(len(given["prompt"]))
     return document
 
 

@@ -19,6 +19,7 @@ from blobstore.mlx_lm.model_texts import Message, texts_of
 from blobstore.mlx_lm.prompts import Prompts
 from blobstore.mlx_lm.sampling_settings import Sampling, choose_sampling
 from blobstore.mlx_lm.stop_texts import StopTexts
+from blobstore.mlx_lm.template_process import limit_templates
 from blobstore.model.loader import open_model
 from blobstore.model.mlx_lm_package import import_mlx_lm
 from blobstore.model.network_plan import mlx_lm_errors
@@ -253,5 +254,6 @@ def load_talker(
 
         mx.random.seed(seed)
         network, tokenizer = build(model), tokenizer_of(model)
+        limit_templates(tokenizer, sampling.most_characters)
         prompts = Prompts(str(model.name), tokenizer, texts, is_raw)
         return Talker(str(model.name), network, tokenizer, sampling), prompts, chosen.notes

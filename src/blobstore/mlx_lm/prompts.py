@@ -3,7 +3,7 @@
 The model's own chat template counts (chat_template.jinja, or the one of tokenizer_config.json),
 else Ollama's template layer. A model without either continues the text. Jinja templates are
 untrusted programs: transformers runs them in Jinja's sandbox, without access to Python's objects,
-and we limit their time (template_time.py).
+in a process with limits (template_process.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any
 from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
 from blobstore.mlx_lm.go_templates import render_ollama
 from blobstore.mlx_lm.model_texts import Message, ModelTexts
-from blobstore.mlx_lm.template_time import limited_time
-from blobstore.model.network_plan import in_one_line
+from blobstore.mlx_lm.template_process import reason_of
 
 
 class TemplateKind(enum.Enum):
@@ -100,16 +99,14 @@ class Prompts:
 
     def _by_jinja(self, messages: Sequence[Message]) -> str:
         try:
-            with limited_time():
-                return str(
-                    self.tokenizer.apply_chat_template(
-                        [dict(one) for one in messages], tokenize=False, add_generation_prompt=True
-                    )
+            return str(
+                self.tokenizer.apply_chat_template(
+                    [dict(one) for one in messages], tokenize=False, add_generation_prompt=True
                 )
+            )
         except Exception as error:  # a template can raise anything
-            reason = in_one_line(f"{type(error).__name__}: {error}")
             raise UnsupportedSourceError(
-                f"model {self.name}: its chat template can't be applied: {reason}",
+                f"model {self.name}: its chat template can't be applied: {reason_of(error)}",
                 model=self.name,
                 hint="Use --raw to continue the text without a template.",
             ) from error

@@ -20,6 +20,9 @@ _MAX_TOKENS = 512
 MAX_COUNT: Final = 2**31 - 1
 _MAX_SEED = 2**63 - 1
 _PLENTY = 1e6
+_CHARACTERS = 16
+_CONTEXT = 2**17
+"""The context of a model that says none, for the characters of a prompt."""
 """No number of these has a meaning above it; of larger ones, MLX makes infinity or NaN."""
 _COLDEST = 1e-30
 """A lower temperature counts as 0: MLX divides by it, in float32, and would get infinity."""
@@ -45,6 +48,20 @@ class Sampling:
     max_tokens: int = _MAX_TOKENS
     seed: int | None = None
     context: int | None = None
+
+    @property
+    def most_characters(self) -> int:
+        """The most characters of a prompt, which is refused before it becomes tokens.
+
+        Tokens have 3 to 5 characters in texts, and up to 10 in code with long indents.
+        """
+        return _CHARACTERS * (self.context or _CONTEXT)
+
+    def check_characters(self, count: int) -> None:
+        """Raise UsageError for a prompt of so many characters if that is too many."""
+        if count > self.most_characters:
+            message = f"the prompt has {count:,} characters, at most {self.most_characters:,}"
+            raise UsageError(message, hint="Shorten the prompt.")
 
     def room(self, prompt: int, max_tokens: int | None = None) -> int:
         """Return the most tokens of an answer to a prompt of so many tokens.

@@ -190,3 +190,14 @@ def test_what_mlx_lm_can_not_take_is_refused(message: str) -> None:
 def test_what_is_not_a_document_is_refused(raw: bytes, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         completed(raw, CHAT, SERVED)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_a_prompt_that_can_not_fit_is_refused_before_it_becomes_tokens(path: str) -> None:
+    served = ChatModel("m:latest", Sampling(context=100), 100)
+    long = "x" * 1601
+    given: dict[str, Any] = (
+        {"messages": [{"role": "user", "content": long}]} if path == CHAT else {"prompt": long}
+    )
+    with pytest.raises(UsageError, match=r"1,601 characters, at most 1,600"):
+        made(path, served, **given)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
-import time
 from typing import Any
 
 import pytest
 from support.talking import CHAT_TEMPLATE, Letters
 
 from blobstore.errors import UnsupportedSourceError, UsageError
-from blobstore.mlx_lm import template_time
 from blobstore.mlx_lm.model_texts import ModelTexts
 from blobstore.mlx_lm.prompts import Prompts, TemplateKind
 
@@ -90,36 +86,6 @@ def test_an_error_of_ollamas_template_names_the_model() -> None:
 def test_a_prompt_is_text(content: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         text(prompts(), {"role": "user", "content": content})
-
-
-ENDLESS = [
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}",
-    "{% for i in range(99999) %}{{ range(99999)|map('string')|list|length }}{% endfor %}",
-]
-
-
-@pytest.mark.parametrize("template", ENDLESS)
-def test_a_template_that_never_ends_is_ended(
-    template: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(template_time, "TEMPLATE_S", 0.05)
-    with pytest.raises(UnsupportedSourceError, match=r"TimeoutError: it computes for over 0\.05 s"):
-        text(prompts(template), USER)
-
-
-def test_a_machine_that_stops_makes_no_template_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    hours = itertools.count(0, 3600)
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(hours)))
-    assert text(prompts(CHAT_TEMPLATE), USER) == "# user\nhi\n# assistant\n"
-
-
-def test_only_the_block_is_limited() -> None:
-    before = sys.gettrace()
-    with template_time.limited_time(0):
-        assert sys.gettrace() is not before
-        assert text(prompts(template=OLLAMA), USER) == "^[|hi]"  # other code is not
-    assert sys.gettrace() is before
 
 
 @pytest.mark.parametrize("is_ollamas", [False, True])

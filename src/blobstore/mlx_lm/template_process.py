@@ -1,0 +1,202 @@
+"""Chat templates in a process of their own, with limits: they are untrusted programs.
+
+Jinja's sandbox keeps a template from Python's objects, but not from a text of gigabytes, a power of
+large numbers or loops in loops, and a thread can't be ended from outside. So transformers renders
+templates in a child process, which limits its own memory and processor time, and which its parent
+ends if it takes too long: not every system enforces limits of memory.
+
+The child answers one line of JSON with another. It ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from threading import Lock, Timer
+from typing import Any, Final
+
+from blobstore.model.network_plan import in_one_line
+
+SECONDS: Final = 10
+"""Processor time of one prompt. That of a megabyte of messages takes 0.1 s."""
+MEMORY: Final = 256 * 2**20
+"""Bytes that rendering may take beside what transformers takes."""
+_WALL_S = 120
+_ESCAPE = 6
+"""Bytes of a control character in JSON, the longest escape."""
+_MAX_ERROR = 2**16
+
+
+class TemplateError(ValueError):
+    """A template can't be rendered. The message is one line, with the type of the error."""
+
+
+class TemplateProcess:
+    """A child process that renders templates. Safe to share between threads.
+
+    It is started with the first template, and anew after one that had to be ended.
+    """
+
+    def __init__(self, characters: int, *, seconds: int = SECONDS, memory: int = MEMORY) -> None:
+        """``characters``: the most of a prompt."""
+        self._limits = [str(characters), str(seconds), str(memory)]
+        self._longest = _MAX_ERROR + _ESCAPE * characters
+        self._seconds = seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[[subprocess.Popen[bytes]], TemplateProcess] | None = None
+        self._lock = Lock()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the child, if none runs, without waiting for it. It takes a second."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(  # noqa: S603  # our own program
+                [sys.executable, "-m", __name__, *self._limits],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            self._end = weakref.finalize(self, _end, self._process)
+        return self._process
+
+    def render(
+        self, template: str, tokens: Mapping[str, str], messages: Sequence[Any], **options: Any
+    ) -> str:
+        """Return the text of a conversation, as transformers' ``apply_chat_template`` makes it.
+
+        ``tokens``: the special tokens by name. ``options``: those of ``apply_chat_template``.
+
+        Raises: TemplateError for a template that fails, or exceeds a limit.
+        """
+        request = {"template": template, "tokens": tokens, "messages": messages, "options": options}
+        line = _encoded(request)
+        with self._lock:
+            answer = self._answer(line)
+        if not answer.endswith(b"\n"):
+            limit = f"{self._seconds} s of processor time or the memory that it may take"
+            raise TemplateError(f"it exceeds {limit}")
+        document = json.loads(answer.decode("utf-8", "surrogatepass"))
+        if "error" in document:
+            raise TemplateError(document["error"])
+        return str(document["text"])
+
+    def _answer(self, line: bytes) -> bytes:
+        """Return the child's answer; a part of it, or none, if the child ended."""
+        process = self.start()
+        assert process.stdin is not None  # noqa: S101  # for mypy: both are pipes
+        assert process.stdout is not None  # noqa: S101
+        timer = Timer(_WALL_S, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+            answer = process.stdout.readline(self._longest)
+        except BrokenPipeError:
+            answer = b""
+        finally:
+            timer.cancel()
+        if not answer.endswith(b"\n"):
+            self.close()
+        return answer
+
+    def close(self) -> None:
+        """End the child; another template starts it again."""
+        if self._end is not None:
+            self._end()
+        self._process = self._end = None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with process:  # closes the pipes, and waits
+        process.kill()
+
+
+def limit_templates(tokenizer: Any, characters: int) -> None:
+    """Let a tokenizer of mlx-lm render its templates in a process of their own.
+
+    ``characters``: the most of a prompt, which is checked before it becomes tokens.
+    One with code of mlx-lm or transformers in the place of a template stays as it is.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    own = tokenizer.get_chat_template.__self__  # mlx-lm's tokenizer is a wrapper of transformers'
+    if type(own).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
+        return
+    process = TemplateProcess(characters)
+    process.start()
+
+    def apply_chat_template(
+        messages: Sequence[Any], *, tokenize: bool = True, return_dict: bool = False, **options: Any
+    ) -> Any:
+        template = own.get_chat_template(None, options.get("tools"))
+        tokens = {name: str(token) for name, token in own.special_tokens_map.items()}
+        text = process.render(template, tokens, messages, return_dict=return_dict, **options)
+        return own.encode(text, add_special_tokens=False) if tokenize else text
+
+    own.apply_chat_template = apply_chat_template
+
+
+def reason_of(error: Exception) -> str:
+    """Return one line that says why a prompt could not be made."""
+    is_ours = isinstance(error, TemplateError)
+    return str(error) if is_ours else in_one_line(f"{type(error).__name__}: {error}")
+
+
+def _render(request: dict[str, Any], most: int) -> dict[str, str]:
+    from transformers import PreTrainedTokenizerBase
+
+    try:
+        tokenizer = PreTrainedTokenizerBase(chat_template=request["template"], **request["tokens"])
+        text = str(
+            tokenizer.apply_chat_template(request["messages"], tokenize=False, **request["options"])
+        )
+    except MemoryError:
+        return {"error": "it exceeds the memory that it may take"}
+    except Exception as error:  # noqa: BLE001  # a template can raise anything
+        return {"error": in_one_line(f"{type(error).__name__}: {error}")[: _MAX_ERROR // _ESCAPE]}
+    if len(text) > most:
+        return {"error": f"the prompt has {len(text):,} characters, at most {most:,}"}
+    return {"text": text}
+
+
+def _encoded(document: Any) -> bytes:
+    """Return a line of JSON. Halves of surrogate pairs stay: the caller checks for them."""
+    return json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def _limit(kind: int, amount: float) -> None:
+    """Set a soft limit of this process, where the system has it."""
+    hard = resource.getrlimit(kind)[1]
+    wanted = int(amount) if hard == resource.RLIM_INFINITY else min(int(amount), hard)
+    resource.setrlimit(kind, (wanted, hard))
+
+
+def _address_space() -> int:
+    """Return the bytes of this process's address space; as Linux says it, else a gigabyte."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 2**30
+
+
+def answer_requests(characters: int, seconds: int, memory: int) -> None:
+    """Answer requests until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which may go on
+    _render({"template": "", "tokens": {}, "messages": [{}], "options": {}}, 0)  # loads modules
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_AS, _address_space() + memory)
+    for line in sys.stdin.buffer:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        _limit(resource.RLIMIT_CPU, used.ru_utime + used.ru_stime + seconds + 1)
+        request = json.loads(line.decode("utf-8", "surrogatepass"))
+        sys.stdout.buffer.write(_encoded(_render(request, characters)))
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    answer_requests(*map(int, sys.argv[1:]))

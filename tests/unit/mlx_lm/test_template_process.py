@@ -1,0 +1,77 @@
+"""Chat templates in a process of their own: equal to transformers', and ended at their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import PYCODE
+from support.talking import CHAT_TEMPLATE
+
+from blobstore.mlx_lm.template_process import TemplateError, TemplateProcess, limit_templates
+
+MESSAGES = [{"role": "user", "content": "hi ü \u2028"}, {"role": "assistant", "content": "x"}]
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}"
+ENDS = "{% endfor %}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[TemplateProcess]:
+    made = TemplateProcess(10_000, seconds=1)
+    yield made
+    made.close()
+
+
+def render(process: TemplateProcess, template: str, **options: Any) -> str:
+    return process.render(template, {"bos_token": "^"}, MESSAGES, **options)
+
+
+def test_a_prompt_is_that_of_transformers(process: TemplateProcess) -> None:
+    from transformers import AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(PYCODE)
+    for template in (CHAT_TEMPLATE, "{{ bos_token }}{{ tools }}{{ messages | tojson }}{{ flag }}"):
+        options: dict[str, Any] = {
+            "add_generation_prompt": True,
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "flag": 1,
+        }
+        expected = own.apply_chat_template(
+            MESSAGES, chat_template=template, tokenize=False, **options
+        )
+        assert process.render(template, own.special_tokens_map, MESSAGES, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ 'x' * 3000000000 }}", "memory"),
+        (f"{LOOPS}{{{{ 'x' * 1000 }}}}{ENDS}", "exceeds"),
+        ("{{ 9 ** (9 ** 9) }}", "exceeds 1 s"),
+        (f"{LOOPS}{ENDS}", "exceeds 1 s"),
+        ("{{ 'x' * 10001 }}", "the prompt has 10,001 characters, at most 10,000"),
+        ("{{ undefined() }}", "UndefinedError"),
+        ("{{ raise_exception('no') }}", "TemplateError: no"),
+        ("{{ messages.__class__.__base__.__subclasses__() }}", "SecurityError"),
+    ],
+)
+def test_a_template_that_fails_does_not_end_the_next(
+    template: str, reason: str, process: TemplateProcess
+) -> None:
+    with pytest.raises(TemplateError, match=reason):
+        render(process, template)
+    assert render(process, "{{ bos_token }}{{ messages[0].content }}") == "^hi ü \u2028"
+
+
+def test_a_tokenizer_of_mlx_lm() -> None:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+    from transformers import AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(PYCODE, chat_template=CHAT_TEMPLATE)
+    expected = own.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    tokenizer = TokenizerWrapper(own)
+    limit_templates(tokenizer, 60)
+    assert tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True) == expected
+    with pytest.raises(TemplateError, match="at most 60"):
+        tokenizer.apply_chat_template(MESSAGES * 10)
