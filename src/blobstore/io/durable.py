@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, LimitExceededError, StorageError, from_os_error
@@ -29,6 +29,8 @@ DIRECT_FROM = 2**18
 """Bytes from which going around the page cache pays."""
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
+_REMOVALS = 100
+"""How often another process may remove a folder before it has contents."""
 _WITH_SYNCFS = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0x2FC12FC1})
 """ext2 to ext4, XFS, Btrfs, F2FS, tmpfs, ZFS (statfs(2), and OpenZFS's ZFS_SUPER_MAGIC)."""
 _REMOTE = frozenset({0x6969, 0xFF534D42, 0xFE534D42, 0x517B, 0x00C36400, 0x5346414F, 0x01021997})
@@ -205,8 +207,16 @@ def sync_folder(path: Path) -> None:
 def make_folder(path: Path, *, durable: bool = True) -> None:
     """Make a folder and its missing ancestors, each name durable. Nothing happens when it is there.
 
-    Raises: OSError.
+    An ancestor that another process removes while it is empty is made again. Raises: OSError.
     """
+    for _ in range(_REMOVALS):
+        with suppress(FileNotFoundError):
+            _make_missing(path, durable=durable)
+            return
+    _make_missing(path, durable=durable)
+
+
+def _make_missing(path: Path, *, durable: bool) -> None:
     missing = list(itertools.takewhile(lambda folder: not folder.is_dir(), (path, *path.parents)))
     for folder in reversed(missing):
         try:

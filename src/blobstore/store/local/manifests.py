@@ -31,6 +31,8 @@ from blobstore.io.small_files import write_new_file
 from blobstore.names import ModelName, hint_for
 from blobstore.store.ports import ambiguous
 
+_REMOVALS = 100
+"""How often a folder may be removed before its manifest is in it."""
 DEPTH = 4
 """Levels of a manifest below its folder: host, namespace, model, tag."""
 _LARGE = 2**20
@@ -218,7 +220,7 @@ class ManifestFolder:
         path = self._path(name)
         self._refuse_links(name)
         with os_errors("write the manifest", path):
-            temporary.rename(path)
+            _rename(temporary, path)
             try:
                 sync_folder(path.parent)
             except OSError:
@@ -245,7 +247,10 @@ class ManifestFolder:
         with os_errors("remove the manifest", path):
             if not remove_if_there(path):
                 raise self.missing(name)
-            sync_folder(path.parent)
+            for folder in path.parents:  # Ollama may have removed the folder already
+                with suppress(FileNotFoundError):
+                    sync_folder(folder)
+                    break
 
     def remove_empty_folders(self, name: ModelName) -> None:
         """Remove the folders that a removed manifest left empty.
@@ -286,6 +291,23 @@ class ManifestFolder:
             if stat.S_ISLNK(mode):
                 message = f"the folder {folder} of model {name} is a symbolic link"
                 raise StorageError(message, model=str(name), path=folder)
+
+
+def _rename(temporary: Path, path: Path) -> None:
+    """Rename a prepared manifest. Its folder is made again if another program removed it.
+
+    Ollama removes empty folders when a model is removed, and when it starts (ollama/ollama
+    server/images.go `PruneDirectory`); a folder with a manifest stays. Raises: OSError.
+    """
+    for _ in range(_REMOVALS):
+        try:
+            temporary.rename(path)
+        except FileNotFoundError:
+            temporary.lstat()
+            make_folder(path.parent)
+        else:
+            return
+    temporary.rename(path)
 
 
 def walk(folder: Path, depth: int, level: int = 1) -> Iterator[tuple[int, os.DirEntry[str]]]:

@@ -197,3 +197,21 @@ def test_a_blob_that_is_replaced_while_it_is_opened_is_there(
     monkeypatch.setattr(os, "open", opened)
     store.blobs.check(descriptor(b"one"))
     assert replaced == []
+
+
+def test_an_empty_folder_that_ollama_removes_in_mid_commit(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, removed = durable.sync_file_system, []
+
+    def remove_meanwhile(fd: int) -> None:
+        folder = store.root / "manifests" / "registry.ollama.ai" / "library" / "x"
+        for empty in (folder, *folder.parents[:2]):
+            empty.rmdir()
+            removed.append(empty)
+        real(fd)
+
+    monkeypatch.setattr(session, "sync_file_system", remove_meanwhile)
+    commit_model(store, "x:new", b"new")
+    assert removed
+    assert [str(name) for name, _ in store.models()] == ["x:new"]
