@@ -16,7 +16,13 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from blobstore.web.parameters import MAX_QUERY
-from blobstore.web.problems import METHOD_NOT_ALLOWED, MISDIRECTED, TOO_LONG, problem
+from blobstore.web.problems import (
+    HEAD_TOO_LARGE,
+    METHOD_NOT_ALLOWED,
+    MISDIRECTED,
+    TOO_LONG,
+    problem,
+)
 
 METHODS = ("GET", "HEAD")
 REGISTRY = "/v2/"
@@ -25,6 +31,11 @@ CHAT = "/v1/"
 """Addresses of a model that answers, to which clients post (chat.py)."""
 MAX_PATH = 2048
 """Bytes of a path, percent-encoded. Names under ``/v2/`` have at most 1,024 characters."""
+
+MAX_HEAD = 16 * 2**10
+"""Bytes of a request's head. The server's own limit is only for heads that come in pieces."""
+_PER_FIELD = 4
+"""Bytes of a field beside its name and its value: a colon, a space and the end of the line."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -61,6 +72,11 @@ class Hosts:
             return False
         name = match["name"].lower().removesuffix(".").strip("[]")
         return name in self._names or (self._takes_addresses and _address(name) is not None)
+
+
+def _head_nbytes(scope: Scope) -> int:
+    target = len(scope["query_string"]) + len(scope.get("raw_path") or b"")
+    return target + sum(len(name) + len(value) + _PER_FIELD for name, value in scope["headers"])
 
 
 def _address(text: str) -> Any:
@@ -103,4 +119,6 @@ class Guard:
             return refused
         if len(scope["query_string"]) > MAX_QUERY or len(scope.get("raw_path") or b"") > MAX_PATH:
             return problem(TOO_LONG, "the address is too long")
+        if _head_nbytes(scope) > MAX_HEAD:
+            return problem(HEAD_TOO_LARGE, f"the request's head has more than {MAX_HEAD:,} bytes")
         return None

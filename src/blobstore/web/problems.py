@@ -23,7 +23,7 @@ from blobstore.views.looked import ProblemView
 from blobstore.web.served import in_json
 
 BAD_REQUEST, NOT_FOUND, CONFLICT = 400, 404, 409
-METHOD_NOT_ALLOWED, TOO_LONG, MISDIRECTED = 405, 414, 421
+METHOD_NOT_ALLOWED, TOO_LONG, MISDIRECTED, HEAD_TOO_LARGE = 405, 414, 421, 431
 FAILED, BAD_GATEWAY, BUSY = 500, 502, 503
 
 _STATUSES: tuple[tuple[tuple[type[BlobStoreError], ...], int], ...] = (

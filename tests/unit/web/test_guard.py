@@ -102,3 +102,11 @@ def test_every_answer_has_the_headers(
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
     assert "access-control-allow-origin" not in reply.headers
+
+
+def test_a_large_head_is_refused(client: Client) -> None:
+    """As one write it is within what the server reads at once."""
+    host = ("host", "127.0.0.1")
+    assert client.send("/api/models", [host, ("x-long", "x" * 16_000)]).status == 200
+    assert client.send("/api/models", [host, ("x-long", "x" * 120_000)]).status == 431
+    assert client.send("/api/models", [host, *[("x", "y")] * 4000]).status == 431
