@@ -23,6 +23,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from blobstore.errors import (
+    ConflictError,
     CorruptDataError,
     LimitExceededError,
     NotFoundError,
@@ -42,6 +43,8 @@ _AZURE_LISTED = re.compile(r"0x[0-9A-Fa-f]+", re.ASCII)
 """An ETag in Azure's listings: they lack its quotation marks (learn.microsoft.com, List Blobs)."""
 _CHUNK = 2**20
 _PAGE = 1000
+_TRIES = 5
+"""How often a conditional write is sent while the object is as expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +204,8 @@ class Bucket:
 
         ``if_match``: only when the object has this version now. ``if_absent``: only when it is
         missing. Raises: ConflictError otherwise. A request that was retried may have
-        written the object before its answer was lost: then the error means our own write.
+        written the object before its answer was lost: then the error means our own write, which
+        `replace` finds out.
         """
         import obstore
 
@@ -212,6 +216,35 @@ class Bucket:
         with object_errors("write", self.place(key)):
             made = obstore.put(self.store, self._at(key), data, mode=mode, use_multipart=False)
         return _version(made)
+
+    def replace(self, key: str, data: bytes, expected: ObjectVersion | None) -> ObjectVersion:
+        """Write an object if it has the version ``expected``, None: if it is missing.
+
+        Other writers must write other bytes: after a conflict the object is read, and if it has
+        these, the answer to our own request was lost. S3 also answers 409 while another request for
+        the object goes on, which may fail yet (Amazon S3 User Guide, "Conditional requests"); then
+        it is tried again. Returns the new version. Raises: ConflictError for another's object.
+        """
+        failure = ConflictError(f"{self.place(key)} was changed meanwhile")
+        for _ in range(_TRIES):
+            try:
+                return self.put(key, data, if_match=expected, if_absent=expected is None)
+            except (ConflictError, NotFoundError):
+                found = self._found(key, len(data))
+            if found is not None and found[0] == data:
+                return found[1]
+            if (found and found[1]) != expected:
+                break
+        raise failure
+
+    def _found(self, key: str, limit: int) -> tuple[bytes, ObjectVersion] | None:
+        """Return an object's bytes and version, None if it is missing; no bytes of a larger one."""
+        try:
+            return self.get(key, limit=limit)
+        except NotFoundError:
+            return None
+        except LimitExceededError:
+            return b"", self.head(key).version
 
     def upload(
         self, key: str, pieces: Iterable[bytes], *, part: int = 8 * 2**20, at_once: int = 4

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from blobstore.errors import BlobStoreError, ConflictError, NotFoundError
+from blobstore.errors import BlobStoreError, ConflictError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.hashing import Bytes, digests
 from blobstore.hashing.stage import HashStage
@@ -42,7 +42,6 @@ from blobstore.store.ports import (
 from blobstore.store.registry.spool import Spool, SpoolWriter
 
 _PIECE = 2**20
-_TRIES = 5
 
 
 class BucketSession:
@@ -244,23 +243,11 @@ class BucketSession:
             raise
 
     def _move(self, name: ModelName, manifest: Manifest, before: TagState) -> None:
-        """Move a tag. Raises: ConflictError if another writer was faster.
-
-        S3 answers 409 while another request for the object goes on, which may fail yet (Amazon S3
-        User Guide, "Conditional requests").
-        """
-        for _ in range(_TRIES):
-            try:
-                self._manifests.put(name, manifest.raw, before)
-            except (ConflictError, NotFoundError):
-                now = self._manifests.state(name)
-                if now.raw == manifest.raw:
-                    return  # it was our own request, whose answer was lost
-                if now != before:
-                    break
-            else:
-                return
-        raise lost_race(name, now.raw, self._blobs)
+        """Move a tag. Raises: ConflictError if another writer was faster."""
+        try:
+            self._manifests.put(name, manifest.raw, before)
+        except ConflictError:
+            raise lost_race(name, self._manifests.state(name).raw, self._blobs) from None
 
     def close(self, *, keeps: bool = False) -> None:
         """End the lease. Notes that can't be written are lost: what they say is made again.

@@ -63,7 +63,7 @@ def _write_small(
                 continue
             if found.size == descriptor.size:
                 return False
-            bucket.put(key, data, if_match=found.version)
+            bucket.replace(key, data, found.version)
         return True
 
 

@@ -66,9 +66,9 @@ def require_conditions(bucket: Bucket) -> None:
     """Raise StorageError for a bucket that ignores conditional writes."""
     key = f"{PROBES}{os.urandom(12).hex()}"
     try:
-        first = bucket.put(key, b"1", if_absent=True)
+        first = bucket.replace(key, b"1", None)
         is_kept = _is_refused(lambda: bucket.put(key, b"2", if_absent=True))
-        bucket.put(key, b"3", if_match=first)
+        bucket.replace(key, b"3", first)
         is_checked = _is_refused(lambda: bucket.put(key, b"4", if_match=first))
     finally:
         with suppress(BlobStoreError):
@@ -103,7 +103,7 @@ class Lease:
         self._has_lapsed = False
         self._ended = threading.Event()
         self._renewed_at = elapsed_s()
-        bucket.put(self._key, self._text(None), if_absent=True)
+        bucket.replace(self._key, self._text(None), None)
         try:
             self.began = bucket.head(self._key).modified
         except BaseException:

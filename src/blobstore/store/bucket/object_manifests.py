@@ -92,11 +92,7 @@ class BucketManifests:
 
     def put(self, name: ModelName, raw: bytes, before: TagState) -> None:
         """Move a tag, if it has not moved since ``before``. Raises: ConflictError otherwise."""
-        key = manifest_key(name)
-        if before.version is None:
-            self._bucket.put(key, raw, if_absent=True)
-        else:
-            self._bucket.put(key, raw, if_match=before.version)
+        self._bucket.replace(manifest_key(name), raw, before.version)
         self._modified.pop(name, None)
 
     def remove(self, name: ModelName) -> None:

@@ -92,19 +92,7 @@ def write_state(bucket: Bucket, state: SweepState) -> SweepState:
 
     Raises: ConflictError if it is another one now.
     """
-    raw = state.encode()
-    try:
-        if state.version is None:
-            version = bucket.put(SWEEP, raw, if_absent=True)
-        else:
-            version = bucket.put(SWEEP, raw, if_match=state.version)
-    except NotFoundError as error:
-        raise ConflictError(f"{bucket.place(SWEEP)} was removed meanwhile") from error
-    except ConflictError:
-        # A request that was retried may have written it before.
-        found, version = bucket.get(SWEEP, limit=_MAX_STATE)
-        if found != raw:
-            raise
+    version = bucket.replace(SWEEP, state.encode(), state.version)
     return SweepState(state.phase, state.holder, state.lease_s, state.blobs, version)
 
 

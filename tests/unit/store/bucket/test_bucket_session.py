@@ -24,7 +24,15 @@ from blobstore.names import Digest
 from blobstore.store.bucket import bucket_session, bucket_writes
 from blobstore.store.bucket.bucket_checks import verify_bucket
 from blobstore.store.bucket.bucket_store import BucketStore
-from blobstore.store.bucket.object_keys import LEASES, MADE, blob_key, made_key, manifest_key
+from blobstore.store.bucket.object_keys import (
+    LEASES,
+    MADE,
+    MANIFESTS,
+    PROBES,
+    blob_key,
+    made_key,
+    manifest_key,
+)
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store
 from blobstore.testing.blobs import M, N, blobs_of, commit, data_of, descriptor_of, manifest_of
@@ -128,6 +136,41 @@ def test_an_answer_that_is_lost_is_not_a_lost_race() -> None:
     store = BucketStore(bucket)
     assert commit(store, "m", b"one", expected=(None,)) == {Digest.of(b"one")}
     assert blobs_of(store, "m") == [b"one"]
+
+
+@pytest.mark.parametrize("folder", [LEASES, PROBES, MANIFESTS])
+def test_no_lost_answer_is_another_writer(folder: str) -> None:
+    """A service that writes and then answers 500: the retry finds what the first request wrote."""
+    bucket = HookedBucket()
+    written: set[str] = set()
+
+    def lose(key: str) -> None:
+        if key.startswith(folder) and key not in written:
+            written.add(key)
+            raise ConflictError("it is there")
+
+    bucket.after = lose
+    store = BucketStore(bucket)
+    commit(store, "m", b"one")
+    assert written
+    written.clear()
+    commit(store, "m", b"two")
+    assert blobs_of(store, "m") == [b"two"]
+
+
+def test_a_write_that_is_refused_for_a_while_is_sent_again() -> None:
+    """S3 answers 409 while another request for the object goes on."""
+    bucket = HookedBucket()
+    waiting = [manifest_key(M)] * 3
+
+    def refuse(key: str) -> None:
+        if key in waiting:
+            waiting.remove(key)
+            raise ConflictError("a conflicting operation is in progress")
+
+    bucket.before = refuse
+    commit(BucketStore(bucket), "m", b"one")
+    assert not waiting
 
 
 def test_a_manifest_that_can_not_be_written_changes_nothing() -> None:
