@@ -297,7 +297,7 @@ class Worker:
                 self._moments.choice(self._own),
             )
             self._figures.add("copies")
-            self._run("cp", name, other, after={other: self._models[name]})
+            self._run("cp", name, other, "--force", after={other: self._models[name]})
 
     def _mv(self) -> None:
         free = sorted(set(self._own) - set(self._models))

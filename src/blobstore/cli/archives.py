@@ -21,6 +21,7 @@ from blobstore.cli.output import (
     printable,
     progress_bar,
     short,
+    show_replaced,
     show_table,
     show_view,
     size,
@@ -174,16 +175,18 @@ def _loaded(
     archive: Archive, names: Sequence[ModelName], target: Store, jobs: int | None
 ) -> list[LoadedModelView]:
     from blobstore.formats.ocimanifest import check_is_model
+    from blobstore.store.ports import id_of
     from blobstore.store.transfer import transfer
     from blobstore.views.archived import LoadedModelView
 
     if not names and archive.unnamed:
         message = f"the model of {archive.address} has no name"
         raise UsageError(message, hint="Give it one: --as NAME.")
+    before = [id_of(target, target.target(name)) for name in names]
     with progress_bar() as progress:
         done = transfer(names, archive, target, check=check_is_model, jobs=jobs, progress=progress)
         archive.finish()
-    return [LoadedModelView.of(one) for one in done]
+    return [LoadedModelView.of(*pair) for pair in zip(done, before, strict=True)]
 
 
 def _show_loaded(views: list[LoadedModelView]) -> None:
@@ -191,3 +194,4 @@ def _show_loaded(views: list[LoadedModelView]) -> None:
         copied = f"{counted(view.copied.blobs, 'blob')} ({size(view.copied.bytes)})"
         there = f", {view.there.blobs:,} were there" if view.there.blobs else ""
         emit(f"Loaded {view.name}: {copied}{there}")
+        show_replaced(view.replaced)

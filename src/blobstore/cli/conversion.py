@@ -39,6 +39,7 @@ from blobstore.cli.output import (
     rate,
     shape,
     show_json,
+    show_replaced,
     show_table,
     show_view,
     size,
@@ -268,6 +269,7 @@ def show_import(result: ImportResult, *, as_json: bool) -> None:
         show_json(ImportView.model_validate(result))
         return
     emit(f"{result.name}   {result.digest.short}")
+    show_replaced(None if result.replaced is None else str(result.replaced))
     stored = f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored"
     emit(f"{stored}, {result.bits_per_weight:.2f} bits per weight")
     saved = f" ({size(result.saved_bytes)} saved)" if result.saved_bytes else ""

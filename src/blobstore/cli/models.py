@@ -259,6 +259,11 @@ def _show_removal(view: RemovalView) -> None:
         emit(f"Kept {counted(view.kept, 'blob')} ({size(view.kept_bytes)}): {view.reason}")
 
 
+ReplaceOption = Annotated[
+    bool, typer.Option("--force", help="Replace a model that already has this name.")
+]
+
+
 def cp(
     source: Model,
     target: Annotated[
@@ -273,6 +278,7 @@ def cp(
             "--to", metavar="DIR", help="Copy the model to the store DIR, which may be new."
         ),
     ] = None,
+    force: ReplaceOption = False,
     jobs: Jobs = None,
     wait: WaitOption = None,
     store: StoreOption = None,
@@ -293,16 +299,18 @@ def cp(
     opened = stores_at(store, lower, wait)
     if to is None:
         old = holder_of(asked, opened).find(asked)
-        view = NewNameView(source=old, name=opened.copy(asked, wanted))
+        view = NewNameView(source=old, name=opened.copy(asked, wanted, replace=force))
         show_view(view, lambda view: _show_new_name("Copied", view), as_json=as_json)
     else:
-        copy = _copy_to(opened, asked, wanted, store_at(to, wait, may_be_new=True), jobs)
+        there = store_at(to, wait, may_be_new=True)
+        copy = _copy_to(opened, asked, wanted, there, jobs, replace=force)
         show_view(copy, _show_copy, as_json=as_json)
 
 
 def _copy_to(
-    source: Any, name: ModelName, wanted: ModelName, target: Any, jobs: int | None
+    source: Any, name: ModelName, wanted: ModelName, target: Any, jobs: int | None, *, replace: bool
 ) -> CopyView:
+    from blobstore.store.ports import already_exists, id_of
     from blobstore.store.transfer import transfer
     from blobstore.views.stores import CopyView
 
@@ -310,8 +318,12 @@ def _copy_to(
         what = "is" if source.address == target.address else "lies in"
         message = f"{target.address} {what} the store that the model is in"
         raise UsageError(message, hint="Leave --to out, and give a NEW_NAME.")
+    found = target.target(wanted)
+    if not replace and id_of(target, found) not in (None, id_of(source, source.find(name))):
+        raise already_exists(found)  # before gigabytes are copied
+    pairs = {str(name): str(wanted)}
     with progress_bar() as progress:
-        (done,) = transfer({str(name): str(wanted)}, source, target, jobs=jobs, progress=progress)
+        (done,) = transfer(pairs, source, target, jobs=jobs, progress=progress)
     return CopyView.of(done, target.address)
 
 
@@ -324,9 +336,7 @@ def _show_copy(view: CopyView) -> None:
 def mv(
     source: Model,
     target: Annotated[str, typer.Argument(metavar="NEW_NAME", help="Its new name.")],
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace a model that already has this name.")
-    ] = False,
+    force: ReplaceOption = False,
     wait: WaitOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,

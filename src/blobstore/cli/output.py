@@ -320,6 +320,12 @@ def short(digest: str) -> str:
     return digest.removeprefix("sha256:")[:12]
 
 
+def show_replaced(digest: str | None) -> None:
+    """Print the ID of a model that another one replaced; nothing without one."""
+    if digest is not None:
+        emit(f"Replaced {short(digest)}, which had this name")
+
+
 def cut(text: str, longest: int) -> str:
     """Return a text of at most ``longest`` characters: a longer one loses its middle."""
     if len(text) <= longest:

@@ -27,6 +27,7 @@ from blobstore.cli.output import (
     note,
     parse_size,
     progress_bar,
+    show_replaced,
     show_view,
     size,
     store_at,
@@ -214,6 +215,7 @@ def _show(done: str, moved: str, view: SharedView) -> None:
     if view.signatures:
         emit(f"{done} {counted(view.signatures, 'signature')}")
     emit(f"Digest: {view.digest}")
+    show_replaced(view.replaced)
 
 
 def pack(

@@ -39,7 +39,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.source.fetching import FetchOptions
 from blobstore.source.inventory import Inventory, read_inventory
-from blobstore.store.ports import Finished, Home, Session
+from blobstore.store.ports import Finished, Home, Session, id_of, replaced_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,8 @@ class ImportResult:
 
     ``recalled`` of the tensor blobs were not even made again: an earlier import of the same bytes
     had made them. ``runs_in``: where the model runs, and why not elsewhere. ``coverage``: what is
-    stored of the source.
+    stored of the source. ``replaced``: the ID of the model that had the name before, if it is
+    another one.
     """
 
     name: ModelName
@@ -66,6 +67,7 @@ class ImportResult:
     seconds: float
     runs_in: tuple[Verdict, ...]
     coverage: Coverage
+    replaced: Digest | None = None
 
     @property
     def blobs(self) -> int:
@@ -291,6 +293,7 @@ def publish_plan(
     started = time.monotonic()
     runs_in = plan.runs_in  # made first: of 100,000 tensors it takes 10 MB for a moment
     name = store.target(name)
+    before = id_of(store, name)
     with store.session(plan.inventory.folder.key) as session:
         written = make(session)
         manifest = _manifest(plan, _with_files(plan, written.blobs, session), session)
@@ -314,6 +317,7 @@ def publish_plan(
         seconds=time.monotonic() - started,
         runs_in=runs_in,
         coverage=plan.coverage,
+        replaced=replaced_id(before, manifest.digest),
     )
 
 

@@ -26,7 +26,7 @@ from blobstore.store.ports import (
     How,
     Removal,
     Session,
-    publish_moved,
+    publish_named,
     unique,
 )
 from blobstore.store.signature_port import Signatures
@@ -240,10 +240,13 @@ class LayeredStore:
         """See `Home`. Raises: UsageError for a model that only a lower home has."""
         return self.upper.remove(name if self._is_packed(name) else self._own(name))
 
-    def copy(self, source: str | ModelName, target: str | ModelName) -> ModelName:
+    def copy(
+        self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
+    ) -> ModelName:
         """Give a model of any of the homes a name in the upper one.
 
-        Raises: as `find`; UsageError if that is its own name.
+        Raises: as `find`; UsageError if that is its own name, or if another model of the upper home
+        has it, unless ``replace``.
         """
         if self._is_packed(source):
             copied: ModelName = self._upper.copy(source, target)
@@ -252,7 +255,7 @@ class LayeredStore:
         if old == new and self.manifests.home_of(old) is self.upper:
             raise UsageError(f"{old} is its own copy", model=str(old))
         with self.session() as session:
-            session.publish(new, self.manifests.read(old))
+            publish_named(session, new, self.manifests.read(old), replace=replace)
         return new
 
     def move(
@@ -269,7 +272,7 @@ class LayeredStore:
         old, new = self._own(source), self.target(target)
         manifest = self.manifests.read(old)
         with self.session() as session:
-            publish_moved(session, new, manifest, replace=replace)
+            publish_named(session, new, manifest, replace=replace)
         if old != new:
             self.upper.remove(old)
         return new

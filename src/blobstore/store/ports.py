@@ -336,13 +336,31 @@ def check_expected(name: ModelName, raw: bytes | None, expected: Expected) -> No
         raise ConflictError(message, model=str(name), hint="Check the model, and try again.")
 
 
-def publish_moved(session: Session, new: ModelName, manifest: Manifest, *, replace: bool) -> None:
-    """Publish a model under its new name.
+def id_of(home: Readable, name: ModelName) -> Digest | None:
+    """Return a model's ID; None if there is no such model, or its manifest can't be read."""
+    try:
+        return Digest.of(home.manifests.text(name))
+    except BlobStoreError:
+        return None
+
+
+def replaced_id(before: Digest | None, now: Digest) -> Digest | None:
+    """Return the ID of the model that ``now`` replaced; None if that is the same, or missing."""
+    return before if before != now else None
+
+
+def already_exists(name: ModelName) -> UsageError:
+    """Return the error for a name that another model has."""
+    hint = "Remove it first, or replace it: `replace=True`."
+    return UsageError(f"model {name} already exists", model=str(name), hint=hint)
+
+
+def publish_named(session: Session, new: ModelName, manifest: Manifest, *, replace: bool) -> None:
+    """Publish a model under another name.
 
     Raises: as `Session.publish`; UsageError if another model has the name, unless ``replace``.
     """
     try:
         session.publish(new, manifest, expected=None if replace else (None, manifest.raw))
     except ConflictError as error:
-        hint = "Remove it first, or replace it: `replace=True`."
-        raise UsageError(f"model {new} already exists", model=str(new), hint=hint) from error
+        raise already_exists(new) from error

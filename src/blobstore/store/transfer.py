@@ -44,7 +44,8 @@ class Transferred:
     """A model that is in the target now, as ``name``; ``source`` is its name in the source.
 
     ``digest``: of its manifest. ``blobs`` and ``nbytes``: how many blobs, and bytes, came in which
-    way. ``signatures``: how many signatures are new in the target.
+    way. ``signatures``: how many signatures are new in the target. ``replaced``: the ID of the
+    model that had the name before; set by `pull`.
     """
 
     source: ModelName
@@ -53,6 +54,7 @@ class Transferred:
     blobs: Mapping[How, int]
     nbytes: Mapping[How, int]
     signatures: int = 0
+    replaced: Digest | None = None
 
 
 def transfer(

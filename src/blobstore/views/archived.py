@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from blobstore.store.ports import How
+from blobstore.names import Digest
+from blobstore.store.ports import How, replaced_id
 from blobstore.views.stores import WayView
 from blobstore.views.view import Bytes, Text, View
 
@@ -59,12 +60,20 @@ class LoadedModelView(View):
     name: Text
     there: WayView = Field(description="blobs that the store had")
     copied: WayView = Field(description="blobs that were copied")
+    replaced: Text | None = Field(description="the ID of the model that had the name before")
 
     @classmethod
-    def of(cls, done: Transferred) -> LoadedModelView:
-        """Return the view of a model that was loaded."""
+    def of(cls, done: Transferred, before: Digest | None) -> LoadedModelView:
+        """Return the view of a model that was loaded; ``before``: the ID that its name had."""
+        replaced = replaced_id(before, done.digest)
         there, copied = (
             WayView(blobs=done.blobs.get(how, 0), bytes=done.nbytes.get(how, 0))
             for how in (How.THERE, How.COPIED)
         )
-        return cls(source=done.source, name=done.name, there=there, copied=copied)
+        return cls(
+            source=done.source,
+            name=done.name,
+            there=there,
+            copied=copied,
+            replaced=None if replaced is None else str(replaced),
+        )

@@ -43,6 +43,7 @@ class ImportView(View):
     seconds: float
     runs_in: list[VerdictView]
     coverage: CoverageView
+    replaced: Text | None = Field(description="the ID of the model that had the name before")
 
 
 class PlannedTensorView(TensorView):

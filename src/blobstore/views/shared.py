@@ -23,6 +23,9 @@ class SharedView(View):
     there: WayView = Field(description="were there already")
     moved: WayView = Field(description="were sent or fetched")
     signatures: int = Field(description="new ones that came with it")
+    replaced: DigestText | None = Field(
+        description="for pull: the ID of the model that had the name before"
+    )
 
     @classmethod
     def of(cls, done: Transferred) -> SharedView:
@@ -34,6 +37,7 @@ class SharedView(View):
             name=done.name,
             digest=str(done.digest),
             signatures=done.signatures,
+            replaced=None if done.replaced is None else str(done.replaced),
             there=WayView(blobs=there, bytes=there_bytes),
             moved=WayView(blobs=every - there, bytes=bytes_ - there_bytes),
         )

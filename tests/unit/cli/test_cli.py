@@ -41,6 +41,11 @@ class Cli:
         assert re.fullmatch(r"(Note: [0-9.]+ bits per weight, and .*\n)?", output.err)
         return output.out
 
+    def refused(self, *arguments: object) -> str:
+        """Return the stderr of a command that fails."""
+        assert run([*map(str, arguments), "--store", str(self.store)]) != 0
+        return self._capsys.readouterr().err
+
     def json(self, *arguments: object) -> Any:
         """Return the document that a command prints with ``--json``."""
         return json.loads(self.text(*arguments, "--json"))
@@ -99,6 +104,7 @@ def test_import_json(cli: Cli, source: Path) -> None:
             "seconds",
             "runs_in",
             "coverage",
+            "replaced",
         ),
     ]
     assert (document["name"], document["blobs"], document["created"], document["reused"]) == (
@@ -325,6 +331,34 @@ def test_a_bare_file_has_no_architecture(cli: Cli, source: Path) -> None:
     assert [document[key] for key in absent] == [None] * 3
     assert document["capabilities"] == []
     assert "architecture" not in cli.text("show", "bare")
+
+
+def test_what_is_replaced_is_said(cli: Cli, source: Path, tmp_path: Path) -> None:
+    first = cli.json("import", source, "m")
+    assert first["replaced"] is None
+    assert cli.json("import", source, "m")["replaced"] is None  # the same model
+    second = cli.json("import", source, "m", "--quant", "int8")
+    assert second["replaced"] == first["digest"]
+    short = second["digest"][7:19]
+    assert f"Replaced {short}, which had this name" in cli.text("import", source, "m")
+    archive = tmp_path / "m.tar"
+    cli.text("save", "m", "-o", archive)
+    cli.text("import", source, "m", "--quant", "int8")
+    assert cli.json("load", archive)[0]["replaced"] == second["digest"]
+    assert "Replaced" not in cli.text("load", archive)
+
+
+def test_cp_asks_before_it_replaces(cli: Cli, source: Path, tmp_path: Path) -> None:
+    cli.text("import", source, "m")
+    cli.text("import", source, "n", "--quant", "int8")
+    other = ("--to", tmp_path / "other")
+    cli.text("cp", "n", "m", *other)
+    for where in ((), other):
+        refused = cli.refused("cp", "m", "m" if where else "n", *where)
+        assert "already exists" in refused
+        assert "--force" in refused
+        cli.text("cp", "m", "m" if where else "n", *where, "--force")
+        cli.text("cp", "m", "m" if where else "n", *where)  # the same model
 
 
 def test_cp(cli: Cli, source: Path) -> None:

@@ -26,7 +26,7 @@ from blobstore.store.bucket.leases import LEASE_S, LONGEST_LEASE_S, Lease, requi
 from blobstore.store.bucket.object_blobs import BucketBlobs
 from blobstore.store.bucket.object_manifests import BucketManifests
 from blobstore.store.bucket.sweep_state import SweepGate
-from blobstore.store.ports import Removal, publish_moved, unique
+from blobstore.store.ports import Removal, publish_named, unique
 
 _Name = str | ModelName
 
@@ -129,16 +129,17 @@ class BucketStore:
         """See `Home`: a reader leaves no lease, because it may not be allowed to write."""
         yield False
 
-    def copy(self, source: _Name, target: _Name) -> ModelName:
+    def copy(self, source: _Name, target: _Name, *, replace: bool = False) -> ModelName:
         """Give a model a second name, and return it as the bucket spells it; no blob is copied.
 
-        Raises: as `find` and `BucketSession.publish`; UsageError for its own name.
+        Raises: as `find` and `BucketSession.publish`; UsageError for its own name, or if another
+        model has the name, unless ``replace``.
         """
         old, new = self.find(source), self.target(target)
         if old == new:
             raise UsageError(f"{old} is its own copy", model=str(old))
         with self.session() as session:
-            session.publish(new, self.manifests.read(old))
+            publish_named(session, new, self.manifests.read(old), replace=replace)
         return new
 
     def move(self, source: _Name, target: _Name, *, replace: bool = False) -> ModelName:
@@ -151,7 +152,7 @@ class BucketStore:
         if old == new:
             return new
         with self.session() as session:
-            publish_moved(session, new, manifest, replace=replace)
+            publish_named(session, new, manifest, replace=replace)
         if self.manifests.state(old).raw == manifest.raw:  # else another writer gave it a new model
             self.manifests.remove(old)
         return new

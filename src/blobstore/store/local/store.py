@@ -42,7 +42,7 @@ from blobstore.store.local.results import ResultFolder
 from blobstore.store.local.session import LocalSession
 from blobstore.store.local.shares import ShareNotes
 from blobstore.store.local.signature_folder import SignatureFolder
-from blobstore.store.ports import Removal, check_expected, publish_moved
+from blobstore.store.ports import Removal, check_expected, publish_named
 
 _log = logging.getLogger("blobstore.store.local.store")
 
@@ -192,19 +192,21 @@ class Store:
         """Return a model's manifest. Raises: NotFoundError; DocumentError; StorageError."""
         return self.manifests.read(ModelName.of(name))
 
-    def copy(self, source: str | ModelName, target: str | ModelName) -> ModelName:
+    def copy(
+        self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
+    ) -> ModelName:
         """Give a model a second name, and return it as the store spells it; no blob is copied.
 
-        An older model of that name is replaced, except by a packed one. Raises: NotFoundError if
-        the model or one of its blobs is missing; UsageError if both names differ only in case, or a
-        packed model would replace another; AmbiguousNameError; CorruptDataError; StorageError.
+        Raises: NotFoundError if the model or one of its blobs is missing; UsageError if another
+        model has the name, unless ``replace``, if both names differ only in case, or a packed model
+        would replace another; AmbiguousNameError; CorruptDataError; StorageError.
         """
         if self.is_packed(source):
             return self._name_packed(source, target, moves=False)
         old, new = self._pair(source, target)
         manifest = self.manifest(old)
         with self.session() as session:
-            session.publish(new, manifest)
+            publish_named(session, new, manifest, replace=replace)
         return new
 
     def move(
@@ -223,7 +225,7 @@ class Store:
         if old == new:
             return new
         with self.session() as session:
-            publish_moved(session, new, manifest, replace=replace)
+            publish_named(session, new, manifest, replace=replace)
             # Another process may have removed the old name meanwhile, or given it to another model,
             # which is not ours to remove.
             with self._names.exclusive(), suppress(NotFoundError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from threading import Lock
 
@@ -15,7 +15,7 @@ from blobstore.io.http.client import HttpClient
 from blobstore.io.http.slots import Slots
 from blobstore.io.workers import Progress
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Home, Readable, Share
+from blobstore.store.ports import Home, Readable, Share, id_of, replaced_id
 from blobstore.store.registry.credentials import Credentials
 from blobstore.store.registry.hosts import registry_address
 from blobstore.store.registry.registry_names import Reference
@@ -128,6 +128,7 @@ def pull(
     """
     asked = Reference.parse(reference)
     wanted = str(asked.name if name is None else ModelName.of(name))
+    before = id_of(store, store.target(wanted))
     with (access or RegistryAccess()).open(asked) as registry:
         pairs = {str(asked.name): wanted}
         (done,) = transfer(
@@ -140,7 +141,7 @@ def pull(
             policy=policy,
         )
     _note(store, done.source, done)
-    return done
+    return replace(done, replaced=replaced_id(before, done.digest))
 
 
 def _note(store: Readable, there: ModelName, done: Transferred) -> None:

@@ -51,7 +51,8 @@ def test_an_import_replaces_the_model_of_another_case(qwen: Store, tmp_path: Pat
 
 def test_cp_and_mv_reuse_a_spelling(qwen: Store) -> None:
     commit_model(qwen, "Team/Other", safetensors_bytes({}))
-    assert str(qwen.copy(parse("qwen:int4"), parse("team/other"))) == "Team/Other:latest"
+    copied = qwen.copy(parse("qwen:int4"), parse("team/other"), replace=True)
+    assert str(copied) == "Team/Other:latest"
     assert str(qwen.copy(parse("qwen:int4"), parse("TEAM/new"))) == "Team/new:latest"
     assert str(qwen.move(parse("team/NEW"), parse("qwen:New"))) == "Qwen:New"
     assert sorted(names(qwen)) == ["Qwen:Int4", "Qwen:New", "Team/Other:latest"]

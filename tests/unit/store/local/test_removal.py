@@ -13,7 +13,7 @@ import pytest
 from support.obstacles import OBSTACLES
 from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifest_path, process
 
-from blobstore.errors import DocumentError, NotFoundError, StorageError
+from blobstore.errors import DocumentError, NotFoundError, StorageError, UsageError
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store
 
@@ -46,10 +46,13 @@ def test_cp_keeps_the_bytes_of_a_manifest_that_others_wrote(store: Store) -> Non
     assert manifest_path(store, "n").read_text() == raw
 
 
-def test_cp_replaces_an_older_model_of_the_name(store: Store) -> None:
+def test_cp_replaces_another_model_only_if_asked(store: Store) -> None:
     commit_model(store, "m", b"one")
     commit_model(store, "n", b"two")
-    store.copy(M, N)
+    with pytest.raises(UsageError, match="model n:latest already exists"):
+        store.copy(M, N)
+    store.copy(M, N, replace=True)
+    store.copy(M, N)  # the same model is there now
     assert store.manifest(N).layers[0].size == len(b"one")
 
 
