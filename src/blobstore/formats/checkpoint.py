@@ -9,6 +9,7 @@ contain the numbers ``Infinity``, ``-Infinity`` and ``NaN``: transformers 4 and 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
@@ -68,6 +69,18 @@ _MODE_DEFAULTS = {
 
 Source: mlx/nn/layers/quantized.py `_defaults_for_mode`, MLX 0.32.4.
 """
+
+
+_CODING = re.compile(r"^weights?_|transform|rotat|hadamard|_semantics$", re.ASCII)
+_KNOWN_CODINGS = frozenset({"weight_block_size"})
+_GROUP = frozenset({"targets", "weights", "input_activations", "output_activations", "format"})
+_ARGS = frozenset(
+    {
+        *("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure"),
+        *("dynamic", "actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype"),
+    }
+)
+_FLOATS_OF_4_BITS = {"num_bits": 4, "type": "float"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,8 +274,44 @@ class SourceConfig(Document):
         return frozenset(text for text in formats if isinstance(text, str))
 
     @property
+    def float_group_sizes(self) -> frozenset[int]:
+        """The sizes of the groups of 4-bit floats that ``quantization_config`` names."""
+        return frozenset(
+            item["group_size"]
+            for item in (*self._weights, *self._settings_and_groups[:1])
+            if type(item.get("group_size")) is int
+            and (item.get("quant_algo") == "NVFP4" or _FLOATS_OF_4_BITS.items() <= item.items())
+        )
+
+    @property
+    def unknown_coding(self) -> str | None:
+        """A key that says how weights are coded, in a way that no row of producers.py reads.
+
+        These are all keys of a group and of its weights but the known ones, and at the top those
+        whose names speak of weights, transforms, rotations or the meaning of scales. An empty value
+        says nothing. Source: vllm-project/compressed-tensors@02012432 quantization/quant_args.py
+        `QuantizationArgs`, quant_scheme.py `QuantizationScheme`.
+        """
+        settings, *groups = self._settings_and_groups
+        named = [key for key in settings if _CODING.search(key) and key not in _KNOWN_CODINGS]
+        found = [key for key in named if settings[key]]
+        for group in groups:
+            found += [f"config_groups: {key}" for key in group if key not in _GROUP and group[key]]
+        for weights in self._weights:
+            found += [f"weights: {key}" for key in weights if key not in _ARGS and weights[key]]
+            if weights.get("actorder") in (True, "group", "dynamic"):
+                found.append("weights: actorder")  # columns are permuted
+        return min(found, default=None)
+
+    @property
+    def _weights(self) -> list[dict[str, Any]]:
+        weights = (group.get("weights") for group in self._settings_and_groups[1:])
+        return [item for item in weights if isinstance(item, dict)]
+
+    @property
     def _settings_and_groups(self) -> list[dict[str, Any]]:
-        settings = self.quantization_config or {}
+        inner = (self.text_config or {}).get("quantization_config")
+        settings = self.quantization_config or (inner if isinstance(inner, dict) else {})
         groups = settings.get("config_groups")
         named = groups.values() if isinstance(groups, dict) else ()
         return [settings, *(group for group in named if isinstance(group, dict))]

@@ -123,8 +123,12 @@ def source_weights(
     """
     found = {name: row for name in tensors if (row := importing_row(name, tensors))}
     consumed = set(found)
+    unknown = config.unknown_coding if config is not None else None
     weights = []
     for name, producer in found.items():
+        if unknown is not None and producer not in (MLX, OWN):
+            reason = f"config.json has {quoted(unknown)}, which is not understood"
+            raise _refused(tensors[name], producer.name, reason)
         weights.append(_READERS[producer](_Found(tensors, config, producer, name)))
         base = name.removesuffix(producer.weight)
         # Scales of activations belong to the module: X.input_scale beside X.weight.
@@ -319,6 +323,11 @@ def _nvfp4(found: _Found) -> SourceWeight:
     formats = found.config.packed_formats
     if formats and found.producer is COMPRESSED_NVFP4 and formats.isdisjoint(PACKED_FORMATS):
         raise found.refused(f"config.json says that its format is {', '.join(sorted(formats))}")
+    if sizes := found.config.float_group_sizes - {_NVFP4.group_size}:
+        raise found.refused(
+            f"config.json says that its groups have {min(sizes)} values, and those of NVFP4 have"
+            f" {_NVFP4.group_size}"
+        )
     return _codes(found, _NVFP4, found.base + ".weight")
 
 

@@ -381,10 +381,90 @@ FP8_WEIGHTS = {
         "U8",
         tensors={".weight_scale": ones(4, 4, dtype=np.uint8)},
     ),
+    "fp8 whose scales divide": changed(
+        FP8,
+        ".weight",
+        "weight_scale_semantics",
+        config=method("fp8", weight_block_size=[128, 128], weight_scale_semantics="inverse"),
+    ),
+    "fp8 of rotated weights": changed(
+        FP8,
+        ".weight",
+        "rotation_config",
+        config=method("fp8", weight_block_size=[128, 128], rotation_config={"size": 128}),
+    ),
     "fp8 vector": changed(
         FP8, ".weight", "not a matrix", tensors={".weight": ones(128, dtype=E4M3)}
     ),
 }
+
+
+def grouped(
+    scheme: dict[str, Any] | None = None, weights: dict[str, Any] | None = None, **settings: Any
+) -> dict[str, Any]:
+    """Return the config of NVFP4 by compressed-tensors, with changes at three levels."""
+    own = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
+    groups = {"group_0": {"targets": ["Linear"], "weights": {**own, **(weights or {})}}}
+    groups["group_0"] |= scheme or {}
+    return method("compressed-tensors", config_groups=groups, **settings)
+
+
+BY_COMPRESSED_TENSORS = nvfp4(modelopt=False)
+CODED_OTHERWISE = {
+    "nvfp4 of transformed weights": changed(
+        BY_COMPRESSED_TENSORS,
+        ".weight_packed",
+        "transform_config",
+        config=grouped(transform_config={"config_groups": {"R1": {"type": "hadamard"}}}),
+    ),
+    "nvfp4 in groups of 32": changed(
+        BY_COMPRESSED_TENSORS,
+        ".weight_packed",
+        "32 values",
+        config=grouped(weights={"group_size": 32}),
+    ),
+    "nvfp4 by ModelOpt in groups of 32": changed(
+        nvfp4(modelopt=True),
+        ".weight",
+        "32 values",
+        config=method("modelopt", quant_algo="NVFP4", group_size=32),
+    ),
+    "nvfp4 with an unknown argument": changed(
+        BY_COMPRESSED_TENSORS,
+        ".weight_packed",
+        "weights: codebook",
+        config=grouped(weights={"codebook": "nf4"}),
+    ),
+    "nvfp4 with an unknown scheme": changed(
+        BY_COMPRESSED_TENSORS,
+        ".weight_packed",
+        "config_groups: order",
+        config=grouped({"order": "columns"}),
+    ),
+    "nvfp4 of permuted columns": changed(
+        BY_COMPRESSED_TENSORS,
+        ".weight_packed",
+        "actorder",
+        config=grouped(weights={"actorder": "group"}),
+    ),
+}
+HARMLESS = (
+    grouped(),
+    grouped(transform_config={}, sparsity_config={}, weights={"actorder": "static"}),
+    grouped({"format": "nvfp4-pack-quantized"}, {"observer_kwargs": {"a": 1}, "zp_dtype": None}),
+)
+
+
+@pytest.mark.parametrize("config", HARMLESS)
+def test_keys_that_say_nothing_of_codes(config: dict[str, Any], tmp_path: Path) -> None:
+    source = write_checkpoint(
+        tmp_path / "m",
+        BY_COMPRESSED_TENSORS.make(UP, (4, 128)).tensors,
+        config={**LLAMA_CONFIG, **config},
+    )
+    assert list(blobstore.plan_import(source).tensors)
+
+
 OTHERS = {
     "awq": Refused(
         {
@@ -526,7 +606,7 @@ OTHERS = {
         method("hqq"),
     ),
 }
-REFUSED = {**MLX, **NVFP4, **FP8_WEIGHTS, **OTHERS}
+REFUSED = {**MLX, **NVFP4, **FP8_WEIGHTS, **CODED_OTHERWISE, **OTHERS}
 
 
 @pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED)
