@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -15,11 +15,17 @@ from typing import Any
 
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.formats.coverage import Coverage, Tally
-from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
+from blobstore.formats.documents import (
+    TEMPLATE_MEDIA_TYPE,
+    TENSOR_MEDIA_TYPE,
+    Manifest,
+    ModelConfig,
+)
 from blobstore.formats.dtypes import DType
 from blobstore.formats.provenance import OWN_DOCUMENT
 from blobstore.formats.quant import QuantType
 from blobstore.formats.safetensors.codec import collector_paused
+from blobstore.formats.tokenizer import CHAT_TEMPLATE, TEMPLATE_DOCUMENTS
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict, float_dtype
 from blobstore.model.runtimes import verdicts
 from blobstore.names import Digest, ModelName
@@ -128,14 +134,55 @@ def describe(
         if layer.media_type != TENSOR_MEDIA_TYPE and layer.name
     )
     draft = own.draft.architecture if own.draft is not None else None
-    facts = ModelFacts(config, names, _facts_of(tensors, float_dtype(config or {})), draft)
+    tensor_facts = _facts_of(tensors, float_dtype(config or {}))
+
+    def read(name: str) -> bytes | None:
+        try:
+            return model.document(name)
+        except BlobStoreError:
+            return None  # verify finds that
+
+    facts = ModelFacts(config, names, tensor_facts, draft, read, _is_described(model, config or {}))
     return ModelDetails(
         architecture=facts.architecture,
         context_length=_integer(config or {}, "max_position_embeddings"),
         embedding_length=_integer(config or {}, "hidden_size"),
-        capabilities=tuple(own.capabilities or ()),
+        capabilities=_capabilities(own, manifest, read),
         runs_in=verdicts(facts) if len(tensors) else (),
     )
+
+
+def _capabilities(
+    own: ModelConfig, manifest: Manifest, read: Callable[[str], bytes | None]
+) -> tuple[str, ...]:
+    """Return the recorded capabilities, without tools if no template of the model carries them.
+
+    They are those of Ollama's parser for the family, also for a base model without a template.
+    """
+    named = {layer.name for layer in manifest.layers}
+    has_template = (
+        CHAT_TEMPLATE in named
+        or any(layer.media_type == TEMPLATE_MEDIA_TYPE for layer in manifest.layers)
+        or any(b'"chat_template"' in (read(name) or b"") for name in TEMPLATE_DOCUMENTS)
+    )
+    recorded = own.capabilities or ()
+    return tuple(one for one in recorded if has_template or one != "tools")
+
+
+def _is_described(model: StoredModel, config: Mapping[str, Any]) -> bool:
+    """Return False if neither the metadata of blobs nor config.json say how weights are quantized.
+
+    Ollama makes such models of MLX's folders without a ``mode`` (fixtures/ollama-records,
+    d_mlx_int4). One quantized blob is read, where config.json has no mode.
+    """
+    settings = config.get("quantization")
+    if not isinstance(settings, dict) or "mode" in settings:
+        return True
+    for layer in model.manifest.tensor_layers:
+        with model.opened(layer) as (_, header, tensors):
+            if any(tensor.quantization is not None for tensor in tensors):
+                return any(key.endswith("quant_type") for key in header.metadata)
+    return True
 
 
 def _facts_of(

@@ -8,15 +8,16 @@ from __future__ import annotations
 import enum
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from blobstore.errors import UsageError
 from blobstore.formats.dtypes import DType, fits_mlx
 from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.tokenizer import TOKENIZER, TokenizerFacts
 from blobstore.store.stored import StoredTensor
 
 _DRAFT = "draft."
@@ -121,13 +122,17 @@ class ExpertGroup:
 class ModelFacts:
     """A model: config.json, names of documents and files, tensors, its draft's architecture.
 
-    The tensors of a draft are left out: each runtime has its own rule for drafts.
+    ``read``: returns the bytes of a document by its name, None if they can't be read.
+    ``is_described``: blobs have metadata with the types of their tensors. The tensors of a draft
+    are left out: each runtime has its own rule for drafts.
     """
 
     config: Mapping[str, Any] | None
     documents: frozenset[str]
     tensors: tuple[TensorFacts, ...]
     draft: str | None = None
+    read: Callable[[str], bytes | None] = field(default=lambda _: None, compare=False)
+    is_described: bool = True
 
     def __post_init__(self) -> None:
         own = [tensor for tensor in self.tensors if not tensor.name.startswith(_DRAFT)]
@@ -137,6 +142,12 @@ class ModelFacts:
     def experts(self) -> tuple[ExpertGroup, ...]:
         """The routed experts of its layers."""
         return _expert_groups(self.tensors)
+
+    @cached_property
+    def tokenizer(self) -> TokenizerFacts | None:
+        """What its tokenizer.json says; None if it is missing, or not one."""
+        raw = self.read(TOKENIZER) if TOKENIZER in self.documents else None
+        return None if raw is None else TokenizerFacts.read(raw)
 
     @property
     def architecture(self) -> str | None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Final
 
+from blobstore.errors import quoted
+from blobstore.formats.tokenizer import TOKENIZER
 from blobstore.model.facts import ExpertGroup, Layout, ModelFacts, Runs, Verdict
 
 NAME: Final = "Ollama"
@@ -21,6 +23,8 @@ VERSION: Final = "0.33.0-rc2"
 FIRST_VERSION: Final = "0.19.0"
 """See `blobstore.formats.documents.REQUIRED_OLLAMA`."""
 
+_GEMMA3_HEAD = 256
+"""``head_dim`` and ``query_pre_attn_scalar`` of a Gemma 3 whose config.json has none."""
 _ROPE_SETTINGS = ("rope_scaling", "rope_parameters")
 _TEXT_SECTIONS = ("text_config", "llm_config")
 
@@ -35,8 +39,10 @@ class Family:
     - ``drafts``: the draft architectures that go with it, with the first version.
     - ``senses``: it takes images.
     - ``scaled_experts``: it multiplies by the global scales of experts, which the others ignore.
+    - ``scales_by_head``: it scales attention by ``head_dim``, whatever config.json says.
     - ``one_mode``: it takes one quantization mode for all experts.
-    - ``needs``: a key of config.json that it requires.
+    - ``needs``: keys of config.json that it requires; of several in one row any.
+    - ``token``: a token that it requires.
     - ``rope``: which of `_ROPE_SETTINGS` it reads; ``rope_theta`` is its value where config.json
       has none.
     """
@@ -48,7 +54,9 @@ class Family:
     senses: bool = False
     scaled_experts: bool = False
     one_mode: bool = False
-    needs: str | None = None
+    scales_by_head: bool = False
+    needs: tuple[tuple[str, ...], ...] = ()
+    token: str | None = None
     rope: frozenset[str] = frozenset(_ROPE_SETTINGS)
     rope_theta: float = 0.0
 
@@ -85,6 +93,7 @@ FAMILIES: Final = (
     Family(
         architectures=_since("0.19.0", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         embeddings=_PLAIN,
+        scales_by_head=True,
         rope=frozenset(),
         rope_theta=1_000_000.0,
     ),
@@ -120,6 +129,7 @@ FAMILIES: Final = (
             **dict.fromkeys(_MLP_EXPERTS, "0.31.2"),
         },
         one_mode=True,
+        needs=(("first_k_dense_replace",),),
         rope=frozenset({"rope_scaling"}),
     ),
     # qwen3_5/qwen3_5.go `resolveTensorPathLayout`, `loadSwitchMLP`; qwen3_5_moe/qwen3_5_moe.go
@@ -173,6 +183,8 @@ FAMILIES: Final = (
         embeddings=_embeddings("model.", "model.language_model."),
         drafts=_DFLASH,
         senses=True,
+        needs=(("no_rope_layers", "layer_rope_theta"),),
+        token="<|start|>",  # noqa: S106
     ),
     # nemotron_h/nemotron_h.go `parseConfig`, `resolveTensorPathLayout`, `loadLayer`; it has no
     # rotary embedding
@@ -197,7 +209,7 @@ FAMILIES: Final = (
             product(("mixer.experts",), (Layout.NUMBERED, Layout.STACKED)), "0.32.9"
         ),
         scaled_experts=True,
-        needs="hybrid_override_pattern",
+        needs=(("hybrid_override_pattern",), ("num_hidden_layers",)),
     ),
 )
 
@@ -231,10 +243,15 @@ def _unknown(model: ModelFacts) -> str:
 
 def _obstacles(model: ModelFacts, family: Family) -> Iterator[str]:
     """Yield why a model of a family does not load, or gives wrong numbers."""
-    if "tokenizer.json" not in model.documents:
-        yield "there is no tokenizer.json"
-    if family.needs is not None and not _text_section(model).get(family.needs):
-        yield f"its runner needs {family.needs} of config.json"
+    if TOKENIZER not in model.documents:
+        yield f"there is no {TOKENIZER}"
+    if not model.is_described:
+        yield "its blobs do not say their types, nor does config.json (mode)"
+    section = _text_section(model)
+    for keys in family.needs:
+        if all(section.get(key) in (None, "", []) for key in keys):
+            yield f"its runner needs {' or '.join(keys)} of config.json"
+    yield from _tokenizer_obstacles(model, family)
     if not any(tensor.name in family.embeddings for tensor in model.tensors):
         names = " or ".join(sorted(family.embeddings))
         yield f"its runner finds no token embedding: none is called {names}"
@@ -242,6 +259,22 @@ def _obstacles(model: ModelFacts, family: Family) -> Iterator[str]:
         yield from _expert_obstacles(group, family)
     if model.draft is not None and model.draft not in family.drafts:
         yield f"its runner has no draft {model.draft} for {model.architecture}"
+
+
+def _tokenizer_obstacles(model: ModelFacts, family: Family) -> Iterator[str]:
+    """Yield why the runner does not read a tokenizer. Source: x/tokenizer/tokenizer_load.go."""
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        return
+    if tokenizer.kind != "BPE":
+        yield f"its runner reads tokenizers of type BPE, and this one is {tokenizer.kind}"
+    if tokenizer.strange_split is not None and not tokenizer.replaces_spaces:
+        yield (
+            "its runner's regular expressions (RE2) do not have that of the tokenizer:"
+            f" {quoted(tokenizer.strange_split)}"
+        )
+    if family.token is not None and family.token not in tokenizer.tokens:
+        yield f"its runner needs the token {family.token}"
 
 
 def _expert_obstacles(group: ExpertGroup, family: Family) -> Iterator[str]:
@@ -275,6 +308,19 @@ def _doubts(model: ModelFacts, family: Family) -> Iterator[str]:
         if not tensor.fits_mlx:  # x/mlxrunner/mlx/io.go `Load`
             yield f"its runner drops the blob of {tensor.name}: MLX has no {tensor.dtype}"
     section = _text_section(model)
+    tokenizer = model.tokenizer
+    if tokenizer is not None and not (tokenizer.splits or tokenizer.replaces_spaces):
+        yield (
+            "the tokenizer has no Split step, so answers may be wrong where white space has line"
+            " breaks"
+        )
+    if family.scales_by_head:
+        scalar = section.get("query_pre_attn_scalar", _GEMMA3_HEAD)
+        if scalar != section.get("head_dim", _GEMMA3_HEAD):
+            yield (
+                "its runner ignores query_pre_attn_scalar, which is not head_dim, so answers may be"
+                " wrong"
+            )
     for key in _ROPE_SETTINGS:
         if key not in family.rope and _changes_rotation(
             section, section.get(key), family.rope_theta

@@ -299,7 +299,7 @@ def test_show_json(cli: Cli) -> None:
         "quant_type": "int4",
         "context_length": 1024,
         "embedding_length": 256,
-        "capabilities": ["completion", "tools"],
+        "capabilities": ["completion"],
         "size": made["stored_bytes"],
         "layers": 54,
         "runs_in": made["runs_in"],
@@ -309,8 +309,9 @@ def test_show_json(cli: Cli) -> None:
         {
             "runtime": "Ollama",
             "version": "0.33.0-rc2",
-            "runs": "yes",
-            "reason": "Qwen3ForCausalLM, int4, int8",
+            "runs": "unknown",
+            "reason": "the tokenizer has no Split step, so answers may be wrong where white space"
+            " has line breaks",
         },
     ]
     assert len(tensors) == 47

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from support.ollama_sources import write_source
 from blobstore.importer.run import plan_import
 from blobstore.model.facts import Runs, Verdict
 
+SPACES = {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}}]}
 SOURCES = {
     "a_dense_bf16": "LlamaForCausalLM",
     "f_modelopt_nvfp4": "LlamaForCausalLM",
@@ -22,6 +24,10 @@ SOURCES = {
 
 
 def _ollama(folder: Path, **options: Any) -> Verdict:
+    """Return Ollama's verdict on a source, but for its tokenizer, which has no Split."""
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_bytes())
+    path.write_text(json.dumps(tokenizer | {"decoder": SPACES}))
     ours, theirs = plan_import(folder, **options).runs_in
     assert (ours.runtime, theirs.runtime) == ("mlx-lm", "Ollama")
     return theirs

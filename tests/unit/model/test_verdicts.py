@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -433,7 +434,13 @@ def test_glm_takes_one_quantization_for_all_experts(
     experts, head = quantizations
     tensors = (EMBEDDING, *_one_by_one(EXPERTS, experts), _weight("lm_head.weight", head))
     model = ModelFacts(
-        {"architectures": ["Glm4MoeLiteForCausalLM"], "rope_theta": 1.0}, DOCUMENTS, tensors
+        {
+            "architectures": ["Glm4MoeLiteForCausalLM"],
+            "rope_theta": 1.0,
+            "first_k_dense_replace": 1,
+        },
+        DOCUMENTS,
+        tensors,
     )
     assert ollama.verdict(model).runs is runs
 
@@ -516,3 +523,93 @@ def test_the_table_of_ollama_is_whole() -> None:
     for family in ollama.FAMILIES:
         assert family.embeddings
         assert all(isinstance(layout, Layout) for _, layout in family.experts)
+
+
+# What Ollama's runner needs of a tokenizer and of config.json
+
+
+SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SENTENCES = {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}}]}
+
+
+def _tokenized(
+    model: ModelFacts | None = None, /, *splits: str, kind: str | None = "BPE", **document: Any
+) -> Verdict:
+    """Return Ollama's verdict on a model with a tokenizer that has these Split steps."""
+    steps = [{"type": "Split", "pattern": {"Regex": regex}} for regex in splits]
+    steps.append({"type": "ByteLevel"})
+    written = {
+        "added_tokens": [{"id": 0, "content": "<|start|>"}],
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": kind, "vocab": {"a": 0}} if kind else {"vocab": {"a": 0}},
+    }
+    raw = json.dumps(written | document).encode()
+    return ollama.verdict(replace(model or _model("Qwen3ForCausalLM", "qwen3"), read=lambda _: raw))
+
+
+def test_a_tokenizer_that_is_read() -> None:
+    assert _yes(_tokenized(None, SPLIT))
+    assert _yes(_tokenized(None, decoder=SENTENCES))
+    assert _yes(_tokenized(None, "(?<=a)b", decoder=SENTENCES))  # the runner does not use it
+
+
+@pytest.mark.parametrize("kind", ["Unigram", "WordPiece", None])
+def test_a_tokenizer_of_another_type(kind: str | None) -> None:
+    assert "of type BPE" in _no(_tokenized(None, SPLIT, kind=kind))
+
+
+@pytest.mark.parametrize("regex", [r"(?<=a)b", r"a(?=b)", r"(a)\1", r"(?>a)b", r"\p{L}++", r"a*+"])
+def test_a_split_that_re2_does_not_have(regex: str) -> None:
+    assert "RE2" in _no(_tokenized(None, regex))
+
+
+@pytest.mark.parametrize("regex", [r"[a+]+b", r"a+?", r"\++", r"\(?=a", r"\p{L}+", r"[(?=]"])
+def test_a_split_that_re2_has(regex: str) -> None:
+    assert _yes(_tokenized(None, regex))
+
+
+def test_a_tokenizer_without_a_split() -> None:
+    assert "white space" in _unsure(_tokenized(None))
+
+
+def test_a_tokenizer_whose_model_comes_first() -> None:
+    document = {"model": {"vocab": {"a": 0}, "type": "Unigram"}, "added_tokens": []}
+    raw = json.dumps(document).encode()
+    model = replace(_model("Qwen3ForCausalLM", "qwen3"), read=lambda _: raw)
+    assert "Unigram" in _no(ollama.verdict(model))
+
+
+def test_attention_of_gemma_3_that_is_scaled_otherwise() -> None:
+    facts = {"query_pre_attn_scalar": 168, "head_dim": 128}
+    name = "Gemma3ForCausalLM"
+    assert "query_pre_attn_scalar" in _unsure(_tokenized(_model(name, "gemma3", **facts), SPLIT))
+    assert _yes(_tokenized(_model(name, "gemma3", query_pre_attn_scalar=256), SPLIT))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "others"),
+    [
+        ("Glm4MoeLiteForCausalLM", "first_k_dense_replace", {}),
+        ("NemotronHForCausalLM", "num_hidden_layers", {"hybrid_override_pattern": "M*"}),
+        ("MuseGlimmerForConditionalGeneration", "no_rope_layers", {}),
+    ],
+)
+def test_keys_of_config_json_that_the_runner_needs(
+    architecture: str, key: str, others: dict[str, Any]
+) -> None:
+    model = _model(architecture, "x", **others)
+    model = replace(model, tensors=(*model.tensors, _weight("backbone.embeddings.weight")))
+    assert key in _no(_tokenized(model, SPLIT))
+    complete = replace(model, config={**(model.config or {}), key: [1]})
+    assert _yes(_tokenized(complete, SPLIT))
+
+
+def test_a_token_that_the_runner_needs() -> None:
+    model = _model("MuseGlimmerForConditionalGeneration", "x", no_rope_layers=[1])
+    assert "<|start|>" in _no(_tokenized(model, SPLIT, added_tokens=[]))
+
+
+def test_blobs_that_do_not_say_their_types() -> None:
+    model = replace(_model("Qwen3ForCausalLM", "qwen3"), is_described=False)
+    assert "do not say their types" in _no(ollama.verdict(model))

@@ -23,6 +23,7 @@ from blobstore.formats.documents import REQUIRED_OLLAMA, Draft, ModelConfig
 from blobstore.formats.dtypes import DType
 from blobstore.formats.provenance import RecordedDraft, RecordedFile, encoded
 from blobstore.formats.quant import Quantization
+from blobstore.formats.tokenizer import TEMPLATE_DOCUMENTS
 from blobstore.importer.planning.experts import stacked_group_of
 from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.policies.options import Experts, ImportOptions, Profile
@@ -288,7 +289,6 @@ def _kept(tensors: Iterable[OutputTensor]) -> Iterator[tuple[int, str]]:
 
 
 _THINK_TAGS = ("<think>", "</think>")
-_TEMPLATE_DOCUMENTS = ("tokenizer_config.json", "chat_template.json")
 
 
 def describe_model(
@@ -349,7 +349,7 @@ def _templates(inventory: Inventory) -> Iterator[str]:
 
     A document that is not JSON is skipped.
     """
-    for name in _TEMPLATE_DOCUMENTS:
+    for name in TEMPLATE_DOCUMENTS:
         text = inventory.documents.get(name, b"{}")
         if b"\0" in text:  # not JSON: a hole of the disk is not decoded
             continue

@@ -332,7 +332,8 @@ class ImportPlan:
         raw = self.documents.get(CONFIG_NAME)
         config = parse_config(raw) if raw is not None else None
         draft = self.config.draft.architecture if self.config.draft is not None else None
-        return ModelFacts(config, names, tuple(tensor.facts for tensor in self.tensors), draft)
+        tensors = tuple(tensor.facts for tensor in self.tensors)
+        return ModelFacts(config, names, tensors, draft, self.documents.get)
 
     @property
     def runs_in(self) -> tuple[Verdict, ...]:
