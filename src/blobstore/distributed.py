@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
@@ -150,6 +151,7 @@ def _run(
     *,
     force: bool,
 ) -> ImportResult:
+    started = time.monotonic()
     plan = shared.divided.plan
     full = ModelName.of(default_name(plan) if name is None else name)
     if not force:
@@ -175,7 +177,8 @@ def _run(
         tasks = [task for task in tasks if task.spans and not shared.made_of(task)]
         if not tasks:
             break
-    return commit_shared(shared, full, store=store, force=force)
+    result = commit_shared(shared, full, store=store, force=force)
+    return replace(result, seconds=time.monotonic() - started)
 
 
 @contextmanager

@@ -246,7 +246,8 @@ def plan(
     if check:
         from blobstore.mlx_lm import check_plan
 
-        runs_in = (check_plan(made), *runs_in[1:])
+        checked = check_plan(made)
+        runs_in = tuple(checked if one.runtime == checked.runtime else one for one in runs_in)
     if output is not None:
         from blobstore.importer.planning.document import write_plan
 

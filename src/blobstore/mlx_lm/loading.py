@@ -26,6 +26,7 @@ from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.io.copying import remove_tree
 from blobstore.io.durable import make_folder, os_errors
 from blobstore.mlx_lm.model_texts import generation_config
+from blobstore.model import on_mlx_lm
 from blobstore.model.facts import Runs, TensorFacts, Verdict, float_dtype
 from blobstore.model.loader import Model, open_model
 from blobstore.model.mlx_lm_package import import_mlx_lm
@@ -35,7 +36,6 @@ from blobstore.model.network_plan import (
     mlx_lm_errors,
     plan_network,
 )
-from blobstore.model.on_mlx_lm import has_tokenizer
 from blobstore.names import ModelName, relative_path
 from blobstore.store.ports import Readable
 
@@ -84,7 +84,7 @@ def check_plan(plan: ImportPlan) -> Verdict:
     Raises: UsageError without the ``lm`` extra; DocumentError for a config.json that is not one.
     """
     import_mlx_lm()
-    table, version = plan.runs_in[0], importlib.metadata.version("mlx-lm")
+    table, version = on_mlx_lm.verdict(plan.facts), importlib.metadata.version("mlx-lm")
     if CONFIG_NAME not in plan.documents or (table.runs is Runs.NO and "tokenizer" in table.reason):
         return table
     try:
@@ -153,7 +153,7 @@ def tokenizer_of(model: Model) -> Any:
     Raises: UnsupportedSourceError without the files of a tokenizer, and for files that transformers
     can't read.
     """
-    if not has_tokenizer(model.files()):  # transformers would make an empty one
+    if not on_mlx_lm.has_tokenizer(model.files()):  # transformers would make an empty one
         message = f"model {model.name} has no tokenizer"
         raise UnsupportedSourceError(message, model=str(model.name))
     # Its name is known before it is made, so that an interruption leaves nothing.

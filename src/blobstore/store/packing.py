@@ -299,7 +299,9 @@ def _unpack(store: Store, name: ModelName, jobs: int, progress: Progress | None)
                 session.add(blob, reader)
             told(blob.size, blob.name or str(blob.digest))
 
+        written = store.packed.manifests.modified(name)
         with kept_for_the_next(session):
             each(missing, take, max(1, min(at_once, len(missing))), name="unpack")
             session.publish(name, manifest, expected=(None,))
+        store.manifests.set_modified(name, written)
     return UnpackedModel(name, len(missing), sum(blob.size for blob in missing))

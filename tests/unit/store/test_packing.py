@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -114,6 +115,15 @@ def test_any_number_of_threads_makes_the_same_files(one: Store) -> None:
     unpack(one, "m")
     pack(one, "m", jobs=4)
     assert files(one.root / ".blobstore" / "packed") == first
+
+
+def test_a_model_keeps_the_time_of_its_manifest(one: Store) -> None:
+    os.utime(one.manifests.path.joinpath(*M.path_parts), (10**9, 10**9))
+    before = one.manifests.modified(M)
+    pack(one, M)
+    assert one.packed.manifests.modified(M) == before
+    unpack(one, M)
+    assert one.manifests.modified(M) == before
 
 
 def test_a_blob_that_another_model_needs_stays(one: Store, tmp_path: Path) -> None:

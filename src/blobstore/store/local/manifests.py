@@ -194,6 +194,13 @@ class ManifestFolder:
         except (ValueError, OverflowError, OSError):
             return None
 
+    def set_modified(self, name: ModelName, moment: datetime | None) -> None:
+        """Set when the manifest was written, where that is known. Failures are ignored."""
+        if moment is not None:
+            with suppress(OSError, OverflowError):
+                seconds = moment.timestamp()
+                os.utime(self._path(name), (seconds, seconds), follow_symlinks=False)
+
     def prepare(self, name: ModelName, manifest: Manifest, temporary: Path) -> None:
         """Write a manifest to the path ``temporary``, durably, and make its folder.
 

@@ -337,7 +337,9 @@ class Store:
         self.packed.manifests.prepare(name, manifest, prepared)
         with self._names.exclusive():
             check_expected(name, self.manifests.raw(name), (manifest.raw,))
+            written = self.manifests.modified(name)
             self.packed.manifests.link(name, prepared)
+            self.packed.manifests.set_modified(name, written)
             self.manifests.remove(name)
             self.copies.remove(name)
 
