@@ -35,7 +35,7 @@ _VICTIM = "victim:latest"
 _WAIT = ("--wait", "0")
 _OTHERS: Mapping[str, tuple[str, ...]] = {
     "import": ("import", "{twin}", "twin", "--quant", "int4", "--jobs", "1", *_WAIT),
-    "cp": ("cp", "victim", "twin", *_WAIT),
+    "cp": ("cp", "victim", "twin", "--force", *_WAIT),
     "rm": ("rm", "victim", *_WAIT),
     "mv": ("mv", "victim", "twin", *_WAIT),
     "prune": ("prune", *_WAIT),

@@ -43,7 +43,7 @@ def test_the_summary_is_that_of_show(site: Watched) -> None:
     ).to_be_visible()
     assert fact(page, "Context length") == "1,024"
     assert fact(page, "ID").startswith("sha256:54949e93178345bc")
-    assert fact(page, "Capabilities").split() == ["completion", "tools"]
+    assert fact(page, "Capabilities").split() == ["completion"]
     site.expect(page.get_by_text("runs in mlx-lm")).to_be_visible()
     weights = page.locator("#weights tbody tr").all_inner_texts()
     assert weights == ["int8\t2.1M\t2.23 MB\t39.5%", "BF16\t1.05M\t2.1 MB\t37.3%", "int4\t2.1M\t1.31 MB\t23.2%"]  # fmt: skip # noqa: E501

@@ -21,7 +21,12 @@ from pathlib import Path
 
 from blobstore.errors import BusyError, StorageError, UsageError, quoted
 from blobstore.export.contents import plan_export
-from blobstore.export.planned_files import DEFAULT_SHARD, ExportOptions
+from blobstore.export.planned_files import (
+    DEFAULT_SHARD,
+    ExportFormat,
+    ExportOptions,
+    ExportPlan,
+)
 from blobstore.export.written_files import write_files
 from blobstore.formats.dtypes import DType
 from blobstore.io.copying import remove_tree
@@ -179,7 +184,8 @@ class ExportResult:
     """The result of an export.
 
     ``files``: sizes in bytes by path in ``folder``; ``notes``: sentences about what was left out or
-    changed; ``seconds``: the time of writing.
+    changed; ``seconds``: the time of writing; ``loads_in``: the programs that read such a folder,
+    if they know the architecture.
     """
 
     name: ModelName
@@ -187,6 +193,7 @@ class ExportResult:
     files: dict[str, int]
     notes: tuple[str, ...]
     seconds: float
+    loads_in: tuple[str, ...]
 
     @property
     def nbytes(self) -> int:
@@ -238,4 +245,13 @@ def export_model(
         with target.staged() as staging:
             write_files(plan, staging, workers, begun(progress, plan.nbytes))
     files = {file.path: file.size for file in sorted(plan.files, key=lambda file: file.path)}
-    return ExportResult(full, target.path, files, plan.notes, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return ExportResult(full, target.path, files, plan.notes, seconds, _loads_in(plan, options))
+
+
+def _loads_in(plan: ExportPlan, options: ExportOptions) -> tuple[str, ...]:
+    """Return the programs that read the folder: transformers has no reader of these codes."""
+    if options.format is ExportFormat.MLX:
+        return ("mlx-lm", "blobstore")
+    has_codes = any(array.dtype is DType.U32 for shard in plan.shards for array in shard.arrays)
+    return ("blobstore",) if has_codes else ("transformers", "mlx-lm", "blobstore")

@@ -166,6 +166,7 @@ class ExportView(View):
     bytes: Bytes
     notes: list[str]
     seconds: float
+    loads_in: list[str] = Field(description="programs that read the folder")
 
     @classmethod
     def of(cls, result: ExportResult) -> ExportView:
@@ -178,6 +179,7 @@ class ExportView(View):
             bytes=result.nbytes,
             notes=result.notes,
             seconds=result.seconds,
+            loads_in=list(result.loads_in),
         )
 
 

@@ -19,6 +19,7 @@ _PROBLEMS = {
     "409": "The model is damaged, or of a kind without such an answer.",
     "414": "The address is too long.",
     "421": "The server is not meant for this Host.",
+    "431": "The request's head is too large.",
     "500": "The store can't be read.",
     "502": "The bucket can't be read.",
     "503": "The store is busy, or the server has too many connections.",

@@ -256,7 +256,7 @@ COMMANDS = (
     Command("rm", two, ("rm", "other", "--store", "{store}")),
     Command("rm of the only one", _one, ("rm", "old", "--store", "{store}")),
     Command("cp", two, ("cp", "old", "third", "--store", "{store}")),
-    Command("cp over another", two, ("cp", "old", "other", "--store", "{store}")),
+    Command("cp over another", two, ("cp", "old", "other", "--force", "--store", "{store}")),
     Command(
         "cp from another store",
         _elsewhere,

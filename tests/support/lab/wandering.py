@@ -62,7 +62,7 @@ class Choices:
             return ["rm", name], after
         is_named = name in models and not (name in packed and other in models)
         if kind < 0.35 and is_named:
-            return ["cp", name, other], {**after, other: models[name]}
+            return ["cp", name, other, "--force"], {**after, other: models[name]}
         if kind < 0.4 and is_named:
             return ["mv", name, other, "--force"], {
                 key: value for key, value in after.items() if key != name

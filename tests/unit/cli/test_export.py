@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support import PYCODE
 from support.checkpoints import LLAMA_CONFIG, write_checkpoint
 
 import blobstore
@@ -28,10 +29,31 @@ def test_the_rate_is_said(store: Store, tmp_path: Path, capsys: pytest.CaptureFi
     text, errors = exported(
         store, capsys, "m", tmp_path / "out", "--max-shard-size", "20KB", "--jobs", 1
     )
-    first, rate = text.splitlines()
+    first, rate, programs = text.splitlines()
     assert first == f"m:latest in {tmp_path / 'out'}: 7 files"
     assert re.fullmatch(r"\d\d\.\d KB in \d+\.\d\d s, [0-9.]+ [KMG]?B/s", rate)
+    assert programs.startswith("Loads in transformers, mlx-lm, blobstore")
     assert errors == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "programs"),
+    [
+        ([], ["blobstore"]),
+        (["--format", "mlx"], ["mlx-lm", "blobstore"]),
+        (["--dequantize", "bfloat16"], ["transformers", "mlx-lm", "blobstore"]),
+    ],
+)
+def test_programs_that_load_a_quantized_export(
+    options: list[str],
+    programs: list[str],
+    store: Store,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    blobstore.import_model(PYCODE, "m", store=store, quant="int4")
+    text, _ = exported(store, capsys, "m", tmp_path / "out", "--json", *options)
+    assert json.loads(text)["loads_in"] == programs
 
 
 def test_json_and_notes(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +65,7 @@ def test_json_and_notes(store: Store, tmp_path: Path, capsys: pytest.CaptureFixt
         store, capsys, "m", tmp_path / "out", "--dequantize", "bf16", "--json", "--verify"
     )
     document = json.loads(text)
-    assert list(document) == ["name", "folder", "files", "bytes", "notes", "seconds"]
+    assert list(document) == ["name", "folder", "files", "bytes", "notes", "seconds", "loads_in"]
     assert [file["name"] for file in document["files"]] == ["config.json", "model.safetensors"]
     assert sum(file["size"] for file in document["files"]) == document["bytes"]
     assert document["notes"] == ["config.json: quantization_config of the source left out"]
