@@ -189,6 +189,9 @@ class _Earlier:
         self._made[digest] = data
         return Descriptor(media_type="", digest=digest, size=size)
 
+    def reader(self, blob: Descriptor) -> OpenReader:
+        return BytesReader(self._made[blob.digest])
+
     def note(self, key: str, blob: Descriptor) -> None:
         self._noted[key] = blob.digest
 

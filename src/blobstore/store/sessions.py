@@ -127,6 +127,9 @@ class Earlier(Protocol):
         ``verify``: hash it first, and return None unless its bytes match its digest.
         """
 
+    def reader(self, blob: Any) -> OpenReader:
+        """Return a reader of a blob that `find` returned."""
+
     def note(self, key: str, blob: Any) -> None:
         """Note the blob that was made for ``key``, in case this session is killed."""
 

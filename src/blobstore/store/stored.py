@@ -99,6 +99,13 @@ class StoredTensor:
         return str(self.quantization or self.dtype)
 
 
+class WrongLabelError(CorruptDataError):
+    """A tensor's metadata name a type, and its arrays, which are whole, are of another one.
+
+    Ollama's importer writes such heads (fixtures/ollama-records, d_mlx_mixed_4_8).
+    """
+
+
 def stored_tensors(header: Header, settings: Settings = lambda: None) -> Iterator[StoredTensor]:
     """Yield the logical tensors of a blob, in stored order.
 
@@ -170,7 +177,8 @@ def _quantization(
         return _inferred(name, entries, settings)
     quantization = _described(name, metadata, prefix)
     if wrong := _wrong_part(entries, quantization):
-        raise CorruptDataError(f"tensor {name!r} of type {quantization}: {wrong}", tensor=name)
+        error = WrongLabelError if _possible(entries) else CorruptDataError
+        raise error(f"tensor {name!r} of type {quantization}: {wrong}", tensor=name)
     return quantization
 
 
@@ -197,13 +205,7 @@ def _described(name: str, metadata: Mapping[str, str], prefix: str) -> Quantizat
 
 def _inferred(name: str, entries: Mapping[str, TensorEntry], settings: Settings) -> Quantization:
     """Return the only type that the shapes allow, else the one of those that config.json names."""
-    possible = [
-        quantization
-        for quant_type in QuantType
-        if quant_type.is_affine == (".bias" in entries)
-        for quantization in (Quantization(quant_type, size) for size in quant_type.group_sizes)
-        if not _wrong_part(entries, quantization)
-    ]
+    possible = _possible(entries)
     if len(possible) > 1 and (named := _named(name, settings())) in possible:
         return named
     if len(possible) != 1:
@@ -214,6 +216,17 @@ def _inferred(name: str, entries: Mapping[str, TensorEntry], settings: Settings)
             tensor=name,
         )
     return possible[0]
+
+
+def _possible(entries: Mapping[str, TensorEntry]) -> list[Quantization]:
+    """Return the types that the stored arrays of a tensor fit."""
+    return [
+        quantization
+        for quant_type in QuantType
+        if quant_type.is_affine == (".bias" in entries)
+        for quantization in (Quantization(quant_type, size) for size in quant_type.group_sizes)
+        if not _wrong_part(entries, quantization)
+    ]
 
 
 def _named(name: str, settings: QuantizationSettings | None) -> Quantization | None:

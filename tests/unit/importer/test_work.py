@@ -5,6 +5,7 @@ Whatever is lost, damaged, repeated or of another plan ends in that model or in 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ from blobstore.importer.planning.document import write_plan
 from blobstore.importer.run import import_model, plan_import
 from blobstore.importer.work.publishing import commit_plan
 from blobstore.importer.work.worker import work_on_plan
+from blobstore.names import ModelName
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home
@@ -206,6 +208,25 @@ def test_a_damaged_blob_is_found_by_verify(plan: Path, tmp_path: Path) -> None:
     assert work_on_plan(plan, store=store, verify_reuse=True).made == 1
     result = commit_plan(plan, "m", store=store, verify=True)
     assert result.manifest.raw == alone(plan.parent / "m")
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_swapped_digests_are_found_by_verify(plan: Path, home: Home, *, is_published: bool) -> None:
+    work_all(plan, home)
+    if is_published:
+        commit_plan(plan, "m", store=home)
+    texts = {receipt: receipt.read_text() for receipt in receipts(plan)}
+    blobs = [blob for text in texts.values() for blob in json.loads(text)["blobs"]]
+    one, other = next(
+        (one["digest"], other["digest"])
+        for one, other in itertools.combinations(blobs, 2)
+        if one["size"] == other["size"] and one["digest"] != other["digest"]
+    )
+    for receipt, text in texts.items():
+        receipt.write_text(text.replace(one, "?").replace(other, one).replace("?", other))
+    with pytest.raises(UnfinishedPlanError, match="lost or damaged blobs"):
+        commit_plan(plan, "n", store=home, verify=True)
+    assert home.manifests.names() == ([ModelName.of("m")] if is_published else [])
 
 
 def test_a_clean_up_spares_what_waits_for_its_commit(plan: Path, tmp_path: Path) -> None:

@@ -123,7 +123,13 @@ def check_blobs(
 ) -> None:
     """Raise UnfinishedPlanError unless the store has all blobs."""
     lost = lost_among(
-        list(blobs.values()), session, store, verify=verify, jobs=workers, progress=progress
+        list(blobs.values()),
+        session,
+        store,
+        verify=verify,
+        jobs=workers,
+        progress=progress,
+        headers={blob.name: blob.header for blob in shared.divided.plan.blobs} if verify else {},
     )
     if lost:
         tasks = [

@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from blobstore.errors import BlobStoreError, DocumentError, UsageError
@@ -321,10 +322,13 @@ def lost_among(
     verify: bool,
     jobs: int = 1,
     progress: Progress = silent,
+    headers: Mapping[str, bytes] = MappingProxyType({}),
 ) -> set[Digest]:
     """Return the digests of those of ``blobs`` that are neither published nor kept by a session.
 
-    Sizes are checked; with ``verify``, ``jobs`` threads also hash them. Raises: StorageError.
+    Sizes are checked; with ``verify``, ``jobs`` threads also hash them, and a blob that does not
+    begin with the one of ``headers`` for its name is not there: it is another of the same size.
+    Raises: StorageError.
     """
     lost: set[Digest] = set()
     if not blobs:  # to start threads takes milliseconds, and most tasks have no receipt yet
@@ -332,10 +336,11 @@ def lost_among(
     hidden = {blob.digest for blob in session.missing(blobs)}
 
     def check(blob: Descriptor) -> None:
+        header = headers.get(blob.name or "", b"")
         if blob.digest in hidden:
-            is_there = _is_kept(blob, session, verify=verify)
+            is_there = _is_kept(blob, session, header, verify=verify)
         else:
-            is_there = not verify or _is_sound(blob, store)
+            is_there = not verify or _is_sound(blob, store, header)
         if not is_there:
             lost.add(blob.digest)
         progress(blob.size, blob.name or "")
@@ -344,17 +349,19 @@ def lost_among(
     return lost
 
 
-def _is_kept(blob: Descriptor, session: Session, *, verify: bool) -> bool:
+def _is_kept(blob: Descriptor, session: Session, header: bytes, *, verify: bool) -> bool:
     earlier = session.earlier
-    if earlier is None:
+    found = earlier and earlier.find(blob.digest.hex, blob.size, verify=verify)
+    if earlier is None or found is None:
         return False
-    return earlier.find(blob.digest.hex, blob.size, verify=verify) is not None
+    with earlier.reader(found) as reader:
+        return not verify or reader.read(0, len(header)) == header
 
 
-def _is_sound(blob: Descriptor, store: Home) -> bool:
+def _is_sound(blob: Descriptor, store: Home, header: bytes) -> bool:
     try:
         with store.blobs.open(blob) as reader:
-            return reader.digest() == blob.digest
+            return reader.read(0, len(header)) == header and reader.digest() == blob.digest
     except BlobStoreError as error:
         _log.warning("blob %s can't be used: %s", blob.digest, error)
         return False

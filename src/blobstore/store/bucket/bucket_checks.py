@@ -21,12 +21,13 @@ from blobstore.io.workers import Progress, begun, results_of, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.bucket.bucket_store import BucketStore
 from blobstore.store.bucket.object_blobs import REQUESTS
-from blobstore.store.bucket.object_keys import BLOBS, digest_in
+from blobstore.store.bucket.object_keys import BLOBS, blob_key, digest_in
 from blobstore.store.care.checks import (
     MISSING,
     SMALL,
     BlobCheck,
     BlobReference,
+    TensorNames,
     Users,
     name_of,
     tensors_in,
@@ -102,17 +103,18 @@ class _Checks:
         data = memoryview(reader.read(0, reader.size)) if reader.size <= SMALL else None
         is_tensor = any(use.media_type == TENSOR_MEDIA_TYPE for use in uses)
         reads_all = not self.quick or (not is_tensor and reader.size <= MAX_CONFIG)
-        wrong, tensors = wrong_size(reader.size, uses), tuple[str, ...]()
+        wrong, tensors = wrong_size(reader.size, uses), TensorNames()
+        if is_tensor:
+            tensors = tensors_in(reader, data, uses[0].users.settings)
+            reads_all = reads_all or tensors.odd is not None  # only whole bytes are odd
         if reads_all:
             whole = reader if data is None else BytesReader(bytes(data))
             if whole.digest() != digest:
                 wrong = "its bytes do not match its digest"
-        if is_tensor:
-            fault, tensors = tensors_in(reader, data, uses[0].users.settings)
-        else:
-            fault = wrong_document(reader, data, uses)
+        fault = tensors.wrong if is_tensor else wrong_document(reader, data, uses)
         hashed = reader.size if reads_all else 0
-        return BlobCheck(wrong or fault, reader.size, hashed, tensors)
+        odd = None if wrong else tensors.odd
+        return BlobCheck(wrong or fault, reader.size, hashed, tensors.names, odd=odd)
 
     def damaged(self, checks: dict[str, BlobCheck]) -> Iterator[DamagedBlob]:
         """Yield the blobs that are still damaged, and still needed or there."""
@@ -188,8 +190,14 @@ def verify_bucket(
         sum(result.hashed for result in results.values()),
         tuple(checks.damaged(results)),
         tuple(BrokenManifest(name, reason) for name, reason in sorted(checks.broken.items())),
-        () if names else tuple(_odd(store)),
+        (*_odd_blobs(results), *(() if names else _odd(store))),
     )
+
+
+def _odd_blobs(results: dict[str, BlobCheck]) -> Iterator[OddFile]:
+    for digits, result in results.items():
+        if result.odd is not None:
+            yield OddFile(Path(blob_key(Digest(digits))), result.odd)
 
 
 def _odd(store: BucketStore) -> Iterator[OddFile]:

@@ -15,6 +15,7 @@ from blobstore.errors import BlobStoreError, LimitExceededError, NotFoundError
 from blobstore.formats.documents import Descriptor
 from blobstore.formats.strictjson import encode, parse_object
 from blobstore.io.objects import Bucket
+from blobstore.io.ranges import OpenReader
 from blobstore.io.workers import each
 from blobstore.names import Digest
 from blobstore.store.bucket.object_blobs import REQUESTS, BucketBlobs
@@ -69,6 +70,10 @@ class MadeNotes:
             if said.get("size") == size:
                 return Digest.parse(said.get("digest"))
         return None
+
+    def reader(self, blob: Descriptor) -> OpenReader:
+        """See `Earlier`."""
+        return self._blobs.open(blob)
 
     def note(self, key: str, blob: Any) -> None:
         """See `Earlier`."""

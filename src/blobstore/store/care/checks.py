@@ -28,7 +28,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.local.blobs import BlobListing
 from blobstore.store.local.store import Store
 from blobstore.store.ports import Home
-from blobstore.store.stored import Settings, stored_tensors
+from blobstore.store.stored import Settings, WrongLabelError, stored_tensors
 
 SMALL = 2**17
 """Blobs of up to so many bytes are read whole, by one thread: Python threads would take turns."""
@@ -65,7 +65,8 @@ class BlobCheck:
     """The result of a check: ``reason`` is None if the blob is sound; ``tensors`` are names.
 
     ``size`` is the file's, None if it could not be opened; ``hashed`` counts the bytes that were
-    hashed; ``identity`` tells whether the file was written to since.
+    hashed; ``identity`` tells whether the file was written to since; ``odd``: what its bytes, which
+    are whole, say of its tensors that can't be.
     """
 
     reason: str | None
@@ -73,15 +74,29 @@ class BlobCheck:
     hashed: int = 0
     tensors: tuple[str, ...] = ()
     identity: FileIdentity | None = None
+    odd: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """The names of a blob's tensors, or why there are none.
+
+    ``wrong``: its header can't be; ``odd``: its metadata name a type that its arrays don't have, as
+    Ollama's importer does for the heads of some models (fixtures/ollama-records).
+    """
+
+    names: tuple[str, ...] = ()
+    wrong: str | None = None
+    odd: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """A file's digest if it was hashed, the fault in its header or document, its tensors' names."""
+    """A file's digest if it was hashed, the fault in its document, and its tensors."""
 
     digest: Digest | None
     wrong: str | None
-    tensors: tuple[str, ...]
+    tensors: TensorNames = TensorNames()
 
 
 @dataclass(slots=True)
@@ -203,11 +218,15 @@ class BlobChecker:
         except BlobStoreError as error:
             reason = f"it can't be read: {error.message}"
             return BlobCheck(reason, reader.size, identity=reader.identity)
+        tensors = content.tensors
         hashed = reader.size if content.digest is not None else 0
         wrong = _wrong_mode(status) or wrong_size(reader.size, uses) or content.wrong
         if content.digest not in (None, blob.digest):
             wrong = "its bytes do not match its digest"
-        return BlobCheck(wrong, reader.size, hashed, content.tensors, reader.identity)
+        odd = None if wrong else tensors.odd
+        return BlobCheck(
+            wrong or tensors.wrong, reader.size, hashed, tensors.names, reader.identity, odd
+        )
 
     def _content(self, blob: _Opened, *, is_linked: bool) -> _Content:
         """Return what is in a blob. Raises: StorageError."""
@@ -215,27 +234,29 @@ class BlobChecker:
             return known
         digest = blob.found if isinstance(blob.found, Digest) else None
         if blob.is_tensor:
-            settings = blob.uses[0].users.settings
-            content = _Content(digest, *tensors_in(blob.reader, blob.data, settings))
+            tensors = tensors_in(blob.reader, blob.data, blob.uses[0].users.settings)
+            if tensors.odd and digest is None:  # only whole bytes are odd
+                digest = blob.reader.digest()
+            content = _Content(digest, None, tensors)
         else:
-            content = _Content(digest, wrong_document(blob.reader, blob.data, blob.uses), ())
+            content = _Content(digest, wrong_document(blob.reader, blob.data, blob.uses))
         if is_linked:
             self._linked[self._key(blob)] = content
         return content
 
 
-def tensors_in(
-    reader: OpenReader, data: memoryview | None, settings: Settings
-) -> tuple[str | None, tuple[str, ...]]:
-    """Return the fault in a blob's header, and the names of its tensors. Raises: StorageError."""
+def tensors_in(reader: OpenReader, data: memoryview | None, settings: Settings) -> TensorNames:
+    """Return the names of a blob's tensors, or the fault in its header. Raises: StorageError."""
     try:
         header = header_of(BytesReader(bytes(data), reader.name) if data is not None else reader)
         header.check_limits(reader.name)
-        return None, tuple(tensor.name for tensor in stored_tensors(header, settings))
+        return TensorNames(tuple(tensor.name for tensor in stored_tensors(header, settings)))
+    except WrongLabelError as error:
+        return TensorNames(odd=f"its bytes are whole, but {error.message}")
     except BlobStoreError as error:
         if error.errno is not None:
             raise
-        return error.message.removeprefix(f"{reader.name}: "), ()
+        return TensorNames(wrong=error.message.removeprefix(f"{reader.name}: "))
 
 
 def wrong_document(
@@ -284,8 +305,8 @@ _TOGETHER = 16
 class BlobChecks:
     """The blobs that models need and those of ``listing``, by hex digits, and their checks.
 
-    ``damaged``: checks that found a fault; ``tensors``: the names in each blob. ``quick``: as in
-    `BlobChecker`.
+    ``damaged``: checks that found a fault; ``odd``: the reasons of odd blobs; ``tensors``: the
+    names in each blob. ``quick``: as in `BlobChecker`.
     """
 
     store: Store
@@ -293,6 +314,7 @@ class BlobChecks:
     quick: bool = False
     uses: dict[str, list[BlobReference]] = field(default_factory=lambda: defaultdict(list))
     damaged: dict[str, BlobCheck] = field(default_factory=dict)
+    odd: dict[str, str] = field(default_factory=dict)
     tensors: dict[str, tuple[str, ...]] = field(default_factory=dict)
     hashed: int = 0
     _second: BlobChecker = field(init=False, repr=False)
@@ -374,6 +396,8 @@ class BlobChecks:
         self.tensors[digest] = check.tensors
         if check.reason is not None:
             self.damaged[digest] = check
+        elif check.odd is not None:
+            self.odd[digest] = check.odd
 
     def again(self, digest: str, uses: Sequence[BlobReference]) -> str | None:
         """Return the fault that a damaged blob still has, None if it was made again or is unneeded.

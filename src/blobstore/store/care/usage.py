@@ -24,7 +24,7 @@ from blobstore.store.local.manifests import DEPTH, ManifestFolder
 from blobstore.store.local.references import Needs, References
 from blobstore.store.local.store import Store
 
-_PARTIAL = re.compile(r"sha256-[0-9a-f]{64}-partial(-[0-9]+)?", re.ASCII)
+_PARTIAL = re.compile(r"sha256-[0-9a-f]{64}(-partial(-[0-9]+)?|\.tmp)", re.ASCII)
 _KINDS = (
     (stat.S_ISLNK, "a symbolic link"),
     (stat.S_ISDIR, "a folder"),

@@ -261,7 +261,7 @@ def verify(
     packed = check_packed(
         store, cold if names else None, part, quick=quick, jobs=workers, progress=told
     )
-    odd = () if names else (*oddities(store, checks.listing), *_odd_blobs(checks))
+    odd = (*(() if names else oddities(store, checks.listing)), *_odd_blobs(checks))
     return VerifyResult(
         len(chosen) + packed.checked,
         checks.hashed + packed.nbytes,
@@ -341,6 +341,8 @@ def held_twice(
 
 
 def _odd_blobs(checks: BlobChecks) -> Iterator[OddFile]:
+    for digest, odd in sorted(checks.odd.items()):
+        yield OddFile(checks.store.blobs.path / Digest(digest).file_name, odd)
     for digest in sorted(checks.listing.named.keys() - checks.damaged.keys()):
         entry = checks.listing.named[digest]
         with suppress(OSError):  # it was removed

@@ -35,7 +35,7 @@ from blobstore.io.durable import (
     syncs_whole,
     write_back,
 )
-from blobstore.io.ranges import OpenReader, close_quietly
+from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.backups import ManifestCopies
 from blobstore.store.local.blobs import (
@@ -196,6 +196,10 @@ class LocalSession:
     def keep(self) -> None:
         """See `Earlier`."""
         self._is_kept = True
+
+    def reader(self, blob: FinishedBlob) -> FileReader:
+        """See `Earlier`."""
+        return FileReader(blob.path, follow=False)
 
     def takes_time(self) -> bool:
         """See `Earlier`: True if killed imports left finished blobs, which are hashed."""

@@ -168,6 +168,22 @@ def test_a_header_or_companions_that_are_wrong_although_the_bytes_are_the_digest
         assert "scale" in reasons[1]
 
 
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_wrong_type_in_metadata_is_odd(store: Store, quick: bool) -> None:
+    """As Ollama labels some heads (fixtures/ollama-records, d_mlx_mixed_4_8)."""
+    arrays, metadata = stored_arrays("w", normal("w", 4, 128), "int8")
+    content = safetensors_bytes(arrays, metadata | {"quant_type": "int4"})
+    link_by_hand(store, "m", {"w": content})
+    for names in ([], ["m"]):
+        result = verify(store, names, quick=quick)
+        assert result.is_sound
+        ((path, reason),) = ((odd.path, odd.reason) for odd in result.odd)
+        assert path == blob_path(store, content)
+        assert reason.startswith("its bytes are whole, but tensor 'w' of type int4")
+    path.write_bytes(content[:-1] + b"\xff")
+    assert only(verify(store, quick=quick))[0] == "its bytes do not match its digest"
+
+
 def test_documents_that_are_read_here_and_are_none(store: Store) -> None:
     config = layer_by_hand(store, "", b'{"model_format":1}') | {"mediaType": CONFIG}
     document = layer_by_hand(store, "config.json", b"[]") | {
@@ -256,6 +272,7 @@ def test_odd_files_are_shown_and_no_damage(store: Store, tmp_path: Path) -> None
     blobs, manifests = store.root / "blobs", store.root / "manifests/registry.ollama.ai/library"
     for name in (
         f"sha256-{'a' * 64}-partial-0",
+        f"sha256-{'a' * 64}.tmp",
         f"sha256-{'A' * 64}",
         os.fsdecode(b"sha256-\xff"),
         "notes",
@@ -277,11 +294,11 @@ def test_odd_files_are_shown_and_no_damage(store: Store, tmp_path: Path) -> None
     result = verify(store)
     assert result.is_sound
     reasons = {os.fsencode(odd.path.name): odd.reason for odd in result.odd}
-    assert len(reasons) == len(result.odd) == 12
+    assert len(reasons) == len(result.odd) == 13
     assert reasons[b"folder"] == "it is a folder"
-    assert (
-        reasons[b"sha256-" + b"a" * 64 + b"-partial-0"] == "Ollama is pulling it, or did not finish"
-    )
+    for end in (b"-partial-0", b".tmp"):
+        part = b"sha256-" + b"a" * 64 + end
+        assert reasons[part] == "Ollama is pulling it, or did not finish"
     assert reasons[b"sha256-\xff"] == reasons[b"notes"] == "its name is not a blob's"
     assert reasons[b"er"] == "it lies 5 levels deep, and manifests lie 4"
     assert reasons[b"link"] == "it is a symbolic link"
