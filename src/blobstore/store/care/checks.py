@@ -79,7 +79,7 @@ class BlobCheck:
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """The names of a blob's tensors, or why there are none.
+    """The names of a blob's tensors, or the reason that they can't be read.
 
     ``wrong``: its header can't be; ``odd``: its metadata name a type that its arrays don't have, as
     Ollama's importer does for the heads of some models (fixtures/ollama-records).
