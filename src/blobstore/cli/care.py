@@ -116,7 +116,8 @@ def verify(
             below = getattr(layers, "lower", ())
             result = check(upper, names or (), **options, progress=progress, lower=below)
             if not names:
-                upper.results.keep_verify(verify_record(result, quick=quick, sample=sample))
+                record = verify_record(upper, result, quick=quick, sample=sample)
+                upper.results.keep_verify(record)
     with suppress(ReaderGoneError):  # the exit code tells the result, too
         if as_json:
             from blobstore.views.stores import VerifyView

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -10,6 +11,7 @@ from pydantic import Field, ValidationError
 
 from blobstore.errors import DocumentError, NotFoundError
 from blobstore.names import Digest, ModelName
+from blobstore.store.care.verify_record import file_numbers
 from blobstore.views.checkpoints import QualityView
 from blobstore.views.stores import VerifyView
 from blobstore.views.view import Moment, OptionalText, Text, View
@@ -42,6 +44,7 @@ class VerifyRecord(View):
     damaged: int
     broken: int
     odd: int
+    files: dict[str, int | None] = Field(default_factory=dict)
     result: VerifyView
 
 
@@ -56,11 +59,16 @@ class KeptQualityView(View):
 
 
 class KeptVerifyView(View):
-    """The last result of `verify` for the whole store; null if it is missing."""
+    """The last result of `verify` for the whole store; null if it is missing.
+
+    Without what is no longer true of the faults that it lists: blobs and manifests that were made
+    again or removed, and odd files that are gone.
+    """
 
     verified: Moment = Field(description="RFC 3339")
     quick: bool = Field(description="tensor blobs were not hashed")
     sample: str | None = Field(description="the part of the blobs that was checked, such as 1/7")
+    blobs: int = Field(description="blobs in the store now")
     damaged: int = Field(description="damaged blobs; the result lists at most 1,000")
     broken: int = Field(description="broken manifests; the result lists at most 1,000")
     odd: int = Field(description="odd files; the result lists at most 1,000")
@@ -105,16 +113,46 @@ def kept_quality(home: Readable, name: ModelName, digest: Digest) -> KeptQuality
 
 
 def kept_verify(home: Readable) -> KeptVerifyView:
-    """Return what the last `verify` of a store kept. Raises: as `kept_quality`."""
-    results: ResultFolder | None = getattr(getattr(home, "upper", home), "results", None)
+    """Return what is still true of the last `verify` of a store. Raises: as `kept_quality`."""
+    store: Any = getattr(home, "upper", home)
+    results: ResultFolder | None = getattr(store, "results", None)
     found = None if results is None else results.read_verify()
     if found is None:
         return KeptVerifyView(
-            verified=None, quick=False, sample=None, damaged=0, broken=0, odd=0, result=None
+            verified=None,
+            quick=False,
+            sample=None,
+            blobs=0,
+            damaged=0,
+            broken=0,
+            odd=0,
+            result=None,
         )
     record = _parsed(VerifyRecord, *found, "Run verify again: it is replaced.")
-    fields = {name: getattr(record, name) for name in KeptVerifyView.model_fields}
-    return KeptVerifyView.model_construct(**fields)
+    said, names = record.result, {str(name) for name in store.manifests.names()}
+    numbers = file_numbers(store, list(record.files))
+
+    def stands(name: str) -> bool:
+        return name not in numbers or numbers[name] == record.files[name]
+
+    damaged = [
+        blob
+        for blob in said.damaged
+        if stands(blob.digest)
+        and (numbers.get(blob.digest) is not None or not names.isdisjoint(blob.models))
+    ]
+    broken = [model for model in said.broken if stands(model.name) and model.name in names]
+    odd = [file for file in said.odd if os.path.lexists(file.path)]
+    return KeptVerifyView(
+        verified=record.verified,
+        quick=record.quick,
+        sample=record.sample,
+        blobs=len(store.blobs.listing().named) + len(store.packed.blobs.digests()),
+        damaged=record.damaged - len(said.damaged) + len(damaged),
+        broken=record.broken - len(said.broken) + len(broken),
+        odd=record.odd - len(said.odd) + len(odd),
+        result=said.model_copy(update={"damaged": damaged, "broken": broken, "odd": odd}),
+    )
 
 
 def kept_results_of(home: Readable, name: ModelName) -> tuple[ResultFolder | None, bool]:

@@ -49,6 +49,26 @@ def test_quality_is_kept(store: Store, source: Path, capsys: pytest.CaptureFixtu
     assert view.document()["result"] == printed
 
 
+def test_what_is_no_longer_true_is_dropped(store: Store) -> None:
+    for name in (b"repaired", b"removed", b"damaged"):
+        commit_model(store, name.decode(), name)
+        blob_path(store, name).write_bytes(b"?")
+    (store.root / "blobs" / "odd").touch()
+    assert run(["verify", "--store", str(store.root)]) == 3
+    view = kept_verify(store)
+    assert (view.blobs, view.damaged, view.odd) == (3, 3, 1)
+    other = store.root / "blobs" / "other"
+    other.write_bytes(b"repaired")
+    other.replace(blob_path(store, b"repaired"))
+    assert run(["rm", "removed", "--store", str(store.root)]) == 0
+    (store.root / "blobs" / "odd").unlink()
+    view = kept_verify(store)
+    assert (view.blobs, view.damaged, view.odd) == (2, 1, 0)
+    assert view.result is not None
+    (blob,) = view.result.damaged
+    assert blob.digest == str(Digest.of(b"damaged"))
+
+
 def test_quality_is_of_a_manifest(store: Store, source: Path, tmp_path: Path) -> None:
     quality(source, "--store", store.root)
     other = write_checkpoint(tmp_path / "other")

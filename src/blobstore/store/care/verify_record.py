@@ -6,10 +6,14 @@ A plain document, which `views.records` reads: `verify` itself does without pyda
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime
 from itertools import islice
+from pathlib import Path
 
+from blobstore.names import Digest, ModelName
 from blobstore.store.care.verify import DamagedBlob, VerifyResult
+from blobstore.store.local.store import Store
 
 VERSION = 1
 MOST_ROWS = 1000
@@ -17,11 +21,31 @@ MOST_ROWS = 1000
 _MOST_NAMES = 100
 
 
-def verify_record(result: VerifyResult, *, quick: bool, sample: str | None) -> bytes:
-    """Return the record of a result, as JSON; its time is now.
+def file_numbers(store: Store, names: list[str]) -> dict[str, int | None]:
+    """Return the file numbers of blobs and manifests, None for missing files.
+
+    ``names``: digests and names of models. What is made again is a file of another number.
+    """
+    numbers: dict[str, int | None] = {}
+    for name in names:
+        path = _path(store, name)
+        numbers[name] = path.lstat().st_ino if os.path.lexists(path) else None
+    return numbers
+
+
+def _path(store: Store, name: str) -> Path:
+    if name.startswith("sha256:"):
+        return store.blobs.path / Digest.parse(name).file_name
+    return store.manifests.path.joinpath(*ModelName.parse(name).path_parts)
+
+
+def verify_record(store: Store, result: VerifyResult, *, quick: bool, sample: str | None) -> bytes:
+    """Return the record of a store's result, as JSON; its time is now.
 
     ``sample``: the part of the blobs that was checked, None for all.
     """
+    faulty = [str(blob.digest) for blob in islice(result.damaged, MOST_ROWS)]
+    faulty += [str(model.name) for model in islice(result.broken, MOST_ROWS)]
     document = {
         "version": VERSION,
         "verified": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -30,6 +54,7 @@ def verify_record(result: VerifyResult, *, quick: bool, sample: str | None) -> b
         "damaged": len(result.damaged),
         "broken": len(result.broken),
         "odd": len(result.odd),
+        "files": file_numbers(store, faulty),
         "result": {
             "checked": result.checked,
             "bytes": result.nbytes,

@@ -22,16 +22,17 @@ export function showDamage(place) {
 }
 
 /** @param {any} found a document of KeptVerifyView */
-function report({ verified, quick, sample, damaged, broken, odd, result }) {
+function report({ verified, quick, sample, blobs, damaged, broken, odd, result }) {
   const when = el("time", { datetime: verified, title: verified }, age(verified));
   const extent = quick ? " (--quick)" : sample ? ` (--sample ${visible(sample)})` : "";
   const checked = `${counted(result.checked, "blob")} checked, ${size(result.bytes)} hashed${extent}`;
+  const isWhole = blobs === result.checked;
   const bad = damaged + broken;
   const verdict = bad
     ? el("strong", { class: "badge bad" }, counted(bad, "fault"))
-    : el("strong", { class: "sound" }, "✓ All sound");
+    : el("strong", { class: "sound" }, isWhole ? "✓ All sound" : "✓ Sound");
   return [
-    el("p", { class: "verdict" }, verdict, " ", checked, ", ", when),
+    el("p", { class: "verdict" }, verdict, " ", checked, ", ", when, isWhole ? "" : `; the store has ${whole(blobs)} now`),
     listed("Damaged blobs", damaged, BLOBS, result.damaged.map(blobRow)),
     listed("Broken manifests", broken, MANIFESTS, result.broken.map(manifestRow)),
     listed("Odd files", odd, FILES, result.odd.map(fileRow)),
