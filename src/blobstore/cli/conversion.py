@@ -382,9 +382,10 @@ def export(
 def _show_export(view: ExportView) -> None:
     emit(f"{view.name} in {printable(view.folder)}: {len(view.files)} files")
     emit(f"{size(view.bytes)} in {view.seconds:.2f} s, {rate(view.bytes, view.seconds)}")
-    others = {
-        "mlx-lm": "mlx-lm needs --format mlx",
-        "transformers": "transformers needs --dequantize bfloat16",
-    }
-    needs = [text for name, text in others.items() if name not in view.loads_in]
-    emit("; ".join([f"Loads in {', '.join(view.loads_in)}", *needs]))
+    if view.loads_in == ["blobstore"]:
+        others = "; mlx-lm needs --format mlx, transformers --dequantize bfloat16"
+    elif "transformers" not in view.loads_in:
+        others = "; transformers needs --dequantize bfloat16, without --format mlx"
+    else:
+        others = ""
+    emit(f"Loads in {', '.join(view.loads_in)}{others}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -11,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from blobstore.errors import DocumentError, NotFoundError
 from blobstore.names import Digest, ModelName
-from blobstore.store.care.verify_record import file_numbers
+from blobstore.store.care.verify_record import file_number
 from blobstore.views.checkpoints import QualityView
 from blobstore.views.stores import VerifyView
 from blobstore.views.view import Moment, OptionalText, Text, View
@@ -61,8 +62,8 @@ class KeptQualityView(View):
 class KeptVerifyView(View):
     """The last result of `verify` for the whole store; null if it is missing.
 
-    Without what is no longer true of the faults that it lists: blobs and manifests that were made
-    again or removed, and odd files that are gone.
+    Faults that it lists are left out once their blobs or manifests were written anew or removed,
+    and odd files once they are gone.
     """
 
     verified: Moment = Field(description="RFC 3339")
@@ -130,18 +131,14 @@ def kept_verify(home: Readable) -> KeptVerifyView:
         )
     record = _parsed(VerifyRecord, *found, "Run verify again: it is replaced.")
     said, names = record.result, {str(name) for name in store.manifests.names()}
-    numbers = file_numbers(store, list(record.files))
 
-    def stands(name: str) -> bool:
-        return name not in numbers or numbers[name] == record.files[name]
+    def stands(name: str, models: Iterable[str]) -> bool:
+        number = file_number(store, name)
+        is_needed = number is not None or not names.isdisjoint(models)
+        return is_needed and record.files.get(name, number) == number
 
-    damaged = [
-        blob
-        for blob in said.damaged
-        if stands(blob.digest)
-        and (numbers.get(blob.digest) is not None or not names.isdisjoint(blob.models))
-    ]
-    broken = [model for model in said.broken if stands(model.name) and model.name in names]
+    damaged = [blob for blob in said.damaged if stands(blob.digest, blob.models)]
+    broken = [model for model in said.broken if stands(model.name, [model.name])]
     odd = [file for file in said.odd if os.path.lexists(file.path)]
     return KeptVerifyView(
         verified=record.verified,

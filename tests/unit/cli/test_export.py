@@ -32,7 +32,7 @@ def test_the_rate_is_said(store: Store, tmp_path: Path, capsys: pytest.CaptureFi
     first, rate, programs = text.splitlines()
     assert first == f"m:latest in {tmp_path / 'out'}: 7 files"
     assert re.fullmatch(r"\d\d\.\d KB in \d+\.\d\d s, [0-9.]+ [KMG]?B/s", rate)
-    assert programs.startswith("Loads in transformers, mlx-lm, blobstore")
+    assert programs == "Loads in transformers, mlx-lm, blobstore"
     assert errors == ""
 
 

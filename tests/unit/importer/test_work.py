@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support import PYCODE_MOE, QUANT_TYPES
+from support.buckets import memory_store
 from support.many import Forgetful, sharded_checkpoint
 
 import blobstore
@@ -36,10 +37,14 @@ from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home
 
 SHARDS = 3
-HOMES: dict[str, Callable[[Path], Home]] = {"local": Store, "memory": lambda _: MemoryStore()}
+HOMES: dict[str, Callable[[Path], Home]] = {
+    "local": Store,
+    "memory": lambda _: MemoryStore(),
+    "bucket": lambda _: memory_store(),
+}
 
 
-@pytest.fixture(params=HOMES)
+@pytest.fixture(params=["local", "memory"])
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
     return HOMES[request.param](tmp_path / "store")
 
@@ -210,6 +215,7 @@ def test_a_damaged_blob_is_found_by_verify(plan: Path, tmp_path: Path) -> None:
     assert result.manifest.raw == alone(plan.parent / "m")
 
 
+@pytest.mark.parametrize("home", HOMES, indirect=True)
 @pytest.mark.parametrize("is_published", [False, True])
 def test_swapped_digests_are_found_by_verify(plan: Path, home: Home, *, is_published: bool) -> None:
     work_all(plan, home)

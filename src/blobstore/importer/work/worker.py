@@ -351,11 +351,13 @@ def lost_among(
 
 def _is_kept(blob: Descriptor, session: Session, header: bytes, *, verify: bool) -> bool:
     earlier = session.earlier
-    found = earlier and earlier.find(blob.digest.hex, blob.size, verify=verify)
-    if earlier is None or found is None:
+    if earlier is None:
         return False
+    found = earlier.find(blob.digest.hex, blob.size, verify=verify)
+    if found is None or not header:
+        return found is not None
     with earlier.reader(found) as reader:
-        return not verify or reader.read(0, len(header)) == header
+        return reader.read(0, len(header)) == header
 
 
 def _is_sound(blob: Descriptor, store: Home, header: bytes) -> bool:

@@ -65,8 +65,7 @@ class BlobCheck:
     """The result of a check: ``reason`` is None if the blob is sound; ``tensors`` are names.
 
     ``size`` is the file's, None if it could not be opened; ``hashed`` counts the bytes that were
-    hashed; ``identity`` tells whether the file was written to since; ``odd``: what its bytes, which
-    are whole, say of its tensors that can't be.
+    hashed; ``identity`` tells whether the file was written to since; ``odd``: as in `TensorNames`.
     """
 
     reason: str | None
@@ -79,10 +78,10 @@ class BlobCheck:
 
 @dataclass(frozen=True, slots=True)
 class TensorNames:
-    """The names of a blob's tensors, or the reason that they can't be read.
+    """The names of a blob's tensors, or why they can't be read.
 
-    ``wrong``: its header can't be; ``odd``: its metadata name a type that its arrays don't have, as
-    Ollama's importer does for the heads of some models (fixtures/ollama-records).
+    ``wrong``: the fault in its header; ``odd``: the fault in its metadata, which name a type that
+    its arrays don't have (`WrongLabelError`).
     """
 
     names: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ from blobstore.store.local.references import Needs, References
 from blobstore.store.local.store import Store
 
 _PARTIAL = re.compile(r"sha256-[0-9a-f]{64}(-partial(-[0-9]+)?|\.tmp)", re.ASCII)
+"""Parts of pulls: ``.tmp`` as in ollama@0ec682f6 x/transfer/download.go:save."""
 _KINDS = (
     (stat.S_ISLNK, "a symbolic link"),
     (stat.S_ISDIR, "a folder"),

@@ -6,7 +6,7 @@ A plain document, which `views.records` reads: `verify` itself does without pyda
 from __future__ import annotations
 
 import json
-import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -21,16 +21,14 @@ MOST_ROWS = 1000
 _MOST_NAMES = 100
 
 
-def file_numbers(store: Store, names: list[str]) -> dict[str, int | None]:
-    """Return the file numbers of blobs and manifests, None for missing files.
+def file_number(store: Store, name: str) -> int | None:
+    """Return the inode number of a blob or manifest, None if there is no such file.
 
-    ``names``: digests and names of models. What is made again is a file of another number.
+    ``name``: a digest, or a model's name. A file that is written anew gets another number.
     """
-    numbers: dict[str, int | None] = {}
-    for name in names:
-        path = _path(store, name)
-        numbers[name] = path.lstat().st_ino if os.path.lexists(path) else None
-    return numbers
+    with suppress(OSError):
+        return _path(store, name).lstat().st_ino
+    return None
 
 
 def _path(store: Store, name: str) -> Path:
@@ -54,7 +52,7 @@ def verify_record(store: Store, result: VerifyResult, *, quick: bool, sample: st
         "damaged": len(result.damaged),
         "broken": len(result.broken),
         "odd": len(result.odd),
-        "files": file_numbers(store, faulty),
+        "files": {name: file_number(store, name) for name in faulty},
         "result": {
             "checked": result.checked,
             "bytes": result.nbytes,

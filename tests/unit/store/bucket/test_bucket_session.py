@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from support import PYCODE
 from support.buckets import CarelessBucket, HookedBucket, keys_of, memory_store, same
+from support.checkpoints import normal, safetensors_bytes
+from support.stores import stored_arrays
 
 from blobstore.errors import (
     ConflictError,
@@ -54,6 +56,19 @@ def test_a_copy_of_the_prefix_is_a_store(tmp_path: Path) -> None:
     found = verify(copy)
     assert [blob.reason for blob in found.damaged if blob.models] == []
     assert (found.broken, found.odd) == ((), ())
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_wrong_type_in_metadata_is_odd(*, quick: bool) -> None:
+    store = memory_store()
+    arrays, metadata = stored_arrays("w", normal("w", 4, 128), "int8")
+    content = safetensors_bytes(arrays, metadata | {"quant_type": "int4"})
+    commit(store, "m", content, with_config=False)
+    for names in ([], ["m"]):
+        result = verify_bucket(store, names, quick=quick)
+        assert result.is_sound
+        (odd,) = result.odd
+        assert odd.reason.startswith("its bytes are whole, but tensor 'w' of type int4")
 
 
 def test_a_killed_session_leaves_nothing_visible() -> None:

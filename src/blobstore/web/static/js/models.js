@@ -72,12 +72,9 @@ const searched = (model) =>
  * @param {Listed[]} all
  */
 function tally(found, all) {
-  const nbytes = found.reduce((sum, model) => sum + (model.size ?? 0), 0);
-  const number =
-    found.length === all.length
-      ? counted(all.length, "model")
-      : `${whole(found.length)} of ${counted(all.length, "model")}`;
-  return `${number}, ${size(nbytes)}`;
+  return found.length === all.length
+    ? counted(all.length, "model")
+    : `${whole(found.length)} of ${counted(all.length, "model")}`;
 }
 
 /** @param {Listed} model */
