@@ -22,6 +22,7 @@ import blobstore
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store
+from blobstore.store.ports import Home
 
 NOBODY = 65534
 _NOT_LOADED = ("__main__", ".chat_handler")  # the second one loads a server, for seconds
@@ -45,7 +46,7 @@ with getattr(StoreLock(Path(sys.argv[1])), sys.argv[2])():
 """For `process`: a lock file, and how it is held: ``shared`` or ``exclusive``."""
 
 
-def commit_model(store: Store, name: str, *blobs: bytes) -> Manifest:
+def commit_model(store: Home, name: str, *blobs: bytes) -> Manifest:
     """Store ``blobs`` as a model through a session, as an import does, and return its manifest."""
     with store.session() as session:
         for data in blobs:

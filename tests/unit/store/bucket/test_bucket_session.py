@@ -9,7 +9,7 @@ import pytest
 from support import PYCODE
 from support.buckets import CarelessBucket, HookedBucket, keys_of, memory_store, same
 from support.checkpoints import normal, safetensors_bytes
-from support.stores import stored_arrays
+from support.stores import commit_model, stored_arrays
 
 from blobstore.errors import (
     ConflictError,
@@ -62,8 +62,7 @@ def test_a_copy_of_the_prefix_is_a_store(tmp_path: Path) -> None:
 def test_a_wrong_type_in_metadata_is_odd(*, quick: bool) -> None:
     store = memory_store()
     arrays, metadata = stored_arrays("w", normal("w", 4, 128), "int8")
-    content = safetensors_bytes(arrays, metadata | {"quant_type": "int4"})
-    commit(store, "m", content, with_config=False)
+    commit_model(store, "m", safetensors_bytes(arrays, metadata | {"quant_type": "int4"}))
     for names in ([], ["m"]):
         result = verify_bucket(store, names, quick=quick)
         assert result.is_sound
