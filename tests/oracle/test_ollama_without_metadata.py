@@ -122,7 +122,10 @@ def test_settings_that_do_not_fit_are_not_believed(
     write_manifest(store, "other", beside.record["manifest"].replace(old, new))
     with pytest.raises(CorruptDataError, match="can't be inferred"):
         blobstore.open_model("other", store=store)
-    assert any("can't be inferred" in blob.reason for blob in verify(store, ["other"]).damaged)
+    result = verify(store, ["other"])
+    assert result.is_sound
+    assert all("can't be inferred" in file.reason for file in result.odd)
+    assert result.odd
 
 
 @pytest.mark.parametrize("source", ["d_mlx_int4"])

@@ -99,10 +99,11 @@ class StoredTensor:
         return str(self.quantization or self.dtype)
 
 
-class WrongLabelError(CorruptDataError):
-    """A tensor's metadata name a type, and its arrays, which are whole, are of another one.
+class UnclearTypeError(CorruptDataError):
+    """A tensor's arrays are whole, but its metadata name another type, or none where two fit.
 
-    Ollama's importer writes such heads (fixtures/ollama-records, d_mlx_mixed_4_8).
+    Ollama's importer writes both (fixtures/ollama-records): the first for the head of
+    d_mlx_mixed_4_8, the second for d_mlx_int4, whose config.json is needed then.
     """
 
 
@@ -177,8 +178,8 @@ def _quantization(
         return _inferred(name, entries, settings)
     quantization = _described(name, metadata, prefix)
     if wrong := _wrong_part(entries, quantization):
-        error = WrongLabelError if _possible(entries) else CorruptDataError
-        raise error(f"tensor {name!r} of type {quantization}: {wrong}", tensor=name)
+        kind = UnclearTypeError if _possible(entries) else CorruptDataError
+        raise kind(f"tensor {name!r} of type {quantization}: {wrong}", tensor=name)
     return quantization
 
 
@@ -210,7 +211,8 @@ def _inferred(name: str, entries: Mapping[str, TensorEntry], settings: Settings)
         return named
     if len(possible) != 1:
         answers = ", ".join(map(str, possible)) or "none"
-        raise CorruptDataError(
+        kind = UnclearTypeError if possible else CorruptDataError
+        raise kind(
             f"the type of {name!r} can't be inferred: its blob has no metadata, and its shapes fit "
             f"{answers}",
             tensor=name,

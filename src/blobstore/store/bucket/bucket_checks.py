@@ -195,7 +195,7 @@ def verify_bucket(
 
 
 def _odd_blobs(results: dict[str, BlobCheck]) -> Iterator[OddFile]:
-    """Yield the blobs whose metadata name a wrong type."""
+    """Yield the blobs whose metadata do not name the type of their arrays."""
     for digits, result in results.items():
         if result.odd is not None:
             yield OddFile(Path(blob_key(Digest(digits))), result.odd)

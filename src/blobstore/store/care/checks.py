@@ -28,7 +28,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.local.blobs import BlobListing
 from blobstore.store.local.store import Store
 from blobstore.store.ports import Home
-from blobstore.store.stored import Settings, WrongLabelError, stored_tensors
+from blobstore.store.stored import Settings, UnclearTypeError, stored_tensors
 
 SMALL = 2**17
 """Blobs of up to so many bytes are read whole, by one thread: Python threads would take turns."""
@@ -80,8 +80,8 @@ class BlobCheck:
 class TensorNames:
     """The names of a blob's tensors, or why they can't be read.
 
-    ``wrong``: the fault in its header; ``odd``: the fault in its metadata, which name a type that
-    its arrays don't have (`WrongLabelError`).
+    ``wrong``: the fault in its header; ``odd``: the fault in its metadata, which do not name the
+    type of its arrays (`UnclearTypeError`).
     """
 
     names: tuple[str, ...] = ()
@@ -250,7 +250,7 @@ def tensors_in(reader: OpenReader, data: memoryview | None, settings: Settings) 
         header = header_of(BytesReader(bytes(data), reader.name) if data is not None else reader)
         header.check_limits(reader.name)
         return TensorNames(tuple(tensor.name for tensor in stored_tensors(header, settings)))
-    except WrongLabelError as error:
+    except UnclearTypeError as error:
         return TensorNames(odd=f"its bytes are whole, but {error.message}")
     except BlobStoreError as error:
         if error.errno is not None:

@@ -341,7 +341,7 @@ def held_twice(
 
 
 def _odd_blobs(checks: BlobChecks) -> Iterator[OddFile]:
-    """Yield the blobs whose metadata name a wrong type, and those with an odd mode."""
+    """Yield the blobs whose metadata or modes are odd."""
     for digest, odd in sorted(checks.odd.items()):
         yield OddFile(checks.store.blobs.path / Digest(digest).file_name, odd)
     for digest in sorted(checks.listing.named.keys() - checks.damaged.keys()):

@@ -169,18 +169,27 @@ def test_a_header_or_companions_that_are_wrong_although_the_bytes_are_the_digest
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_a_wrong_type_in_metadata_is_odd(store: Store, quick: bool) -> None:
-    """As Ollama labels some heads (fixtures/ollama-records, d_mlx_mixed_4_8)."""
-    arrays, metadata = stored_arrays("w", normal("w", 4, 128), "int8")
-    content = safetensors_bytes(arrays, metadata | {"quant_type": "int4"})
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ({"quant_type": "int4", "group_size": "64"}, "tensor 'w' of type int4/64: its scale is"),
+        ({}, "the type of 'w' can't be inferred"),
+    ],
+)
+def test_a_type_that_metadata_do_not_name_is_odd(
+    store: Store, metadata: dict[str, str], reason: str, *, quick: bool
+) -> None:
+    """As in fixtures/ollama-records: the head of d_mlx_mixed_4_8, and d_mlx_int4."""
+    arrays, _ = stored_arrays("w", normal("w", 4, 128), "int8")
+    content = safetensors_bytes(arrays, metadata)
     link_by_hand(store, "m", {"w": content})
     for names in ([], ["m"]):
         result = verify(store, names, quick=quick)
         assert result.is_sound
-        ((path, reason),) = ((odd.path, odd.reason) for odd in result.odd)
-        assert path == blob_path(store, content)
-        assert reason.startswith("its bytes are whole, but tensor 'w' of type int4")
-    path.write_bytes(content[:-1] + b"\xff")
+        (odd,) = result.odd
+        assert odd.path == blob_path(store, content)
+        assert odd.reason.startswith(f"its bytes are whole, but {reason}")
+    odd.path.write_bytes(content[:-1] + b"\xff")
     assert only(verify(store, quick=quick))[0] == "its bytes do not match its digest"
 
 
