@@ -1,13 +1,14 @@
 """Makes seeded mistakes one by one, and says which no test sees: ``python tests/mutants [GLOB…]``.
 
-A GLOB matches the name of a mutant or the file that it changes. Exit code 0: every mistake was
-seen. ``--find TEST…`` runs other tests than those that a mutant names, and prints which of them
-fails first: for writing new ones.
+A GLOB matches the name of a mutant or its symbol. ``--sample 20`` takes so many of those in Python
+by chance. Exit code 0: every mistake was seen. ``--find TEST…`` runs other tests than those that a
+mutant names, and prints which of them fails first: for writing new ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import re
 import sys
 import tempfile
@@ -18,34 +19,36 @@ from queue import SimpleQueue
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutants.copies import Copy
-from mutants.mutant import Mutant, mutants
+from mutants.mutant import FaultError, Mutant, mutants
 
 _PASSED, _FAILED = 0, 1
 _FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
 def main() -> int:
-    """Make each mistake in a copy of the checkout.
-
-    Return 1 when one is not seen, or can't be made.
-    """
+    """Make each mistake in a copy of the checkout; return 1 if one is not seen or can't be made."""
     options = _options()
     chosen = mutants(*options.globs)
+    if options.sample:
+        python = [mutant for mutant in chosen if not mutant.is_native]
+        chosen = random.sample(python, min(options.sample, len(python)))
     if not chosen:
-        sys.exit("no mutant is called so")
+        sys.exit("no mutant has such a name")
+    # What is in C++ is built in one copy: only the first build there compiles everything.
+    native = [mutant for mutant in chosen if mutant.is_native]
+    groups = [native] * bool(native) + [[one] for one in chosen if not one.is_native]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        jobs = min(options.jobs, len(chosen))
         copies: SimpleQueue[Copy] = SimpleQueue()
-        for number in range(jobs):
+        for number in range(options.jobs):
             copies.put(Copy(Path(folder) / str(number)))
-        if not options.find and (wrong := _fail_without(copies, chosen)):
-            sys.exit(f"these fail without any mistake:\n{wrong}")
-        with ThreadPoolExecutor(jobs) as pool:
-            seen = list(
-                pool.map(lambda mutant: _is_seen(mutant, copies, tuple(options.find)), chosen)
-            )
-    print(f"{len(seen)} mutants: {sum(seen)} killed, {len(seen) - sum(seen)} not")
-    return 0 if all(seen) else 1
+        with ThreadPoolExecutor(options.jobs) as pool:
+            tests = () if options.find else sorted({test for one in chosen for test in one.tests})
+            plain = pool.submit(_fail_without, copies, tuple(tests))
+            seen = sum(pool.map(lambda group: _seen(group, copies, options.find), groups))
+    print(f"{len(chosen)} mutants: {seen} killed, {len(chosen) - seen} not")
+    if plain.result():
+        sys.exit(f"these fail without any mistake:\n{plain.result()}")
+    return 0 if seen == len(chosen) else 1
 
 
 def _options() -> argparse.Namespace:
@@ -55,38 +58,38 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("globs", nargs="*", metavar="GLOB", help="only these")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="only N of them")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (2)")
-    parser.add_argument(
-        "--find",
-        nargs="+",
-        default=[],
-        metavar="TEST",
-        help="run these tests, print the first that fails",
-    )
+    parser.add_argument("--find", nargs="+", default=(), metavar="TEST", help="run these tests")
     return parser.parse_args()
 
 
-def _fail_without(copies: SimpleQueue[Copy], chosen: list[Mutant]) -> str:
-    """Return what the tests print when they fail on the code as it is; nothing when they pass."""
-    tests = tuple(sorted({test for mutant in chosen for test in mutant.tests}))
+def _fail_without(copies: SimpleQueue[Copy], tests: tuple[str, ...]) -> str:
+    """Return what the tests print if they fail on the code as it is, "" if they pass."""
     copy = copies.get()
-    code, printed = copy.test(tests, timeout_s=None)
-    copies.put(copy)
+    try:
+        code, printed = copy.test(tests, timeout_s=None) if tests else (_PASSED, "")
+    finally:
+        copies.put(copy)
     return "" if code == _PASSED else printed
 
 
-def _is_seen(mutant: Mutant, copies: SimpleQueue[Copy], instead: tuple[str, ...]) -> bool:
-    fault = mutant.fault()
-    if fault and not instead:
-        print(f"STALE    {mutant.name}: {fault}", flush=True)
-        return False
+def _seen(group: list[Mutant], copies: SimpleQueue[Copy], instead: tuple[str, ...]) -> int:
+    """Return how many of some mutants were seen in one copy."""
     copy = copies.get()
     try:
-        copy.make(mutant)
-        code, printed = copy.test(instead or mutant.tests)
+        return sum(_is_seen(mutant, copy, tuple(instead)) for mutant in group)
     finally:
-        copy.unmake(mutant)
         copies.put(copy)
+
+
+def _is_seen(mutant: Mutant, copy: Copy, instead: tuple[str, ...]) -> bool:
+    try:
+        with copy.changed(mutant.edit()):
+            code, printed = copy.test(instead or mutant.tests)
+    except FaultError as error:
+        print(f"STALE    {mutant.name}: {error}", flush=True)
+        return False
     verdict = {_PASSED: "SURVIVED", _FAILED: "killed  "}.get(code, "BROKEN  ")
     failure = _FAILURE.search(printed)
     first = failure[1] if failure else printed[-300:] if code != _PASSED else ""

@@ -9,15 +9,18 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from mutants.mutant import ROOT, Mutant
+from mutants.mutant import ROOT, Edit
 
 _COPIED = ("src", "tests", "docs", ".ci")
 _NOT_COPIED = shutil.ignore_patterns("__pycache__", "build")
 _LINKED = ("fixtures", "README.md", "LICENSE", "pyproject.toml")
-_NEEDED_TO_BUILD = ("scikit_build_core", "nanobind")
+_NATIVE = {".cpp", ".h"}
+_PYTEST = "-x -q -p no:cacheprovider -p no:xdist -o addopts=--import-mode=importlib --timeout=120"
 TIMEOUT_S = 600
 """For the tests of one mutant."""
 
@@ -36,41 +39,29 @@ class Copy:
         # A folder in a .pth file is only added: what an editable install of blobstore hooks in
         # there is not run.
         packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder / ".venv")}))
-        (packages / "mutants.pth").write_text(
-            "\n".join([str(folder / "src"), *_site_packages()]) + "\n"
-        )
+        site = [path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}]
+        (packages / "mutants.pth").write_text("\n".join([str(folder / "src"), *site]) + "\n")
         self._copy_built()
 
     def _copy_built(self) -> None:
-        for room in ("hashing", "kernels", "formats.safetensors"):
-            spec = find_spec(f"blobstore.{room}._native")
+        for stub in self.root.glob("src/blobstore/**/_native.pyi"):
+            name = ".".join(stub.relative_to(self.root / "src").with_suffix("").parts)
+            spec = find_spec(name)
             if spec is None or spec.origin is None:
-                raise RuntimeError(f"blobstore.{room} is not built: install blobstore first")
-            shutil.copy(spec.origin, self.root / "src/blobstore" / room.replace(".", "/"))
+                raise RuntimeError(f"{name} is not built: install blobstore first")
+            shutil.copy(spec.origin, stub.parent)
 
     def test(self, tests: tuple[str, ...], timeout_s: float | None = TIMEOUT_S) -> tuple[int, str]:
         """Run tests until the first fails; return pytest's exit code and what it printed.
 
         A hang is a failure.
         """
-        options = [
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            "-o",
-            "addopts=--import-mode=importlib",
-        ]
-        line = [str(self._python), "-m", "pytest", *options, "--timeout=120", *tests]
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        environment["PYTHONDONTWRITEBYTECODE"] = (
-            "1"  # a change within the same second would not be seen
-        )
+        # A change within the same second would not be seen.
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
         try:
             done = subprocess.run(
-                line,
+                [str(self._python), "-m", "pytest", *_PYTEST.split(), *tests],
                 cwd=self.root,
                 env=environment,
                 capture_output=True,
@@ -82,47 +73,31 @@ class Copy:
             return 1, "hung"
         return done.returncode, done.stdout + done.stderr
 
-    def make(self, mutant: Mutant) -> None:
-        """Make a mistake, in C++ as well."""
-        mutant.apply(self.root)
-        if mutant.is_native:
-            self._build()
-
-    def unmake(self, mutant: Mutant) -> None:
-        """Undo it."""
-        shutil.copy(ROOT / mutant.file, self.root / mutant.file)
-        if mutant.is_native:
-            self._copy_built()
+    @contextmanager
+    def changed(self, edit: Edit) -> Iterator[None]:
+        """Have a mistake in the copy, in C++ as well, inside the block."""
+        is_native = edit.file.suffix in _NATIVE
+        try:
+            (self.root / edit.file).write_text(edit.text)
+            if is_native:
+                self._build()
+            yield
+        finally:
+            shutil.copy(ROOT / edit.file, self.root / edit.file)
+            if is_native:
+                self._copy_built()
 
     def _build(self) -> None:
         """Build the C++ of the copy into it; what has not changed is not compiled again."""
-        missing = [name for name in _NEEDED_TO_BUILD if find_spec(name) is None]
-        if missing:
-            raise RuntimeError(
-                "mutants of C++ need what docs/development.md installs first: " + ", ".join(missing)
-            )
+        if find_spec("scikit_build_core") is None or find_spec("nanobind") is None:
+            raise RuntimeError("mutants of C++ need what docs/development.md installs first")
         wheels = self.root / "wheels"
-        line = [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--no-deps",
-            "--no-build-isolation",
-            "-w",
-            str(wheels),
-        ]
-        subprocess.run(
-            [*line, "-C", f"build-dir={self.root / 'build'}", str(self.root)], check=True
-        )
+        options = ["-q", "--no-deps", "--no-build-isolation", "-w", str(wheels)]
+        options += ["-C", f"build-dir={self.root / 'build'}", str(self.root)]
+        subprocess.run([sys.executable, "-m", "pip", "wheel", *options], check=True)
         for wheel in wheels.iterdir():
             with zipfile.ZipFile(wheel) as archive:
                 for name in archive.namelist():
                     if name.endswith(".so"):
                         archive.extract(name, self.root / "src")
             wheel.unlink()
-
-
-def _site_packages() -> list[str]:
-    return [path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}]

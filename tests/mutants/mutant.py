@@ -1,89 +1,267 @@
-"""Mutants: seeded mistakes, and the tests that must see each.
+"""Mutants: seeded mistakes by symbol, and the tests that must see each (``mutants.toml``).
 
-One TOML file a room, ``[[mutant]]`` tables in it.
+``in`` is the qualified name of a function, a class or a module's variable, wherever it stands in
+the package: moving a file changes no mutant. ``module:name`` where the name alone is ambiguous;
+``module`` is the end of the module's dotted name.
 
-A mutant is one replacement in one file: ``old`` stands there exactly once. ``name`` says the
-mistake, ``tests`` are the identifiers of tests that fail with it, as pytest takes them.
+``replace = [pattern, text]`` replaces the outermost expressions in it that match the pattern:
+
+- ``...`` in the pattern matches any expression, or all arguments of a call; each ``...`` in the
+  text is what the one of the same place matched;
+- with ``name:``, the name of a C++ function or class, ``in`` starts with ``c++ ``, and the pattern
+  is a token, or several, whatever the white space between them.
+
+``returns = text`` replaces the body of a function.
 """
 
 from __future__ import annotations
 
+import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_FIELDS = {"name", "file", "old", "new", "tests"}
-_NATIVE = (".cpp", ".h")
+_PACKAGE = Path("src/blobstore")
+_CPP = "c++ "
+
+
+class FaultError(Exception):
+    """A mutant that can't be made, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A file, relative to the checkout, and its text with the mistake."""
+
+    file: Path
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One mistake: ``old`` becomes ``new`` in ``file``, and one of ``tests`` must fail."""
+    """One mistake, which one of ``tests`` must see."""
 
     name: str
-    file: str
-    old: str
-    new: str
+    symbol: str
     tests: tuple[str, ...]
+    replace: tuple[str, str] | None = None
+    returns: str | None = None
 
     @property
     def is_native(self) -> bool:
         """True when the mistake is in C++, and is only seen when that is built."""
-        return self.file.endswith(_NATIVE)
+        return self.symbol.startswith(_CPP)
 
-    def fault(self, root: Path = ROOT) -> str | None:
-        """Return why the mutant says nothing about the code under ``root``; None when it does."""
-        path = root / self.file
-        if not path.is_file():
-            return f"there is no {self.file}"
-        if self.old == self.new:
-            return "it changes nothing"
-        count = path.read_text().count(self.old)
-        if count != 1:
-            return f"its old text stands {count} times in {self.file}"
-        return self._fault_of_tests(root)
+    def edit(self) -> Edit:
+        """Return the mistake.
 
-    def _fault_of_tests(self, root: Path) -> str | None:
+        Raises:
+            FaultError: The symbol, the expression or a test is missing, or nothing would change.
+        """
+        edit = self._native_edit() if self.is_native else self._edit()
+        if edit.text == (ROOT / edit.file).read_text():
+            raise FaultError("it changes nothing")
+        self._check_tests()
+        return edit
+
+    def _edit(self) -> Edit:
+        file, node = _found(self.symbol)
+        text = (ROOT / file).read_text()
+        if self.returns is not None:
+            if not isinstance(node, ast.FunctionDef):
+                raise FaultError(f"{self.symbol} is not a function")
+            body = [part for part in node.body if not _is_docstring(part)]
+            pieces = [(*_span(text, body[0], body[-1]), f"return {self.returns}")]
+        else:
+            pattern, new = (_expression(part) for part in self.replace or ())
+            pieces = [
+                (*_span(text, match, match), f"({_filled(new, captures)})")
+                for match, captures in _matches(node, pattern)
+            ]
+        if not pieces:
+            raise FaultError(f"{self.symbol} has no {self.replace}")
+        for begin, end, piece in sorted(pieces, reverse=True):
+            text = text[:begin] + piece + text[end:]
+        ast.parse(text)
+        return Edit(file, text)
+
+    def _native_edit(self) -> Edit:
+        old, new = self.replace or ("", "")
+        token = re.compile(r"\s*".join(re.escape(word) for word in old.split()))
+        for file, text in _native_texts():
+            for begin, end in _bodies(text, self.symbol.removeprefix(_CPP)):
+                body, count = token.subn(lambda _: new, text[begin:end])
+                if count:
+                    return Edit(file, text[:begin] + body + text[end:])
+        raise FaultError(f"no {self.symbol} has {old}")
+
+    def _check_tests(self) -> None:
         if not self.tests:
-            return "no test is named that must see it"
+            raise FaultError("no test is named that must see it")
         for test in self.tests:
             file, *names = test.split("::")
-            if not (root / file).exists():
-                return f"there is no {file}"
-            text = (root / file).read_text() if names else ""
+            if not (ROOT / file).is_file():
+                raise FaultError(f"{file} is missing")
+            text = (ROOT / file).read_text()
             if "StoreTests" in text:  # whose tests every home inherits
                 text += "".join(
-                    path.read_text() for path in (root / "src/blobstore/testing").glob("*.py")
+                    path.read_text() for path in (ROOT / _PACKAGE).rglob("testing/*.py")
                 )
-            for name in names:
-                plain = name.split("[")[0]
-                if f"def {plain}(" not in text and f"class {plain}" not in text:
-                    return f"{file} has no {plain}"
-        return None
-
-    def apply(self, root: Path) -> None:
-        """Make the mistake in the copy at ``root``."""
-        path = root / self.file
-        path.write_text(path.read_text().replace(self.old, self.new))
+            for name in (name.partition("[")[0] for name in names):
+                if f"def {name}(" not in text and f"class {name}" not in text:
+                    raise FaultError(f"{file} has no {name}")
 
 
 def mutants(*globs: str) -> list[Mutant]:
-    """Return the mutants whose name or file matches one of ``globs``; all without one."""
-    return [one for one in _all() if not globs or any(_matches(one, glob) for glob in globs)]
+    """Return the mutants whose name or symbol matches one of ``globs``; all without one."""
+    rows = tomllib.loads((Path(__file__).parent / "mutants.toml").read_text())["mutant"]
+    every = [
+        Mutant(
+            row.pop("name"),
+            row.pop("in"),
+            tuple(row.pop("tests")),
+            **{key: tuple(value) if key == "replace" else value for key, value in row.items()},
+        )
+        for row in rows
+    ]
+    return [
+        mutant
+        for mutant in every
+        if not globs
+        or any(fnmatchcase(text, glob) for glob in globs for text in (mutant.name, mutant.symbol))
+    ]
 
 
-def _matches(mutant: Mutant, glob: str) -> bool:
-    return fnmatchcase(mutant.name, glob) or fnmatchcase(mutant.file, glob)
+@cache
+def _symbols() -> dict[str, list[tuple[Path, ast.AST]]]:
+    """Return where each qualified name of the package is defined."""
+    found: dict[str, list[tuple[Path, ast.AST]]] = {}
+    for path in sorted((ROOT / _PACKAGE).rglob("*.py")):
+        for name, node in _named(ast.parse(path.read_text()), ""):
+            found.setdefault(name, []).append((path.relative_to(ROOT), node))
+    return found
 
 
-def _all() -> Iterator[Mutant]:
-    for path in sorted(Path(__file__).parent.glob("*.toml")):
-        for row in tomllib.loads(path.read_text())["mutant"]:
-            if row.keys() != _FIELDS:
-                raise ValueError(
-                    f"{path.name}: {row.get('name')}: the fields are {sorted(_FIELDS)}"
-                )
-            yield Mutant(row["name"], row["file"], row["old"], row["new"], tuple(row["tests"]))
+def _named(parent: ast.AST, before: str) -> Iterator[tuple[str, ast.AST]]:
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield before + node.name, node
+            yield from _named(node, f"{before}{node.name}.")
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and not before:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((part.id, node) for part in targets if isinstance(part, ast.Name))
+        elif isinstance(node, ast.If | ast.Try | ast.With):
+            yield from _named(node, before)
+
+
+def _found(symbol: str) -> tuple[Path, ast.AST]:
+    module, _, name = symbol.rpartition(":")
+    end = f".{module}"
+    places = [
+        (file, node)
+        for file, node in _symbols().get(name, [])
+        if not module or f".{'.'.join(file.with_suffix('').parts)}".endswith(end)
+    ]
+    if len({file for file, _ in places}) != 1:
+        raise FaultError(f"{symbol} is defined in {[str(file) for file, _ in places]}")
+    return places[-1]  # behind those of overloads, and of a property before its setter
+
+
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _is_any(node: object) -> bool:
+    return isinstance(node, ast.Constant) and node.value is ...
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _matches(node: ast.AST, pattern: ast.expr) -> Iterator[tuple[ast.AST, list[str]]]:
+    """Yield the outermost expressions that match, and what each ``...`` is there."""
+    captures: list[str] = []
+    is_read = isinstance(getattr(node, "ctx", None), ast.Load | None)
+    if isinstance(node, ast.expr) and is_read and _equal(pattern, node, captures):
+        yield node, captures
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _matches(child, pattern)
+
+
+def _equal(pattern: object, node: object, captures: list[str]) -> bool:
+    if _is_any(pattern) and isinstance(node, ast.expr):
+        captures.append(ast.unparse(node))
+        return True
+    if isinstance(pattern, ast.Call) and isinstance(node, ast.Call):
+        is_open = len(pattern.args) == 1 and _is_any(pattern.args[0]) and not pattern.keywords
+        if is_open and _equal(pattern.func, node.func, captures):
+            captures.append(ast.unparse(node).removeprefix(ast.unparse(node.func))[1:-1])
+            return True
+    if isinstance(pattern, list) and isinstance(node, list):
+        return len(pattern) == len(node) and all(
+            _equal(one, other, captures) for one, other in zip(pattern, node, strict=True)
+        )
+    if isinstance(pattern, ast.AST) and isinstance(node, ast.AST):
+        return type(pattern) is type(node) and all(
+            _equal(value, getattr(node, field), captures)
+            for field, value in ast.iter_fields(pattern)
+            if field not in {"ctx", "kind"}
+        )
+    return type(pattern) is type(node) and pattern == node
+
+
+def _filled(new: ast.expr, captures: list[str]) -> str:
+    parts = ast.unparse(new).split("...")
+    if len(parts) > len(captures) + 1:
+        raise FaultError("its text has more ... than its pattern")
+    return "".join(
+        part + capture
+        for part, capture in zip(parts, [*captures[: len(parts) - 1], ""], strict=True)
+    )
+
+
+def _span(text: str, first: ast.AST, last: ast.AST) -> tuple[int, int]:
+    """Return where the text of consecutive nodes begins and ends."""
+    lines = text.splitlines(keepends=True)
+
+    def place(line: int, column: int) -> int:
+        return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+
+    begin, end = _lines(first), _lines(last)
+    return place(*begin[:2]), place(*end[2:])
+
+
+def _lines(node: ast.AST) -> tuple[int, int, int, int]:
+    assert isinstance(node, ast.expr | ast.stmt)
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
+
+
+@cache
+def _native_texts() -> list[tuple[Path, str]]:
+    return [
+        (path.relative_to(ROOT), path.read_text())
+        for path in sorted((ROOT / _PACKAGE).rglob("*"))
+        if path.suffix in {".cpp", ".h"}
+    ]
+
+
+def _bodies(text: str, name: str) -> Iterator[tuple[int, int]]:
+    """Yield where the bodies of C++ functions, classes and structures of a name are.
+
+    What stands between the name and its brace has neither a semicolon nor another brace.
+    """
+    for match in re.finditer(rf"\b{re.escape(name)}\b[^;{{}}]*{{", text):
+        depth, end = 1, match.end()
+        while depth and end < len(text):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            end += 1
+        yield match.start(), end

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import blobstore
 
 # docs/design.md, "Rooms": a file may import from the rooms above its own, and from its own.
 ROOMS = (
-    {"errors"},
+    {"_version", "errors"},
     {"names"},
     {"hashing"},
     {"io"},
@@ -35,6 +36,22 @@ ROOMS = (
     {"cli"},
     {"__init__", "__main__"},
 )
+# Folders inside a room, lower ones first: a file imports from none above its own. The files beside
+# them may lie above or below; what holds for all is that no imports lead back to where they began.
+FOLDERS = {
+    "formats": ("safetensors",),
+    "importer": ("policies", "planning", "streaming", "work"),
+    "io": ("http",),
+    "store": ("packed", "signing", "local", "care", "registry", "bucket", "archive"),
+}
+# Imports inside functions, or for types only, that lead back. This list may only shrink.
+LEADING_BACK = {
+    ("cli.output", "cli.buckets"),
+    ("cli.running", "cli.dialogue"),
+    ("source.fetching", "source.folders"),
+    ("source.fetching", "source.weights"),
+    ("source.webfetching", "source.web"),
+}
 HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich", "httpx2", "httpcore2", "zstandard"}
 HEAVY |= {"cryptography", "nacl", "obstore", "dask", "distributed"}
 HEAVY |= {"starlette", "uvicorn", "anyio", "vl_convert", "playwright"}
@@ -96,6 +113,66 @@ def room_of_module(module: str) -> str | None:
     """Return a module's room in blobstore; None for other packages and the package itself."""
     parts = module.split(".")
     return parts[1] if parts[0] == "blobstore" and parts[1:2] not in ([], ["__version__"]) else None
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Return the files of the package by the names of their modules, without the package's."""
+    found = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in FILES}
+    return {name.removesuffix(".__init__"): path for name, path in found.items()}
+
+
+@cache
+def modules_of(path: Path) -> set[str]:
+    """Return the modules of the package that a file imports: at its top, in functions, for types.
+
+    Importing a name from a folder imports the folder's ``__init__``; a module, that module.
+    """
+    found = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{shown(path)}: imports are absolute"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                name = whole.removeprefix("blobstore.")
+                is_native = (SOURCE / name.replace(".", "/")).with_suffix(".pyi").exists()
+                found.add(whole if name in modules() or is_native else str(node.module))
+    names = {name.removeprefix("blobstore.") for name in found if name.startswith("blobstore")}
+    return {"__init__" if name == "blobstore" else name for name in names} & modules().keys()
+
+
+def test_no_imports_lead_back_to_where_they_began() -> None:
+    graph = {
+        name: {other for other in modules_of(path) - {name} if (name, other) not in LEADING_BACK}
+        for name, path in modules().items()
+    }
+    TopologicalSorter(graph).prepare()  # CycleError names the modules
+
+
+def test_folders_inside_rooms_have_an_order() -> None:
+    inner = {path.relative_to(SOURCE).parts[:2] for path in FILES if is_inner(path)}
+    assert {
+        (room, folder) for room, folder in inner if folder not in FOLDERS.get(room, ())
+    } == set()
+    wrong = [
+        (shown(path), module)
+        for path in FILES
+        if is_inner(path)
+        for module in modules_of(path)
+        if is_inner(there := modules()[module]) and room_of(there) == room_of(path)
+        if rank_of(there) > rank_of(path)
+    ]
+    assert wrong == []
+
+
+def is_inner(path: Path) -> bool:
+    return len(path.relative_to(SOURCE).parts) > 2
+
+
+def rank_of(path: Path) -> int:
+    return FOLDERS[room_of(path)].index(path.relative_to(SOURCE).parts[1])
 
 
 def test_heavy_libraries_are_imported_in_functions() -> None:

@@ -1,31 +1,12 @@
-"""Words: a public name means one thing in the package, and its texts are in plain English.
-
-STYLE.md, "English", has the rules of the texts.
-"""
+"""Words: the package's texts are in plain English (STYLE.md, "English")."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-import typer
 from support.sources import FILES, SOURCE, tree_of
-
-from blobstore.cli.main import app
-
-# Names that may be defined in several modules, with the reason. An unused entry fails.
-SHARED_NAMES = {
-    "import_model": "distributed has the same on a cluster",
-    "verdict": "one for each runtime, in on_mlx_lm and on_ollama",
-}
-SHARED_FILES = {
-    "blobs": "testing/ is cut as the ports of a store are",
-    "session": "each home has one",
-    "store": "each home has one",
-    "models": "cli/ has the commands of models; testing/, as blobs",
-}
 
 # What plain English says otherwise: a pattern, and what to write instead.
 WRONG = {
@@ -37,51 +18,6 @@ WRONG = {
     r"\bthat (it|they) may not\b": "invalid …",
     r"\b(has|have|had) in (it|them)\b": "contains",
 }
-
-
-def shown(places: Iterable[str]) -> list[str]:
-    return sorted(set(places))
-
-
-def commands() -> set[tuple[str, str]]:
-    """Return the functions of the command line's commands, which are named for their words."""
-    found = set()
-    groups = [typer.main.get_group(app)]
-    for group in groups:
-        for command in group.commands.values():
-            if isinstance(command, typer.core.TyperGroup):
-                groups.append(command)
-            if command.callback is not None:
-                found.add((command.callback.__module__, command.callback.__name__))
-    return found
-
-
-def test_a_public_name_is_defined_once() -> None:
-    places = defaultdict(list)
-    are_commands = commands()
-    for path in FILES:
-        tree = tree_of(path)
-        module = ".".join(("blobstore", *path.relative_to(SOURCE).with_suffix("").parts))
-        for node in tree.body:
-            if (
-                isinstance(node, ast.ClassDef | ast.FunctionDef)
-                and not node.name.startswith("_")
-                and (module, node.name) not in are_commands
-            ):
-                places[node.name].append(module)
-    several = {name: shown(found) for name, found in places.items() if len(set(found)) > 1}
-    assert {name: several[name] for name in sorted(several.keys() - SHARED_NAMES.keys())} == {}
-    assert SHARED_NAMES.keys() <= several.keys()
-
-
-def test_a_file_name_is_used_once() -> None:
-    places = defaultdict(list)
-    for path in FILES:
-        if path.stem not in {"__init__", "__main__"}:
-            places[path.stem].append(str(path.relative_to(SOURCE)))
-    several = {name: shown(found) for name, found in places.items() if len(found) > 1}
-    assert {name: several[name] for name in sorted(several.keys() - SHARED_FILES.keys())} == {}
-    assert SHARED_FILES.keys() <= several.keys()
 
 
 def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:

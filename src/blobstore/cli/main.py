@@ -21,7 +21,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-import blobstore
+from blobstore._version import __version__
 from blobstore.cli.interruption import let_commands_end
 from blobstore.cli.output import ReaderGoneError, emit, fail, show_json
 from blobstore.cli.parsing import commands, group
@@ -113,7 +113,7 @@ def _show_version(wanted: bool) -> None:  # typer calls it with the flag's value
         from blobstore import hashing, kernels
 
         here = f"kernels: {kernels.active().name}; SHA-256: {hashing.in_use()}"
-        emit(f"blobstore {blobstore.__version__} ({here})")
+        emit(f"blobstore {__version__} ({here})")
         raise typer.Exit
 
 

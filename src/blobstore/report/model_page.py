@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from importlib import resources
 
-from blobstore import __version__
+from blobstore._version import __version__
 from blobstore.inspection.listing import weights_by_type
 from blobstore.plots.heatmap import errors as errors_plot
 from blobstore.plots.histograms import distribution as distribution_plot

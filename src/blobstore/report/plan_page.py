@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blobstore import __version__
+from blobstore._version import __version__
 from blobstore.plots.specification import Specification
 from blobstore.report.elements import Html, facts, section, side_by_side, table, tag
 from blobstore.report.frame import document, figure

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from blobstore import __version__
+from blobstore._version import __version__
 from blobstore.views.looked import ProblemView
 from blobstore.web.routes import ApiRoute
 

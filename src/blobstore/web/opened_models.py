@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import Any, Self
 
-from blobstore import __version__
+from blobstore._version import __version__
 from blobstore.errors import TensorNotFoundError, quoted
 from blobstore.names import Digest, ModelName
 

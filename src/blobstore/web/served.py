@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from blobstore import __version__
+from blobstore._version import __version__
 from blobstore.errors import BlobStoreError, StorageError, UnsupportedSourceError
 from blobstore.formats.documents import Manifest
 from blobstore.formats.safetensors.codec import collector_paused

@@ -14,6 +14,7 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Self, cast
 
+from blobstore._version import __version__
 from blobstore.errors import BlobStoreError, RemoteError, UsageError
 from blobstore.io.budget import Budget, RequestLimits, RetryPolicy
 from blobstore.io.http.certificates import Certificates
@@ -327,8 +328,6 @@ class HttpClient:
 
 
 def _fields(target: RequestTarget, message: Message) -> list[tuple[str, str]]:
-    from blobstore import __version__
-
     fields = {
         "Host": target.address.authority,
         "User-Agent": f"blobstore/{__version__}",
