@@ -122,10 +122,11 @@ def mutants(*globs: str) -> list[Mutant]:
     rows = tomllib.loads((Path(__file__).parent / "mutants.toml").read_text())["mutant"]
     every = [
         Mutant(
-            row.pop("name"),
-            row.pop("in"),
-            tuple(row.pop("tests")),
-            **{key: tuple(value) if key == "replace" else value for key, value in row.items()},
+            row["name"],
+            row["in"],
+            tuple(row["tests"]),
+            tuple(row["replace"]) if "replace" in row else None,
+            row.get("returns"),
         )
         for row in rows
     ]

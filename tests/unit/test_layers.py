@@ -128,7 +128,7 @@ def modules_of(path: Path) -> set[str]:
 
     Importing a name from a folder imports the folder's ``__init__``; a module, that module.
     """
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
