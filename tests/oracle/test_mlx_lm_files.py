@@ -15,7 +15,7 @@ from support import PYCODE
 from support.layouts import TEMPLATE, write
 
 import blobstore
-from blobstore.mlx_lm.conversation import load_talker
+from blobstore.mlx_lm.conversation import load_language_model
 from blobstore.store.local.store import Store
 
 MESSAGES = [{"role": "user", "content": "def f(x):\n    return"}]
@@ -110,7 +110,7 @@ def test_a_text_ends_where_generation_config_says(store: Store, tmp_path: Path) 
     blobstore.import_model(
         write(source, {"generation_config.json": {"eos_token_id": [tokens[3]]}}), "m", store=store
     )
-    talker, prompts, _ = load_talker("m", store=store, given={"max_tokens": 8})
-    answer = talker.answer(prompts.tokens([{"role": "user", "content": TEXT}]))
+    model, prompts, _ = load_language_model("m", store=store, given={"max_tokens": 8})
+    answer = model.answer(prompts.tokens([{"role": "user", "content": TEXT}]))
     assert "".join(answer) == answer.text
     assert (answer.tokens, answer.finish_reason) == (tokens.index(tokens[3]) + 1, "stop")

@@ -57,18 +57,16 @@ class Letters:
         return "".join(map(chr, tokens))
 
     def apply_chat_template(
-        self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
-    ) -> str:
+        self, messages: list[dict[str, str]], *, tokenize: bool, **options: Any
+    ) -> str | list[int]:
         """Return a prompt, as transformers renders it."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        assert not tokenize
         rendered: Any = render_jinja_template(
-            conversations=[messages],
-            chat_template=self._template,
-            add_generation_prompt=add_generation_prompt,
+            conversations=[messages], chat_template=self._template, **options
         )
-        return str(rendered[0][0])
+        text = str(rendered[0][0])
+        return self.encode(text, add_special_tokens=False) if tokenize else text
 
 
 class Parrot:

@@ -15,7 +15,7 @@ from blobstore.cli.running import figures, shown_piece
 from blobstore.errors import BlobStoreError
 
 if TYPE_CHECKING:
-    from blobstore.mlx_lm.conversation import Conversation, Generation, Talker
+    from blobstore.mlx_lm.conversation import Conversation, Generation, LanguageModel
     from blobstore.mlx_lm.prompts import Prompts
 
 _PROMPT = ">>> "
@@ -32,7 +32,7 @@ _HELP = """\
 
 
 def hold_conversation(
-    talker: Talker, prompts: Prompts, system: str | None, *, is_verbose: bool
+    model: LanguageModel, prompts: Prompts, system: str | None, *, is_verbose: bool
 ) -> None:
     """Hold a conversation until ``/bye`` or Ctrl-D.
 
@@ -42,13 +42,13 @@ def hold_conversation(
 
     heed_interrupts()
     _edit_lines()
-    conversation = Conversation(talker, prompts, system)
+    conversation = Conversation(model, prompts, system)
     if prompts.continues:
         why = "--raw uses no template" if prompts.is_raw else "The model has no chat template"
         emit(f"{why}: it continues what you write. /? shows help.")
     for text in _messages(conversation):
         try:
-            _answer(conversation, text, talker.sampling.context, is_verbose=is_verbose)
+            _answer(conversation, text, model.sampling.context, is_verbose=is_verbose)
         except BlobStoreError as error:
             fail(error.message, error.hint)
 

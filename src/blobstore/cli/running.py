@@ -122,18 +122,18 @@ def run(
     _check(given)
     text = _prompt(prompt, as_json=as_json)
     opened = cached_stores_at(store, lower, cache, cache_size)
-    talker, prompts, notes = _loaded(full, opened, given, is_raw=raw)
+    model, prompts, notes = _loaded(full, opened, given, is_raw=raw)
     for one in notes:
         note(one)
     _note_unused(prompts, system)
     if text is None:
         from blobstore.cli.dialogue import hold_conversation
 
-        hold_conversation(talker, prompts, system, is_verbose=verbose)
+        hold_conversation(model, prompts, system, is_verbose=verbose)
         return
     messages = [*prompts.beginning(system), {"role": "user", "content": text}]
-    answer = talker.answer(prompts.tokens(messages))
-    _show(answer, talker.sampling.seed, as_json=as_json)
+    answer = model.answer(prompts.tokens(messages))
+    _show(answer, model.sampling.seed, as_json=as_json)
     if verbose:
         note(figures(answer))
 
@@ -165,11 +165,11 @@ def _check(given: dict[str, Any]) -> None:
 
 
 def _loaded(name: Any, store: Any, given: dict[str, Any], *, is_raw: bool) -> Any:
-    """Return what `load_talker` returns."""
-    from blobstore.mlx_lm.conversation import load_talker
+    """Return what `load_language_model` returns."""
+    from blobstore.mlx_lm.conversation import load_language_model
 
     with loading(str(name)):
-        return load_talker(name, store=store, given=given, is_raw=is_raw)
+        return load_language_model(name, store=store, given=given, is_raw=is_raw)
 
 
 @contextmanager

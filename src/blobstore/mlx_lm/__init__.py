@@ -4,13 +4,13 @@
 | --- | --- |
 | `loading` | `load`, `load_network`, and the check of a plan |
 | `model_texts` | what a model's layers and documents say about prompts and sampling |
-| `prompts` | the prompt for a conversation: by the model's chat template, or Ollama's |
+| `prompts` | the prompt for a conversation, by the model's chat template |
 | `template_process` | chat templates in a process of their own, with limits |
-| `go_templates`, `go_syntax` | Ollama's templates |
 | `sampling_settings` | the parameters of an answer, and which of them counts |
 | `conversation` | an answer, token by token; a conversation with its cache of keys and values |
-| `chat_service`, `chat_handler` | mlx-lm's OpenAI-compatible handler over a stored model |
-| `chat_requests` | what is checked of a request before that |
+| `chat_requests` | requests of OpenAI's protocol, checked |
+| `chat_service` | the thread that answers them, by mlx-lm's `BatchGenerator` |
+| `chat_answers` | answers in OpenAI's form, whole or streamed |
 """
 
 from blobstore.mlx_lm.loading import check_plan, load, load_network, planned_network

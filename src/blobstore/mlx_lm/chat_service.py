@@ -1,38 +1,116 @@
 """The service of one model to clients of OpenAI's protocol, without a server.
 
-Each request is handled in a thread of its own; mlx-lm's generator has one thread for all, in which
-answers without a seed are computed together.
+One thread computes. Answers without a seed are computed together by mlx-lm's `BatchGenerator`; one
+with a seed is computed alone, after those before it, as is every answer of a model whose cache
+can't be batched. Stop texts are found in the text, not in its tokens.
+
+Only `cli` imports this module, inside a function: mlx-lm is loaded with it.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from concurrent.futures import Future
-from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Self
 
-from blobstore.errors import BlobStoreError, InvalidNameError, NotFoundError, quoted
-from blobstore.mlx_lm.chat_requests import (
-    CHAT,
-    MODELS,
-    TEXT,
-    ChatModel,
-    completed,
-    error_document,
+import mlx.core as mx
+from mlx_lm import stream_generate
+from mlx_lm.generate import BatchGenerator, make_stop_sequences
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.sample_utils import make_logits_processors, make_sampler
+
+from blobstore.errors import InvalidNameError, UsageError
+from blobstore.mlx_lm.chat_answers import ChatAnswer, Piece, Prompt
+from blobstore.mlx_lm.chat_requests import CHAT, ChatModel, check_model, completed
+from blobstore.mlx_lm.conversation import (
+    LanguageModel,
+    PromptCaches,
+    StopTexts,
+    load_language_model,
 )
-from blobstore.mlx_lm.conversation import Talker, load_talker
 from blobstore.mlx_lm.prompts import Prompts
-from blobstore.model.network_plan import mlx_lm_errors
 from blobstore.names import ModelName
 from blobstore.store.ports import Readable
 
-if TYPE_CHECKING:
-    from blobstore.mlx_lm.chat_handler import Exchange, Generator
-
 _log = logging.getLogger("blobstore.mlx_lm")
-_PATIENCE_S = 5
-_JSON = [("Content-Type", "application/json")]
+_CACHES = 10
+"""Prompts and answers that are cached, as in mlx-lm's server."""
+_CLOSE_S = 5
+_TAIL = 11
+"""The most tokens after which a template ends that begins reasoning, as in mlx-lm's server."""
+
+Event = ChatAnswer | Piece | tuple[int, int] | Exception
+"""What a request gets: its answer, without pieces yet; tokens of its prompt that are computed, and
+all of them; the pieces. An exception ends it, in place of any of these."""
+
+
+class _Stopped(BaseException):  # not an error of mlx-lm
+    """The client is gone."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request that waits or is answered. ``put`` is called in the service's thread."""
+
+    path: str
+    document: Mapping[str, Any]
+    put: Callable[[Event], None]
+    is_stopped: bool = False
+
+    def stop(self) -> None:
+        """End the answer, whose events are not read any more."""
+        self.is_stopped = True
+
+    def check(self, done: int, total: int) -> None:
+        """Say that a part of the prompt is computed. Raises: _Stopped."""
+        if self.is_stopped:
+            raise _Stopped
+        self.put((done, total))
+
+
+class _Writer:
+    """Makes the pieces of one answer from its tokens."""
+
+    def __init__(self, job: Job, tokenizer: Any) -> None:
+        self.job = job
+        self._tokenizer = tokenizer
+        self._detokenizer = tokenizer.detokenizer
+        self._stops = StopTexts(job.document["stop"])
+        self._count = job.document.get("top_logprobs", 0)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a stop text ended the answer."""
+        return self._stops.is_found
+
+    def write(self, token: int, logprobs: Any, reason: str | None) -> None:
+        """Send the next piece. ``reason``: mlx-lm's, that the answer ends."""
+        if reason != "stop":  # that token ends the text, and is not a part of it
+            self._detokenizer.add_token(token)
+        if reason is not None:
+            self._detokenizer.finalize()
+        self.write_text(self._detokenizer.last_segment, token, logprobs, reason)
+
+    def write_text(self, text: str, token: int, logprobs: Any, reason: str | None) -> None:
+        """Send the next piece, whose text is known."""
+        text = self._stops.passed(text, is_last=reason is not None)
+        reason = "stop" if self.has_stopped else reason
+        top = self._most_likely(logprobs) if self._count > 0 else ()
+        self.job.put(Piece(text, token, logprobs[token].item(), top, reason))
+
+    def _most_likely(self, logprobs: Any) -> tuple[Mapping[str, Any], ...]:
+        ids: Any = mx.argsort(-logprobs)[: self._count].tolist()
+        texts = self._tokenizer.convert_ids_to_tokens(ids)
+        values: Any = logprobs[ids].tolist()
+        return tuple(
+            {"id": token, "token": text, "logprob": value}
+            for token, text, value in zip(ids, texts, values, strict=True)
+        )
 
 
 class ChatService:
@@ -41,62 +119,47 @@ class ChatService:
     ``served`` has the defaults of requests.
     """
 
-    def __init__(self, talker: Talker, prompts: Prompts, served: ChatModel) -> None:
-        with mlx_lm_errors("serve", talker.name):  # other versions may have other names
-            from blobstore.mlx_lm import chat_handler
-
-        self._handlers = chat_handler
-        self._talker = talker
-        self._prompts = prompts
+    def __init__(self, model: LanguageModel, prompts: Prompts, served: ChatModel) -> None:
         self.served = served
-        self._lock = threading.Lock()
-        self._fingerprint = chat_handler.fingerprint()
-        self._generator = self._started()
+        self._model = model
+        self._prompts = prompts
+        self._created = int(time.time())
+        self._caches = PromptCaches(_CACHES)
+        self._can_batch = all(hasattr(one, "merge") for one in make_prompt_cache(model.network))
+        self._generator: BatchGenerator | None = None
+        self._writers: dict[int, _Writer] = {}
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._next: Job | None = None
+        self._is_closed = False
+        # A daemon: a template may take long, and then the process has to end without it.
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
 
-    def answer(self, method: str, path: str, body: bytes, exchange: Exchange) -> None:
-        """Answer a request, in the caller's thread; errors of ours are documents."""
-        request = (method, path, body)
-        try:
-            _check_address(method, path)
-            if method == "POST":
-                request = self._handlers.request_of(path, completed(body, path, self.served))
-        except BlobStoreError as error:
-            status = 404 if isinstance(error, NotFoundError) else 400
-            exchange.start(status, _JSON)
-            exchange.write(error_document(error))
-            return
-        self._handlers.Handler(self._living(), exchange, self.served, request, self._fingerprint)
+    def models(self, name: str | None = None) -> dict[str, Any]:
+        """Return the document of the model, or of the list that has only this one.
 
-    def _living(self) -> Generator:
-        """Return the generator, or a new one if an error ended its thread."""
-        with self._lock:
-            if not self._generator.generation_available():
-                _log.error("the thread that generates ended with an error, and is started again")
-                self._generator = self._started()
-            return self._generator
-
-    def _started(self) -> Generator:
-        """Return a new generator. Its thread is a daemon, as the thread that starts it.
-
-        A template may never end; then the process has to.
+        Raises: ModelNotFoundError for another name.
         """
-        made: Future[Generator] = Future()
+        document = {"id": self.served.name, "object": "model", "created": self._created}
+        document["owned_by"] = "blobstore"
+        if name is None:
+            return {"object": "list", "data": [document]}
+        check_model(name, self.served)
+        return document
 
-        def make() -> None:
-            try:
-                made.set_result(self._handlers.Generator(self._talker, self._prompts))
-            except Exception as error:  # noqa: BLE001  # raised in the thread that waits
-                made.set_exception(error)
-
-        threading.Thread(target=make, daemon=True).start()
-        with mlx_lm_errors("serve", self._talker.name):
-            return made.result()
+    def submit(self, path: str, body: bytes, put: Callable[[Event], None]) -> Job:
+        """Begin to answer a request to ``path``, CHAT or TEXT. Raises: as `completed`."""
+        job = Job(path, completed(body, path, self.served), put)
+        self._jobs.put(job)
+        return job
 
     def close(self) -> None:
-        """End all answers, and the thread; after 5 seconds leave it."""
-        with self._lock:
-            if not self._generator.end(_PATIENCE_S):
-                _log.warning("an answer did not end")
+        """End all answers and the thread; leave it after 5 seconds."""
+        self._is_closed = True
+        self._jobs.put(None)
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            _log.warning("an answer did not end")
 
     def __enter__(self) -> Self:
         return self
@@ -104,24 +167,178 @@ class ChatService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _run(self) -> None:
+        while not self._is_closed:
+            try:
+                self._begin_or_go_on()
+            except Exception as error:  # noqa: BLE001  # of MLX: it is the answer of all
+                _log.exception("the answers that were computed together failed")
+                writers, self._writers, self._generator = self._writers, {}, None
+                for writer in writers.values():
+                    writer.job.put(error)
 
-def _check_address(method: str, path: str) -> None:
-    posted = path in (CHAT, TEXT)
-    listed = path == MODELS or path.startswith(f"{MODELS}/")
-    if not (posted if method == "POST" else listed):
-        message = f"there is nothing to {method} at {quoted(path)}"
-        hint = f"POST {CHAT} or {TEXT}, or GET {MODELS}."
-        raise NotFoundError(message, hint=hint)
+    def _begin_or_go_on(self) -> None:
+        """Begin the next answer, if one waits and may begin; else compute a token of each."""
+        if self._next is None:
+            with suppress(Empty):
+                self._next = self._jobs.get(block=not self._writers)
+        job = self._next
+        if job is not None and not (self._writers and self._is_alone(job)):
+            self._next = None
+            self._begin(job)
+        elif self._writers:
+            self._go_on()
+
+    def _is_alone(self, job: Job) -> bool:
+        return not self._can_batch or "seed" in job.document
+
+    def _begin(self, job: Job) -> None:
+        """Begin an answer; one that is computed alone is complete then."""
+        if job.is_stopped:
+            return
+        try:
+            prompt = self._prompt(job)
+            limit = self._model.sampling.room(len(prompt.tokens), _limit(job.document))
+            cache, rest = self._caches.nearest(prompt.tokens)
+            prompt = replace(prompt, cached=len(prompt.tokens) - len(rest))
+            job.put(ChatAnswer(job.path, job.document, self._model.tokenizer, prompt))
+            answer = self._answer_alone if self._is_alone(job) else self._add_to_batch
+            answer(job, prompt, cache, limit)
+        except _Stopped:
+            _log.debug("a client went away")
+        except Exception as error:  # noqa: BLE001  # it is the answer
+            job.put(error)
+
+    def _prompt(self, job: Job) -> Prompt:
+        """Return the prompt of a request. Raises: UsageError for an empty one."""
+        tokenizer = self._model.tokenizer
+        if job.path == CHAT:
+            tokens = self._prompts.chat_tokens(job.document)
+        else:
+            tokens = list(tokenizer.encode(job.document["prompt"]))
+        if not tokens:
+            raise UsageError("the prompt is empty")
+        if job.path != CHAT or self._prompts.continues:
+            return Prompt(tokens)
+        state = "normal"
+        if tokenizer.has_thinking:
+            begins, ends = tokenizer.rfind_think_start(tokens), tokenizer.rfind_think_end(tokens)
+            state = "reasoning" if begins > ends else state
+        return Prompt(tokens, tokenizer.response_initial_state or state)
+
+    def _answer_alone(self, job: Job, prompt: Prompt, cache: Any, limit: int) -> None:
+        network, tokenizer = self._model.network, self._model.tokenizer
+        if "seed" in job.document:
+            mx.random.seed(job.document["seed"])
+        writer = _Writer(job, tokenizer)
+        cache = make_prompt_cache(network) if cache is None else cache
+        written = list(prompt.tokens)
+        for response in stream_generate(
+            network,
+            tokenizer,
+            prompt.tokens[prompt.cached :],
+            max_tokens=limit,
+            sampler=_sampler(job.document, tokenizer),
+            logits_processors=_processors(job.document),
+            prompt_cache=cache,
+            prompt_progress_callback=job.check,
+        ):
+            written.append(response.token)
+            writer.write_text(
+                response.text, response.token, response.logprobs, response.finish_reason
+            )
+            if writer.has_stopped or job.is_stopped or self._is_closed:
+                break
+        self._caches.keep(written, cache)
+
+    def _add_to_batch(self, job: Job, prompt: Prompt, cache: Any, limit: int) -> None:
+        tokenizer = self._model.tokenizer
+        self._generator = self._generator or BatchGenerator(self._model.network)
+        (uid,) = self._generator.insert_segments(
+            [self._segments(prompt)],
+            max_tokens=[limit],
+            caches=[cache],
+            all_tokens=[prompt.tokens[: prompt.cached]],
+            samplers=[_sampler(job.document, tokenizer)],
+            logits_processors=[_processors(job.document)],
+            stop_sequences=[make_stop_sequences(tokenizer)],
+        )
+        self._writers[uid] = _Writer(job, tokenizer)
+
+    def _segments(self, prompt: Prompt) -> list[list[int]]:
+        """Return the prompt that is not cached, before and from the mark that begins reasoning.
+
+        A later prompt has another text in place of the second part, so the cache of the first part
+        is kept alone.
+        """
+        tokens, cut, tokenizer = prompt.tokens, -1, self._model.tokenizer
+        if tokenizer.has_thinking:
+            cut = tokenizer.rfind_think_start(tokens, start=len(tokens) - _TAIL)
+        cut = cut if cut > prompt.cached else len(tokens)
+        return [tokens[prompt.cached : cut], tokens[cut:]]
+
+    def _go_on(self) -> None:
+        """Compute a token of each answer, or a part of its prompt."""
+        assert self._generator is not None  # noqa: S101  # there are answers
+        prompts, tokens = self._generator.next()
+        for done in prompts:
+            self._writers[done.uid].job.put(done.progress)
+        self._keep(one.uid for one in prompts if one.end_of_segment and not one.end_of_prompt)
+        for response in tokens:
+            writer = self._writers[response.uid]
+            writer.write(response.token, response.logprobs, response.finish_reason)
+            if response.finish_reason is not None:
+                self._caches.keep(response.all_tokens, response.prompt_cache)
+                del self._writers[response.uid]
+        stopped = [uid for uid, writer in self._writers.items() if writer.has_stopped]
+        self._keep(stopped)
+        gone = [uid for uid, writer in self._writers.items() if writer.job.is_stopped]
+        if ended := {*stopped, *gone}:
+            self._generator.remove(ended)
+        for uid in ended:
+            del self._writers[uid]
+
+    def _keep(self, uids: Iterable[int]) -> None:
+        assert self._generator is not None  # noqa: S101  # as above
+        for cache, tokens in self._generator.extract_cache(uids).values():
+            self._caches.keep(tokens, cache)
+
+
+def _limit(document: Mapping[str, Any]) -> int:
+    limit: int = document.get("max_completion_tokens", document["max_tokens"])
+    return limit
+
+
+def _sampler(document: Mapping[str, Any], tokenizer: Any) -> Any:
+    return make_sampler(
+        document["temperature"],
+        top_p=document["top_p"],
+        top_k=document["top_k"],
+        min_p=document["min_p"],
+        xtc_probability=document.get("xtc_probability", 0.0),
+        xtc_threshold=document.get("xtc_threshold", 0.1),
+        xtc_special_tokens=[*tokenizer.encode("\n"), *tokenizer.eos_token_ids],
+    )
+
+
+def _processors(document: Mapping[str, Any]) -> Any:
+    bias = {int(token): float(value) for token, value in document.get("logit_bias", {}).items()}
+    values = {
+        f"{name}_{what}": document.get(f"{name}_{what}", default)
+        for name in ("repetition", "presence", "frequency")
+        for what, default in (("penalty", 0.0), ("context_size", 20))
+    }
+    return make_logits_processors(bias or None, **values)
 
 
 def load_service(name: str, *, store: Readable) -> tuple[ChatService, tuple[str, ...]]:
     """Return the service of a stored model, and notes on parameters without effect.
 
     The model's own parameters, system text and messages are the defaults of requests; its seed too,
-    but without one requests are not seeded. Raises: as `load_talker`.
+    but without one requests are not seeded. Raises: as `load_language_model`.
     """
-    talker, prompts, notes = load_talker(name, store=store, given={})
-    parsed = ModelName.parse(talker.name)
+    model, prompts, notes = load_language_model(name, store=store, given={})
+    parsed = ModelName.parse(model.name)
 
     def is_named(text: str) -> bool:
         try:
@@ -131,10 +348,10 @@ def load_service(name: str, *, store: Readable) -> tuple[ChatService, tuple[str,
 
     seed = prompts.texts.parameters.get("seed", -1)  # valid, or below 0: not set
     served = ChatModel(
-        name=talker.name,
-        sampling=replace(talker.sampling, seed=seed if seed >= 0 else None),
-        vocabulary=len(talker.tokenizer),
+        name=model.name,
+        sampling=replace(model.sampling, seed=seed if seed >= 0 else None),
+        vocabulary=len(model.tokenizer),
         beginning=prompts.beginning(),
         is_named=is_named,
     )
-    return ChatService(talker, prompts, served), notes
+    return ChatService(model, prompts, served), notes

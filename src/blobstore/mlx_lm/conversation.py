@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from blobstore.errors import UsageError
-from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.mlx_lm.loading import build, tokenizer_of
 from blobstore.mlx_lm.model_texts import Message, texts_of
 from blobstore.mlx_lm.prompts import Prompts
 from blobstore.mlx_lm.sampling_settings import Sampling, choose_sampling
-from blobstore.mlx_lm.stop_texts import StopTexts
 from blobstore.mlx_lm.template_process import limit_templates
 from blobstore.model.loader import open_model
 from blobstore.model.mlx_lm_package import import_mlx_lm
@@ -26,9 +24,63 @@ from blobstore.model.network_plan import mlx_lm_errors
 from blobstore.names import ModelName
 from blobstore.store.ports import Readable
 
-_KEY: Final = "conversation"
+_KEY: Final = "model"
 _CACHES: Final = 2
 """Conversations that are cached: the one that goes on, and the one before an edit of it."""
+
+
+class StopTexts:
+    """Finds texts that end an answer, whatever its tokens are; holds back what may begin one.
+
+    The first stop text is the one that is complete first, the longest of several.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = [text for text in texts if text]
+        self._pending = ""
+        self.is_found = False
+
+    def passed(self, text: str, *, is_last: bool) -> str:
+        """Return the text before a stop text, as far as that is known; all of it if it is last."""
+        if self.is_found:
+            return ""
+        whole = self._pending + text
+        places = [(whole.find(stop), len(stop)) for stop in self._texts]
+        ends = [(begin + length, begin) for begin, length in places if begin >= 0]
+        if ends:
+            self.is_found = True
+            return whole[: min(ends)[1]]
+        size = 0 if is_last else max((_overlap(whole, stop) for stop in self._texts), default=0)
+        passed = whole[: len(whole) - size]
+        self._pending = whole[len(passed) :]
+        return passed
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return how many characters at the end of ``text`` may begin ``stop``."""
+    most = min(len(text), len(stop) - 1)
+    return next((size for size in range(most, 0, -1) if text.endswith(stop[:size])), 0)
+
+
+class PromptCaches:
+    """Keys and values of the last ``count`` prompts and answers: mlx-lm's `LRUPromptCache`."""
+
+    def __init__(self, count: int) -> None:
+        from mlx_lm.models.cache import LRUPromptCache
+
+        self._caches = LRUPromptCache(count)
+
+    def nearest(self, prompt: list[int]) -> tuple[Any, list[int]]:
+        """Return a cache of the beginning of a prompt, or None, and the tokens that it lacks.
+
+        At least the last token is lacking, without which mlx-lm can't go on.
+        """
+        cache, rest = self._caches.fetch_nearest_cache(_KEY, prompt[:-1])
+        return cache, [*rest, prompt[-1]]
+
+    def keep(self, tokens: Sequence[int], cache: Any) -> None:
+        """Keep the cache of these tokens."""
+        self._caches.insert_cache(_KEY, list(tokens), cache)
 
 
 class _Stopped(BaseException):  # not an error of mlx-lm
@@ -67,20 +119,18 @@ class Generation:
         return (self.tokens - 1) / spent if self.tokens > 1 and spent > 0 else None
 
 
-class Talker:
+class LanguageModel:
     """A loaded model that answers prompts, with the parameters of ``sampling``.
 
     Random numbers are MLX's own: the caller seeds them (`mlx.core.random.seed`).
     """
 
     def __init__(self, name: str, network: Any, tokenizer: Any, sampling: Sampling) -> None:
-        from mlx_lm.models.cache import LRUPromptCache
-
         self.name = name
         self.network = network
         self.tokenizer = tokenizer
         self.sampling = sampling
-        self._caches = LRUPromptCache(_CACHES)
+        self._caches = PromptCaches(_CACHES)
 
     def answer(self, prompt: list[int], *, is_kept: bool = False) -> Generation:
         """Return the answer to a prompt. ``is_kept``: keep its cache for a longer prompt.
@@ -99,20 +149,37 @@ class Talker:
     def _pieces(
         self, answer: Generation, prompt: list[int], max_tokens: int, *, is_kept: bool
     ) -> Iterator[str]:
+        from mlx_lm import stream_generate
+        from mlx_lm.models.cache import make_prompt_cache
+
+        def check(_: int, __: int) -> None:
+            if answer.is_stopped:
+                raise _Stopped
+
         started = time.monotonic()
         stops = StopTexts(self.sampling.stop)
-        cache, rest = self._cached(prompt) if is_kept else (None, prompt)
+        cache, rest = self._caches.nearest(prompt) if is_kept else (None, prompt)
+        cache = make_prompt_cache(self.network) if cache is None else cache
         written = list(prompt)
         try:
             with mlx_lm_errors("run", self.name):
-                for response in self._responses(answer, rest, cache, max_tokens):
+                for response in stream_generate(
+                    self.network,
+                    self.tokenizer,
+                    rest,
+                    max_tokens=max_tokens,
+                    sampler=_sampler(self.sampling),
+                    logits_processors=_processors(self.sampling),
+                    prompt_cache=cache,
+                    prompt_progress_callback=check,
+                ):
                     written.append(response.token)
                     answer.tokens += 1
                     answer.seconds = time.monotonic() - started
                     answer.first_token_seconds = answer.first_token_seconds or answer.seconds
                     piece = stops.passed(response.text, is_last=response.finish_reason is not None)
                     answer.text += piece
-                    answer.finish_reason = self._reason(answer, stops, response)
+                    answer.finish_reason = _reason(answer, stops, response)
                     if piece:
                         yield piece
                     if answer.finish_reason is not None:
@@ -121,44 +188,16 @@ class Talker:
             answer.finish_reason = "interrupted"
             return  # its cache is incomplete
         if is_kept:
-            self._caches.insert_cache(_KEY, written, cache)
+            self._caches.keep(written, cache)
 
-    def _reason(self, answer: Generation, stops: StopTexts, response: Any) -> str | None:
-        if stops.is_found:
-            return "stop"
-        if answer.is_stopped and response.finish_reason is None:
-            return "interrupted"
-        reason: str | None = response.finish_reason
-        return reason
 
-    def _cached(self, prompt: list[int]) -> tuple[Any, list[int]]:
-        """Return a cache of the beginning of a prompt, and the tokens that it lacks, at least 1."""
-        from mlx_lm.models.cache import make_prompt_cache
-
-        cache, rest = self._caches.fetch_nearest_cache(_KEY, prompt)
-        if cache is None or not rest:
-            return make_prompt_cache(self.network), prompt
-        return cache, rest
-
-    def _responses(
-        self, answer: Generation, prompt: list[int], cache: Any, max_tokens: int
-    ) -> Iterator[Any]:
-        from mlx_lm import stream_generate
-
-        def check(_: int, __: int) -> None:
-            if answer.is_stopped:
-                raise _Stopped
-
-        return stream_generate(  # type: ignore[no-any-return]
-            self.network,
-            self.tokenizer,
-            prompt,
-            max_tokens=max_tokens,
-            sampler=_sampler(self.sampling),
-            logits_processors=_processors(self.sampling),
-            prompt_cache=cache,
-            prompt_progress_callback=check,
-        )
+def _reason(answer: Generation, stops: StopTexts, response: Any) -> str | None:
+    if stops.is_found:
+        return "stop"
+    if answer.is_stopped and response.finish_reason is None:
+        return "interrupted"
+    reason: str | None = response.finish_reason
+    return reason
 
 
 def _sampler(sampling: Sampling) -> Any:
@@ -186,10 +225,11 @@ def _processors(sampling: Sampling) -> Any:
 
 
 class Conversation:
-    """Messages and answers, in turn."""
+    """Messages and answers, in turn. Raises UnsupportedSourceError as `Prompts.check_template`."""
 
-    def __init__(self, talker: Talker, prompts: Prompts, system: str | None = None) -> None:
-        self._talker = talker
+    def __init__(self, model: LanguageModel, prompts: Prompts, system: str | None = None) -> None:
+        prompts.check_template()
+        self._model = model
         self._prompts = prompts
         self._beginning = prompts.beginning(system)
         self.messages: list[Message] = list(self._beginning)
@@ -205,11 +245,11 @@ class Conversation:
         The oldest messages are dropped while all are too long for the context; ``dropped`` counts
         them. A message without an answer is not added.
 
-        Raises: as `Prompts.tokens` and `Talker.answer`.
+        Raises: as `Prompts.tokens` and `LanguageModel.answer`.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         prompt = self._prompts.tokens(messages)
-        context = self._talker.sampling.context
+        context = self._model.sampling.context
         first = len(self._beginning)
         self.dropped = 0
         while context is not None and len(prompt) >= context and len(messages) > first + 1:
@@ -217,7 +257,7 @@ class Conversation:
             del messages[first : first + count]
             self.dropped += count
             prompt = self._prompts.tokens(messages)
-        answer = self._talker.answer(prompt, is_kept=True)
+        answer = self._model.answer(prompt, is_kept=True)
         answer.pieces = self._recorded(answer, answer.pieces, messages)
         return answer
 
@@ -229,14 +269,13 @@ class Conversation:
             self.messages = [*messages, {"role": "assistant", "content": answer.text}]
 
 
-@collector_paused()  # as in `load`
-def load_talker(
+def load_language_model(
     name: str | ModelName, *, store: Readable, given: Mapping[str, Any], is_raw: bool = False
-) -> tuple[Talker, Prompts, tuple[str, ...]]:
+) -> tuple[LanguageModel, Prompts, tuple[str, ...]]:
     """Return a stored model that answers, its prompts, and notes on parameters without effect.
 
     ``given``: fields of `Sampling` that count before the model's own. Without a seed, a random one
-    is chosen, which ``sampling`` of the talker has then.
+    is chosen, which ``sampling`` of the model has then.
 
     MLX's random numbers are seeded before the network is made, as ``mlx_lm.generate --seed`` does:
     making a network draws numbers for weights that are replaced then, so an answer depends on it.
@@ -256,4 +295,5 @@ def load_talker(
         network, tokenizer = build(model), tokenizer_of(model)
         limit_templates(tokenizer, sampling.most_characters)
         prompts = Prompts(str(model.name), tokenizer, texts, is_raw)
-        return Talker(str(model.name), network, tokenizer, sampling), prompts, chosen.notes
+        loaded = LanguageModel(str(model.name), network, tokenizer, sampling)
+        return loaded, prompts, chosen.notes

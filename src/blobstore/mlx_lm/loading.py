@@ -22,7 +22,6 @@ from blobstore.errors import (
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
-from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.io.copying import remove_tree
 from blobstore.io.durable import make_folder, os_errors
 from blobstore.mlx_lm.model_texts import generation_config
@@ -49,7 +48,6 @@ _DRAFT_FILES = "draft/"
 _NOT_FOR_TOKENIZERS = (".safetensors", ".py")
 
 
-@collector_paused()  # it would walk all objects of mlx-lm and PyTorch
 def load(name: str | ModelName, *, store: Readable) -> tuple[Any, Any]:
     """Return ``(model, tokenizer)`` of a stored model, for ``mlx_lm.generate`` and its kin.
 
@@ -65,7 +63,6 @@ def load(name: str | ModelName, *, store: Readable) -> tuple[Any, Any]:
         return build(model), tokenizer_of(model)
 
 
-@collector_paused()  # as above
 def load_network(name: str | ModelName, *, store: Readable) -> Any:
     """Return mlx-lm's network of a stored model: an ``mlx.nn.Module`` with its weights.
 

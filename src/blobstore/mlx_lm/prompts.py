@@ -1,22 +1,25 @@
 """Prompts: the tokens that a model is given for a conversation, or for a text to continue.
 
-The model's own chat template counts (chat_template.jinja, or the one of tokenizer_config.json),
-else Ollama's template layer. A model without either continues the text. Jinja templates are
-untrusted programs: transformers runs them in Jinja's sandbox, without access to Python's objects,
-in a process with limits (template_process.py).
+The model's own chat template counts (chat_template.jinja, or the one of tokenizer_config.json).
+Ollama's template layer is a program of another language, which is not run: only
+``{{ .Prompt }}``, the prompt itself, is known. A model without a template continues the text. Jinja
+templates are untrusted programs: transformers runs them in Jinja's sandbox, without access to
+Python's objects, in a process with limits (template_process.py).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
-from blobstore.mlx_lm.go_templates import render_ollama
+from blobstore.errors import UnsupportedSourceError, UsageError
 from blobstore.mlx_lm.model_texts import Message, ModelTexts
 from blobstore.mlx_lm.template_process import reason_of
+
+_PROMPT_ALONE: Final = re.compile(r"\s*\{\{-?\s*\.Prompt\s*-?\}\}\s*")
 
 
 class TemplateKind(enum.Enum):
@@ -46,12 +49,24 @@ class Prompts:
             return TemplateKind.MISSING
         if self.tokenizer.has_chat_template:
             return TemplateKind.CHAT
-        return TemplateKind.MISSING if self.texts.template is None else TemplateKind.OLLAMA
+        template = self.texts.template
+        is_missing = template is None or _PROMPT_ALONE.fullmatch(template) is not None
+        return TemplateKind.MISSING if is_missing else TemplateKind.OLLAMA
 
     @property
     def continues(self) -> bool:
         """Whether the model continues texts: there is no template, or it is not to be used."""
         return self.kind is TemplateKind.MISSING
+
+    def check_template(self) -> None:
+        """Raise UnsupportedSourceError if the only template is Ollama's."""
+        if self.kind is TemplateKind.OLLAMA:
+            message = f"model {self.name}: its only chat template is Ollama's, which is not run"
+            hint = (
+                "Use --raw to continue the text without a template, or import the model from a "
+                "checkpoint with a chat_template.jinja."
+            )
+            raise UnsupportedSourceError(message, model=self.name, hint=hint)
 
     def beginning(self, system: str | None = None) -> list[Message]:
         """Return the messages before a conversation: a system text, and those of the model.
@@ -69,40 +84,18 @@ class Prompts:
         """Return the prompt for the next answer to ``messages``, which may be one text.
 
         Raises: UsageError for an empty text, and for one that is not Unicode;
-        UnsupportedSourceError when the template refuses the messages, or is broken.
+        UnsupportedSourceError when the only template is Ollama's, and when the template refuses the
+        messages, or is broken.
         """
         check_prompt(messages[-1]["content"])
         if self.continues:
-            return self._encoded(_joined(messages))
-        if self.kind is TemplateKind.OLLAMA:
-            return self._encoded(self._by_ollama(messages))
-        # As mlx_lm.generate does: the template writes the special tokens.
-        return self._encoded(self._by_jinja(messages), is_complete=True)
-
-    def _encoded(self, text: str, *, is_complete: bool = False) -> list[int]:
-        """Return a text's tokens, as mlx_lm's `stream_generate` makes them.
-
-        ``is_complete``: it has its special tokens.
-        """
-        if not _is_unicode(text):
-            message = f"model {self.name}: its template makes a text that is not Unicode"
-            raise UnsupportedSourceError(message, model=self.name)
-        bos = self.tokenizer.bos_token
-        is_needed = not is_complete and (bos is None or not text.startswith(bos))
-        return list(self.tokenizer.encode(text, add_special_tokens=is_needed))
-
-    def _by_ollama(self, messages: Sequence[Message]) -> str:
+            text = _joined(messages)
+            bos = self.tokenizer.bos_token  # as mlx_lm's `stream_generate` does
+            return self._encoded(text, has_special=bos is not None and text.startswith(bos))
+        self.check_template()
         try:
-            return render_ollama(self.texts.template or "", messages)
-        except BlobStoreError as error:
-            raise error.at(f"model {self.name}", model=self.name) from None
-
-    def _by_jinja(self, messages: Sequence[Message]) -> str:
-        try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    [dict(one) for one in messages], tokenize=False, add_generation_prompt=True
-                )
+            text = self.tokenizer.apply_chat_template(
+                [dict(one) for one in messages], tokenize=False, add_generation_prompt=True
             )
         except Exception as error:  # a template can raise anything
             raise UnsupportedSourceError(
@@ -110,6 +103,42 @@ class Prompts:
                 model=self.name,
                 hint="Use --raw to continue the text without a template.",
             ) from error
+        # As mlx_lm.generate does: the template writes the special tokens.
+        return self._encoded(str(text), has_special=True)
+
+    def chat_tokens(self, document: Mapping[str, Any]) -> list[int]:
+        """Return the prompt for a chat request of OpenAI's form, as mlx_lm.server makes it.
+
+        Raises: UsageError when the template refuses the messages, or is broken;
+        UnsupportedSourceError as `check_template`.
+        """
+        from mlx_lm.server import convert_chat, process_message_content
+
+        self.check_template()
+        messages = document["messages"]
+        if self.continues:
+            if self.texts.template is not None:  # the prompt itself
+                return self.tokens(messages)
+            return list(self.tokenizer.encode(convert_chat(messages, document.get("role_mapping"))))
+        try:
+            process_message_content(messages)  # reads the arguments of tool calls
+            tokens = self.tokenizer.apply_chat_template(
+                messages,
+                tools=document.get("tools") or None,
+                tokenize=True,
+                add_generation_prompt=True,
+                **document.get("chat_template_kwargs", {}),
+            )
+        except Exception as error:  # as above
+            message = f"these messages do not make a prompt: {reason_of(error)}"
+            raise UsageError(message) from error
+        return list(tokens)
+
+    def _encoded(self, text: str, *, has_special: bool) -> list[int]:
+        if not _is_unicode(text):
+            message = f"model {self.name}: its template makes a text that is not Unicode"
+            raise UnsupportedSourceError(message, model=self.name)
+        return list(self.tokenizer.encode(text, add_special_tokens=not has_special))
 
 
 def check_prompt(text: str) -> None:
@@ -132,7 +161,7 @@ def _is_unicode(text: str) -> bool:
 def _joined(messages: Sequence[Message]) -> str:
     """Return the text so far; what a person adds begins on a line of its own."""
     whole = ""
-    for one in messages:
-        is_added = whole and one["role"] != "assistant" and not whole.endswith("\n")
-        whole += ("\n" if is_added else "") + one["content"]
+    for message in messages:
+        is_added = whole and message["role"] != "assistant" and not whole.endswith("\n")
+        whole += ("\n" if is_added else "") + message["content"]
     return whole

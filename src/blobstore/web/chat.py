@@ -1,35 +1,48 @@
 """``/v1/``: the model of ``serve --lm`` for clients of OpenAI's protocol.
 
-An answer is written by a thread, and read here from a queue, so the other routes do not wait. A
-page of another site could send a request that costs hours of computing, even if it can't read the
-answer: so an ``Origin`` has to be the server's own, or an allowed one.
+The service computes in a thread of its own; its events come through a queue, so the other routes do
+not wait. A page of another site could send a request that costs hours of computing, even if it
+can't read the answer: so an ``Origin`` has to be the server's own, or an allowed one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterable
-from contextlib import suppress
+import json
+import logging
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any
 
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from blobstore.errors import BlobStoreError, BusyError, UsageError
-from blobstore.mlx_lm.chat_requests import MAX_BODY, error_document
-from blobstore.mlx_lm.chat_service import ChatService
-from blobstore.web.guard import CHAT
-from blobstore.web.problems import BUSY, METHOD_NOT_ALLOWED
+from blobstore.errors import BlobStoreError, BusyError, NotFoundError, UsageError, quoted
+from blobstore.mlx_lm.chat_requests import CHAT, MAX_BODY, MODELS, TEXT, error_document
+from blobstore.web.guard import CHAT as PREFIX
+from blobstore.web.problems import BAD_REQUEST, BUSY, FAILED, METHOD_NOT_ALLOWED, NOT_FOUND
 
+if TYPE_CHECKING:
+    from blobstore.mlx_lm.chat_answers import ChatAnswer
+    from blobstore.mlx_lm.chat_service import ChatService, Event
+
+_log = logging.getLogger("blobstore.web")
 _FORBIDDEN, _TOO_LARGE = 403, 413
 _MOST_REQUESTS = 64
-"""Requests that are answered at once, or wait for it. Each has a thread."""
-_PREFLIGHT = (
-    (b"access-control-allow-methods", b"GET, POST"),
-    (b"access-control-allow-headers", b"authorization, *"),  # `*` does not include it
-    (b"access-control-max-age", b"600"),
-)
-_END = None
+"""Requests that are answered at once, or wait for it."""
+_STREAM = {"Cache-Control": "no-cache"}
+
+
+class _RefusedError(Exception):
+    """A request that is not for the service. ``status``: of HTTP."""
+
+    def __init__(self, status: int, error: BlobStoreError) -> None:
+        super().__init__(status, error)
+        self.status = status
+        self.error = error
 
 
 class Chat:
@@ -39,156 +52,165 @@ class Chat:
         self._service = service
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
         self._running = 0
+        self._app = CORSMiddleware(
+            self._answer,
+            allow_origins=sorted(self._origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
 
     def route(self) -> BaseRoute:
         """Return the route for the application."""
-        return Route(f"{CHAT}{{path:path}}", self, methods=None)
+        return Route(f"{PREFIX}{{path:path}}", self, methods=None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        origin = _header(scope, b"origin")
-        is_other = bool(origin) and not _is_own(origin, scope)
-        is_allowed = "*" in self._origins or origin.lower() in self._origins
-        if is_other and not is_allowed:
+        origin = Request(scope).headers.get("origin", "").lower()
+        is_own = origin.partition("://")[2] == Request(scope).headers.get("host", "").lower()
+        if origin and not is_own and not self._origins & {"*", origin}:
             hint = "Start the server with --allow-origin ORIGIN."
             error = UsageError("pages of other origins may not use the model", hint=hint)
-            await _refuse(send, _FORBIDDEN, error)
-            return
-        sent = _with_origin(send, origin) if is_other else send
-        if scope["method"] == "OPTIONS":
-            await _preflight(sent)
-        elif scope["method"] not in ("GET", "POST"):
-            await _refuse(sent, METHOD_NOT_ALLOWED, UsageError("use GET or POST"))
-        elif self._running >= _MOST_REQUESTS:
-            await _refuse(sent, BUSY, BusyError("too many requests at once"))
+            await _refusal(_FORBIDDEN, error)(scope, receive, send)
         else:
-            self._running += 1
-            try:
-                await self._answer(scope, receive, sent)
-            finally:
-                self._running -= 1
+            await self._app(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await _body(scope, receive)
-        if body is None:
-            error = UsageError(f"the request has over {MAX_BODY:,} bytes")
-            await _refuse(send, _TOO_LARGE, error)
-            return
-        exchange = _Exchange(asyncio.get_running_loop())
-        request = (scope["method"], scope["path"], body)
-        threading.Thread(target=self._work, args=(request, exchange), daemon=True).start()
-        gone = asyncio.create_task(_until_gone(receive, exchange))
-        try:
-            await _send(exchange, send)
-        finally:
-            exchange.end()
-            gone.cancel()
+        with ExitStack() as stack, suppress(ClientDisconnect):
+            try:
+                response = await self._response(Request(scope, receive), stack)
+            except _RefusedError as refused:
+                response = _refusal(refused.status, refused.error)
+            except ClientDisconnect:
+                raise
+            except Exception as error:  # noqa: BLE001  # also of mlx-lm's own code
+                response = _refusal(_status_of(error), error)
+            await response(scope, receive, send)
 
-    def _work(self, request: tuple[str, str, bytes], exchange: _Exchange) -> None:
-        try:
-            with suppress(ConnectionError):
-                self._service.answer(*request, exchange)
-        finally:
-            exchange.put(_END)
+    async def _response(self, request: Request, stack: ExitStack) -> Response:
+        """Return the response to a request. ``stack`` ends the answer when it is sent."""
+        path = request.url.path
+        if request.method == "GET" and path == MODELS:
+            return JSONResponse(self._service.models())
+        if request.method == "GET" and path.startswith(f"{MODELS}/"):
+            return JSONResponse(self._service.models(path.removeprefix(f"{MODELS}/")))
+        if request.method not in ("GET", "POST"):
+            raise _RefusedError(METHOD_NOT_ALLOWED, UsageError("use GET or POST"))
+        if request.method == "GET" or path not in (CHAT, TEXT):
+            message = f"there is nothing to {request.method} at {quoted(path)}"
+            hint = f"POST {CHAT} or {TEXT}, or GET {MODELS}."
+            raise NotFoundError(message, hint=hint)
+        if self._running >= _MOST_REQUESTS:
+            raise _RefusedError(BUSY, BusyError("too many requests at once"))
+        self._running += 1
+        stack.callback(self._leave)
+        return await self._written(path, request, stack)
 
+    def _leave(self) -> None:
+        self._running -= 1
 
-class _Exchange:
-    """What a thread writes, for the loop to send."""
+    async def _written(self, path: str, request: Request, stack: ExitStack) -> Response:
+        """Return what the service answers: a stream as soon as it begins."""
+        body = await _body(request)
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.messages: asyncio.Queue[Message | None] = asyncio.Queue()
-        self.is_ended = False
+        def put(event: Event) -> None:
+            with suppress(RuntimeError):  # the loop has ended, and the client with it
+                loop.call_soon_threadsafe(events.put_nowait, event)
 
-    def start(self, status: int, headers: list[tuple[str, str]]) -> None:
-        pairs = [(name.lower().encode(), value.encode()) for name, value in headers]
-        self.put({"type": "http.response.start", "status": status, "headers": pairs})
-
-    def write(self, data: bytes) -> int:
-        self.check()
-        self.put({"type": "http.response.body", "body": data, "more_body": True})
-        return len(data)
-
-    def flush(self) -> None:
-        pass
-
-    def check(self) -> None:
-        if self.is_ended:
-            raise ConnectionAbortedError
-
-    def end(self) -> None:
-        self.is_ended = True
-
-    def put(self, message: Message | None) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and the client with it
-            self._loop.call_soon_threadsafe(self.messages.put_nowait, message)
+        stack.callback(self._service.submit(path, body, put).stop)
+        answer: Any = await _unless_gone(request, _next(events))
+        if answer.is_stream:
+            return StreamingResponse(_stream(answer, events), 200, _STREAM, "text/event-stream")
+        await _unless_gone(request, _complete(answer, events))
+        return Response(_in_json(answer.whole()), media_type="application/json")
 
 
-async def _send(exchange: _Exchange, send: Send) -> None:
-    has_started = False
-    while (message := await exchange.messages.get()) is not _END:
-        if exchange.is_ended:
-            return
-        has_started = True
-        await send(message)
-    if not has_started:
-        start = {"type": "http.response.start", "status": 500, "headers": []}
-        await send(start)
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+async def _next(events: asyncio.Queue[Event]) -> Any:
+    """Return the next event. Raises: an event that is an error."""
+    event = await events.get()
+    if isinstance(event, Exception):
+        raise event
+    return event
 
 
-async def _until_gone(receive: Receive, exchange: _Exchange) -> None:
+async def _pieces(events: asyncio.Queue[Event]) -> AsyncIterator[Any]:
+    """Yield events up to the last piece of an answer."""
+    reason = None
+    while reason is None:
+        event = await _next(events)
+        yield event
+        reason = None if isinstance(event, tuple) else event.finish_reason
+
+
+async def _complete(answer: ChatAnswer, events: asyncio.Queue[Event]) -> None:
+    async for event in _pieces(events):
+        if not isinstance(event, tuple):
+            answer.add(event)
+
+
+async def _stream(answer: ChatAnswer, events: asyncio.Queue[Event]) -> AsyncIterator[bytes]:
+    try:
+        async for event in _pieces(events):
+            if isinstance(event, tuple):  # a comment, so that the connection lives
+                yield b": keepalive %d/%d\n\n" % event
+                continue
+            answer.add(event)
+            for chunk in answer.chunks():
+                yield b"data: %b\n\n" % _in_json(chunk)
+        yield b"data: [DONE]\n\n"
+    except Exception as error:  # noqa: BLE001  # the status is sent: only the stream can say it
+        _status_of(error)
+        yield b"data: %b\n\n" % error_document(error)
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of ``work``. Raises: ClientDisconnect when the client goes away before."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_until_gone(request.receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    exchange.end()
-    exchange.put(_END)
 
 
-async def _body(scope: Scope, receive: Receive) -> bytes | None:
-    """Return a request's body; None for one that is too large."""
-    length = _header(scope, b"content-length")
+async def _body(request: Request) -> bytes:
+    """Return a request's body. Raises: _RefusedError if it is too large; ClientDisconnect."""
+    error = _RefusedError(_TOO_LARGE, UsageError(f"the request has over {MAX_BODY:,} bytes"))
+    length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > MAX_BODY:
-        return None
-    parts, size, is_whole = [], 0, False
-    while not is_whole:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return b""
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        is_whole = not message.get("more_body", False)
-        if size > MAX_BODY:
-            return None
-    return b"".join(parts)
+        raise error
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY:
+            raise error
+    return bytes(body)
 
 
-def _header(scope: Scope, wanted: bytes) -> str:
-    found = (value for name, value in scope["headers"] if name == wanted)
-    return str(next(found, b"").decode("latin-1"))
+def _status_of(error: Exception) -> int:
+    """Return the status of an error; one that is not the client's is logged."""
+    if isinstance(error, NotFoundError):
+        return NOT_FOUND
+    if isinstance(error, BlobStoreError | ValueError):
+        return BAD_REQUEST
+    _log.error("an answer failed", exc_info=error)
+    return FAILED
 
 
-def _is_own(origin: str, scope: Scope) -> bool:
-    """Return True for the origin of a page of this server, whose ``Host`` was checked."""
-    return origin.partition("://")[2].lower() == _header(scope, b"host").lower()
+def _refusal(status: int, error: Exception) -> Response:
+    """Return an error as OpenAI's clients read it."""
+    return Response(error_document(error), status, media_type="application/json")
 
 
-def _with_origin(send: Send, origin: str) -> Send:
-    async def sent(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            own = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin")]
-            message = {**message, "headers": [*message["headers"], *own]}
-        await send(message)
-
-    return sent
-
-
-async def _refuse(send: Send, status: int, error: BlobStoreError) -> None:
-    """Send an error as OpenAI's clients read it."""
-    fields = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": status, "headers": fields})
-    await send({"type": "http.response.body", "body": error_document(error)})
-
-
-async def _preflight(send: Send) -> None:
-    await send({"type": "http.response.start", "status": 204, "headers": list(_PREFLIGHT)})
-    await send({"type": "http.response.body", "body": b""})
+def _in_json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document).encode()

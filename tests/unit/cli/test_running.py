@@ -42,7 +42,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Parrot, Given]
             prompts = Prompts("m", Letters(template), ModelTexts(**texts), options["is_raw"])
             return parrot, prompts, ("a parameter is not used",)
 
-        monkeypatch.setattr("blobstore.mlx_lm.conversation.load_talker", load)
+        monkeypatch.setattr("blobstore.mlx_lm.conversation.load_language_model", load)
         return parrot, given
 
     return made

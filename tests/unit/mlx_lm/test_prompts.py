@@ -30,10 +30,33 @@ def test_the_chat_template_counts_before_ollamas() -> None:
     assert text(made, SYSTEM, USER) == "# system\nS\n# user\nhi\n# assistant\n"
 
 
-def test_ollamas_template_counts_without_another() -> None:
+def test_ollamas_template_is_not_run() -> None:
     made = prompts(template=OLLAMA)
     assert made.kind is TemplateKind.OLLAMA
-    assert text(made, SYSTEM, USER) == "^[S|hi]"  # ^ begins a text
+    with pytest.raises(UnsupportedSourceError, match="m:latest: its only chat template") as caught:
+        text(made, SYSTEM, USER)
+    assert "--raw" in str(caught.value.hint)
+    assert text(prompts(template=OLLAMA, is_raw=True), USER) == "^hi"
+
+
+@pytest.mark.parametrize("template", ["{{ .Prompt }}", " {{- .Prompt -}}\n", "{{.Prompt}}"])
+def test_the_prompt_alone_is_the_text(template: str) -> None:
+    made = prompts(template=template)
+    assert made.continues
+    assert text(made, USER) == "^hi"
+    assert Letters.decode(made.chat_tokens({"messages": [USER]})) == "^hi"
+
+
+def test_messages_of_openai() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    template = "{{ messages[0].tool_calls[0].function.arguments.a }}{{ tools }}{{ flag }}"
+    document = {"messages": [said], "tools": [], "chat_template_kwargs": {"flag": "x"}}
+    assert Letters.decode(prompts(template).chat_tokens(document)) == "1Nonex"
+    with pytest.raises(UsageError, match=r"do not make a prompt: .*narrator"):
+        prompts(CHAT_TEMPLATE).chat_tokens({"messages": [{"role": "narrator", "content": "x"}]})
+    whole = Letters.decode(prompts().chat_tokens({"messages": [USER]}))
+    assert whole.endswith("USER: hi\nASSISTANT:")  # as mlx_lm.server has it without a template
 
 
 @pytest.mark.parametrize("is_raw", [False, True])
@@ -77,21 +100,13 @@ def test_a_template_has_no_way_out_of_the_sandbox() -> None:
         text(prompts(hostile), USER)
 
 
-def test_an_error_of_ollamas_template_names_the_model() -> None:
-    with pytest.raises(UnsupportedSourceError, match=r"^model m:latest: Ollama's"):
-        text(prompts(template="{{ printf }}"), USER)
-
-
 @pytest.mark.parametrize(("content", "reason"), [("", "empty"), ("a\udcffb", "not valid text")])
 def test_a_prompt_is_text(content: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         text(prompts(), {"role": "user", "content": content})
 
 
-@pytest.mark.parametrize("is_ollamas", [False, True])
-def test_a_template_that_makes_half_a_character_is_a_typed_error(is_ollamas: bool) -> None:
+def test_a_template_that_makes_half_a_character_is_a_typed_error() -> None:
     """Tokenizers would raise TypeError."""
-    template = '{{ "\\ud800" }}'
-    made = prompts(template=template) if is_ollamas else prompts(template)
     with pytest.raises(UnsupportedSourceError, match="m:latest: its template makes a text that"):
-        text(made, USER)
+        text(prompts('{{ "\\ud800" }}'), USER)

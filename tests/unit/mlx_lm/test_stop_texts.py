@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from blobstore.mlx_lm.stop_texts import StopTexts
+from blobstore.mlx_lm.conversation import StopTexts
 
 TEXTS = st.text("ab<", max_size=4)
 

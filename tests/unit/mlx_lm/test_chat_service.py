@@ -1,0 +1,131 @@
+"""The service of a real model: answers alone and together, stop texts, clients that are gone."""
+
+from __future__ import annotations
+
+import json
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import PYCODE
+from support.talking import that_chats
+
+import blobstore
+from blobstore.errors import UsageError
+from blobstore.mlx_lm.chat_requests import CHAT, TEXT
+
+PROMPT = "def read_file(path):"
+ANSWER = '\n        """Return a file-like object.\n\n        The \''
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from blobstore.mlx_lm.chat_service import load_service
+
+    folder = tmp_path_factory.mktemp("served")
+    store = blobstore.open_store(folder / "store")
+    blobstore.import_model(that_chats(folder / "source", PYCODE), "m", store=store, quant="int4")
+    made, notes = load_service("m", store=store)
+    assert notes == ()
+    with made:
+        yield made
+
+
+class Client:
+    """A request, and the events of its answer."""
+
+    def __init__(self, service: Any, path: str = TEXT, **given: Any) -> None:
+        words = {"prompt": PROMPT} if path == TEXT else {"messages": [{"role": "user", **given}]}
+        document = {"model": "m", "temperature": 0, "max_tokens": 12, **words, **given}
+        self.events: queue.Queue[Any] = queue.Queue()
+        self.job = service.submit(path, json.dumps(document).encode(), self.events.put)
+
+    def event(self) -> Any:
+        event = self.events.get(timeout=300)
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    def pieces(self) -> Iterator[Any]:
+        reason = None
+        while reason is None:
+            event = self.event()
+            if not isinstance(event, tuple):
+                reason = event.finish_reason
+                yield event
+
+    def whole(self) -> Any:
+        answer = self.event()
+        for piece in self.pieces():
+            answer.add(piece)
+        return answer.whole()
+
+    def text(self) -> str:
+        return str(self.whole()["choices"][0]["text"])
+
+
+@pytest.mark.parametrize("alone", [{}, {"seed": 1}], ids=["in a batch", "alone"])
+def test_an_answer_ends_before_its_stop_text(service: Any, alone: dict[str, Any]) -> None:
+    assert Client(service, **alone).text() == ANSWER
+    found = Client(service, stop=["e"], **alone).whole()
+    assert found["choices"][0] == {
+        "index": 0,
+        "finish_reason": "stop",
+        "text": ANSWER[: ANSWER.index("e")],
+    }
+    again = Client(service, **alone).whole()
+    assert again["choices"][0]["text"] == ANSWER
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_answers_together_are_those_alone(service: Any) -> None:
+    prompts = [f"def f{number}(" for number in range(5)]
+    together = [Client(service, prompt=prompt) for prompt in prompts]
+    seeded = Client(service, prompt=prompts[0], seed=3)
+    texts = [client.text() for client in together]
+    assert texts == [Client(service, prompt=prompt).text() for prompt in prompts]
+    assert seeded.text() == texts[0]
+
+
+@pytest.mark.parametrize("alone", [{}, {"seed": 1}], ids=["in a batch", "alone"])
+def test_the_answer_of_a_client_that_is_gone_ends(service: Any, alone: dict[str, Any]) -> None:
+    gone = Client(service, max_tokens=900, temperature=1, **alone)
+    waits = Client(service, max_tokens=900, seed=1)
+    waits.job.stop()
+    next(gone.pieces(), gone.event())
+    gone.job.stop()
+    assert Client(service, seed=2).text() == ANSWER
+    assert gone.events.qsize() < 450
+    assert waits.events.empty()
+
+
+def test_the_likeliest_tokens_come_first(service: Any) -> None:
+    content = Client(service, logprobs=True, top_logprobs=3).whole()["choices"][0]["logprobs"]
+    for entry in content["content"]:
+        values = [one["logprob"] for one in entry["top_logprobs"]]
+        assert values == sorted(values, reverse=True)
+        assert entry["logprob"] == values[0]
+
+
+def test_a_prompt_that_can_not_be_made_is_an_error(service: Any) -> None:
+    with pytest.raises(UsageError, match="context"):
+        Client(service, prompt="a " * 3000).whole()
+    with pytest.raises(UsageError, match="unknown role narrator"):
+        Client(service, CHAT, messages=[{"role": "narrator", "content": "x"}]).whole()
+    assert Client(service, CHAT, content="hi").whole()["choices"][0]["message"]["content"]
+
+
+def test_an_error_of_mlx_ends_the_answers_and_not_the_service(
+    service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from blobstore.mlx_lm import chat_service
+
+    def fail(*_: object) -> Any:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as context:
+        context.setattr(chat_service.BatchGenerator, "next", fail)
+        with pytest.raises(RuntimeError, match="no memory"):
+            Client(service).whole()
+    assert Client(service).text() == ANSWER
