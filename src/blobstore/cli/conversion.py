@@ -357,7 +357,7 @@ def export(
     """
     from blobstore.export.folder import export_model
     from blobstore.export.planned_files import AS_SOURCE
-    from blobstore.model.delayed import delay_package
+    from blobstore.model.mlx_lm_package import delay_package
     from blobstore.views.checkpoints import ExportView
 
     if form == "mlx":

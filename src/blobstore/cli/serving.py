@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -117,5 +117,5 @@ def _chat(name: str | None, store: Any, origins: Iterable[str]) -> Iterator[list
         service, notes = load_service(name, store=store)
     for one in notes:
         note(one)
-    with service:
+    with closing(service):
         yield [Chat(service, origins).route()]

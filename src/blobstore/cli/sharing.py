@@ -140,7 +140,7 @@ def _opened_artifact(
 ) -> Iterator[Readable]:
     from blobstore.artifacts.artifact import open_artifact
     from blobstore.export.planned_files import AS_SOURCE
-    from blobstore.model.delayed import delay_package
+    from blobstore.model.mlx_lm_package import delay_package
 
     options: dict[str, Any] = dict(given)
     if options.get("format") == "mlx":

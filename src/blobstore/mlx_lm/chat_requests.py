@@ -1,8 +1,7 @@
-"""Requests of OpenAI's protocol, checked and completed before mlx-lm's handler gets them. Pure.
+"""Requests of OpenAI's protocol, checked and completed. Pure.
 
-mlx-lm's handler trusts its clients: it fetches models and images by the addresses in a request, and
-a value of the wrong type can end its only thread. What it would do with a valid request stays its
-own. Source: mlx_lm/server.py `APIHandler` at version 0.32.2.
+The parameters are those of mlx_lm/server.py `APIHandler` at version 0.32.2, but for other models,
+images and templates, which a request can't name here.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from blobstore.errors import BlobStoreError, BusyError, ModelNotFoundError, Usag
 from blobstore.formats import strictjson
 from blobstore.formats.strictjson import StrictJsonError
 from blobstore.mlx_lm.model_texts import Message
-from blobstore.mlx_lm.sampling_settings import MAX_COUNT, NO_LIMIT, Sampling, temperature_of
+from blobstore.mlx_lm.sampling_settings import MAX_COUNT, Sampling, temperature_of
 
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"
@@ -62,13 +61,10 @@ _NUMBERS: Final[Mapping[str, tuple[type, float, float]]] = {
     "seed": (int, 0, 2**63 - 1),
     "n": (int, 1, 1),
     "top_logprobs": (int, -1, 11),
-    "num_draft_tokens": (int, 0, MAX_COUNT),
     "xtc_probability": (float, 0, 1),
     "xtc_threshold": (float, 0, 0.5),
 }
 """The type of each number, and from where to where. -1 of ``top_logprobs`` is mlx-lm's "none"."""
-_ONLY_FLOATS: Final = ("xtc_probability", "xtc_threshold")
-"""Numbers that mlx-lm refuses as whole ones."""
 _ONLY_VALUES: Final[Mapping[str, Any]] = {
     "best_of": 1,
     "echo": False,
@@ -76,7 +72,10 @@ _ONLY_VALUES: Final[Mapping[str, Any]] = {
     "suffix": "",
 }
 """What mlx-lm's handler ignores, but another answer is expected of any other value."""
-_SWITCHES: Final = ("stream", "logprobs")
+_KINDS: Final = (
+    (bool, "true or false", ("stream", "logprobs")),
+    (dict, "an object", ("stream_options", "logit_bias", "chat_template_kwargs", "role_mapping")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ class ChatModel:
 
 
 def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
-    """Return the document for mlx-lm's handler at ``path``: the request and the model's defaults.
+    """Return the document of a request to ``path``: what is given, and the model's defaults.
 
     Raises: UsageError for a request that is not valid, or asks for what is not served;
     ModelNotFoundError for another model.
@@ -103,18 +102,20 @@ def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
     given = {key: value for key, value in _object(raw).items() if value is not None}
     check_model(given.get("model", served.name), served)
     _check_values(given)
-    document = {**_defaults(served.sampling), **given, "model": served.name}
+    document = {**served.sampling.document(), "stream": False, **given, "model": served.name}
     document["temperature"] = temperature_of(document["temperature"])
-    document |= {key: float(document[key]) for key in _ONLY_FLOATS if key in document}
+    if served.sampling.seed is not None:
+        document.setdefault("seed", served.sampling.seed)
     if "stop" in given:
         document["stop"] = _stops(given["stop"])
     if document["top_k"] >= served.vocabulary:
         document["top_k"] = 0  # all tokens; mlx-lm wants fewer than there are
     _check_bias(document.get("logit_bias", {}), served.vocabulary)
-    _complete_stream(document)
     if path == CHAT:
         document["messages"] = _messages(given.get("messages"), served.beginning)
-        _check_template_values(document)
+        _check_functions("tools", document.get("tools", []))
+        if found := sorted(_RESERVED & document.get("chat_template_kwargs", {}).keys()):
+            raise UsageError(f"chat_template_kwargs can't have {', '.join(found)}")
         contents = [one["content"] for one in document["messages"]]
         served.sampling.check_characters(sum(map(len, contents)))
     elif not isinstance(given.get("prompt"), str) or not given["prompt"]:
@@ -135,9 +136,10 @@ def _check_values(given: Mapping[str, Any]) -> None:
     for key, value in _ONLY_VALUES.items():
         if given.get(key, value) != value:
             raise UsageError(f"{key} {quoted(given[key])} is not possible: mlx-lm does not have it")
-    for key in _SWITCHES:
-        if not isinstance(given.get(key, False), bool):
-            raise UsageError(f"{key} is {quoted(given[key])}, expected true or false")
+    for kind, wanted, keys in _KINDS:
+        for key in keys:
+            if key in given and not isinstance(given[key], kind):
+                raise UsageError(f"{key} is {quoted(given[key])}, expected {wanted}")
 
 
 def check_model(name: Any, served: ChatModel) -> None:
@@ -161,28 +163,6 @@ def _object(raw: bytes) -> dict[str, Any]:
     return document
 
 
-def _defaults(sampling: Sampling) -> dict[str, Any]:
-    size = sampling.repeat_last_n
-    found: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "max_tokens": MAX_COUNT if sampling.max_tokens == NO_LIMIT else sampling.max_tokens,
-        "stop": list(sampling.stop),
-        "stream": False,
-    }
-    if size:  # 0: no token is penalized; to mlx-lm it would mean all
-        found |= {f"{name}_context_size": size for name in ("repetition", "presence", "frequency")}
-        penalties = {
-            "repetition_penalty": sampling.repeat_penalty if sampling.repeat_penalty != 1 else 0,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-        }
-        found |= {name: penalty for name, penalty in penalties.items() if penalty}
-    return found if sampling.seed is None else {**found, "seed": sampling.seed}
-
-
 def _check_number(key: str, value: Any, kind: type, least: float, most: float) -> None:
     kinds = (int, float) if kind is float else (int,)
     if type(value) not in kinds or not least <= value <= most:
@@ -200,23 +180,11 @@ def _stops(value: Any) -> list[str]:
     return [text for text in texts if text]
 
 
-def _check_bias(bias: Any, vocabulary: int) -> None:
-    if not isinstance(bias, dict):
-        raise UsageError("logit_bias is not an object")
+def _check_bias(bias: Mapping[str, Any], vocabulary: int) -> None:
     for key, value in bias.items():
         if not (key.isascii() and key.isdecimal() and int(key[:20]) < vocabulary):
             raise UsageError(f"logit_bias: {quoted(key)} is not a token of the model")
         _check_number("a value of logit_bias", value, float, -_PLENTY, _PLENTY)
-
-
-def _complete_stream(document: dict[str, Any]) -> None:
-    options = document.get("stream_options", {})
-    if not isinstance(options, dict):
-        raise UsageError("stream_options is not an object")
-    if options:
-        document["stream_options"] = {"include_usage": options.get("include_usage") is True}
-    else:
-        document.pop("stream_options", None)
 
 
 def _messages(messages: Any, beginning: Sequence[Message]) -> list[dict[str, Any]]:
@@ -257,17 +225,6 @@ def _check_functions(key: str, values: Any) -> None:
         is_list &= isinstance(one, dict) and isinstance(one.get("function") or {}, dict)
     if not is_list:
         raise UsageError(f"{key} is not a list of objects with functions")
-
-
-def _check_template_values(document: Mapping[str, Any]) -> None:
-    values = document.get("chat_template_kwargs", {})
-    if not isinstance(values, dict):
-        raise UsageError("chat_template_kwargs is not an object")
-    if found := sorted(_RESERVED & values.keys()):
-        raise UsageError(f"chat_template_kwargs can't have {', '.join(found)}")
-    _check_functions("tools", document.get("tools", []))
-    if not isinstance(document.get("role_mapping", {}), dict):
-        raise UsageError("role_mapping is not an object")
 
 
 def error_document(error: Exception) -> bytes:

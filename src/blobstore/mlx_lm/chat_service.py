@@ -16,13 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Self
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm import stream_generate
 from mlx_lm.generate import BatchGenerator, make_stop_sequences
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from blobstore.errors import InvalidNameError, UsageError
 from blobstore.mlx_lm.chat_answers import ChatAnswer, Piece, Prompt
@@ -30,8 +29,11 @@ from blobstore.mlx_lm.chat_requests import CHAT, ChatModel, check_model, complet
 from blobstore.mlx_lm.conversation import (
     LanguageModel,
     PromptCaches,
+    Stopped,
     StopTexts,
     load_language_model,
+    processors,
+    sampler,
 )
 from blobstore.mlx_lm.prompts import Prompts
 from blobstore.names import ModelName
@@ -49,10 +51,6 @@ Event = ChatAnswer | Piece | tuple[int, int] | Exception
 all of them; the pieces. An exception ends it, in place of any of these."""
 
 
-class _Stopped(BaseException):  # not an error of mlx-lm
-    """The client is gone."""
-
-
 @dataclass(slots=True, eq=False)
 class Job:
     """A request that waits or is answered. ``put`` is called in the service's thread."""
@@ -67,9 +65,9 @@ class Job:
         self.is_stopped = True
 
     def check(self, done: int, total: int) -> None:
-        """Say that a part of the prompt is computed. Raises: _Stopped."""
+        """Say that a part of the prompt is computed. Raises: Stopped."""
         if self.is_stopped:
-            raise _Stopped
+            raise Stopped
         self.put((done, total))
 
 
@@ -114,7 +112,7 @@ class _Writer:
 
 
 class ChatService:
-    """A model that is served. Use it as a context manager, or call `close`: it has a thread.
+    """A model that is served. It has a thread: call `close`.
 
     ``served`` has the defaults of requests.
     """
@@ -161,12 +159,6 @@ class ChatService:
         if self._thread.is_alive():
             _log.warning("an answer did not end")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _run(self) -> None:
         while not self._is_closed:
             try:
@@ -198,13 +190,14 @@ class ChatService:
             return
         try:
             prompt = self._prompt(job)
-            limit = self._model.sampling.room(len(prompt.tokens), _limit(job.document))
+            limit = job.document.get("max_completion_tokens", job.document["max_tokens"])
+            limit = self._model.sampling.room(len(prompt.tokens), limit)
             cache, rest = self._caches.nearest(prompt.tokens)
             prompt = replace(prompt, cached=len(prompt.tokens) - len(rest))
             job.put(ChatAnswer(job.path, job.document, self._model.tokenizer, prompt))
             answer = self._answer_alone if self._is_alone(job) else self._add_to_batch
             answer(job, prompt, cache, limit)
-        except _Stopped:
+        except Stopped:
             _log.debug("a client went away")
         except Exception as error:  # noqa: BLE001  # it is the answer
             job.put(error)
@@ -238,8 +231,8 @@ class ChatService:
             tokenizer,
             prompt.tokens[prompt.cached :],
             max_tokens=limit,
-            sampler=_sampler(job.document, tokenizer),
-            logits_processors=_processors(job.document),
+            sampler=sampler(job.document, tokenizer),
+            logits_processors=processors(job.document),
             prompt_cache=cache,
             prompt_progress_callback=job.check,
         ):
@@ -259,8 +252,8 @@ class ChatService:
             max_tokens=[limit],
             caches=[cache],
             all_tokens=[prompt.tokens[: prompt.cached]],
-            samplers=[_sampler(job.document, tokenizer)],
-            logits_processors=[_processors(job.document)],
+            samplers=[sampler(job.document, tokenizer)],
+            logits_processors=[processors(job.document)],
             stop_sequences=[make_stop_sequences(tokenizer)],
         )
         self._writers[uid] = _Writer(job, tokenizer)
@@ -302,33 +295,6 @@ class ChatService:
         assert self._generator is not None  # noqa: S101  # as above
         for cache, tokens in self._generator.extract_cache(uids).values():
             self._caches.keep(tokens, cache)
-
-
-def _limit(document: Mapping[str, Any]) -> int:
-    limit: int = document.get("max_completion_tokens", document["max_tokens"])
-    return limit
-
-
-def _sampler(document: Mapping[str, Any], tokenizer: Any) -> Any:
-    return make_sampler(
-        document["temperature"],
-        top_p=document["top_p"],
-        top_k=document["top_k"],
-        min_p=document["min_p"],
-        xtc_probability=document.get("xtc_probability", 0.0),
-        xtc_threshold=document.get("xtc_threshold", 0.1),
-        xtc_special_tokens=[*tokenizer.encode("\n"), *tokenizer.eos_token_ids],
-    )
-
-
-def _processors(document: Mapping[str, Any]) -> Any:
-    bias = {int(token): float(value) for token, value in document.get("logit_bias", {}).items()}
-    values = {
-        f"{name}_{what}": document.get(f"{name}_{what}", default)
-        for name in ("repetition", "presence", "frequency")
-        for what, default in (("penalty", 0.0), ("context_size", 20))
-    }
-    return make_logits_processors(bias or None, **values)
 
 
 def load_service(name: str, *, store: Readable) -> tuple[ChatService, tuple[str, ...]]:

@@ -16,7 +16,7 @@ from blobstore.errors import UsageError
 from blobstore.mlx_lm.loading import build, tokenizer_of
 from blobstore.mlx_lm.model_texts import Message, texts_of
 from blobstore.mlx_lm.prompts import Prompts
-from blobstore.mlx_lm.sampling_settings import Sampling, choose_sampling
+from blobstore.mlx_lm.sampling_settings import PENALTIES, Sampling, choose_sampling
 from blobstore.mlx_lm.template_process import limit_templates
 from blobstore.model.loader import open_model
 from blobstore.model.mlx_lm_package import import_mlx_lm
@@ -83,8 +83,8 @@ class PromptCaches:
         self._caches.insert_cache(_KEY, list(tokens), cache)
 
 
-class _Stopped(BaseException):  # not an error of mlx-lm
-    """The answer was stopped while its prompt was computed."""
+class Stopped(BaseException):  # not an error of mlx-lm
+    """The answer was stopped, or its reader is gone, while its prompt was computed."""
 
 
 @dataclass(slots=True)
@@ -154,9 +154,9 @@ class LanguageModel:
 
         def check(_: int, __: int) -> None:
             if answer.is_stopped:
-                raise _Stopped
+                raise Stopped
 
-        started = time.monotonic()
+        started, document = time.monotonic(), self.sampling.document()
         stops = StopTexts(self.sampling.stop)
         cache, rest = self._caches.nearest(prompt) if is_kept else (None, prompt)
         cache = make_prompt_cache(self.network) if cache is None else cache
@@ -168,8 +168,8 @@ class LanguageModel:
                     self.tokenizer,
                     rest,
                     max_tokens=max_tokens,
-                    sampler=_sampler(self.sampling),
-                    logits_processors=_processors(self.sampling),
+                    sampler=sampler(document, self.tokenizer),
+                    logits_processors=processors(document),
                     prompt_cache=cache,
                     prompt_progress_callback=check,
                 ):
@@ -184,7 +184,7 @@ class LanguageModel:
                         yield piece
                     if answer.finish_reason is not None:
                         break
-        except _Stopped:
+        except Stopped:
             answer.finish_reason = "interrupted"
             return  # its cache is incomplete
         if is_kept:
@@ -200,28 +200,32 @@ def _reason(answer: Generation, stops: StopTexts, response: Any) -> str | None:
     return reason
 
 
-def _sampler(sampling: Sampling) -> Any:
+def sampler(document: Mapping[str, Any], tokenizer: Any) -> Any:
+    """Return mlx-lm's sampler for the parameters of `Sampling.document`, or of a request."""
     from mlx_lm.sample_utils import make_sampler
 
     return make_sampler(
-        sampling.temperature, top_p=sampling.top_p, min_p=sampling.min_p, top_k=sampling.top_k
+        document["temperature"],
+        top_p=document["top_p"],
+        top_k=document["top_k"],
+        min_p=document["min_p"],
+        xtc_probability=document.get("xtc_probability", 0.0),
+        xtc_threshold=document.get("xtc_threshold", 0.1),
+        xtc_special_tokens=[*tokenizer.encode("\n"), *tokenizer.eos_token_ids],
     )
 
 
-def _processors(sampling: Sampling) -> Any:
-    size = sampling.repeat_last_n
-    if not size:  # no token is penalized; to mlx-lm it would mean all
-        return []
+def processors(document: Mapping[str, Any]) -> Any:
+    """Return what mlx-lm does to logits before it samples, for the same parameters."""
     from mlx_lm.sample_utils import make_logits_processors
 
-    return make_logits_processors(
-        repetition_penalty=sampling.repeat_penalty if sampling.repeat_penalty != 1 else None,
-        repetition_context_size=size,
-        presence_penalty=sampling.presence_penalty or None,
-        presence_context_size=size,
-        frequency_penalty=sampling.frequency_penalty or None,
-        frequency_context_size=size,
-    )
+    bias = {int(token): float(value) for token, value in document.get("logit_bias", {}).items()}
+    values = {
+        f"{name}_{what}": document.get(f"{name}_{what}", default)
+        for name in PENALTIES
+        for what, default in (("penalty", 0.0), ("context_size", 20))
+    }
+    return make_logits_processors(bias or None, **values)
 
 
 class Conversation:

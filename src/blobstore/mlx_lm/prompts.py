@@ -9,7 +9,6 @@ Python's objects, in a process with limits (template_process.py).
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +19,6 @@ from blobstore.mlx_lm.model_texts import Message, ModelTexts
 from blobstore.mlx_lm.template_process import reason_of
 
 _PROMPT_ALONE: Final = re.compile(r"\s*\{\{-?\s*\.Prompt\s*-?\}\}\s*")
-
-
-class TemplateKind(enum.Enum):
-    """Where a model's template is from."""
-
-    CHAT = "chat template"
-    OLLAMA = "Ollama's template"
-    MISSING = "none"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,24 +34,19 @@ class Prompts:
     is_raw: bool = False
 
     @property
-    def kind(self) -> TemplateKind:
-        """Where the template is from."""
-        if self.is_raw:
-            return TemplateKind.MISSING
-        if self.tokenizer.has_chat_template:
-            return TemplateKind.CHAT
-        template = self.texts.template
-        is_missing = template is None or _PROMPT_ALONE.fullmatch(template) is not None
-        return TemplateKind.MISSING if is_missing else TemplateKind.OLLAMA
-
-    @property
     def continues(self) -> bool:
         """Whether the model continues texts: there is no template, or it is not to be used."""
-        return self.kind is TemplateKind.MISSING
+        return self.is_raw or not (self.tokenizer.has_chat_template or self._has_only_ollamas)
+
+    @property
+    def _has_only_ollamas(self) -> bool:
+        template = self.texts.template
+        is_program = template is not None and _PROMPT_ALONE.fullmatch(template) is None
+        return is_program and not self.tokenizer.has_chat_template
 
     def check_template(self) -> None:
         """Raise UnsupportedSourceError if the only template is Ollama's."""
-        if self.kind is TemplateKind.OLLAMA:
+        if self._has_only_ollamas and not self.is_raw:
             message = f"model {self.name}: its only chat template is Ollama's, which is not run"
             hint = (
                 "Use --raw to continue the text without a template, or import the model from a "

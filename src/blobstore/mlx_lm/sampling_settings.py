@@ -20,6 +20,7 @@ _MAX_TOKENS = 512
 MAX_COUNT: Final = 2**31 - 1
 _MAX_SEED = 2**63 - 1
 _PLENTY = 1e6
+PENALTIES: Final = ("repetition", "presence", "frequency")
 _CHARACTERS = 16
 _CONTEXT = 2**17
 """The context of a model that says none, for the characters of a prompt."""
@@ -63,6 +64,26 @@ class Sampling:
             message = f"the prompt has {count:,} characters, at most {self.most_characters:,}"
             raise UsageError(message, hint="Shorten the prompt.")
 
+    def document(self) -> dict[str, Any]:
+        """Return these as parameters of OpenAI's protocol, by mlx-lm's names, without a seed."""
+        found: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "max_tokens": MAX_COUNT if self.max_tokens == NO_LIMIT else self.max_tokens,
+            "stop": list(self.stop),
+        }
+        if size := self.repeat_last_n:  # 0: no token is penalized; to mlx-lm it would mean all
+            found |= {f"{name}_context_size": size for name in PENALTIES}
+            penalties = {
+                "repetition_penalty": self.repeat_penalty if self.repeat_penalty != 1 else 0,
+                "presence_penalty": self.presence_penalty,
+                "frequency_penalty": self.frequency_penalty,
+            }
+            found |= {name: penalty for name, penalty in penalties.items() if penalty}
+        return found
+
     def room(self, prompt: int, max_tokens: int | None = None) -> int:
         """Return the most tokens of an answer to a prompt of so many tokens.
 
@@ -79,26 +100,22 @@ class Sampling:
         return left if wanted == NO_LIMIT else min(wanted, left)
 
 
-def _number(least: float, most: float = _PLENTY) -> Callable[[Any], float | None]:
-    def read(value: Any) -> float | None:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return float(value) if is_number and least <= value <= most else None
+def _number(
+    least: float, most: float = _PLENTY, *, is_whole: bool = False
+) -> Callable[[Any], float | int | None]:
+    def read(value: Any) -> float | int | None:
+        is_number = type(value) is int or (type(value) is float and not is_whole)
+        if not is_number or not least <= value <= most:
+            return None
+        return int(value) if is_whole else float(value)
 
     return read
 
 
 def temperature_of(value: Any) -> float | None:
     """Return a temperature that MLX can divide by, or 0; None if it is invalid."""
-    found = _number(0)(value)
-    return 0.0 if found is not None and found < _COLDEST else found
-
-
-def _count(least: int, most: int = MAX_COUNT) -> Callable[[Any], int | None]:
-    def read(value: Any) -> int | None:
-        is_fine = type(value) is int and least <= value <= most
-        return value if is_fine else None
-
-    return read
+    temperature = _number(0)(value)
+    return 0.0 if temperature is not None and temperature < _COLDEST else temperature
 
 
 def _limit(value: Any) -> int | None:
@@ -106,10 +123,6 @@ def _limit(value: Any) -> int | None:
     if type(value) is not int or value == 0 or not NO_LIMIT - 1 <= value <= MAX_COUNT:
         return None
     return max(value, NO_LIMIT)
-
-
-def _seed(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value <= _MAX_SEED else None
 
 
 def _texts(value: Any) -> tuple[str, ...] | None:
@@ -122,16 +135,16 @@ def _texts(value: Any) -> tuple[str, ...] | None:
 _FIELDS: Final[Mapping[str, tuple[Callable[[Any], Any], str]]] = {
     "temperature": (temperature_of, "a number from 0"),
     "top_p": (_number(0, 1), "a number from 0 to 1"),
-    "top_k": (_count(0), "a whole number from 0"),
+    "top_k": (_number(0, MAX_COUNT, is_whole=True), "a whole number from 0"),
     "min_p": (_number(0, 1), "a number from 0 to 1"),
     "repeat_penalty": (_number(1e-3), "a number above 0"),
-    "repeat_last_n": (_count(NO_LIMIT), "a whole number from -1"),
+    "repeat_last_n": (_number(NO_LIMIT, MAX_COUNT, is_whole=True), "a whole number from -1"),
     "presence_penalty": (_number(-_PLENTY), "a number"),
     "frequency_penalty": (_number(-_PLENTY), "a number"),
     "stop": (_texts, "a text or a list of texts"),
     "max_tokens": (_limit, "a whole number from 1, or -1 for no limit"),
-    "seed": (_seed, "a whole number from 0 to 2^63 - 1"),
-    "context": (_count(1), "a whole number from 1"),
+    "seed": (_number(0, _MAX_SEED, is_whole=True), "a whole number from 0 to 2^63 - 1"),
+    "context": (_number(1, MAX_COUNT, is_whole=True), "a whole number from 1"),
 }
 """How the value of each field is read, None if it is invalid; and what is expected."""
 _OLLAMA: Final = {

@@ -12,7 +12,7 @@ the process with SIGBUS; the size is checked whenever a view is handed out.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -307,3 +307,23 @@ def _split_companion(name: str, names: Container[str]) -> tuple[str, str]:
 def _array_name(names: Names, name: str, suffix: str) -> str:
     base = name.removesuffix(".weight") if names == "mlx" and suffix else name
     return base + _SUFFIXES[names].get(suffix, suffix)
+
+
+@contextmanager
+def opened_tensor(model: StoredModel, layer: Descriptor, name: str) -> Iterator[Tensor]:
+    """Yield a tensor of the layer's blob; arrays taken from it stay valid.
+
+    A blob in a bucket is brought into its cache. Raises: TensorNotFoundError; as
+    `StoredModel.opened`.
+    """
+    prefetch = getattr(model.home, "prefetch", None)
+    with model.home.lease():
+        if prefetch is not None:
+            prefetch([layer])
+        with model.opened(layer, ()) as (reader, header, tensors):
+            found = next((one for one in tensors if one.name == name), None)
+            if found is None:
+                message = f"blob {layer.digest} has no tensor {quoted(name)}"
+                raise TensorNotFoundError(message, tensor=name, blob=str(layer.digest))
+            blob = MappedBlob(TensorBlob.of(layer.digest, reader, header), MappedFile(reader))
+    yield Tensor.of(found, blob)

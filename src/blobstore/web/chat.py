@@ -36,15 +36,6 @@ _MOST_REQUESTS = 64
 _STREAM = {"Cache-Control": "no-cache"}
 
 
-class _RefusedError(Exception):
-    """A request that is not for the service. ``status``: of HTTP."""
-
-    def __init__(self, status: int, error: BlobStoreError) -> None:
-        super().__init__(status, error)
-        self.status = status
-        self.error = error
-
-
 class Chat:
     """The application of ``/v1/``. ``origins``: of other sites whose pages may use it."""
 
@@ -78,8 +69,6 @@ class Chat:
         with ExitStack() as stack, suppress(ClientDisconnect):
             try:
                 response = await self._response(Request(scope, receive), stack)
-            except _RefusedError as refused:
-                response = _refusal(refused.status, refused.error)
             except ClientDisconnect:
                 raise
             except Exception as error:  # noqa: BLE001  # also of mlx-lm's own code
@@ -94,13 +83,13 @@ class Chat:
         if request.method == "GET" and path.startswith(f"{MODELS}/"):
             return JSONResponse(self._service.models(path.removeprefix(f"{MODELS}/")))
         if request.method not in ("GET", "POST"):
-            raise _RefusedError(METHOD_NOT_ALLOWED, UsageError("use GET or POST"))
+            return _refusal(METHOD_NOT_ALLOWED, UsageError("use GET or POST"))
         if request.method == "GET" or path not in (CHAT, TEXT):
             message = f"there is nothing to {request.method} at {quoted(path)}"
             hint = f"POST {CHAT} or {TEXT}, or GET {MODELS}."
             raise NotFoundError(message, hint=hint)
         if self._running >= _MOST_REQUESTS:
-            raise _RefusedError(BUSY, BusyError("too many requests at once"))
+            return _refusal(BUSY, BusyError("too many requests at once"))
         self._running += 1
         stack.callback(self._leave)
         return await self._written(path, request, stack)
@@ -111,6 +100,9 @@ class Chat:
     async def _written(self, path: str, request: Request, stack: ExitStack) -> Response:
         """Return what the service answers: a stream as soon as it begins."""
         body = await _body(request)
+        if body is None:
+            error = UsageError(f"the request has over {MAX_BODY:,} bytes")
+            return _refusal(_TOO_LARGE, error)
         events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -183,17 +175,16 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-async def _body(request: Request) -> bytes:
-    """Return a request's body. Raises: _RefusedError if it is too large; ClientDisconnect."""
-    error = _RefusedError(_TOO_LARGE, UsageError(f"the request has over {MAX_BODY:,} bytes"))
+async def _body(request: Request) -> bytes | None:
+    """Return a request's body; None for one that is too large. Raises: ClientDisconnect."""
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > MAX_BODY:
-        raise error
+        return None
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > MAX_BODY:
-            raise error
+            return None
     return bytes(body)
 
 

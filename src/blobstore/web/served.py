@@ -14,7 +14,7 @@ from blobstore.errors import BlobStoreError, StorageError, UnsupportedSourceErro
 from blobstore.formats.documents import Manifest
 from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.inspection.listing import describe, line_of
-from blobstore.model.single import opened_tensor
+from blobstore.model.loader import opened_tensor
 from blobstore.model.tensors import Tensor
 from blobstore.names import Digest, ModelName
 from blobstore.plots.treemap import treemap

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     blobstore.import_model(that_chats(folder / "source", PYCODE), "m", store=store, quant="int4")
     made, notes = load_service("m", store=store)
     assert notes == ()
-    with made:
+    with closing(made):
         yield made
 
 
@@ -119,13 +120,13 @@ def test_a_prompt_that_can_not_be_made_is_an_error(service: Any) -> None:
 def test_an_error_of_mlx_ends_the_answers_and_not_the_service(
     service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from blobstore.mlx_lm import chat_service
+    from mlx_lm.generate import BatchGenerator
 
     def fail(*_: object) -> Any:
         raise RuntimeError("no memory")
 
     with monkeypatch.context() as context:
-        context.setattr(chat_service.BatchGenerator, "next", fail)
+        context.setattr(BatchGenerator, "next", fail)
         with pytest.raises(RuntimeError, match="no memory"):
             Client(service).whole()
     assert Client(service).text() == ANSWER

@@ -6,7 +6,7 @@ import pytest
 from support.talking import CHAT_TEMPLATE, Letters, Parrot
 
 from blobstore.errors import UnsupportedSourceError, UsageError
-from blobstore.mlx_lm.conversation import Conversation, Generation, _processors
+from blobstore.mlx_lm.conversation import Conversation, Generation, processors
 from blobstore.mlx_lm.model_texts import ModelTexts
 from blobstore.mlx_lm.prompts import Prompts
 from blobstore.mlx_lm.sampling_settings import Sampling
@@ -81,4 +81,4 @@ def test_speed_counts_the_tokens_after_the_first() -> None:
 
 def test_penalties_of_the_last_0_tokens_are_none() -> None:
     """To mlx-lm, a context of 0 tokens is all of them."""
-    assert _processors(Sampling(repeat_last_n=0, presence_penalty=1, frequency_penalty=1)) == []
+    assert processors(Sampling(repeat_last_n=0, presence_penalty=1).document()) == []

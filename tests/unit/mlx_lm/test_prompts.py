@@ -9,7 +9,7 @@ from support.talking import CHAT_TEMPLATE, Letters
 
 from blobstore.errors import UnsupportedSourceError, UsageError
 from blobstore.mlx_lm.model_texts import ModelTexts
-from blobstore.mlx_lm.prompts import Prompts, TemplateKind
+from blobstore.mlx_lm.prompts import Prompts
 
 USER = {"role": "user", "content": "hi"}
 SYSTEM = {"role": "system", "content": "S"}
@@ -26,13 +26,12 @@ def text(made: Prompts, *messages: dict[str, str]) -> str:
 
 def test_the_chat_template_counts_before_ollamas() -> None:
     made = prompts(CHAT_TEMPLATE, template=OLLAMA)
-    assert made.kind is TemplateKind.CHAT
     assert text(made, SYSTEM, USER) == "# system\nS\n# user\nhi\n# assistant\n"
 
 
 def test_ollamas_template_is_not_run() -> None:
     made = prompts(template=OLLAMA)
-    assert made.kind is TemplateKind.OLLAMA
+    assert not made.continues
     with pytest.raises(UnsupportedSourceError, match="m:latest: its only chat template") as caught:
         text(made, SYSTEM, USER)
     assert "--raw" in str(caught.value.hint)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.model.delayed import delay_package
+from blobstore.model.mlx_lm_package import delay_package
 
 _numbers = itertools.count()
 
