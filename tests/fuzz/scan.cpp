@@ -4,8 +4,7 @@
 // the scanner's coverage:
 //   clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined \
 //     -Isrc/blobstore/formats/safetensors tests/fuzz/scan.cpp \
-//     src/blobstore/formats/safetensors/scan.cpp src/blobstore/formats/manifest.cpp -o /tmp/scan && /tmp/scan -max_total_time=600
-#include "../manifest.h"
+//     src/blobstore/formats/safetensors/scan.cpp -o /tmp/scan && /tmp/scan -max_total_time=600
 #include "scan.h"
 
 #include <cstdint>
@@ -25,20 +24,6 @@ bool inside(std::string_view part, std::string_view whole) {
   return part.empty() || (part.data() >= whole.data() && part.data() + part.size() <= whole.data() + whole.size());
 }
 
-// Returns whether the text is accepted as a manifest.
-bool scan_manifest(std::string_view text) {
-  const auto found = blobstore::scan_layers(text);
-  if (!found) return false;
-  require(found->begin < found->end && found->end <= text.size());
-  require(text[found->begin] == '[' && text[found->end - 1] == ']');
-  for (const auto& layer : found->layers) {
-    require(inside(layer.media_type.raw, text) && inside(layer.hex, text) && layer.hex.size() == blobstore::hex_digits);
-    require(!layer.source || inside(layer.source->raw, text));
-    require(!layer.name || inside(layer.name->raw, text));
-  }
-  return true;
-}
-
 // Returns whether the text is accepted. It is copied to memory of just its size, so that a step
 // beyond its NUL is seen.
 bool scan_once(const std::uint8_t* data, std::size_t size, std::optional<std::uint64_t> data_size) {
@@ -46,9 +31,8 @@ bool scan_once(const std::uint8_t* data, std::size_t size, std::optional<std::ui
   if (size > 0) std::memcpy(copy.get(), data, size);
   copy[size] = '\0';
   const std::string_view text(copy.get(), size);
-  const bool is_manifest = scan_manifest(text);
   const auto found = blobstore::scan(text, data_size);
-  if (!found) return is_manifest;
+  if (!found) return false;
   const blobstore::Tensors& tensors = found->tensors;
   require(found->names.size() == tensors.entries.size());
   require(inside(found->metadata, text));

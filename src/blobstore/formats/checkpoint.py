@@ -12,25 +12,12 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, Final, Literal
 
 from blobstore.errors import UsageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.quant import Quantization, QuantType
-from blobstore.formats.strictdocument import (
-    ANY_OBJECT,
-    Document,
-    InvalidError,
-    Key,
-    anything,
-    boolean,
-    items,
-    members,
-    one_of,
-    optional,
-    text,
-    validated,
-)
+from blobstore.formats.strictdocument import Document, InvalidError, Key, validated
 from blobstore.formats.strictjson import parse_object
 
 CONFIG_NAME: Final = "config.json"
@@ -92,15 +79,9 @@ class ModuleQuantization(Document):
     mixed_4_6); then the mode's defaults hold.
     """
 
-    group_size: int
-    bits: int
-    mode: str = "affine"
-
-    KEYS: ClassVar = {
-        "group_size": Key(one_of(16, 32, 64, 128), needed=True),
-        "bits": Key(one_of(1, 2, 3, 4, 5, 6, 8), needed=True),
-        "mode": Key(one_of("affine", "mxfp4", "mxfp8", "nvfp4")),
-    }
+    group_size: Literal[16, 32, 64, 128]
+    bits: Literal[1, 2, 3, 4, 5, 6, 8]
+    mode: Literal["affine", "mxfp4", "mxfp8", "nvfp4"] = "affine"
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -129,15 +110,6 @@ class ModuleQuantization(Document):
         return Quantization(affine[self.bits], self.group_size)
 
 
-def _module(value: Any) -> ModuleQuantization | bool:
-    if isinstance(value, bool):
-        return value
-    try:
-        return ModuleQuantization.checked(value)
-    except InvalidError as error:
-        raise error.within("ModuleQuantization") from None
-
-
 @dataclass(frozen=True, kw_only=True)
 class QuantizationSettings(ModuleQuantization):
     """MLX's ``quantization`` of a config.json: the general settings, and those of ``modules``.
@@ -146,9 +118,7 @@ class QuantizationSettings(ModuleQuantization):
     means the general ones. Source: mlx_lm/utils.py `load_model` at version 0.32.2.
     """
 
-    modules: Mapping[str, ModuleQuantization | bool] = field(default_factory=dict)
-
-    KEYS: ClassVar = {**ModuleQuantization.KEYS, "modules": Key(members(_module))}
+    modules: Mapping[str, bool | ModuleQuantization] = field(default_factory=dict)
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -188,31 +158,13 @@ class SourceConfig(Document):
     vision_config: Any = None
     audio_config: Any = None
     sound_config: Any = None
-    others: Mapping[str, Any] = field(default_factory=dict)
-
-    KEYS: ClassVar = {
-        "architectures": Key(optional(items(text))),
-        "model_type": Key(optional(text)),
-        "quantization": Key(optional(QuantizationSettings.checked)),
-        "quantization_config": Key(optional(ANY_OBJECT)),
-        "text_config": Key(optional(ANY_OBJECT)),
-        "llm_config": Key(anything),
-        "ffn_config": Key(anything),
-        "num_hidden_layers": Key(anything),
-        "num_experts": Key(anything),
-        "norm_head": Key(anything),
-        "mlp_only_layers": Key(anything),
-        "mlp_layer_types": Key(anything),
-        "has_vision": Key(optional(boolean)),
-        "vision_config": Key(anything),
-        "audio_config": Key(anything),
-        "sound_config": Key(anything),
-    }
+    others: Annotated[Mapping[str, Any], Key(None)] = field(default_factory=dict)
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
         """Return the fields that an object gives. Raises: InvalidError."""
-        others = {key: item for key, item in value.items() if key not in cls.KEYS}
+        known = {key for _, key, *_ in cls.json_keys()}
+        others = {key: item for key, item in value.items() if key not in known}
         return {**super().fields_of(value), "others": others}
 
     @classmethod
@@ -319,7 +271,7 @@ class SourceConfig(Document):
     @property
     def sizes(self) -> dict[str, Any]:
         """The top level's values by their keys; None for a missing key that is read."""
-        return {**{key: getattr(self, key) for key in self.KEYS}, **self.others}
+        return {**{key: getattr(self, key) for _, key, *_ in self.json_keys()}, **self.others}
 
     @property
     def width(self) -> int | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from blobstore.formats.strictdocument import Between, Document
 
 MTP_HEADS = "multi-token prediction heads"
 DRAFT_MODEL = "draft model"
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(Document):
     """A file, a folder (its path ends with ``/``) or tensors that are not stored, and the reason.
 
     A pattern such as ``*.input_scale`` names ``count`` tensors together.
@@ -18,11 +21,11 @@ class LeftOut:
 
     name: str
     reason: str
-    count: int = 1
+    count: Annotated[int, Between(1)] = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(Document):
     """How many tensors, or files, a source has (None if unknown), and what became of them.
 
     ``stored``: unchanged or quantized. ``derived``, by the way: tensors whose values went into a
@@ -30,8 +33,8 @@ class Tally:
     add up to ``source``; a folder that is left out counts as one file.
     """
 
-    source: int | None
-    stored: int
+    source: Annotated[int | None, Between(0)]
+    stored: Annotated[int, Between(0)]
     derived: Mapping[str, int] = field(default_factory=dict)
     left_out: tuple[LeftOut, ...] = ()
 
@@ -51,7 +54,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class Coverage(Document):
     """The coverage of a source's tensors and of its files.
 
     ``heads``: how many of the tensors belong to heads and models beside the main one.

@@ -7,28 +7,21 @@ are kept, because they are hashed, stored and sent. A checkpoint's documents are
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from io import BytesIO
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, Final, Literal
 
-from blobstore.errors import BlobStoreError, DocumentError
+from blobstore.errors import DocumentError, InvalidDigestError
 from blobstore.formats import strictjson
-from blobstore.formats.safetensors import _native
 from blobstore.formats.safetensors.codec import collector_paused
-from blobstore.formats.safetensors.scanned_files import unescaped
 from blobstore.formats.strictdocument import (
+    AtMost,
+    Between,
     Document,
     InvalidError,
     Key,
-    integer,
-    items,
-    one_of,
-    optional,
-    short_text,
-    text,
     validated,
 )
 from blobstore.formats.strictjson import check_limit, parse_object
@@ -68,35 +61,35 @@ MAX_BLOB = 2**48
 """Bytes of one blob: a larger size is a mistake or an attack, and allocates nothing."""
 
 
-def _digest(value: object) -> Digest:
-    try:
-        return value if isinstance(value, Digest) else Digest.parse(value)
-    except BlobStoreError as error:
-        raise InvalidError(error.message) from None
-
-
-_MOST_KIND = 255
-_MEDIA_TYPE = short_text(_MOST_KIND)
-_SHA256 = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+_MAX_KIND = 255
+_Kind = Annotated[str, Key("mediaType"), AtMost(_MAX_KIND)]
+_USUAL_KEYS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor(Document):
     """A blob of a manifest: its media type, digest, size in bytes, and name of a tensor or file."""
 
-    media_type: str
+    media_type: _Kind
     digest: Digest
-    size: int
-    source: str | None = None
+    size: Annotated[int, Between(0, MAX_BLOB)]
+    source: Annotated[str | None, Key("from")] = None
     name: str | None = None
 
-    KEYS: ClassVar = {
-        "media_type": Key(_MEDIA_TYPE, "mediaType", needed=True),
-        "digest": Key(_digest, needed=True),
-        "size": Key(integer(0, MAX_BLOB), needed=True),
-        "source": Key(optional(text), "from"),
-        "name": Key(optional(text)),
-    }
+    @classmethod
+    def checked(cls, value: Any) -> Descriptor:
+        """Return the descriptor in a JSON value. Raises: InvalidError.
+
+        Most are valid, and are not checked key by key: that takes four times as long.
+        """
+        if type(value) is dict and len(value) == _USUAL_KEYS and "name" in value:
+            kind, digest, size, name = map(value.get, ("mediaType", "digest", "size", "name"))
+            are_texts = type(kind) is type(digest) is type(name) is str
+            is_sound = are_texts and len(kind) <= _MAX_KIND and type(size) is int
+            if is_sound and 0 <= size <= MAX_BLOB and digest.startswith("sha256:"):
+                with suppress(InvalidDigestError):
+                    return Descriptor(kind, Digest(digest[len("sha256:") :]), size, None, name)
+        return super(Descriptor, cls).checked(value)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -106,50 +99,16 @@ class Descriptor(Document):
         return entry | {key: said for key, said in named.items() if said is not None}
 
 
-def _descriptor(value: Any) -> Descriptor:
-    """Return a descriptor. Most are sound, and not checked key by key: that takes twice as long."""
-    if type(value) is dict:
-        kind, digest, size = value.get("mediaType"), value.get("digest"), value.get("size")
-        source, name = value.get("from"), value.get("name")
-        if (
-            type(kind) is str
-            and len(kind) <= _MOST_KIND
-            and type(digest) is str
-            and _SHA256.fullmatch(digest)
-            and type(size) is int
-            and 0 <= size <= MAX_BLOB
-            and (source is None or type(source) is str)
-            and (name is None or type(name) is str)
-        ):
-            return Descriptor(kind, Digest(digest[len("sha256:") :]), size, source, name)
-    return Descriptor.checked(value)
-
-
-_descriptors = items(_descriptor)
-
-
-def _layers(value: Any) -> tuple[Descriptor, ...]:
-    if not isinstance(value, list):
-        raise InvalidError("Input should be a valid tuple")
-    return tuple(_descriptors(value))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Document):
     """A model: its config blob and its layers, in order; ``raw`` are its exact bytes."""
 
-    media_type: str = MANIFEST_MEDIA_TYPE
+    schema_version: Annotated[Literal[2], Key("schemaVersion")] = 2
+    media_type: _Kind = MANIFEST_MEDIA_TYPE
     config: Descriptor | None = None
     layers: tuple[Descriptor, ...]
-    parsed: bytes = b""
+    parsed: Annotated[bytes, Key(None)] = b""
     """The bytes that it was parsed from; empty for a manifest that is new."""
-
-    KEYS: ClassVar = {
-        "schema_version": Key(one_of(2), "schemaVersion"),
-        "media_type": Key(_MEDIA_TYPE, "mediaType"),
-        "config": Key(optional(Descriptor.checked)),
-        "layers": Key(_layers, needed=True),
-    }
 
     @classmethod
     def parse(cls, raw: bytes, what: str = "manifest") -> Manifest:
@@ -158,30 +117,13 @@ class Manifest(Document):
         Raises: DocumentError (rule M1) naming the place, also for a blob of over 256 TiB;
         LimitExceededError over 64 MiB or 110,000 layers.
         """
-        return replace(cls._scanned(raw, what) or cls._read(raw, what), parsed=raw)
-
-    @classmethod
-    def _scanned(cls, raw: bytes, what: str) -> Manifest | None:
-        """Return the manifest whose layers the scanner accepts; None if `_read` has to read it."""
-        if len(raw) > MAX_MANIFEST:
-            return None
-        with collector_paused():
-            found = _native.scan_manifest(raw, Descriptor, Digest, unescaped)
-        if found is None or len(found[0]) > MAX_LAYERS:
-            return None
-        layers, rest = found
-        with suppress(BlobStoreError):  # its message has to name a place in the whole text
-            return replace(cls._read(rest, what), layers=layers)
-        return None
-
-    @classmethod
-    def _read(cls, raw: bytes, what: str) -> Manifest:
         value = parse_object(raw, what, rule="M1", limit=MAX_MANIFEST)
         if "schemaVersion" not in value:
             raise DocumentError(f"{what}: schemaVersion is missing (rule M1)", rule="M1")
         if isinstance(layers := value.get("layers"), list):
             check_limit(what, len(layers), "layers", MAX_LAYERS, "M1")
-        return validated(cls, value, what, "M1")
+        with collector_paused():
+            return replace(validated(cls, value, what, "M1"), parsed=raw)
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -193,9 +135,7 @@ class Manifest(Document):
         # Go writes a missing config as a descriptor of empty fields.
         if value.get("config") == _NO_CONFIG:
             value = {**value, "config": None}
-        fields = super().fields_of(value)
-        fields.pop("schema_version", None)
-        return fields
+        return super().fields_of(value)
 
     def check_limits(self) -> None:
         """Raise LimitExceededError if the manifest has too many layers or bytes to be read back."""
@@ -280,10 +220,6 @@ class Draft(Document):
     tensor_prefix: str | None = None
     config: str | None = None
 
-    KEYS: ClassVar = dict.fromkeys(
-        ("model_format", "architecture", "tensor_prefix", "config"), Key(optional(text))
-    )
-
     @classmethod
     def of(cls, architecture: str) -> Draft:
         """Return Ollama's entry for a draft of that architecture, or else of that model type.
@@ -315,21 +251,6 @@ class ModelConfig(Document):
     draft: Draft | None = None
     architecture: str | None = ""
     os: str | None = ""
-
-    KEYS: ClassVar = {
-        "model_format": Key(text),
-        "model_family": Key(optional(text)),
-        "model_families": Key(optional(items(text))),
-        "model_type": Key(optional(text)),
-        "file_type": Key(optional(text)),
-        "renderer": Key(optional(text)),
-        "parser": Key(optional(text)),
-        "requires": Key(optional(text)),
-        "capabilities": Key(optional(items(text))),
-        "draft": Key(optional(Draft.checked)),
-        "architecture": Key(optional(text)),
-        "os": Key(optional(text)),
-    }
 
     @classmethod
     def parse(cls, raw: bytes, what: str = "config") -> ModelConfig:

@@ -21,27 +21,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Annotated, Any, Final, Literal
 
 from blobstore.errors import DocumentError, InvalidNameError
 from blobstore.formats import strictjson
 from blobstore.formats.documents import (
     MANIFEST_MEDIA_TYPE,
+    MAX_BLOB,
     MAX_MANIFEST,
     Descriptor,
 )
 from blobstore.formats.ocimanifest import OCI_MANIFEST_MEDIA_TYPE
-from blobstore.formats.strictdocument import (
-    Document,
-    InvalidError,
-    Key,
-    items,
-    members,
-    one_of,
-    optional,
-    text,
-    validated,
-)
+from blobstore.formats.strictdocument import Between, Document, InvalidError, Key, validated
 from blobstore.formats.strictjson import check_limit, parse_object
 from blobstore.names import Digest, ModelName
 
@@ -55,7 +46,8 @@ MAX_ENTRIES: Final = 10_000
 MAX_MANIFESTS: Final = 256 * 2**20
 """Bytes of all manifests of an index, which are held in memory."""
 
-_OCI_INDEX = "application/vnd.oci.image.index.v1+json"
+_IndexType = Literal["application/vnd.oci.image.index.v1+json"]
+_OCI_INDEX: Final = "application/vnd.oci.image.index.v1+json"
 _DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
 _SHORT_NAME = "org.opencontainers.image.ref.name"
 _FULL_NAME = "io.containerd.image.name"
@@ -68,34 +60,27 @@ def blob_path(digest: Digest) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Layout(Document):
-    version: str
-
-    KEYS: ClassVar = {"version": Key(one_of("1.0.0"), "imageLayoutVersion", needed=True)}
-
-
-def _media_type(value: object) -> str:
-    if value in (_OCI_INDEX, _DOCKER_LIST):
-        raise InvalidError("an index in an index is not supported")
-    if value not in (OCI_MANIFEST_MEDIA_TYPE, MANIFEST_MEDIA_TYPE):
-        raise InvalidError("not the media type of an image manifest")
-    return text(value)
+    version: Annotated[Literal["1.0.0"], Key("imageLayoutVersion")]
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry(Document):
     """A manifest of an index, and what its annotations say."""
 
-    media_type: str
+    media_type: Annotated[str, Key("mediaType")]
     digest: Digest
-    size: int
+    size: Annotated[int, Between(0, MAX_BLOB)]
     annotations: Mapping[str, str] | None = None
 
-    KEYS: ClassVar = {
-        "media_type": Key(_media_type, "mediaType", needed=True),
-        "digest": Descriptor.KEYS["digest"],
-        "size": Descriptor.KEYS["size"],
-        "annotations": Key(optional(members(text))),
-    }
+    @classmethod
+    def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields that an object gives. Raises: InvalidError."""
+        kind = value.get("mediaType")
+        if kind in (_OCI_INDEX, _DOCKER_LIST):
+            raise InvalidError("an index in an index is not supported", "mediaType")
+        if kind is not None and kind not in (OCI_MANIFEST_MEDIA_TYPE, MANIFEST_MEDIA_TYPE):
+            raise InvalidError("not the media type of an image manifest", "mediaType")
+        return super(IndexEntry, cls).fields_of(value)
 
     @property
     def descriptor(self) -> Descriptor:
@@ -113,28 +98,13 @@ class IndexEntry(Document):
         return None
 
 
-def _entries(value: object) -> list[IndexEntry]:
-    found: list[IndexEntry] = items(IndexEntry.checked)(value)
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Index(Document):
     """An image index: its manifests in order."""
 
-    entries: list[IndexEntry]
-
-    KEYS: ClassVar = {
-        "schema_version": Key(one_of(2), "schemaVersion", needed=True),
-        "media_type": Key(optional(one_of(_OCI_INDEX)), "mediaType"),
-        "entries": Key(_entries, "manifests", needed=True),
-    }
-
-    @classmethod
-    def fields_of(cls, value: dict[str, object]) -> dict[str, object]:
-        """Return the fields that an object gives. Raises: InvalidError."""
-        fields = super(Index, cls).fields_of(value)
-        return {"entries": fields["entries"]}
+    schema_version: Annotated[Literal[2], Key("schemaVersion")]
+    entries: Annotated[list[IndexEntry], Key("manifests")]
+    media_type: Annotated[_IndexType | None, Key("mediaType")] = None
 
     @classmethod
     def parse(cls, raw: bytes, what: str) -> Index:

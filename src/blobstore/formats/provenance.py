@@ -10,25 +10,14 @@ export gives the source's files back. The options stay words here: `record` and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
 
 from blobstore.errors import LimitExceededError
 from blobstore.formats import strictjson
-from blobstore.formats.coverage import Coverage, LeftOut, Tally
+from blobstore.formats.coverage import Coverage
 from blobstore.formats.documents import MAX_DOCUMENT
-from blobstore.formats.strictdocument import (
-    ANY_OBJECT,
-    Document,
-    Key,
-    integer,
-    items,
-    members,
-    one_of,
-    optional,
-    text,
-    validated,
-)
+from blobstore.formats.strictdocument import Document, validated
 
 OWN_DOCUMENT: Final = "blobstore.json"
 VERSION: Final = 1
@@ -49,14 +38,6 @@ class RecordedFile(Document):
     metadata: Mapping[str, str]
     tensors: list[str]
 
-    KEYS: ClassVar = {
-        "name": Key(text, needed=True),
-        "size": Key(integer()),
-        "version": Key(optional(text)),
-        "metadata": Key(members(text), needed=True),
-        "tensors": Key(items(text), needed=True),
-    }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedDraft(Document):
@@ -64,71 +45,6 @@ class RecordedDraft(Document):
 
     quant: str | None = None
     sources: list[RecordedFile]
-
-    KEYS: ClassVar = {
-        "quant": Key(optional(text)),
-        "sources": Key(items(RecordedFile.checked), needed=True),
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _LeftOut(Document):
-    """A `LeftOut` as a document."""
-
-    name: str
-    reason: str
-    count: int = 1
-
-    KEYS: ClassVar = {
-        "name": Key(text, needed=True),
-        "reason": Key(text, needed=True),
-        "count": Key(integer(1)),
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _Tally(Document):
-    """A `Tally` as a document."""
-
-    source: int
-    stored: int
-    derived: dict[str, int] = field(default_factory=dict)
-    left_out: list[_LeftOut] = field(default_factory=list)
-
-    KEYS: ClassVar = {
-        "source": Key(integer(0), needed=True),
-        "stored": Key(integer(0), needed=True),
-        "derived": Key(members(integer())),
-        "left_out": Key(items(_LeftOut.checked)),
-    }
-
-    @property
-    def value(self) -> Tally:
-        left_out = tuple(LeftOut(one.name, one.reason, one.count) for one in self.left_out)
-        return Tally(self.source, self.stored, self.derived, left_out)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedCoverage(Document):
-    """How much of a source is stored, as a document."""
-
-    tensors: _Tally
-    files: _Tally
-    heads: dict[str, int] = field(default_factory=dict)
-    kept_whole: list[str] = field(default_factory=list)
-
-    KEYS: ClassVar = {
-        "tensors": Key(_Tally.checked, needed=True),
-        "files": Key(_Tally.checked, needed=True),
-        "heads": Key(members(integer())),
-        "kept_whole": Key(items(text)),
-    }
-
-    @property
-    def value(self) -> Coverage:
-        """The same as a value."""
-        tallies = self.tensors.value, self.files.value
-        return Coverage(*tallies, self.heads, tuple(self.kept_whole))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,21 +55,12 @@ class Provenance(Document):
     ``revision``: the commit of the repository that the sources were read from.
     """
 
-    version: int
+    version: Literal[1]
     revision: str | None = None
-    options: dict[str, Any] | None = None
+    options: Mapping[str, Any] | None = None
     sources: list[RecordedFile]
-    recorded_coverage: RecordedCoverage | None = None
+    coverage: Coverage | None = None
     draft: RecordedDraft | None = None
-
-    KEYS: ClassVar = {
-        "version": Key(one_of(VERSION), needed=True),
-        "revision": Key(optional(text)),
-        "options": Key(optional(ANY_OBJECT)),
-        "sources": Key(items(RecordedFile.checked), needed=True),
-        "recorded_coverage": Key(optional(RecordedCoverage.checked), "coverage"),
-        "draft": Key(optional(RecordedDraft.checked)),
-    }
 
     @classmethod
     def parse(cls, raw: bytes) -> Provenance:
@@ -173,12 +80,6 @@ class Provenance(Document):
     def is_cast(self) -> bool:
         """True when the import converted floats: its files have other sizes than the source's."""
         return (self.options or {}).get("dtype") is not None
-
-    @property
-    def coverage(self) -> Coverage | None:
-        """How much of the source was stored; None when the document does not say."""
-        recorded = self.recorded_coverage
-        return None if recorded is None else recorded.value
 
 
 def encoded(

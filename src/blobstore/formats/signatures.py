@@ -23,7 +23,7 @@ from typing import Any, Final
 from blobstore.errors import DigestMismatchError, DocumentError, InvalidNameError, quoted
 from blobstore.formats import strictjson
 from blobstore.formats.documents import Descriptor, Manifest
-from blobstore.formats.strictdocument import InvalidError, members, text, validated
+from blobstore.formats.strictdocument import InvalidError, check_of, validated
 from blobstore.formats.strictjson import check_limit, parse_object
 from blobstore.names import Digest, ModelName
 
@@ -118,7 +118,7 @@ class Payload:
             raise DocumentError(message, rule="S1")
         try:
             digest = Digest.parse(image["docker-manifest-digest"])
-            return cls(digest, DockerReference.parse(text(identity["docker-reference"])))
+            return cls(digest, DockerReference.parse(check_of(str)(identity["docker-reference"])))
         except ValueError as error:  # errors of names and digests are ValueErrors too
             raise DocumentError(f"{what}: {error} (rule S1)", rule="S1") from None
 
@@ -203,7 +203,7 @@ class SignatureLayer:
             return None
         try:
             given = value.get("annotations")
-            annotations = {} if given is None else members(text)(given)
+            annotations = check_of(dict[str, str])({} if given is None else given)
         except InvalidError as error:
             raise DocumentError(f"{what}: annotations: {error} (rule S1)", rule="S1") from None
         nbytes = sum(len(part) for item in annotations.items() for part in item)
@@ -303,6 +303,6 @@ def _decoded(value: Any, what: str) -> bytes:
     It may have line breaks, as for Go's encoding/base64: signatures that openssl wrote have some.
     """
     try:
-        return base64.b64decode("".join(text(value).splitlines()), validate=True)
+        return base64.b64decode("".join(check_of(str)(value).splitlines()), validate=True)
     except ValueError:  # an InvalidError and a binascii.Error too
         raise DocumentError(f"{what} is not base64 (rule S1)", rule="S1") from None

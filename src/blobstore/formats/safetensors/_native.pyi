@@ -1,8 +1,6 @@
-# Types of the compiled module: see bindings.cpp and ../manifest_bindings.cpp.
+# Types of the compiled module: see bindings.cpp.
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
-
-_Descriptor = TypeVar("_Descriptor")
+from typing import TypeAlias
 
 class Tensors:
     def fields(self, index: int) -> tuple[str, tuple[int, ...], int, int]: ...
@@ -23,6 +21,3 @@ def scan(
     text: bytes, data_size: int | None, unescape: Callable[[bytes], str]
 ) -> Scanned | None: ...
 def scan_files(folder: int, files: Sequence[tuple[str, int]]) -> FileHeaders: ...
-def scan_manifest(
-    text: bytes, descriptor: type[_Descriptor], digest: type, unescape: Callable[[bytes], str]
-) -> tuple[tuple[_Descriptor, ...], bytes] | None: ...

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "../manifest_bindings.h"
 #include "../python_text.h"
 #include "files.h"
 #include "outline.h"
@@ -143,5 +142,4 @@ NB_MODULE(_native, m) {
       .def("totals", &totals_of)
       .def("outline", &outline_at);
   m.def("scan_files", &scan_files, nb::arg("folder"), nb::arg("files"));
-  bind_manifests(m);
 }

@@ -12,8 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from blobstore.errors import DocumentError
 from blobstore.formats import strictjson
+from blobstore.formats.coverage import Coverage
 from blobstore.formats.documents import MAX_BLOB
-from blobstore.formats.provenance import RecordedCoverage
 from blobstore.formats.quant import Quantization
 from blobstore.formats.strictdocument import InvalidError
 from blobstore.importer.planning.outputs import (
@@ -156,8 +156,8 @@ class PlanCopy(PlanPart):
     file: PlanFile
 
 
-def _coverage(value: Any) -> RecordedCoverage:
-    found = RecordedCoverage.checked(value)
+def _coverage(value: Any) -> Coverage:
+    found = Coverage.checked(value)
     _refuse_others(value, asdict(found))
     return found
 
@@ -175,7 +175,7 @@ def _refuse_others(value: Any, known: Any) -> None:
                 raise error.within(key) from None
 
 
-_Coverage = Annotated[RecordedCoverage, BeforeValidator(_coverage)]
+_Coverage = Annotated[Coverage, BeforeValidator(_coverage)]
 
 
 class PlanDocument(PlanPart):

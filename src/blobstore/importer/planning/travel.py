@@ -152,7 +152,7 @@ def _plan(document: PlanDocument, elsewhere: Source | None, open_source: OpenSou
         options,
         tuple(layers),
         ModelConfig.parse(document.config.encode(), "the config of the plan"),
-        document.coverage.value,
+        document.coverage,
         document.relative_errors,
         tuple(document.notes),
     )

@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase, translate
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 from blobstore.errors import (
     BlobStoreError,
@@ -33,17 +33,7 @@ from blobstore.errors import (
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.safetensors.codec import header_of
-from blobstore.formats.strictdocument import (
-    Document,
-    InvalidError,
-    Key,
-    integer,
-    items,
-    members,
-    optional,
-    text,
-    validated,
-)
+from blobstore.formats.strictdocument import AtMost, Document, InvalidError, validated
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.ranges import FileReader
 from blobstore.kernels.arrays import Array
@@ -198,7 +188,6 @@ def _type_and_group(text: str) -> tuple[QuantType | None, int | None]:
 
 
 _LARGEST_FILE = 2**20
-_MOST_RULES = 10_000
 _MOST_DOTS = 64
 _PART = rb"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
 _DOTTED = re.compile(rb"(?<![\w-])(?:%b){%d}" % (_PART, _MOST_DOTS), re.ASCII)
@@ -215,20 +204,13 @@ class _PolicyDocument(Document):
     quant: str | None = None
     method: str | None = None
     groups: dict[str, int] = field(default_factory=dict)
-    rules: list[str] = field(default_factory=list)
-
-    KEYS: ClassVar = {
-        "quant": Key(optional(text)),
-        "method": Key(optional(text)),
-        "groups": Key(members(integer())),
-        "rules": Key(items(text, _MOST_RULES)),
-    }
+    rules: Annotated[list[str], AtMost(10_000)] = field(default_factory=list)
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
         """Return the fields that an object gives. Raises: InvalidError for other keys, too."""
         fields = super(_PolicyDocument, cls).fields_of(value)
-        if others := [key for key in value if key not in cls.KEYS]:
+        if others := [key for key in value if key not in cls.__slots__]:
             raise InvalidError("Extra inputs are not permitted", others[0])
         return fields
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, get_args, get_type_hints
+from typing import Annotated, Any, Final, get_args, get_type_hints
 
 from blobstore.errors import (
     BlobStoreError,
@@ -30,7 +30,7 @@ from blobstore.errors import (
     UnfinishedPlanError,
 )
 from blobstore.formats import strictjson
-from blobstore.formats.strictdocument import InvalidError, items, text
+from blobstore.formats.strictdocument import AtMost, InvalidError, check_of
 from blobstore.importer.model_names import check_tag
 from blobstore.importer.planning.document import write_plan
 from blobstore.importer.policies.arguments import ImportArguments
@@ -115,11 +115,17 @@ def _models(value: dict[str, Any]) -> tuple[BatchModel, ...]:
     if not value:
         raise InvalidError("Field required", "model")
     try:
-        models = tuple(items(_model, _MOST_MODELS)(value["model"]))
+        given = check_of(Annotated[list[Any], AtMost(_MOST_MODELS)])(value["model"])
     except InvalidError as error:
         raise error.within("model") from None
+    models = []
+    for number, one in enumerate(given):
+        try:
+            models.append(_model(one))
+        except InvalidError as error:
+            raise error.within(number).within("model") from None
     _check_names(models)
-    return models
+    return tuple(models)
 
 
 def _model(value: Any) -> BatchModel:
@@ -134,7 +140,7 @@ def _model(value: Any) -> BatchModel:
         if key not in value:
             raise InvalidError("Field required", key)
         try:
-            texts[key] = text(value[key])
+            texts[key] = check_of(str)(value[key])
         except InvalidError as error:
             raise error.within(key) from None
     options = {key: one for key, one in value.items() if key not in texts}
@@ -158,7 +164,7 @@ def _check_option(value: Any, hint: Any) -> None:
     """Raise InvalidError unless a value is of a type that the option's ``hint`` has."""
     kinds = set(get_args(hint)) if isinstance(hint, UnionType) else {hint}
     if isinstance(value, list) and Sequence[str] in kinds:
-        items(text)(value)
+        check_of(list[str])(value)
         return
     is_number = type(value) in (int, float) and float in kinds and math.isfinite(value)
     if not is_number and (type(value) not in kinds or type(value) is float):
@@ -166,7 +172,7 @@ def _check_option(value: Any, hint: Any) -> None:
         raise InvalidError(f"Input should be {' or '.join(known)}")
 
 
-def _check_names(models: tuple[BatchModel, ...]) -> None:
+def _check_names(models: Sequence[BatchModel]) -> None:
     seen: set[tuple[str, ...]] = set()
     for number, model in enumerate(models):
         if model.name.folded in seen:

@@ -14,12 +14,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from blobstore.errors import DocumentError, InvalidDigestError, MissingFileError, UsageError
 from blobstore.formats import strictjson
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
-from blobstore.formats.strictdocument import InvalidError, integer, items, one_of, text
+from blobstore.formats.strictdocument import InvalidError, check_of
 from blobstore.importer.work.tasks import FileSpan, Task
 from blobstore.io.durable import make_folder, os_errors, read_own
 from blobstore.io.small_files import replace_file
@@ -108,10 +108,10 @@ class ReceiptFolder:
         value = strictjson.parse_object(raw, what, rule=RULE, limit=_LARGEST)
         try:
             fields = _strict(value, ("version", "plan", "task", "blobs", "spans"))
-            one_of(_VERSION)(fields[0])
+            check_of(Literal[2])(fields[0])
             plan = Digest.parse(fields[1])
             self._check_plan(plan, path)
-            one_of(task.number)(fields[2])
+            _equal(task.number, fields[2])
             return Receipt(task.number, _blobs(fields[3], task), _sums(fields[4], task))
         except (InvalidError, InvalidDigestError) as error:
             message = f"{what}: {error} (rule {RULE})"
@@ -127,14 +127,14 @@ class ReceiptFolder:
 
 
 def _blobs(value: Any, task: Task) -> tuple[Descriptor, ...]:
-    found = items(lambda one: _strict(one, ("name", "digest", "size")))(value)
+    found = [_strict(one, ("name", "digest", "size")) for one in check_of(list[Any])(value)]
     if len(found) != len(task.blobs):
         raise InvalidError(f"List should have {len(task.blobs)} items, not {len(found)}", "blobs")
     made = []
     for number, ((name, digest, size), planned) in enumerate(zip(found, task.blobs, strict=True)):
         try:
-            one_of(planned.name)(text(name))
-            integer(planned.size, planned.size)(size)
+            _equal(planned.name, name)
+            _equal(planned.size, size)
         except InvalidError as error:
             raise error.within(number).within("blobs") from None
         made.append(Descriptor(TENSOR_MEDIA_TYPE, Digest.parse(digest), size, name=name))
@@ -142,7 +142,7 @@ def _blobs(value: Any, task: Task) -> tuple[Descriptor, ...]:
 
 
 def _sums(value: Any, task: Task) -> dict[FileSpan, Digest]:
-    found = items(lambda one: _strict(one, (*FileSpan._fields, "digest")))(value)
+    found = [_strict(one, (*FileSpan._fields, "digest")) for one in check_of(list[Any])(value)]
     spans = [tuple(span) for *span, _ in found]
     if spans != list(task.spans):
         raise InvalidError("the spans are not those of the task", "spans")
@@ -159,3 +159,8 @@ def _strict(value: Any, keys: tuple[str, ...]) -> tuple[Any, ...]:
     if unknown := value.keys() - set(keys):
         raise InvalidError("Extra inputs are not permitted", min(unknown))
     return tuple(value[key] for key in keys)
+
+
+def _equal(wanted: str | int, value: Any) -> None:
+    if type(value) is not type(wanted) or value != wanted:
+        raise InvalidError(f"Input should be {wanted!r}")

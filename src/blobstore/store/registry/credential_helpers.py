@@ -17,14 +17,13 @@ import selectors
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO, Annotated
 
 from blobstore.errors import AuthenticationError, NotFoundError, UsageError, from_os_error, quoted
 from blobstore.formats import strictjson
-from blobstore.formats.strictdocument import Document, InvalidError, Key, text
+from blobstore.formats.strictdocument import Document, InvalidError, Key
 from blobstore.store.registry.login import Login, Secret
 
 TIMEOUT_S = 120
@@ -171,10 +170,5 @@ def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _Kept(Document):
-    user: str
-    secret: str
-
-    KEYS: ClassVar[Mapping[str, Key]] = {
-        "user": Key(text, "Username", needed=True),
-        "secret": Key(text, "Secret", needed=True),
-    }
+    user: Annotated[str, Key("Username")]
+    secret: Annotated[str, Key("Secret")]

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlencode
 
 from blobstore.errors import AuthenticationError, UsageError, quoted
 from blobstore.formats import strictjson
-from blobstore.formats.strictdocument import Document, InvalidError, Key, integer, optional, text
+from blobstore.formats.strictdocument import Document, InvalidError
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.messages import Body, Message
 from blobstore.io.http.redirects import RequestTarget
@@ -173,13 +172,6 @@ class _TokenReply(Document):
     access_token: str | None = None
     expires_in: int | None = None
     issued_at: Any = None
-
-    KEYS: ClassVar[Mapping[str, Key]] = {
-        "token": Key(optional(text)),
-        "access_token": Key(optional(text)),
-        "expires_in": Key(optional(integer())),
-        "issued_at": Key(lambda value: value),
-    }
 
 
 def _token_of(reply: Reply, asked: float) -> AccessToken:
