@@ -84,11 +84,10 @@ class Descriptor(Document):
         """
         if type(value) is dict and len(value) == _USUAL_KEYS and "name" in value:
             kind, digest, size, name = map(value.get, ("mediaType", "digest", "size", "name"))
-            are_texts = type(kind) is type(digest) is type(name) is str
-            is_sound = are_texts and len(kind) <= _MAX_KIND and type(size) is int
-            if is_sound and 0 <= size <= MAX_BLOB and digest.startswith("sha256:"):
+            is_sound = type(kind) is str and len(kind) <= _MAX_KIND and type(name) is str
+            if is_sound and type(size) is int and 0 <= size <= MAX_BLOB:
                 with suppress(InvalidDigestError):
-                    return Descriptor(kind, Digest(digest[len("sha256:") :]), size, None, name)
+                    return Descriptor(str(kind), Digest.parse(digest), size, None, name)
         return super(Descriptor, cls).checked(value)
 
     @property
