@@ -6,6 +6,8 @@ import ast
 import json
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -203,6 +205,73 @@ def test_only_the_command_line_reads_the_environment_and_prints() -> None:
         if not is_program and (attributes & ONLY_CLI_READS or "print" in names):
             wrong.append(shown(path))
     assert wrong == []
+
+
+# How often objects are asked whether they have an attribute. Our own types declare what they can
+# do: the first table may only shrink.
+PROBES = Counter(
+    {
+        "bucket": 6,
+        "digest": 1,
+        "error": 1,
+        "group_size": 1,
+        "home_of": 2,
+        "is_missing": 1,
+        "is_packed": 3,
+        "lower": 4,
+        "memory": 1,
+        "modified": 1,
+        "newer": 2,
+        "packed": 7,
+        "parts": 1,
+        "prefetch": 4,
+        "quant_type": 1,
+        "results": 3,
+        "root": 2,
+        "size": 1,
+        "temporary": 2,
+        "upper": 4,
+    }
+)
+PROBES_OF_OTHERS = Counter(
+    {
+        "*": 2,  # what the C library has (io); all fields of a document (views)
+        "begin": 1,  # a progress bar of a caller
+        "bits": 2,  # a module of MLX that is quantized
+        "commands": 1,  # click's groups
+        "ctx": 1,  # click's errors
+        "headers": 1,  # starlette's errors
+        "merge": 1,  # mlx-lm's caches
+        "params": 1,  # click's commands
+        "public_key": 1,  # cryptography's keys
+        "sanitize": 1,  # a network of mlx-lm
+        "to_quantized": 1,  # a module of MLX
+    }
+)
+
+
+def probes(path: Path) -> Iterator[str]:
+    """Yield the attributes for which ``hasattr`` or ``getattr`` asks an object, "*" for a variable.
+
+    A module is asked for what its platform has, which is not counted.
+    """
+    nodes = list(ast.walk(tree_of(path)))
+    imports = [node for node in nodes if isinstance(node, ast.Import)]
+    named = {alias.asname or alias.name for node in imports for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"getattr", "hasattr"}:
+            asked, attribute = node.args[:2]
+            if ast.unparse(asked) in named:
+                continue
+            if isinstance(attribute, ast.Constant):
+                yield str(attribute.value)
+            elif ast.unparse(node.func) == "hasattr":
+                yield "*"
+
+
+def test_no_object_is_asked_for_what_its_type_does_not_declare() -> None:
+    asked = Counter(attribute for path in FILES for attribute in probes(path))
+    assert asked - PROBES - PROBES_OF_OTHERS == Counter()
 
 
 def test_files_have_one_job_and_fit_in_a_head() -> None:

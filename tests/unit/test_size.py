@@ -1,0 +1,106 @@
+"""No room is larger than its limit in ``tests/size.toml``.
+
+``python tests/unit/test_size.py`` prints the sizes beside limits and goals; ``--write`` lowers the
+limits to today's sizes.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tokenize
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "blobstore"
+TABLE = ROOT / "tests" / "size.toml"
+COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
+
+Rows = dict[str, dict[str, Any]]
+
+
+def table() -> dict[str, Rows]:
+    return tomllib.loads(TABLE.read_text())
+
+
+def sizes() -> dict[str, dict[str, int]]:
+    """Return the sizes of the package and of its rooms, by the names in the table."""
+    rooms = Counter(dict.fromkeys(table()["rooms"], 0))
+    tokens = 0
+    files = sorted(SOURCE.rglob("*.py"))
+    for path in files:
+        tree = ast.parse(path.read_bytes())
+        rooms[room_of(path)] += sum(isinstance(node, ast.stmt) for node in ast.walk(tree))
+        with path.open("rb") as file:
+            tokens += sum(token.type in COUNTED for token in tokenize.tokenize(file.readline))
+    package = {
+        "statements": rooms.total(),
+        "tokens": tokens,
+        "lines": lines(SOURCE, ".py"),
+        "files": len(files),
+        "native_lines": lines(SOURCE, ".cpp", ".h"),
+        "page_lines": lines(SOURCE, ".js", ".css", ".html"),
+        "test_lines": lines(ROOT / "tests", ".py", ".cpp", ".js"),
+        "bench_lines": lines(ROOT / "tests" / "bench", ".py"),
+    }
+    return {"package": package, "rooms": dict(rooms)}
+
+
+def room_of(path: Path) -> str:
+    """Return the room with the longest path that contains a file."""
+    relative = path.relative_to(SOURCE)
+    places = {Path(place): room for room, row in table()["rooms"].items() for place in row["paths"]}
+    return next(places[place] for place in (relative, *relative.parents) if place in places)
+
+
+def lines(folder: Path, *suffixes: str) -> int:
+    files = (path for path in folder.rglob("*") if path.suffix in suffixes)
+    return sum(len(path.read_bytes().splitlines()) for path in files)
+
+
+def rows() -> Iterator[tuple[str, str, int, int, int]]:
+    """Yield table, name, size, limit and goal."""
+    limits = table()
+    for kind, named in sizes().items():
+        for name, size in named.items():
+            yield kind, name, size, limits[kind][name]["limit"], limits[kind][name]["goal"]
+
+
+def test_nothing_is_larger_than_its_limit() -> None:
+    every = list(rows())
+    assert {
+        f"{kind}.{name}: {size:,} > {limit:,}"
+        for kind, name, size, limit, _ in every
+        if size > limit
+    } == set()
+
+
+def test_every_folder_is_in_a_room() -> None:
+    inside = {path.name for path in SOURCE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    named = {
+        Path(place).parts[0]
+        for row in table()["rooms"].values()
+        for place in row["paths"]
+        if place != "."
+    }
+    assert inside - named == set()
+
+
+def main() -> None:
+    """Print the table, and lower its limits with ``--write``."""
+    text = TABLE.read_text()
+    for kind, name, size, limit, goal in rows():
+        print(f"{kind:8}{name:14}{size:9,}{limit:9,}{goal:9,}{'  above' if size > limit else ''}")  # noqa: T201
+        head = rf"(?m)^({name} = {{limit = )\d+"  # no name is in both tables
+        text = re.sub(head, rf"\g<1>{min(size, limit)}", text)
+    if "--write" in sys.argv[1:]:
+        TABLE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
