@@ -93,9 +93,7 @@ def attempt(seed: str, folder: Path) -> Taken:
     disk = on_disk(folder)
     errors = _errors_of(folder)
     begin = time.monotonic()
-    pid = os.fork()
-    if pid == 0:
-        _run(line, errors)
+    pid = forked(line, errors)
     _, status, usage = os.wait4(pid, 0)
     waited = time.monotonic() - begin
     shown = " ".join(line).replace(str(folder), "…")
@@ -109,15 +107,17 @@ def _errors_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}-stderr")
 
 
-def _run(line: list[str], errors: Path) -> None:
-    """Be the command: it never returns."""
+def forked(line: list[str], errors: Path, read: str = os.devnull, write: str = os.devnull) -> int:
+    """Start a command in a fork, and return its process; ``read``, ``write``: its streams."""
+    if pid := os.fork():
+        return pid
     code = 99
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS + 5, MOST_SECONDS + 10))
         resource.setrlimit(resource.RLIMIT_DATA, (_STOPPED_AT_BYTES, _STOPPED_AT_BYTES))
         signal.alarm(_WALL_SECONDS)
-        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+        os.dup2(os.open(read, os.O_RDONLY), 0)
+        os.dup2(os.open(write, os.O_WRONLY | os.O_CREAT, 0o600), 1)
         os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT, 0o600), 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         from blobstore.cli.main import run

@@ -9,8 +9,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from support import PYCODE
 from support.web_client import Client
 
+import blobstore
+from blobstore.cli.main import run
 from blobstore.inspection.listing import summarize
 from blobstore.store.local.store import Store
 from blobstore.views.view import View
@@ -206,6 +209,21 @@ def test_a_lower_store_is_only_read(
     client.close()
     assert not (store.root / ".blobstore/results").exists()
     assert not (upper.root / ".blobstore/results").exists()
+
+
+def test_the_store_has_one_size(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """The Usage page shows what `du` prints and the disk has; models that share count once."""
+    blobstore.import_model(PYCODE, "a", store=store, quant="int4")
+    blobstore.import_model(PYCODE, "b", store=store, quant="int8")
+    assert run(["du", "--json", "--store", str(store.root)]) == 0
+    client = Client(application(store, Hosts("127.0.0.1")))
+    usage = client.get("/api/usage").json
+    listed = {one["name"]: one["size"] for one in client.get("/api/models").json}
+    client.close()
+    assert usage == json.loads(capsys.readouterr().out)
+    assert usage["bytes"] == sum(path.stat().st_size for path in (store.root / "blobs").iterdir())
+    assert listed == {one["name"]: one["bytes"] for one in usage["models"]}
+    assert usage["bytes"] < sum(listed.values())
 
 
 def test_a_store_that_is_gone_is_an_error(store: Store, client: Client) -> None:

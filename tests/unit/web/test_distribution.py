@@ -219,6 +219,17 @@ def test_lists_come_in_pages() -> None:
         assert ask(app, f"/v2/_catalog?{wrong}").code == "PAGINATION_NUMBER_INVALID"
 
 
+def test_a_page_of_a_list_has_at_most_a_thousand_names() -> None:
+    home = MemoryStore()
+    for number in range(1001):
+        fill(home, f"tiny:{number:04}")
+    app = app_over(home)
+    for target in ("tags/list", "tags/list?n=5000"):
+        page = ask(app, f"{REPOSITORY}/{target}")
+        assert len(page.json["tags"]) == 1000
+        assert "last=0999" in page.headers["link"]
+
+
 @pytest.mark.parametrize(
     ("target", "status", "code"),
     [

@@ -23,7 +23,7 @@ from blobstore.formats.tar import (
 )
 from blobstore.store.archive.tar_contents import Contents
 
-MAX_MEMBERS = 1_000_000
+MAX_MEMBERS = 400_000
 """Headers of an archive: of files, of folders, and of extensions before them."""
 _MAX_EXTENSIONS = 2**24
 """Bytes of all PAX records and long paths; paths of over 100 bytes have some."""
@@ -61,7 +61,7 @@ class Members:
         """Return all files, and check the archive's end.
 
         Raises: CorruptDataError (rule A1) for a header that is not valid, a path twice, a missing
-        end, data after the end; LimitExceededError for more than 1,000,000 headers, 128 MiB of
+        end, data after the end; LimitExceededError for more than 400,000 headers, 128 MiB of
         paths, or 16 MiB of extensions; StorageError.
         """
         while not self._is_complete:

@@ -29,6 +29,7 @@ from blobstore.errors import (
     DocumentError,
     LimitExceededError,
     NotFoundError,
+    ShortReadError,
     UsageError,
 )
 from blobstore.formats.imagelayout import blob_path
@@ -420,6 +421,29 @@ def test_extensions_without_an_end(tmp_path: Path) -> None:
     path = compressed(tmp_path / "b.tar.zst", itertools.repeat(bytes(header) + records, 30))
     with pytest.raises(LimitExceededError, match="PAX records"):
         open_archive(path)
+
+
+def test_headers_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blobstore.store.archive.members.MAX_MEMBERS", 100)
+    folders = (member_header(f"{number}/", 0) for number in itertools.count())
+    path = compressed(tmp_path / "a.tar.zst", itertools.islice(folders, 101))
+    with pytest.raises(LimitExceededError, match="100 headers of files"):
+        open_archive(path)
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.zst"])
+def test_a_blob_ends_where_its_header_says(tmp_path: Path, store: MemoryStore, suffix: str) -> None:
+    """What follows it in the archive is not its bytes."""
+    path = tmp_path / f"a{suffix}"
+    save_models(["m"], path, store=store)
+    with open_archive(path) as archive:
+        for layer in archive.manifests.read(M).layers:
+            with archive.blobs.open(layer) as reader:
+                assert len(reader.read(0, layer.size)) == layer.size
+                with pytest.raises(ShortReadError):
+                    reader.read(layer.size - 1, 2)
+                with pytest.raises(ShortReadError):
+                    reader.readinto(layer.size - 1, memoryview(bytearray(2)))
 
 
 def test_a_stream_that_gives_much_more_than_it_has(tmp_path: Path) -> None:

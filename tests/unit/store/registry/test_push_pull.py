@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from support.small_registry import SmallRegistry
 
 from blobstore.errors import (
     ConflictError,
+    CorruptDataError,
     DigestMismatchError,
     InvalidDigestError,
     LimitExceededError,
@@ -144,6 +146,26 @@ def test_what_a_name_expects(store: Store, host: str, server: Server) -> None:
         name = ModelName.parse(f"{host}/ns/m:a")
         with home.session(name=name) as session, pytest.raises(ConflictError):
             session.publish(name, manifest_of(*BLOBS), expected=(None,))
+
+
+def test_a_blob_of_another_size_is_refused(
+    store: Store, host: str, server: Server, registry: SmallRegistry
+) -> None:
+    """Also if the session knows the blob, or has just found it in the repository."""
+    push("m", store, to=f"{host}/ns/m:a")
+    name = ModelName.parse(f"{host}/ns/m:b")
+    sizes = (len(BLOBS[0]), len(BLOBS[0]) + 1)
+    right, wrong = (Manifest(layers=(replace(descriptor_of(BLOBS[0]), size=n),)) for n in sizes)
+    for known in ((), right.layers):
+        with (
+            HttpClient() as client,
+            RegistryStore(host, client, address=server.at("").rstrip("/")) as home,
+            home.session(name=name) as session,
+        ):
+            assert session.missing(known) == []
+            with pytest.raises(CorruptDataError):
+                session.publish(name, wrong)
+    assert ("ns/m", "b") not in registry.manifests
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,238 @@
+"""Crafted inputs of at most 1 MB, and what each takes in every command and page that reads it.
+
+``python tests/fuzz/crafted.py [WORD…]`` makes each (with a word in its name), runs its commands,
+and prints the table of docs/reliability.md. The limits are those of bounds.py; 1 is returned where
+an input exceeds them. Makers and commands are forks, so this process must stay small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+
+from bounds import MOST_BYTES, MOST_SECONDS, forked
+from crafted_inputs import (
+    FILES,
+    LM,
+    MAKERS,
+    MB,
+    PLACES,
+    REGISTRIES,
+    REQUESTS,
+    Bytes,
+    Reply,
+    chat,
+    get,
+    put,
+)
+
+import blobstore
+
+MLX_BYTES = 320 * MB
+"""What `run` and `serve --lm` take for a prompt of two letters: MLX, mlx-lm and transformers."""
+SOURCE = Path(__file__).resolve().parents[2] / "fixtures/pycode-5m"
+
+
+# Servers, and their clients
+
+
+@contextlib.contextmanager
+def serving(replies: dict[str, Reply]) -> Iterator[str]:
+    """Run a server whose replies are by a word of the path; yield its host and port."""
+    count = itertools.count()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            replied = (reply for word, reply in replies.items() if word in self.path)
+            status, fields, body = next(replied, (200, {}, b"{}"))
+            self.send_response(status)
+            for key, value in {**fields, "Content-Length": str(len(body))}.items():
+                me = f"http://{self.headers['Host']}"
+                self.send_header(key, value.replace("{n}", str(next(count))).replace("{me}", me))
+            self.end_headers()
+            self.wfile.write(body if self.command != "HEAD" else b"")
+
+        do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if (pid := os.fork()) == 0:
+            server.serve_forever()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def ask(port: int, request: bytes) -> None:
+    """Send a request, and read the answer to its end."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 120) as line:
+        with contextlib.suppress(OSError):
+            line.sendall(request)
+        while line.recv(65536):
+            pass
+
+
+# Running them
+
+
+@dataclass(frozen=True)
+class Taken:
+    line: str
+    nbytes: int
+    seconds: float
+    code: int
+    error: str
+
+    @property
+    def share(self) -> float:
+        """Return the larger of its shares of both limits, more than 1 for a fault."""
+        talks = self.line.startswith("run") or LM in self.line
+        memory = (self.nbytes - (MLX_BYTES if talks else 0)) / MOST_BYTES
+        is_ours = self.code in range(4) and "Traceback" not in self.error
+        return max(memory, self.seconds / MOST_SECONDS) if is_ours else 9
+
+
+def command(line: str, folder: Path, request: bytes = b"", host: str = "") -> Taken:
+    """Run a command, or a server that is asked for a page, or for what ``request`` wants."""
+    words = line.format(at=folder, host=host).split()
+    pages = line.startswith("/")
+    requests = [request] if request else [get(page) for page in words if pages]
+    if pages:
+        words = ["serve"]
+    read = words.pop() if "<" in words else os.devnull
+    words = [word for word in words if word != "<"]
+    if words[0] not in ("metadata", "plan") and "--generate-key" not in words:
+        words += ["--store", str(folder / "store")]
+    errors, said = folder / "stderr", folder / "stdout"
+    pid = forked([*words, *["--port", "0"][: 2 * (words[0] == "serve")]], errors, read, str(said))
+    if words[0] == "serve" and (address := first_line(said, pid)):
+        port = int(address.split("http://")[1].split("/")[0].split(":")[1])
+        blob = next((folder / "store/blobs").iterdir()).name.replace("-", ":").encode()
+        for one in requests or [chat()]:
+            ask(port, one.replace(b"{blob}", blob))
+        os.kill(pid, signal.SIGINT)
+    _, status, usage = os.wait4(pid, 0)
+    text = errors.read_text(errors="replace").replace(f"{folder}/", "")
+    for path in (errors, said):
+        path.unlink(missing_ok=True)
+    seconds, code = usage.ru_utime + usage.ru_stime, os.waitstatus_to_exitcode(status)
+    shown = line.replace("{at}/", "").split(" /api")[0]
+    return Taken(shown, usage.ru_maxrss * 1024, seconds, code, text)
+
+
+def first_line(path: Path, pid: int) -> str:
+    """Wait for the first line of a process, and return it; nothing if it ends before."""
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if path.exists() and "\n" in (text := path.read_text()):
+            return text
+        time.sleep(0.02)
+    return ""
+
+
+def inputs() -> Iterator[tuple[str, str, Callable[[Path], None], dict[str, Reply], bytes]]:
+    """Yield each input's kind and name, what makes its files, a server's replies, a request."""
+    for kind, name, data in FILES:
+        path = str(PLACES[kind][0]).format(name=name.split()[0])
+        yield kind, name, functools.partial(write, path=path, data=data), {}, b""
+    for kind, name, make in MAKERS:
+        yield kind, name, make, {}, b""
+    for name, replies in REGISTRIES:
+        yield "registry", name, lambda _: None, replies(), b""
+    for kind, name, request in REQUESTS:
+        yield kind, name, lambda _: None, {}, request()
+
+
+def write(folder: Path, path: str, data: Bytes) -> None:
+    put(folder / path, data())
+
+
+def apart(make: Callable[[Path], None], folder: Path) -> int:
+    """Make an input in a fork, whose memory would count for this one's; return its size."""
+    before = sizes(folder)
+    if (pid := os.fork()) == 0:
+        try:
+            make(folder)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    if os.waitpid(pid, 0)[1]:
+        raise SystemExit(f"{folder} was not made")
+    return sum(size for path, (size, at) in sizes(folder).items() if before.get(path) != (size, at))
+
+
+def sizes(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Return the bytes that files take on the disk, and their times."""
+    found = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path: (min(one.st_size, 512 * one.st_blocks), one.st_mtime_ns)
+        for path, one in found.items()
+    }
+
+
+def prepare(folder: Path) -> None:
+    """Make what every input changes: a store with a signed model, a checkpoint, keys."""
+    os.environ.update({"COSIGN_PASSWORD": "p", "HOME": str(folder)})
+    for module in walk_packages(blobstore.__path__, "blobstore."):
+        if not module.name.endswith((".__main__", ".chat_handler")):
+            import_module(module.name)  # once, for all forks
+    shutil.copytree(SOURCE, folder / "model")
+    put(folder / "policy.json", b'{"default":[{"type":"sigstoreSigned","keyPath":"k.pub"}]}')
+    for line in ("import {at}/model good:1 --quant int4", "sign --generate-key {at}/k",
+                 "sign good:1 --key {at}/k.key --identity localhost/a/b:c"):  # fmt: skip
+        taken = command(line, folder)
+        if taken.code:
+            raise SystemExit(f"{line}: {taken.error}")
+
+
+def main(words: Sequence[str]) -> int:
+    """Try the inputs, and print the table."""
+    faults = 0
+    print(
+        "| input | KB | worst of its commands | it ends with | MB | s |\n|---|---|---|---|---|---|"
+    )
+    with tempfile.TemporaryDirectory(prefix="crafted-") as name:
+        base, folder = Path(name) / "base", Path(name) / "input"
+        prepare(base)
+        for kind, what, make, replies, request in inputs():
+            if words and not any(word in f"{kind}: {what}" for word in words):
+                continue
+            subprocess.run(["cp", "-r", base, folder], check=True)
+            size = (
+                apart(make, folder)
+                + len(request)
+                + sum(len(body) for _, _, body in replies.values())
+            )
+            with serving(replies) as host:
+                taken = [command(line.strip(), folder, request, host)
+                         for line in PLACES[kind][1].split(";") if line.strip()]  # fmt: skip
+            subprocess.run(["rm", "-rf", folder], check=True)
+            worst = max(taken, key=lambda one: one.share)
+            faults += worst.share > 1
+            says = worst.error.strip().split("\n")[0][:100] if worst.code else "success"
+            fault = "**FAULT** " if worst.share > 1 else ""
+            most, longest = max(one.nbytes for one in taken), max(one.seconds for one in taken)
+            print(f"| {kind}: {what} | {size // 1000:,} | `{worst.line}`, {len(taken)} |"
+                  f" {fault}{worst.code}: {says} | {most // MB} | {longest:.1f} |",
+                  flush=True)  # fmt: skip
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,325 @@
+"""The inputs of crafted.py: what makes each, and the commands that read it."""
+
+# ruff: noqa: E501  # an input a line
+
+from __future__ import annotations
+
+import base64
+import functools
+import gzip
+import hashlib
+import io
+import json
+import os
+import struct
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import zstandard
+
+MB = 10**6
+BAD = "store/manifests/registry.ollama.ai/library/bad/1"
+Bytes = Callable[[], bytes]
+Reply = tuple[int, dict[str, str], bytes]
+
+
+def array(item: str, size: int = MB) -> str:
+    return f"[{','.join([item] * (size // (len(item) + 1) - 1))}]"
+
+
+def members(member: str, count: int) -> str:
+    return f"{{{','.join(member.replace('N', f'{n:x}') for n in range(count))}}}"
+
+
+SHAPES = {
+    "[] without end": functools.partial(array, "[]"),
+    "90,000 keys": functools.partial(members, '"N":0', 90_000),
+    "nested 400,000 deep": lambda: "[" * 400_000 + "]" * 400_000,
+    "a number of 1,000,000 digits": lambda: "9" * MB,
+}
+EMPTY = '"N":{"dtype":"BF16","shape":[0],"data_offsets":[0,0]}'
+HEADERS = {
+    "15,000 empty tensors": functools.partial(members, EMPTY, 15_000),
+    "metadata of 90,000 keys": lambda: (
+        f'{{"__metadata__":{members(chr(34) + "N" + chr(34) + ":" + chr(34) * 2, 90_000)}}}'
+    ),
+    "shapes of 64 axes": functools.partial(
+        members, EMPTY.replace("[0]", f"[{'1,' * 63}0]", 1), 5_000
+    ),
+}
+
+
+def inside(shape: str, start: str = '"x":') -> bytes:
+    return f"{{{start}{SHAPES[shape]()}}}".encode()
+
+
+def header(name: str) -> bytes:
+    text = HEADERS[name]().encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+def lines_of(line: str) -> bytes:
+    """Return a Modelfile of about 1 MB."""
+    return (
+        "FROM model\n" + "\n".join(line.format(n) for n in range(MB // (len(line) + 4)))
+    ).encode()
+
+
+# Models that somebody else stored
+
+
+def descriptor(data: bytes, media: str = "tensor", name: str = "w") -> str:
+    text = {"mediaType": f"application/vnd.ollama.image.{media}", "name": name, "size": len(data),
+            "digest": f"sha256:{hashlib.sha256(data).hexdigest()}"}  # fmt: skip
+    return json.dumps(text)
+
+
+def manifest(*layers: str) -> bytes:
+    config = descriptor(b"{}", "config")
+    return f'{{"schemaVersion":2,"config":{config},"layers":[{",".join(layers)}]}}'.encode()
+
+
+def store(folder: Path, data: bytes, media: str, name: str, times: int = 1) -> None:
+    """Store a model of one blob under many names."""
+    for blob in (data, b"{}"):
+        (folder / f"store/blobs/sha256-{hashlib.sha256(blob).hexdigest()}").write_bytes(blob)
+    put(
+        folder / BAD, manifest(*(descriptor(data, media, f"{name}{n or ''}") for n in range(times)))
+    )
+
+
+def put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def hole(folder: Path) -> None:
+    """Store a manifest of 64 MB that takes a block."""
+    put(folder / BAD, b'{"a":[')
+    os.truncate(folder / BAD, 2**26)
+
+
+def spoil(folder: Path) -> None:
+    """Replace what the store keeps for itself."""
+    for path in (folder / "store/.blobstore").rglob("*"):
+        if path.is_file():
+            path.write_bytes(inside("[] without end")[:100_000])
+
+
+# Archives
+
+
+def tar(*files: tuple[str, bytes], pax: dict[str, str] | None = None) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path, data in files:
+            info = tarfile.TarInfo(path)
+            info.size, info.pax_headers = len(data), pax or {}
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def block(kind: bytes, size: int, data: bytes = b"") -> bytes:
+    info = tarfile.TarInfo("index.json")
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT) + data.ljust(-len(data) % 512 + len(data), b"\0")
+
+
+def squeezed(data: bytes, times: int = 1, *, by: str = "zstd") -> bytes:
+    """Return ``data`` repeated, as one frame of zstd or a gzip stream."""
+    out = io.BytesIO()
+    compressor = zstandard.ZstdCompressor(9).stream_writer(out, closefd=False)
+    with compressor if by == "zstd" else gzip.GzipFile(fileobj=out, mode="wb") as writer:
+        for _ in range(times):
+            writer.write(data)
+    return out.getvalue()
+
+
+LAYOUT = ("oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
+
+
+def index(models: Sequence[bytes]) -> tuple[str, bytes]:
+    entries = [
+        {"mediaType": "application/vnd.oci.image.manifest.v1+json", "size": len(raw),
+         "digest": f"sha256:{hashlib.sha256(raw).hexdigest()}",
+         "annotations": {"org.opencontainers.image.ref.name": f"bad:{n}"}}
+        for n, raw in enumerate(models)
+    ]  # fmt: skip
+    return "index.json", json.dumps({"schemaVersion": 2, "manifests": entries}).encode()
+
+
+def blob(data: bytes) -> tuple[str, bytes]:
+    return f"blobs/sha256/{hashlib.sha256(data).hexdigest()}", data
+
+
+def big(size: int) -> bytes:
+    return f'{{"schemaVersion":2,"x":{array("[]", size)}}}'.encode()
+
+
+def lying_table() -> bytes:
+    """Return a frame with a seek table of 50,000 frames of 4 GB."""
+    frame = squeezed(tar(LAYOUT, index([])))
+    table = struct.pack("<II", len(frame), 2**32 - 1) * 50_000 + struct.pack(
+        "<IBI", 50_000, 0, 0x8F92EAB1
+    )
+    return frame + struct.pack("<II", 0x184D2A5E, len(table)) + table
+
+
+def restarted() -> bytes:
+    """Return a stream whose models come in the wrong order behind 500 MB."""
+    models = [manifest(descriptor(b"%d" % n)) for n in range(100)]
+    blobs = [blob(data) for n, model in enumerate(models) for data in (b"%d" % n, model)]
+    return squeezed(tar(("zeros", bytes(500 * MB)), *blobs, blob(b"{}"), index(models), LAYOUT))
+
+
+# Requests
+
+
+def get(path: str, fields: str = "", method: str = "GET") -> bytes:
+    return (
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{fields}\r\n".encode()
+    )
+
+
+def post(body: bytes) -> bytes:
+    fields = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    return get("/v1/chat/completions", fields, "POST") + body
+
+
+def chat(text: str = "hi", times: int = 1, **more: object) -> bytes:
+    messages = [{"role": "user", "content": text}] * times
+    return post(json.dumps({"messages": messages, "max_tokens": 1, **more}).encode())
+
+
+# The inputs: of each kind, where its file lies, and the commands that read it. Lines of paths are
+# pages of one server; ``serve --lm`` gets a chat.
+
+# fmt: off
+LM = "serve --lm"
+STORED = """list; list --json; show bad:1; show bad:1 --tensors --json; inspect bad:1; verify --quick;
+    verify bad:1; du; du bad:1; prune --dry-run; cp bad:1 other:1; diff good:1 bad:1;
+    export bad:1 {at}/out; save bad:1 -o {at}/bad.tar; quality bad:1 --against {at}/model;
+    report bad:1 -o {at}/bad.html; repair bad:1;
+    sign bad:1 --key {at}/k.key --identity localhost/a/b:c;
+    / /api/models /api/model?name=bad:1 /api/tensors?model=bad:1 /api/usage /api/plots/shared
+    /api/diff?a=good:1&b=bad:1 /v2/library/bad/manifests/1 /v2/library/bad/tags/list /usage;
+    pack bad:1; rm good:1; rm bad:1; prune --grace 0s --sole-owner"""
+READ = """inspect {at}/model; inspect {at}/model --tensors --json; plan {at}/model;
+    plan {at}/model --target-bpw 5 --json; import {at}/model bad:1 --quant int4;
+    quality good:1 --against {at}/model; repair good:1 --from {at}/model"""
+TALK = "import {at}/model bad:1; run bad:1 hi --max-tokens 1; "
+PLACES = {
+    "manifest": (BAD, STORED), "blob": (None, STORED), "stored file": (None, STORED),
+    "own files": (None, f"{STORED}; {READ}"),
+    "checkpoint": ("model/{name}", READ + "; " + TALK), "config.json": ("model/config.json", READ),
+    "header": ("model/model.safetensors", "metadata get {at}/model/model.safetensors; "
+               "metadata rm {at}/model/model.safetensors a; " + READ),
+    "template": ("model/chat_template.jinja", f"{TALK}; {LM} bad:1"),
+    "tokenizer": ("model/tokenizer.json", TALK),
+    "policy": ("bad.toml", "plan {at}/model --policy {at}/bad.toml"),
+    "policy of JSON": ("bad.json", "plan {at}/model --policy {at}/bad.json"),
+    "plan": ("bad.json", "import --plan {at}/bad.json; work {at}/bad.json; commit {at}/bad.json"),
+    "signature policy": ("bad.json", "verify good:1 --policy {at}/bad.json"),
+    "batch": ("bad.toml", "work --batch {at}/bad.toml"),
+    "Modelfile": ("Modelfile", "import {at}/model bad:1 -f {at}/Modelfile; show bad:1; list"),
+    "key": ("bad.key", "verify good:1 --key {at}/bad.key; sign good:1 --key {at}/bad.key"),
+    "archive": ("bad.tar", "load {at}/bad.tar --list; load - < {at}/bad.tar; load {at}/bad.tar"),
+    "registry": (None, """pull {host}/library/bad:1; push good:1 --to {host}/library/bad:1;
+        pull {host}/library/bad:1 --policy {at}/policy.json"""),
+    "page": (None, "/"), "chat": (None, f"{LM} good:1"),
+}
+FILES: tuple[tuple[str, str, Bytes], ...] = (
+    *((kind, name, functools.partial(inside, name))
+      for kind in ("manifest", "config.json", "policy of JSON", "plan", "signature policy")
+      for name in SHAPES),
+    ("manifest", "5,000 names of a blob", lambda: manifest(*[descriptor(b"{}")] * 5_000)),
+    *(("checkpoint", f"{name} of []", functools.partial(inside, "[] without end")) for name in (
+        "tokenizer.json", "tokenizer_config.json", "generation_config.json", "blobstore.json",
+        "model.safetensors.index.json", "chat_template.json")),
+    *(("header", name, functools.partial(header, name)) for name in HEADERS),
+    ("template", "'x' * 3000000000", lambda: b"{{ 'x' * 3000000000 }}"),
+    ("template", "a loop that prints", lambda: b"{% for a in range(99999) %}{% for b in range(99999)"
+     b" %}" + b"x" * 1000 + b"{% endfor %}{% endfor %}"),
+    ("template", "9 ** (9 ** 9)", lambda: b"{{ 9 ** (9 ** 9) }}"),
+    ("template", "40,000 nested blocks", lambda: b"{% if a %}" * 40_000 + b"{% endif %}" * 40_000),
+    ("tokenizer", "70,000 words", lambda: json.dumps(
+        {"model": {"type": "BPE", "vocab": {f"{n:x}": n for n in range(70_000)}, "merges": []}}).encode()),
+    ("policy", "a key of 400,000 dots", lambda: b"a." * 400_000 + b"a=1"),
+    ("policy", "arrays 400,000 deep", lambda: b"rules=" + b"[" * 400_000),
+    ("policy", "70,000 rules", lambda: b"rules=" + array('"*a*b*=int8"').encode()),
+    ("batch", "40,000 models", lambda: b"[[model]]\nsource=''\n" * 40_000),
+    *(("Modelfile", f"{line.lower()}s without end", functools.partial(lines_of, line + " {}"))
+      for line in ("PARAMETER stop", "MESSAGE user", "LICENSE")),
+    ("key", "1 MB of PEM", lambda: b"-----BEGIN PUBLIC KEY-----\n" + b"A" * MB),
+    ("key", "scrypt that wants 1 TB", lambda: pem(
+        b'{"kdf":{"name":"scrypt","params":{"N":1073741824,"r":8,"p":1},"salt":""},'
+        b'"cipher":{"name":"nacl/secretbox","nonce":""},"ciphertext":""}')),
+    ("archive", "manifest of 64 MB of []", lambda: squeezed(
+        tar(LAYOUT, index([big(64 * MB)]), blob(big(64 * MB))))),
+    ("archive", "index.json of 16 MB of []", lambda: squeezed(tar(LAYOUT, ("index.json", big(16 * MB))))),
+    ("archive", "oci-layout of 64 MB of []", lambda: squeezed(tar(("oci-layout", big(64 * MB))))),
+    ("archive", "index of 10,000 models", lambda: squeezed(
+        tar(LAYOUT, index([b"{}"] * 10_000), blob(b"{}")))),
+    ("archive", "PAX records without end", lambda: squeezed(block(b"x", 11, b"11 a=bcdef\n") * 8, 100_000)),
+    ("archive", "a PAX record of 900 KB", lambda: tar(LAYOUT, pax={"comment": "x" * 900_000})),
+    ("archive", "GNU long names without end", lambda: squeezed(block(b"L", 512, b"a" * 511) * 8, 100_000)),
+    ("archive", "folders without end", lambda: squeezed(block(b"5", 0) * 64, 20_000)),
+    ("archive", "a member twice", lambda: tar(LAYOUT, LAYOUT, index([]))),
+    ("archive", "a member of 8 EB", lambda: block(b"0", 2**62)),
+    ("archive", "a sparse member", lambda: block(b"S", 512, bytes(2048))),
+    ("archive", "10 GB of zeros in a zstd frame", lambda: squeezed(bytes(MB), 10_000)),
+    ("archive", "900 MB of zeros in a gzip stream", lambda: squeezed(bytes(MB), 900, by="gzip")),
+    ("archive", "a zstd window of 2 GB", lambda: struct.pack("<IBB", 0xFD2FB528, 0, 0xA8) + b"\1\0\0" * MB),
+    ("archive", "80,000 empty zstd frames", lambda: squeezed(b"") * 80_000),
+    ("archive", "a seek table that lies", lying_table),
+    ("archive", "a stream that is started again", restarted),
+)
+MAKERS: tuple[tuple[str, str, Callable[[Path], None]], ...] = (
+    ("manifest", "64 MB of hole", hole),
+    *(("blob", name, functools.partial(lambda at, name: store(at, header(name), "tensor", "w"), name=name))
+      for name in HEADERS),
+    ("blob", "4,000 names of a header", lambda at: store(at, header("15,000 empty tensors"), "tensor",
+                                                         "w", 4_000)),
+    *(("stored file", f"{name} of []", functools.partial(
+        lambda at, name: store(at, inside("[] without end"), "json", name), name=name))
+      for name in ("config.json", "tokenizer.json", "blobstore.json")),
+    ("own files", "all of .blobstore is []", spoil),
+)
+REGISTRIES: tuple[tuple[str, Callable[[], dict[str, Reply]]], ...] = (
+    ("manifest of 1 MB of []", lambda: {"manifests": (200, {}, inside("[] without end"))}),
+    ("manifest of 900 MB, compressed", lambda: {
+        "manifests": (200, {"Content-Encoding": "gzip"}, squeezed(bytes(MB), 900, by="gzip"))}),
+    ("tags/list without end", lambda: {"tags": (200, {
+        "Link": '</v2/library/bad/tags/list?last={n}>; rel="next"'}, b'{"name":"a","tags":["a"]}')}),
+    ("token of 1 MB of []", lambda: {
+        "token": (200, {}, inside("[] without end", '"token":"t","x":')),
+        "": (401, {"WWW-Authenticate": 'Bearer realm="{me}/token",service="s"'}, b"")}),
+    ("challenge of 60 KB", lambda: {"": (401, {"WWW-Authenticate": f'Bearer a="{"x," * 30_000}"'}, b"")}),
+    ("error of 1 MB of []", lambda: {"": (404, {}, inside("[] without end", '"errors":'))}),
+    ("redirects without end", lambda: {"": (307, {"Location": "{me}/v2/x/manifests/{n}"}, b"")}),
+)
+REQUESTS: tuple[tuple[str, str, Bytes], ...] = (
+    ("page", "query of 1 MB", lambda: get("/api/model?name=" + "a" * MB)),
+    ("page", "query of 16,000 fields", lambda: get("/api/model?" + "a&" * 16_000)),
+    ("page", "1,000 models to compare", lambda: get("/api/plots/frontier?models=" + "good:1," * 1_000)),
+    ("page", "path of 1 MB", lambda: get("/" + "a/" * (MB // 2))),
+    ("page", "head of 1 MB", lambda: get("/", "X: y\r\n" * (MB // 6))),
+    ("page", "2,000 ranges of a blob", lambda: get(
+        "/v2/library/good/blobs/{blob}", f"Range: bytes={'0-,' * 2_000}0-\r\n")),
+    ("page", "body of 1 MB", lambda: get("/", f"Content-Length: {MB}\r\n") + bytes(MB)),
+    ("chat", "prompt of two letters", chat),
+    ("chat", "prompt of 1 MB", lambda: chat("a b " * (MB // 4))),
+    ("chat", "prompt of 1 MB without a space", lambda: chat("a" * MB)),
+    ("chat", "30,000 messages", lambda: chat("a", 30_000)),
+    ("chat", "tools of 1 MB of []", lambda: post(inside("[] without end", '"messages":[],"tools":'))),
+    ("chat", "60,000 stop texts", lambda: chat(stop=[str(n) for n in range(60_000)])),
+    ("chat", "body nested 400,000 deep", lambda: post(inside("nested 400,000 deep"))),
+)
+# fmt: on
+
+
+def pem(text: bytes) -> bytes:
+    """Return a private key as cosign writes it."""
+    kind = b"ENCRYPTED SIGSTORE PRIVATE KEY-----\n"
+    return b"-----BEGIN %s%s-----END %s" % (kind, base64.encodebytes(text), kind)
