@@ -104,7 +104,7 @@ class Taken:
     def share(self) -> float:
         """Return the larger of its shares of both limits, more than 1 for a fault."""
         talks = self.line.startswith("run") or LM in self.line
-        memory = (self.nbytes - (MLX_BYTES if talks else 0)) / MOST_BYTES
+        memory = self.nbytes / (MOST_BYTES + (MLX_BYTES if talks else 0))
         is_ours = self.code in range(4) and "Traceback" not in self.error
         return max(memory, self.seconds / MOST_SECONDS) if is_ours else 9
 

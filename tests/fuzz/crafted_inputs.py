@@ -32,14 +32,14 @@ def members(member: str, count: int) -> str:
     return f"{{{','.join(member.replace('N', f'{n:x}') for n in range(count))}}}"
 
 
-SHAPES = {
+SHAPES: dict[str, Callable[[], str]] = {
     "[] without end": functools.partial(array, "[]"),
     "90,000 keys": functools.partial(members, '"N":0', 90_000),
     "nested 400,000 deep": lambda: "[" * 400_000 + "]" * 400_000,
     "a number of 1,000,000 digits": lambda: "9" * MB,
 }
 EMPTY = '"N":{"dtype":"BF16","shape":[0],"data_offsets":[0,0]}'
-HEADERS = {
+HEADERS: dict[str, Callable[[], str]] = {
     "15,000 empty tensors": functools.partial(members, EMPTY, 15_000),
     "metadata of 90,000 keys": lambda: (
         f'{{"__metadata__":{members(chr(34) + "N" + chr(34) + ":" + chr(34) * 2, 90_000)}}}'

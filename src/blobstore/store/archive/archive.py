@@ -142,6 +142,9 @@ class _Manifests:
     def __init__(self, what: str, manifests: dict[ModelName, bytes]) -> None:
         self._what = what
         self._raw = manifests
+        self._spellings: dict[tuple[str, ...], list[ModelName]] = {}
+        for name in manifests:
+            self._spellings.setdefault(name.folded, []).append(name)
 
     def names(self) -> list[ModelName]:
         return sorted(self._raw)
@@ -151,7 +154,7 @@ class _Manifests:
         return list(self._raw)
 
     def spelled(self, name: ModelName) -> ModelName:
-        return spelled_among(self.names(), name)
+        return spelled_among(self._spellings.get(name.folded, ()), name)
 
     def read(self, name: ModelName) -> Manifest:
         return Manifest.parse(self.text(name), f"{self._what}: the manifest of {name}")
