@@ -196,15 +196,22 @@ class RemoteError(BlobStoreError):
 
     ``path`` is its address, without a query. ``status`` is the HTTP status, None if there was no
     reply. ``temporary`` says that the same request may succeed later: it was retried already, as
-    often as the caller's retry policy allows.
+    often as the caller's retry policy allows. ``retry_after_s``: how long the server asks to wait.
     """
 
     def __init__(
-        self, message: str, *, status: int | None = None, temporary: bool = False, **fields: Any
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        temporary: bool = False,
+        retry_after_s: float = 0,
+        **fields: Any,
     ) -> None:
         super().__init__(message, **fields)
         self.status = status
         self.temporary = temporary
+        self.retry_after_s = retry_after_s
 
 
 class AuthenticationError(RemoteError):

@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support.nginx import nginx
 
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.messages import Message
 from blobstore.source.addresses import open_folder
 from blobstore.source.fetching import FetchOptions
 
@@ -82,11 +81,9 @@ def through_library(client: HttpClient, url: str, begin: int, buffer: memoryview
     """Fill memory with a body that h11 read."""
     fields = (("Range", f"bytes={begin}-{begin + len(buffer) - 1}"),)
     limits = client.limits(len(buffer) + 2**16)
-    with client.once(Message("GET", fields), client.start(url), limits, lambda _: None) as (
-        reply,
-        _,
-    ):
-        reply.readinto(buffer, 20, lambda _: None)
+    with client.get(client.start(url), limits, accept=(206,), fields=fields) as (reply, _):
+        for _chunk in reply.body(len(buffer)):
+            pass
 
 
 def show(what: str, size: int, fill: Fill, threads: int) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from blobstore.formats.safetensors.header import header_end
 from blobstore.io.budget import Budget, RequestLimits
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.reader import HttpReader, Wanted
-from blobstore.io.http.remote_files import Remote as PlainRemote
+from blobstore.io.http.remote_files import HttpReader, Remote as PlainRemote, Wanted
 from blobstore.source.folders import HUB
 from blobstore.source.hub import HubFolder, HubTarget
 from blobstore.source.web import WebFolder
@@ -18,14 +17,20 @@ class Remote(PlainRemote):
     """A `Remote` whose readers have their headers."""
 
     def open(
-        self, url: str, budget: Budget | None = None, *, wanted: Wanted | None = header_end
+        self,
+        url: str,
+        budget: Budget | None = None,
+        *,
+        first_read: int | None = None,
+        wanted: Wanted | None = header_end,
+        limits: RequestLimits | None = None,
     ) -> HttpReader:
         """Return a reader of the file at ``url``, with its header read."""
-        return super().open(url, budget, wanted=wanted)
+        return super().open(url, budget, first_read=first_read, wanted=wanted, limits=limits)
 
     def open_all(self, urls: Sequence[str]) -> list[HttpReader]:
         """Return readers of all ``urls``, opened at once."""
-        with self.reading(urls, lambda reader: reader, wanted=header_end) as readers:
+        with self.at_once(urls, lambda url, limits: self.open(url, limits=limits)) as readers:
             return list(readers)
 
 

@@ -28,7 +28,7 @@ Connections = Annotated[
         "--connections",
         metavar="N",
         min=1,
-        help="Requests at once to the source's server [default: found by measurement].",
+        help="Requests at once to the source's server [default: 8].",
     ),
 ]
 LimitRate = Annotated[

@@ -176,24 +176,66 @@ class RetryPolicy:
     longest_wait_s: float = 30
 
 
+class Cancellation:
+    """Ends the requests of one job, from any thread."""
+
+    def __init__(self) -> None:
+        self._event = Event()
+        self._sockets: set[socket.socket] = set()
+
+    def check(self, address: object) -> None:
+        """Raise RemoteError if the job was cancelled."""
+        if self._event.is_set():
+            raise RemoteError(f"{address}: cancelled", path=str(address))
+
+    def sleep(self, seconds: float) -> None:
+        """Wait so long, or until the job is cancelled."""
+        self._event.wait(seconds)
+
+    def add(self, connection: socket.socket) -> None:
+        """Remember a connection that a request of the job waits for."""
+        self._sockets.add(connection)
+
+    def discard(self, connection: socket.socket) -> None:
+        """Forget a connection: it is kept alive, and may serve another job now."""
+        self._sockets.discard(connection)
+
+    def cancel(self) -> None:
+        """End all requests: waiting reads end at once, and no other begins."""
+        import socket
+
+        self._event.set()
+        for connection in list(self._sockets):
+            with suppress(OSError):  # the peer was faster
+                # Of the plain socket: SSLSocket's own would pull the TLS state from under the
+                # thread that reads.
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
 class RequestLimits:
     """The bytes and the time of one request, retries included. The clock starts with its first use.
 
-    One thread uses it; any thread may `cancel` it. ``taken`` counts its bytes. ``budget`` is the
-    budget of the checkpoint that the request is for; None for a single file. ``sent``: bytes of the
-    request's own body, which are given time too.
+    One thread uses it. ``taken`` counts its bytes. ``budget`` is the budget of the checkpoint that
+    the request is for; None for a single file. ``sent``: bytes of the request's own body, which are
+    given time too.
     """
 
     def __init__(
-        self, retry_policy: RetryPolicy, total: int, budget: Budget | None = None, *, sent: int = 0
+        self,
+        policy: RetryPolicy,
+        total: int,
+        budget: Budget | None = None,
+        *,
+        sent: int = 0,
+        cancellation: Cancellation | None = None,
     ) -> None:
-        self._retry_policy = retry_policy
+        self.policy = policy
         self._sent = sent
         self._total = total
         self._budget = budget
         self.taken = 0
         self._start: float | None = None
-        self._cancelled = Event()
+        self._cancellation = cancellation or Cancellation()
         self._socket: socket.socket | None = None
 
     @property
@@ -217,12 +259,11 @@ class RequestLimits:
         Raises: RemoteError when its time is over, or it was cancelled; LimitExceededError when its
         checkpoint's time is over.
         """
-        if self._cancelled.is_set():
-            raise RemoteError(f"{address}: cancelled", path=str(address))
+        self._cancellation.check(address)
         now = time.monotonic()
         self._start = now if self._start is None else self._start
         moved = self._total + self._sent
-        allowed = self._retry_policy.deadline_s + moved / self._retry_policy.slowest_rate
+        allowed = self.policy.deadline_s + moved / self.policy.slowest_rate
         left = self._start + allowed - now
         if left <= 0:
             raise RemoteError(
@@ -234,26 +275,18 @@ class RequestLimits:
 
     def sleep(self, seconds: float) -> None:
         """Wait so long, or until the request is cancelled."""
-        self._cancelled.wait(seconds)
+        self._cancellation.sleep(seconds)
 
     def use(self, connection: socket.socket) -> None:
         """Remember the connection that the request waits for."""
+        self.finish()
         self._socket = connection
+        self._cancellation.add(connection)
 
     def finish(self) -> None:
-        """Forget the connection: it is kept alive, and may serve another request now."""
-        self._socket = None
-
-    def cancel(self) -> None:
-        """End the request, from any thread: a waiting read ends at once, and no other begins."""
-        self._cancelled.set()
-        if (connection := self._socket) is not None:
-            import socket
-
-            with suppress(OSError):  # the peer was faster
-                # Of the plain socket: SSLSocket's own would pull the TLS state from under the
-                # thread that reads.
-                socket.socket.shutdown(connection, socket.SHUT_RDWR)
+        """Forget the connection."""
+        if self._socket is not None:
+            self._cancellation.discard(self._socket)
 
 
 MAX_HEADER = 100_000_000

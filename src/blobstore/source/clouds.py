@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from blobstore.errors import (
     CorruptDataError,
@@ -19,17 +19,13 @@ from blobstore.errors import (
     ShortReadError,
     UnsupportedSourceError,
 )
-from blobstore.io.budget import Budget
+from blobstore.io.budget import Budget, Cancellation
 from blobstore.io.objects import Bucket, ObjectState, ObjectVersion
 from blobstore.io.ranges import Identity, SourceReader
 from blobstore.names import relative_path
-from blobstore.source.fetching import Fetcher, FetchOptions
+from blobstore.source.fetching import Fetcher, FetchOptions, remote_fetcher
 from blobstore.source.folders import SUFFIX, Entry, Folder, Found
 from blobstore.source.web import WebEntry, WebIdentity
-
-if TYPE_CHECKING:
-    from blobstore.io.http.direct import Came
-    from blobstore.io.rates import RateLimit
 
 _T = TypeVar("_T")
 _FIRST_READ = 64 * 2**10
@@ -141,11 +137,23 @@ class BucketFolder(Folder):
     @contextmanager
     def fetcher(self, options: FetchOptions) -> Iterator[Fetcher]:
         """Give a fetcher that makes several requests at once."""
-        fetcher = BucketFetcher(self.bucket, options)
-        try:
+        with remote_fetcher(options, self._fill) as fetcher:
             yield fetcher
-        finally:
-            fetcher.cancel()
+
+    def _fill(
+        self,
+        name: str,
+        identity: Identity,
+        begin: int,
+        buffer: memoryview,
+        cancellation: Cancellation,
+    ) -> None:
+        key, version = relative_path(name), version_of(identity)
+
+        def check(_nbytes: int) -> None:
+            cancellation.check(self.place(name))
+
+        self.bucket.get_into(key, begin, buffer, version, came=check)
 
 
 @contextmanager
@@ -213,60 +221,6 @@ class ObjectFile(SourceReader):
             self.readinto(0, memoryview(buffer))
             self._head = bytes(buffer)
         return self._head
-
-
-class BucketFetcher:
-    """Fills memory with ranges of a bucket's objects. See `Fetcher`."""
-
-    def __init__(self, bucket: Bucket, options: FetchOptions) -> None:
-        from blobstore.io.http.filling import slots_for
-        from blobstore.io.rates import RateLimit
-
-        self._bucket = bucket
-        self._cancelled = threading.Event()
-        rate = options.limit_rate
-        self._slots = slots_for(options.connections, rate)
-        self._rate: RateLimit | None = (
-            RateLimit(rate, wait=self._cancelled.wait) if rate is not None else None
-        )
-
-    @property
-    def at_once(self) -> int:
-        """See `Fetcher`."""
-        return self._slots.most
-
-    @property
-    def wanted(self) -> int:
-        """See `Fetcher`."""
-        return self._slots.level
-
-    def fill(
-        self,
-        name: str,
-        identity: Identity,
-        begin: int,
-        buffer: memoryview,
-        came: Came | None = None,
-    ) -> None:
-        """See `Fetcher`."""
-        key = relative_path(name)
-        with self._slots.slot() as moved:
-
-            def arrived(nbytes: int) -> None:
-                if self._cancelled.is_set():
-                    raise RemoteError(f"{self._bucket.place(name)}: cancelled")
-                moved(nbytes)
-                if self._rate is not None:
-                    self._rate.take(nbytes)
-                if came is not None:
-                    came(nbytes)
-
-            arrived(0)
-            self._bucket.get_into(key, begin, buffer, version_of(identity), came=arrived)
-
-    def cancel(self) -> None:
-        """See `Fetcher`: a request ends with its next piece."""
-        self._cancelled.set()
 
 
 def object_identity(state: ObjectState, place: str) -> WebIdentity:

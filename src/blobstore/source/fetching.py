@@ -1,32 +1,44 @@
 """Fetching: the files of one folder read in large ranges, many at once.
 
-An import that streams its source (importer/streaming/) asks a folder for a `Fetcher`. Folders on
-servers fetch over several connections, whose number they find by measurement.
+An import that streams its source asks a folder for a `Fetcher`. `RemoteFetcher` is that of folders
+on servers and in buckets: it bounds the requests at once, and their rate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from blobstore.errors import UsageError
+from blobstore.io.budget import Cancellation
 
 if TYPE_CHECKING:
-    from blobstore.io.http.direct import Came
     from blobstore.io.ranges import Identity
     from blobstore.source.folders import Folder
     from blobstore.source.weights import SourceFile
+
+CONNECTIONS = 8
+"""Requests at once: they bring 1 GB/s where a connection brings 125 MB/s."""
+SLOWEST_LIMIT = 16 * 2**10
+_LEAST_PIECE = 64 * 2**10
+_BURST_S = 0.25
+
+Came = Callable[[int], None]
+ReadRange = Callable[[str, "Identity", int, memoryview, Cancellation], None]
+"""Fills memory with the bytes of a file from a byte on, with one request where nothing breaks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchOptions:
     """How files are fetched.
 
-    ``connections``: requests at once; None finds their number by measurement. ``limit_rate``: bytes
-    a second of all connections together; None is as many as come. Raises: UsageError for less than
-    one of either.
+    ``connections``: requests at once; None is `CONNECTIONS`. ``limit_rate``: bytes a second of all
+    connections together; None is as many as come. Raises: UsageError for less than one of either,
+    or a rate with which no request would end in time.
     """
 
     connections: int | None = None
@@ -43,11 +55,11 @@ class Fetcher(Protocol):
 
     @property
     def at_once(self) -> int:
-        """How many threads may be of use at most: as many ranges as may be fetched at once."""
+        """How many ranges are fetched at once: more threads are of no use."""
 
     @property
     def wanted(self) -> int:
-        """How many threads are of use now: one to ``at_once``."""
+        """As ``at_once``."""
 
     def fill(
         self,
@@ -57,11 +69,10 @@ class Fetcher(Protocol):
         buffer: memoryview,
         came: Came | None = None,
     ) -> None:
-        """Fill ``buffer`` with the bytes of a file from byte ``begin`` on, in their order.
+        """Fill ``buffer`` with the bytes of a file from byte ``begin`` on.
 
-        ``came`` is told how many there are since it was told last. The call waits until one more
-        request may run. Raises: CorruptDataError when the file has another identity now;
-        NotFoundError; ShortReadError; RemoteError; StorageError; as ``came``.
+        The call waits until one more request may run. Raises: CorruptDataError when the file has
+        another identity now; NotFoundError; ShortReadError; RemoteError; StorageError.
         """
 
     def cancel(self) -> None:
@@ -92,6 +103,86 @@ class FolderFetcher:
 
     def cancel(self) -> None:
         """See `Fetcher`: a read from a disk ends by itself."""
+
+
+class RemoteFetcher:
+    """Bounds the number and the rate of the calls of ``read``. See `Fetcher`."""
+
+    def __init__(self, options: FetchOptions, read: ReadRange) -> None:
+        self.at_once = self.wanted = options.connections or CONNECTIONS
+        self._read = read
+        self._slots = threading.Semaphore(self.at_once)
+        self._cancellation = Cancellation()
+        rate = options.limit_rate
+        self._limit = RateLimit(rate, wait=self._cancellation.sleep) if rate is not None else None
+
+    def fill(
+        self,
+        name: str,
+        identity: Identity,
+        begin: int,
+        buffer: memoryview,
+        came: Came | None = None,
+    ) -> None:
+        """See `Fetcher`. At a limited rate each request is for a part of a second."""
+        step = len(buffer) if self._limit is None else max(_LEAST_PIECE, self._limit.rate // 4)
+        for at in range(0, len(buffer), step):
+            piece = buffer[at : at + step]
+            with self._slots:
+                if self._limit is not None:
+                    self._limit.take(len(piece))
+                self._cancellation.check(name)
+                self._read(name, identity, begin + at, piece, self._cancellation)
+            if came is not None:
+                came(len(piece))
+
+    def cancel(self) -> None:
+        """See `Fetcher`."""
+        self._cancellation.cancel()
+
+
+class RateLimit:
+    """A token bucket. Safe to share between threads.
+
+    ``rate``: bytes a second. ``wait`` waits for so many seconds, or less.
+
+    Raises: UsageError for less than 16 KiB a second, with which no request would end in time.
+    """
+
+    def __init__(
+        self,
+        rate: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] = time.sleep,
+    ) -> None:
+        if rate < SLOWEST_LIMIT:
+            raise UsageError(f"a limit of {rate:,} bytes a second: at least {SLOWEST_LIMIT:,}")
+        self.rate = rate
+        self._clock = clock
+        self._wait = wait
+        self._paid_until = clock()
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> None:
+        """Wait until so many bytes are allowed."""
+        with self._lock:
+            now = self._clock()
+            start = max(self._paid_until, now - _BURST_S)
+            self._paid_until = start + nbytes / self.rate
+            left = self._paid_until - now
+        if left > 0:
+            self._wait(left)
+
+
+@contextmanager
+def remote_fetcher(options: FetchOptions, read: ReadRange) -> Iterator[Fetcher]:
+    """Give a `RemoteFetcher`, which is cancelled at the end of the block."""
+    fetcher = RemoteFetcher(options, read)
+    try:
+        yield fetcher
+    finally:
+        fetcher.cancel()
 
 
 @contextmanager

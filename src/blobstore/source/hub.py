@@ -32,13 +32,10 @@ from blobstore.formats import strictjson
 from blobstore.names import Digest, relative_path
 from blobstore.source.files import MAX_DEPTH
 from blobstore.source.folders import HUB, HUB_SCHEME, MAIN, Entry, Found
-from blobstore.source.web import WebEntry, WebFile, WebFolder, WebIdentity
+from blobstore.source.web import WebEntry, WebFolder, WebIdentity
 
 if TYPE_CHECKING:
-    from blobstore.io.http.reader import HttpReader
-    from blobstore.io.http.redirects import Linked
-    from blobstore.io.http.remote_files import Remote
-    from blobstore.io.http.replies import Version
+    from blobstore.io.http.remote_files import HttpReader, Remote
     from blobstore.io.ranges import Identity
 
 
@@ -288,11 +285,14 @@ class HubFolder(WebFolder):
         entry = (self._listing or {}).get(prefix + slash, {}).get(last)
         return entry.found() if entry is not None else super()._known(name)
 
-    def _source(self, reader: HttpReader) -> WebFile:
-        """Return a reader with the identity that the listing gives: the content's hash."""
+    def _identity(self, reader: HttpReader) -> Identity:
+        """Return the identity that the listing gives: the content's hash."""
+        from blobstore.io.http.messages import check_linked
+        from blobstore.io.http.web_addresses import Linked
+
         found = self._known(self._name_of(reader)) if self._listing is not None else None
         if found is None:
-            return super()._source(reader)
+            return super()._identity(reader)
         if reader.size != found.size:
             raise RemoteError(
                 f"{reader.name} has {reader.size} bytes, and {found.size:,} in the"
@@ -300,34 +300,15 @@ class HubFolder(WebFolder):
                 rule="R1",
                 path=reader.name,
             )
-        self._note(reader)
-        return WebFile(reader, found.identity)
+        listed = Linked(found.declared, self._commit)
+        check_linked(listed, reader.file.linked, reader.name)
+        reader.file.linked = listed  # of which later replies are
+        return found.identity
 
     def declared(self, name: str) -> Digest | None:
         """Return a file's digest by the listing, if that has one."""
         found = self._known(name) if self._listing is not None else None
         return found.declared if found is not None else super().declared(name)
-
-    def version_of(self, identity: Identity) -> Version | None:
-        """Return None for an identity of the listing: it is the hash of a content."""
-        return None if self._listing is not None else super().version_of(identity)
-
-    def check_version(
-        self, name: str, identity: Identity, version: Version, linked: Linked | None
-    ) -> None:
-        """Raise CorruptDataError if a reply is not of the listed file at the commit."""
-        from blobstore.io.http.replies import changed
-
-        if self._listing is None:
-            super().check_version(name, identity, version, linked)
-            return
-        found = self._known(name)
-        is_listed = found is not None and found.identity.key == identity.key
-        size = found.size if found is not None else None
-        commit = linked.commit if linked is not None else None
-        if not is_listed or version.size not in (None, size) or commit not in (None, self._commit):
-            raise changed(self.place(name))
-        self.check_linked(name, linked)
 
 
 def _query_of(address: str, place: str) -> str:

@@ -7,31 +7,26 @@ checkpoints usually have (`LIKELY`). The Hub lists its repositories: hub.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from blobstore.errors import (
-    CorruptDataError,
     LimitExceededError,
+    NotFoundError,
     UnsupportedSourceError,
     UsageError,
 )
 from blobstore.formats.safetensors.header import header_end
-from blobstore.io.budget import Budget
+from blobstore.io.budget import Budget, Cancellation, RequestLimits
 from blobstore.io.ranges import Identity, SourceReader
 from blobstore.names import Digest, relative_path
+from blobstore.source.fetching import Fetcher, FetchOptions, remote_fetcher
+from blobstore.source.folders import SUFFIX, Entry, Folder, Found
 
 if TYPE_CHECKING:
-    from blobstore.io.http.reader import HttpReader
-    from blobstore.io.http.redirects import Linked, RequestTarget
-    from blobstore.io.http.remote_files import Remote
-    from blobstore.io.http.replies import Version
-
-from blobstore.source.fetching import Fetcher, FetchOptions
-from blobstore.source.folders import SUFFIX, Entry, Folder, Found
-from blobstore.source.webfetching import web_fetcher
+    from blobstore.io.http.remote_files import HttpReader, Remote, RemoteFile
 
 _T = TypeVar("_T")
 
@@ -86,7 +81,7 @@ class WebFolder(Folder):
         self._remote = remote
         self._likely: list[Entry] | None = None
         self._declared: dict[str, Digest] = {}
-        self._targets: dict[str, RequestTarget] = {}
+        self._files: dict[tuple[str, str], RemoteFile] = {}
         self._opened: dict[str, WebFile] = {}
 
     @property
@@ -130,9 +125,16 @@ class WebFolder(Folder):
             return []
         if self._likely is None:
             urls = [self.url(name) for name in LIKELY]
-            there = map(self._entry, self._remote.present(urls, self.budget))
+            with self._remote.at_once(urls, self._present, self.budget) as readers:
+                there = [self._entry(reader) for reader in readers if reader is not None]
             self._likely = sorted(there, key=lambda entry: entry.name)
         return self._likely[:most]
+
+    def _present(self, url: str, limits: RequestLimits) -> HttpReader | None:
+        try:
+            return self._remote.open(url, limits=limits)
+        except NotFoundError:
+            return None
 
     def _entry(self, reader: HttpReader) -> Entry:
         source, name = self._source(reader), self._name_of(reader)
@@ -156,26 +158,33 @@ class WebFolder(Folder):
         return self._source(reader) if identity is None else self._same(reader, identity)
 
     def _same(self, reader: HttpReader, identity: Identity) -> WebFile:
+        from blobstore.io.http.messages import changed
+
         source = self._source(reader)
         if source.identity != identity:
-            raise CorruptDataError(f"{source.name} changed while it was read", path=source.name)
+            raise changed(source.name)
         return source
 
     def _source(self, reader: HttpReader) -> WebFile:
-        self._note(reader)
-        return WebFile(reader, WebIdentity.of(reader))
+        """Return a reader with an identity, and remember its file."""
+        name, identity = self._name_of(reader), self._identity(reader)
+        self._files[name, identity.key] = reader.file
+        if reader.file.linked is not None and reader.file.linked.digest is not None:
+            self._declared[name] = reader.file.linked.digest
+        return WebFile(reader, identity)
 
-    def _note(self, reader: HttpReader) -> None:
-        self._targets[self._name_of(reader)] = reader.target
-        if reader.linked is not None and reader.linked.digest is not None:
-            self._declared[self._name_of(reader)] = reader.linked.digest
+    def _identity(self, reader: HttpReader) -> Identity:
+        return WebIdentity.of(reader)
 
     def reading(
         self, names: Sequence[str], read: Callable[[HttpReader], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
         """Give the results of ``read`` for each file; several are read at once, with headers."""
-        urls = [self.url(name) for name in names]
-        return self._remote.reading(urls, read, self.budget, wanted=header_end)
+
+        def work(url: str, limits: RequestLimits) -> _T:
+            return read(self._remote.open(url, wanted=header_end, limits=limits))
+
+        return self._remote.at_once([self.url(name) for name in names], work, self.budget)
 
     def sources(
         self, names: Sequence[str], read: Callable[[WebFile], _T]
@@ -213,10 +222,15 @@ class WebFolder(Folder):
             for name, found in known.items()
             if name in self._opened and found.size <= most
         }
-        missing = [name for name in known if name not in files]
-        readers = self._remote.whole({self.url(name): known[name].size for name in missing})
-        for name, reader in zip(missing, readers, strict=True):
-            files[name] = self._same(reader, known[name].identity)
+        sizes = {self.url(name): known[name].size for name in known if name not in files}
+
+        def work(url: str, limits: RequestLimits) -> HttpReader:
+            return self._remote.open(url, first_read=max(1, sizes[url]), limits=limits)
+
+        with self._remote.at_once(list(sizes), work) as readers:
+            for reader in readers:
+                name = self._name_of(reader)
+                files[name] = self._same(reader, known[name].identity)
         return files
 
     def _take_document(self, name: str, found: Found, limit: int) -> None:
@@ -233,42 +247,25 @@ class WebFolder(Folder):
         entries = (entry for entry in self._likely or () if entry.name == name)
         return next((entry.found() for entry in entries), None)
 
-    def fetcher(self, options: FetchOptions) -> AbstractContextManager[Fetcher]:
+    @contextmanager
+    def fetcher(self, options: FetchOptions) -> Iterator[Fetcher]:
         """Give a fetcher that makes several requests at once."""
-        return web_fetcher(self, self._remote, options)
+        with remote_fetcher(options, self._fill) as fetcher:
+            self._remote.allow(fetcher.at_once)
+            yield fetcher
 
-    def target_of(self, name: str) -> RequestTarget | None:
-        """Return where redirects from a file's address led when it was opened."""
-        return self._targets.get(name)
-
-    def version_of(self, identity: Identity) -> Version | None:
-        """Return the version that requests ask for by an identity; None if replies say it."""
-        return WebIdentity.version(identity.key)
-
-    def check_version(
-        self, name: str, identity: Identity, version: Version, linked: Linked | None
+    def _fill(
+        self,
+        name: str,
+        identity: Identity,
+        begin: int,
+        buffer: memoryview,
+        cancellation: Cancellation,
     ) -> None:
-        """Raise CorruptDataError if a reply's version is not the one of ``identity``.
-
-        ``linked``: what its server says of the file besides.
-        """
-        from blobstore.io.http.replies import changed
-
-        known = self.version_of(identity)
-        if known is not None:
-            known.check_same(version, self.place(name))
-        elif WebIdentity.of_version(version).key != identity.key:
-            raise changed(self.place(name))
-        self.check_linked(name, linked)
-
-    def check_linked(self, name: str, linked: Linked | None) -> None:
-        """Raise CorruptDataError if a server now declares another digest than it did."""
-        from blobstore.io.http.replies import changed
-
-        declared = self.declared(name)
-        said = linked.digest if linked is not None else None
-        if said is not None and declared is not None and said != declared:
-            raise changed(self.place(name))
+        key = name, identity.key
+        if key not in self._files:
+            self._same(self._remote.open(self.url(name)), identity)
+        self._files[key].fill(begin, buffer, cancellation=cancellation)
 
     def declared(self, name: str) -> Digest | None:
         """Return the digest that a file's server declared when it was opened."""
@@ -315,23 +312,7 @@ class WebIdentity:
                 path=reader.name,
                 hint="Download the file first.",
             )
-        return cls.of_version(version)
-
-    @classmethod
-    def of_version(cls, version: Version) -> WebIdentity:
-        """Return the identity of a version."""
-        return cls(f"{version.etag or version.modified} {version.size}")
-
-    @staticmethod
-    def version(key: str) -> Version | None:
-        """Return the version that a key stands for; None for a hash of the content."""
-        from blobstore.io.http.replies import Version
-
-        validator, _, size = key.rpartition(" ")
-        if validator.startswith(('"', "W/")):
-            return Version(int(size), validator, None)
-        is_time = "," in validator
-        return Version(int(size), None, validator) if is_time else None
+        return cls(f"{validator} {version.size}")
 
 
 class WebEntry(Entry):

@@ -180,7 +180,7 @@ def test_another_version_is_not_fetched(server: Server, checkpoint: Path) -> Non
             folder.fetcher(FetchOptions()) as one,
         ):
             one.fill(NAME, identity, 0, memoryview(bytearray(10)))
-    assert script.asked[0].fields["if-match"] == '"v1"'
+    assert script.asked[0].fields["if-range"] == '"v1"'
 
 
 @pytest.mark.parametrize("option", ["connections", "limit_rate"])

@@ -1,15 +1,11 @@
 """The policy of HTTP requests: where they go, with which credentials, how much, how often.
 
-*Where to.* http and https only. Redirects are followed here and not by the library: at most 5,
-never from https to http. After a redirect from a public server only public addresses are connected
-to, so that no server makes this machine send requests into its own network (169.254.169.254, a
-router, a neighbour); the user may name private addresses. A redirect to another origin never leads
-to a link-local address, from a private server either. An address is checked after its name was
-resolved, and the checked address is the one that is connected to.
+*Where to.* Rule R2, `blobstore.io.http.web_addresses`. Redirects are followed here and not by the
+library.
 
-*As whom.* A token is for one origin (scheme, host, port; RFC 9110 section 4.3.1), and stays behind
-when a redirect leads to another, for good. It is sent in the clear only in a private network. The
-same holds for a body with credentials, whose redirect to another origin is refused. Cookies are not
+*As whom.* A token is for one origin (scheme, host, port; RFC 9110 section 4.3.1). It is sent in the
+clear only in a private network. The same holds for a body with credentials, whose redirect to
+another origin is refused. Cookies are not
 kept, and the challenge of a 401 is left to the caller. TLS certificates and names are always
 checked. The environment is not read: neither netrc nor proxies, because behind a proxy the address
 that is connected to is unknown.
@@ -21,6 +17,9 @@ its socket buffer holds.
 
 *How often.* After 429, 500, 502, 503, 504 and broken connections it is tried again, five times in
 all, with waits that double and vary; ``Retry-After`` is obeyed up to 30 seconds, and is an error
-beyond. A request has a deadline beside the limit of silence. Only the lookup of a name
-has no other limit than the resolver's own.
+beyond. Weights get eight attempts, and 330 seconds: the Hub's windows have 300. A request has a
+deadline beside the limit of silence. Only the lookup of a name has no other limit than the
+resolver's own.
+
+*What comes back.* Rule R1, `blobstore.io.http.messages`.
 """

@@ -9,33 +9,33 @@ import ssl
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from copy import copy
 from functools import partial
-from threading import Lock
-from typing import TYPE_CHECKING, Self, cast
+from threading import Lock, Semaphore
+from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from blobstore._version import __version__
-from blobstore.errors import BlobStoreError, RemoteError, UsageError
-from blobstore.io.budget import Budget, RequestLimits, RetryPolicy
-from blobstore.io.http.certificates import Certificates
+from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, UsageError
+from blobstore.io.budget import Budget, Cancellation, RequestLimits, RetryPolicy
 from blobstore.io.http.connections import CheckedBackend, RequestContext
-from blobstore.io.http.messages import Fields, Message
-from blobstore.io.http.redirects import MAX_REDIRECTS, Linked, RequestTarget, redirected
-from blobstore.io.http.replies import Reply
-from blobstore.io.http.slots import Slots
-from blobstore.io.http.web_addresses import WebAddress, is_public
+from blobstore.io.http.messages import Fields, Message, Reply, linked_of
+from blobstore.io.http.web_addresses import (
+    MAX_REDIRECTS,
+    RequestTarget,
+    WebAddress,
+    is_public,
+    redirected,
+)
 
 if TYPE_CHECKING:
     import httpcore2
 
-
+_T = TypeVar("_T")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _REPEATING = frozenset({307, 308})
 """Redirects that repeat the method and the body (RFC 9110 section 15.4)."""
 _SAFE = frozenset({"GET", "HEAD"})
-_ORIGINS = (
-    4  # an endpoint, its content server, and what they redirect to: kept-alive connections to each
-)
+_KEPT = 64
+"""Connections that are kept alive: to an endpoint, its content server, what they redirect to."""
 _KEEP_ALIVE_S = 30
 _CUT = "peer closed connection"
 """h11's words for a body that ends too early."""
@@ -46,8 +46,7 @@ class HttpClient:
     """Requests over kept-alive connections. Safe to share between threads; a context manager.
 
     ``token`` is sent to the origin of the first address that is asked for, and to no other.
-    ``connections`` is the number of requests at once, and so the most connections to one host;
-    `Slots` may find it by measurement.
+    ``connections`` is the number of requests at once, and so the most connections to one host.
     ``ca_file`` names certificates (PEM) to trust beside the system's. ``is_public`` says which IP
     addresses are public, for rule R2. The policy: `blobstore.io.http`.
     """
@@ -56,7 +55,7 @@ class HttpClient:
         self,
         token: str | None = None,
         *,
-        connections: int | Slots = 16,
+        connections: int = 16,
         retry_policy: RetryPolicy | None = None,
         ca_file: str | None = None,
         is_public: Callable[[str], bool] = is_public,
@@ -70,20 +69,19 @@ class HttpClient:
                 " ASCII"
             )
         self.retry_policy = retry_policy or RetryPolicy()
-        self._slots = Slots(connections) if isinstance(connections, int) else connections
-        self.connections = connections = self._slots.most
+        self.connections = connections
+        self._slots = Semaphore(connections)
         self._token = token
         self._token_origin: tuple[str, str, int] | None = None
         self._lock = Lock()
-        self._backend = CheckedBackend(is_public, Certificates(ca_file))
+        self._backend = CheckedBackend(is_public, ca_file)
         self._pool = httpcore2.ConnectionPool(
             ssl_context=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),  # the backend has another
-            max_connections=connections * _ORIGINS,
-            max_keepalive_connections=connections * _ORIGINS,
+            max_connections=None,  # `request` bounds them
+            max_keepalive_connections=_KEPT,
             keepalive_expiry=_KEEP_ALIVE_S,
             network_backend=cast("httpcore2.NetworkBackend", self._backend),
         )
-        self._owner: HttpClient | None = None
         weakref.finalize(self, self._pool.close)
 
     def start(self, url: str) -> RequestTarget:
@@ -99,12 +97,19 @@ class HttpClient:
         has_token = self._token is not None and address.origin == self._token_origin
         return RequestTarget(address, f"Bearer {self._token}" if has_token else None)
 
-    def limits(self, total: int, budget: Budget | None = None, *, sent: int = 0) -> RequestLimits:
+    def limits(
+        self,
+        total: int,
+        budget: Budget | None = None,
+        *,
+        sent: int = 0,
+        cancellation: Cancellation | None = None,
+    ) -> RequestLimits:
         """Return the limits of a request: ``total`` bytes, heads included, within ``budget``.
 
         ``sent``: bytes of its body, which need time too.
         """
-        return RequestLimits(self.retry_policy, total, budget, sent=sent)
+        return RequestLimits(self.retry_policy, total, budget, sent=sent, cancellation=cancellation)
 
     def get(
         self,
@@ -113,9 +118,10 @@ class HttpClient:
         *,
         accept: Collection[int],
         fields: Fields = (),
+        retries: bool = True,
     ) -> AbstractContextManager[tuple[Reply, RequestTarget]]:
         """Give the reply to a GET request. See `request`."""
-        return self.request(Message("GET", fields), target, limits, accept=accept)
+        return self.request(Message("GET", fields), target, limits, accept=accept, retries=retries)
 
     @contextmanager
     def request(
@@ -131,64 +137,57 @@ class HttpClient:
 
         ``accept`` are the statuses that the caller handles; a reply with one of them has passed
         rule R1's general part. Temporary failures are tried again, within ``limits``, unless
-        ``retries`` is False: then the caller asks the server how far it got.
+        ``retries`` is False: then the caller does.
 
         Raises: NotFoundError for 404; RemoteError for every other status, a server that can't be
         reached, a reply that breaks rule R1, a redirect that breaks rule R2; as the body.
         """
-        sent = message.body.size if message.body is not None else 0
-        before = limits.taken
-        with self._slots.slot() as moved:
-            reply, at = self._answered(message, target, limits, accept, retries=retries)
+        answered = partial(self._answered, message, target, limits, accept)
+        with self._slots:
             try:
-                yield reply, at
+                reply, at = self.retrying(answered, limits) if retries else answered()
+                try:
+                    yield reply, at
+                finally:
+                    reply.close()
             finally:
-                reply.close()
-                moved(sent + limits.taken - before)
+                limits.finish()
 
-    @contextmanager
-    def once(
-        self,
-        message: Message,
-        target: RequestTarget,
-        limits: RequestLimits,
-        seen: Callable[[Reply], None],
-    ) -> Iterator[tuple[Reply, RequestTarget]]:
-        """Give the reply to one attempt of a request, whatever its status. No slot is taken.
+    def retrying(self, work: Callable[[], _T], limits: RequestLimits) -> _T:
+        """Return what ``work`` does, which is done again after temporary failures. As `pause`."""
+        attempt = 0
+        while True:
+            try:
+                return work()
+            except RemoteError as error:
+                if not error.temporary:
+                    raise
+                failure = error
+            self.pause(attempt, limits, failure)
+            attempt += 1
 
-        ``seen`` is called with each reply on the way, and the last one; it reads heads only.
-        Raises: as `request`, and not for a status.
-        """
-        reply, at = self._followed(message, target, limits, seen)
-        try:
-            reply.check_uncoded()
-            yield reply, at
-        finally:
-            reply.close()
-
-    def sibling(self, connections: Slots, retry_policy: RetryPolicy) -> Self:
-        """Return a client with the token and the connections of this one, which it keeps open."""
-        other = copy(self)
-        other.retry_policy = retry_policy
-        other._slots, other.connections = connections, connections.most  # noqa: SLF001  # a copy's
-        other._owner = self  # noqa: SLF001
-        return other
-
-    def pause(
-        self, attempt: int, limits: RequestLimits, failure: BlobStoreError, asked_s: float = 0
-    ) -> None:
+    def pause(self, attempt: int, limits: RequestLimits, failure: BlobStoreError) -> None:
         """Wait before the next attempt: twice as long each time, minus a random part.
 
         Raises ``failure`` when no attempt is left, or the server asks for a longer wait than the
         policy allows.
         """
-        wait = max(asked_s, self.retry_policy.backoff_s * 2**attempt * random.uniform(0.5, 1))  # noqa: S311
-        if asked_s > self.retry_policy.longest_wait_s:
+        policy = limits.policy
+        asked_s = failure.retry_after_s if isinstance(failure, RemoteError) else 0.0
+        wait = max(asked_s, policy.backoff_s * 2**attempt * random.uniform(0.5, 1))  # noqa: S311
+        if asked_s > policy.longest_wait_s:
             failure.hint = f"It asks to wait for {asked_s:,.0f} seconds."
             raise failure
-        if attempt + 1 >= self.retry_policy.attempts or wait > limits.seconds_left(failure.path):
+        if attempt + 1 >= policy.attempts or wait > limits.seconds_left(failure.path):
             raise failure
         limits.sleep(wait)
+
+    def allow(self, connections: int) -> None:
+        """Let so many requests run at once, if it is less than that now."""
+        with self._lock:
+            if connections > self.connections:
+                self._slots.release(connections - self.connections)
+                self.connections = connections
 
     def close(self) -> None:
         """Close all connections."""
@@ -206,38 +205,28 @@ class HttpClient:
         target: RequestTarget,
         limits: RequestLimits,
         accept: Collection[int],
-        *,
-        retries: bool,
     ) -> tuple[Reply, RequestTarget]:
-        attempt = 0
-        while True:
-            asked_s = 0.0
-            try:
-                reply, at = self._followed(message, target, limits)
-                if reply.status in accept:
-                    reply.check_uncoded()
-                    return reply, at
-                failure, asked_s = reply.failure(), reply.retry_after()
+        """Return the reply to one attempt, if its status is accepted, and where redirects led."""
+        try:
+            reply, at = self._followed(message, target, limits)
+            if reply.status not in accept:
                 reply.discard()
-            except RemoteError as error:
-                failure = error
-            if failure.path != str(target.address):  # a redirect led there: name both addresses
-                failure = failure.at(str(target.address))
-            if not (retries and isinstance(failure, RemoteError) and failure.temporary):
-                raise failure
-            self.pause(attempt, limits, failure, asked_s)
-            attempt += 1
+                raise reply.failure()
+            reply.check_uncoded()
+        except (RemoteError, NotFoundError) as error:
+            if error.path != str(target.address):  # a redirect led there: name both addresses
+                raise error.at(str(target.address)) from error.__cause__
+            raise
+        return reply, at
 
     def _followed(
         self,
         message: Message,
         target: RequestTarget,
         limits: RequestLimits,
-        seen: Callable[[Reply], None] = lambda _: None,
     ) -> tuple[Reply, RequestTarget]:
         for _ in range(MAX_REDIRECTS + 1):
             reply = self._ask(message, target, limits)
-            seen(reply)
             if reply.status not in _REDIRECTS:
                 return reply, target
             try:
@@ -248,7 +237,7 @@ class HttpClient:
                     target,
                     reply.field("location"),
                     from_public=reply.from_public,
-                    linked=Linked.of(reply),
+                    linked=linked_of(reply),
                 )
                 if message.has_credentials and target.address.origin != origin.origin:
                     raise origin.refuse(f"redirects credentials to {target.address}")
@@ -261,14 +250,7 @@ class HttpClient:
 
         address = target.address
         has_credentials = target.authorization is not None or message.has_credentials
-        context = RequestContext(
-            address,
-            limits,
-            public_only=target.public_only,
-            from_server=target.from_server,
-            has_credentials=has_credentials,
-            direct=message.direct,
-        )
+        context = RequestContext(target, limits, has_credentials)
         request = httpcore2.Request(
             message.method,
             httpcore2.URL(
@@ -278,9 +260,9 @@ class HttpClient:
             content=message.body.pieces() if message.body is not None else None,
             extensions={
                 "timeout": {
-                    "connect": self.retry_policy.connect_s,
-                    "read": self.retry_policy.silence_s,
-                    "write": self.retry_policy.silence_s,
+                    "connect": limits.policy.connect_s,
+                    "read": limits.policy.silence_s,
+                    "write": limits.policy.silence_s,
                 }
             },
         )
@@ -313,7 +295,7 @@ class HttpClient:
                 why = (
                     "could not be reached"
                     if connecting
-                    else f"sent nothing for {self.retry_policy.silence_s:g} seconds"
+                    else f"sent nothing for {context.limits.policy.silence_s:g} seconds"
                 )
                 raise RemoteError(
                     f"{address}: the server {why}", path=str(address), temporary=True

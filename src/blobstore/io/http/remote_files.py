@@ -1,22 +1,294 @@
-"""Files on web servers, several read at once, and small documents."""
+"""Files on web servers, read in ranges, several at once, and small documents.
+
+Opening a file asks for its first 64 KiB. Where the caller says that its beginning is longer
+(`Wanted`), more requests bring exactly the rest. These bytes are kept, so that a parser makes no
+request of its own. At most 128 KiB more than the wanted bytes are taken, heads of replies,
+redirects and retries included, whatever the server answers.
+
+Every later reply has to be of the version that the first one gave: a range is asked for with its
+ETag (``If-Range``), and size, ETag and Last-Modified of each reply are compared. A body that breaks
+goes on where it broke. Redirects often lead to signed addresses that expire: the address that they
+led to is used until it does, then the original one gives another.
+
+A server may answer a request for a range with the whole file (RFC 9110 section 14.2). Then the
+reply is read as far as is wanted and the connection is closed. The size that such a reply gives
+is a claim about bytes that were not read, so it counts only when all of them came.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
-from blobstore.errors import BlobStoreError, LimitExceededError, NotFoundError, RemoteError
-from blobstore.io.budget import Budget, RequestLimits
+from blobstore.errors import (
+    BlobStoreError,
+    LimitExceededError,
+    RemoteError,
+    ShortReadError,
+    UnsupportedSourceError,
+)
+from blobstore.io.budget import Budget, Cancellation, RequestLimits
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.reader import FIRST_READ, HttpReader, Wanted
-from blobstore.io.http.replies import Reply
+from blobstore.io.http.messages import (
+    Reply,
+    Version,
+    changed,
+    check_linked,
+    check_part,
+    linked_of,
+)
+from blobstore.io.http.web_addresses import Linked, RequestTarget
 
 _T = TypeVar("_T")
-_HEAD = 64 * 2**10
-_OK = 200
+FIRST_READ = 64 * 2**10
+_OVERHEAD = 64 * 2**10
+_PROGRESS = 64 * 2**10
+"""Bytes after which an attempt counts as a new one."""
+_OK, _PART, _NOT_SATISFIABLE = 200, 206, 416
+_KNOWN = (_OK, _PART, _NOT_SATISFIABLE)
+_EXPIRED = (400, 401, 403, 404, 410)
+_EMPTY = re.compile(r"bytes \*/0", re.ASCII | re.IGNORECASE)
+_PATIENCE = {"attempts": 8, "longest_wait_s": 330, "deadline_s": 400}
+"""For weights. The Hub's windows have 300 seconds."""
+
+Wanted = Callable[[bytes | bytearray], int | None]
+"""Gives how many first bytes of a file are wanted, from those that are there; None: no more."""
+
+
+class _ExpiredError(Exception):
+    """The address that redirects led to has expired."""
+
+
+class RemoteFile:
+    """A version of a file on a web server. Safe to share between threads.
+
+    ``start`` is the file's own address, ``target`` the one that redirects from it led to last.
+    ``linked``: what the server, or a redirect to it, says of the file besides.
+    """
+
+    def __init__(
+        self,
+        client: HttpClient,
+        start: RequestTarget,
+        target: RequestTarget,
+        version: Version,
+        linked: Linked | None,
+    ) -> None:
+        self._client = client
+        self.name = str(start.address)
+        self._start = start
+        self._target = target
+        self.version = version
+        self.linked = linked
+
+    def fill(
+        self,
+        begin: int,
+        buffer: memoryview,
+        limits: RequestLimits | None = None,
+        *,
+        cancellation: Cancellation | None = None,
+    ) -> None:
+        """Fill ``buffer`` with the bytes from byte ``begin`` on, in as many requests as it takes.
+
+        ``limits``: of all of them together; None gives each its own, with the patience that weights
+        need. Raises: CorruptDataError for another version of the file; NotFoundError; RemoteError;
+        ShortReadError, for a file of unknown size.
+        """
+        patient = replace(self._client.retry_policy, **_PATIENCE)
+        done = attempt = 0
+        while done < len(buffer):
+            left = buffer[done:]
+            own = limits or RequestLimits(patient, len(left) + _OVERHEAD, cancellation=cancellation)
+            at, failure = (
+                done,
+                RemoteError(
+                    f"{self.name}: {attempt + 1} replies did not bring the bytes"
+                    f" {begin}-{begin + len(buffer) - 1} (rule R1)",
+                    rule="R1",
+                    path=self.name,
+                ),
+            )
+            try:
+                for chunk in self._part(begin + done, begin + len(buffer), own):
+                    buffer[done : done + len(chunk)] = chunk
+                    done += len(chunk)
+            except RemoteError as error:
+                if not error.temporary:
+                    raise
+                failure = error
+            if done - at >= _PROGRESS:
+                attempt = 0
+            elif done < len(buffer):
+                self._client.pause(attempt, own, failure)
+                attempt += 1
+
+    def _part(self, begin: int, end: int, limits: RequestLimits) -> Iterator[bytes]:
+        """Yield the first of the bytes ``[begin, end)``, as many as one reply brings."""
+        target = self._target
+        if target is not self._start:
+            try:
+                yield from self._part_at(target, begin, end, limits)
+            except _ExpiredError:
+                pass
+            else:
+                return
+        yield from self._part_at(self._start, begin, end, limits)
+
+    def _part_at(
+        self, target: RequestTarget, begin: int, end: int, limits: RequestLimits
+    ) -> Iterator[bytes]:
+        fields = (("Range", f"bytes={begin}-{end - 1}"), *self.version.condition)
+        accept = _KNOWN if target is self._start else _KNOWN + _EXPIRED
+        with self._client.get(target, limits, accept=accept, fields=fields, retries=False) as (
+            reply,
+            at,
+        ):
+            if reply.status in _EXPIRED:
+                reply.discard()
+                raise _ExpiredError
+            nbytes = self._checked(reply, at, begin, end)
+            self._target = at if at.address != self._start.address else self._start
+            yield from reply.body(nbytes)
+
+    def _checked(self, reply: Reply, at: RequestTarget, begin: int, end: int) -> int:
+        """Return how many bytes of the range a reply brings. Raises: as `fill`."""
+        if reply.status == _NOT_SATISFIABLE and self.version.size is None:
+            raise _short(self.name, end)
+        size = self.version.size
+        if reply.status == _PART:
+            stop, size = check_part(reply, begin, end)
+        elif reply.status == _OK and begin == 0 and reply.length == size == end:
+            stop = end
+        else:
+            raise changed(self.name)
+        self.version.check_same(Version.of(reply, size), self.name)
+        check_linked(self.linked, at.linked or linked_of(reply), self.name)
+        return stop - begin
+
+
+class HttpReader:
+    """A file on a web server, open. ``size`` is None where the server does not say it.
+
+    Safe to share between threads.
+
+    ``name`` is the address without its query, ``version`` the file's size, ETag and Last-Modified.
+    ``file``: what remains of it without the bytes that opening brought.
+    ``has_ranges``: all of the file can be read, because the server sends parts of it, or sent all.
+    A read beyond what opening brought is one request, or a few where the server answers with less
+    than was asked for.
+    """
+
+    def __init__(
+        self,
+        client: HttpClient,
+        url: str,
+        *,
+        first_read: int = FIRST_READ,
+        wanted: Wanted | None = None,
+        limits: RequestLimits | None = None,
+    ) -> None:
+        """Open the file at ``url``, and take its first bytes, as many as are ``wanted``.
+
+        Raises: UsageError when ``url`` is not a web address; NotFoundError; RemoteError as
+        `HttpClient.get` does, and for a reply that breaks rule R1; CorruptDataError when the file
+        changes meanwhile, ShortReadError when its server does not say its size and it ends before
+        what is wanted.
+        """
+        self._client = client
+        self._wanted: Wanted = wanted or (lambda _: None)  # no more than the first read brings
+        start = client.start(url)
+        self.name = str(start.address)
+        limits = limits or client.limits(0)
+        limits.extend(first_read + _OVERHEAD)
+        self._head = bytearray()
+        fields = (("Range", f"bytes=0-{first_read - 1}"),)
+        with client.get(start, limits, accept=_KNOWN, fields=fields) as (reply, at):
+            size = self._open(reply, first_read, limits)
+            self.version = Version.of(reply, size)
+            linked = at.linked or linked_of(reply)
+            target = at if at.address != start.address else start
+            self.has_ranges = reply.status != _OK or len(self._head) == size
+        self.file = RemoteFile(client, start, target, self.version, linked)
+        self.size = size
+        if self.has_ranges:
+            self._complete(limits)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return exactly ``length`` bytes from ``offset``, by a request for those not kept.
+
+        Raises: ShortReadError when the file has fewer; CorruptDataError when it is another file
+        now; UnsupportedSourceError when the server sends whole files only; RemoteError.
+        """
+        end = offset + length
+        if self.size is not None and length and end > self.size:
+            raise _short(self.name, end, self.size)
+        data = self._head[offset:end]
+        if len(data) < length:
+            if not self.has_ranges:
+                raise UnsupportedSourceError(
+                    f"{self.name}: its server sends whole files only, so its data can't be read in"
+                    " parts",
+                    path=self.name,
+                    hint="Download the file first.",
+                )
+            begin = offset + len(data)
+            data += self._fetched(begin, end, self._client.limits(end - begin + _OVERHEAD))
+        return bytes(data)
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes from ``offset``. Raises: as `read`."""
+        buffer[:] = self.read(offset, len(buffer))
+
+    def _fetched(self, begin: int, end: int, limits: RequestLimits) -> bytearray:
+        data = bytearray(end - begin)
+        self.file.fill(begin, memoryview(data), limits)
+        return data
+
+    def _open(self, reply: Reply, first_read: int, limits: RequestLimits) -> int | None:
+        """Read the first bytes of the file from the first reply, and return its size."""
+        if reply.status == _OK:
+            return self._open_whole(reply, first_read, limits)
+        if reply.status == _NOT_SATISFIABLE:
+            if _EMPTY.fullmatch(reply.field("content-range") or "") is None:
+                raise reply.refuse("answers that it has no first byte, and not that it is empty")
+            return 0
+        end, size = check_part(reply, 0, first_read)
+        try:
+            for chunk in reply.body(end):
+                self._head += chunk
+        except RemoteError as error:
+            if not error.temporary:
+                raise
+        return size
+
+    def _open_whole(self, reply: Reply, first_read: int, limits: RequestLimits) -> int | None:
+        """Read a whole file's reply as far as is wanted, or to its end where the file is small."""
+        reply.hold_back()
+        is_small = reply.length is not None and reply.length <= first_read
+        for chunk in reply.chunks():
+            self._head += chunk
+            wanted = self._wanted(self._head)
+            if not is_small and (wanted is None or wanted <= len(self._head)):
+                return None
+            limits.extend((wanted or 0) + 2 * _OVERHEAD)
+        return len(self._head)
+
+    def _complete(self, limits: RequestLimits) -> None:
+        """Take the wanted bytes that the first reply lacks, if the file can have so many."""
+        while True:
+            wanted, count = self._wanted(self._head), len(self._head)
+            if wanted is None or wanted <= count:
+                return
+            if self.size is not None and wanted > self.size:
+                return  # its parser says what is wrong
+            limits.extend(wanted + 2 * _OVERHEAD)
+            self._head += self._fetched(count, wanted, limits)
 
 
 class Remote(HttpClient):
@@ -29,98 +301,61 @@ class Remote(HttpClient):
     """Bytes that opening a file asks for."""
 
     def open(
-        self, url: str, budget: Budget | None = None, *, wanted: Wanted | None = None
+        self,
+        url: str,
+        budget: Budget | None = None,
+        *,
+        first_read: int | None = None,
+        wanted: Wanted | None = None,
+        limits: RequestLimits | None = None,
     ) -> HttpReader:
         """Return a reader of the file at ``url``, with what is ``wanted`` read, within ``budget``.
 
         Raises: as `HttpReader`.
         """
-        return self._open(url, self.limits(0, budget), wanted)
+        limits = limits or self.limits(0, budget)
+        first_read = first_read or self.first_read
+        return HttpReader(self, url, first_read=first_read, wanted=wanted, limits=limits)
 
-    def _open(self, url: str, limits: RequestLimits, wanted: Wanted | None) -> HttpReader:
-        return HttpReader(self, url, first_read=self.first_read, wanted=wanted, limits=limits)
-
-    def reading(
+    @contextmanager
+    def at_once(
         self,
         urls: Sequence[str],
-        read: Callable[[HttpReader], _T],
+        work: Callable[[str, RequestLimits], _T],
         budget: Budget | None = None,
-        *,
-        wanted: Wanted | None = None,
-    ) -> AbstractContextManager[Iterator[_T]]:
-        """Give what ``read`` makes of a reader of each of ``urls``, in their order.
+    ) -> Iterator[Iterator[_T]]:
+        """Give what ``work`` makes of each of ``urls`` within its limits, in their order.
 
-        ``connections`` are read at once. The first file that fails, in whatever order, ends the
+        ``connections`` are worked on at once. The first one that fails, in whatever order, ends the
         others where they wait, and so does leaving the block. ``budget``: what they may take in
         all.
 
         Raises: UsageError when one of ``urls`` is not a web address, before any request; as
-        `HttpReader` and ``read``.
+        ``work``.
         """
-        return self._at_once(
-            urls, lambda url, limits: read(self._open(url, limits, wanted)), budget
-        )
-
-    def present(self, urls: Sequence[str], budget: Budget | None = None) -> list[HttpReader]:
-        """Return readers of those of ``urls`` that exist, opened as in `reading`.
-
-        Raises: as `reading`, but for files that are missing.
-        """
-
-        def open_if_there(url: str, limits: RequestLimits) -> HttpReader | None:
-            try:
-                return self._open(url, limits, None)
-            except NotFoundError:
-                return None
-
-        with self._at_once(urls, open_if_there, budget) as readers:
-            return [reader for reader in readers if reader is not None]
-
-    def whole(self, sizes: Mapping[str, int]) -> list[HttpReader]:
-        """Return readers of small files, by address with the bytes of each, which are asked for.
-
-        What a file has beyond that is not read. Raises: as `reading`.
-        """
-
-        def open_whole(url: str, limits: RequestLimits) -> HttpReader:
-            return HttpReader(self, url, first_read=max(1, sizes[url]), limits=limits)
-
-        with self._at_once(list(sizes), open_whole, None) as readers:
-            return list(readers)
-
-    @contextmanager
-    def _at_once(
-        self, urls: Sequence[str], ask: Callable[[str, RequestLimits], _T], budget: Budget | None
-    ) -> Iterator[Iterator[_T]]:
         for url in urls:
             self.start(url)  # checks it; the first one's origin gets the token
-        limits_of_all = [self.limits(0, budget) for _ in urls]
+        cancellation = Cancellation()
         failures: list[BlobStoreError] = []
 
-        def cancel() -> None:
-            for limits in limits_of_all:
-                limits.cancel()
-
-        def ask_one(url: str, limits: RequestLimits) -> _T:
+        def work_on(url: str) -> _T:
             try:
-                return ask(url, limits)
+                return work(url, self.limits(0, budget, cancellation=cancellation))
             except BlobStoreError as error:
                 failures.append(error)
-                cancel()
+                cancellation.cancel()
                 raise
-            finally:
-                limits.finish()
 
         workers = max(1, min(self.connections, len(urls)))
         with ThreadPoolExecutor(workers, thread_name_prefix="blobstore-remote") as pool:
             try:
-                yield pool.map(ask_one, urls, limits_of_all)
+                yield pool.map(work_on, urls)
             except BlobStoreError as error:
                 if any(error is failure for failure in failures):  # else it is the caller's own
                     raise failures[0] from None
                 raise
             finally:  # an interrupt does not wait for servers either
-                cancel()
+                cancellation.cancel()
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def read_document(self, url: str, limit: int, budget: Budget | None = None) -> bytes:
@@ -139,27 +374,28 @@ class Remote(HttpClient):
 
         Raises: as `read_document`.
         """
-        limits = self.limits(limit + 1 + _HEAD, budget)
-        attempt = 0
-        while True:
-            with self.get(self.start(url), limits, accept=(_OK,)) as (reply, _):
-                try:
-                    return _whole(reply, limit), reply.next_page()
-                except RemoteError as error:
-                    if not error.temporary:
-                        raise
-                    failure = error
-            self.pause(attempt, limits, failure)
-            attempt += 1
+        limits = self.limits(limit + 1 + _OVERHEAD, budget)
+
+        def read() -> tuple[bytes, str | None]:
+            with self.get(self.start(url), limits, accept=(_OK,), retries=False) as (reply, _):
+                return _whole(reply, limit), reply.next_page()
+
+        return self.retrying(read, limits)
 
 
 def _whole(reply: Reply, limit: int) -> bytes:
-    got = bytearray()
+    data = bytearray()
     for chunk in chain((b"",), reply.chunks()):  # the length is checked before any byte
-        got += chunk
-        if max(len(got), reply.length or 0) > limit:
+        data += chunk
+        if max(len(data), reply.length or 0) > limit:
             raise LimitExceededError(
                 f"limit exceeded: {reply.address} has more than {limit:,} bytes",
                 path=str(reply.address),
             )
-    return bytes(got)
+    return bytes(data)
+
+
+def _short(name: str, end: int, size: int | None = None) -> ShortReadError:
+    """Return the error of a file that ends before byte ``end``."""
+    has = "" if size is None else f": it has {size:,}"
+    return ShortReadError(f"{name} ends before byte {end:,}{has}", path=name)

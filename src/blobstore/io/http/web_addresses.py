@@ -1,4 +1,13 @@
-"""Where requests go: web addresses, and which IP addresses are public. Rule R2 is about both.
+"""Where requests go: web addresses, redirects, and which IP addresses are public.
+
+Rule R2 is about all three; `blobstore.io.http.connections` enforces it for IP addresses:
+
+- an address is http or https, without a user name or password
+- at most 5 redirects are followed, none from https to http
+- after a redirect from a public server only public IP addresses are connected to, so that no server
+  makes this machine send requests into its own network; the user may name private addresses
+- a redirect to another origin never leads to a link-local IP address (169.254.169.254)
+- an Authorization field stays behind when a redirect leads to another origin, for good
 
 A web address is http or https, a host, perhaps a port, a path and a query. It has no user name or
 password in it (they would end up in logs and error messages), and only printable ASCII, as RFC 3986
@@ -10,11 +19,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 from urllib.parse import urlencode
 
 from blobstore.errors import RemoteError, UsageError, quoted
+from blobstore.names import Digest
+
+MAX_REDIRECTS = 5
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_PORT = 65535
@@ -126,6 +138,65 @@ class WebAddress:
     def refuse(self, what: str, rule: str = "R2") -> RemoteError:
         """Return the error of the server at this address: ``what`` it does."""
         return RemoteError(f"{self} {what} (rule {rule})", rule=rule, path=str(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A file's digest and commit from the head of a redirect; None if not declared.
+
+    The Hugging Face Hub redirects from a file's address to a signed one of another server, and says
+    with it: ``X-Linked-ETag``, for large files the SHA-256 of the content, and ``X-Repo-Commit``.
+    Source: huggingface_hub@2.4.0 constants.py `HUGGINGFACE_HEADER_X_LINKED_ETAG`, file_download.py
+    `get_hf_file_metadata`.
+    """
+
+    digest: Digest | None
+    commit: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTarget:
+    """The address of a request, its authorization, and which IP addresses are allowed.
+
+    ``authorization`` is the whole field, or None. It is never shown. ``public_only``: only public
+    addresses are allowed. ``from_server``: a server named the address; link-local ones are refused.
+    ``linked``: what the redirects to it said of the file.
+    """
+
+    address: WebAddress
+    authorization: str | None = field(default=None, repr=False)
+    public_only: bool = False
+    from_server: bool = False
+    linked: Linked | None = None
+
+
+def redirected(
+    target: RequestTarget,
+    location: str | None,
+    *,
+    from_public: bool,
+    linked: Linked | None = None,
+) -> RequestTarget:
+    """Return where a redirect of the server at ``target`` leads.
+
+    ``from_public``: the server's own address is public. ``linked``: what the redirect says.
+
+    Raises: RemoteError (rule R2) without a usable Location, or when it leads from https to http.
+    """
+    here = target.address
+    if location is None:
+        raise here.refuse("redirects to nowhere")
+    there = here.join(location)
+    if here.scheme == "https" and there.scheme == "http":
+        raise here.refuse(f"redirects from https to http: {there}")
+    is_same = there.origin == here.origin
+    return RequestTarget(
+        there,
+        target.authorization if is_same else None,
+        public_only=target.public_only or from_public,
+        from_server=target.from_server or not is_same,
+        linked=linked or target.linked,
+    )
 
 
 def is_public(address: str) -> bool:

@@ -15,10 +15,8 @@ from blobstore.errors import BlobStoreError, LimitExceededError
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.budget import Budget
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.messages import Message
-from blobstore.io.http.redirects import RequestTarget
-from blobstore.io.http.replies import Reply
-from blobstore.io.http.web_addresses import WebAddress
+from blobstore.io.http.messages import Message, Reply
+from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 from blobstore.store.registry.authorization import Authorization
 from blobstore.store.registry.login import AnyLogin
 from blobstore.store.registry.tokens import Scope

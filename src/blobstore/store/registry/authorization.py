@@ -15,10 +15,8 @@ from threading import Lock
 
 from blobstore.errors import AuthenticationError
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.messages import Message
-from blobstore.io.http.redirects import RequestTarget
-from blobstore.io.http.replies import Reply
-from blobstore.io.http.web_addresses import WebAddress
+from blobstore.io.http.messages import Message, Reply
+from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 from blobstore.store.registry.challenges import Challenge, ChallengeError, parse_challenges
 from blobstore.store.registry.login import AnyLogin, Login
 from blobstore.store.registry.realms import realm_target, refused

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 from blobstore.errors import NotFoundError, RemoteError, ShortReadError
 from blobstore.formats.documents import Descriptor
-from blobstore.io.http.messages import Fields, Message
-from blobstore.io.http.replies import Reply, check_part
+from blobstore.io.http.messages import Fields, Message, Reply, check_part
 from blobstore.io.ranges import OpenReader, in_buffer
 from blobstore.store.ports import blob_not_found
 from blobstore.store.registry.api import OK, PARTIAL, Ask, RegistryApi

@@ -12,7 +12,6 @@ from threading import Lock
 from blobstore.errors import BlobStoreError, UsageError
 from blobstore.formats.ocimanifest import check_is_model
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.slots import Slots
 from blobstore.io.workers import Progress
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home, Readable, Share, id_of, replaced_id
@@ -25,7 +24,7 @@ from blobstore.store.registry.tags import check_manifest_size
 from blobstore.store.signing.signature_policy import SignaturePolicy
 from blobstore.store.transfer import Transferred, transfer
 
-MOST_CONNECTIONS = 32
+_CONNECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +33,7 @@ class RegistryAccess:
 
     ``insecure``: also without TLS, where docker would ask for it. ``credentials``: logins (None:
     none). ``realms``: hosts of token servers to trust beside those of `realms`. ``ca_file``:
-    certificates (PEM) to trust beside the system's. ``connections``: requests at once (None: as
-    many as bring more, up to 32).
+    certificates (PEM) to trust beside the system's. ``connections``: requests at once (None: 16).
     """
 
     insecure: bool = False
@@ -62,18 +60,13 @@ class RegistryAccess:
         )
         return RegistryStore(
             name.host,
-            HttpClient(connections=self._slots(), ca_file=self.ca_file),
+            HttpClient(connections=self.connections or _CONNECTIONS, ca_file=self.ca_file),
             address=f"{address.scheme}://{address.authority}",
             login=login,
             realms=self.realms,
             pinned={name: reference.digest} if reference.digest is not None else None,
             others=others,
         )
-
-    def _slots(self) -> Slots:
-        if self.connections is not None:
-            return Slots(self.connections)
-        return Slots(MOST_CONNECTIONS, fixed=False)
 
 
 def push(

@@ -21,8 +21,7 @@ import re
 from collections.abc import Collection
 
 from blobstore.errors import AuthenticationError, UsageError
-from blobstore.io.http.redirects import RequestTarget
-from blobstore.io.http.web_addresses import WebAddress
+from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 
 RULE = "R3"
 _LISTED = {

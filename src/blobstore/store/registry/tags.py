@@ -22,8 +22,7 @@ from blobstore.formats.ocimanifest import OCI_MANIFEST_MEDIA_TYPE
 from blobstore.formats.signatures import is_tag_of_signatures
 from blobstore.formats.strictjson import check_limit, parse_object
 from blobstore.io.budget import Budget
-from blobstore.io.http.messages import Body, Message
-from blobstore.io.http.replies import Reply
+from blobstore.io.http.messages import Body, Message, Reply
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import ambiguous

@@ -19,9 +19,8 @@ from blobstore.errors import AuthenticationError, UsageError, quoted
 from blobstore.formats import strictjson
 from blobstore.formats.strictdocument import Document, InvalidError
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.messages import Body, Message
-from blobstore.io.http.redirects import RequestTarget
-from blobstore.io.http.replies import Reply
+from blobstore.io.http.messages import Body, Message, Reply
+from blobstore.io.http.web_addresses import RequestTarget
 from blobstore.store.registry.login import Login, Secret
 from blobstore.store.registry.realms import RULE
 

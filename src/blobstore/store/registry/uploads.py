@@ -18,8 +18,7 @@ from urllib.parse import urlencode
 from blobstore import hashing
 from blobstore.errors import NotFoundError, RemoteError
 from blobstore.formats.documents import Descriptor
-from blobstore.io.http.messages import Body, Fields, Message
-from blobstore.io.http.replies import Reply
+from blobstore.io.http.messages import Body, Fields, Message, Reply
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest

@@ -27,10 +27,9 @@ from support.servers import (
 )
 
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, StorageError
-from blobstore.io.http import certificates
+from blobstore.io.http import connections
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.redirects import RequestTarget, redirected
-from blobstore.io.http.web_addresses import WebAddress
+from blobstore.io.http.web_addresses import RequestTarget, WebAddress, redirected
 
 RETRY_POLICY = patient_policy(attempts=3, backoff_s=0.001, longest_wait_s=2)
 CERTIFICATE = FIXTURES / "tls" / "certificate.pem"
@@ -431,10 +430,10 @@ def test_certificates_and_names_are_checked() -> None:
 def test_the_systems_certificates_are_read_for_tls_only(server: Server) -> None:
     server.play(lambda _: reply(200, body=b"x"))
 
-    def broken() -> ssl.SSLContext:
+    def broken(_ca_file: object) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=__file__)
 
-    with mock.patch.object(certificates, "_of_system", broken), HttpClient() as client:
+    with mock.patch.object(connections, "_tls_context", broken), HttpClient() as client:
         assert get(client, server.url) == b"x"
         error = failure(client, server.url.replace("http:", "https:"))
     assert isinstance(error, RemoteError)

@@ -33,7 +33,7 @@ from support.servers import (
 from blobstore.errors import BlobStoreError, CorruptDataError, HeaderError, RemoteError
 from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.reader import HttpReader
+from blobstore.io.http.remote_files import HttpReader
 
 RETRY_POLICY = patient_policy(attempts=3, backoff_s=0.001, longest_wait_s=0.05)
 RECIPES = [case for case in load("range") if case.by_recipe]
@@ -142,7 +142,7 @@ CONVERSATIONS: dict[str, tuple[Callable[[Server, Server], Answer], int]] = {
     "range-weak-etag": (lambda *_: tagged('W/"a"', 'W/"a"'), 2),
     "range-second-reply-200": (
         lambda *_: lambda asked: reply(200, body=FILE[::-1]) if asked.number % 2 else SHORT,
-        4,
+        2,
     ),
     "range-redirect-cross-host": (
         lambda _, other: lambda _: redirect(f"http://localhost:{other.port}/x"),

@@ -38,8 +38,7 @@ from blobstore.errors import AuthenticationError, RemoteError, UsageError
 from blobstore.io.budget import RetryPolicy
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.messages import Message
-from blobstore.io.http.redirects import RequestTarget
-from blobstore.io.http.web_addresses import WebAddress
+from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 from blobstore.store.registry import authorization as authorization_module, tokens as tokens_module
 from blobstore.store.registry.authorization import Authorization, check_login
 from blobstore.store.registry.login import Login, Secret

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blobstore.errors import UsageError
-from blobstore.io.rates import RateLimit
+from blobstore.source.fetching import RateLimit
 
 
 def test_bytes_come_no_faster_than_the_limit() -> None:
