@@ -1,7 +1,7 @@
 """Compares ways to send a large blob over ``/v2/``: ``python tests/bench/blob_sending.py``.
 
 The same file, the same client (``curl -o /dev/null``, one and several at once) and the same run for
-nginx, blobstore and other ways to send a file from Python. GB/s, and seconds of the server's
+nginx and blobstore. GB/s, and seconds of the server's
 processor time for each GB. ``--turns N``: instead, nginx and blobstore in turn, N times, to one
 client. Needs nginx and curl. ``--size`` in GB, ``--folder``: where the file lies, whose pages
 should stay in memory.
@@ -17,14 +17,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import h11
 from machine import machine
-from starlette.responses import FileResponse
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -35,8 +32,6 @@ from tables import show, table
 import blobstore
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.names import Digest, ModelName
-from blobstore.web import server
-from blobstore.web.connection import Connection, Limits
 
 CLIENTS = (1, 4, 8)
 TYPE = "application/vnd.ollama.image.tensor"
@@ -52,18 +47,6 @@ http {{
 """
 
 
-class InTheLoop(Connection):
-    """Sends files by asyncio's own call, in the thread of the loop."""
-
-    async def _send_file(self, message: Any) -> None:
-        await self.flow.drain()
-        place: Any = range(message["count"])
-        self.conn.send_with_data_passthrough(h11.Data(data=place))
-        await self.loop.sendfile(
-            self.transport, message["file"], message["offset"], message["count"], fallback=False
-        )
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -72,11 +55,7 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="WORD,…", help="ways with such a word")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int)
-    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        serve(*options.serve)
-        return
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
         folder = Path(place)
         digest = fill(folder / "store", int(options.size * 1e9))
@@ -88,9 +67,6 @@ def main() -> None:
             "nginx, one worker": nginx(folder, digest, 1),
             "nginx, a worker a core": nginx(folder, digest, os.cpu_count() or 1),
             "blobstore serve": ours(folder, digest),
-            "… `loop.sendfile`": other("loop", folder, digest),
-            "… pieces of 1 MiB": other("pieces", folder, digest),
-            "starlette's `FileResponse`": other("starlette", folder, digest),
         }
         table("way", *(f"{n} at once, {unit}" for n in CLIENTS for unit in ("GB/s", "s/GB")))
         for name, way in ways.items():
@@ -139,39 +115,6 @@ def ours(folder: Path, digest: Digest) -> Iterator[tuple[str, list[int]]]:
     with running([*line, "--store", str(folder / "store")], folder / "log") as process:
         assert answers(port, process), (folder / "log").read_text()
         yield f"http://127.0.0.1:{port}{target(digest)}", [process.pid]
-
-
-@contextmanager
-def other(way: str, folder: Path, digest: Digest) -> Iterator[tuple[str, list[int]]]:
-    """Run another way to send the blob."""
-    port = free_port()
-    line = [sys.executable, __file__, "--serve", way, str(port), str(folder / "store")]
-    with running(line, folder / "log") as process:
-        assert answers(port, process), (folder / "log").read_text()
-        yield f"http://127.0.0.1:{port}{target(digest)}", [process.pid]
-
-
-def serve(way: str, port: str, root: str) -> None:
-    """Serve a store in another way, in this process."""
-    import uvicorn
-    from starlette.applications import Starlette
-
-    from blobstore.web.distribution import distribution_routes
-
-    app: Any = Starlette(routes=distribution_routes(blobstore.open_store(root)))
-    limits = Limits()
-    if way == "loop":
-        server.Connection = InTheLoop  # type: ignore[attr-defined]
-        server.serve_at(app, "127.0.0.1", int(port), ready=print)
-        return
-    if way == "starlette":
-        (blob,) = (path for path in Path(root, "blobs").iterdir() if path.stat().st_size > 10**6)
-        app = FileResponse(blob)
-    with ThreadPoolExecutor(1) as threads:
-        config = server._config(app, limits, threads)
-        config.http = "h11"
-        config.port = int(port)
-        uvicorn.Server(config).run()
 
 
 def measured(way: Any, size: float, rounds: int) -> list[str]:

@@ -3,7 +3,7 @@
 `python tests/bench/serving.py [--tensors N] [--models N] [--clients N] [--folder F]` makes a store
 of N small models, and one with two models of N tensors, each tensor in a blob of its own, or 64 in
 each; serves each in a process of its own; and prints a Markdown table of the times at the client,
-over loopback. ``first``: nothing is known of the store. ``restarted``: another server has opened
+over loopback. ``first``: nothing is known of the store. ``restarted``: another server has listed
 it. ``again``: the median of 20. A page's answers are those that it asks for at once: the model, its
 tensors, and the treemap. The page cache is warm.
 """
@@ -114,16 +114,13 @@ def measure_list(root: Path, models: int) -> None:
 
 def measure_pages(root: Path, tensors: int) -> None:
     """Print how long the answers of a model's page take, and the memory after them."""
-    for stage in ("first", "restarted"):
-        with serving(root) as server:
-            limit = PAGE_S if stage == "restarted" else None
-            for name, together in FORMS.items():
-                what = f"page of {tensors:,} tensors, {together} in a blob"
-                row(f"{what}, {stage}", server.seconds(page(name)), limit, "s")
-                if stage == "restarted":
-                    again = statistics.median(server.seconds(page(name)) for _ in range(ROUNDS))
-                    row(f"{what}, again", again, PAGE_S, "s")
-            row(f"resident memory when idle, {stage}", server.idle_mb(), IDLE_MB, "MB")
+    with serving(root) as server:
+        for name, together in FORMS.items():
+            what = f"page of {tensors:,} tensors, {together} in a blob"
+            row(f"{what}, first", server.seconds(page(name)), None, "s")
+            again = statistics.median(server.seconds(page(name)) for _ in range(ROUNDS))
+            row(f"{what}, again", again, PAGE_S, "s")
+        row("resident memory when idle", server.idle_mb(), IDLE_MB, "MB")
 
 
 def measure_clients(root: Path, clients: int) -> None:

@@ -1,21 +1,19 @@
 """`blobstore serve` with hours for its clients: any process may stop for long on a busy machine.
 
-For tests that are not about the server's limits of time (`blobstore.web.connection.Limits`).
+For tests that are not about the server's limits of time (`blobstore.web.server`).
 """
 
 from __future__ import annotations
 
 import sys
 
-_HOUR_S = 3600.0
-_DEFAULT_END_S = 8.0
+_HOUR_S = 3600
+_DEFAULT_END_S = 8
 _PATIENT = """
 import sys
-from functools import partial
 from blobstore.web import server
 
-hour, end = map(float, (sys.argv.pop(1), sys.argv.pop(1)))
-server.Limits = partial(server.Limits, request_s=hour, idle_s=hour, stall_s=hour, end_s=end)
+server.IDLE_S, server.END_S = int(sys.argv.pop(1)), int(sys.argv.pop(1))
 from blobstore.cli.main import main
 main()
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,17 +11,14 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message
 
-SENDS_FILES = "http.response.zerocopysend"
-
 
 @dataclass
 class Reply:
-    """An answer. ``files``: the offset and the length of each part that was sent from a file."""
+    """An answer."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     pieces: list[bytes] = field(default_factory=list)
-    files: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def body(self) -> bytes:
@@ -81,17 +77,13 @@ def ask(
     method: str = "GET",
     fields: Mapping[str, str] | None = None,
     *,
-    sends_files: bool = False,
     reply: Reply | None = None,
 ) -> Reply:
     """Return the answer to one request. Raises: as the application.
 
-    ``sends_files``: the server sends files by itself. ``reply``: gets the answer, also if the
-    application fails.
+    ``reply``: gets the answer, also if the application fails.
     """
     scope = scope_of(target, method, ({"host": OWN} | dict(fields or {})).items())
-    if sends_files:
-        scope["extensions"] = {SENDS_FILES: {}}
     found = Reply() if reply is None else reply
     asyncio.run(_exchange(app, scope, found))
     return found
@@ -117,7 +109,12 @@ def scope_of(target: str, method: str, headers: Iterable[tuple[str, str]]) -> di
 
 
 async def _exchange(app: ASGIApp, scope: dict[str, Any], reply: Reply) -> None:
+    asked = asyncio.Event()
+
     async def receive() -> Message:
+        if asked.is_set():
+            await asyncio.Event().wait()  # the client stays
+        asked.set()
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(message: Any) -> None:
@@ -125,11 +122,7 @@ async def _exchange(app: ASGIApp, scope: dict[str, Any], reply: Reply) -> None:
             reply.status = message["status"]
             pairs = message["headers"]
             reply.headers = {name.decode().lower(): value.decode() for name, value in pairs}
-        elif message["type"] == SENDS_FILES:
-            count, offset = message["count"], message["offset"]
-            reply.files.append((offset, count))
-            reply.pieces.append(os.pread(message["file"].fileno(), count, offset))
-        else:
-            reply.pieces.append(message.get("body", b""))
+        elif message.get("body"):
+            reply.pieces.append(message["body"])
 
     await app(scope, receive, send)

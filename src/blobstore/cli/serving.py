@@ -72,9 +72,6 @@ def serve(
     from blobstore.web.distribution import distribution_routes
     from blobstore.web.guard import Hosts
     from blobstore.web.server import check_address, serve_at
-    from blobstore.web.tidying import use_one_arena
-
-    use_one_arena()
 
     def show(address: str) -> None:
         lines = [f"Serving {opened.address} at {address}"]

@@ -1,4 +1,4 @@
-"""The application: the routes, the guard before them, and errors as documents.
+"""The application: the API, the pages and their files, the guard before them.
 
 Work on a store blocks, so it is done in threads: a few for quick answers, and others for those that
 read weights, so that a slow one does not keep a list waiting.
@@ -6,43 +6,67 @@ read weights, so that a slow one does not keep a list waiting.
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
+from anyio import CapacityLimiter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from blobstore.errors import BlobStoreError
 from blobstore.plots.theme import THEMES, configuration
 from blobstore.store.ports import Readable
+from blobstore.web.api import OPENAPI, ROUTES, ApiRoute, openapi, parsed
 from blobstore.web.guard import Guard, Hosts
-from blobstore.web.openapi import PATH as OPENAPI, openapi
-from blobstore.web.parameters import values_in
-from blobstore.web.problems import FAILED, NOT_FOUND, problem, problem_of
-from blobstore.web.routes import ROUTES, ApiRoute
+from blobstore.web.responses import (
+    FAILED,
+    NOT_FOUND,
+    is_known,
+    problem,
+    problem_of,
+    unchanged,
+    with_tag,
+)
 from blobstore.web.served import Served, in_json
-from blobstore.web.static_files import StaticFile, static_files
-from blobstore.web.tidying import Tidy
-from blobstore.web.together import Together
-
-_log = logging.getLogger("blobstore.web")
 
 _QUICK, _SLOW = 4, 2
 """Threads for quick answers, and for those that read weights."""
-_PIECE = 2**18
-"""Bytes of a body that are sent at once."""
 _JSON = "application/json"
-THEMES_PATH = "/static/themes.json"
+_THEMES = "/static/themes.json"
 """Vega's configurations, of which a page passes one when it draws a plot."""
-_KNOWN = "if-none-match"
+FOLDER = Path(__file__).parent / "static"
+PAGES: Mapping[str, str] = {
+    "/": "index.html",
+    "/model": "model.html",
+    "/compare": "compare.html",
+    "/usage": "usage.html",
+}
+"""The addresses of pages, and their files."""
+_CONTENT_TYPES: Mapping[str, str] = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+"""The content types of files that are served. A file of another kind is not."""
 _Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """A file of the package, in memory."""
+
+    content_type: str
+    data: bytes
 
 
 def application(
@@ -57,11 +81,11 @@ def application(
     ``more``: routes beside the API and the pages. ``files``: by address (None: the package's).
     """
     served = Served(home)
-    quick, slow = Together[Response](_QUICK), Together[Response](_SLOW)
+    quick, slow = CapacityLimiter(_QUICK), CapacityLimiter(_SLOW)
     listed = static_files() if files is None else files
     made = {
-        OPENAPI: StaticFile(_JSON, in_json(openapi(ROUTES))),
-        THEMES_PATH: StaticFile(_JSON, in_json({one: configuration(one) for one in THEMES})),
+        OPENAPI: StaticFile(_JSON, in_json(openapi())),
+        _THEMES: StaticFile(_JSON, in_json({one: configuration(one) for one in THEMES})),
     }
     routes: list[BaseRoute] = [
         *(Route(one.path, _api(one, served, slow if one.is_slow else quick)) for one in ROUTES),
@@ -70,30 +94,29 @@ def application(
     ]
     app = Starlette(routes=routes, exception_handlers=_HANDLERS)
     app.router.redirect_slashes = False
-    return Guard(Tidy(app), hosts)
+    return Guard(app, hosts)
 
 
-def _api(route: ApiRoute, served: Served, threads: Together[Response]) -> _Handler:
+def _api(route: ApiRoute, served: Served, threads: CapacityLimiter) -> _Handler:
     def made(request: Request) -> Response:
+        query = request.scope["query_string"]
         try:
-            values = values_in(request.scope["query_string"], route.parameters)
-            answer = route.answer(served, values)
+            answer = route.answer(served, parsed(query, route.query))
             if answer.tag is not None and is_known(answer.tag, request):
                 return unchanged(answer.tag)
-            body = served.body((route.path, request.scope["query_string"]), answer)
+            body = served.body((route.path, query), answer)
         except BlobStoreError as error:
             return problem_of(error, served.without_folders)
         return with_tag(body, answer.tag or hashlib.sha256(body).hexdigest(), _JSON, request)
 
     async def handle(request: Request) -> Response:
-        key = (route.path, request.scope["query_string"], request.headers.get(_KNOWN))
-        return await threads.run(key, functools.partial(made, request))
+        return await anyio.to_thread.run_sync(made, request, limiter=threads)
 
     return handle
 
 
 def _file(file: StaticFile) -> _Handler:
-    tag = file.tag
+    tag = hashlib.sha256(file.data).hexdigest()
 
     async def handle(request: Request) -> Response:
         return with_tag(file.data, tag, file.content_type, request)
@@ -101,40 +124,31 @@ def _file(file: StaticFile) -> _Handler:
     return handle
 
 
-class InPieces(Response):
-    """A large body, sent piece by piece: a slow client holds one piece in memory, not all."""
+def static_files(folder: Path = FOLDER) -> dict[str, StaticFile]:
+    """Return the files of a folder by their addresses: pages, and all others below ``/static/``.
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Send it."""
-        start = {"type": "http.response.start", "status": self.status_code}
-        await send({**start, "headers": self.raw_headers})
-        view = memoryview(self.body)
-        for begin in range(0, max(1, len(view)), _PIECE):
-            piece = view[begin : begin + _PIECE]
-            more = begin + _PIECE < len(view)
-            await send({"type": "http.response.body", "body": bytes(piece), "more_body": more})
-
-
-def with_tag(body: bytes, tag: str, content_type: str, request: Request) -> Response:
-    """Return a body and its tag, or only the tag if the client has it."""
-    if is_known(tag, request):
-        return unchanged(tag)
-    return InPieces(body, headers={**_caching(tag), "content-type": content_type})
+    Requests only look up their path in this list, so no path leads out of the package. Links are
+    not followed. Raises: OSError.
+    """
+    pages = {file: address for address, file in PAGES.items()}
+    files: dict[str, StaticFile] = {}
+    for path in _files(folder):
+        content_type = _CONTENT_TYPES.get(path.suffix)
+        name = path.relative_to(folder).as_posix()
+        if content_type is not None and (path.suffix != ".html" or name in pages):
+            address = pages.get(name, f"/static/{name}")
+            files[address] = StaticFile(content_type, path.read_bytes())
+    return files
 
 
-def unchanged(tag: str) -> Response:
-    """Return the answer to a client that has the document of that tag."""
-    return Response(status_code=304, headers=_caching(tag))
-
-
-def is_known(tag: str, request: Request) -> bool:
-    """Return True if the client says that it has the document of that tag."""
-    known: Sequence[str] = request.headers.get(_KNOWN, "").split(",")
-    return any(one.strip().removeprefix("W/") in (f'"{tag}"', "*") for one in known)
-
-
-def _caching(tag: str) -> dict[str, str]:
-    return {"etag": f'"{tag}"', "cache-control": "no-cache"}
+def _files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.is_symlink():
+            continue
+        if path.is_dir():
+            yield from _files(path)
+        elif path.is_file():
+            yield path
 
 
 async def _refused(_request: Request, error: Exception) -> Response:

@@ -15,8 +15,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from blobstore.web.parameters import MAX_QUERY
-from blobstore.web.problems import (
+from blobstore.web.responses import (
     HEAD_TOO_LARGE,
     METHOD_NOT_ALLOWED,
     MISDIRECTED,
@@ -29,11 +28,13 @@ REGISTRY = "/v2/"
 """Addresses whose refusals have the form of the registry protocol (distribution.py)."""
 CHAT = "/v1/"
 """Addresses of a model that answers, to which clients post (chat.py)."""
+MAX_QUERY = 32 * 1024
+"""Bytes of a query: as many as the parameters of a route can have. A longer one is not parsed."""
 MAX_PATH = 2048
 """Bytes of a path, percent-encoded. Names under ``/v2/`` have at most 1,024 characters."""
 
 MAX_HEAD = 16 * 2**10
-"""Bytes of a request's head. The server's own limit is only for heads that come in pieces."""
+"""Bytes of a request's head. The server's own limit counts heads that arrive in pieces only."""
 _PER_FIELD = 4
 """Bytes of a field beside its name and its value: a colon, a space and the end of the line."""
 

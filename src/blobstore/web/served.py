@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from blobstore._version import __version__
-from blobstore.errors import BlobStoreError, StorageError, UnsupportedSourceError
+from blobstore.errors import (
+    StorageError,
+    TensorNotFoundError,
+    UnsupportedSourceError,
+    quoted,
+)
 from blobstore.formats.documents import Manifest
 from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.inspection.listing import describe, line_of
@@ -23,8 +30,6 @@ from blobstore.store.outlines import ModelOutline
 from blobstore.store.ports import Readable
 from blobstore.store.stored_model import StoredModel
 from blobstore.views.looked import LookedModelView, TensorColumnsView
-from blobstore.views.records import kept_results_of
-from blobstore.web.opened_models import KEPT_FROM, OpenedModel
 from blobstore.web.recent import Recent
 
 _OPENED, _OPENED_BYTES = 8, 16 * 2**20
@@ -65,6 +70,44 @@ class ServedModel:
         """Return what the manifest means. Raises: DocumentError."""
         manifest = Manifest.parse(self.raw, f"the manifest of {self.name}")
         return StoredModel(self.name, manifest, self.holder)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model's answers without and with its tensors, both without its name, and its treemap.
+
+    Only these bytes are kept, because 50,000 tensors take 4 MB in them, and much more as objects.
+    ``counts``: how many tensors each layer of tensors of the manifest has, as JSON.
+    """
+
+    facts: bytes
+    columns: bytes
+    counts: bytes
+    treemap: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+        return sum(map(len, (self.facts, self.columns, self.counts, self.treemap)))
+
+    def document(self) -> dict[str, Any]:
+        """Return the answer without tensors, but for name and state."""
+        document: dict[str, Any] = json.loads(self.facts)
+        return document
+
+    def columns_of(self, name: ModelName, digest: Digest) -> bytes:
+        """Return the answer with tensors, with the model's name and ID."""
+        head = json.dumps({"model": str(name), "id": str(digest)}, separators=(",", ":"))
+        return head[:-1].encode() + b"," + self.columns[1:]
+
+    def layer_of(self, tensor: str) -> int:
+        """Return the number of a tensor's layer. Raises: TensorNotFoundError."""
+        try:
+            place = json.loads(self.columns)["names"].index(tensor)
+        except ValueError:
+            message = f"the model has no tensor {quoted(tensor)}"
+            raise TensorNotFoundError(message, tensor=tensor) from None
+        return bisect_right(list(accumulate(json.loads(self.counts))), place)
 
 
 class Served:
@@ -109,20 +152,7 @@ class Served:
 
     def open(self, model: ServedModel) -> OpenedModel:
         """Return a model's answers. Raises: as `StoredModel.opened`; DocumentError."""
-        return self._opened.get(model.digest, lambda: self._open(model))
-
-    def _open(self, model: ServedModel) -> OpenedModel:
-        """Return a model's answers that its store has kept, else those made of headers."""
-        results, is_lower = kept_results_of(self.home, model.name)
-        if results is not None:
-            with suppress(BlobStoreError):
-                kept = results.read("tensors", model.digest)
-                if kept is not None and (found := OpenedModel.parse(kept[1])) is not None:
-                    return found
-        opened, number = _read(model)
-        if results is not None and not is_lower and number >= KEPT_FROM:
-            results.keep("tensors", model.digest, opened.encode())
-        return opened
+        return self._opened.get(model.digest, lambda: _read(model))
 
     def body(self, key: Hashable, answer: Answer) -> bytes:
         """Return an answer's body. One with a tag is made once for ``key``, while it is kept."""
@@ -156,8 +186,8 @@ class _Row(NamedTuple):
 
 
 @collector_paused()
-def _read(model: ServedModel) -> tuple[OpenedModel, int]:
-    """Return a model's answers, made of the headers of its blobs, and its number of tensors."""
+def _read(model: ServedModel) -> OpenedModel:
+    """Return a model's answers, made of the headers of its blobs."""
     stored = model.stored()
     manifest = stored.manifest
     with model.holder.lease():
@@ -170,8 +200,7 @@ def _read(model: ServedModel) -> tuple[OpenedModel, int]:
         del whose[key]  # they belong to a name, not to the manifest
     types, sizes = [one.type_text for one in tensors.forms], [one.nbytes for one in tensors.forms]
     drawn = treemap(map(_Row, tensors.names, types, [one.shape for one in tensors.forms], sizes))
-    opened = OpenedModel(*map(in_json, (facts, columns, tensors.counts, drawn)))
-    return opened, len(tensors)
+    return OpenedModel(*map(in_json, (facts, columns, tensors.counts, drawn)))
 
 
 def in_json(document: Any) -> bytes:

@@ -8,48 +8,38 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from blobstore.errors import AccessError, BlobStoreError, StorageError, UsageError
-from blobstore.web.connection import Connection, Limits
+from blobstore.web.guard import MAX_HEAD
 
 _BACKLOG = 1024
-_THREADS = 16
-"""Threads that send files."""
-_FILES_A_CONNECTION = 4
-"""The socket, a blob, and a duplicate of each."""
-_SPARE_FILES = 1000
+_CONNECTIONS = 1000
+"""Beyond as many, requests are answered with 503."""
+_FILES = 3 * _CONNECTIONS
+"""Open files: a socket and a blob for each connection, and a thousand."""
+IDLE_S, END_S = 30, 8
+"""Seconds that a connection waits for its next request, and that answers have when we end."""
 _FIRST_FREE_PORT = 1024
 
 
-def serve_at(
-    app: ASGIApp,
-    host: str,
-    port: int,
-    *,
-    ready: Callable[[str], None],
-    limits: Limits | None = None,
-) -> None:
+def serve_at(app: ASGIApp, host: str, port: int, *, ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; ``ready`` is called with the address.
 
-    Requests in flight are then finished, within ``limits.end_s``; a second SIGINT ends them. The
-    process must call this in its main thread. ``port`` 0: a free one.
+    Requests in flight are then finished, within `END_S`; a second SIGINT ends them. The process
+    must call this in its main thread. ``port`` 0: a free one.
 
     Raises: UsageError for an address that is not the machine's; AccessError for a port that needs
     root; StorageError for one that is taken.
     """
-    limits = limits or Limits()
     listening = _listening(host, port)
-    _raise_limit_of_files(limits.connections * _FILES_A_CONNECTION + _SPARE_FILES)
+    _raise_limit_of_files(_FILES)
     name = f"[{host}]" if ":" in host else host
-    with listening, ThreadPoolExecutor(_THREADS, "send-file") as threads:
-        server = uvicorn.Server(_config(app, limits, threads))
+    with listening:
+        server = uvicorn.Server(_config(app))
         with _signals(server):
             ready(f"http://{name}:{listening.getsockname()[1]}/")
             server.run(sockets=[listening])
@@ -60,11 +50,10 @@ def check_address(host: str, port: int) -> None:
     _listening(host, port).close()
 
 
-def _config(app: ASGIApp, limits: Limits, threads: ThreadPoolExecutor) -> uvicorn.Config:
-    connection: Any = partial(Connection, limits=limits, threads=threads)
+def _config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=connection,
+        http="h11",
         loop="asyncio",
         ws="none",
         lifespan="off",
@@ -76,10 +65,10 @@ def _config(app: ASGIApp, limits: Limits, threads: ThreadPoolExecutor) -> uvicor
         proxy_headers=False,
         server_header=False,
         backlog=_BACKLOG,
-        limit_concurrency=limits.connections,
-        timeout_keep_alive=limits.idle_s,  # type: ignore[arg-type]  # seconds for `call_later`
-        timeout_graceful_shutdown=limits.end_s,  # type: ignore[arg-type]  # for `wait_for`
-        h11_max_incomplete_event_size=limits.head_nbytes,
+        limit_concurrency=_CONNECTIONS,
+        timeout_keep_alive=IDLE_S,
+        timeout_graceful_shutdown=END_S,
+        h11_max_incomplete_event_size=MAX_HEAD,
     )
 
 

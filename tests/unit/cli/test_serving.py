@@ -20,7 +20,7 @@ Run = Callable[..., tuple[int, str, str]]
 def test_it_serves_the_store_to_the_names_that_are_allowed(
     store: Store, cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from blobstore.web import server, tidying
+    from blobstore.web import server
 
     store.blobs.path.mkdir(parents=True)
     started: list[tuple[Any, ...]] = []
@@ -30,7 +30,6 @@ def test_it_serves_the_store_to_the_names_that_are_allowed(
         started.append((app, host, port))
 
     monkeypatch.setattr(server, "serve_at", serve_at)
-    monkeypatch.setattr(tidying, "use_one_arena", lambda: None)
     code, out, err = cli("serve", "--port", "7", "--allowed-host", "models.example")
     assert (code, out, err) == (0, f"Serving {store.root} at http://127.0.0.1:7/\n", "")
     ((app, host, port),) = started

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.plots.palette import COLOURS, OTHER
-from blobstore.web.static_files import FOLDER, PAGES
+from blobstore.web.application import FOLDER, PAGES
 
 FILES = sorted(
     path for path in FOLDER.rglob("*") if path.is_file() and path.parent.name != "vendor"

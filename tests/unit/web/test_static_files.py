@@ -8,9 +8,8 @@ import pytest
 from support.web_client import Client
 
 from blobstore.store.local.store import Store
-from blobstore.web.application import application
+from blobstore.web.application import application, static_files
 from blobstore.web.guard import Hosts
-from blobstore.web.static_files import static_files
 
 
 @pytest.fixture

@@ -1,0 +1,373 @@
+"""``/api/``: one table of addresses, of which the server and the OpenAPI document are made.
+
+A query is a pydantic model, an answer a view of ``--json`` or a plot, made by the library's own
+functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import parse_qs
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from blobstore._version import __version__
+from blobstore.errors import UnsupportedSourceError, UsageError, quoted
+from blobstore.inspection.diff import diff_models
+from blobstore.inspection.distributions import ValueDistribution, distribution_of
+from blobstore.inspection.listing import list_models
+from blobstore.names import Digest
+from blobstore.plots.bars import shared
+from blobstore.plots.heatmap import errors
+from blobstore.plots.histograms import distribution
+from blobstore.plots.points import frontier
+from blobstore.plots.subjects import ModelBytes, ModelPoint, TensorError
+from blobstore.store.care.usage import Usage, measure_usage
+from blobstore.views.checkpoints import DiffView, QualityView
+from blobstore.views.looked import (
+    DistributionView,
+    LookedModelView,
+    ProblemView,
+    TensorColumnsView,
+)
+from blobstore.views.records import (
+    KeptQualityView,
+    KeptVerifyView,
+    kept_quality,
+    kept_verify,
+)
+from blobstore.views.stores import ListItemView, UsageView
+from blobstore.web.served import Answer, Served, ServedModel, in_json
+
+OPENAPI = "/api/openapi.json"
+_MAX_FIELDS = 64
+_MAX_NAME = 620
+"""Characters of a model's name with all its parts (names.py says which names are valid)."""
+_MAX_TENSOR = 2048
+"""Characters of a tensor's name. Longer ones are possible in a file, and not asked for."""
+
+
+def _single(given: Any) -> Any:
+    """Return the value of a parameter that is given once."""
+    if isinstance(given, list):
+        if len(given) != 1:
+            raise ValueError(f"is given {len(given)} times, expected 1")
+        return given[0]
+    return given
+
+
+class Query(BaseModel):
+    """No parameters; subclasses add theirs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+_Name = Annotated[
+    str,
+    Field(min_length=1, max_length=_MAX_NAME, pattern=r"^[A-Za-z0-9_.:/-]+$"),
+    BeforeValidator(_single),
+]
+
+
+class _Named(Query):
+    name: _Name = Field(description="the name of a stored model")
+
+
+class _OfModel(Query):
+    model: _Name = Field(description="the name of a stored model")
+
+
+class _OfTensor(_OfModel):
+    tensor: Annotated[
+        str, Field(min_length=1, max_length=_MAX_TENSOR), BeforeValidator(_single)
+    ] = Field(description="the name of a tensor of the model")
+
+
+class _OfModels(Query):
+    model: list[_Name] = Field(
+        min_length=1, max_length=60, description="the name of a stored model; repeatable"
+    )
+
+
+class _Pair(Query):
+    a: _Name = Field(description="the name of a stored model")
+    b: _Name = Field(description="the stored model to compare it with")
+
+
+def parsed(query: bytes, kind: type[Query]) -> Query:
+    """Return the parameters in a query.
+
+    Raises: UsageError for a parameter that is missing, unknown, too long or given too often, and
+    for text that is not UTF-8.
+    """
+    try:
+        given = parse_qs(
+            query.decode("ascii"),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=_MAX_FIELDS,
+        )
+    except ValueError as error:
+        raise UsageError("the query is not percent-encoded UTF-8, or is too long") from error
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        names = ", ".join(kind.model_fields)
+        hint = f"Use {names}." if names else "This address takes no parameters."
+        says = first["msg"].removeprefix("Value error, ")
+        message = f"the parameter {quoted(str(first['loc'][0]))}: {says[:1].lower()}{says[1:]}"
+        raise UsageError(message, hint=hint) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRoute:
+    """An address of the API.
+
+    ``view``: the type of the answer; ``answer`` makes it of a home and the query. ``is_slow``: it
+    reads weights.
+    """
+
+    path: str
+    what: str
+    view: Any
+    answer: Callable[[Served, Any], Answer]
+    query: type[Query] = Query
+    is_slow: bool = False
+
+
+def _models(served: Served, _query: Query) -> Answer:
+    def listed() -> bytes:
+        home_of = getattr(served.home, "home_of", None)  # of several stores
+        models = list_models(served.home)
+        if not models:
+            served.require()
+        views = []
+        for model in models:
+            address = None
+            if home_of is not None:
+                is_packed = getattr(model, "is_packed", False)
+                address = (served.upper if is_packed else home_of(model.name)).address
+            view = ListItemView.of(model, address)
+            if view.error:
+                view = view.model_copy(update={"error": served.without_folders(view.error)})
+            views.append(view)
+        return in_json(views)
+
+    return Answer(listed)
+
+
+def _model(served: Served, query: _Named) -> Answer:
+    model = served.find(query.name)
+
+    def body() -> bytes:
+        facts = served.open(model).document()
+        return in_json({"name": str(model.name), **facts, "packed": model.is_packed})
+
+    return Answer(body, model.tag, is_kept=False)
+
+
+def _tensors(served: Served, query: _OfModel) -> Answer:
+    model = served.find(query.model)
+    opened = lambda: served.open(model).columns_of(model.name, model.digest)  # noqa: E731
+    return Answer(opened, model.tag, is_kept=False)
+
+
+def _measured(served: Served, model: ServedModel, tensor: str) -> ValueDistribution:
+    with served.tensor(model, tensor) as opened:
+        return distribution_of(opened)
+
+
+def _distribution(served: Served, query: _OfTensor) -> Answer:
+    model = served.find(query.model)
+
+    def body() -> bytes:
+        result = _measured(served, model, query.tensor)
+        return in_json(DistributionView.of(model.name, str(model.digest), result))
+
+    return Answer(body, model.tag)
+
+
+def _quality(served: Served, query: _OfModel) -> Answer:
+    model = served.find(query.model)
+    return Answer(lambda: in_json(kept_quality(served.home, model.name, model.digest)))
+
+
+def _diff(served: Served, query: _Pair) -> Answer:
+    a, b = served.find(query.a), served.find(query.b)
+    tag = Digest.of(f"{a.name} {a.tag} {b.name} {b.tag}".encode()).hex
+    return Answer(lambda: in_json(DiffView.of(diff_models(a.name, b.name, store=served.home))), tag)
+
+
+def _usage_of(served: Served) -> Usage:
+    """Return what the blobs of the store take; lower stores are not counted."""
+    served.require()
+    if not hasattr(served.upper, "bucket"):
+        return measure_usage(served.upper)
+    from blobstore.store.bucket.bucket_usage import measure_bucket
+
+    return measure_bucket(served.upper)
+
+
+def _treemap_plot(served: Served, query: _OfModel) -> Answer:
+    model = served.find(query.model)
+    return Answer(lambda: served.open(model).treemap, model.tag, is_kept=False)
+
+
+def _errors_plot(served: Served, query: _OfModel) -> Answer:
+    model = served.find(query.model)
+    return Answer(lambda: in_json(errors(map(TensorError.of_view, _kept(served, model).tensors))))
+
+
+def _distribution_plot(served: Served, query: _OfTensor) -> Answer:
+    model = served.find(query.model)
+    return Answer(lambda: in_json(distribution(_measured(served, model, query.tensor))), model.tag)
+
+
+def _frontier_plot(served: Served, query: _OfModels) -> Answer:
+    models = [served.find(name) for name in dict.fromkeys(query.model)]
+    return Answer(lambda: in_json(frontier([_point(served, one) for one in models])))
+
+
+def _shared_plot(served: Served, _query: Query) -> Answer:
+    def body() -> bytes:
+        sound = (one for one in _usage_of(served).models if one.error is None)
+        return in_json(shared(ModelBytes(str(one.name), one.unique, one.shared) for one in sound))
+
+    return Answer(body)
+
+
+def _point(served: Served, model: ServedModel) -> ModelPoint:
+    """Return a model's place; one whose weights are all zeros has no error."""
+    error = _kept(served, model).model.relative_rmse or 0.0
+    facts = served.open(model).document()
+    return ModelPoint(str(model.name), facts["quant_type"] or "", facts["size"], error)
+
+
+def _kept(served: Served, model: ServedModel) -> QualityView:
+    """Return what `quality` kept of a model. Raises: UnsupportedSourceError without one."""
+    result = kept_quality(served.home, model.name, model.digest).result
+    if result is None:
+        hint = f"blobstore quality {model.name} --against SOURCE measures them."
+        raise UnsupportedSourceError(
+            f"the errors of {model.name} are not measured", model=str(model.name), hint=hint
+        )
+    return result
+
+
+def _plot(
+    kind: str, what: str, answer: Any, query: type[Query] = Query, *, is_slow: bool = False
+) -> ApiRoute:
+    says = f"{what}: a specification of Vega."
+    return ApiRoute(f"/api/plots/{kind}", says, dict[str, Any], answer, query, is_slow)
+
+
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute("/api/models", "All models, sorted by name.", list[ListItemView], _models),
+    ApiRoute("/api/model", "A model without its tensors.", LookedModelView, _model, _Named),
+    ApiRoute("/api/tensors", "The tensors of a model.", TensorColumnsView, _tensors, _OfModel),
+    ApiRoute(
+        "/api/distribution",
+        "How the values of a tensor are distributed.",
+        DistributionView,
+        _distribution,
+        _OfTensor,
+        is_slow=True,
+    ),
+    ApiRoute(
+        "/api/quality",
+        "The last result of `blobstore quality` for a model.",
+        KeptQualityView,
+        _quality,
+        _OfModel,
+    ),
+    ApiRoute("/api/diff", "How model b differs from a.", DiffView, _diff, _Pair, is_slow=True),
+    ApiRoute(
+        "/api/usage",
+        "What blobs take.",
+        UsageView,
+        lambda served, _: Answer(lambda: in_json(UsageView.of(_usage_of(served)))),
+    ),
+    ApiRoute(
+        "/api/damage",
+        "The last result of `blobstore verify` for the store.",
+        KeptVerifyView,
+        lambda served, _: Answer(lambda: in_json(kept_verify(served.home))),
+    ),
+    _plot("treemap", "Bytes by module", _treemap_plot, _OfModel),
+    _plot("errors", "Errors by layer, as `blobstore quality` kept them", _errors_plot, _OfModel),
+    _plot(
+        "distribution",
+        "The values and codes of a tensor",
+        _distribution_plot,
+        _OfTensor,
+        is_slow=True,
+    ),
+    _plot(
+        "frontier",
+        "Error against size of models, as `blobstore quality` kept them",
+        _frontier_plot,
+        _OfModels,
+    ),
+    _plot("shared", "The bytes that models share", _shared_plot),
+)
+
+_PROBLEMS = {
+    "400": "A parameter is missing, unknown, too long, or given too often.",
+    "404": "There is no such model or tensor.",
+    "409": "The model is damaged, or of a kind without such an answer.",
+    "414": "The address is too long.",
+    "421": "The server is not meant for this Host.",
+    "431": "The request's head is too large.",
+    "500": "The store can't be read.",
+    "502": "The bucket can't be read.",
+    "503": "The store is busy, or the server has too many connections.",
+}
+
+
+def openapi() -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document of the routes, and of its own address."""
+    views: dict[str, Any] = {one.path: one.view for one in ROUTES} | {"problem": ProblemView}
+    by_key, definitions = TypeAdapter.json_schemas(
+        [(key, "serialization", TypeAdapter(view)) for key, view in views.items()],
+        ref_template="#/components/schemas/{model}",
+    )
+    schemas = {key: schema for (key, _), schema in by_key.items()}
+    problems = {code: _content(says, schemas["problem"]) for code, says in _PROBLEMS.items()}
+    paths: dict[str, Any] = {}
+    for route in ROUTES:
+        operation = {
+            "operationId": route.path.removeprefix("/api/").replace("/", "_"),
+            "summary": route.what,
+            "parameters": _parameters(route.query),
+            "responses": {"200": _content("The answer.", schemas[route.path]), **problems},
+        }
+        paths[route.path] = {"get": operation}
+    own = {"type": "object", "additionalProperties": True}
+    responses = {"200": _content("The document.", own)}
+    summary = "This document."
+    paths[OPENAPI] = {"get": {"operationId": "openapi", "summary": summary, "responses": responses}}
+    says = "Models of a store. Nothing can be changed."
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "blobstore", "version": __version__, "description": says},
+        "paths": paths,
+        "components": {"schemas": definitions.get("$defs", {})},
+    }
+
+
+def _parameters(query: type[Query]) -> list[dict[str, Any]]:
+    """Return the parameters of a query, all of which are required."""
+    found = []
+    for name, schema in query.model_json_schema().get("properties", {}).items():
+        about = {"name": name, "in": "query", "required": True}
+        about["description"] = schema.pop("description")
+        del schema["title"]
+        found.append(about | {"schema": schema})
+    return found
+
+
+def _content(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}

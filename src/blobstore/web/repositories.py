@@ -1,0 +1,233 @@
+"""The models of a home as a registry has them: repositories, tags, manifests and blobs.
+
+A repository is a model with all its tags. ``NAMESPACE/MODEL`` has Ollama's default host, and
+``HOST/NAMESPACE/MODEL`` names another one. ``MODEL`` alone is short for ``library/MODEL``. Case is
+ignored, as everywhere in a store; a registry's clients write repositories in lower case.
+
+A repository has exactly the blobs that its manifests name, and the payloads of its signatures. No
+other file of the store, or of the machine, has an address.
+
+Tools for containers refuse a manifest of docker's type with layers of Ollama's types. So each such
+manifest has a twin of OCI's type over the same blobs (`under_oci`), with a digest of its own. Both
+are manifests of the repository.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from blobstore.errors import BlobStoreError, InvalidNameError, ModelNotFoundError, NotFoundError
+from blobstore.formats.documents import MANIFEST_MEDIA_TYPE, Descriptor, Manifest
+from blobstore.formats.ocimanifest import under_oci
+from blobstore.formats.signatures import SignatureManifest, is_tag_of_signatures
+from blobstore.io.ranges import BytesReader, OpenReader
+from blobstore.names import DEFAULT_HOST, DEFAULT_NAMESPACE, Digest, ModelName
+from blobstore.store.holders import holder_of
+from blobstore.store.ports import Readable
+from blobstore.web.recent import Recent
+
+_FRESH_S = 2
+"""Seconds for which a manifest is not read again, when a blob is asked for."""
+_MOST_MANIFESTS = 8
+_MOST_NBYTES = 32 * 2**20
+"""Bytes of manifests that are kept. One of 50,000 layers has 10 MB."""
+_DEEPEST = 3
+_MEDIA_TYPE = re.compile(r"application/[a-z0-9.+-]+", re.ASCII | re.IGNORECASE)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A repository: the models that differ in their tags only."""
+
+    host: str
+    namespace: str
+    model: str
+
+    @classmethod
+    def parse(cls, path: str) -> Repository:
+        """Return the repository of a path. Raises: InvalidNameError."""
+        parts = path.split("/")
+        if len(parts) > _DEEPEST:
+            raise InvalidNameError("a repository has at most three parts", rule="N1")
+        defaults = (DEFAULT_HOST, DEFAULT_NAMESPACE)[: _DEEPEST - len(parts)]
+        repository = cls(*defaults, *parts)
+        repository.name("any")
+        return repository
+
+    @classmethod
+    def of(cls, name: ModelName) -> Repository:
+        """Return the repository of a model."""
+        return cls(name.host, name.namespace, name.model)
+
+    @property
+    def folded(self) -> tuple[str, ...]:
+        """The parts in lower case: equal for the same repository."""
+        return (self.host.lower(), self.namespace.lower(), self.model.lower())
+
+    def name(self, tag: str) -> ModelName:
+        """Return the model with a tag. Raises: InvalidNameError."""
+        return ModelName(host=self.host, namespace=self.namespace, model=self.model, tag=tag)
+
+    def __str__(self) -> str:
+        path = f"{self.namespace}/{self.model}"
+        return path if self.host == DEFAULT_HOST else f"{self.host}/{path}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedManifest:
+    """The exact bytes of a manifest, their media type and digest."""
+
+    raw: bytes
+    media_type: str
+    digest: Digest
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> ServedManifest:
+        """Return a manifest as it is sent."""
+        kind = manifest.media_type
+        sound = kind if _MEDIA_TYPE.fullmatch(kind) else MANIFEST_MEDIA_TYPE
+        return cls(manifest.raw, sound, manifest.digest)
+
+
+class _Tagged:
+    """A model's manifest, and what follows from it."""
+
+    def __init__(self, name: ModelName, holder: Readable, home: Readable) -> None:
+        manifest = Manifest.parse(holder.manifests.text(name), f"the manifest of {name}")
+        self.name = name
+        self.holder = holder
+        self.own = ServedManifest.of(manifest)
+        self.sizes = {bytes.fromhex(one.digest.hex): one.size for one in manifest.descriptors}
+        self._kept = holder.signatures or home.signatures
+
+    @cached_property
+    def twin(self) -> ServedManifest:
+        """The manifest of OCI's type; the model's own if that is one, or of no type we know."""
+        if self.own.media_type != MANIFEST_MEDIA_TYPE:
+            return self.own
+        return ServedManifest.of(under_oci(Manifest.parse(self.own.raw)))
+
+    def signed(self) -> tuple[ServedManifest, dict[Digest, bytes]] | None:
+        """Return the manifest of the signatures and its blobs; None without signatures."""
+        found = list(self._kept.read(self.name, self.own.digest)) if self._kept else []
+        if not found:
+            return None
+        manifest = SignatureManifest.of(found)
+        blobs = [*(one.payload for one in found), manifest.config or b""]
+        served = ServedManifest.of(Manifest.parse(manifest.raw))
+        return served, {Digest.of(data): data for data in blobs}
+
+
+class ServedModels:
+    """The models of a home. Safe to share between threads."""
+
+    def __init__(self, home: Readable) -> None:
+        self._home = home
+        self._recent = Recent[_Tagged](
+            lambda one: len(one.own.raw), most_bytes=_MOST_NBYTES, most=_MOST_MANIFESTS
+        )
+        self._hits: dict[tuple[str, ...], ModelName] = {}
+        """The model of each repository that had the blob that was asked for last."""
+
+    def repositories(self) -> list[str]:
+        """Return the repositories, sorted. Raises: StorageError; RemoteError."""
+        return sorted({one.folded: str(one) for one in map(Repository.of, self._names())}.values())
+
+    def tags(self, repository: Repository) -> list[str]:
+        """Return the tags of a repository, sorted, without those of signatures.
+
+        Raises: ModelNotFoundError for an unknown repository; StorageError; RemoteError.
+        """
+        return sorted(name.tag for name in self._models(repository))
+
+    def tagged(self, repository: Repository, tag: str, *, oci: bool) -> ServedManifest:
+        """Return the manifest of a tag, as it is now; with ``oci`` its twin of OCI's type.
+
+        The tag of a manifest's signatures (`tag_of`) names the manifest of these.
+
+        Raises: NotFoundError; InvalidNameError; CorruptDataError for a manifest that is not valid;
+        StorageError; RemoteError.
+        """
+        if is_tag_of_signatures(tag):
+            digest = Digest(tag.removeprefix("sha256-").removesuffix(".sig"))
+            model = self._first(repository, lambda one: one if one.own.digest == digest else None)
+            if (signed := model.signed()) is None:
+                raise NotFoundError(f"{digest} has no signatures")
+            return signed[0]
+        model = self._read(repository.name(tag))
+        return model.twin if oci else model.own
+
+    def manifest(self, repository: Repository, digest: Digest) -> ServedManifest:
+        """Return the manifest of a digest, if the repository has it. Raises: as `tagged`."""
+
+        def picked(model: _Tagged) -> ServedManifest | None:
+            if digest in (model.own.digest, model.twin.digest):
+                return model.own if digest == model.own.digest else model.twin
+            signed = model.signed()
+            return signed[0] if signed is not None and signed[0].digest == digest else None
+
+        return self._first(repository, picked)
+
+    def blob(self, repository: Repository, digest: Digest) -> OpenReader:
+        """Return a reader of a blob that a manifest of the repository names.
+
+        Raises: NotFoundError if none names it, or it is missing; CorruptDataError if its size
+        differs; StorageError; RemoteError.
+        """
+        key = bytes.fromhex(digest.hex)
+
+        def picked(model: _Tagged) -> tuple[_Tagged, bytes | None] | None:
+            if key in model.sizes:
+                return model, None
+            signed = model.signed()
+            return (model, signed[1][digest]) if signed and digest in signed[1] else None
+
+        model, payload = self._first(repository, picked)
+        if payload is not None:
+            return BytesReader(payload)
+        return model.holder.blobs.open(Descriptor("", digest, model.sizes[key]))
+
+    def _first(self, repository: Repository, pick: Callable[[_Tagged], _T | None]) -> _T:
+        """Return the first value that is picked of a repository's models with valid manifests.
+
+        Manifests are read again if none of those in memory has it. Raises: NotFoundError.
+        """
+        for is_fresh in (False, True):
+            for model in self._each(repository, is_fresh=is_fresh):
+                if (value := pick(model)) is not None:
+                    self._hits[repository.folded] = model.name
+                    return value
+        raise NotFoundError(f"repository {str(repository)!r} does not have it")
+
+    def _each(self, repository: Repository, *, is_fresh: bool) -> Iterator[_Tagged]:
+        last = self._hits.get(repository.folded)
+        if last is not None and not is_fresh:
+            slot = int(time.monotonic() / _FRESH_S)
+            with suppress(BlobStoreError):
+                yield self._recent.get((last, slot), lambda: self._read(last))
+            return
+        for name in self._models(repository):
+            with suppress(BlobStoreError):
+                yield self._read(name)
+
+    def _models(self, repository: Repository) -> list[ModelName]:
+        names = [name for name in self._names() if Repository.of(name).folded == repository.folded]
+        if not names:
+            raise ModelNotFoundError(f"repository {str(repository)!r} not found")
+        return names
+
+    def _names(self) -> list[ModelName]:
+        packed: Readable | None = getattr(self._home, "packed", None)
+        others = packed.manifests.names() if packed is not None else []
+        return list(dict.fromkeys([*self._home.manifests.names(), *others]))
+
+    def _read(self, asked: ModelName) -> _Tagged:
+        holder = holder_of(asked, self._home)
+        return _Tagged(holder.find(asked), holder, self._home)
