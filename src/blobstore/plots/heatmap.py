@@ -6,7 +6,7 @@ are in one place (the experts of a layer, layers of a very deep model) are drawn
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from blobstore.plots.modules import layer_and_projection, natural, shortened_names
@@ -75,32 +75,48 @@ def errors(tensors: Iterable[TensorError]) -> Specification:
     same = f" {counted(kept, 'tensor')} stored unchanged." if kept else ""
     if not found:
         return empty(f"Errors by layer: no tensor was changed.{same}", "No tensor was changed.")
+    order = sorted(found, key=lambda cell: (-cell.error, cell.worst.name))
     worst = max(found, key=lambda cell: (cell.error, cell.worst.name))
+    low, high = order[-1].error, order[0].error
     description = (
-        "Heat map: relative rmse of each tensor, by layer and projection, from"
-        f" {min(cell.error for cell in found):.3%} to {worst.error:.3%} in"
-        f" {worst.worst.name}.{same}"
+        f"Heat map: relative rmse of each tensor, by layer and projection, from {low:.3%} to"
+        f" {high:.3%} in {worst.worst.name}.{same}"
     )
-    rows = list(dict.fromkeys(cell.row for cell in found))
     labels = row_labels(found)
+    rows = [labels[row] for row in dict.fromkeys(cell.row for cell in found)]
     columns = sorted({cell.column for cell in found if cell.column is not None})
-    return specification(
+    drawn = [(cell.column, _drawn(cell, labels[cell.row])) for cell in found]
+    plot = specification(
+        "heatmap",
         description,
         height=_CELL * len(rows) + 110,
-        columns=("tensor", "type", "relative rmse", "tensors"),
-        rows=[
-            (cell.worst.name, cell.worst.type_name, f"{cell.error:.3%}", cell.tensors)
-            for cell in sorted(found, key=lambda cell: (-cell.error, cell.worst.name))
-        ],
-        data=_data(found, labels),
-        scales=_scales(found, [labels[row] for row in rows], columns),
-        axes=_axes(columns),
-        legends=[_legend()],
-        marks=[
-            _mark("cells", {"scale": "column", "field": "column"}, {"scale": "column", "band": 1}),
-            _mark("rows", {"value": 0}, {"signal": "width"}),
-        ],
+        table=(
+            ("tensor", "type", "relative rmse", "tensors"),
+            [
+                (cell.worst.name, cell.worst.type_name, f"{cell.error:.3%}", cell.tensors)
+                for cell in order
+            ],
+        ),
+        data={
+            "cells": [row | {"column": column} for column, row in drawn if column is not None],
+            "rows": [row for column, row in drawn if column is None],
+        },
+        domains={
+            "row": rows,
+            "column": columns,
+            # Nearly equal errors have one colour.
+            "error": [0.0 if high - low < 0.05 * high else low, high],
+        },
     )
+    if not columns:
+        plot["axes"] = [axis for axis in plot["axes"] if axis["scale"] == "row"]
+    return plot
+
+
+def _drawn(cell: Cell, label: str) -> dict[str, Any]:
+    more = f", the worst of {cell.tensors}" if cell.tensors > 1 else ""
+    says = f"{cell.worst.type_name}, relative rmse {cell.error:.3%}"
+    return {"row": label, "error": cell.error, "tip": tip_of(f"{cell.worst.name}{more}", says)}
 
 
 def row_labels(found: list[Cell]) -> dict[str, str]:
@@ -109,68 +125,3 @@ def row_labels(found: list[Cell]) -> dict[str, str]:
     parts = ([row for row, alone in rows if alone is wanted] for wanted in (False, True))
     labels = {row: label for part in parts for row, label in shortened_names(part).items()}
     return labels if len(set(labels.values())) == len(labels) else {row: row for row in labels}
-
-
-def _data(found: list[Cell], labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    def row(cell: Cell) -> dict[str, Any]:
-        more = f", the worst of {cell.tensors}" if cell.tensors > 1 else ""
-        said = f"{cell.worst.type_name}, relative rmse {cell.error:.3%}"
-        tip = tip_of(f"{cell.worst.name}{more}", said)
-        place = {} if cell.column is None else {"column": cell.column}
-        return {"row": labels[cell.row], **place, "error": cell.error, "tip": tip}
-
-    return [
-        {"name": "cells", "values": [row(cell) for cell in found if cell.column is not None]},
-        {"name": "rows", "values": [row(cell) for cell in found if cell.column is None]},
-    ]
-
-
-def _scales(found: list[Cell], rows: list[str], columns: list[int]) -> list[dict[str, Any]]:
-    low, high = (pick(cell.error for cell in found) for pick in (min, max))
-    if high - low < 0.05 * high:  # nearly equal errors have one colour
-        low = 0.0
-    return [
-        {"name": "row", "type": "band", "domain": rows, "range": "height"},
-        {"name": "column", "type": "band", "domain": columns, "range": "width"},
-        {"name": "error", "type": "linear", "domain": [low, high], "range": "ramp", "nice": True},
-    ]
-
-
-def _axes(columns: list[int]) -> list[dict[str, Any]]:
-    named = {"orient": "left", "scale": "row", "ticks": False, "domain": False}
-    named |= {"labelLimit": {"signal": "width < 420 ? 150 : 260"}, "labelPadding": 6}
-    if not columns:
-        return [named]
-    title = {"orient": "bottom", "scale": "column", "title": "layer", "labelOverlap": True}
-    return [named, title | {"ticks": False, "domain": False, "labelAngle": 0}]
-
-
-def _legend() -> dict[str, Any]:
-    return {
-        "fill": "error",
-        "type": "gradient",
-        "orient": "top",
-        "direction": "horizontal",
-        "title": "relative rmse",
-        "format": ".2~%",
-        "gradientLength": {"signal": "clamp(width / 2, 120, 240)"},
-    }
-
-
-def _mark(data: str, x: dict[str, Any], width: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "rect",
-        "from": {"data": data},
-        "aria": False,
-        "style": "cell",
-        "encode": {
-            "update": {
-                "x": x,
-                "width": width,
-                "y": {"scale": "row", "field": "row"},
-                "height": {"scale": "row", "band": 1},
-                "fill": {"scale": "error", "field": "error"},
-                "tooltip": {"field": "tip"},
-            }
-        },
-    }

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from blobstore.plots.palette import family_of_type
-from blobstore.plots.specification import (
-    NARROW,
-    Specification,
-    colour_scale,
-    empty,
-    size_labels,
-    specification,
-    tip_of,
-    type_legend,
-)
+from blobstore.plots.specification import Specification, coloured, empty, specification, tip_of
 from blobstore.plots.subjects import ModelPoint, TensorError
 from blobstore.views.quantities import count, counted, size
 
@@ -75,38 +66,30 @@ def scatter(tensors: Iterable[TensorError]) -> Specification:
         f"Scatter plot: relative rmse of {counted(number, 'tensor')} against their weights; the"
         f" worst is {worst.name} with {worst.relative_rmse or 0:.3%}."
     )
-
-    def row(dot: Dot) -> dict[str, Any]:
-        one = dot.worst
-        more = f", the worst of {dot.tensors:,} near it" if dot.tensors > 1 else ""
-        error = one.relative_rmse or 0.0
-        return {
-            "x": one.weights,
-            "y": error,
-            "type": family_of_type(one.type_name),
-            "tensors": dot.tensors,
-            "tip": tip_of(
-                f"{one.name}{more}",
-                f"{one.type_name}, {count(one.weights)} weights, relative rmse {error:.3%}",
-            ),
-        }
-
-    types = [dot.worst.type_name for dot in found]
-    return specification(
+    points, rows = [], []
+    for one, tensors_here in found:
+        error = f"{one.relative_rmse or 0:.3%}"
+        more = f", the worst of {tensors_here:,} near it" if tensors_here > 1 else ""
+        says = f"{one.type_name}, {count(one.weights)} weights, relative rmse {error}"
+        points.append(
+            {
+                "x": one.weights,
+                "y": one.relative_rmse or 0.0,
+                "type": family_of_type(one.type_name),
+                "tensors": tensors_here,
+                "tip": tip_of(f"{one.name}{more}", says),
+            }
+        )
+        rows.append((one.name, one.type_name, one.weights, error, tensors_here))
+    columns = ("tensor", "type", "weights", "relative rmse", "tensors")
+    plot = specification(
+        "scatter",
         description,
         height=_HEIGHT,
-        columns=("tensor", "type", "weights", "relative rmse", "tensors"),
-        rows=[
-            (one.name, one.type_name, one.weights, f"{one.relative_rmse or 0:.3%}", dot.tensors)
-            for dot in found[:_ROWS]
-            for one in (dot.worst,)
-        ],
-        data=[{"name": "points", "values": [row(dot) for dot in found]}],
-        scales=[*_scales("log"), colour_scale(types), _shapes(types)],
-        axes=_axes("weights", {"format": "~s"}),
-        legends=[type_legend(fill="type", shape="shape")],
-        marks=[_symbols({"signal": "60 + 12 * log(datum.tensors)"})],
+        table=(columns, rows[:_ROWS]),
+        data={"points": points},
     )
+    return coloured(plot, (dot.worst.type_name for dot in found))
 
 
 def frontier(models: Iterable[ModelPoint]) -> Specification:
@@ -124,41 +107,32 @@ def frontier(models: Iterable[ModelPoint]) -> Specification:
         + ", ".join(one.name for one in front)
         + "."
     )
-    wide, narrow = _labels(found, 800), _labels(found, 280)
-    rows = [
-        {
-            "x": one.nbytes,
-            "y": one.relative_rmse,
-            "type": family_of_type(one.type_name),
-            "wide": wide[index],
-            "narrow": narrow[index],
-            "name": one.name,
-            "tip": tip_of(one.name, f"{size(one.nbytes)}, relative rmse {one.relative_rmse:.3%}"),
-        }
-        for index, one in enumerate(found)
-    ]
-    line = [{"x": one.nbytes, "y": one.relative_rmse} for one in front]
-    types = [one.type_name for one in found]
-    return specification(
+    points, rows = [], []
+    for one, wide, narrow in zip(found, _labels(found, 800), _labels(found, 280), strict=True):
+        error, nbytes = f"{one.relative_rmse:.3%}", size(one.nbytes)
+        points.append(
+            {
+                "x": one.nbytes,
+                "y": one.relative_rmse,
+                "type": family_of_type(one.type_name),
+                "wide": wide,
+                "narrow": narrow,
+                "name": one.name,
+                "tip": tip_of(one.name, f"{nbytes}, relative rmse {error}"),
+            }
+        )
+        rows.append((one.name, one.type_name, nbytes, error, "yes" if one in front else "no"))
+    plot = specification(
+        "frontier",
         description,
         height=_HEIGHT,
-        columns=("model", "type", "size", "relative rmse", "on the front"),
-        rows=[
-            (
-                one.name,
-                one.type_name,
-                size(one.nbytes),
-                f"{one.relative_rmse:.3%}",
-                "yes" if one in front else "no",
-            )
-            for one in found
-        ],
-        data=[{"name": "points", "values": rows}, {"name": "front", "values": line}],
-        scales=[*_scales("linear"), colour_scale(types), _shapes(types)],
-        axes=_axes("size", {"encode": size_labels()}),
-        legends=[type_legend(fill="type", shape="shape")],
-        marks=[_steps(), _symbols({"value": 90}), _names()],
+        table=(("model", "type", "size", "relative rmse", "on the front"), rows),
+        data={
+            "points": points,
+            "front": [{"x": one.nbytes, "y": one.relative_rmse} for one in front],
+        },
     )
+    return coloured(plot, (one.type_name for one in found))
 
 
 def _front(found: Sequence[ModelPoint]) -> list[ModelPoint]:
@@ -168,91 +142,6 @@ def _front(found: Sequence[ModelPoint]) -> list[ModelPoint]:
         if not front or one.relative_rmse < front[-1].relative_rmse:
             front.append(one)
     return front
-
-
-def _scales(x: str) -> list[dict[str, Any]]:
-    across = {"name": "x", "type": x, "domain": {"data": "points", "field": "x"}, "range": "width"}
-    zero = {"padding": 24} if x == "log" else {"zero": False, "padding": 12}
-    up: dict[str, Any] = {"name": "y", "type": "linear"}
-    up["domain"] = {"data": "points", "field": "y"}
-    up |= {"range": [{"signal": f"height - {_FOOT}"}, _HEAD], "nice": True, "zero": True}
-    return [across | zero, up]
-
-
-def _shapes(type_names: Iterable[str]) -> dict[str, Any]:
-    """Return a scale from types to shapes, so that colour alone never tells them apart."""
-    domain = colour_scale(type_names)["domain"]
-    shapes = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
-    return {"name": "shape", "type": "ordinal", "domain": domain, "range": shapes}
-
-
-def _axes(title: str, labels: dict[str, Any]) -> list[dict[str, Any]]:
-    below = {"orient": "bottom", "scale": "x", "title": title, "labelOverlap": True, **labels}
-    below |= {"tickCount": {"signal": "ceil(width / 110)"}}
-    left = {"orient": "left", "scale": "y", "title": "relative rmse", "format": ".2~%"}
-    return [below, left | {"grid": True, "domain": False, "ticks": False, "tickCount": 6}]
-
-
-def _symbols(area: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "symbol",
-        "from": {"data": "points"},
-        "aria": False,
-        "style": "dot",
-        "encode": {
-            "update": {
-                "x": {"scale": "x", "field": "x"},
-                "y": {"scale": "y", "field": "y"},
-                "fill": {"scale": "type", "field": "type"},
-                "shape": {"scale": "shape", "field": "type"},
-                "size": area,
-                "tooltip": {"field": "tip"},
-            }
-        },
-    }
-
-
-def _steps() -> dict[str, Any]:
-    return {
-        "type": "line",
-        "from": {"data": "front"},
-        "aria": False,
-        "interactive": False,
-        "style": "front",
-        "encode": {
-            "update": {
-                "x": {"scale": "x", "field": "x"},
-                "y": {"scale": "y", "field": "y"},
-                "interpolate": {"value": "step-after"},
-                "strokeDash": {"value": [4, 3]},
-            }
-        },
-    }
-
-
-def _names() -> dict[str, Any]:
-    place = f"(width < {NARROW} ? datum.narrow : datum.wide)"
-    return {
-        "type": "text",
-        "from": {"data": "points"},
-        "aria": False,
-        "interactive": False,
-        "style": "label",
-        "encode": {
-            "update": {
-                "x": {"scale": "x", "field": "x"},
-                "y": {"scale": "y", "field": "y"},
-                "dx": {"signal": f"{place} === 'left' ? -6 : {place} === 'right' ? 6 : 0"},
-                "dy": {"signal": f"{place} === 'right' ? -9 : {place} === 'left' ? 9 : 14"},
-                "align": {
-                    "signal": f"{place} === 'left' ? 'right' : {place} === 'right' ? 'left'"
-                    " : 'center'"
-                },
-                "baseline": {"value": "middle"},
-                "text": {"signal": f"{place} === '' ? '' : datum.name"},
-            }
-        },
-    }
 
 
 def _labels(found: Sequence[ModelPoint], width: int) -> list[str]:

@@ -1,8 +1,15 @@
-"""The frame of every specification: its size, its description, the same values as a table."""
+"""Specifications: the Vega documents of ``specifications/``, filled with values.
+
+Vega draws; Python only fills in tables of data, domains of scales, signals, and the same values as
+text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import resources
 from typing import Any
 
 from blobstore.plots.palette import COLOURS, OTHER, families
@@ -15,41 +22,54 @@ SCHEMA = "https://vega.github.io/schema/vega/v6.json"
 """The name of the format; Vega does not fetch it."""
 WIDTH = 960
 """Pixels; a page sets the signal ``width`` to the room that it has."""
-NARROW = 560
-"""Pixels under which plots leave out labels, and shorten titles."""
 
 
 def specification(
+    name: str,
     description: str,
     *,
     height: int,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Any]],
-    **parts: Any,
+    table: tuple[Sequence[str], Iterable[Sequence[Any]]] = ((), ()),
+    data: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    domains: Mapping[str, Sequence[Any]] | None = None,
+    signals: Mapping[str, Any] | None = None,
 ) -> Specification:
-    """Return a specification of marks, scales and data, which are its ``parts``.
+    """Return the document ``name`` with values.
 
-    Width and height are all that the plot takes, its axes and legends included. ``columns`` and
-    ``rows`` are the same values as a table. Characters of names that are not printable are escaped.
+    Width and height are all that the plot takes, its axes and legends included. ``table``: the same
+    values as text, names of columns and rows. ``data``, ``domains``, ``signals``: values by the
+    names that the document gives. Characters of names that are not printable are escaped.
     """
-    found: Specification = {
+    parts: dict[str, Any] = json.loads(_template(name))
+    for one in parts.get("data", ()):
+        if "values" in one:
+            one["values"] = _readable((data or {}).get(one["name"], ()))
+    for one in parts.get("scales", ()):
+        if one["name"] in (domains or {}):
+            one["domain"] = _readable((domains or {})[one["name"]])
+    for one in parts.get("signals", ()):
+        one["value"] = (signals or {}).get(one["name"], one["value"])
+    columns, rows = table
+    return {
         "$schema": SCHEMA,
-        "description": description,
+        "description": _readable(description),
         "width": WIDTH,
         "height": height,
         "autosize": {"type": "fit", "contains": "padding", "resize": True},
         "padding": 4,
         **parts,
-        "usermeta": {"table": {"columns": list(columns), "rows": [list(row) for row in rows]}},
+        "usermeta": {"table": {"columns": list(columns), "rows": _readable(list(rows))}},
     }
-    return {key: _readable(value) for key, value in found.items()}
+
+
+@cache
+def _template(name: str) -> str:
+    folder = resources.files("blobstore") / "plots" / "specifications"
+    return (folder / f"{name}.json").read_text("utf-8")
 
 
 _KEYS = {"__proto__": "__proto__ "}
 """Names that Vega 6 loses: it keeps axis labels as keys of a JavaScript object (DataJoin)."""
-
-_PROGRAMS = {"signal", "expr"}
-"""Keys of expressions, which contain no names."""
 
 
 def _readable(value: Any) -> Any:
@@ -59,8 +79,8 @@ def _readable(value: Any) -> Any:
     """
     if isinstance(value, str):
         return cut_text(_KEYS.get(value) or printable(value, keep="\n"))
-    if isinstance(value, dict):
-        return {key: one if key in _PROGRAMS else _readable(one) for key, one in value.items()}
+    if isinstance(value, Mapping):
+        return {key: _readable(one) for key, one in value.items()}
     return [_readable(one) for one in value] if isinstance(value, list | tuple) else value
 
 
@@ -69,37 +89,19 @@ def tip_of(*lines: str) -> str:
     return "\n".join(map(printable, lines))
 
 
-def colour_scale(type_names: Iterable[str]) -> dict[str, Any]:
-    """Return the scale ``type`` from families of types to their colours."""
+def coloured(plot: Specification, type_names: Iterable[str]) -> Specification:
+    """Return a plot whose scales of types have the families of these types, and their colours."""
     found = families(type_names)
-    colours = [COLOURS.get(name, OTHER) for name in found]
-    return {"name": "type", "type": "ordinal", "domain": found, "range": colours}
-
-
-def type_legend(**channels: str) -> dict[str, Any]:
-    """Return the legend of the scale ``type``: a line above the plot, several if it is narrow."""
-    return {
-        "orient": "top",
-        "direction": "horizontal",
-        "columns": {"signal": f"width < {NARROW} ? 3 : 0"},
-        **(channels or {"fill": "type"}),
-        "symbolType": "square",
-    }
-
-
-def size_labels() -> dict[str, Any]:
-    """Return the encoding of an axis's labels as sizes: ``5.9 MB``."""
-    text = "replace(format(datum.value, '.3~s'), regexp('[kMGTP]?$'), ' $&B')"
-    return {"labels": {"update": {"text": {"signal": f"upper({text})"}}}}
+    for scale in plot["scales"]:
+        if scale["name"] in ("type", "shape"):
+            scale["domain"] = found
+        if scale["name"] == "type":
+            scale["range"] = [COLOURS.get(name, OTHER) for name in found]
+    return plot
 
 
 def empty(description: str, sentence: str) -> Specification:
     """Return a plot of no values: a sentence."""
-    text = {
-        "x": {"signal": "width / 2"},
-        "y": {"signal": "height / 2"},
-        "align": {"value": "center"},
-        "text": {"value": sentence},
-    }
-    mark = {"type": "text", "style": "guide-title", "encode": {"update": text}}
-    return specification(description, height=60, columns=(), rows=(), marks=[mark])
+    plot = specification("empty", description, height=60)
+    plot["marks"][0]["encode"]["update"]["text"] = {"value": sentence}
+    return plot

@@ -12,14 +12,7 @@ from typing import Any, NamedTuple
 
 from blobstore.plots.modules import modules_and_parts, natural, starred
 from blobstore.plots.palette import colour_of, family_of_type, ink_of
-from blobstore.plots.specification import (
-    Specification,
-    colour_scale,
-    empty,
-    specification,
-    tip_of,
-    type_legend,
-)
+from blobstore.plots.specification import Specification, coloured, empty, specification, tip_of
 from blobstore.plots.subjects import Weighed
 from blobstore.views.quantities import counted, size
 
@@ -114,22 +107,23 @@ def treemap(tensors: Iterable[Weighed], most: int = MOST_RECTANGLES) -> Specific
     if not total:
         return empty("Bytes by module: there are none.", "There are no bytes to show.")
     modules = list(dict.fromkeys(one.module for one in found))
-    labelled = len(modules) <= _MOST_LABELLED
     description = (
         f"Treemap: {size(total)} in {counted(number, 'tensor')} by module,"
         f" coloured by type. {_shares(found, total)}."
     )
     largest = sorted(found, key=lambda one: (-one.nbytes, one))[:_ROWS]
-    return specification(
+    plot = specification(
+        "treemap",
         description,
         height=_HEIGHT,
-        columns=("module", "part", "type", "tensors", "size", "share"),
-        rows=[(*one[:4], size(one.nbytes), f"{one.nbytes / total:.1%}") for one in largest],
-        data=_data(found, total, modules, labelled=labelled),
-        scales=[colour_scale(one.type_name for one in found)],
-        legends=[type_legend()],
-        marks=_marks(labelled=labelled),
+        table=(
+            ("module", "part", "type", "tensors", "size", "share"),
+            [(*one[:4], size(one.nbytes), f"{one.nbytes / total:.1%}") for one in largest],
+        ),
+        data={"tree": _tree(found, total, modules)},
+        signals={"header": _HEADER if len(modules) <= _MOST_LABELLED else 0},
     )
+    return coloured(plot, (one.type_name for one in found))
 
 
 def _shares(found: list[Rectangle], total: int) -> str:
@@ -140,114 +134,33 @@ def _shares(found: list[Rectangle], total: int) -> str:
     return ", ".join(f"{name} {nbytes / total:.1%}" for name, nbytes in order)
 
 
-def _data(
-    found: list[Rectangle], total: int, modules: list[str], *, labelled: bool
-) -> list[dict[str, Any]]:
+def _tree(found: list[Rectangle], total: int, modules: list[str]) -> list[dict[str, Any]]:
+    """Return the model, its modules and the rectangles in them, each with its parent."""
     numbers = {module: index + 1 for index, module in enumerate(modules)}
     rows: list[dict[str, Any]] = [{"id": 0}]
     for module, number in numbers.items():
         words = module.split(".")
-        row = {"id": number, "parent": 0, "name": ".".join(words[-2:]), "short": words[-1]}
-        rows.append({key: _cut(value) for key, value in row.items()})
-    for index, one in enumerate(found):
+        name, short = _cut(".".join(words[-2:])), _cut(words[-1])
+        rows.append({"id": number, "parent": 0, "name": name, "short": short})
+    for index, one in enumerate(found, len(numbers) + 1):
         name = one.part or one.module.rpartition(".")[2]
         place = f"{one.module}.{one.part}" if one.part else one.module
-        rows.append(
-            {
-                "id": len(numbers) + 1 + index,
-                "parent": numbers[one.module],
-                "bytes": one.nbytes,
-                "type": family_of_type(one.type_name),
-                "ink": ink_of(colour_of(one.type_name)),
-                "name": _cut(name),
-                "short": _cut(name.rpartition(".")[2]),
-                **({"place": place} if _is_found(place, one) else {}),
-                "tip": tip_of(
-                    _cut(place),
-                    f"{one.type_name}, {counted(one.tensors, 'tensor')},"
-                    f" {size(one.nbytes)} ({one.nbytes / total:.1%})",
-                ),
-            }
-        )
-    header = _HEADER if labelled else 0
-    layout = {
-        "type": "treemap",
-        "field": "bytes",
-        "sort": {"field": ["value", "data.id"], "order": ["descending", "ascending"]},
-        "method": "squarify",
-        "ratio": 1.4,
-        "paddingInner": 1 if labelled else 0.5,
-        "paddingTop": header,
-        "paddingOuter": 0 if labelled else 1,
-        "round": labelled,
-        "size": [{"signal": "width"}, {"signal": f"height + {header}"}],
-    }
-    tree = {"name": "tree", "values": rows}
-    tree["transform"] = [{"type": "stratify", "key": "id", "parentKey": "parent"}, layout]
-    depths = {"modules": "datum.depth === 1", "tensors": "datum.depth === 2"}
-    return [
-        tree,
-        *(
-            {"name": name, "source": "tree", "transform": [{"type": "filter", "expr": test}]}
-            for name, test in depths.items()
-        ),
-    ]
+        says = f"{one.type_name}, {counted(one.tensors, 'tensor')}, {size(one.nbytes)}"
+        row = {
+            "id": index,
+            "parent": numbers[one.module],
+            "bytes": one.nbytes,
+            "type": family_of_type(one.type_name),
+            "ink": ink_of(colour_of(one.type_name)),
+            "name": _cut(name),
+            "short": _cut(name.rpartition(".")[2]),
+            "tip": tip_of(_cut(place), f"{says} ({one.nbytes / total:.1%})"),
+        }
+        if one.module != _OTHERS and len(place) <= _LONGEST and place.isprintable():
+            row["place"] = place  # by which a page lists its tensors
+        rows.append(row)
+    return rows
 
 
-def _is_found(place: str, one: Rectangle) -> bool:
-    """Return True if a page can list the tensors of a rectangle by its place."""
-    return one.module != _OTHERS and len(place) <= _LONGEST and place.isprintable()
-
-
-def _cut(value: Any) -> Any:
-    return value if not isinstance(value, str) or len(value) <= _LONGEST else value[:_LONGEST] + "…"
-
-
-def _marks(*, labelled: bool) -> list[dict[str, Any]]:
-    """Return rectangles of tensors, their labels, and the headers of modules."""
-    shift = -_HEADER if labelled else 0  # the whole model has no header
-    edges = {
-        "x": {"field": "x0"},
-        "x2": {"field": "x1"},
-        "y": {"field": "y0", "offset": shift},
-        "y2": {"field": "y1", "offset": shift},
-    }
-    boxes = {
-        "type": "rect",
-        "from": {"data": "tensors"},
-        "aria": False,
-        "style": "tile",
-        "encode": {
-            "enter": {"fill": {"scale": "type", "field": "type"}},
-            "update": {**edges, "tooltip": {"field": "tip"}},
-        },
-    }
-    names = _labels("tensors", "tile-label", "datum.y1 - datum.y0 > 14", shift + 3)
-    names["encode"]["enter"] = {"fill": {"field": "ink"}}
-    names["clip"] = True  # the room for labels below the lowest tiles would be left empty
-    headers = _labels("modules", "tile-header", "true", shift + 2)
-    return [boxes, names, *([headers] if labelled else [])]
-
-
-def _labels(data: str, style: str, fits: str, offset: int) -> dict[str, Any]:
-    """Return the labels of tiles: a name if there is room, else its last word, else nothing."""
-    room = "datum.x1 - datum.x0 - 6"
-    text = (
-        f"!({fits}) ? '' : length(datum.name) * 6.4 < {room} ? datum.name"
-        f" : length(datum.short) * 6.4 < {room} ? datum.short : ''"
-    )
-    return {
-        "type": "text",
-        "from": {"data": data},
-        "aria": False,
-        "interactive": False,
-        "style": style,
-        "encode": {
-            "update": {
-                "x": {"field": "x0", "offset": 3},
-                "y": {"field": "y0", "offset": offset},
-                "baseline": {"value": "top"},
-                "text": {"signal": text},
-            }
-        },
-    }
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"

@@ -8,9 +8,11 @@ never such a name.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -107,7 +109,9 @@ class Guard:
                 message = {**message, "headers": [*kept, *HEADERS]}
             await send(message)
 
-        await (self._refusal(scope) or self._app)(scope, receive, guarded)
+        # The server cancels what takes too long when it ends, and logs what is raised.
+        with suppress(asyncio.CancelledError):
+            await (self._refusal(scope) or self._app)(scope, receive, guarded)
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
