@@ -242,7 +242,7 @@ def _pieces(reader: OpenReader, part: range, digest: Digest) -> Iterator[bytes]:
 
 
 def part_of(size: int, field: str | None) -> range | None:
-    """Return the bytes that a ``Range`` field asks for, empty if there are none of them (416).
+    """Return the bytes that a ``Range`` field asks for, empty if the blob has none of them (416).
 
     None, the whole, for no field, several ranges, other units, and a field that is not valid: a
     server may ignore it (RFC 9110 section 14.2).
