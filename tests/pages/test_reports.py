@@ -15,7 +15,7 @@ from support.plotted import SPECIFICATIONS
 import blobstore
 from blobstore.cli.main import run
 from blobstore.plots.theme import THEMES
-from blobstore.report.frame import document, figure
+from blobstore.report.page import document, figure
 from blobstore.report.rasters import drawn_png
 from blobstore.store.local.store import Store
 

@@ -7,7 +7,7 @@ projection ``model.layers.*.mlp.experts.*.up_proj``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 _LAYER = re.compile(r"(.*?(?:^|\.))([0-9]{1,9})(\..*|$)", re.ASCII | re.DOTALL)
 _FIRST_NUMBER = re.compile(r"(?:^|(?<=\.))[0-9]{1,9}(?=\.|\Z)", re.ASCII)
@@ -28,20 +28,6 @@ def module_and_part(name: str) -> tuple[str, str]:
         return name[: match.end()], name[match.end() + 1 :]
     module, _, last = name.rpartition(".")
     return (module, last) if module else (name, "")
-
-
-def modules_and_parts(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield `module_and_part` of each name. Neighbours in one layer need no search."""
-    start = layer = ""  # up to the first number of a name before, with a dot and without
-    for whole in names:
-        name = whole.removesuffix(_WEIGHT)
-        if start and name.startswith(start):
-            yield layer, name[len(start) :]
-            continue
-        place = module_and_part(whole)
-        if _FIRST_NUMBER.search(place[0]):
-            layer, start = place[0], place[0] + "."
-        yield place
 
 
 def layer_and_projection(name: str) -> tuple[int | None, str]:

@@ -25,6 +25,8 @@ COLOURS = {
 OTHER = "#7a7a5c"
 _INTEGERS = ("BOOL", "I", "U")
 _BLACK, _WHITE = "#000000", "#ffffff"
+_DARK = {"int4", "F8", "integers"}
+"""Types on which white text has more contrast than black text."""
 
 
 def family_of_type(type_name: str) -> str:
@@ -42,25 +44,9 @@ def colour_of(type_name: str) -> str:
     return COLOURS.get(family_of_type(type_name), OTHER)
 
 
-def ink_of(colour: str) -> str:
-    """Return black or white, whichever has more contrast on a colour."""
-    return max((_BLACK, _WHITE), key=lambda ink: contrast(ink, colour))
-
-
-def contrast(one: str, other: str) -> float:
-    """Return the contrast of two colours, 1 to 21. Source: WCAG 2.2, "contrast ratio"."""
-    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    """Return the relative luminance of ``#rrggbb``. Source: WCAG 2.2, "relative luminance"."""
-    parts = (int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5))
-    red, green, blue = (
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4  # noqa: PLR2004
-        for part in parts
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+def ink_of(type_name: str) -> str:
+    """Return the colour of text on a type's colour: black or white, whichever has more contrast."""
+    return _WHITE if family_of_type(type_name) in _DARK else _BLACK
 
 
 def families(type_names: Iterable[str]) -> list[str]:

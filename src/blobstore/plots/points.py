@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from blobstore.plots.palette import family_of_type
 from blobstore.plots.specification import Specification, coloured, empty, specification, tip_of
@@ -12,7 +10,6 @@ from blobstore.plots.subjects import ModelPoint, TensorError
 from blobstore.views.quantities import count, counted, size
 
 MOST_POINTS = 1500
-_GRIDS = (48, 24, 12, 8)
 _HEIGHT = 360
 _HEAD, _FOOT = 16, 18
 """Pixels above the largest error and below an error of 0, in which a name can be written."""
@@ -20,68 +17,35 @@ _ROWS = 100
 _LETTER, _LINE = 6.6, 15.0
 
 
-class Dot(NamedTuple):
-    """Tensors of one type that are drawn as one point: the worst of them, and their number."""
+def scatter(tensors: Iterable[TensorError]) -> Specification:
+    """Return the relative rmse of changed tensors against the number of their weights.
 
-    worst: TensorError
-    tensors: int
-
-
-def dots(tensors: Iterable[TensorError], most: int = MOST_POINTS) -> list[Dot]:
-    """Return the points of all tensors that were changed, the worst first.
-
-    If they are more than ``most``, those of one type that are near to each other are one.
+    Tensors beyond the 1,500 worst are left out of the picture.
     """
     changed = [one for one in tensors if not one.kept and one.relative_rmse and one.weights]
-    changed.sort(key=lambda one: (-(one.relative_rmse or 0), one.name))
-    found = [Dot(one, 1) for one in changed]
-    for steps in _GRIDS:
-        if len(found) > most:
-            found = _near(changed, steps)
-    return found
-
-
-def _near(changed: list[TensorError], steps: int) -> list[Dot]:
-    """Return a point for each place of a grid: powers of the weights, steps of the error."""
-    highest = math.log(max(one.weights for one in changed)) or 1.0
-    worst = changed[0].relative_rmse or 1.0
-    places: dict[tuple[str, int, int], Dot] = {}
-    for one in changed:
-        across = int(math.log(one.weights) / highest * steps)
-        up = int((one.relative_rmse or 0) / worst * steps)
-        place = (family_of_type(one.type_name), across, up)
-        before = places.get(place, Dot(one, 0))
-        places[place] = before._replace(tensors=before.tensors + 1)
-    return list(places.values())
-
-
-def scatter(tensors: Iterable[TensorError]) -> Specification:
-    """Return the relative rmse of each changed tensor against the number of its weights."""
-    found = dots(tensors)
-    if not found:
+    if not changed:
         return empty("Error against size: no tensor was changed.", "No tensor was changed.")
-    number = sum(dot.tensors for dot in found)
-    worst = found[0].worst
+    changed.sort(key=lambda one: (-(one.relative_rmse or 0), one.name))
+    worst, drawn = changed[0], changed[:MOST_POINTS]
+    more = "" if len(drawn) == len(changed) else f" The {len(drawn):,} worst are drawn."
     description = (
-        f"Scatter plot: relative rmse of {counted(number, 'tensor')} against their weights; the"
-        f" worst is {worst.name} with {worst.relative_rmse or 0:.3%}."
+        f"Scatter plot: relative rmse of {counted(len(changed), 'tensor')} against their weights;"
+        f" the worst is {worst.name} with {worst.relative_rmse or 0:.3%}.{more}"
     )
     points, rows = [], []
-    for one, tensors_here in found:
+    for one in drawn:
         error = f"{one.relative_rmse or 0:.3%}"
-        more = f", the worst of {tensors_here:,} near it" if tensors_here > 1 else ""
         says = f"{one.type_name}, {count(one.weights)} weights, relative rmse {error}"
         points.append(
             {
                 "x": one.weights,
                 "y": one.relative_rmse or 0.0,
                 "type": family_of_type(one.type_name),
-                "tensors": tensors_here,
-                "tip": tip_of(f"{one.name}{more}", says),
+                "tip": tip_of(one.name, says),
             }
         )
-        rows.append((one.name, one.type_name, one.weights, error, tensors_here))
-    columns = ("tensor", "type", "weights", "relative rmse", "tensors")
+        rows.append((one.name, one.type_name, one.weights, error))
+    columns = ("tensor", "type", "weights", "relative rmse")
     plot = specification(
         "scatter",
         description,
@@ -89,7 +53,7 @@ def scatter(tensors: Iterable[TensorError]) -> Specification:
         table=(columns, rows[:_ROWS]),
         data={"points": points},
     )
-    return coloured(plot, (dot.worst.type_name for dot in found))
+    return coloured(plot, (one.type_name for one in drawn))
 
 
 def frontier(models: Iterable[ModelPoint]) -> Specification:

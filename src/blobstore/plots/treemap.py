@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from blobstore.plots.modules import modules_and_parts, natural, starred
-from blobstore.plots.palette import colour_of, family_of_type, ink_of
+from blobstore.plots.modules import module_and_part, natural, starred
+from blobstore.plots.palette import family_of_type, ink_of
 from blobstore.plots.specification import Specification, coloured, empty, specification, tip_of
 from blobstore.plots.subjects import Weighed
 from blobstore.views.quantities import counted, size
@@ -53,12 +53,7 @@ def rectangles(tensors: Iterable[Weighed], most: int = MOST_RECTANGLES) -> list[
     They are sorted by module and part. Under the last coarseness, modules beyond the largest ones
     are one, ``other modules``.
     """
-    listed = list(tensors)
-    places = modules_and_parts([one.name for one in listed])
-    rows = [
-        (module, part, one.type_name, one.nbytes)
-        for (module, part), one in zip(places, listed, strict=True)
-    ]
+    rows = [(*module_and_part(one.name), one.type_name, one.nbytes) for one in tensors]
     for coarser in _COARSENESS:
         if (found := _drawn(rows, coarser, most)) is not None:
             return sorted(found, key=natural)
@@ -151,7 +146,7 @@ def _tree(found: list[Rectangle], total: int, modules: list[str]) -> list[dict[s
             "parent": numbers[one.module],
             "bytes": one.nbytes,
             "type": family_of_type(one.type_name),
-            "ink": ink_of(colour_of(one.type_name)),
+            "ink": ink_of(one.type_name),
             "name": _cut(name),
             "short": _cut(name.rpartition(".")[2]),
             "tip": tip_of(_cut(place), f"{says} ({one.nbytes / total:.1%})"),

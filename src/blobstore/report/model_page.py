@@ -14,9 +14,17 @@ from blobstore.plots.points import scatter
 from blobstore.plots.specification import Specification
 from blobstore.plots.subjects import TensorError
 from blobstore.plots.treemap import treemap
-from blobstore.report.elements import Html, facts, section, side_by_side, table, tag
-from blobstore.report.frame import document, figure
 from blobstore.report.gathering import ModelFindings
+from blobstore.report.page import (
+    Html,
+    document,
+    facts,
+    figure,
+    section,
+    side_by_side,
+    table,
+    tag,
+)
 from blobstore.views.quantities import count, counted, shape, size
 
 _MOST_ROWS = 40

@@ -6,9 +6,19 @@ from collections.abc import Iterator
 
 from blobstore._version import __version__
 from blobstore.plots.specification import Specification
-from blobstore.report.elements import Html, facts, section, side_by_side, table, tag
-from blobstore.report.frame import document, figure
 from blobstore.report.gathering import source_label
+from blobstore.report.page import (
+    Html,
+    document,
+    facts,
+    figure,
+    folded,
+    scrolling,
+    section,
+    side_by_side,
+    table,
+    tag,
+)
 from blobstore.report.plan_choices import PlanChoice, PlanChoices
 from blobstore.views.quantities import count, counted, shape, size
 
@@ -88,8 +98,7 @@ def _overview(found: PlanChoices) -> Html:
     """Return the table of all plans, why others are refused, and what a target can reach."""
     source = max(1, found.asked.source_bytes)
     largest = max(one.stored_bytes for one in found.plans)
-    head = tag("tr", *_heads())
-    rows = side_by_side(
+    rows = (
         tag(
             "tr",
             *_cells(one, source, largest),
@@ -98,8 +107,7 @@ def _overview(found: PlanChoices) -> Html:
         )
         for one in found.plans
     )
-    drawn = tag("table", tag("thead", head), tag("tbody", rows))
-    parts = [tag("div", drawn, class_="scrolls", role="region", aria_label="Plans", tabindex="0")]
+    parts = [scrolling("Plans", _heads(), rows)]
     parts += [tag("p", f"{label} is refused: {why}") for label, why in found.refused.items()]
     if found.reach is not None:
         smallest, largest = found.reach
@@ -165,6 +173,6 @@ def _plan(
         ),
         *(tag("p", text) for text in one.notes),
         figure(key, plots[key]),
-        tag("details", tag("summary", f"The largest of {counted(one.tensors, 'tensor')}"), listed),
+        folded(f"The largest of {counted(one.tensors, 'tensor')}", listed),
         **(marks if is_choice else {}),
     )

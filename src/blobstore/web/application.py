@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from blobstore.errors import BlobStoreError
+from blobstore.plots.palette import COLOURS, OTHER
 from blobstore.plots.theme import THEMES, configuration
 from blobstore.store.ports import Readable
 from blobstore.web.api import OPENAPI, ROUTES, ApiRoute, openapi, parsed
@@ -42,16 +43,17 @@ _QUICK, _SLOW = 4, 2
 _JSON = "application/json"
 _THEMES = "/static/themes.json"
 """Vega's configurations, of which a page passes one when it draws a plot."""
+_TYPES = "/static/types.css"
+"""The colours of types, as plots have them."""
 FOLDER = Path(__file__).parent / "static"
-PAGES: Mapping[str, str] = {
-    "/": "index.html",
-    "/model": "model.html",
-    "/compare": "compare.html",
-    "/usage": "usage.html",
+PAGES: Mapping[str, tuple[str, str, str]] = {
+    "/": ("index.html", "Models", "models.js"),
+    "/model": ("model.html", "Model", "model.js"),
+    "/compare": ("compare.html", "Compare", "compare.js"),
+    "/usage": ("usage.html", "Usage", "usage.js"),
 }
-"""The addresses of pages, and their files."""
+"""The addresses of pages: what is in their shell, their title and their script."""
 _CONTENT_TYPES: Mapping[str, str] = {
-    ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
@@ -86,6 +88,7 @@ def application(
     made = {
         OPENAPI: StaticFile(_JSON, in_json(openapi())),
         _THEMES: StaticFile(_JSON, in_json({one: configuration(one) for one in THEMES})),
+        _TYPES: StaticFile(_CONTENT_TYPES[".css"], _colours_of_types().encode()),
     }
     routes: list[BaseRoute] = [
         *(Route(one.path, _api(one, served, slow if one.is_slow else quick)) for one in ROUTES),
@@ -124,21 +127,34 @@ def _file(file: StaticFile) -> _Handler:
     return handle
 
 
+def _colours_of_types() -> str:
+    colours = {**COLOURS, "other": OTHER}
+    return "".join(f".type-{n.lower()} {{ --type: {c}; }}\n" for n, c in colours.items())
+
+
 def static_files(folder: Path = FOLDER) -> dict[str, StaticFile]:
     """Return the files of a folder by their addresses: pages, and all others below ``/static/``.
 
     Requests only look up their path in this list, so no path leads out of the package. Links are
     not followed. Raises: OSError.
     """
-    pages = {file: address for address, file in PAGES.items()}
-    files: dict[str, StaticFile] = {}
+    files = {address: _page(folder, address) for address in PAGES}
     for path in _files(folder):
-        content_type = _CONTENT_TYPES.get(path.suffix)
-        name = path.relative_to(folder).as_posix()
-        if content_type is not None and (path.suffix != ".html" or name in pages):
-            address = pages.get(name, f"/static/{name}")
+        if content_type := _CONTENT_TYPES.get(path.suffix):
+            address = f"/static/{path.relative_to(folder).as_posix()}"
             files[address] = StaticFile(content_type, path.read_bytes())
     return files
+
+
+def _page(folder: Path, address: str) -> StaticFile:
+    file, title, script = PAGES[address]
+    text = (folder / "shell.html").read_text("utf-8")
+    text = text.replace("{title}", title).replace("{script}", script)
+    text = text.replace(
+        f'<li><a href="{address}">', f'<li><a href="{address}" aria-current="page">'
+    )
+    text = text.replace("{main}", (folder / file).read_text("utf-8"))
+    return StaticFile("text/html; charset=utf-8", text.encode())
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -23,11 +23,11 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
-import anyio.to_thread
-from anyio import CapacityLimiter
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from blobstore.errors import (
@@ -52,7 +52,6 @@ _log = logging.getLogger("blobstore.web")
 _INDEX_MEDIA_TYPE = "application/vnd.oci.image.index.v1+json"
 _READS = ("GET", "HEAD")
 _MOST_LISTED = 1000
-_THREADS = 8
 _PIECE = 2**20
 """Bytes that are read and sent at once: 2.0 GB/s, and 0.4 in pieces of 64 KiB."""
 _RANGE = re.compile(r"bytes=[ \t]*(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})[ \t]*", re.ASCII)
@@ -75,60 +74,53 @@ class RefusedError(Exception):
         return _json(self._document, self._status, **self._fields)
 
 
-def _unsupported() -> RefusedError:
-    message = "this registry is only read: use GET or HEAD"
-    return RefusedError(405, "UNSUPPORTED", message, allow=", ".join(_READS))
-
-
 def distribution_routes(home: Readable) -> list[BaseRoute]:
     """Return the routes of ``/v2/`` over a home."""
-    return [Route("/v2/{rest:path}", Distribution(ServedModels(home)))]
+    served = _Distribution(ServedModels(home))
+    routes: dict[str, Callable[[Request], Response]] = {
+        "/": lambda _: _json({}, 200),
+        "/_catalog": served.catalog,
+        "/{name:path}/tags/list": served.tags,
+        "/{name:path}/manifests/{reference}": served.manifest,
+        "/{name:path}/blobs/{reference}": served.blob,
+        "/{name:path}/referrers/{reference}": _referrers,
+        "/{rest:path}": _unknown,
+    }
+    app = Starlette(
+        routes=[Route(path, endpoint, methods=_READS) for path, endpoint in routes.items()],
+        exception_handlers=_HANDLERS,
+    )
+    app.router.redirect_slashes = False
+    return [Mount("/v2", app)]
 
 
-class Distribution:
-    """The ASGI application below ``/v2/``."""
+async def _unsupported(_request: Request, _error: Exception) -> Response:
+    message = "this registry is only read: use GET or HEAD"
+    return RefusedError(405, "UNSUPPORTED", message, allow=", ".join(_READS)).answer()
+
+
+_HANDLERS: dict[Any, Any] = {
+    RefusedError: lambda _, error: error.answer(),
+    HTTPException: _unsupported,
+}
+
+
+def _unknown(_request: Request) -> Response:
+    raise RefusedError(404, "NAME_UNKNOWN", "there is nothing at this address")
+
+
+class _Distribution:
+    """The answers, each made in a thread."""
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
-        self._threads = CapacityLimiter(_THREADS)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        request = Request(scope)
-        make = partial(self._answer, request, request.path_params["rest"])
-        answer = await anyio.to_thread.run_sync(make, limiter=self._threads)
-        answer.headers.update(_VERSION)
-        await answer(scope, receive, send)
+    def catalog(self, request: Request) -> Response:
+        return self._list(request, "repositories", self._models.repositories)
 
-    def _answer(self, request: Request, rest: str) -> Response:
-        try:
-            if request.method not in _READS:
-                raise _unsupported()
-            return self._found(request, rest)
-        except RefusedError as error:
-            return error.answer()
-
-    def _found(self, request: Request, rest: str) -> Response:
-        if not rest:
-            return _json({}, 200)
-        if rest == "_catalog":
-            return self._list(request, "repositories", self._models.repositories)
-        repository, kind, reference = _parsed(rest)
-        if (kind, reference) == ("tags", "list"):
-            return self._tags(request, repository)
-        if kind == "manifests":
-            return self._manifest(request, repository, reference)
-        if kind == "blobs":
-            return self._blob(request, repository, reference)
-        if kind == "referrers":
-            return _referrers(request, repository, reference)
-        if "/blobs/uploads/" in rest:
-            raise _unsupported()
-        raise RefusedError(404, "NAME_UNKNOWN", "there is nothing at this address")
-
-    def _tags(self, request: Request, path: str) -> Response:
-        repository = _repository(path)
-        names = partial(self._models.tags, repository)
+    def tags(self, request: Request) -> Response:
+        path = request.path_params["name"]
+        names = partial(self._models.tags, _repository(path))
         return self._list(request, "tags", names, {"name": path})
 
     def _list(
@@ -151,8 +143,9 @@ class Distribution:
             fields["link"] = f'<{quote(request.url.path)}?{query}>; rel="next"'
         return _json({**(more or {}), key: page}, 200, **fields)
 
-    def _manifest(self, request: Request, path: str, reference: str) -> Response:
-        repository = _repository(path)
+    def manifest(self, request: Request) -> Response:
+        repository = _repository(request.path_params["name"])
+        reference = request.path_params["reference"]
         tagged = ":" not in reference
         try:
             if tagged:
@@ -166,14 +159,16 @@ class Distribution:
             raise _refusal(error, "MANIFEST_UNKNOWN") from error
         return _document(request, found, tagged=tagged)
 
-    def _blob(self, request: Request, path: str, reference: str) -> Response:
-        repository, digest = _repository(path), _digest(reference)
+    def blob(self, request: Request) -> Response:
+        path = request.path_params["name"]
+        repository, digest = _repository(path), _digest(request.path_params["reference"])
         try:
             reader = self._models.blob(repository, digest)
         except BlobStoreError as error:
             raise _refusal(error, "BLOB_UNKNOWN") from error
         tag, is_get = str(digest), request.method == "GET"
         fields = {
+            **_VERSION,
             "docker-content-digest": tag,
             "etag": f'"{tag}"',
             "accept-ranges": "bytes",
@@ -257,13 +252,6 @@ def part_of(size: int, field: str | None) -> range | None:
     return None if match["last"] and last < begin else range(begin, min(last + 1, size))
 
 
-def _parsed(rest: str) -> tuple[str, str, str]:
-    """Return the repository, the kind and the reference of a path."""
-    repository, _, reference = rest.rpartition("/")
-    repository, _, kind = repository.rpartition("/")
-    return repository, kind, reference
-
-
 def prefers_oci(accept: Sequence[str]) -> bool:
     """Return True if ``Accept`` fields prefer OCI's type of manifests to docker's."""
     best = {OCI_MANIFEST_MEDIA_TYPE: (0.0, 0), MANIFEST_MEDIA_TYPE: (0.0, 0)}
@@ -280,6 +268,7 @@ def prefers_oci(accept: Sequence[str]) -> bool:
 def _document(request: Request, found: ServedManifest, *, tagged: bool) -> Response:
     tag = str(found.digest)
     fields = {
+        **_VERSION,
         "docker-content-digest": tag,
         "etag": f'"{tag}"',
         "cache-control": "no-cache" if tagged else "max-age=31536000, immutable",
@@ -291,10 +280,10 @@ def _document(request: Request, found: ServedManifest, *, tagged: bool) -> Respo
     return Response(found.raw, headers={**fields, "content-type": found.media_type})
 
 
-def _referrers(request: Request, path: str, reference: str) -> Response:
+def _referrers(request: Request) -> Response:
     """Return an empty index: signatures are kept under cosign's tags, and nothing else refers."""
-    _repository(path)
-    _digest(reference)
+    _repository(request.path_params["name"])
+    _digest(request.path_params["reference"])
     body = {"schemaVersion": 2, "mediaType": _INDEX_MEDIA_TYPE, "manifests": []}
     filtered = {"oci-filters-applied": "artifactType"}
     fields = filtered if request.query_params.get("artifactType") else {}
@@ -342,4 +331,5 @@ def _refusal(error: BlobStoreError, unknown: str) -> RefusedError:
 
 
 def _json(body: Any, status: int, **fields: str) -> Response:
-    return Response(strictjson.encode(body), status, {"content-type": "application/json", **fields})
+    headers = {**_VERSION, "content-type": "application/json", **fields}
+    return Response(strictjson.encode(body), status, headers)

@@ -7,7 +7,7 @@ import random
 from support.plotted import layer_errors
 
 from blobstore.plots.bars import shared
-from blobstore.plots.points import MOST_POINTS, dots, frontier, scatter
+from blobstore.plots.points import MOST_POINTS, frontier, scatter
 from blobstore.plots.subjects import ModelBytes, ModelPoint, TensorError
 
 
@@ -18,7 +18,7 @@ def test_a_point_for_each_changed_tensor() -> None:
     assert points[0]["y"] == max(point["y"] for point in points)
 
 
-def test_many_tensors_are_few_points_and_all_are_counted() -> None:
+def test_of_many_tensors_the_worst_are_drawn() -> None:
     values = random.Random(5)
     many = [
         TensorError(
@@ -29,10 +29,11 @@ def test_many_tensors_are_few_points_and_all_are_counted() -> None:
         )
         for n in range(20_000)
     ]
-    found = dots(many)
-    assert len(found) <= MOST_POINTS
-    assert sum(dot.tensors for dot in found) == 20_000
-    assert found[0].worst.relative_rmse == max(one.relative_rmse or 0 for one in many)
+    spec = scatter(many)
+    points = spec["data"][0]["values"]
+    assert len(points) == MOST_POINTS
+    assert points[0]["y"] == max(one.relative_rmse or 0 for one in many)
+    assert "The 1,500 worst are drawn." in spec["description"]
 
 
 def test_the_front_has_the_models_that_none_beats() -> None:

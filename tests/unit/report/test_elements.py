@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.plotted import HOSTILE
 
-from blobstore.report.elements import Html, facts, section, side_by_side, table, tag
+from blobstore.report.page import Html, facts, section, side_by_side, table, tag
 
 
 class Reader(html.parser.HTMLParser):

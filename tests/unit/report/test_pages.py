@@ -21,9 +21,9 @@ from blobstore.importer.run import plan_import
 from blobstore.names import ModelName
 from blobstore.plots.specification import Specification
 from blobstore.plots.treemap import treemap
-from blobstore.report.frame import document, figure
 from blobstore.report.gathering import gather
 from blobstore.report.model_page import model_page, model_plots
+from blobstore.report.page import document, figure
 from blobstore.report.plan_choices import plan_choices
 from blobstore.report.plan_page import plan_page
 from blobstore.store.local.store import Store, open_store

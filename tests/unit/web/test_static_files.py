@@ -8,7 +8,7 @@ import pytest
 from support.web_client import Client
 
 from blobstore.store.local.store import Store
-from blobstore.web.application import application, static_files
+from blobstore.web.application import PAGES, application, static_files
 from blobstore.web.guard import Hosts
 
 
@@ -17,7 +17,9 @@ def folder(tmp_path: Path) -> Path:
     """A folder of pages, with files that must not be served."""
     folder = tmp_path / "static"
     (folder / "js").mkdir(parents=True)
-    (folder / "index.html").write_text("<!doctype html>")
+    (folder / "shell.html").write_text("<title>{title}</title>{script}: {main}")
+    for name in ("index", "model", "compare", "usage"):
+        (folder / f"{name}.html").write_text(name)
     (folder / "other.html").write_text("not a page")
     (folder / "js" / "page.js").write_text("1")
     (folder / "js" / "notes.md").write_text("not of a kind")
@@ -31,11 +33,11 @@ def folder(tmp_path: Path) -> Path:
 def test_only_files_of_known_kinds_are_listed(folder: Path) -> None:
     found = static_files(folder)
     assert {address: file.content_type for address, file in found.items()} == {
-        "/": "text/html; charset=utf-8",
+        **dict.fromkeys(PAGES, "text/html; charset=utf-8"),
         "/static/icon.svg": "image/svg+xml",
         "/static/js/page.js": "text/javascript; charset=utf-8",
     }
-    assert static_files(folder / "missing") == {}
+    assert found["/model"].data == b"<title>Model</title>model.js: model"
 
 
 def test_files_are_answered_with_their_type_and_tag(folder: Path, store: Store) -> None:
@@ -63,3 +65,9 @@ def test_files_are_answered_with_their_type_and_tag(folder: Path, store: Store) 
 def test_the_package_has_its_pages() -> None:
     found = static_files()
     assert found["/static/vendor/vega.min.js"].data.startswith(b"!function")
+
+
+def test_types_have_the_colours_of_plots(store: Store) -> None:
+    client = Client(application(store, Hosts("127.0.0.1")))
+    assert ".type-int4 { --type: #0a74c4; }" in client.get("/static/types.css").body.decode()
+    client.close()

@@ -1,16 +1,9 @@
 /** What a person chose, in the address: links can be shared, and the back button works. */
 
-/** @typedef {Record<string, string | string[] | null | undefined>} Choice */
-
 /** Return the parameters of this page's address. */
 export const query = () => new URLSearchParams(location.search);
 
-/**
- * Return an address of a page with parameters; absent and empty ones are left out.
- *
- * @param {string} page
- * @param {Choice} parameters
- */
+/** Return an address of a page with parameters; absent and empty ones are left out. */
 export function address(page, parameters) {
   const found = new URLSearchParams();
   put(found, parameters);
@@ -18,12 +11,7 @@ export function address(page, parameters) {
   return text ? `${page}?${text}` : page;
 }
 
-/**
- * Change parameters of this page's address.
- *
- * @param {Choice} changes parameters that change; null and "" remove one
- * @param {{replace?: boolean}} [how] replace: the back button skips the state before
- */
+/** Change parameters of this page's address. */
 export function choose(changes, { replace = false } = {}) {
   const next = changed(changes);
   if (next === location.pathname + location.search) return;
@@ -31,11 +19,7 @@ export function choose(changes, { replace = false } = {}) {
   else history.pushState(null, "", next);
 }
 
-/**
- * Return this page's address with changed parameters.
- *
- * @param {Choice} changes
- */
+/** Return this page's address with changed parameters. */
 export function changed(changes) {
   const found = query();
   put(found, changes);
@@ -43,10 +27,6 @@ export function changed(changes) {
   return text ? `${location.pathname}?${text}` : location.pathname;
 }
 
-/**
- * @param {URLSearchParams} found
- * @param {Choice} changes
- */
 function put(found, changes) {
   for (const [name, value] of Object.entries(changes)) {
     found.delete(name);
@@ -54,10 +34,5 @@ function put(found, changes) {
   }
 }
 
-/**
- * Return the address of a model's page.
- *
- * @param {string} name
- * @param {Choice} [more]
- */
+/** Return the address of a model's page. */
 export const modelAddress = (name, more = {}) => address("/model", { name, ...more });

@@ -4,11 +4,6 @@ import { address } from "./address.js";
 
 /** An answer that is an error: what happened, and a hint, which often is a command. */
 export class ApiError extends Error {
-  /**
-   * @param {number} status 0 if there was no answer
-   * @param {string} message
-   * @param {string} [hint]
-   */
   constructor(status, message, hint = "") {
     super(message);
     this.status = status;
@@ -16,15 +11,7 @@ export class ApiError extends Error {
   }
 }
 
-/**
- * Return the document at an address of `/api/`.
- *
- * @param {string} path such as `models`
- * @param {import("./address.js").Choice} [parameters]
- * @param {AbortSignal} [signal]
- * @returns {Promise<any>}
- * @throws {ApiError} for an error of the server, or if it can't be reached
- */
+/** Return the document at an address of `/api/`. */
 export async function ask(path, parameters = {}, signal) {
   const answer = await reached(address(`/api/${path}`, parameters), signal);
   const document = await json(answer);
@@ -36,10 +23,6 @@ export async function ask(path, parameters = {}, signal) {
   );
 }
 
-/**
- * @param {string} place
- * @param {AbortSignal} [signal]
- */
 async function reached(place, signal) {
   try {
     return await fetch(place, { signal, headers: { Accept: "application/json" } });
@@ -49,7 +32,6 @@ async function reached(place, signal) {
   }
 }
 
-/** @param {Response} answer */
 async function json(answer) {
   try {
     return await answer.json();

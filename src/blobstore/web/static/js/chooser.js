@@ -3,18 +3,9 @@
 import { modelAddress } from "./address.js";
 import { el, isolated, visible } from "./dom.js";
 
-/** @typedef {import("./models.js").Listed} Listed */
-
 const BOX = { type: "search", placeholder: "Add a model", autocomplete: "off", spellcheck: "false" };
 
-/**
- * Show which models are chosen, and let others be added.
- *
- * @param {HTMLElement} place
- * @param {Listed[]} models of the store
- * @param {string[]} chosen
- * @param {(chosen: string[]) => void} onChoose
- */
+/** Show which models are chosen, and let others be added. */
 export function showChooser(place, models, chosen, onChoose) {
   const hadFocus = place.contains(document.activeElement);
   const picked = chosen.map((name) => pick(name, () => onChoose(chosen.filter((one) => one !== name))));
@@ -33,27 +24,16 @@ export function showChooser(place, models, chosen, onChoose) {
   if (hadFocus) add.querySelector("input")?.focus();
 }
 
-/**
- * @param {string} name
- * @param {() => void} onRemove
- */
 function pick(name, onRemove) {
   const button = el("button", { type: "button", class: "quiet", "aria-label": `Remove ${visible(name)}`, onclick: onRemove }, "✕");
   return el("li", {}, el("a", { href: modelAddress(name) }, isolated(name)), button);
 }
 
-/**
- * Return a box that completes names of models, and the button that adds one.
- *
- * @param {Listed[]} models
- * @param {(name: string) => void} onAdd
- */
+/** Return a box that completes names of models, and the button that adds one. */
 function adder(models, onAdd) {
   const options = models.map((model) => el("option", { value: model.name }));
-  const box = /** @type {HTMLInputElement} */ (
-    el("input", { ...BOX, list: "addable", "aria-label": "Add a model" })
-  );
-  const add = (/** @type {Event} */ event) => {
+  const box = el("input", { ...BOX, list: "addable", "aria-label": "Add a model" });
+  const add = (event) => {
     event.preventDefault();
     const isKnown = models.some((model) => model.name === box.value);
     box.setCustomValidity(isKnown ? "" : "No other model has this name.");
@@ -70,15 +50,10 @@ function adder(models, onAdd) {
   );
 }
 
-/** Return a name without its tag. @param {string} name */
+/** Return a name without its tag. */
 const family = (name) => name.replace(/:[^:/]*$/, "");
 
-/**
- * Return the other types of the chosen model, if all chosen ones are of one family.
- *
- * @param {Listed[]} models
- * @param {string[]} chosen
- */
+/** Return the other types of the chosen model, if all chosen ones are of one family. */
 function otherTypes(models, chosen) {
   if (!chosen.length || chosen.some((name) => family(name) !== family(chosen[0]))) return [];
   return models

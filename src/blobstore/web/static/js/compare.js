@@ -10,11 +10,8 @@ import { fill, missing } from "./loading.js";
 import { onBack, titled } from "./page.js";
 import { counted } from "./units.js";
 
-/** @typedef {import("./models.js").Listed} Listed */
-
 const chosen = () => [...new Set(query().getAll("model"))];
 
-/** @param {Listed[]} models */
 function show(models) {
   const draw = () => {
     const names = chosen();
@@ -30,10 +27,6 @@ function show(models) {
   draw();
 }
 
-/**
- * @param {string[]} names
- * @param {Listed[]} models
- */
 function showComparison(names, models) {
   const place = byId("comparison");
   place.replaceChildren();
@@ -54,7 +47,6 @@ function showComparison(names, models) {
   showFrontier(part.body, names, models);
 }
 
-/** @param {string} title */
 function section(title) {
   const body = el("div");
   return { section: el("section", { "aria-label": title }, el("h2", {}, title), body), body };

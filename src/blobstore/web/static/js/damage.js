@@ -9,11 +9,7 @@ import { age, counted, short, size, whole } from "./units.js";
 
 const SHOWN = 3; // names of a damaged blob; the number of the others is said
 
-/**
- * Show the last result of `verify`, or the command that makes one.
- *
- * @param {HTMLElement} place
- */
+/** Show the last result of `verify`, or the command that makes one. */
 export function showDamage(place) {
   fill(place, () => ask("damage"), (found) => {
     if (found.result) place.append(...report(found));
@@ -21,7 +17,6 @@ export function showDamage(place) {
   });
 }
 
-/** @param {any} found a document of KeptVerifyView */
 function report({ verified, quick, sample, blobs, damaged, broken, odd, result }) {
   const when = el("time", { datetime: verified, title: verified }, age(verified));
   const extent = quick ? " (--quick)" : sample ? ` (--sample ${visible(sample)})` : "";
@@ -40,12 +35,6 @@ function report({ verified, quick, sample, blobs, damaged, broken, odd, result }
   ].filter((part) => part !== null);
 }
 
-/**
- * @param {string} title
- * @param {number} number of all; the server lists the first of very many
- * @param {import("./table.js").Head[]} heads
- * @param {(Node | string)[][]} rows
- */
 function listed(title, number, heads, rows) {
   if (!rows.length) return null;
   const more = number - rows.length;
@@ -62,7 +51,6 @@ const BLOBS = [{ title: "Blob" }, { title: "Reason" }, { title: "Models" }, { ti
 const MANIFESTS = [{ title: "Model" }, { title: "Reason" }];
 const FILES = [{ title: "File" }, { title: "Reason" }];
 
-/** @param {any} blob */
 const blobRow = (blob) => [
   el("code", { title: blob.digest }, short(blob.digest)),
   visible(blob.reason),
@@ -70,19 +58,13 @@ const blobRow = (blob) => [
   names(blob.tensors, blob.tensor_count),
 ];
 
-/** @param {any} model */
 const manifestRow = (model) => [
   el("a", { href: modelAddress(model.name) }, isolated(model.name)),
   visible(model.reason),
 ];
 
-/** @param {any} file */
 const fileRow = (file) => [isolated(file.path), visible(file.reason)];
 
-/**
- * @param {string[]} found
- * @param {number} number of all
- */
 function names(found, number) {
   const more = number > SHOWN ? ` and ${whole(number - SHOWN)} more` : "";
   return isolated(found.slice(0, SHOWN).join(", ") + more);

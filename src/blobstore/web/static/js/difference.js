@@ -8,14 +8,7 @@ import { counted, shape, size, whole } from "./units.js";
 
 const MOST = 1000; // rows of a list: the rest is counted
 
-/** @typedef {{name: string, type: string, shape: number[], bytes: number}} Fact */
-
-/**
- * Return what `/api/diff` says.
- *
- * @param {any} found a document of DiffView
- * @returns {Node[]}
- */
+/** Return what `/api/diff` says. */
 export function difference(found) {
   const isSame = !found.added.length && !found.removed.length && !found.changed.length;
   return [
@@ -32,16 +25,10 @@ export function difference(found) {
   ];
 }
 
-/**
- * @param {string} name
- * @param {number} nbytes
- */
 const side = (name, nbytes) =>
   el("span", {}, el("a", { href: modelAddress(name) }, isolated(name)), ` ${size(nbytes)}`);
 
-/** @param {any} found */
 function lists(found) {
-  /** @type {[string, Fact[]][]} */
   const sides = [["Only in A", found.removed], ["Only in B", found.added]];
   const changed = found.changed.length
     ? [open(`Changed: ${counted(found.changed.length, "tensor")}`, () => changedTable(found.changed))]
@@ -52,17 +39,12 @@ function lists(found) {
   return [...changed, ...only, documents(found.documents)].filter((part) => part !== null);
 }
 
-/**
- * @param {string} summary
- * @param {() => Node} make
- */
 function open(summary, make) {
   const details = twin(summary, make);
   details.open = true;
   return details;
 }
 
-/** @param {{before: Fact, after: Fact, name: string}[]} changes */
 function changedTable(changes) {
   const heads = [
     { title: "Tensor" },
@@ -85,10 +67,6 @@ function changedTable(changes) {
   return cut(table("Changed tensors", heads, rows), changes.length);
 }
 
-/**
- * @param {string} title
- * @param {Fact[]} tensors
- */
 function onlyTable(title, tensors) {
   const heads = [{ title: "Tensor" }, { title: "Type" }, { title: "Shape" }, { title: "Size", number: true }];
   const rows = tensors
@@ -97,19 +75,13 @@ function onlyTable(title, tensors) {
   return cut(table(title, heads, rows), tensors.length);
 }
 
-/**
- * @param {HTMLElement} shown
- * @param {number} number of all rows
- */
 function cut(shown, number) {
   if (number > MOST) shown.append(el("p", { class: "nothing" }, `and ${whole(number - MOST)} more`));
   return shown;
 }
 
-/** @param {string} name */
 const tensor = (name) => el("span", { class: "module" }, isolated(name));
 
-/** @param {{added: string[], removed: string[], changed: string[]}} changes */
 function documents({ added, removed, changed }) {
   const said = [
     ...changed.map((name) => `${visible(name)} differs`),

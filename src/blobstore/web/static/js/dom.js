@@ -1,17 +1,10 @@
 /** Elements of the page. Text of a store becomes text nodes and attributes, never markup. */
 
-/** @typedef {Node | string | number | null | undefined | false} Child */
-
 /**
  * Return a new element.
  *
  * Attributes that are functions are listeners of events (`onclick`); those that are false, null or
  * undefined are left out.
- *
- * @param {string} tag
- * @param {Record<string, any>} [attributes]
- * @param {...(Child | Child[])} children
- * @returns {HTMLElement}
  */
 export function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -27,14 +20,9 @@ export function el(tag, attributes = {}, ...children) {
 /**
  * Return a link that calls a function instead of being followed, unless it is opened in another tab
  * or window.
- *
- * @param {string} href
- * @param {() => void} onFollow
- * @param {Record<string, any>} attributes
- * @param {...(Child | Child[])} children
  */
 export function choiceLink(href, onFollow, attributes, ...children) {
-  const onclick = (/** @type {MouseEvent} */ event) => {
+  const onclick = (event) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
     onFollow();
@@ -42,12 +30,7 @@ export function choiceLink(href, onFollow, attributes, ...children) {
   return el("a", { href, onclick, ...attributes }, ...children);
 }
 
-/**
- * Return the children that are there: numbers as text, without absent ones.
- *
- * @param {(Child | Child[])[]} children
- * @returns {(Node | string)[]}
- */
+/** Return the children that are there: numbers as text, without absent ones. */
 export function nodes(children) {
   const found = children.flat();
   return found
@@ -55,24 +38,14 @@ export function nodes(children) {
     .map((child) => (child instanceof Node ? child : String(child)));
 }
 
-/**
- * Return the element with an id, which the page's HTML has.
- *
- * @param {string} id
- * @returns {HTMLElement}
- */
+/** Return the element with an id, which the page's HTML has. */
 export function byId(id) {
   const found = document.getElementById(id);
   if (!found) throw new Error(`this page has no #${id}`);
   return found;
 }
 
-/**
- * Return text of a store, set apart from the direction of the text around it.
- *
- * @param {string} text
- * @param {string} [className]
- */
+/** Return text of a store, set apart from the direction of the text around it. */
 export function isolated(text, className) {
   return el("bdi", { class: className }, visible(text));
 }
@@ -80,21 +53,12 @@ export function isolated(text, className) {
 /** Characters that would not be seen, or would change the order of others. */
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
 
-/** @type {Record<string, string>} */
 const SHORT = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
 
-/**
- * Return lines of text, each as `visible` does.
- *
- * @param {string} text
- */
+/** Return lines of text, each as `visible` does. */
 export const visibleLines = (text) => text.split("\n").map(visible).join("\n");
 
-/**
- * Return a text in which invisible characters are escapes, as the command line prints them.
- *
- * @param {string} text
- */
+/** Return a text in which invisible characters are escapes, as the command line prints them. */
 export function visible(text) {
   return text.replace(HIDDEN, (character) => {
     const code = (character.codePointAt(0) ?? 0).toString(16);

@@ -19,11 +19,7 @@ const HEADS = [
   { title: "Saturated", number: true },
 ];
 
-/**
- * Show the heat map of errors, or the command that measures them.
- *
- * @param {string} name of the model
- */
+/** Show the heat map of errors, or the command that measures them. */
 export function showErrors(name) {
   const place = byId("errors");
   fill(place, () => ask("quality", { model: name }), async ({ result, measured, against }) => {
@@ -41,18 +37,12 @@ export function showErrors(name) {
   });
 }
 
-/**
- * @param {any} result a document of QualityView
- * @param {string} measured when
- * @param {string | null} against the source
- */
 function tally({ model, tensors }, measured, against) {
-  const changed = tensors.filter((/** @type {any} */ tensor) => !tensor.kept).length;
+  const changed = tensors.filter((tensor) => !tensor.kept).length;
   const error = `${percent(model.relative_rmse)} relative error in ${counted(changed, "tensor")}`;
   return `${error}${against ? ` against ${visible(against)}` : ""}, measured ${age(measured)}`;
 }
 
-/** @param {any[]} tensors of QualityView */
 function errorsTable(tensors) {
   const rows = tensors.map((tensor) => [
     el("span", { class: "module" }, isolated(tensor.name)),

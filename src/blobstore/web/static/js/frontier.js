@@ -9,9 +9,6 @@ import { table } from "./table.js";
 import { typed } from "./types.js";
 import { counted, percent, size } from "./units.js";
 
-/** @typedef {import("./models.js").Listed} Listed */
-/** @typedef {{model: Listed, error: number | null, isMeasured: boolean, isThere: boolean}} Measured */
-
 const NOT_FOUND = 404;
 
 const MOST_DRAWN = 60; // models that the server takes at once (web/parameters.py)
@@ -24,13 +21,7 @@ const HEADS = [
   { title: "" },
 ];
 
-/**
- * Show the error against the size of models whose error was measured; commands for the others.
- *
- * @param {HTMLElement} place
- * @param {string[]} names
- * @param {Listed[]} models of the store
- */
+/** Show the error against the size of models whose error was measured; commands for the others. */
 export function showFrontier(place, names, models) {
   fill(
     place,
@@ -57,11 +48,6 @@ export function showFrontier(place, names, models) {
   );
 }
 
-/**
- * @param {string} name
- * @param {Listed[]} models
- * @returns {Promise<Measured>}
- */
 async function measured(name, models) {
   const model = models.find((one) => one.name === name) ?? {
     ...{ name, id: null, size: null, modified: null, quant_type: null, parameters: null },
@@ -77,7 +63,6 @@ async function measured(name, models) {
   }
 }
 
-/** @param {Measured[]} found */
 function rows(found) {
   const sorted = [...found].sort((a, b) => (a.model.size ?? 0) - (b.model.size ?? 0));
   return sorted.map(({ model, error, isMeasured, isThere }) => [
@@ -89,21 +74,15 @@ function rows(found) {
   ]);
 }
 
-/**
- * Return whether no other model is smaller and better.
- *
- * @param {Listed} model
- * @param {number | null} error
- * @param {Measured[]} found
- */
+/** Return whether no other model is smaller and better. */
 function isFront(model, error, found) {
   if (error === null || model.size === null) return false;
   return !found.some(
     (other) =>
       other.error !== null &&
       other.model.size !== null &&
-      other.model.size <= /** @type {number} */ (model.size) &&
+      other.model.size <= (model.size) &&
       other.error <= error &&
-      (other.model.size < /** @type {number} */ (model.size) || other.error < error),
+      (other.model.size < (model.size) || other.error < error),
   );
 }

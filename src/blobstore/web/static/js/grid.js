@@ -2,42 +2,19 @@
 
 import { el } from "./dom.js";
 
-/**
- * @template T
- * @typedef {object} Column
- * @property {string} key the key by which it is sorted, and the class of its cells
- * @property {string} title
- * @property {(item: T) => Node | string} cell
- * @property {boolean} [fixed] it can't be sorted by this column
- */
-
 const BEYOND = 8; // rows that are drawn beyond each end, so that scrolling shows no gaps
 const STEPS = { ArrowDown: 1, ArrowUp: -1 };
 
 /**
  * A grid: rows of one height, a head whose buttons sort, and one row that Tab reaches; the arrow
  * keys, Page Up, Page Down, Home and End go to others.
- *
- * @template T
  */
 export class Grid {
-  /** @type {T[]} */
   #items = [];
-  /** @type {Map<T, HTMLElement>} */
   #drawn = new Map();
   #active = 0;
   #frame = 0;
 
-  /**
-   * @param {HTMLElement} place
-   * @param {object} options
-   * @param {string} options.label
-   * @param {string} options.className it sets `--columns`
-   * @param {Column<T>[]} options.columns
-   * @param {(key: string) => void} options.onSort
-   * @param {(item: T) => boolean} [options.isChosen]
-   * @param {(item: T) => string} [options.rowClass]
-   */
   constructor(place, options) {
     this.options = options;
     this.head = el("div", { role: "row", class: "grid-head", "aria-rowindex": 1 });
@@ -56,12 +33,7 @@ export class Grid {
     place.append(this.root);
   }
 
-  /**
-   * Show other rows, from the first one on.
-   *
-   * @param {T[]} items
-   * @param {{keep?: boolean}} [how] keep: stay at the row where the table is scrolled to
-   */
+  /** Show other rows, from the first one on. */
   show(items, { keep = false } = {}) {
     this.#items = items;
     this.#active = Math.max(0, Math.min(keep ? this.#active : 0, items.length - 1));
@@ -78,12 +50,7 @@ export class Grid {
     for (const [item, row] of this.#drawn) this.#mark(item, row);
   }
 
-  /**
-   * Say which column sorts, and how.
-   *
-   * @param {string} key
-   * @param {boolean} descending
-   */
+  /** Say which column sorts, and how. */
   sorted(key, descending) {
     for (const heading of this.head.children) {
       const isThis = heading.getAttribute("data-key") === key;
@@ -92,18 +59,12 @@ export class Grid {
     }
   }
 
-  /**
-   * Scroll a row into sight, and let Tab reach it.
-   *
-   * @param {T} item
-   * @param {{focus?: boolean}} [how]
-   */
+  /** Scroll a row into sight, and let Tab reach it. */
   reveal(item, { focus = false } = {}) {
     const index = this.#items.indexOf(item);
     if (index >= 0) this.#go(index, focus);
   }
 
-  /** @param {Column<T>} column */
   #heading(column) {
     const sort = () => this.options.onSort(column.key);
     const content = column.fixed
@@ -141,7 +102,6 @@ export class Grid {
     for (const { item, index } of wanted) this.#place(item, index, index * height);
   }
 
-  /** @param {Set<T>} wanted */
   #forget(wanted) {
     for (const [item, row] of this.#drawn) {
       if (wanted.has(item)) continue;
@@ -150,11 +110,6 @@ export class Grid {
     }
   }
 
-  /**
-   * @param {T} item
-   * @param {number} index
-   * @param {number} top pixels
-   */
   #place(item, index, top) {
     const row = this.#drawn.get(item) ?? this.#row(item);
     row.setAttribute("aria-rowindex", String(index + 2));
@@ -163,7 +118,6 @@ export class Grid {
     this.#reachable(row, index === this.#active);
   }
 
-  /** @param {T} item */
   #row(item) {
     const cells = this.options.columns.map((column) =>
       el("div", { role: "gridcell", class: `cell ${column.key}` }, column.cell(item)),
@@ -175,10 +129,6 @@ export class Grid {
     return row;
   }
 
-  /**
-   * @param {T} item
-   * @param {HTMLElement} row
-   */
   #mark(item, row) {
     row.className = `grid-row ${this.options.rowClass?.(item) ?? ""}`;
     if (this.options.isChosen) {
@@ -186,24 +136,18 @@ export class Grid {
     }
   }
 
-  /**
-   * @param {HTMLElement} row
-   * @param {boolean} isActive
-   */
   #reachable(row, isActive) {
     for (const one of row.querySelectorAll("a, button, input")) {
-      /** @type {HTMLElement} */ (one).tabIndex = isActive ? 0 : -1;
+      one.tabIndex = isActive ? 0 : -1;
     }
   }
 
-  /** @param {Event} event */
   #focused(event) {
-    const row = /** @type {HTMLElement} */ (event.target).closest(".grid-row");
-    const index = Number(/** @type {HTMLElement | null} */ (row)?.dataset.index ?? this.#active);
+    const row = event.target.closest(".grid-row");
+    const index = Number(row?.dataset.index ?? this.#active);
     if (index !== this.#active) this.#activate(index);
   }
 
-  /** @param {number} index */
   #activate(index) {
     const before = this.#drawn.get(this.#items[this.#active]);
     if (before) this.#reachable(before, false);
@@ -212,12 +156,10 @@ export class Grid {
     if (now) this.#reachable(now, true);
   }
 
-  /** @param {KeyboardEvent} event */
   #key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || !this.#items.length) return;
     const page = Math.max(1, Math.floor(this.root.clientHeight / this.#rowHeight()) - 2);
     const last = this.#items.length - 1;
-    /** @type {Record<string, number>} */
     const places = {
       ArrowDown: this.#active + STEPS.ArrowDown,
       ArrowUp: this.#active + STEPS.ArrowUp,
@@ -231,10 +173,6 @@ export class Grid {
     this.#go(Math.max(0, Math.min(last, places[event.key])), true);
   }
 
-  /**
-   * @param {number} index
-   * @param {boolean} focus
-   */
   #go(index, focus) {
     this.#activate(index);
     const height = this.#rowHeight();

@@ -3,15 +3,7 @@
 import { ApiError } from "./api.js";
 import { el, isolated, visible } from "./dom.js";
 
-/**
- * Fill a place with what a promise gives; an error is shown there, with a button to try again.
- *
- * @template T
- * @param {HTMLElement} place
- * @param {() => Promise<T>} get
- * @param {(found: T) => void | Promise<void>} draw fills the place, which is empty
- * @param {(error: ApiError) => Node | null} [expected] shows an error that is part of life
- */
+/** Fill a place with what a promise gives; an error is shown there, with a button to try again. */
 export async function fill(place, get, draw, expected = () => null) {
   place.setAttribute("aria-busy", "true");
   if (!place.hasChildNodes()) place.append(el("p", { class: "waiting" }, "Loading …"));
@@ -29,15 +21,8 @@ export async function fill(place, get, draw, expected = () => null) {
   }
 }
 
-/**
- * Return a function that gives one promise each time; after a failure it asks again.
- *
- * @template T
- * @param {() => Promise<T>} get
- * @returns {() => Promise<T>}
- */
+/** Return a function that gives one promise each time; after a failure it asks again. */
 export function once(get) {
-  /** @type {Promise<T> | null} */
   let asked = null;
   return () => {
     asked ??= get().catch((error) => {
@@ -48,12 +33,7 @@ export function once(get) {
   };
 }
 
-/**
- * Return an error with its hint.
- *
- * @param {unknown} error
- * @param {() => void} [again]
- */
+/** Return an error with its hint. */
 export function failure(error, again) {
   const message = error instanceof Error ? error.message : String(error);
   const hint = error instanceof ApiError ? error.hint : "";
@@ -66,32 +46,18 @@ export function failure(error, again) {
   );
 }
 
-/**
- * Return a hint whose `commands` are set as code.
- *
- * @param {string} hint
- */
+/** Return a hint whose `commands` are set as code. */
 export function hinted(hint) {
   const parts = visible(hint).split(/`([^`]+)`/);
   return el("p", { class: "hint" }, parts.map((part, i) => (i % 2 ? el("code", {}, part) : part)));
 }
 
-/**
- * Return a state without content: what is missing, and the command that makes it.
- *
- * @param {string} text
- * @param {string} command
- * @param {...(Node | string)} more
- */
+/** Return a state without content: what is missing, and the command that makes it. */
 export function missing(text, command, ...more) {
   return el("div", { class: "missing" }, el("p", {}, text), commandLine(command), ...more);
 }
 
-/**
- * Return a command with a button that copies it.
- *
- * @param {string} command
- */
+/** Return a command with a button that copies it. */
 export function commandLine(command) {
   const said = el("span", { class: "visually-hidden", role: "status" });
   const button = el("button", { type: "button", class: "quiet" }, "Copy");

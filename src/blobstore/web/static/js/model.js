@@ -34,7 +34,6 @@ function show() {
   });
 }
 
-/** @param {() => Promise<import("./tensors.js").Columns>} columns */
 function showParts(columns) {
   fill(byId("treemap"), () => ask("plots/treemap", { model: name }), (spec) =>
     showPlot(byId("treemap"), spec, { hasText: true, onPick: ({ place }) => choosePlace(place) }),
@@ -45,7 +44,7 @@ function showParts(columns) {
 
 let followPlace = () => {}; // shows the tensors of the place in the address, as soon as they are known
 
-/** Show the tensors of a place of the model. @param {string | undefined} place */
+/** Show the tensors of a place of the model. */
 function choosePlace(place) {
   if (!place) return; // small modules that are drawn together
   choose({ place });
@@ -53,15 +52,13 @@ function choosePlace(place) {
   byId("tensors-title").scrollIntoView({ block: "nearest" });
 }
 
-/** @param {import("./tensors.js").Tensor[]} tensors */
 function showTensors(tensors) {
   byId("modules").replaceChildren(twin("As a table", () => modulesTable(tensors, choosePlace)));
   const place = byId("tensor");
-  /** @type {AbortController | null} */
   let request = null;
 
   const choice = () => query().get("tensor");
-  const open = (/** @type {boolean} */ focus) => {
+  const open = (focus) => {
     request?.abort();
     const chosen = tensors.find((tensor) => tensor.name === choice());
     place.hidden = !choice();

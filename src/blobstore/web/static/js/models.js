@@ -11,11 +11,8 @@ import { searchBox, slashFocuses } from "./search.js";
 import { typed } from "./types.js";
 import { age, count, counted, short, size, whole } from "./units.js";
 
-/** @typedef {{name: string, id: string | null, size: number | null, modified: string | null, quant_type: string | null, parameters: number | null, error?: string, packed?: boolean, store?: string}} Listed */
-
 const NEWEST = { key: "modified", descending: true };
 
-/** @type {import("./ordering.js").Orders<Listed>} */
 const ORDERS = {
   name: (model) => model.name,
   size: (model) => model.size,
@@ -24,10 +21,9 @@ const ORDERS = {
   modified: (model) => (model.modified === null ? null : Date.parse(model.modified)),
 };
 
-const box = /** @type {HTMLInputElement} */ (byId("filter"));
+const box = byId("filter");
 const chosen = new Set();
 
-/** @param {Listed[]} models */
 function show(models) {
   if (!models.length) {
     byId("models").append(missing("This store has no models yet. Import one:", "blobstore import FOLDER"));
@@ -35,7 +31,7 @@ function show(models) {
   }
   const ordered = new Ordered(models, ORDERS);
   const order = () => orderOf(query().get("sort"), NEWEST, Object.keys(ORDERS));
-  const sort = (/** @type {string} */ key) => {
+  const sort = (key) => {
     const now = order();
     const descending = now.key === key ? !now.descending : key !== "name" && key !== "type";
     choose({ sort: orderText({ key, descending }) });
@@ -63,21 +59,15 @@ function show(models) {
   draw();
 }
 
-/** @param {Listed} model */
 const searched = (model) =>
   `${model.name} ${model.error ? "broken" : (model.quant_type ?? "")}`.toLowerCase();
 
-/**
- * @param {Listed[]} found
- * @param {Listed[]} all
- */
 function tally(found, all) {
   return found.length === all.length
     ? counted(all.length, "model")
     : `${whole(found.length)} of ${counted(all.length, "model")}`;
 }
 
-/** @param {Listed} model */
 function nameCell(model) {
   const link = el("a", { href: modelAddress(model.name) }, isolated(model.name));
   const packed = model.packed ? el("span", { class: "badge" }, "packed") : null;
@@ -87,11 +77,8 @@ function nameCell(model) {
   return el("span", { class: "name-cell" }, link, reason);
 }
 
-/** @param {Listed} model */
 function checkbox(model) {
-  const box = /** @type {HTMLInputElement} */ (
-    el("input", { type: "checkbox", "aria-label": `Compare ${visible(model.name)}` })
-  );
+  const box = el("input", { type: "checkbox", "aria-label": `Compare ${visible(model.name)}` });
   box.checked = chosen.has(model.name);
   box.disabled = Boolean(model.error);
   box.addEventListener("change", () => {
@@ -108,7 +95,6 @@ function showChosen() {
   byId("chosen").replaceChildren(...(chosen.size ? [el("span", {}, text), link] : []));
 }
 
-/** @type {Omit<ConstructorParameters<typeof Grid<Listed>>[1], "onSort">} */
 const TABLE = {
   label: "Models",
   className: "models-grid",

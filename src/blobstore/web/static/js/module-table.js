@@ -17,12 +17,7 @@ const HEADS = [
   { title: "Size", number: true },
 ];
 
-/**
- * Return the table of modules.
- *
- * @param {import("./tensors.js").Tensor[]} tensors
- * @param {(place: string) => void} onChoose called for a module whose name is followed
- */
+/** Return the table of modules. */
 export function modulesTable(tensors, onChoose) {
   const tree = treeOf(tensors);
   let depth = DEPTH;
@@ -38,16 +33,6 @@ export function modulesTable(tensors, onChoose) {
   );
 }
 
-/** @typedef {import("./modules.js").Module} Module */
-
-/** @typedef {{module: Module, place: string, level: number}} Placed */
-
-/**
- * @param {Module[]} modules
- * @param {number} depth
- * @param {Placed} [parent]
- * @returns {Placed[]}
- */
 function modulesOf(modules, depth, parent) {
   return modules.flatMap((module) => {
     const place = parent ? `${parent.place}.${module.part}` : module.part;
@@ -56,11 +41,6 @@ function modulesOf(modules, depth, parent) {
   });
 }
 
-/**
- * @param {Placed} placed
- * @param {(place: string) => void} onChoose
- * @returns {(Node | string)[]}
- */
 function row({ module, place, level }, onChoose) {
   const name = choiceLink(
     changed({ place }),

@@ -3,39 +3,12 @@
 import { visible } from "./dom.js";
 import { kind } from "./types.js";
 
-/** @typedef {import("./tensors.js").Tensor} Tensor */
-
-/**
- * @typedef {object} Module
- * @property {string} name the last part of its path, or a run of alike ones: `0-2 (3 alike)`
- * @property {string} part the last part of its place, as place.js has them
- * @property {number} tensors
- * @property {number} parameters
- * @property {number} size bytes
- * @property {Set<string>} types
- * @property {Module[]} parts
- * @property {string} form the same for modules whose tensors differ in nothing but their names' start
- */
-
-/**
- * Return the tree of modules; numbered ones that are alike and follow each other are one.
- *
- * @param {Tensor[]} tensors
- * @returns {Module}
- */
+/** Return the tree of modules; numbered ones that are alike and follow each other are one. */
 export function treeOf(tensors) {
   return summed("", tensors, tensors.map((tensor) => tensor.name.split(".")), 0);
 }
 
-/**
- * @param {string} name
- * @param {Tensor[]} tensors
- * @param {string[][]} names their parts
- * @param {number} depth how many parts of the names lead here
- * @returns {Module}
- */
 function summed(name, tensors, names, depth) {
-  /** @type {Map<string, number[]>} */
   const groups = new Map();
   names.forEach((parts, i) => {
     const part = parts[depth];
@@ -63,11 +36,10 @@ function summed(name, tensors, names, depth) {
   };
 }
 
-/** @param {Tensor[]} tensors */
 function sums(tensors) {
   let parameters = 0;
   let size = 0;
-  const types = /** @type {Set<string>} */ (new Set());
+  const types = new Set();
   for (const tensor of tensors) {
     parameters += tensor.parameters;
     size += tensor.size;
@@ -76,13 +48,8 @@ function sums(tensors) {
   return { tensors: tensors.length, parameters, size, types };
 }
 
-/**
- * Return modules with runs of alike numbered ones as one each.
- *
- * @param {Module[]} parts
- */
+/** Return modules with runs of alike numbered ones as one each. */
 function runs(parts) {
-  /** @type {Module[][]} */
   const found = [];
   for (const part of parts) {
     const run = found.at(-1);
@@ -93,13 +60,8 @@ function runs(parts) {
   return found.map((run) => (run.length > 1 ? together(run) : run[0]));
 }
 
-/** @param {string} name */
 const isNumber = (name) => /^\d+$/.test(name);
 
-/**
- * @param {Module[]} run
- * @returns {Module}
- */
 function together(run) {
   const first = run[0];
   return {

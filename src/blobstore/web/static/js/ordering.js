@@ -1,58 +1,28 @@
 /** The order and the search of a table's rows. */
 
-/**
- * @template T
- * @typedef {Record<string, (item: T) => string | number | null>} Orders what rows are compared by, by
- *   key; rows of which it is unknown (null) come last
- */
-
-/** @typedef {{key: string, descending: boolean}} Order */
-
-/**
- * Return names in the order in which people count: layers.2 before layers.10.
- *
- * @param {string} name
- */
+/** Return names in the order in which people count: layers.2 before layers.10. */
 export const counting = (name) => name.replace(/\d+/g, (digits) => digits.padStart(9, "0"));
 
-/**
- * Return the order that an address names: `size`, or `-size` for the largest first.
- *
- * @param {string | null} text
- * @param {Order} otherwise
- * @param {string[]} keys that exist
- * @returns {Order}
- */
+/** Return the order that an address names: `size`, or `-size` for the largest first. */
 export function orderOf(text, otherwise, keys) {
   const descending = text?.startsWith("-") ?? false;
   const key = text?.replace(/^-/, "") ?? "";
   return keys.includes(key) ? { key, descending } : otherwise;
 }
 
-/** Return the text that an address has for an order. @param {Order} order */
+/** Return the text that an address has for an order. */
 export const orderText = ({ key, descending }) => `${descending ? "-" : ""}${key}`;
 
 /** Items with the texts that are searched, in an order; each order is made once. */
-/** @template T */
 export class Ordered {
-  /** @type {Map<string, T[]>} */
   #made = new Map();
 
-  /**
-   * @param {T[]} items
-   * @param {Orders<T>} orders
-   */
   constructor(items, orders) {
     this.items = items;
     this.orders = orders;
   }
 
-  /**
-   * Return all items in an order. Equal ones stay as they came, in both directions.
-   *
-   * @param {Order} order
-   * @returns {T[]}
-   */
+  /** Return all items in an order. Equal ones stay as they came, in both directions. */
   by(order) {
     const text = orderText(order);
     const made = this.#made.get(text) ?? this.#sorted(order);
@@ -60,11 +30,9 @@ export class Ordered {
     return made;
   }
 
-  /** @param {Order} order */
   #sorted({ key, descending }) {
     const of = this.orders[key];
     const sign = descending ? -1 : 1;
-    /** @type {{item: T, key: string | number}[]} */
     const known = [];
     const unknown = [];
     for (const item of this.items) {
@@ -77,12 +45,7 @@ export class Ordered {
   }
 }
 
-/**
- * Return a function that says whether a text in lower case has all words of a search.
- *
- * @param {string} search
- * @returns {(text: string) => boolean}
- */
+/** Return a function that says whether a text in lower case has all words of a search. */
 export function matcher(search) {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   if (words.length === 1) return (text) => text.includes(words[0]);

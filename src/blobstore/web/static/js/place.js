@@ -7,15 +7,9 @@ import { visible } from "./dom.js";
  *
  * A place is the beginning of a name, as pages show it: whole parts of it, of which `*` is any number
  * and `2-5` the numbers from 2 to 5. Everything is in no place.
- *
- * @template {{name: string}} T
- * @param {T[]} items
- * @returns {(place: string | null) => (item: T) => boolean}
  */
 export function namesIn(items) {
-  /** @type {string | null} */
   let last = null;
-  /** @type {Set<T>} */
   let found = new Set();
   return (place) => {
     if (!place) return () => true;
@@ -28,22 +22,14 @@ export function namesIn(items) {
   };
 }
 
-/**
- * @param {string} place
- * @returns {(parts: string[]) => boolean}
- */
 function matches(place) {
   const tests = place.split(".").map(test);
   return (parts) => tests.length <= parts.length && tests.every((is, i) => is(parts[i]));
 }
 
-/**
- * @param {string} wanted a part of a place
- * @returns {(part: string) => boolean}
- */
 function test(wanted) {
   const range = /^(\d{1,9})-(\d{1,9})$/.exec(wanted);
-  const isNumber = (/** @type {string} */ part) => /^\d{1,9}$/.test(part);
+  const isNumber = (part) => /^\d{1,9}$/.test(part);
   if (wanted === "*") return (part) => part === wanted || isNumber(part);
   if (!range) return (part) => part === wanted;
   const [first, end] = [Number(range[1]), Number(range[2])];

@@ -7,27 +7,24 @@ import { tooltip } from "./tooltip.js";
 
 const VENDOR = "/static/vendor";
 
-/** @typedef {{vega: any, expr: any, themes: any}} Library */
-
-/** @type {Promise<Library> | null} */
 let loaded = null;
+
+/** Draw with this Vega, interpreter and themes, as a page in one file has them. */
+export const provide = (library) => {
+  loaded = Promise.resolve(library);
+};
 
 /** Return Vega, its interpreter and themes, which are loaded when the first plot is drawn. */
 const library = () => (loaded ??= load());
 
-/** @returns {Promise<Library>} */
 async function load() {
   const themes = fetch("/static/themes.json").then((answer) => answer.json());
   await script(`${VENDOR}/vega.min.js`);
   const { expressionInterpreter } = await import(`${VENDOR}/vega-interpreter.js`);
-  const { vega } = /** @type {any} */ (window);
+  const { vega } = window;
   return { vega, expr: expressionInterpreter, themes: await themes };
 }
 
-/**
- * @param {string} source
- * @returns {Promise<void>}
- */
 function script(source) {
   return new Promise((resolve, reject) => {
     const element = el("script", { src: source });
@@ -46,8 +43,6 @@ const NO_LOADER = {
 /**
  * Return a document in whose texts invisible characters are escapes, as everywhere on the page;
  * lines stay lines.
- *
- * @param {any} document
  */
 function printable(document) {
   const text = JSON.stringify(document);
@@ -57,12 +52,6 @@ function printable(document) {
 /**
  * Draw a plot, as wide as its place, in the colours of the theme; it follows both. Its values are
  * beside it as a table.
- *
- * @param {HTMLElement} place
- * @param {any} made a specification of Vega; `usermeta.table` has its values as text
- * @param {object} [options]
- * @param {boolean} [options.hasText] the page shows the values as text itself
- * @param {(datum: any) => void} [options.onPick] called with the values of a mark that is clicked
  */
 export async function showPlot(place, made, { hasText = false, onPick } = {}) {
   const spec = printable(made);
@@ -71,7 +60,6 @@ export async function showPlot(place, made, { hasText = false, onPick } = {}) {
   place.append(el("div", { class: "plot" }, picture));
   if (!hasText) place.append(twin("As a table", () => valuesTable(spec)));
   const { vega, expr, themes } = await library();
-  /** @type {any} */
   let view = null;
   const draw = () => {
     view?.finalize();
@@ -95,9 +83,8 @@ export async function showPlot(place, made, { hasText = false, onPick } = {}) {
   sizes.observe(canvas);
 }
 
-/** @param {any} spec */
 function valuesTable(spec) {
   const { columns, rows } = spec.usermeta.table;
-  const heads = columns.map((/** @type {string} */ title) => ({ title }));
+  const heads = columns.map((title) => ({ title }));
   return table(spec.description, heads, rows);
 }

@@ -4,13 +4,7 @@ import { choose, query } from "./address.js";
 
 const SETTLED_MS = 300; // browsers refuse addresses that change with every key stroke
 
-/**
- * Connect a search box with a parameter of the address.
- *
- * @param {HTMLInputElement} box
- * @param {string} parameter
- * @param {(search: string) => void} onSearch called with every change, at once
- */
+/** Connect a search box with a parameter of the address. */
 export function searchBox(box, parameter, onSearch) {
   let timer = 0;
   const settle = () => {
@@ -36,14 +30,10 @@ export function searchBox(box, parameter, onSearch) {
   addEventListener("pagehide", settle);
 }
 
-/**
- * Let `/` go to a search box from anywhere but from other boxes.
- *
- * @param {HTMLInputElement} box
- */
+/** Let `/` go to a search box from anywhere but from other boxes. */
 export function slashFocuses(box) {
   addEventListener("keydown", (event) => {
-    const from = /** @type {HTMLElement} */ (event.target);
+    const from = event.target;
     const types = from.closest("input:not([type=checkbox]), select, textarea");
     if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || types) return;
     event.preventDefault();

@@ -6,11 +6,7 @@ import { shares } from "./tensors.js";
 import { typeClass, typed } from "./types.js";
 import { count, percent, size, whole } from "./units.js";
 
-/**
- * Return what `/api/model` says of a model.
- *
- * @param {any} model a document of ModelView
- */
+/** Return what `/api/model` says of a model. */
 export function summary(model) {
   const lead = [
     model.architecture,
@@ -31,7 +27,6 @@ export function summary(model) {
   );
 }
 
-/** @param {any} model */
 function described(model) {
   const numbers = facts([
     ["Parameters", whole(model.parameters)],
@@ -47,26 +42,19 @@ function described(model) {
   return [numbers, id, el("ul", { class: "runs" }, model.runs_in.map(verdict)), layers];
 }
 
-/** @param {{kind: string, name: string | null, size: number}[]} layers */
 function layersTable(layers) {
   const heads = [{ title: "Name" }, { title: "Kind" }, { title: "Size", number: true }];
   const rows = layers.map(({ kind, name, size: nbytes }) => [isolated(name ?? ""), visible(kind), size(nbytes)]);
   return table("Layers beside tensors", heads, rows);
 }
 
-/** @param {string[]} words */
 function badges(words) {
   if (!words.length) return null;
   return el("span", { class: "chips" }, words.map((word) => el("span", { class: "badge" }, visible(word))));
 }
 
-/**
- * Return where a model runs: `runs in mlx-lm 0.32.2: qwen3, int4, int8`.
- *
- * @param {{runtime: string, version: string, runs: string, reason: string}} found
- */
+/** Return where a model runs: `runs in mlx-lm 0.32.2: qwen3, int4, int8`. */
 function verdict({ runtime, version, runs, reason }) {
-  /** @type {Record<string, [string, string]>} */
   const words = { yes: ["yes", "✓ runs in"], no: ["no", "✗ does not run in"] };
   const [className, said] = words[runs] ?? ["unknown", "? unknown in"];
   return el(
@@ -78,11 +66,7 @@ function verdict({ runtime, version, runs, reason }) {
   );
 }
 
-/**
- * Return how many bytes and parameters each kind of type has: a bar, and its numbers.
- *
- * @param {import("./tensors.js").Tensor[]} tensors
- */
+/** Return how many bytes and parameters each kind of type has: a bar, and its numbers. */
 export function weights(tensors) {
   const found = shares(tensors);
   const all = found.reduce((sum, share) => sum + share.size, 0);

@@ -2,15 +2,7 @@
 
 import { el } from "./dom.js";
 
-/** @typedef {{title: string, number?: boolean}} Head */
-
-/**
- * Return a table; the first cell of each row is its heading.
- *
- * @param {string} caption
- * @param {Head[]} heads
- * @param {(Node | string | number)[][]} rows
- */
+/** Return a table; the first cell of each row is its heading. */
 export function table(caption, heads, rows) {
   const head = heads.map(({ title, number }) => el("th", { scope: "col", class: number && "number" }, title));
   const body = rows.map((cells) =>
@@ -37,27 +29,16 @@ export function table(caption, heads, rows) {
   );
 }
 
-/**
- * Return a table that is folded away until it is asked for: a plot's content as text.
- *
- * @param {string} summary
- * @param {() => Node} make called once, when it is opened first
- */
+/** Return a table that is folded away until it is asked for: a plot's content as text. */
 export function twin(summary, make) {
-  const details = /** @type {HTMLDetailsElement} */ (
-    el("details", { class: "twin" }, el("summary", {}, summary))
-  );
+  const details = el("details", { class: "twin" }, el("summary", {}, summary));
   details.addEventListener("toggle", () => {
     if (details.open && details.childElementCount === 1) details.append(make());
   });
   return details;
 }
 
-/**
- * Return a list of facts.
- *
- * @param {[string, Node | string | number | null | undefined][]} facts those without a value are left out
- */
+/** Return a list of facts. */
 export function facts(facts) {
   return el(
     "dl",

@@ -10,23 +10,14 @@ import { ORDERS, shares } from "./tensors.js";
 import { kind, typed } from "./types.js";
 import { count, counted, size, whole } from "./units.js";
 
-/** @typedef {import("./tensors.js").Tensor} Tensor */
-
 const KEYS = ["", ...Object.keys(ORDERS)]; // "": as they are stored
 const AS_STORED = { key: "", descending: false };
 
 export class TensorTable {
-  #box = /** @type {HTMLInputElement} */ (byId("search"));
+  #box = byId("search");
   #inPlace;
   #nothing = el("p", { class: "nothing", hidden: true }, "No tensor matches this search.");
 
-  /**
-   * @param {HTMLElement} place
-   * @param {Tensor[]} tensors
-   * @param {object} options
-   * @param {(tensor: Tensor) => boolean} options.isChosen
-   * @param {(tensor: Tensor) => void} options.onChoose
-   */
   constructor(place, tensors, { isChosen, onChoose }) {
     this.tensors = tensors;
     this.ordered = new Ordered(tensors, { ...ORDERS, "": () => 0 });
@@ -55,7 +46,6 @@ export class TensorTable {
     return orderOf(query().get("sort"), AS_STORED, KEYS);
   }
 
-  /** @param {string} key */
   #sort(key) {
     const now = this.#order();
     const isNumber = key === "size" || key === "parameters";
@@ -100,7 +90,7 @@ export class TensorTable {
     }
   }
 
-  /** Name the place whose tensors are shown, and let all be shown again. @param {string | null} place */
+  /** Name the place whose tensors are shown, and let all be shown again. */
   #showPlace(place) {
     byId("place").hidden = !place;
     if (!place) return;
@@ -113,7 +103,6 @@ export class TensorTable {
     byId("place").replaceChildren(el("span", {}, "in ", isolated(place, "module")), button);
   }
 
-  /** @param {Tensor[]} found */
   #tally(found) {
     const all = this.tensors.length;
     const nbytes = found.reduce((sum, tensor) => sum + tensor.size, 0);
@@ -122,12 +111,8 @@ export class TensorTable {
   }
 }
 
-/**
- * @param {(tensor: Tensor) => void} onChoose
- * @returns {import("./grid.js").Column<Tensor>[]}
- */
 function columns(onChoose) {
-  const link = (/** @type {Tensor} */ tensor) =>
+  const link = (tensor) =>
     choiceLink(
       changed({ tensor: tensor.name }),
       () => onChoose(tensor),

@@ -8,14 +8,7 @@ import { facts } from "./table.js";
 import { typed, withoutHistogram } from "./types.js";
 import { size, whole } from "./units.js";
 
-/**
- * Show a tensor in a place.
- *
- * @param {HTMLElement} place
- * @param {string} model
- * @param {import("./tensors.js").Tensor} tensor
- * @param {{close: () => void, signal: AbortSignal}} options
- */
+/** Show a tensor in a place. */
 export function showTensor(place, model, tensor, { close, signal }) {
   const asked = { model, tensor: tensor.name };
   const pictures = el("div");

@@ -4,30 +4,7 @@ import { counting } from "./ordering.js";
 import { kind } from "./types.js";
 import { shape } from "./units.js";
 
-/**
- * @typedef {object} Tensor
- * @property {string} name
- * @property {string} type such as `int4/64`
- * @property {string} shape before packing
- * @property {number} parameters
- * @property {number} size bytes
- * @property {string} searched
- */
-
-/**
- * @typedef {object} Columns
- * @property {string[]} names
- * @property {string[]} types
- * @property {number[][]} shapes
- * @property {number[]} sizes bytes
- */
-
-/**
- * Return the tensors of `/api/tensors`.
- *
- * @param {Columns} columns
- * @returns {Tensor[]}
- */
+/** Return the tensors of `/api/tensors`. */
 export function tensorsOf({ names, types, shapes, sizes }) {
   return names.map((name, i) => {
     const type = types[i];
@@ -43,7 +20,6 @@ export function tensorsOf({ names, types, shapes, sizes }) {
   });
 }
 
-/** @type {import("./ordering.js").Orders<Tensor>} */
 export const ORDERS = {
   name: (tensor) => counting(tensor.name),
   type: (tensor) => tensor.type,
@@ -51,16 +27,8 @@ export const ORDERS = {
   size: (tensor) => tensor.size,
 };
 
-/** @typedef {{type: string, tensors: number, parameters: number, size: number}} Share */
-
-/**
- * Return how much there is of each kind of type, the largest first.
- *
- * @param {Tensor[]} tensors
- * @returns {Share[]}
- */
+/** Return how much there is of each kind of type, the largest first. */
 export function shares(tensors) {
-  /** @type {Map<string, Share>} */
   const found = new Map();
   for (const tensor of tensors) {
     const type = kind(tensor.type);

@@ -2,29 +2,32 @@
 
 const SYSTEM = matchMedia("(prefers-color-scheme: dark)");
 const CHANGES = new EventTarget();
+const changed = () => CHANGES.dispatchEvent(new Event("change"));
+let isPrinted = false; // paper is light
 
-/** Return the theme that is shown. @returns {"light" | "dark"} */
+SYSTEM.addEventListener("change", changed);
+for (const when of ["beforeprint", "afterprint"]) {
+  addEventListener(when, () => {
+    isPrinted = when === "beforeprint";
+    changed();
+  });
+}
+
+/** Return the theme that is shown. */
 export function theme() {
+  if (isPrinted) return "light";
   const chosen = document.documentElement.dataset.theme;
   if (chosen === "light" || chosen === "dark") return chosen;
   return SYSTEM.matches ? "dark" : "light";
 }
 
-/**
- * Call a function whenever another theme is shown; return what stops that.
- *
- * @param {() => void} listener
- */
+/** Call a function whenever another theme is shown; return what stops that. */
 export function onTheme(listener) {
   CHANGES.addEventListener("change", listener);
   return () => CHANGES.removeEventListener("change", listener);
 }
 
-/**
- * Make a button the switch of the theme.
- *
- * @param {HTMLElement} button
- */
+/** Make a button the switch of the theme. */
 export function themeSwitch(button) {
   const tell = () => button.setAttribute("aria-pressed", String(theme() === "dark"));
   button.addEventListener("click", () => {
@@ -35,9 +38,8 @@ export function themeSwitch(button) {
     } catch {
       // Storage is blocked: the choice lasts as long as the page.
     }
-    CHANGES.dispatchEvent(new Event("change"));
+    changed();
   });
-  SYSTEM.addEventListener("change", () => CHANGES.dispatchEvent(new Event("change")));
   onTheme(tell);
   tell();
 }

@@ -5,14 +5,7 @@ import { el, visible, visibleLines } from "./dom.js";
 const tip = el("div", { class: "tip", hidden: true, "aria-hidden": "true" });
 const AWAY = 14; // pixels from the pointer
 
-/**
- * Show what belongs to a mark: Vega's tooltip handler.
- *
- * @param {any} _handler
- * @param {MouseEvent} event
- * @param {any} _item
- * @param {any} value text, or an object of names and values; null hides it
- */
+/** Show what belongs to a mark: Vega's tooltip handler. */
 export function tooltip(_handler, event, _item, value) {
   if (!tip.isConnected) document.body.append(tip);
   tip.hidden = value === null || value === undefined || value === "";
@@ -25,7 +18,6 @@ export function tooltip(_handler, event, _item, value) {
   tip.style.transform = `translate(${Math.max(4, left)}px, ${Math.max(4, top)}px)`;
 }
 
-/** @param {any} value */
 function content(value) {
   if (typeof value !== "object") return document.createTextNode(visibleLines(String(value)));
   const rows = Object.entries(value).map(([name, one]) =>

@@ -4,18 +4,10 @@ import { el, visible } from "./dom.js";
 
 const COLOURED = ["int4", "int8", "nvfp4", "mxfp4", "mxfp8", "BF16", "F16", "F32"];
 
-/**
- * Return the kind of a type: its name without the size of groups.
- *
- * @param {string} type such as `int4/64` or `BF16`
- */
+/** Return the kind of a type: its name without the size of groups. */
 export const kind = (type) => type.split("/")[0];
 
-/**
- * Return the class that gives an element the colour that a type has in plots.
- *
- * @param {string} type
- */
+/** Return the class that gives an element the colour that a type has in plots. */
 export function typeClass(type) {
   const name = kind(type);
   if (COLOURED.includes(name)) return `type-${name.toLowerCase()}`;
@@ -23,21 +15,13 @@ export function typeClass(type) {
   return /^(BOOL|I|U)/.test(name) ? "type-integers" : "type-other";
 }
 
-/**
- * Return why tensors of a type have no histogram; null if they have one.
- *
- * @param {string} type
- */
+/** Return why tensors of a type have no histogram; null if they have one. */
 export function withoutHistogram(type) {
   if (type === "C64") return "Complex values have no histogram.";
   return /^F[46](_|$)/.test(type) ? `Values of ${type} are not read, so there is no histogram.` : null;
 }
 
-/**
- * Return a type with its colour beside it.
- *
- * @param {string} type
- */
+/** Return a type with its colour beside it. */
 export function typed(type) {
   return el("span", { class: `typed ${typeClass(type)}` }, visible(type));
 }

@@ -10,8 +10,6 @@ import { showPlot } from "./plot.js";
 import { facts, table } from "./table.js";
 import { size, whole } from "./units.js";
 
-/** @typedef {{name: string, bytes: number | null, unique: number | null, shared: number | null, error?: string, packed?: boolean}} ModelUsage */
-
 const HEADS = [
   { title: "Name" },
   { title: "Size", number: true },
@@ -19,7 +17,6 @@ const HEADS = [
   { title: "Shared", number: true },
 ];
 
-/** @param {any} usage a document of UsageView */
 function show(usage) {
   byId("totals").append(totals(usage));
   if (!usage.models.length) {
@@ -32,7 +29,6 @@ function show(usage) {
   byId("models").append(table("Disk space by model", HEADS, usage.models.map(row)));
 }
 
-/** @param {any} usage */
 function totals(usage) {
   const found = facts([
     ["Disk space", size(usage.bytes)],
@@ -45,7 +41,6 @@ function totals(usage) {
   return el("div", { class: "totals" }, found);
 }
 
-/** @param {ModelUsage} model */
 function row(model) {
   const link = el("a", { href: modelAddress(model.name) }, isolated(model.name));
   const packed = model.packed ? el("span", { class: "badge" }, "packed") : null;

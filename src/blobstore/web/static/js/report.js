@@ -1,36 +1,21 @@
-// Draws the page's plots: again when the window or the system's theme changes, light on paper.
+/** A page in one file (report/frame.py): its plots, and the controls of a plan. */
+
+import { provide, showPlot } from "./plot.js";
 
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
 const plots = read("plots");
-const configurations = read("configurations");
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const views = new Map();
+const waiting = new Set(document.querySelectorAll("figure[data-plot]"));
 
-function draw(figure, theme) {
-  const place = figure.querySelector(".plot");
-  views.get(figure)?.view.finalize();
-  const width = Math.floor(place.clientWidth);
-  const program = vega.parse(plots[figure.dataset.plot], configurations[theme], { ast: true });
-  const view = new vega.View(program, {
-    expr: expression,
-    renderer: "svg",
-    container: place,
-    logLevel: vega.Warn,
-  });
-  views.set(figure, { view, width, theme });
-  view.width(width).run();
-}
-
-function drawAll(theme = dark.matches ? "dark" : "light") {
-  for (const figure of document.querySelectorAll("figure[data-plot]")) {
-    const place = figure.querySelector(".plot");
-    const drawn = views.get(figure);
-    const is_current = drawn?.width === Math.floor(place.clientWidth) && drawn.theme === theme;
-    if (place.clientWidth && !is_current) draw(figure, theme);
+/** Draw the plots that have become visible. */
+function drawVisible() {
+  for (const figure of waiting) {
+    if (!figure.clientWidth) continue;
+    waiting.delete(figure);
+    showPlot(figure.querySelector(".place"), plots[figure.dataset.plot], { hasText: true });
   }
 }
 
-// A form shows one of the plans of the page, which the address names. Without scripts all are shown.
+/** Let a form show one of the plans of the page, which the address names; else all are shown. */
 function startPlans(form) {
   const { type, groups, target, size, answer } = form.elements;
   const plans = [...document.querySelectorAll("[data-plan]")];
@@ -44,7 +29,7 @@ function startPlans(form) {
       row.setAttribute("aria-current", "true");
       size.value = said;
     }
-    drawAll();
+    drawVisible();
   };
   const choose = (key) => {
     const plan = plans.find((one) => one.dataset.plan === key);
@@ -86,7 +71,7 @@ function startPlans(form) {
 
 const UNITS = { "": 1, b: 1, kb: 1e3, mb: 1e6, gb: 1e9, tb: 1e12 };
 
-// Say of a target what is known without reading weights, and of each plan whether it fits.
+/** Say of a target what is known without reading weights, and of each plan whether it fits. */
 function judge(target, answer) {
   for (const cell of document.querySelectorAll(".fits")) cell.hidden = !target?.value.trim();
   if (!target) return;
@@ -104,9 +89,6 @@ function judge(target, answer) {
   else answer.value = "Possible. The import reads the weights to choose a type for each tensor.";
 }
 
+provide({ vega: window.vega, expr: window.expressionInterpreter, themes: read("themes") });
 for (const form of document.querySelectorAll("form")) startPlans(form);
-drawAll();
-addEventListener("resize", () => drawAll());
-dark.addEventListener("change", () => drawAll());
-addEventListener("beforeprint", () => drawAll("light"));
-addEventListener("afterprint", () => drawAll());
+drawVisible();
