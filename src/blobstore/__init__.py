@@ -52,13 +52,10 @@ if TYPE_CHECKING:
     from blobstore.source.folders import Folder as Folder
     from blobstore.store.archive.archive import Archive as Archive, open_archive as open_archive
     from blobstore.store.archive.saving import save_models as save_models
-    from blobstore.store.bucket.bucket_checks import verify_bucket as verify_bucket
     from blobstore.store.bucket.bucket_store import (
         BucketStore as BucketStore,
         open_bucket_store as open_bucket_store,
     )
-    from blobstore.store.bucket.bucket_usage import measure_bucket as measure_bucket
-    from blobstore.store.bucket.sweep import prune_bucket as prune_bucket
     from blobstore.store.care.prune import prune as prune, undo_prune as undo_prune
     from blobstore.store.care.usage import measure_usage as measure_usage
     from blobstore.store.care.verify import verify as verify
@@ -114,7 +111,6 @@ _HOME = {
     "inspect": "inspection.inspect",
     "list_models": "inspection.listing",
     "make_blob": "importer.run",
-    "measure_bucket": "store.bucket.bucket_usage",
     "measure_quality": "inspection.quality",
     "measure_usage": "store.care.usage",
     "open_archive": "store.archive.archive",
@@ -126,7 +122,6 @@ _HOME = {
     "pack": "store.packing",
     "plan_import": "importer.run",
     "prune": "store.care.prune",
-    "prune_bucket": "store.bucket.sweep",
     "pull": "store.registry.push_pull",
     "push": "store.registry.push_pull",
     "quantize": "kernels.quantize",
@@ -141,7 +136,6 @@ _HOME = {
     "undo_prune": "store.care.prune",
     "unpack": "store.packing",
     "verify": "store.care.verify",
-    "verify_bucket": "store.bucket.bucket_checks",
     "work_on_batch": "importer.work.batch",
     "work_on_plan": "importer.work.worker",
     "write_plan": "importer.planning.document",

@@ -14,8 +14,8 @@ from support.cloud_services import SERVICES, CloudBucket
 from blobstore.errors import DigestMismatchError, UsageError
 from blobstore.io.objects import open_bucket
 from blobstore.io.ranges import BytesReader
-from blobstore.store.bucket.bucket_checks import verify_bucket
 from blobstore.store.bucket.bucket_store import BucketStore
+from blobstore.store.care.verify import verify
 from blobstore.store.ports import Home
 from blobstore.testing import StoreTests
 from blobstore.testing.blobs import M, commit, data_of, descriptor_of, manifest_of
@@ -50,7 +50,7 @@ class CloudTests(StoreTests):
                 session.add(wrong, BytesReader(data))
             session.publish(M, manifest_of(data))
         assert home.blobs.size(wrong.digest) is None
-        assert verify_bucket(self.opened(home.address)).nbytes == len(data)
+        assert verify(self.opened(home.address)).nbytes == len(data)
 
     def opened(self, address: str) -> BucketStore:
         return BucketStore(open_bucket(address, self.cloud.options))

@@ -9,7 +9,7 @@ from hypothesis import example, given, strategies as st
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.documents import MAX_LAYERS, Manifest
-from blobstore.store.local.references import is_plain, missing_blob, needs_of
+from blobstore.store.references import is_plain, missing_blob, needs_of
 
 HEX = st.integers(0, 2**256 - 1).map("{:064x}".format)
 TEXT = st.text(max_size=5) | st.sampled_from(

@@ -17,10 +17,9 @@ from blobstore.errors import BusyError, ConflictError, NotFoundError
 from blobstore.formats.documents import Manifest
 from blobstore.io.objects import Bucket, open_bucket
 from blobstore.names import ModelName
-from blobstore.store.bucket import sweep
-from blobstore.store.bucket.bucket_checks import verify_bucket
 from blobstore.store.bucket.bucket_store import BucketStore
-from blobstore.store.bucket.sweep import prune_bucket
+from blobstore.store.care.prune import prune as prune_once
+from blobstore.store.care.verify import verify
 from blobstore.testing.blobs import data_of, descriptor_of
 
 NAMES = 12
@@ -91,7 +90,7 @@ def prune(store: BucketStore, count: int) -> Done:
     done = Done()
     for _ in range(count):
         try:
-            result = prune_bucket(store, grace_s=0, sole_owner=True, forget=True)
+            result = prune_once(store, grace_s=0, sole_owner=True, forget=True)
             done.counts["prune"] += 1
             done.counts["pruned"] += len(result.removed)
         except BusyError:
@@ -135,7 +134,7 @@ def check_whole(store: BucketStore) -> int:
 
     Blobs that no model needs are right, too.
     """
-    found = verify_bucket(store)
+    found = verify(store)
     wrong = [*found.damaged, *found.broken, *found.odd]
     assert not wrong, f"{wrong}"
     return len(store.manifests.names())
@@ -149,8 +148,6 @@ def store_of(address: str, options: Mapping[str, str], lease_s: float) -> Bucket
 
 def main(address: str, options: str, what: str, seed: str, count: str, lease_s: str) -> None:
     """Do it, and print what was done."""
-    # The clocks of one machine are the same: the younger blobs are removed, too.
-    sweep._CLOCKS *= 0
     store = store_of(address, json.loads(options), float(lease_s))
     if what == "prune":
         done = prune(store, int(count))

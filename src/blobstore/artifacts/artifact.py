@@ -123,15 +123,11 @@ class _Manifests:
         """Return None: it is made now."""
 
 
-class Artifact:
+class Artifact(Readable):
     """A stored model in another form. See `Readable`.
 
     ``notes``: sentences about what it leaves out or changes.
     """
-
-    summaries = None
-    shares = None
-    signatures = None
 
     def __init__(
         self,
@@ -146,12 +142,6 @@ class Artifact:
         self.notes = tuple(notes)
         self.blobs = _Blobs(opened, manifest.descriptors)
         self.manifests = _Manifests(name, manifest)
-
-    def find(self, name: str | ModelName) -> ModelName:
-        """See `Readable`."""
-        found = self.manifests.spelled(ModelName.of(name))
-        self.manifests.read(found)
-        return found
 
     @contextmanager
     def lease(self) -> Iterator[bool]:

@@ -56,9 +56,8 @@ def cached_stores_at(
     Raises: UsageError if a cache is asked for, and no store is in a bucket.
     """
     opened = stores_at(store, lower, cache=CacheChoice(cache, cache_size))
-    homes = [getattr(opened, "upper", opened), *getattr(opened, "lower", ())]
     is_asked_for = cache is not None or cache_size is not None
-    if is_asked_for and not any(hasattr(home, "bucket") for home in homes):
+    if is_asked_for and not any(home.has_cache for home in (opened.upper, *opened.lower)):
         message = f"a cache is for a store in a bucket, and {opened.address} is a folder"
         raise UsageError(message, hint="Leave out --cache and --cache-size.")
     return opened
@@ -84,7 +83,7 @@ def folder_store_at(
 ) -> Any:
     """Return the store of `store_at`. Raises: UsageError if it is in a bucket."""
     store = store_at(folder, wait_s, may_be_new=may_be_new)
-    if hasattr(store, "bucket"):
+    if store.root is None:
         message = f"{command} is for a store in a folder, and {store.address} is a bucket"
         raise UsageError(message, hint="blobstore cp --to DIR brings a model to a folder.")
     return store

@@ -108,16 +108,9 @@ def verify(
     layers, upper = stores_at(store, lower), store_at(store)
     options: dict[str, Any] = {"quick": quick, "sample": part, "jobs": jobs}
     with progress_bar() as progress:
-        if hasattr(upper, "bucket"):
-            from blobstore.store.bucket.bucket_checks import verify_bucket
-
-            result = verify_bucket(upper, names or (), **options, progress=progress)
-        else:
-            below = getattr(layers, "lower", ())
-            result = check(upper, names or (), **options, progress=progress, lower=below)
-            if not names:
-                record = verify_record(upper, result, quick=quick, sample=sample)
-                upper.results.keep_verify(record)
+        result = check(upper, names or (), **options, progress=progress, lower=layers.lower)
+    if not names and upper.results is not None:
+        upper.results.keep_verify(verify_record(upper, result, quick=quick, sample=sample))
     with suppress(ReaderGoneError):  # the exit code tells the result, too
         if as_json:
             from blobstore.views.stores import VerifyView
@@ -259,14 +252,9 @@ def prune(
         "forget": forget,
         "dry_run": dry_run,
     }
-    if hasattr(opened, "bucket"):
-        from blobstore.store.bucket.sweep import prune_bucket
-
-        view = PruneView.of(prune_bucket(opened, **options), dry_run=dry_run)
-        show_view(view, partial(_show_prune, has_trash=False), as_json=as_json)
-        return
     view = PruneView.of(care.prune(opened, **options), dry_run=dry_run)
-    show_view(view, _show_prune, as_json=as_json)
+    has_trash = opened.root is not None
+    show_view(view, partial(_show_prune, has_trash=has_trash), as_json=as_json)
 
 
 def _parse_duration(text: str) -> float:
@@ -343,13 +331,7 @@ def du(
     from blobstore.views.stores import UsageView
 
     opened = store_at(store)
-    if hasattr(opened, "bucket"):
-        from blobstore.store.bucket.bucket_usage import measure_bucket
-
-        usage = measure_bucket(opened, names or ())
-    else:
-        usage = measure_usage(opened, names or ())
-    show_view(UsageView.of(usage), _show_usage, as_json=as_json)
+    show_view(UsageView.of(measure_usage(opened, names or ())), _show_usage, as_json=as_json)
 
 
 def _show_usage(view: UsageView) -> None:

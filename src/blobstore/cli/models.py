@@ -72,9 +72,14 @@ def list_(
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
     cache = CacheChoice()
     upper, opened = store_at(store, may_be_new=True), stores_at(store, lower, cache=cache)
-    home_of = getattr(opened, "home_of", None)  # of several stores
+    of_several = bool(opened.lower)
     found = [
-        (model, home_of and (upper if _is_packed(model) else home_of(model.name)).address)
+        (
+            model,
+            (upper if _is_packed(model) else opened.home_of(model.name)).address
+            if of_several
+            else None,
+        )
         for model in list_models(opened)
     ]
     found.sort(key=lambda item: _ORDERS[sort](item[0]))
@@ -104,8 +109,7 @@ def _unreadable_is_noted() -> Iterator[None]:
 
 def _newer_names(store: Any) -> list[ModelName]:
     """Return the models that only newer Ollamas read; a bucket has none."""
-    newer = getattr(store, "newer", None)
-    return [] if newer is None else newer.names()
+    return [] if store.newer is None else store.newer.names()
 
 
 def _is_packed(model: ListedModel | BrokenModel) -> bool:
@@ -171,13 +175,12 @@ def show(
     home = holder_of(asked, opened)
     full = home.find(asked)
     manifest = home.manifests.read(full)
-    is_packed = home is getattr(opened, "packed", None)
+    is_packed = home is opened.packed
     summary = replace(summarize(home, full, manifest), is_packed=is_packed)
     details = describe(home, manifest, summary.tensors)
     covered = stored_coverage(home, manifest) if coverage else None
     with _unreadable_is_noted():
-        newer = getattr(upper, "newer", None)
-        if newer is not None and newer.has(full):
+        if upper.newer is not None and upper.newer.has(full):
             note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
     if as_json:
         from blobstore.views.stores import ModelView

@@ -290,7 +290,7 @@ def repair_model(
 
 def _manifest(store: Store, name: ModelName) -> tuple[Manifest, bool]:
     """Return a model's manifest, and whether it is a copy of what should be there."""
-    manifest, reason = read_manifest(store, name)
+    manifest, reason = read_manifest(store.care(), name)
     if manifest is not None and reason is None:
         return manifest, False
     copies = [
@@ -329,7 +329,7 @@ def _strangeness(copy: Manifest, store: Store, name: ModelName) -> tuple[int, in
 def _checked(
     store: Store, name: ModelName, manifest: Manifest, jobs: int, progress: Progress | None
 ) -> BlobChecks:
-    checks = BlobChecks(store)
+    checks = BlobChecks(store.care())
     checks.add(Users(b"", settings_of(store.blobs.read, manifest), [name]), manifest)
     chosen = checks.chosen(lambda _: True)
     checks.run(chosen, jobs, begun(progress, sum(map(checks.size, chosen))))

@@ -29,9 +29,9 @@ from blobstore.formats.tokenizer import CHAT_TEMPLATE, TEMPLATE_DOCUMENTS
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict, float_dtype
 from blobstore.model.runtimes import verdicts
 from blobstore.names import Digest, ModelName
-from blobstore.store.local.references import is_plain, missing_blob
 from blobstore.store.outlines import KnownForms, ModelOutline, TensorForm
 from blobstore.store.ports import Readable, Summary
+from blobstore.store.references import is_plain, missing_blob
 from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import StoredModel
 
@@ -272,8 +272,8 @@ def list_models(store: Readable) -> list[ListedModel | BrokenModel]:
     Raises: StorageError when the folders can't be listed.
     """
     models = _listed(store)
-    packed: Any = getattr(store, "packed", None)
-    if packed is not None and (names := packed.names()):
+    packed = store.packed
+    if packed is not None and (names := packed.manifests.names()):
         whole = {model.name.folded for model in models}
         others = _listed(packed, [name for name in names if name.folded not in whole])
         models += [

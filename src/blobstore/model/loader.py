@@ -316,10 +316,8 @@ def opened_tensor(model: StoredModel, layer: Descriptor, name: str) -> Iterator[
     A blob in a bucket is brought into its cache. Raises: TensorNotFoundError; as
     `StoredModel.opened`.
     """
-    prefetch = getattr(model.home, "prefetch", None)
     with model.home.lease():
-        if prefetch is not None:
-            prefetch([layer])
+        model.home.prefetch([layer])
         with model.opened(layer, ()) as (reader, header, tensors):
             found = next((one for one in tensors if one.name == name), None)
             if found is None:

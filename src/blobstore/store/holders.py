@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from blobstore.errors import ModelNotFoundError
 from blobstore.names import ModelName
 from blobstore.store.ports import Readable
@@ -10,19 +12,14 @@ from blobstore.store.ports import Readable
 def holder_of(name: str | ModelName, home: Readable) -> Readable:
     """Return the store that has a model: ``home``, or its packed models.
 
-    Raises: as `Home.find`.
+    Raises: as `Readable.find`.
     """
     try:
         home.find(name)
     except ModelNotFoundError:
-        packed: Readable | None = getattr(home, "packed", None)
-        if packed is None:
-            raise
-        try:
-            packed.find(name)
-        except ModelNotFoundError:
-            pass
-        else:
-            return packed
+        if home.packed is not None:
+            with suppress(ModelNotFoundError):
+                home.packed.find(name)
+                return home.packed
         raise
     return home

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from blobstore.errors import BlobStoreError, NotFoundError, UsageError
 from blobstore.formats.documents import Descriptor, Manifest
@@ -20,10 +20,12 @@ from blobstore.formats.signatures import Signature
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
+from blobstore.store.holders import holder_of
 from blobstore.store.ports import (
     Expected,
     Home,
     How,
+    Readable,
     Removal,
     Session,
     publish_named,
@@ -40,7 +42,9 @@ class _Blobs:
     ``counted``: the homes whose blobs are not missing (None: all).
     """
 
-    def __init__(self, homes: Sequence[Home], counted: Sequence[Home] | None = None) -> None:
+    def __init__(
+        self, homes: Sequence[Readable], counted: Sequence[Readable] | None = None
+    ) -> None:
         self._homes = homes
         self._counted = homes if counted is None else counted
 
@@ -51,14 +55,11 @@ class _Blobs:
         return _first([(home.blobs.read, descriptor) for home in self._homes])
 
     def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> Sequence[Header | None]:
-        """See `Blobs`: those of the first home that has one of the blobs.
-
-        Not also of the homes below it: a blob that is damaged there hides theirs.
-        """
+        """See `Blobs`: those of the first home that has one of the blobs."""
         *others, last = (home.blobs for home in self._homes)
         for blobs in others:
-            is_missing = getattr(blobs, "is_missing", None)  # of folders: one stat
-            if is_missing is None or not all(is_missing(one.digest.hex) for one in descriptors):
+            first = descriptors[:1]
+            if not blobs.missing(first) or len(blobs.missing(descriptors)) < len(set(descriptors)):
                 return blobs.headers(descriptors, budget)
         return last.headers(descriptors, budget)
 
@@ -79,7 +80,7 @@ class _Blobs:
 class _Manifests:
     """The manifests of several homes. See `Manifests`."""
 
-    def __init__(self, homes: Sequence[Home]) -> None:
+    def __init__(self, homes: Sequence[Readable]) -> None:
         self._homes = homes
 
     def names(self) -> list[ModelName]:
@@ -90,7 +91,7 @@ class _Manifests:
             seen |= {name.folded: name for name in found}
         return sorted(seen.values())
 
-    def home_of(self, name: ModelName) -> Home:
+    def home_of(self, name: ModelName) -> Readable:
         """Return the first home that has a model of the name; the first of all if none has."""
         for home in self._homes:
             with suppress(NotFoundError):
@@ -114,7 +115,7 @@ class _Manifests:
 class _Signatures:
     """The signatures of several homes, some of which keep none. See `Signatures`."""
 
-    def __init__(self, upper: Signatures, homes: Sequence[Home]) -> None:
+    def __init__(self, upper: Signatures, homes: Sequence[Readable]) -> None:
         self._homes = homes
         self.add = upper.add
 
@@ -170,21 +171,22 @@ class _Session:
         return self._upper.publish(name, manifest, expected=expected, below=below)
 
 
-class LayeredStore:
+class LayeredStore(Home):
     """An upper home over lower ones, which are only read. See `Home`.
 
     ``copies_up``: the upper home gets all blobs of a model that is written, also those that a lower
     one has.
     """
 
-    def __init__(self, upper: Home, lower: Sequence[Home], *, copies_up: bool = False) -> None:
+    manifests: _Manifests
+
+    def __init__(self, upper: Home, lower: Sequence[Readable], *, copies_up: bool = False) -> None:
         """Raises: UsageError if one store is given twice."""
-        self.upper = upper
+        self._upper = upper
         self.lower = tuple(lower)
         self.address = upper.address
-        self.shares = upper.shares
-        self._upper: Any = upper
-        self.packed = getattr(upper, "packed", None)  # those of lower stores are not read
+        self.root, self.shares, self.newer = upper.root, upper.shares, upper.newer
+        self.packed = upper.packed  # those of lower stores are not read
         self.summaries = upper.summaries  # keyed by manifests, in whichever home these are
         homes = (upper, *self.lower)
         addresses = [home.address for home in homes]
@@ -196,7 +198,12 @@ class LayeredStore:
         self.signatures = None if kept is None else _Signatures(kept, homes)
         self._copies_up = copies_up
 
-    def home_of(self, name: str | ModelName) -> Home:
+    @property
+    def upper(self) -> Home:
+        """The home that is written to."""
+        return self._upper
+
+    def home_of(self, name: str | ModelName) -> Readable:
         """Return the home that a model is read from. Raises: as `find`."""
         return self.manifests.home_of(self.find(name))
 
@@ -228,12 +235,11 @@ class LayeredStore:
     def prefetch(self, descriptors: Iterable[Descriptor]) -> None:
         """Bring blobs into the cache of the first home that has them."""
         homes = (self.upper, *self.lower)
-        left = unique(descriptors) if any(hasattr(home, "prefetch") for home in homes) else []
-        for home in homes if left else ():
+        left = unique(descriptors)
+        for home in homes if any(home.has_cache for home in homes) else ():
             missing = home.blobs.missing(left)
             gone = {blob.digest for blob in missing}
-            if (prefetch := getattr(home, "prefetch", None)) is not None:
-                prefetch([blob for blob in left if blob.digest not in gone])
+            home.prefetch([blob for blob in left if blob.digest not in gone])
             left = missing
 
     def remove(self, name: str | ModelName) -> Removal:
@@ -243,16 +249,11 @@ class LayeredStore:
     def copy(
         self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
     ) -> ModelName:
-        """Give a model of any of the homes a name in the upper one.
-
-        Raises: as `find`; UsageError if that is its own name, or if another model of the upper home
-        has it, unless ``replace``.
-        """
+        """Give a model of any of the homes a name in the upper one. Raises: as `Home.copy`."""
         if self._is_packed(source):
-            copied: ModelName = self._upper.copy(source, target)
-            return copied
+            return self.upper.copy(source, target)
         old, new = self.find(source), self.target(target)
-        if old == new and self.manifests.home_of(old) is self.upper:
+        if old == new and self.home_of(old) is self.upper:
             raise UsageError(f"{old} is its own copy", model=str(old))
         with self.session() as session:
             publish_named(session, new, self.manifests.read(old), replace=replace)
@@ -263,12 +264,10 @@ class LayeredStore:
     ) -> ModelName:
         """Rename a model of the upper home: add the new name, then remove the old one.
 
-        Raises: as `copy`; UsageError for a model that only a lower home has, or if another model
-        has the name, unless ``replace``.
+        Raises: as `copy`; UsageError for a model that only a lower home has.
         """
         if self._is_packed(source):
-            moved: ModelName = self._upper.move(source, target)
-            return moved
+            return self.upper.move(source, target)
         old, new = self._own(source), self.target(target)
         manifest = self.manifests.read(old)
         with self.session() as session:
@@ -278,7 +277,9 @@ class LayeredStore:
         return new
 
     def _is_packed(self, name: str | ModelName) -> bool:
-        return self.packed is not None and bool(self._upper.is_packed(name))
+        with suppress(NotFoundError):
+            return holder_of(name, self.upper) is not self.upper
+        return False
 
     def _own(self, name: str | ModelName) -> ModelName:
         found = self.find(name)

@@ -21,6 +21,7 @@ from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import (
     Expected,
+    Home,
     How,
     Removal,
     blob_not_found,
@@ -277,12 +278,13 @@ class _Session:
         return created
 
 
-class MemoryStore:
+class MemoryStore(Home):
     """A home in memory. Safe to share between threads."""
 
     address = "memory"
-    summaries = None
-    shares = None
+    blobs: _Blobs
+    manifests: _Manifests
+    signatures: _Signatures
 
     def __init__(self) -> None:
         self.blobs = _Blobs()
@@ -290,16 +292,6 @@ class MemoryStore:
         self.signatures = _Signatures()
         self._kept: dict[str, bytes] = {}
         self._mutex = threading.Lock()
-
-    def find(self, name: str | ModelName) -> ModelName:
-        """See `Home`."""
-        found = self.manifests.spelled(ModelName.of(name))
-        self.manifests.read(found)
-        return found
-
-    def target(self, name: str | ModelName) -> ModelName:
-        """See `Home`."""
-        return self.manifests.spelled(ModelName.of(name))
 
     @contextmanager
     def session(

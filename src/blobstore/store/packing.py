@@ -80,7 +80,7 @@ def unpacked(name: str | ModelName, home: Readable) -> ModelName:
     except ModelNotFoundError:
         if holder_of(name, home) is home:
             raise
-    upper: Any = getattr(home, "upper", home)  # of a layered store
+    upper: Any = home.upper
     return unpack(upper, name).name
 
 

@@ -10,34 +10,48 @@ A home is both a `Readable`, which models are read from, and a `Receiver`, which
 to. An archive (archive/) is written once and read afterwards: each half is one of the two only.
 `blobstore.testing.ReadingTests` tests a `Readable`.
 
-Some homes can do more: find what an earlier session made, map a file. That is an attribute that is
-None elsewhere, or a method of what they return (`io.ranges.RangeReader`). No caller checks the
-class of a home.
+Some homes can do more: keep signatures, map a file, prune. That is an attribute or method that is
+declared here with what most homes have: None, or nothing. So no caller checks the class of a home,
+or asks for an attribute that is not declared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Protocol
 
 from blobstore.errors import (
-    AmbiguousNameError,
     BlobStoreError,
     ConflictError,
-    CorruptDataError,
-    DigestMismatchError,
-    LimitExceededError,
     NotFoundError,
+    StorageError,
     UsageError,
 )
-from blobstore.formats.documents import MAX_DOCUMENT, Descriptor, Manifest
+from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.safetensors.header import Header
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
+from blobstore.store.home_errors import (
+    ambiguous as ambiguous,
+    blob_not_found as blob_not_found,
+    check_blob_size as check_blob_size,
+    check_document_size as check_document_size,
+    check_expected as check_expected,
+    check_reader_size as check_reader_size,
+    checked_bytes as checked_bytes,
+    of_size as of_size,
+    other_spelling as other_spelling,
+    spelled_among as spelled_among,
+    unique as unique,
+    wrong_bytes as wrong_bytes,
+)
+from blobstore.store.references import References
 from blobstore.store.sessions import (
     ContinuedWriter as ContinuedWriter,
     Earlier as Earlier,
@@ -50,8 +64,6 @@ from blobstore.store.sessions import (
     Writer as Writer,
 )
 from blobstore.store.signature_port import Signatures
-
-_Reader = TypeVar("_Reader", bound=OpenReader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,41 +177,88 @@ class Shares(Protocol):
         """Note one. Failures are ignored."""
 
 
-class Readable(Protocol):
-    """Models that can be read, in one place."""
+class Results(Protocol):
+    """What a home keeps of earlier results, by kinds; writes that fail are ignored."""
+
+    def read(self, kind: Any, manifest: Digest) -> tuple[str, bytes] | None:
+        """Return where a result for a manifest is kept, and the document; None without one."""
+
+    def keep(self, kind: Any, manifest: Digest, document: bytes) -> None:
+        """Keep a result for a manifest."""
+
+    def read_verify(self) -> tuple[str, bytes] | None:
+        """Return the last result of a `verify` of all, as `read`."""
+
+    def keep_verify(self, document: bytes) -> None:
+        """Keep the result of a `verify` of all."""
+
+
+class OtherModels(Protocol):
+    """Models beside those of a home, which other programs read."""
+
+    def names(self) -> list[ModelName]:
+        """Return their names. Raises: StorageError."""
+
+    def has(self, name: ModelName) -> bool:
+        """Return True if one has the name. Raises: StorageError."""
+
+
+class Readable:
+    """Models that can be read, in one place. What a home lacks is None, or empty, as here."""
+
+    address: str
+    """Where it is, for messages and journals."""
+    blobs: Blobs
+    manifests: Manifests
+    root: Path | None = None
+    """The folder of a home in a folder."""
+    packed: Readable | None = None
+    """Models whose blobs are kept compressed beside the others."""
+    lower: Sequence[Readable] = ()
+    """Homes below this one (layered.py), which are only read."""
+    signatures: Signatures | None = None
+    summaries: Summaries | None = None
+    results: Results | None = None
+    shares: Shares | None = None
+    """The registries that have its models."""
+    has_cache: bool = False
+    """Whether `prefetch` brings blobs near."""
+    newer: OtherModels | None = None
+    """The models that only newer Ollamas read."""
 
     @property
-    def shares(self) -> Shares | None:
-        """The registries that have its models; None if the home does not note them."""
-
-    @property
-    def summaries(self) -> Summaries | None:
-        """The summaries of its models; None if the home does not keep them."""
-
-    @property
-    def signatures(self) -> Signatures | None:
-        """The signatures of its models; None if the home does not keep them."""
-
-    @property
-    def address(self) -> str:
-        """Where it is, for messages and journals."""
-
-    @property
-    def blobs(self) -> Blobs:
-        """Its blobs."""
-
-    @property
-    def manifests(self) -> Manifests:
-        """Its manifests."""
+    def upper(self) -> Readable:
+        """The home without those below it."""
+        return self
 
     def find(self, name: str | ModelName) -> ModelName:
         """Return the name of an existing model, as the home spells it: case is ignored.
 
         Raises: InvalidNameError; NotFoundError; AmbiguousNameError.
         """
+        found = self.manifests.spelled(ModelName.of(name))
+        self.manifests.text(found)
+        return found
+
+    def home_of(self, name: str | ModelName) -> Readable:
+        """Return the home that a model is read from. Raises: as `find`."""
+        self.find(name)
+        return self
 
     def lease(self) -> AbstractContextManager[bool]:
         """Keep blobs from being removed while they are read; yield whether the home can do that."""
+        return nullcontext(False)  # noqa: FBT003  # what the block gets
+
+    def prefetch(self, descriptors: Iterable[Descriptor]) -> None:
+        """Bring blobs into the home's cache, in their order; without one, do nothing.
+
+        Raises: NotFoundError, CorruptDataError for a blob; LimitExceededError for a cache that is
+        too small; StorageError.
+        """
+
+    def care(self) -> Care:
+        """Return what `verify`, `prune` and `measure_usage` ask of the home."""
+        return Care(self)
 
 
 class Receiver(Protocol):
@@ -226,114 +285,259 @@ class Receiver(Protocol):
         """
 
 
-class Home(Readable, Receiver, Protocol):
-    """Blobs and manifests in one place."""
+class Home(Readable):
+    """Blobs and manifests in one place: a `Readable` and a `Receiver`."""
+
+    @property
+    def upper(self) -> Home:
+        """See `Readable`."""
+        return self
+
+    def target(self, name: str | ModelName) -> ModelName:
+        """See `Receiver`."""
+        return self.manifests.spelled(ModelName.of(name))
 
     def session(
         self, source: str = "", name: ModelName | None = None
     ) -> AbstractContextManager[Session]:
         """Begin to write. See `Receiver.session`."""
+        raise NotImplementedError
 
     def remove(self, name: str | ModelName) -> Removal:
         """Remove a model, and those of its blobs and signatures that no other model needs.
 
         Raises: NotFoundError; AmbiguousNameError.
         """
+        raise NotImplementedError
+
+    def copy(
+        self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
+    ) -> ModelName:
+        """Give a model a second name, and return it as the home spells it; no blob is copied.
+
+        Raises: as `find` and `Session.publish`; UsageError for its own name, or if another model
+        has the name, unless ``replace``.
+        """
+        old, new = self.find(source), self.target(target)
+        if old == new:
+            raise UsageError(f"{old} is its own copy", model=str(old))
+        with self.session() as session:
+            publish_named(session, new, self.manifests.read(old), replace=replace)
+        return new
+
+    def move(
+        self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
+    ) -> ModelName:
+        """Rename a model: add the new name, then remove the old one.
+
+        Raises: as `copy`; UsageError if another model has the name, unless ``replace``.
+        """
+        old, new = self.find(source), self.target(target)
+        manifest = self.manifests.read(old)
+        if old == new:
+            return new
+        with self.session() as session:
+            publish_named(session, new, manifest, replace=replace)
+        if id_of(self, old) == manifest.digest:  # else another writer gave it a new model
+            self.remove(old)
+        return new
 
 
-def unique(descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-    """Return the descriptors, one for each digest."""
-    return list({descriptor.digest: descriptor for descriptor in descriptors}.values())
+@dataclass(frozen=True, slots=True)
+class BlobState:
+    """The bytes of a blob, the time of its last write (POSIX seconds), and its file or key."""
+
+    size: int
+    modified: float
+    path: Path
 
 
-def blob_not_found(digest: Digest, path: str | None = None) -> NotFoundError:
-    """Return the error for a blob that does not exist."""
-    return NotFoundError(f"blob {digest} is missing", blob=str(digest), path=path)
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A file, folder or object of ours that is no longer of use, its bytes, and why."""
+
+    path: Path
+    nbytes: int
+    reason: str
 
 
-def check_blob_size(descriptor: Descriptor, nbytes: int, path: str | None = None) -> None:
-    """Raise CorruptDataError unless the blob has the descriptor's size."""
-    if nbytes != descriptor.size:
-        message = f"blob {descriptor.digest} has {nbytes:,} bytes, not {descriptor.size:,}"
-        raise CorruptDataError(message, blob=str(descriptor.digest), path=path)
+@dataclass(frozen=True, slots=True)
+class OddFile:
+    """A file or folder, and why it is odd."""
+
+    path: Path
+    reason: str
 
 
-def of_size(descriptor: Descriptor, reader: _Reader) -> _Reader:
-    """Return an open reader; it is closed unless it has the descriptor's size.
+class Care:
+    """What `verify`, `prune` and `measure_usage` (care/) ask of a home.
 
-    Raises: as `check_blob_size`.
+    This one asks its blobs and manifests only. Homes with locks, a trash or files of their own
+    have their own one. Blobs are given by their hex digits: there may be 600,000 of them.
     """
-    try:
-        check_blob_size(descriptor, reader.size, reader.name)
-    except BlobStoreError:
-        reader.close()
-        raise
-    return reader
 
+    can_prune = False
+    has_trash = False
+    at_once: int | None = None
+    """How many blobs are read at once by default, each by one request; None: several by a core."""
+    grace = (
+        "a grace time under 1 h may take blobs that wait for a commit",
+        "If no worker is between its work and a commit, say so: `sole_owner=True`.",
+    )
+    """Why a short grace time is refused, and the hint."""
+    refusal_hint = "Is the address right? To give up all models, prune with `forget=True`."
 
-def check_document_size(descriptor: Descriptor, limit: int = MAX_DOCUMENT) -> None:
-    """Raise LimitExceededError for a document that is larger than ``limit`` bytes."""
-    if descriptor.size > limit:
-        message = (
-            f"limit exceeded: blob {descriptor.digest} has {descriptor.size:,} bytes,"
-            f" at most {limit:,} for a document"
-        )
-        raise LimitExceededError(message, blob=str(descriptor.digest))
+    def __init__(self, home: Readable) -> None:
+        self.home = home
 
+    @property
+    def packed(self) -> Care | None:
+        """The care of the home's packed models."""
+        return None if self.home.packed is None else self.home.packed.care()
 
-def checked_bytes(data: bytes, descriptor: Descriptor) -> bytes:
-    """Return ``data``. Raises: DigestMismatchError if they are not the descriptor's bytes."""
-    if Digest.of(data) != descriptor.digest:
-        message = f"blob {descriptor.digest} is damaged: its bytes do not match its digest"
-        raise DigestMismatchError(message, blob=str(descriptor.digest))
-    return data
+    # Verify
 
+    def require(self) -> None:
+        """Raise NotFoundError if the home is not there: then nothing would be checked."""
 
-def check_reader_size(descriptor: Descriptor, reader: OpenReader) -> None:
-    """Raise CorruptDataError unless a reader of another home's blob has the descriptor's size."""
-    if reader.size != descriptor.size:
-        message = (
-            f"{reader.name} has {reader.size:,} bytes, and {descriptor.digest} {descriptor.size:,}"
-        )
-        raise CorruptDataError(message, blob=str(descriptor.digest), path=reader.name)
+    def digests(self) -> AbstractSet[str]:
+        """Return all blobs, those too that no manifest names."""
+        return self.home.blobs.digests()
 
+    def listed(self) -> AbstractSet[str]:
+        """Return all that have names of blobs, and should be blobs."""
+        return self.digests()
 
-def wrong_bytes(descriptor: Descriptor, reader: OpenReader) -> DigestMismatchError:
-    """Return the error for a reader whose bytes do not match the descriptor."""
-    message = f"{reader.name}: its bytes are not those of {descriptor.digest}"
-    return DigestMismatchError(message, blob=str(descriptor.digest), path=reader.name)
+    def open(self, digest: str, size: int | None) -> OpenReader:
+        """Return a reader of a blob, whatever its size is; ``size``: that in a manifest.
 
+        Raises: NotFoundError; CorruptDataError; StorageError.
+        """
+        if size is None:
+            raise blob_not_found(Digest(digest))
+        return self.home.blobs.open(Descriptor(media_type="", digest=Digest(digest), size=size))
 
-def ambiguous(name: ModelName, found: Iterable[ModelName]) -> AmbiguousNameError:
-    """Return the error for a name that a home has in several other spellings."""
-    message = f"{str(name)!r} may be {' or '.join(map(str, found))}: they differ only in case"
-    return AmbiguousNameError(message, model=str(name), hint="Spell it as one of them.")
+    def is_missing(self, digest: str) -> bool:  # noqa: ARG002  # `open` says so
+        """Return True if a blob is certainly missing; faster than `open`."""
+        return False
 
+    def copies(self, name: ModelName) -> Sequence[bytes]:  # noqa: ARG002  # most keep none
+        """Return copies of a model's manifests, which were made when they were written."""
+        return ()
 
-def spelled_among(names: Iterable[ModelName], name: ModelName) -> ModelName:
-    """Return a name in the spelling that ``names`` have, itself if they don't: case is ignored.
+    @property
+    def blobs_place(self) -> str:
+        """Where all blobs are, for messages."""
+        return self.home.address
 
-    Raises: AmbiguousNameError if there are several other spellings.
-    """
-    found = sorted(other for other in names if other.folded == name.folded)
-    if name in found:
-        return name
-    if len(found) > 1:
-        raise ambiguous(name, found)
-    return found[0] if found else name
+    def place(self, digest: str) -> Path:
+        """Return where a blob is, for messages."""
+        return Path(Digest(digest).file_name)
 
+    def damaged(self) -> Iterator[tuple[str, str]]:
+        """Yield other damaged blobs than those that are opened, and why."""
+        return iter(())
 
-def other_spelling(name: ModelName, spelled: ModelName) -> UsageError:
-    """Return the error for publishing a name that the home has in another case."""
-    message = f"there is a model {spelled}, and {name} differs from it only in case"
-    return UsageError(message, model=str(spelled), hint=f"Try again: it will be {spelled}.")
+    def oddities(self) -> Iterator[OddFile]:
+        """Yield what is not part of the home, or should not be as it is. Raises: StorageError."""
+        return iter(())
 
+    # Usage
 
-def check_expected(name: ModelName, raw: bytes | None, expected: Expected) -> None:
-    """Raise ConflictError unless ``raw``, the manifest of the name, is an expected one."""
-    if expected is not None and raw not in expected:
-        message = f"another process changed {name} meanwhile"
-        raise ConflictError(message, model=str(name), hint="Check the model, and try again.")
+    def references(self, known: References | None = None) -> References:
+        """Return which blobs the manifests name; manifests that ``known`` has are not parsed again.
+
+        Raises: StorageError if they can't be listed.
+        """
+        return References.read(self._texts(), (), (), known)
+
+    def _texts(self) -> Iterator[tuple[ModelName, bytes | BlobStoreError]]:
+        for name in self.home.manifests.names():
+            try:
+                yield name, self.home.manifests.text(name)
+            except NotFoundError:
+                continue  # it was removed after it was listed
+            except BlobStoreError as error:
+                yield name, error.kept()
+
+    def states(self, digests: Iterable[str]) -> Mapping[str, BlobState]:  # noqa: ARG002  # see below
+        """Return the states of those blobs that are there; none if the home can't tell."""
+        return {}
+
+    def files(self) -> References:
+        """Return which files of packed blobs each model needs, with their sizes."""
+        return self.references()
+
+    def files_nbytes(self) -> int:
+        """Return the bytes of all files of packed blobs."""
+        return 0
+
+    def trash_nbytes(self) -> int:
+        """Return the bytes of the blobs in the trash."""
+        return 0
+
+    # Prune
+
+    @property
+    def exists(self) -> bool:
+        """False if there is nothing to lock or to remove."""
+        return True
+
+    def alone(self, wait_s: float, *, sole_owner: bool) -> AbstractContextManager[None]:
+        """Keep others from writing. Raises: BusyError after ``wait_s`` seconds; StorageError."""
+        raise NotImplementedError
+
+    def now(self) -> float:
+        """Return the time of the home's clock, in POSIX seconds."""
+        return time.time()
+
+    def obstacle(
+        self, references: References, unneeded: AbstractSet[str], removed: int, *, forget: bool
+    ) -> BlobStoreError | None:
+        """Return why nothing may be removed, None if it may.
+
+        ``unneeded``: the blobs that no manifest names; ``removed``: how many are old enough.
+        """
+        del unneeded
+        if not removed or forget or references.models or references.newer:
+            return None
+        message = f"no model has a manifest, and {removed:,} blobs would be removed"
+        place = self.home.address
+        return StorageError(f"{place}: {message}", path=place, hint=self.refusal_hint)
+
+    def rest(
+        self,
+        references: References,
+        there: AbstractSet[str],
+        spared: AbstractSet[str],
+        grace_s: float,
+    ) -> tuple[Sequence[Leftover], Sequence[ModelName]]:
+        """Return our own files that are of no use, and the missing models to forget.
+
+        ``there``: the blobs that will stay; ``spared``: those of them that are young.
+        """
+        del references, there, spared, grace_s
+        return (), ()
+
+    def remove(
+        self,
+        blobs: Sequence[Path],
+        leftovers: Sequence[Leftover],
+        forgotten: Sequence[ModelName],
+        references: References,
+    ) -> int:
+        """Carry out a decision, inside `alone`. Return the bytes of the former trash, now gone."""
+        raise NotImplementedError
+
+    def undo(
+        self, wait_s: float
+    ) -> tuple[list[tuple[Digest, int]], list[tuple[Digest, int]], list[ModelName]]:
+        """Restore the trash; return the blobs that are back and those that are not, with sizes.
+
+        And the models that lack only their manifest. Raises: NotFoundError if the trash is empty;
+        BusyError; StorageError.
+        """
+        raise NotImplementedError
 
 
 def id_of(home: Readable, name: ModelName) -> Digest | None:

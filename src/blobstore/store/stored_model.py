@@ -99,9 +99,7 @@ def bring(home: Readable, manifest: Manifest) -> None:
     Raises: NotFoundError, CorruptDataError for a blob; LimitExceededError for a cache that is too
     small; StorageError.
     """
-    prefetch = getattr(home, "prefetch", None)
-    if prefetch is not None:
-        prefetch(manifest.descriptors)
+    home.prefetch(manifest.descriptors)
 
 
 class StoredModel:

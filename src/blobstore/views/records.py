@@ -20,8 +20,7 @@ from blobstore.views.view import Moment, OptionalText, Text, View
 if TYPE_CHECKING:
     from blobstore.inspection.quality import ModelQuality
     from blobstore.source.folders import Folder
-    from blobstore.store.local.results import ResultFolder
-    from blobstore.store.ports import Readable
+    from blobstore.store.ports import Readable, Results
 
 _Record = TypeVar("_Record", bound=View)
 
@@ -115,8 +114,8 @@ def kept_quality(home: Readable, name: ModelName, digest: Digest) -> KeptQuality
 
 def kept_verify(home: Readable) -> KeptVerifyView:
     """Return what is still true of the last `verify` of a store. Raises: as `kept_quality`."""
-    store: Any = getattr(home, "upper", home)
-    results: ResultFolder | None = getattr(store, "results", None)
+    store: Any = home.upper
+    results = home.upper.results
     found = None if results is None else results.read_verify()
     if found is None:
         return KeptVerifyView(
@@ -152,16 +151,15 @@ def kept_verify(home: Readable) -> KeptVerifyView:
     )
 
 
-def kept_results_of(home: Readable, name: ModelName) -> tuple[ResultFolder | None, bool]:
+def kept_results_of(home: Readable, name: ModelName) -> tuple[Results | None, bool]:
     """Return the results of the store that a model is in, and whether that is a lower one."""
-    layers: Any = home
-    if not hasattr(home, "lower"):
-        return getattr(home, "results", None), False
+    if not home.lower:
+        return home.results, False
     try:
-        owner = layers.home_of(name)
+        owner = home.home_of(name)
     except NotFoundError:  # it is packed
-        owner = layers.upper
-    return getattr(owner, "results", None), owner in layers.lower
+        owner = home.upper
+    return owner.results, owner in home.lower
 
 
 def _shown(source: str | Folder) -> str:

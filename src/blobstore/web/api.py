@@ -140,16 +140,15 @@ class ApiRoute:
 
 def _models(served: Served, _query: Query) -> Answer:
     def listed() -> bytes:
-        home_of = getattr(served.home, "home_of", None)  # of several stores
         models = list_models(served.home)
         if not models:
             served.require()
         views = []
         for model in models:
             address = None
-            if home_of is not None:
+            if served.home.lower:  # one of several stores
                 is_packed = getattr(model, "is_packed", False)
-                address = (served.upper if is_packed else home_of(model.name)).address
+                address = (served.upper if is_packed else served.home.home_of(model.name)).address
             view = ListItemView.of(model, address)
             if view.error:
                 view = view.model_copy(update={"error": served.without_folders(view.error)})
@@ -204,11 +203,7 @@ def _diff(served: Served, query: _Pair) -> Answer:
 def _usage_of(served: Served) -> Usage:
     """Return what the blobs of the store take; lower stores are not counted."""
     served.require()
-    if not hasattr(served.upper, "bucket"):
-        return measure_usage(served.upper)
-    from blobstore.store.bucket.bucket_usage import measure_bucket
-
-    return measure_bucket(served.upper)
+    return measure_usage(served.upper)
 
 
 def _treemap_plot(served: Served, query: _OfModel) -> Answer:

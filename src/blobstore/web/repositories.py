@@ -224,7 +224,7 @@ class ServedModels:
         return names
 
     def _names(self) -> list[ModelName]:
-        packed: Readable | None = getattr(self._home, "packed", None)
+        packed = self._home.packed
         others = packed.manifests.names() if packed is not None else []
         return list(dict.fromkeys([*self._home.manifests.names(), *others]))
 

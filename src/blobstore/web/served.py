@@ -123,21 +123,21 @@ class Served:
     @property
     def upper(self) -> Any:
         """The home that is not a lower one."""
-        return getattr(self.home, "upper", self.home)
+        return self.home.upper
 
     def require(self) -> None:
         """Raise StorageError if the folder of the store is gone: its disk is not mounted, perhaps.
 
         Without its folder a store is a new one, and has no models.
         """
-        root = getattr(self.upper, "root", None)
+        root = self.upper.root
         if root is not None and not os.path.isdir(root):  # noqa: PTH112  # False for any error
             raise StorageError("the folder of the store is gone", hint="Is its disk mounted?")
 
     def without_folders(self, text: str) -> str:
         """Return a message without the folders of the stores: it may name a file in them."""
-        for home in (self.upper, *getattr(self.home, "lower", ())):
-            if (root := getattr(home, "root", None)) is not None:
+        for home in (self.upper, *self.home.lower):
+            if (root := home.root) is not None:
                 text = text.replace(f"{root}/", "").replace(str(root), "the store")
         return text
 
@@ -147,7 +147,7 @@ class Served:
         holder = holder_of(parsed, self.home)
         full = holder.find(parsed)
         raw = holder.manifests.text(full)
-        is_packed = holder is getattr(self.home, "packed", None)
+        is_packed = holder is self.home.packed
         return ServedModel(full, holder, raw, Digest.of(raw), is_packed)
 
     def open(self, model: ServedModel) -> OpenedModel:

@@ -486,7 +486,7 @@ def test_verify_counts_packed_blobs_in_parts(one: Store) -> None:
     assert verify(one).nbytes == nbytes
     parts = [verify(one, sample=Sample(number, 3)) for number in (1, 2, 3)]
     assert sum(part.nbytes for part in parts) == nbytes
-    assert verify(one, quick=True).nbytes == 0
+    assert verify(one, quick=True).nbytes < nbytes
 
 
 def test_prune_removes_what_a_killed_pack_left(one: Store) -> None:

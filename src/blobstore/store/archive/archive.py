@@ -34,6 +34,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.archive.members import Members
 from blobstore.store.archive.tar_contents import Contents, contents_of, contents_of_pipe
 from blobstore.store.ports import (
+    Readable,
     blob_not_found,
     check_blob_size,
     check_document_size,
@@ -171,15 +172,14 @@ class _Manifests:
         """Return None: the time is not kept."""
 
 
-class Archive:
+class Archive(Readable):
     """The models of an archive, to be read. See `Readable`. A context manager.
 
     ``name``: that of the archive's only model, which then needs none in the index.
     """
 
-    summaries = None
-    shares = None
-    signatures = None
+    blobs: _Blobs
+    manifests: _Manifests
 
     def __init__(self, contents: Contents, name: ModelName | None = None) -> None:
         """Raises: as `open_archive`."""
@@ -222,12 +222,6 @@ class Archive:
             blob.digest: self.blobs.read_whole(blob) for blob in self.blobs.sequence(blobs) or blobs
         }
         return {blob.digest: raw[blob.digest] for blob in blobs}
-
-    def find(self, name: str | ModelName) -> ModelName:
-        """See `Readable`."""
-        found = self.manifests.spelled(ModelName.of(name))
-        self.manifests.text(found)
-        return found
 
     @contextmanager
     def lease(self) -> Iterator[bool]:

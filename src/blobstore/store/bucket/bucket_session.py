@@ -23,12 +23,11 @@ from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.io.workers import results_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.bucket.bucket_writes import LARGE_AT_ONCE, SMALL, write_blob
-from blobstore.store.bucket.leases import Lease, elapsed_s
+from blobstore.store.bucket.leases import Lease, renew_lapsed
 from blobstore.store.bucket.local_work import LocalWork
 from blobstore.store.bucket.made_notes import MadeNotes
 from blobstore.store.bucket.object_blobs import REQUESTS, BucketBlobs
 from blobstore.store.bucket.object_manifests import BucketManifests, TagState
-from blobstore.store.bucket.sweep_state import SweepGate
 from blobstore.store.bucket.winner import lost_race
 from blobstore.store.ports import (
     Expected,
@@ -55,15 +54,15 @@ class BucketSession:
         blobs: BucketBlobs,
         manifests: BucketManifests,
         lease: Lease,
-        gate: SweepGate,
+        wait_s: float | None = None,
         work: Path | None = None,
     ) -> None:
-        """``work``: where unfinished work is kept on this machine; None: it is not."""
+        """``wait_s``, ``work``: as in `BucketStore`."""
         self._bucket = bucket
         self._blobs = blobs
         self._manifests = manifests
         self._lease = lease
-        self._gate = gate
+        self._wait_s = wait_s
         self._mutex = threading.Lock()
         # Many threads may add blobs, each with memory for what it writes.
         self._small = threading.BoundedSemaphore(REQUESTS)
@@ -72,13 +71,7 @@ class BucketSession:
         self._written: dict[Digest, int] = {}
         self._created: set[Digest] = set()
         self._work = None if work is None else LocalWork(work, bucket.address, self)
-        self.earlier = MadeNotes(bucket, blobs, self._found)
-
-    def _found(self, digests: Iterable[Digest]) -> None:
-        """Keep blobs that were found from being removed while this session needs them."""
-        there = list(digests)
-        self._lease.pin(there)
-        self._gate.recent(there)
+        self.earlier = MadeNotes(bucket, blobs)
 
     @property
     def unfinished(self) -> LocalWork | None:
@@ -89,7 +82,6 @@ class BucketSession:
 
     def written(self, digest: Digest, size: int) -> Descriptor | None:
         """Return a blob that an earlier session wrote; None if it is not in the bucket."""
-        self._found([digest])
         found = self._blobs.size(digest) == size
         return Descriptor(media_type="", digest=digest, size=size) if found else None
 
@@ -97,8 +89,6 @@ class BucketSession:
         """Write a blob, unless it is there. Raises: as `write_blob`."""
         if blob.digest in self._there:
             return blob
-        self._lease.pin([blob.digest])
-        self._gate.recent([blob.digest])
         with self._large if blob.size > SMALL else self._small:
             is_new = write_blob(self._bucket, self._blobs, blob, reader)
         with self._mutex:
@@ -110,9 +100,7 @@ class BucketSession:
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         """See `Session`."""
-        wanted = unique(descriptors)
-        self._found(blob.digest for blob in wanted)
-        return self._blobs.missing(wanted)
+        return self._blobs.missing(descriptors)
 
     def writer(
         self,
@@ -195,29 +183,19 @@ class BucketSession:
             raise other_spelling(name, spelled)
         if expected is not None and before.raw not in expected:
             raise lost_race(name, before.raw, self._blobs)
-        checked_at = self._check_all(named)
+        if self._lease.has_lapsed:  # a clean-up may have removed what was there
+            renew_lapsed(self._bucket, self._lease, self._wait_s)
+            self._check(named)
+        else:
+            self._check([blob for blob in named if self._written.get(blob.digest) != blob.size])
         self._move(name, manifest, before)
-        if elapsed_s() - checked_at > self._lease.lease_s / 2:  # the machine slept just then
+        if self._lease.has_lapsed:  # the machine slept just then
+            renew_lapsed(self._bucket, self._lease, self._wait_s)
             self._check_late(name, manifest, before, named)
         with self._mutex:
             created = self._created & {blob.digest for blob in named}
             self._created -= created
         return created
-
-    def _check_all(self, named: Sequence[Descriptor]) -> float:
-        """Check that all blobs are there, and that no clean-up began meanwhile; return when.
-
-        Raises: as `publish`.
-        """
-        digests_of_all = [blob.digest for blob in named]
-        self._lease.pin(digests_of_all)
-        while True:
-            state = self._gate.passed(digests_of_all)
-            known = {} if self._lease.has_lapsed else self._written
-            self._check([blob for blob in named if known.get(blob.digest) != blob.size])
-            checked_at = elapsed_s()
-            if self._gate.passed(digests_of_all).version == state.version:
-                return checked_at
 
     def _check(self, named: Sequence[Descriptor]) -> None:
         sizes = self._blobs.sizes([blob.digest for blob in named])

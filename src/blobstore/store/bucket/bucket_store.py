@@ -1,7 +1,7 @@
 """BucketStore: the models of a bucket as a home.
 
-No lock exists in a bucket. Blobs never change, a tag moves by a conditional write, and a clean-up
-(sweep.py) is kept from what sessions write by their leases (leases.py).
+No lock exists in a bucket. Blobs never change, a tag moves by a conditional write, and sessions and
+clean-ups wait for each other's leases (leases.py).
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from blobstore.store.bucket.blob_cache import CACHE_NBYTES, BlobCache, work_fold
 from blobstore.store.bucket.bucket_session import BucketSession
 from blobstore.store.bucket.bucket_signatures import BucketSignatures
 from blobstore.store.bucket.cached_blobs import CachedBlobs
-from blobstore.store.bucket.leases import LEASE_S, LONGEST_LEASE_S, Lease, require_conditions
+from blobstore.store.bucket.leases import LEASE_S, LONGEST_LEASE_S, open_lease, require_conditions
 from blobstore.store.bucket.object_blobs import BucketBlobs
 from blobstore.store.bucket.object_manifests import BucketManifests
-from blobstore.store.bucket.sweep_state import SweepGate
-from blobstore.store.ports import Removal, publish_named, unique
+from blobstore.store.ports import Care, Home, Removal, unique
 
 _Name = str | ModelName
 
 
-class BucketStore:
+class BucketStore(Home):
     """A home in a bucket. Safe to share between threads.
 
     ``lease_s``: seconds for which a session's lease counts after each renewal. ``wait_s``: how long
-    a session waits for a clean-up that removes blobs it needs (None: as long as one may take).
+    a session waits for a clean-up (None: as long as one may take), and a clean-up for sessions.
     ``cache``: where blobs are kept that are opened. Without it they are read into memory.
     """
 
-    shares = None
+    blobs: BucketBlobs
+    manifests: BucketManifests
+    signatures: BucketSignatures
 
     def __init__(
         self,
@@ -62,15 +63,16 @@ class BucketStore:
         self.manifests = BucketManifests(bucket)
         self.blobs = _blobs(bucket, self.manifests, cache)
         self.summaries = None if cache is None else cache.summaries
+        self.has_cache = cache is not None
         self.signatures = BucketSignatures(bucket)
-        self._wait_s = wait_s
+        self.wait_s = wait_s
         self._work = None if work is None else Path(work)
         self._mutex = threading.Lock()
         self._has_conditions = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to another machine without the cache and the work: folders of this one."""
-        return partial(type(self), lease_s=self.lease_s, wait_s=self._wait_s), (self.bucket,)
+        return partial(type(self), lease_s=self.lease_s, wait_s=self.wait_s), (self.bucket,)
 
     def find(self, name: _Name) -> ModelName:
         """See `Home`."""
@@ -78,10 +80,6 @@ class BucketStore:
         if not self.manifests.has(found):
             self.manifests.text(found)  # raises the error of a missing one
         return found
-
-    def target(self, name: _Name) -> ModelName:
-        """See `Home`."""
-        return self.manifests.spelled(ModelName.of(name))
 
     @contextmanager
     def session(
@@ -91,15 +89,10 @@ class BucketStore:
     ) -> Iterator[BucketSession]:
         """See `Home`. Raises: StorageError for a bucket without conditional writes."""
         self.require_conditions()
-        lease = Lease(self.bucket, self.lease_s)
-        try:
-            gate = SweepGate(self.bucket, lease, self._wait_s)
-            session = BucketSession(
-                self.bucket, self.blobs, self.manifests, lease, gate, self._work
-            )
-        except BaseException:
-            lease.close()
-            raise
+        lease = open_lease(self.bucket, self.lease_s, self.wait_s)
+        session = BucketSession(
+            self.bucket, self.blobs, self.manifests, lease, self.wait_s, self._work
+        )
         keeps = False
         try:
             yield session
@@ -124,38 +117,11 @@ class BucketStore:
         if isinstance(self.blobs, CachedBlobs):
             self.blobs.bring(descriptors)
 
-    @contextmanager
-    def lease(self) -> Iterator[bool]:
-        """See `Home`: a reader leaves no lease, because it may not be allowed to write."""
-        yield False
+    def care(self) -> Care:
+        """See `Readable`."""
+        from blobstore.store.bucket.care import BucketCare
 
-    def copy(self, source: _Name, target: _Name, *, replace: bool = False) -> ModelName:
-        """Give a model a second name, and return it as the bucket spells it; no blob is copied.
-
-        Raises: as `find` and `BucketSession.publish`; UsageError for its own name, or if another
-        model has the name, unless ``replace``.
-        """
-        old, new = self.find(source), self.target(target)
-        if old == new:
-            raise UsageError(f"{old} is its own copy", model=str(old))
-        with self.session() as session:
-            publish_named(session, new, self.manifests.read(old), replace=replace)
-        return new
-
-    def move(self, source: _Name, target: _Name, *, replace: bool = False) -> ModelName:
-        """Rename a model: add the new name, then remove the old one.
-
-        Raises: as `copy`; UsageError if another model has the name, unless ``replace``.
-        """
-        old, new = self.find(source), self.target(target)
-        manifest = self.manifests.read(old)
-        if old == new:
-            return new
-        with self.session() as session:
-            publish_named(session, new, manifest, replace=replace)
-        if self.manifests.state(old).raw == manifest.raw:  # else another writer gave it a new model
-            self.manifests.remove(old)
-        return new
+        return BucketCare(self)
 
     def remove(self, name: _Name) -> Removal:
         """See `Home`: the tag goes, and `prune` removes blobs that no model needs."""

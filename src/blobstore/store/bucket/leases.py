@@ -1,8 +1,15 @@
-"""Leases: objects that say which sessions write to a bucket, renewed while they do.
+"""Leases: objects that say who uses a bucket, renewed while they do.
 
-A clean-up spares the blobs that were written since the oldest live lease began, and those that a
-live lease names. Times are the server's: a lease's object is written, and its time is read back. So
-the clocks of clients do not matter, only that they run at the same speed.
+Many sessions write at once, or one clean-up removes blobs (as in restic, internal/restic/lock.go).
+A session writes its lease first, and then checks that no clean-up runs: else it takes the lease
+back, waits and begins again. A clean-up takes the one object of clean-ups by a conditional write
+first, and then checks that no session's lease lives: else it gives up. So one of both sees the
+other, whichever is first.
+
+Times are the server's: a lease's object is written, and its time is read back. So the clocks of
+clients do not matter, only that they run at the same speed. Who could not renew a lease in time
+(its machine slept) trusts nothing that it saw before: a session checks all its blobs again before
+its tag moves, and a clean-up stops.
 
 A bucket without conditional writes is refused: two writers could replace each other's models.
 """
@@ -14,16 +21,16 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from blobstore.errors import BlobStoreError, ConflictError, NotFoundError, StorageError
+from blobstore.errors import BlobStoreError, BusyError, ConflictError, NotFoundError, StorageError
 from blobstore.formats.strictjson import encode, parse_object
 from blobstore.io.objects import Bucket, ObjectVersion
-from blobstore.names import Digest
-from blobstore.store.bucket.object_keys import LEASES, PROBES
+from blobstore.store.bucket.object_keys import LEASES, PROBES, SWEEP
 
 _log = logging.getLogger("blobstore.store.bucket")
 
@@ -33,33 +40,18 @@ LONGEST_LEASE_S = 3600.0
 _RENEWALS = 4
 _LONGEST_END_S = 10
 _MAX_LEASE = 4096
-_MAX_NAMES = 256 * 2**20
-"""Bytes of the names of four million blobs, 65 each."""
-_SUFFIX = ".blobs"
+_MAX_SWEEP = 128 * 2**20
+"""Bytes of the object of clean-ups: older versions named the blobs in it that they removed."""
+_PINS = ".blobs"
+"""Older versions wrote the blobs that a session needs beside its lease."""
+_LOOK_S = 1.0
+_IDLE = "idle"
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def elapsed_s() -> float:
     """Return the seconds of a clock that goes on while the machine sleeps."""
     return time.clock_gettime(_CLOCK)
-
-
-@dataclass(frozen=True, slots=True)
-class LiveLease:
-    """A lease of some session, as its objects say.
-
-    ``began``: by the server's clock. ``modified``: when it was renewed last.
-    """
-
-    key: str
-    holder: str
-    began: datetime
-    modified: datetime
-    lease_s: float
-
-    def is_live(self, now: datetime) -> bool:
-        """Return True if it counts at a time of the server's clock."""
-        return now - self.modified < timedelta(seconds=self.lease_s)
 
 
 def require_conditions(bucket: Bucket) -> None:
@@ -89,150 +81,103 @@ def _is_refused(write: Callable[[], object]) -> bool:
 
 
 class Lease:
-    """A session's lease, which a thread renews until it is closed."""
+    """The lease of a session, which a thread renews until it is closed."""
 
-    def __init__(self, bucket: Bucket, lease_s: float) -> None:
+    def __init__(self, bucket: Bucket, lease_s: float, key: str | None = None) -> None:
         """Raises: as `Bucket.put`."""
+        self.key = key or f"{LEASES}{os.urandom(12).hex()}"
         self.lease_s = lease_s
-        self.holder = f"{socket.gethostname()[:200]}, process {os.getpid()}"
         self._bucket = bucket
-        self._key = f"{LEASES}{os.urandom(12).hex()}"
         self._mutex = threading.Lock()
-        self._pinned: set[str] = set()
-        self._unwritten = False
         self._has_lapsed = False
         self._ended = threading.Event()
         self._renewed_at = elapsed_s()
-        bucket.replace(self._key, self._text(None), None)
-        try:
-            self.began = bucket.head(self._key).modified
-        except BaseException:
-            self._remove()
-            raise
+        self.renew()
         self._thread = threading.Thread(target=self._work, name="lease", daemon=True)
         self._thread.start()
-
-    def _text(self, began: datetime | None) -> bytes:
-        """Return the bytes of its object, which differ each time."""
-        said = {
-            "holder": self.holder,
-            "lease_s": self.lease_s,
-            "began": began.timestamp() if began is not None else None,
-            "renewal": os.urandom(8).hex(),
-        }
-        return encode(said)
 
     def _work(self) -> None:
         while not self._ended.wait(self.lease_s / _RENEWALS):
             try:
                 self.renew()
             except BlobStoreError as error:
-                _log.warning("the lease of a session is not renewed: %s", error)
+                _log.warning("a lease is not renewed: %s", error)
 
     def renew(self) -> None:
-        """Renew it, and write which blobs it names. Raises: as `Bucket.put`."""
-        began_at = elapsed_s()
+        """Renew it. Raises: as `Bucket.put`."""
         with self._mutex:
-            names = sorted(self._pinned) if self._unwritten else None
-            self._unwritten = False
-        try:
-            if names is not None:
-                self._bucket.put(self._key + _SUFFIX, "\n".join(names).encode())
-            self._bucket.put(self._key, self._text(self.began))
-        except BaseException:
-            with self._mutex:
-                self._unwritten = self._unwritten or names is not None
-            raise
-        with self._mutex:
-            self._has_lapsed = self._has_lapsed or began_at - self._renewed_at > self.lease_s / 2
-            self._renewed_at = began_at
+            renewed_at = elapsed_s()
+            self._write()
+            self._has_lapsed = self._has_lapsed or self._is_late(renewed_at)
+            self._renewed_at = renewed_at
 
-    def pin(self, digests: Iterable[Digest]) -> None:
-        """Name blobs that the session found, and that must stay. Written at the next renewal."""
-        new = {digest.hex for digest in digests}
-        with self._mutex:
-            self._unwritten = self._unwritten or not new <= self._pinned
-            self._pinned |= new
+    def _write(self) -> None:
+        self._bucket.put(self.key, encode(lease_document(self.lease_s)))
+
+    def _is_late(self, now: float) -> bool:
+        return now - self._renewed_at > self.lease_s / 2
 
     @property
     def has_lapsed(self) -> bool:
         """True if it may have expired for a while: this machine slept, or could not renew it."""
         with self._mutex:
-            late = elapsed_s() - self._renewed_at > self.lease_s / 2
-            self._has_lapsed = self._has_lapsed or late
-            return self._has_lapsed
+            return self._has_lapsed or self._is_late(elapsed_s())
+
+    def begin_again(self) -> None:
+        """Renew a lease that has lapsed: what was seen before counts no more. Raises: `renew`."""
+        self.renew()
+        with self._mutex:
+            self._has_lapsed = False
 
     def now(self) -> datetime:
         """Return the server's time. Raises: as `Bucket.put`."""
         self.renew()
-        return self._bucket.head(self._key).modified
+        return self._bucket.head(self.key).modified
 
     def close(self) -> None:
         """End it. Failures are ignored: it expires."""
         self._ended.set()
         self._thread.join(_LONGEST_END_S)  # else it is written once more, and expires
-        self._remove()
-
-    def _remove(self) -> None:
         with suppress(BlobStoreError):
-            self._bucket.delete([self._key, self._key + _SUFFIX])
+            self._end()
 
-    @property
-    def key(self) -> str:
-        """The key of its object."""
-        return self._key
+    def _end(self) -> None:
+        self._bucket.delete([self.key])
 
 
-def leases_of(bucket: Bucket) -> Iterator[LiveLease]:
-    """Yield all leases, expired ones too; one that can't be read counts as long as any may."""
+def lease_document(lease_s: float, **more: Any) -> dict[str, Any]:
+    """Return what the object of a lease says; it differs each time."""
+    holder = f"{socket.gethostname()[:200]}, process {os.getpid()}"
+    return {"holder": holder, "lease_s": lease_s, "renewal": os.urandom(8).hex(), **more}
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseState:
+    """Who has a lease, and how long it counts after ``modified``, by the server's clock."""
+
+    holder: str
+    modified: datetime
+    lease_s: float
+
+    def is_live(self, now: datetime) -> bool:
+        """Return True if it counts at a time of the server's clock."""
+        return now - self.modified < timedelta(seconds=self.lease_s)
+
+
+def sessions_in(bucket: Bucket) -> Iterator[LeaseState]:
+    """Yield all sessions' leases, expired ones too; one that can't be read counts an hour."""
     for state in bucket.objects(LEASES):
-        if state.key.endswith(_SUFFIX):
+        if state.key.endswith(_PINS):
             continue
-        holder, began, lease_s = "unknown", state.modified, LONGEST_LEASE_S
+        said: dict[str, Any] = {}
         try:
             said = parse_object(bucket.get(state.key, limit=_MAX_LEASE)[0], state.key, rule="L1")
         except NotFoundError:
             continue
         except BlobStoreError as error:
             _log.warning("a lease can't be read: %s", error)
-        else:
-            holder = str(said.get("holder"))[:300]
-            lease_s = lease_seconds(said.get("lease_s"))
-            began = min(began, _moment(said.get("began"), state.modified))
-        yield LiveLease(state.key, holder, began, state.modified, lease_s)
-
-
-def pinned_by(bucket: Bucket, key: str) -> set[str]:
-    """Return the blobs that the lease of a key names, in hex digits."""
-    try:
-        raw, _ = bucket.get(key + _SUFFIX, limit=_MAX_NAMES)
-    except NotFoundError:
-        return set()
-    return set(raw.decode("ascii", "replace").split("\n"))
-
-
-class NewPins:
-    """The blobs that leases name since the last look. ``without``: keys of leases that don't count.
-
-    A look lists all leases, and reads what changed.
-    """
-
-    def __init__(self, bucket: Bucket, without: Collection[str]) -> None:
-        self._bucket = bucket
-        self._without = without
-        self._seen: dict[str, ObjectVersion] = {}
-
-    def look(self) -> tuple[set[str], set[str]]:
-        """Return the keys of all leases, and blobs that some name, in hex digits."""
-        listed = {one.key: one.version for one in self._bucket.objects(LEASES)}
-        keys = {key for key in listed if not key.endswith(_SUFFIX)}
-        pinned: set[str] = set()
-        for key in keys.difference(self._without):
-            version = listed.get(key + _SUFFIX)
-            if version is not None and version != self._seen.get(key):
-                self._seen[key] = version
-                pinned |= pinned_by(self._bucket, key)
-        return keys, pinned
+        holder = str(said.get("holder", "unknown"))[:300]
+        yield LeaseState(holder, state.modified, lease_seconds(said.get("lease_s")))
 
 
 def expired(bucket: Bucket, now: datetime) -> list[str]:
@@ -249,9 +194,149 @@ def lease_seconds(value: object) -> float:
     return float(min(max(value, 0), LONGEST_LEASE_S))
 
 
-def _moment(value: object, otherwise: datetime) -> datetime:
-    if not isinstance(value, int | float):
-        return otherwise
-    with suppress(ValueError, OverflowError, OSError):
-        return datetime.fromtimestamp(value, UTC)
-    return otherwise
+# Clean-ups: the object `SWEEP`, which stays. Older versions named the blobs in it.
+
+
+@dataclass(frozen=True, slots=True)
+class SweepState:
+    """The object of clean-ups: its version, None if it is missing; and who cleans up, if any."""
+
+    version: ObjectVersion | None = None
+    lease: LeaseState | None = None
+
+
+def read_sweep(bucket: Bucket) -> SweepState:
+    """Return the state of clean-ups. Raises: BusyError if it can't be read."""
+    try:
+        raw, version = bucket.get(SWEEP, limit=_MAX_SWEEP)
+        modified = bucket.head(SWEEP).modified
+    except NotFoundError:
+        return SweepState()
+    place = bucket.place(SWEEP)
+    try:
+        said = parse_object(raw, place, rule="L1", limit=_MAX_SWEEP)
+        if said["phase"] == _IDLE:
+            return SweepState(version)
+        holder = str(said["holder"])[:300]
+    except (BlobStoreError, KeyError) as error:
+        message = f"{place} is not the state of a clean-up: {error}"
+        hint = "Remove the object when no prune is running."
+        raise BusyError(message, path=place, hint=hint) from None
+    return SweepState(version, LeaseState(holder, modified, lease_seconds(said.get("lease_s"))))
+
+
+def running_sweep(bucket: Bucket, lease: Lease) -> LeaseState | None:
+    """Return the lease of the clean-up that runs, and end a dead one. ``lease``: ours.
+
+    Raises: as `read_sweep`.
+    """
+    while (state := read_sweep(bucket)).lease is not None:
+        if state.lease.is_live(lease.now()):
+            return state.lease
+        with suppress(ConflictError):  # another process was faster
+            bucket.replace(SWEEP, _idle(), state.version)
+    return None
+
+
+def open_lease(bucket: Bucket, lease_s: float, wait_s: float | None) -> Lease:
+    """Return the lease of a new session, while no clean-up runs; wait for that.
+
+    Raises: BusyError after ``wait_s`` seconds (None: as long as a clean-up may take).
+    """
+    until = _until(wait_s)
+    while True:
+        lease = Lease(bucket, lease_s)
+        try:
+            running = running_sweep(bucket, lease)
+        except BaseException:
+            lease.close()
+            raise
+        if running is None:
+            return lease
+        lease.close()  # else a clean-up that waits for sessions would wait for this one
+        _wait(bucket, running, until, lease_s)
+
+
+def renew_lapsed(bucket: Bucket, lease: Lease, wait_s: float | None) -> None:
+    """Renew a session's lease that has lapsed, and wait for a clean-up. Raises: as `open_lease`."""
+    until = _until(wait_s)
+    lease.begin_again()
+    while (running := running_sweep(bucket, lease)) is not None:
+        _wait(bucket, running, until, lease.lease_s)
+
+
+def _until(wait_s: float | None) -> float:
+    return elapsed_s() + (2 * LONGEST_LEASE_S if wait_s is None else wait_s)
+
+
+def _wait(bucket: Bucket, running: LeaseState, until: float, lease_s: float) -> None:
+    if elapsed_s() >= until:
+        raise _being_pruned(bucket, running)
+    time.sleep(min(_LOOK_S, lease_s / 8))
+
+
+def _being_pruned(bucket: Bucket, running: LeaseState) -> BusyError:
+    message = f"{bucket.address} is being pruned by {running.holder or 'another process'}"
+    return BusyError(message, path=bucket.address, hint="Try again when it has ended.")
+
+
+def _idle() -> bytes:
+    return encode(lease_document(0, phase=_IDLE, blobs=[]))
+
+
+class SweepLease(Lease):
+    """The lease of a clean-up: at most one counts at a time, and no session's beside it."""
+
+    def __init__(self, bucket: Bucket, lease_s: float) -> None:
+        """Raises: BusyError while another clean-up runs."""
+        state = read_sweep(bucket)
+        if state.lease is not None and state.lease.is_live(_server_time(bucket)):
+            raise _being_pruned(bucket, state.lease)
+        self._version = state.version
+        super().__init__(bucket, lease_s, SWEEP)
+
+    def _write(self) -> None:
+        document = lease_document(self.lease_s, phase="deleting", blobs=[])
+        try:
+            self._version = self._bucket.replace(SWEEP, encode(document), self._version)
+        except ConflictError:
+            other = read_sweep(self._bucket).lease
+            raise _being_pruned(self._bucket, other or _UNKNOWN) from None
+
+    def _end(self) -> None:
+        self._bucket.replace(SWEEP, _idle(), self._version)
+
+    def check(self) -> None:
+        """Renew it. Raises: BusyError if another process took its place, or it may have expired."""
+        self.renew()
+        if self.has_lapsed:
+            message = f"the clean-up of {self._bucket.address} could not renew its lease in time"
+            raise BusyError(message, path=self._bucket.address, hint="Prune again.")
+
+    def wait_for_sessions(self, wait_s: float) -> None:
+        """Wait until no session's lease lives; new sessions wait. Raises: BusyError."""
+        until = elapsed_s() + wait_s
+        while True:
+            now = self.now()
+            live = next((one for one in sessions_in(self._bucket) if one.is_live(now)), None)
+            if live is None:
+                return
+            if elapsed_s() >= until:
+                place = self._bucket.address
+                message = f"{place} is being written to by {live.holder}"
+                hint = f"Try again. The lease of a killed session ends {live.lease_s:,.0f} s later."
+                raise BusyError(message, path=place, hint=hint)
+            time.sleep(min(_LOOK_S, self.lease_s / 8))
+
+
+_UNKNOWN = LeaseState("", datetime.max.replace(tzinfo=UTC), 0)
+
+
+def _server_time(bucket: Bucket) -> datetime:
+    key = f"{PROBES}{os.urandom(12).hex()}"
+    try:
+        bucket.put(key, b"")
+        return bucket.head(key).modified
+    finally:
+        with suppress(BlobStoreError):
+            bucket.delete([key])

@@ -7,7 +7,6 @@ killed session loses those that it has not written yet, and their blobs are made
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -26,17 +25,11 @@ _TOGETHER = 4 * REQUESTS
 
 
 class MadeNotes:
-    """What sessions made, by keys. See `Earlier`.
+    """What sessions made, by keys. See `Earlier`."""
 
-    ``found`` is told of blobs that will be used.
-    """
-
-    def __init__(
-        self, bucket: Bucket, blobs: BucketBlobs, found: Callable[[Iterable[Digest]], None]
-    ) -> None:
+    def __init__(self, bucket: Bucket, blobs: BucketBlobs) -> None:
         self._bucket = bucket
         self._blobs = blobs
-        self._found = found
         self._mutex = threading.Lock()
         self._unwritten: dict[str, bytes] = {}
         self.is_kept = False
@@ -46,7 +39,6 @@ class MadeNotes:
         digest = self._noted(key, size) or Digest.from_file_name(f"sha256-{key}")
         if digest is None:
             return None
-        self._found([digest])  # before it is looked for: a clean-up may be removing it
         if self._blobs.size(digest) != size:
             return None
         blob = Descriptor(media_type="", digest=digest, size=size)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from blobstore.errors import BlobStoreError, ModelNotFoundError, NotFoundError
 from blobstore.formats.documents import MAX_MANIFEST, Manifest
@@ -13,8 +14,8 @@ from blobstore.io.workers import results_of
 from blobstore.names import ModelName
 from blobstore.store.bucket.object_blobs import REQUESTS
 from blobstore.store.bucket.object_keys import MANIFESTS, manifest_key, model_of
-from blobstore.store.local.references import References
 from blobstore.store.ports import spelled_among
+from blobstore.store.references import References
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,10 @@ class BucketManifests:
         self._bucket.delete([manifest_key(name)])
         self._modified.pop(name, None)
 
-    def references(self) -> References:
-        """Return which blobs the manifests name. Objects of other keys are not among the strays."""
+    def references(
+        self, strays: Sequence[Path] = (), known: References | None = None
+    ) -> References:
+        """Return which blobs the manifests name. See `References.read`."""
         names = self.names()
 
         def text(name: ModelName) -> bytes | BlobStoreError | None:
@@ -114,4 +117,4 @@ class BucketManifests:
 
         texts = results_of(names, text, REQUESTS, name="manifests")
         found = ((name, raw) for name, raw in zip(names, texts, strict=True) if raw is not None)
-        return References.read(found, (), (), None)
+        return References.read(found, strays, (), known)

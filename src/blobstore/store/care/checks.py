@@ -1,4 +1,4 @@
-"""Checks of blobs: whether the files of ``blobs/`` match their names and the manifests.
+"""Checks of blobs: whether their bytes match their names and the manifests.
 
 Each file is read once. Several threads check many blobs, the largest first, so that all threads end
 together; one thread checks the small ones.
@@ -11,12 +11,12 @@ import os
 import stat
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from blobstore import hashing
-from blobstore.errors import BlobStoreError, NotFoundError
+from blobstore.errors import BlobStoreError, NotFoundError, RemoteError
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
 from blobstore.formats.safetensors.codec import header_of
@@ -25,9 +25,7 @@ from blobstore.io.digests import digests_of
 from blobstore.io.ranges import BytesReader, FileIdentity, FileReader, OpenReader
 from blobstore.io.workers import Progress, each, silent
 from blobstore.names import Digest, ModelName
-from blobstore.store.local.blobs import BlobListing
-from blobstore.store.local.store import Store
-from blobstore.store.ports import Home
+from blobstore.store.ports import Care, Readable
 from blobstore.store.stored import Settings, UnclearTypeError, stored_tensors
 
 SMALL = 2**17
@@ -103,7 +101,7 @@ class _Opened:
     """An open blob, what was read of it (all, if it is small), and its digest if it was hashed."""
 
     digest: Digest
-    reader: FileReader
+    reader: OpenReader
     uses: Sequence[BlobReference]
     data: memoryview | None = None
     found: Digest | BlobStoreError | None = None
@@ -121,9 +119,9 @@ class BlobChecker:
     """
 
     def __init__(
-        self, store: Store, *, quick: bool, progress: Progress, stop: threading.Event | None = None
+        self, care: Care, *, quick: bool, progress: Progress, stop: threading.Event | None = None
     ) -> None:
-        self._store = store
+        self._care = care
         self._stop = stop or threading.Event()
         self._quick = quick
         self._progress = progress
@@ -149,15 +147,15 @@ class BlobChecker:
             return [self._checked(blob) if isinstance(blob, _Opened) else blob for blob in opened]
 
     def _open(self, hexadecimal: str, uses: Sequence[BlobReference]) -> _Opened | BlobCheck:
-        if self._store.blobs.is_missing(hexadecimal):  # a hundred thousand may be
+        if self._care.is_missing(hexadecimal):  # a hundred thousand may be
             return BlobCheck(MISSING)
-        digest = Digest(hexadecimal)
         try:
-            return _Opened(digest, self._store.blobs.reader(digest), uses)
+            reader = self._care.open(hexadecimal, uses[0].size if uses else None)
+            return _Opened(Digest(hexadecimal), reader, uses)
         except NotFoundError:
             return BlobCheck(MISSING)
         except BlobStoreError as error:
-            if error.errno in _OURS:
+            if error.errno in _OURS or isinstance(error, RemoteError):
                 raise
             return BlobCheck(error.message)
 
@@ -169,14 +167,27 @@ class BlobChecker:
         for (blob, _), raw in zip(small, digests, strict=True):
             blob.found = Digest(raw.hex())
             self._progress(blob.reader.size, name_of(blob.uses))
+        for blob in wanted:
+            if blob.found is None and not isinstance(blob.reader, FileReader):
+                self._hash_stream(blob)
         large = [blob for blob in wanted if blob.found is None]
         for blob in large:
-            blob.reader.read_ahead()
+            if isinstance(blob.reader, FileReader):
+                blob.reader.read_ahead()
         names = [name_of(blob.uses) for blob in large]
         readers = [blob.reader for blob in large]
         results = digests_of(readers, names, progress=self._progress, stop=self._stop)
         for blob, found in zip(large, results, strict=True):
             blob.found = found
+
+    def _hash_stream(self, blob: _Opened) -> None:
+        """Find the digest of a blob that is read from its begin to its end."""
+        try:
+            blob.found = blob.reader.digest()
+        except BlobStoreError as error:
+            blob.found = error
+        else:
+            self._progress(blob.reader.size, name_of(blob.uses))
 
     def _reads_all(self, blob: _Opened) -> bool:
         return not self._quick or (not blob.is_tensor and blob.reader.size <= MAX_CONFIG)
@@ -212,19 +223,24 @@ class BlobChecker:
         try:
             if isinstance(blob.found, BlobStoreError):
                 raise blob.found
-            status = reader.status()
-            content = self._content(blob, is_linked=status.st_nlink > 1)
+            status = reader.status() if isinstance(reader, FileReader) else None
+            content = self._content(blob, is_linked=status is not None and status.st_nlink > 1)
+        except NotFoundError:
+            return BlobCheck(MISSING)
+        except RemoteError:
+            raise
         except BlobStoreError as error:
             reason = f"it can't be read: {error.message}"
-            return BlobCheck(reason, reader.size, identity=reader.identity)
+            return BlobCheck(reason, reader.size, identity=_identity(reader))
         tensors = content.tensors
         hashed = reader.size if content.digest is not None else 0
-        wrong = _wrong_mode(status) or wrong_size(reader.size, uses) or content.wrong
+        mode = None if status is None else _wrong_mode(status)
+        wrong = mode or wrong_size(reader.size, uses) or content.wrong
         if content.digest not in (None, blob.digest):
             wrong = "its bytes do not match its digest"
         odd = None if wrong else tensors.odd
         return BlobCheck(
-            wrong or tensors.wrong, reader.size, hashed, tensors.names, reader.identity, odd
+            wrong or tensors.wrong, reader.size, hashed, tensors.names, _identity(reader), odd
         )
 
     def _content(self, blob: _Opened, *, is_linked: bool) -> _Content:
@@ -253,7 +269,7 @@ def tensors_in(reader: OpenReader, data: memoryview | None, settings: Settings) 
     except UnclearTypeError as error:
         return TensorNames(odd=f"its bytes are whole, but {error.message}")
     except BlobStoreError as error:
-        if error.errno is not None:
+        if error.errno is not None or isinstance(error, NotFoundError | RemoteError):
             raise
         return TensorNames(wrong=error.message.removeprefix(f"{reader.name}: "))
 
@@ -284,6 +300,10 @@ def name_of(uses: Sequence[BlobReference]) -> str:
     return next((use.name for use in uses if use.name), "")
 
 
+def _identity(reader: OpenReader) -> FileIdentity | None:
+    return reader.identity if isinstance(reader.identity, FileIdentity) else None
+
+
 def _wrong_mode(status: os.stat_result) -> str | None:
     mode = stat.S_IMODE(status.st_mode)
     return None if mode & stat.S_IRUSR else f"its mode is {mode:03o}: its owner may not read it"
@@ -295,33 +315,29 @@ def wrong_size(size: int, uses: Sequence[BlobReference]) -> str | None:
     return f"it has {size:,} bytes, not {wrong[0]:,}" if wrong else None
 
 
-NOTHING = BlobListing({}, ())
 _TOGETHER = 16
 """Blobs that a thread checks at once: as many as the widest processors hash at once."""
 
 
 @dataclass(slots=True)
 class BlobChecks:
-    """The blobs that models need and those of ``listing``, by hex digits, and their checks.
+    """The blobs that models need and ``others``, by hex digits, and their checks.
 
     ``damaged``: checks that found a fault; ``odd``: the reasons of odd blobs; ``tensors``: the
     names in each blob. ``quick``: as in `BlobChecker`.
     """
 
-    store: Store
-    listing: BlobListing = NOTHING
+    care: Care
+    others: AbstractSet[str] = frozenset()
     quick: bool = False
     uses: dict[str, list[BlobReference]] = field(default_factory=lambda: defaultdict(list))
     damaged: dict[str, BlobCheck] = field(default_factory=dict)
     odd: dict[str, str] = field(default_factory=dict)
     tensors: dict[str, tuple[str, ...]] = field(default_factory=dict)
     hashed: int = 0
-    _second: BlobChecker = field(init=False, repr=False)
+    _sizes: dict[str, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._second = BlobChecker(self.store, quick=self.quick, progress=silent)
-
-    def add(self, users: Users, manifest: Manifest, lower: Sequence[Home] = ()) -> None:
+    def add(self, users: Users, manifest: Manifest, lower: Sequence[Readable] = ()) -> None:
         """Add the blobs of a manifest, except those that only a home of ``lower`` has."""
         below = self._below(manifest, lower) if lower else set()
         for blob in manifest.descriptors:
@@ -332,10 +348,8 @@ class BlobChecks:
             )
             self.uses[blob.digest.hex].append(use)
 
-    def _below(self, manifest: Manifest, lower: Sequence[Home]) -> set[Digest]:
-        gone = [
-            blob for blob in manifest.descriptors if self.store.blobs.is_missing(blob.digest.hex)
-        ]
+    def _below(self, manifest: Manifest, lower: Sequence[Readable]) -> set[Digest]:
+        gone = [blob for blob in manifest.descriptors if self.care.is_missing(blob.digest.hex)]
         nowhere = gone
         for home in lower:
             nowhere = home.blobs.missing(nowhere)
@@ -343,18 +357,15 @@ class BlobChecks:
 
     def chosen(self, wanted: Callable[[str], bool]) -> list[str]:
         """Return those blobs that are ``wanted``, the largest first."""
-        digests = filter(wanted, self.uses.keys() | self.listing.named.keys())
+        digests = set(filter(wanted, self.uses.keys() | self.others))
+        states = self.care.states(digests - self.uses.keys())
+        self._sizes = {digest: state.size for digest, state in states.items()}
         return sorted(digests, key=lambda digest: (-self.size(digest), digest))
 
     def size(self, digest: str) -> int:
         """Return the bytes that a blob should have, or has if no model needs it."""
         uses = self.uses.get(digest)
-        if uses:
-            return uses[0].size
-        try:
-            return self.listing.named[digest].stat(follow_symlinks=False).st_size
-        except OSError:
-            return 0
+        return uses[0].size if uses else self._sizes.get(digest, 0)
 
     def run(self, digests: Iterable[str], jobs: int, progress: Progress) -> None:
         """Check blobs with ``jobs`` threads.
@@ -362,15 +373,17 @@ class BlobChecks:
         Raises: StorageError if the process can't open more files.
         """
         queues: tuple[list[str], list[str]] = ([], [])
+        is_far = self.care.at_once is not None  # each blob takes a thread, which waits
         for digest in digests:
-            queues[self.quick or self.size(digest) <= SMALL].append(digest)
+            is_small = self.quick or self.size(digest) <= SMALL
+            queues[is_small and not is_far].append(digest)
         large, small = map(deque, queues)
         mutex = threading.Lock()
         stop = threading.Event()
         others = min(jobs - 1, len(large))  # more threads would have no work
 
         def work(*sources: deque[str]) -> None:
-            checker = BlobChecker(self.store, quick=self.quick, progress=progress, stop=stop)
+            checker = BlobChecker(self.care, quick=self.quick, progress=progress, stop=stop)
             while digests := take(sources):
                 blobs = [(digest, self.uses.get(digest, ())) for digest in digests]
                 checks = checker.check_all(blobs)
@@ -385,6 +398,7 @@ class BlobChecks:
                     return []
                 # Of the last large ones each thread gets its share.
                 share = _TOGETHER if source is small else -(-len(source) // (1 + others))
+                share = 1 if is_far else share
                 return [source.popleft() for _ in range(min(_TOGETHER, share, len(source)))]
 
         shares = [(small, large), *((large,) for _ in range(others))]
@@ -404,16 +418,17 @@ class BlobChecks:
         ``uses``: the references to it that still exist.
         """
         first = self.damaged[digest]
-        if not uses and digest not in self.listing.named:
+        if not uses and digest not in self.others:
             return None
-        if first.identity is not None and first.identity == self._identity(digest):
+        if first.identity is not None and first.identity == self._current(digest):
             return first.reason
-        check = self._second.check(digest, uses)
-        return None if check.reason == MISSING and not uses else check.reason
+        checker = BlobChecker(self.care, quick=self.quick, progress=silent)
+        reason = checker.check(digest, uses).reason
+        return None if reason == MISSING and not uses else reason
 
-    def _identity(self, digest: str) -> FileIdentity | None:
+    def _current(self, digest: str) -> FileIdentity | None:
         try:
-            with self.store.blobs.reader(Digest(digest)) as reader:
-                return reader.identity
+            with self.care.open(digest, None) as reader:
+                return _identity(reader)
         except BlobStoreError:
             return None

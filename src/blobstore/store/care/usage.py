@@ -1,132 +1,19 @@
 """Usage: the bytes of a store's blobs by model: unique to one, shared by several, or unneeded.
 
 Of blobs that models need only the names are read: a stat of 600,000 files takes longer than all the
-rest. Odd files (those that are not part of a store, and those that any user may change) are only
-reported.
+rest.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import stat
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
+from dataclasses import dataclass, replace
 
-from blobstore.errors import BlobStoreError, NotFoundError, StorageError
-from blobstore.io.durable import os_errors
+from blobstore.errors import BlobStoreError
 from blobstore.names import ModelName
-from blobstore.store.local.blobs import BlobListing
-from blobstore.store.local.manifests import DEPTH, ManifestFolder
-from blobstore.store.local.references import Needs, References
-from blobstore.store.local.store import Store
-
-_PARTIAL = re.compile(r"sha256-[0-9a-f]{64}(-partial(-[0-9]+)?|\.tmp)", re.ASCII)
-"""Parts of pulls: ``.tmp`` as in ollama@0ec682f6 x/transfer/download.go:save."""
-_KINDS = (
-    (stat.S_ISLNK, "a symbolic link"),
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
-_AMBIGUOUS = (
-    "another beside it differs only in case, and Ollama takes one for the other:"
-    " move one to another name"
-)
-_LOST = (
-    "the manifest of its model is gone, and blobs that only it needed are there:"
-    " repair brings it back, until prune"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class OddFile:
-    """A file or folder, and why it is odd."""
-
-    path: Path
-    reason: str
-
-
-def oddities(store: Store, listing: BlobListing) -> Iterator[OddFile]:
-    """Yield the odd files of a store, blobs first; ``listing`` is that of ``blobs/``.
-
-    Raises: StorageError.
-    """
-    # A file may have been removed after its folder was listed.
-    for entry in listing.others:
-        with suppress(NotFoundError), os_errors("access", entry.path):
-            yield OddFile(Path(entry.path), _odd_blob(entry))
-    for path in store.manifests.everything():
-        with suppress(NotFoundError), os_errors("access", path):
-            if (reason := _odd_manifest(store.manifests, path)) is not None:
-                yield OddFile(path, reason)
-    for path, found in store.newer.needs():
-        if isinstance(found, BlobStoreError):
-            yield OddFile(path, f"no blob is removed: {found.message}")
-    yield from _ambiguous_names(store.manifests)
-    yield from _lost_models(store, listing)
-    for folder in (store.root, store.blobs.path, store.manifests.path, store.root / ".blobstore"):
-        with os_errors("access", folder):
-            mode = folder.stat().st_mode if folder.is_dir() else 0
-            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-                yield OddFile(folder, "every user may put files into it")
-
-
-def _ambiguous_names(manifests: ManifestFolder) -> Iterator[OddFile]:
-    """Yield manifests, and folders of them, that differ from another beside them only in case."""
-    spellings: dict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
-    for name in manifests.names():
-        for depth, part in enumerate(name.path_parts):
-            above = name.path_parts[:depth]
-            spellings[*above, part.lower()].add((*above, part))
-    for _, several in sorted(spellings.items()):
-        for parts in sorted(several) if len(several) > 1 else ():
-            yield OddFile(manifests.path.joinpath(*parts), _AMBIGUOUS)
-
-
-def _lost_models(store: Store, listing: BlobListing) -> Iterator[OddFile]:
-    """Yield the copies of lost models (store/local/backups.py), if they can be listed."""
-    with suppress(StorageError):
-        copied = store.copied(set(store.manifests.names()))
-        unneeded = listing.named.keys() - store.references().needed() if copied.missing else set()
-        for model in copied.lost(unneeded):
-            parts = model.name.path_parts
-            if not os.path.lexists(store.manifests.path.joinpath(*parts)):
-                yield OddFile(store.root.joinpath(".blobstore", "copies", *parts), _LOST)
-
-
-def odd_mode(status: os.stat_result) -> str | None:
-    """Return why the mode of a blob or manifest is odd, or None."""
-    return "every user may write to it" if status.st_mode & stat.S_IWOTH else None
-
-
-def _odd_blob(entry: os.DirEntry[str]) -> str:
-    if _PARTIAL.fullmatch(entry.name):
-        return "Ollama is pulling it, or did not finish"
-    kind = _kind(entry.stat(follow_symlinks=False).st_mode)
-    return "its name is not a blob's" if kind is None else f"it is {kind}"
-
-
-def _odd_manifest(manifests: ManifestFolder, path: Path) -> str | None:
-    status = path.lstat()
-    depth = len(path.relative_to(manifests.path).parts)
-    kind = _kind(status.st_mode)
-    if kind is not None and depth <= DEPTH:
-        return f"it is {kind}"
-    if depth != DEPTH:
-        return f"it lies {depth} levels deep, and manifests lie {DEPTH}"
-    if manifests.name_of(path) is None:
-        return "its path is not a model's name, but it may be a manifest"
-    return odd_mode(status)
-
-
-def _kind(mode: int) -> str | None:
-    return next((text for is_kind, text in _KINDS if is_kind(mode)), None)
+from blobstore.store.holders import holder_of
+from blobstore.store.ports import Care, Readable
+from blobstore.store.references import Needs, References
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,52 +53,50 @@ class Usage:
     packed: int = 0
 
 
-def measure_usage(store: Store, names: Sequence[str | ModelName] = ()) -> Usage:
+def measure_usage(store: Readable, names: Sequence[str | ModelName] = ()) -> Usage:
     """Return the bytes of a store's blobs, and of the models ``names`` (all without ``names``).
 
-    A blob counts with the size that manifests give it, as in `list_models`; one that no manifest
-    names counts with the size of its file. `verify` finds files of another size. Raises:
-    NotFoundError for a missing model; InvalidNameError; AmbiguousNameError; StorageError.
+    Homes below a layered store are not counted. A blob counts with the size that manifests give it,
+    as in `list_models`; one that no manifest names counts with its own. `verify` finds blobs of
+    another size. Raises: NotFoundError for a missing model; InvalidNameError; AmbiguousNameError;
+    StorageError.
     """
-    wanted = [store.find(name) for name in names if not store.is_packed(name)]
-    packed = [store.packed.find(name) for name in names if store.is_packed(name)]
-    references = store.references()
-    there = store.blobs.digests()
-    needed, _ = _needed_and_shared(references)
-    others = there - needed.keys()
-    unneeded = store.blobs.sizes(others)
+    home = store.upper
+    care = home.care()
+    holders = [(holder_of(name, home), name) for name in names]
+    wanted = [home.find(name) for holder, name in holders if holder is home]
+    packed = [holder.find(name) for holder, name in holders if holder is not home]
+    there = care.digests()
+    references = care.references()
+    needed, shared = _needed_and_shared(references)
+    unneeded = care.states(there - needed.keys())
     chosen = wanted if names else [*references.models, *references.broken]
-    plain = usage_of_models(references, there, chosen)
-    files = list(_packed_usage(store, {name.folded for name in references.names}))
-    cold = [one for one in files if not names or one.name in packed]
+    models = [_of_model(name, references, there, shared) for name in set(chosen)]
+    packed_nbytes = 0
+    if care.packed is not None:
+        whole = {name.folded for name in references.names}
+        models += _packed_usage(care.packed, whole, packed if names else None)
+        packed_nbytes = care.packed.files_nbytes()
+    unneeded_nbytes = sum(state.size for state in unneeded.values())
     return Usage(
-        len(there) - len(others) + len(unneeded),
-        sum(_sizes(needed, there)) + sum(unneeded.values()),
-        tuple(sorted([*plain, *cold], key=lambda one: one.name)),
-        sum(unneeded.values()) if references.obstacle is None else 0,
-        store.trash.nbytes(),
-        store.packed.nbytes(),
+        blobs=len(needed.keys() & there) + len(unneeded),
+        nbytes=sum(_sizes(needed, there)) + unneeded_nbytes,
+        models=tuple(sorted(models, key=lambda one: one.name)),
+        reclaimable=unneeded_nbytes if references.obstacle is None else 0,
+        trash=care.trash_nbytes(),
+        packed=packed_nbytes,
     )
 
 
-def _packed_usage(store: Store, whole: set[tuple[str, ...]]) -> Iterator[ModelUsage]:
-    """Yield the usage of each packed model whose name no model of ``whole`` has."""
-    needs: dict[ModelName, set[str]] = {}
-    broken: dict[ModelName, BlobStoreError] = {}
-    for name in store.packed.names():
-        try:
-            needs[name] = store.packed.files_of(name)
-        except BlobStoreError as error:
-            broken[name] = error.kept()
-    users = Counter(file for files in needs.values() for file in files)
-    sizes = {file: store.packed.blobs.size(file) for file in users}
-    for name, files in needs.items():
-        if name.folded not in whole:
-            own = sum(sizes[file] for file in files if users[file] == 1)
-            nbytes = sum(sizes[file] for file in files)
-            yield ModelUsage(name, nbytes, own, is_packed=True)
-    for name, reason in broken.items():
-        yield ModelUsage(name, 0, 0, reason, is_packed=True)
+def _packed_usage(
+    care: Care, whole: set[tuple[str, ...]], names: Sequence[ModelName] | None
+) -> Iterator[ModelUsage]:
+    """Yield the usage of packed models: ``names``, or all (None); not those that are whole, too."""
+    files = care.files()
+    needed, shared = _needed_and_shared(files)
+    for name in sorted(files.names):
+        if name.folded not in whole and (names is None or name in names):
+            yield replace(_of_model(name, files, needed.keys(), shared), is_packed=True)
 
 
 def _needed_and_shared(references: References) -> tuple[dict[str, int], set[str]]:
@@ -224,16 +109,8 @@ def _needed_and_shared(references: References) -> tuple[dict[str, int], set[str]
     return needed, shared
 
 
-def usage_of_models(
-    references: References, there: set[str], names: Iterable[ModelName]
-) -> list[ModelUsage]:
-    """Return the usage of each model, sorted by name; ``there``: the blobs that exist."""
-    _, shared = _needed_and_shared(references)
-    return [_of_model(name, references, there, shared) for name in sorted(set(names))]
-
-
 def _of_model(
-    name: ModelName, references: References, there: set[str], shared: set[str]
+    name: ModelName, references: References, there: AbstractSet[str], shared: set[str]
 ) -> ModelUsage:
     needs = references.models.get(name)
     if needs is None:
@@ -243,7 +120,7 @@ def _of_model(
     return ModelUsage(name, nbytes, nbytes - sum(needs[digest] for digest in both & there))
 
 
-def _sizes(needs: Needs, there: set[str]) -> Iterable[int]:
-    if there.issuperset(needs):  # faster for 600,000 blobs
+def _sizes(needs: Needs, there: AbstractSet[str]) -> Iterable[int]:
+    if there >= needs.keys():  # faster for 600,000 blobs
         return needs.values()
     return [size for digest, size in needs.items() if digest in there]

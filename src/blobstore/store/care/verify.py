@@ -11,43 +11,42 @@ import hashlib
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
 from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
+from functools import cache
 
 from blobstore.errors import BlobStoreError, NotFoundError, UsageError
 from blobstore.formats.checkpoint import settings_of
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest
 from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import Digest, ModelName
-from blobstore.store.care.checks import NOTHING, BlobChecks, BlobReference, Users
-from blobstore.store.care.packed_checks import PackedChecks, check_packed, models_of, names_of
-from blobstore.store.care.usage import OddFile, odd_mode, oddities
-from blobstore.store.local.references import KnownNeeds
-from blobstore.store.local.store import Store
-from blobstore.store.ports import Home
+from blobstore.store.care.checks import BlobChecks, Users
+from blobstore.store.holders import holder_of
+from blobstore.store.ports import Care, OddFile, Readable
+from blobstore.store.references import KnownNeeds
 
 _FEW_BYTES = 16
 """A manifest that differs in so few bytes was not replaced: a digest alone has 64 hex digits."""
 
 
-def manifest_bytes(store: Store, name: ModelName) -> bytes:
+def manifest_bytes(home: Readable, name: ModelName) -> bytes:
     """Return the bytes of a manifest, b"" if it is gone or can't be read."""
-    return store.manifests.raw(name) or b""
+    try:
+        return home.manifests.text(name)
+    except BlobStoreError:
+        return b""
 
 
-def read_manifest(store: Store, name: ModelName) -> tuple[Manifest | None, str | None]:
+def read_manifest(care: Care, name: ModelName) -> tuple[Manifest | None, str | None]:
     """Return a model's manifest if it can be read, and its fault; twice None if it is missing."""
     try:
-        raw = store.manifests.text(name)
+        raw = care.home.manifests.text(name)
         manifest = Manifest.parse(raw, f"the manifest of {name}")
     except NotFoundError:
         return None, None
     except BlobStoreError as error:
         return None, error.message
-    return manifest, difference(raw, store.copies.of(name))
+    return manifest, difference(raw, care.copies(name))
 
 
 def difference(raw: bytes, copies: Sequence[bytes]) -> str | None:
@@ -66,8 +65,9 @@ def difference(raw: bytes, copies: Sequence[bytes]) -> str | None:
 class ManifestReader:
     """Reads the manifests of many models. Bytes that many names share are parsed once."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, care: Care) -> None:
+        self._care = care
+        self._home = care.home
         self._users: dict[bytes, Users] = {}
         self._wrong: dict[bytes, str] = {}
         self._suspects: list[ModelName] = []
@@ -76,7 +76,7 @@ class ManifestReader:
         """Yield each different manifest once; ``Users.names`` is complete at the end."""
         for name in names:
             try:
-                raw = self._store.manifests.text(name)
+                raw = self._home.manifests.text(name)
             except NotFoundError:
                 continue  # it was removed after the names were read
             except BlobStoreError:
@@ -99,7 +99,7 @@ class ManifestReader:
 
     def _reason_now(self, name: ModelName) -> str | None:
         try:
-            raw = self._store.manifests.text(name)
+            raw = self._home.manifests.text(name)
         except NotFoundError:
             return None
         except BlobStoreError as error:
@@ -109,7 +109,7 @@ class ManifestReader:
         return self._reason(name, key, raw)
 
     def _reason(self, name: ModelName, key: bytes, raw: bytes) -> str | None:
-        return self._wrong.get(key) or difference(raw, self._store.copies.of(name))
+        return self._wrong.get(key) or difference(raw, self._care.copies(name))
 
     def _parsed(self, key: bytes, raw: bytes) -> Manifest | None:
         """Return the manifest in ``raw`` if these bytes are new and valid, and keep the result."""
@@ -120,15 +120,15 @@ class ManifestReader:
         except BlobStoreError as error:
             self._wrong[key] = error.message
             return None
-        self._users[key] = Users(key, settings_of(self._store.blobs.read, manifest))
+        self._users[key] = Users(key, settings_of(self._home.blobs.read, manifest))
         return manifest
 
 
 class CurrentNeeds:
     """Which models need a blob now: they may have been removed or replaced meanwhile."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, home: Readable) -> None:
+        self._home = home
         self._needs = KnownNeeds()
         self._replaced: dict[bytes, list[tuple[ModelName, AbstractSet[str]]]] = {}
         self._kept: dict[bytes, tuple[ModelName, ...]] = {}
@@ -147,7 +147,7 @@ class CurrentNeeds:
         kept: list[ModelName] = []
         replaced: list[tuple[ModelName, AbstractSet[str]]] = []
         for name in dict.fromkeys(users.names):  # a user may have asked for one twice
-            raw = manifest_bytes(self._store, name)
+            raw = manifest_bytes(self._home, name)
             if _key(raw) == users.key:
                 kept.append(name)
             elif not isinstance(needs := self._needs.of(raw), BlobStoreError):
@@ -226,67 +226,112 @@ class Sample:
 
 
 def verify(
-    store: Store,
+    store: Readable,
     names: Sequence[str | ModelName] = (),
     *,
     quick: bool = False,
     sample: Sample | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
-    lower: Sequence[Home] = (),
+    lower: Sequence[Readable] = (),
 ) -> VerifyResult:
-    """Return the damage in a store, or in the models ``names`` only.
+    """Return the damage in a store of any kind, or in the models ``names`` only.
 
     Every blob is hashed, and the headers and companions of tensor blobs and the documents that
-    blobstore reads are checked; without ``names`` also blobs that no model needs. ``quick``: of
-    tensor blobs presence, size and header only. ``sample``: only a part of the blobs. ``jobs``:
-    threads (None: one a core). ``lower``: homes below this one (layered.py); a blob that only they
-    have is not damage, and is not read. ``progress`` is called with the bytes of blobs.
+    blobstore reads are checked; without ``names`` also blobs that no model needs. Packed models
+    are decoded. ``quick``: of tensor blobs presence, size and header only. ``sample``: only a part
+    of the blobs. ``jobs``: blobs that are read at once (None: one a core, of a bucket 16).
+    ``lower``: homes below this one (None of them, and a layered store: its own); a blob that only
+    they have is not damage, and is not read. ``progress`` is called with the bytes of blobs.
 
     Raises: NotFoundError for a missing store or model; InvalidNameError; UsageError; StorageError
-    if folders can't be listed, or there are too many open files. Damage is a result, not an error.
+    if folders can't be listed, or there are too many open files; RemoteError. Damage is a result,
+    not an error.
     """
-    workers = threads(jobs)
-    store.require()  # else nothing of an unmounted disk, or of a misspelt path, would be checked
-    wanted = [store.find(name) for name in names if not store.is_packed(name)]
-    cold = [store.packed.find(name) for name in names if store.is_packed(name)]
-    checks = BlobChecks(store, NOTHING if names else store.blobs.listing(), quick)
-    manifests = ManifestReader(store)
-    for users, manifest in manifests.read(wanted if names else store.manifests.names()):
-        checks.add(users, manifest, lower)
-    part = partial(_is_in, sample)
-    chosen = checks.chosen(part)
-    told = begun(progress, sum(map(checks.size, chosen)))
-    checks.run(chosen, workers, told)
-    packed = check_packed(
-        store, cold if names else None, part, quick=quick, jobs=workers, progress=told
-    )
-    odd = (*(() if names else oddities(store, checks.listing)), *_odd_blobs(checks))
+    lower, home = lower or store.lower, store.upper
+    care = home.care()
+    care.require()  # else nothing of an unmounted disk, or of a misspelt path, would be checked
+    holders = [(holder_of(name, home), name) for name in names]
+    runs = []
+    for one in (care, care.packed):
+        if one is not None:
+            is_packed = one is not care
+            chosen = [
+                holder.find(name) for holder, name in holders if (holder is not home) == is_packed
+            ]
+            if chosen or not names:
+                run = _Run(one, chosen if names else None, quick=quick)
+                run.read(() if is_packed else lower)
+                run.choose(sample)
+                runs.append(run)
+    told = begun(progress, sum(run.nbytes for run in runs))
+    for run in filter(lambda run: run.chosen, runs):
+        usual = run.care.at_once if jobs is None else None
+        run.checks.run(run.chosen, usual or threads(jobs), told)
     return VerifyResult(
-        len(chosen) + packed.checked,
-        checks.hashed + packed.nbytes,
-        (*_damaged(checks), *_damaged_packed(packed)),
-        (
-            *_broken(checks, manifests),
-            *(BrokenManifest(name, reason) for name, reason in packed.broken.items()),
-        ),
-        odd,
+        sum(len(run.chosen) for run in runs),
+        sum(run.checks.hashed for run in runs),
+        tuple(blob for run in runs for blob in run.damaged()),
+        tuple(model for run in runs for model in run.broken()),
+        tuple(odd for run in runs for odd in run.odd()),
     )
+
+
+class _Run:
+    """The checks of the models ``names`` of one home, or of all that it has (None)."""
+
+    def __init__(self, care: Care, names: Sequence[ModelName] | None, *, quick: bool) -> None:
+        self.care = care
+        self.chosen: list[str] = []
+        self._names = names
+        others = care.listed() if names is None else frozenset[str]()
+        self.checks = BlobChecks(care, others, quick)
+        self._manifests = ManifestReader(care)
+
+    def read(self, lower: Sequence[Readable]) -> None:
+        """Read the manifests. ``lower``: as in `verify`."""
+        names = self.care.home.manifests.names() if self._names is None else self._names
+        for users, manifest in self._manifests.read(names):
+            self.checks.add(users, manifest, lower)
+
+    def choose(self, sample: Sample | None) -> None:
+        """Choose the blobs that are checked."""
+        self.chosen = self.checks.chosen(lambda hexadecimal: _is_in(sample, hexadecimal))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the chosen blobs."""
+        return sum(map(self.checks.size, self.chosen))
+
+    def damaged(self) -> Iterator[DamagedBlob]:
+        """Yield the blobs that are still damaged, and still needed."""
+        yield from _damaged(self.checks)
+        for hexadecimal, reason in self.care.damaged() if self._names is None else ():
+            yield DamagedBlob(Digest(hexadecimal), reason, (), ())
+
+    def broken(self) -> Iterator[BrokenManifest]:
+        """Yield the models that are still broken, and those with two tensors of one name."""
+        reasons = dict(self._manifests.broken())
+        for users, tensor in _held_twice(self.checks).items():
+            for name in users.names:
+                reasons.setdefault(name, f"two of its blobs hold the tensor {tensor!r}")
+        for name, reason in sorted(reasons.items()):
+            yield BrokenManifest(name, reason)
+
+    def odd(self) -> Iterator[OddFile]:
+        """Yield what is odd: files, and blobs whose metadata are."""
+        yield from self.care.oddities() if self._names is None else ()
+        for digest, reason in sorted(self.checks.odd.items()):
+            yield OddFile(self.care.place(digest), reason)
 
 
 def _is_in(sample: Sample | None, digest: str) -> bool:
     return sample is None or sample.has(Digest(digest))
 
 
-def _damaged_packed(packed: PackedChecks) -> Iterator[DamagedBlob]:
-    for digest, reason in sorted(packed.damaged.items()):
-        users = packed.users.get(digest, ())
-        yield DamagedBlob(Digest(digest), reason, models_of(users), names_of(users))
-
-
 def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
     """Yield the blobs that are still damaged, and still needed."""
-    needs = CurrentNeeds(checks.store)
+    needs = CurrentNeeds(checks.care.home)
 
     @cache  # thousands of blobs may be of the same models: equal unions are one tuple
     def union(parts: tuple[tuple[ModelName, ...], ...]) -> tuple[ModelName, ...]:
@@ -307,45 +352,14 @@ def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
             )
 
 
-def _broken(checks: BlobChecks, manifests: ManifestReader) -> Iterator[BrokenManifest]:
-    """Yield the models that are still broken, and those with two tensors of one name."""
-    reasons = dict(manifests.broken())
-    for users, tensor in held_twice(checks.uses, checks.tensors).items():
-        for name in users.names:
-            reasons.setdefault(name, twice_text(tensor))
-    for name, reason in sorted(reasons.items()):
-        yield BrokenManifest(name, reason)
-
-
-def twice_text(tensor: str) -> str:
-    """Return what is wrong with a model of which two blobs hold a tensor."""
-    return f"two of its blobs hold the tensor {tensor!r}"
-
-
-def held_twice(
-    uses: Mapping[str, Sequence[BlobReference]], held: Mapping[str, Sequence[str]]
-) -> dict[Users, str]:
-    """Return the manifests of which two blobs hold a tensor, with the first such tensor.
-
-    ``uses``: of blobs, by their hex digits; ``held``: the names of the tensors in each.
-    """
+def _held_twice(checks: BlobChecks) -> dict[Users, str]:
+    """Return the manifests of which two blobs hold a tensor, with the first such tensor."""
     names: dict[Users, set[str]] = defaultdict(set)
     twice: dict[Users, str] = {}
-    for digest, tensors in held.items():
-        for use in uses.get(digest, ()) if tensors else ():
+    for digest, tensors in checks.tensors.items():
+        for use in checks.uses.get(digest, ()) if tensors else ():
             if use.media_type == TENSOR_MEDIA_TYPE and use.users not in twice:
                 if common := names[use.users].intersection(tensors):
                     twice[use.users] = min(common)
                 names[use.users].update(tensors)
     return twice
-
-
-def _odd_blobs(checks: BlobChecks) -> Iterator[OddFile]:
-    """Yield the blobs whose metadata or modes are odd."""
-    for digest, odd in sorted(checks.odd.items()):
-        yield OddFile(checks.store.blobs.path / Digest(digest).file_name, odd)
-    for digest in sorted(checks.listing.named.keys() - checks.damaged.keys()):
-        entry = checks.listing.named[digest]
-        with suppress(OSError):  # it was removed
-            if (reason := odd_mode(entry.stat(follow_symlinks=False))) is not None:
-                yield OddFile(Path(entry.path), reason)

@@ -48,7 +48,7 @@ from blobstore.io.small_files import replace_file
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.locks import refuse_link
 from blobstore.store.local.manifests import DEPTH, walk
-from blobstore.store.local.references import KnownNeeds
+from blobstore.store.references import KnownNeeds
 
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(r"sha256-(?P<hex>[0-9a-f]{64})-(?P<size>[0-9]{1,15})", re.ASCII)

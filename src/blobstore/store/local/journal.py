@@ -35,8 +35,7 @@ from blobstore.io.ranges import FileReader
 from blobstore.io.small_files import append_file, replace_file
 from blobstore.names import Digest
 from blobstore.store.local.blobs import FinishedBlob, Stamp
-from blobstore.store.local.leftovers import Leftover
-from blobstore.store.ports import Summary
+from blobstore.store.ports import Leftover, Summary
 
 _log = logging.getLogger("blobstore.store.local.store")
 

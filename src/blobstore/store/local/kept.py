@@ -22,7 +22,7 @@ from blobstore.io.durable import listed, make_folder, os_errors, sync_folder
 from blobstore.names import Digest
 from blobstore.store.local.blobs import FinishedBlob, Stamp
 from blobstore.store.local.journal import JournalEntry
-from blobstore.store.local.leftovers import Leftover
+from blobstore.store.ports import Leftover
 
 KEPT_S: Final = 7 * 24 * 3600
 """How long a clean-up spares a kept blob, in seconds."""

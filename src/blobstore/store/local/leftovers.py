@@ -19,7 +19,6 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.errors import StorageError
@@ -35,6 +34,7 @@ from blobstore.io.durable import (
 from blobstore.io.ranges import close_quietly
 from blobstore.names import Digest
 from blobstore.store.local.locks import locked, take_lock
+from blobstore.store.ports import Leftover
 
 _KEPT_S = 24 * 3600
 _UNOWNED = "new-"
@@ -45,24 +45,17 @@ _WORK = re.compile(r"work-[0-9a-f]{64}", re.ASCII)
 _OURS = re.compile(r"(new|[0-9]+)-[0-9a-f]{16}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """A file or folder of ours that is no longer of use, its bytes, and why."""
+def remove_leftover(leftover: Leftover) -> None:
+    """Remove it with its contents. Only for a holder of its lock, or of the store's alone.
 
-    path: Path
-    nbytes: int
-    reason: str
-
-    def remove(self) -> None:
-        """Remove it with its contents. Only for a holder of its lock, or of the store's alone.
-
-        Raises: StorageError.
-        """
-        with os_errors("remove", self.path):
-            if self.path.is_dir() and not self.path.is_symlink():
-                remove_tree(self.path)
-            else:
-                remove_if_there(self.path)
+    Raises: StorageError.
+    """
+    path = leftover.path
+    with os_errors("remove", path):
+        if path.is_dir() and not path.is_symlink():
+            remove_tree(path)
+        else:
+            remove_if_there(path)
 
 
 def partial_name(digest: Digest) -> str:
@@ -179,7 +172,7 @@ class Leftovers:
             with _owned(folder) as is_mine, suppress(OSError, StorageError):
                 is_left = is_mine and not (folder.name.startswith(_UNOWNED) and is_young(folder))
                 for leftover in list(_stale(folder, _KEPT_S)) if is_left else ():
-                    leftover.remove()
+                    remove_leftover(leftover)
             if is_left:  # no process owns it again: its name is random
                 with suppress(OSError):  # NFS and FUSE let it go when the lock's file is closed
                     folder.rmdir()

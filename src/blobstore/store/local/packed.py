@@ -20,22 +20,29 @@ from typing import TypeVar
 from blobstore.errors import BlobStoreError, StorageError
 from blobstore.formats.documents import Descriptor
 from blobstore.names import Digest, ModelName
-from blobstore.store.local.leftovers import Leftover
+from blobstore.store.local.leftovers import remove_leftover
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.packed_blobs import PackedBlobs, file_size
-from blobstore.store.local.references import needs_of
-from blobstore.store.ports import Removal, Shares, Summaries
-from blobstore.store.signature_port import Signatures
+from blobstore.store.ports import Care, Leftover, Readable, Removal, Summaries
+from blobstore.store.references import needs_of
 
 _T = TypeVar("_T")
 _CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR})
 
 
-class PackedModels:
+class _Manifests(ManifestFolder):
+    """The manifests of packed models."""
+
+    def names(self) -> list[ModelName]:
+        """See `Manifests`: none while we may not read our folder; whole models need it not."""
+        return _unless_closed(super().names, otherwise=[])
+
+
+class PackedModels(Readable):
     """The packed models of a store. See `Readable`."""
 
-    shares: Shares | None = None
-    signatures: Signatures | None = None
+    blobs: PackedBlobs
+    manifests: ManifestFolder
 
     def __init__(
         self,
@@ -44,16 +51,26 @@ class PackedModels:
         summaries: Summaries,
     ) -> None:
         self.address = str(path)
-        self.summaries: Summaries | None = summaries
+        self.summaries = summaries
         self.blobs = PackedBlobs(path / "blobs")
-        self.manifests = ManifestFolder(path / "manifests")
-        self.lease = lease
+        self.manifests = _Manifests(path / "manifests")
+        self._lease = lease
 
     def find(self, name: str | ModelName) -> ModelName:
         """See `Home`. Raises: as `Home.find`."""
         found = self.manifests.spelled(ModelName.of(name))
         self.manifests.require(found)
         return found
+
+    def lease(self) -> AbstractContextManager[bool]:
+        """See `Readable`: that of the store."""
+        return self._lease()
+
+    def care(self) -> Care:
+        """See `Readable`."""
+        from blobstore.store.local.care import PackedCare
+
+        return PackedCare(self)
 
     def has(self, name: str | ModelName) -> bool:
         """Return True if a packed model has the name, in any case.
@@ -66,12 +83,8 @@ class PackedModels:
         )
 
     def names(self) -> list[ModelName]:
-        """Return the names of the packed models, sorted.
-
-        An empty list while we may not read our folder: whole models are read without it. Raises:
-        StorageError.
-        """
-        return _unless_closed(self.manifests.names, otherwise=[])
+        """Return the names of the packed models, sorted. Raises: StorageError."""
+        return self.manifests.names()
 
     def nbytes(self) -> int:
         """Return the bytes of all packed files; 0 while we may not read our folder.
@@ -171,7 +184,7 @@ class PackedModels:
             return Removal((), (), error.message)
         digests = {file.path: self.blobs.digest_of(file.path.name) for file in found}
         for file in found:
-            file.remove()
+            remove_leftover(file)
         return Removal(tuple(Descriptor("", digests[file.path], file.nbytes) for file in found))
 
 

@@ -13,10 +13,10 @@ from blobstore.store.local.backups import CopiedModels
 from blobstore.store.local.blobs import BlobFolder
 from blobstore.store.local.journal import dead_journals
 from blobstore.store.local.kept import KEPT_S, KeptBlobs
-from blobstore.store.local.leftovers import Leftover, Leftovers
+from blobstore.store.local.leftovers import Leftovers
 from blobstore.store.local.manifests import ManifestFolder
-from blobstore.store.local.references import References
-from blobstore.store.ports import Removal
+from blobstore.store.ports import Leftover, Removal
+from blobstore.store.references import References
 
 
 def manifest_digests(names: Iterable[ModelName], *folders: ManifestFolder) -> set[str]:

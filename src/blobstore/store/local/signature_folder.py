@@ -20,8 +20,9 @@ from blobstore.io.copying import remove_tree
 from blobstore.io.durable import listed, make_folder, os_errors, read_own, sync_folder
 from blobstore.io.small_files import replace_file
 from blobstore.names import Digest, ModelName
-from blobstore.store.local.leftovers import Leftover, is_young
+from blobstore.store.local.leftovers import is_young
 from blobstore.store.local.locks import StoreLock, refuse_link
+from blobstore.store.ports import Leftover
 
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _UNFINISHED = re.compile(r"new-[0-9a-f]{16}", re.ASCII)

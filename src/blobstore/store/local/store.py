@@ -32,17 +32,18 @@ from blobstore.store.local.backups import CopiedModels, ManifestCopies, Trash
 from blobstore.store.local.blobs import BlobFolder
 from blobstore.store.local.journal import Journal, SummaryCache
 from blobstore.store.local.kept import KeptBlobs
-from blobstore.store.local.leftovers import Leftover, owned_folder
+from blobstore.store.local.leftovers import owned_folder
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
+from blobstore.store.local.newer import NewerManifests
 from blobstore.store.local.packed import PackedModels
-from blobstore.store.local.references import NewerManifests, References
 from blobstore.store.local.removal import manifest_digests, remove_unreferenced, unused_files
 from blobstore.store.local.results import ResultFolder
 from blobstore.store.local.session import LocalSession
 from blobstore.store.local.shares import ShareNotes
 from blobstore.store.local.signature_folder import SignatureFolder
-from blobstore.store.ports import Removal, check_expected, publish_named
+from blobstore.store.ports import Care, Home, Leftover, Removal, check_expected, publish_named
+from blobstore.store.references import References
 
 _log = logging.getLogger("blobstore.store.local.store")
 
@@ -53,12 +54,22 @@ _NAMES_WAIT_S = 60
 """The lock of names is held only for a sync of one folder, which may take long on a busy disk."""
 
 
-class Store:
+class Store(Home):
     """A content-addressed store of model blobs. See `Home`.
 
     Reading writes nothing, except a cache of summaries in a folder of ours (journal.py). Other
     folders are made by the first write.
     """
+
+    root: Path
+    blobs: BlobFolder
+    manifests: ManifestFolder
+    packed: PackedModels
+    signatures: SignatureFolder
+    summaries: SummaryCache
+    results: ResultFolder
+    shares: ShareNotes
+    newer: NewerManifests
 
     def __init__(self, root: str | os.PathLike[str], *, wait_s: float | None = None) -> None:
         # Resolved once: the path of the store may have links, but nothing below it may be one.
@@ -374,6 +385,12 @@ class Store:
         reader that misses a blob checks whether the manifest is still the one that named it.
         """
         return self._lock.reading()
+
+    def care(self) -> Care:
+        """See `Readable`."""
+        from blobstore.store.local.care import FolderCare
+
+        return FolderCare(self)
 
     def references(self, known: References | None = None) -> References:
         """Return which blobs the manifests name; manifests that ``known`` has are not parsed again.

@@ -18,6 +18,7 @@ from blobstore.io.http.client import HttpClient
 from blobstore.io.workers import each
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import (
+    Home,
     Removal,
     blob_not_found,
     check_blob_size,
@@ -85,7 +86,7 @@ class RegistryBlobs:
         """See `Blobs`: None, several are downloaded at once."""
 
 
-class RegistryStore:
+class RegistryStore(Home):
     """A home in a registry. Safe to share between threads; a context manager.
 
     ``host``: the registry in the names of its models. ``address``: its web address, if that is
@@ -94,8 +95,9 @@ class RegistryStore:
     that may have a blob, to mount it from.
     """
 
-    summaries = None
-    shares = None
+    blobs: RegistryBlobs
+    manifests: RegistryManifests
+    signatures: RegistrySignatures
 
     def __init__(
         self,
@@ -118,16 +120,6 @@ class RegistryStore:
         self.blobs = RegistryBlobs(self._api, self._places, self.manifests)
         self._publishing = threading.Lock()
 
-    def find(self, name: str | ModelName) -> ModelName:
-        """See `Home`."""
-        found = self.manifests.spelled(ModelName.of(name))
-        self.manifests.read(found)
-        return found
-
-    def target(self, name: str | ModelName) -> ModelName:
-        """See `Home`."""
-        return self.manifests.spelled(ModelName.of(name))
-
     @contextmanager
     def session(
         self,
@@ -140,11 +132,6 @@ class RegistryStore:
             yield session
         finally:
             session.close()
-
-    @contextmanager
-    def lease(self) -> Iterator[bool]:
-        """See `Home`: a registry can't promise that."""
-        yield False
 
     def close(self) -> None:
         """Close all connections."""

@@ -91,8 +91,8 @@ def check_signatures(
 def _all_models(home: Home) -> list[tuple[Readable, ModelName]]:
     whole = home.manifests.names()
     found: list[tuple[Readable, ModelName]] = [(home, name) for name in whole]
-    if (packed := getattr(home, "packed", None)) is not None:
-        found += ((packed, name) for name in packed.names() if name not in whole)
+    if (packed := home.packed) is not None:
+        found += ((packed, name) for name in packed.manifests.names() if name not in whole)
     return found
 
 

@@ -27,7 +27,6 @@ from blobstore.io.ranges import FileReader
 from blobstore.model.loader import open_model
 from blobstore.names import Digest
 from blobstore.store.bucket.blob_cache import BlobCache
-from blobstore.store.bucket.bucket_checks import verify_bucket
 from blobstore.store.bucket.bucket_store import BucketStore, open_bucket_store
 from blobstore.store.bucket.cached_blobs import CachedReader
 from blobstore.store.bucket.object_keys import blob_key
@@ -165,7 +164,7 @@ def test_verify_reads_the_bucket(store: BucketStore, tmp_path: Path) -> None:
     near = cached(store, tmp_path)
     read(near, ONE)
     store.bucket.put(blob_key(Digest.of(ONE)), bytes(len(ONE)))
-    assert not verify_bucket(near).is_sound
+    assert not verify(near).is_sound
     assert blobs_in(tmp_path) == {Digest.of(ONE).hex}
 
 

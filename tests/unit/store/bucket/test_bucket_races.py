@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 
 import pytest
 from support.bucket_work import (
@@ -20,7 +19,6 @@ from support.bucket_work import (
 )
 from support.buckets import memory_store
 
-from blobstore.store.bucket import sweep
 from blobstore.store.bucket.leases import Lease
 from blobstore.testing.blobs import commit, manifest_of
 
@@ -51,7 +49,6 @@ def test_prune_beside_imports(count: int, monkeypatch: pytest.MonkeyPatch) -> No
     If the machine stops a thread for longer than its lease counts, what the others see shows
     nothing. Then all of it is done again, with longer leases.
     """
-    monkeypatch.setattr(sweep, "_CLOCKS", timedelta())
     lapsed: list[bool] = []
     close = Lease.close
 

@@ -23,8 +23,7 @@ from blobstore.formats.documents import Descriptor
 from blobstore.importer.run import make_blob, plan_import, run_plan
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest
-from blobstore.store.bucket import bucket_session, bucket_writes
-from blobstore.store.bucket.bucket_checks import verify_bucket
+from blobstore.store.bucket import bucket_writes, leases
 from blobstore.store.bucket.bucket_store import BucketStore
 from blobstore.store.bucket.object_keys import (
     LEASES,
@@ -64,7 +63,7 @@ def test_a_wrong_type_in_metadata_is_odd(*, quick: bool) -> None:
     arrays, metadata = stored_arrays("w", normal("w", 4, 128), "int8")
     commit_model(store, "m", safetensors_bytes(arrays, metadata | {"quant_type": "int4"}))
     for names in ([], ["m"]):
-        result = verify_bucket(store, names, quick=quick)
+        result = verify(store, names, quick=quick)
         assert result.is_sound
         (odd,) = result.odd
         assert odd.reason.startswith("its bytes are whole, but tensor 'w' of type int4")
@@ -152,7 +151,7 @@ def test_an_answer_that_is_lost_is_not_a_lost_race() -> None:
     assert blobs_of(store, "m") == [b"one"]
 
 
-@pytest.mark.parametrize("folder", [LEASES, PROBES, MANIFESTS])
+@pytest.mark.parametrize("folder", [PROBES, MANIFESTS])
 def test_no_lost_answer_is_another_writer(folder: str) -> None:
     """A service that writes and then answers 500: the retry finds what the first request wrote."""
     bucket = HookedBucket()
@@ -285,7 +284,7 @@ def test_a_machine_that_slept_while_it_published(
         if key == manifest_key(M):
             bucket.after = lambda _key: None
             bucket.delete([blob_key(Digest.of(b"one"))])
-            monkeypatch.setattr(bucket_session, "elapsed_s", lambda: 1e12)
+            monkeypatch.setattr(leases, "elapsed_s", lambda: 1e12)
 
     bucket.after = sleep
     with pytest.raises(NotFoundError, match="is missing"):
@@ -383,4 +382,4 @@ def test_blobs_of_one_plan_by_several_machines() -> None:
     assert store.manifests.names() == []
     result = run_plan(plan, "m", same(store))
     assert result.recalled == len(names[::2])
-    assert verify_bucket(store).is_sound
+    assert verify(store).is_sound

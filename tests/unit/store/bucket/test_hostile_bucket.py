@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import PYCODE
-from support.buckets import memory_store, put_lease
+from support.buckets import memory_store
 
 from blobstore.errors import (
     AmbiguousNameError,
@@ -29,13 +29,11 @@ from blobstore.inspection.listing import BrokenModel, ListedModel, list_models
 from blobstore.names import Digest, ModelName
 from blobstore.store.bucket import object_manifests
 from blobstore.store.bucket.blob_cache import BlobCache
-from blobstore.store.bucket.bucket_checks import verify_bucket
 from blobstore.store.bucket.bucket_store import BucketStore
-from blobstore.store.bucket.bucket_usage import measure_bucket
-from blobstore.store.bucket.leases import LONGEST_LEASE_S, leases_of, pinned_by
+from blobstore.store.bucket.leases import LONGEST_LEASE_S, read_sweep, sessions_in
 from blobstore.store.bucket.object_keys import LEASES, SIGNATURES, SWEEP, blob_key, manifest_key
-from blobstore.store.bucket.sweep_state import read_state, reset_if_dead
-from blobstore.store.care.verify import Sample
+from blobstore.store.care.usage import measure_usage
+from blobstore.store.care.verify import Sample, verify
 from blobstore.store.memory import MemoryStore
 from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import M, N, commit, data_of, descriptor_of, manifest_of
@@ -69,13 +67,13 @@ def test_other_objects_are_not_models_or_blobs(store: BucketStore) -> None:
     assert store.manifests.names() == [M]
     assert store.find("m") == M
     assert len(store.blobs.digests()) == 2
-    usage = measure_bucket(store)
+    usage = measure_usage(store)
     assert (usage.blobs, usage.nbytes, usage.reclaimable) == (2, 70_003, 0)
     transfer("m", store, MemoryStore())
 
 
 def test_verify_shows_other_objects(store: BucketStore) -> None:
-    found = verify_bucket(store)
+    found = verify(store)
     assert [str(odd.path) for odd in found.odd if "manifests" in str(odd.path)] == [
         key for key in sorted(STRAYS) if key.startswith("manifests/")
     ]
@@ -102,8 +100,8 @@ def test_a_manifest_that_is_not_one(raw: bytes) -> None:
     assert caught.value.model == "m:latest"
     kinds = [type(found) for found in list_models(store)]
     assert kinds == [BrokenModel, BrokenModel]  # the other is not a model of tensors
-    assert verify_bucket(store).broken[0].name == M
-    assert measure_bucket(store).models[0].error is not None
+    assert verify(store).broken[0].name == M
+    assert measure_usage(store).models[0].error is not None
     store.remove("m")
     assert store.manifests.names() == [N]
 
@@ -114,7 +112,7 @@ def test_a_manifest_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     store.bucket.put(manifest_key(M), b" " * 1001)
     with pytest.raises(LimitExceededError):
         store.manifests.read(M)
-    assert verify_bucket(store).broken[0].name == M
+    assert verify(store).broken[0].name == M
     store.remove("m")
 
 
@@ -125,14 +123,14 @@ def test_blobs_with_other_bytes_or_sizes(tmp_path: Path) -> None:
     store.bucket.put(blob_key(Digest.of(one)), bytes(len(one)))
     store.bucket.put(blob_key(Digest.of(two)), two[:-1])
     store.bucket.delete([blob_key(Digest.of(three))])
-    found = verify_bucket(store)
+    found = verify(store)
     reasons = {blob.digest: blob.reason for blob in found.damaged}
     assert reasons == {
         Digest.of(one): "its bytes do not match its digest",
         Digest.of(two): "its bytes do not match its digest",
         Digest.of(three): "it is missing",
     }
-    quick = {blob.digest: blob.reason for blob in verify_bucket(store, quick=True).damaged}
+    quick = {blob.digest: blob.reason for blob in verify(store, quick=True).damaged}
     assert set(quick) == set(reasons)
     with pytest.raises(DigestMismatchError):
         store.blobs.read(descriptor_of(one))
@@ -188,14 +186,14 @@ def test_an_imported_model_is_sound_and_listed() -> None:
     result = import_model(PYCODE, "tiny", store=store, quant="int4")
     again = import_model(PYCODE, "again", store=store, quant="int4")
     assert (again.created, again.recalled) == (0, 47)
-    found = verify_bucket(store)
+    found = verify(store)
     assert (found.is_sound, found.checked, found.odd) == (True, result.created, ())
-    assert verify_bucket(store, ["tiny"], quick=True).nbytes < found.nbytes
-    halves = [verify_bucket(store, sample=Sample(n, 2)).checked for n in (1, 2)]
+    assert verify(store, ["tiny"], quick=True).nbytes < found.nbytes
+    halves = [verify(store, sample=Sample(n, 2)).checked for n in (1, 2)]
     assert sum(halves) == found.checked
     listed = [one for one in list_models(store) if isinstance(one, ListedModel)]
     assert [(one.quant_type, one.parameters) for one in listed] == [("int4", 5_245_696)] * 2
-    assert measure_bucket(store, ["tiny"]).models[0].unique == 0
+    assert measure_usage(store, ["tiny"]).models[0].unique == 0
 
 
 def test_a_tensor_in_two_blobs() -> None:
@@ -206,29 +204,19 @@ def test_a_tensor_in_two_blobs() -> None:
     with store.session() as session:
         session.put_all(blobs)
         session.publish(M, Manifest(layers=layers))
-    (broken,) = verify_bucket(store).broken
+    (broken,) = verify(store).broken
     assert broken.reason == "two of its blobs hold the tensor 'w'"
 
 
 @pytest.mark.parametrize("seconds", ["1" + "0" * 400, "1e999", "-5", '"x"', "true"])
 def test_leases_of_any_length_count_an_hour_at_most(seconds: str) -> None:
     store = memory_store()
-    said = (
-        f'{{"holder": "h", "began": 1e999, "phase": "marked", "blobs": [], "lease_s": {seconds}}}'
-    )
+    said = f'{{"holder": "h", "phase": "deleting", "blobs": [], "lease_s": {seconds}}}'
     store.bucket.put(f"{LEASES}one", said.encode())
     store.bucket.put(SWEEP, said.encode())
-    (lease,) = leases_of(store.bucket)
-    state = read_state(store.bucket)
+    (session,) = sessions_in(store.bucket)
+    sweep = read_sweep(store.bucket).lease
+    assert sweep is not None
     wanted = 0 if seconds == "-5" else LONGEST_LEASE_S
-    assert (lease.lease_s, state.lease_s) == (wanted, wanted)
-    assert reset_if_dead(store.bucket, state, datetime.now(UTC) + timedelta(hours=2))
-
-
-def test_a_lease_names_the_blobs_of_a_huge_plan() -> None:
-    store = memory_store()
-    names = [f"{number:064x}" for number in range(300_000)]
-    key = put_lease(store.bucket, "one", lease_s=900)
-    store.bucket.put(f"{key}.blobs", "\n".join(names).encode())
-    (lease,) = leases_of(store.bucket)
-    assert len(pinned_by(store.bucket, lease.key)) == len(names)
+    assert (session.lease_s, sweep.lease_s) == (wanted, wanted)
+    assert not sweep.is_live(datetime.now(UTC) + timedelta(hours=2))
