@@ -23,7 +23,7 @@ from support.lab.system_calls import Call
 from support.lab.task import Task, sample
 
 import blobstore
-from blobstore.store.local import store
+from blobstore.store.local import store_folder
 from blobstore.store.local.store import Store, open_store
 
 SHORT = 24
@@ -125,7 +125,7 @@ class Second:
             self._see()
 
     def _prepare(self) -> None:
-        store._NAMES_WAIT_S = 0
+        store_folder._NAMES_WAIT_S = 0
         offset, now = _CLOCKS[self.clock], time.time
         time.time = lambda: now() + offset
 

@@ -218,7 +218,6 @@ class LayeredStore(Home):
 
     @contextmanager
     def session(self, source: str = "", name: ModelName | None = None) -> Iterator[_Session]:
-        """See `Home`."""
         with ExitStack() as stack:
             for home in self.lower:
                 stack.enter_context(home.lease())

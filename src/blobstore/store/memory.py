@@ -299,7 +299,6 @@ class MemoryStore(Home):
         source: str = "",  # noqa: ARG002  # nothing is remembered
         name: ModelName | None = None,  # noqa: ARG002  # all blobs are in one place
     ) -> Iterator[_Session]:
-        """See `Home`."""
         yield _Session(self.blobs, self.manifests, self._kept, self._mutex)
 
     @contextmanager
@@ -308,7 +307,6 @@ class MemoryStore(Home):
         yield True
 
     def remove(self, name: str | ModelName) -> Removal:
-        """See `Home`."""
         found = self.find(name)
         with self._mutex:
             gone = self.manifests.read(found)

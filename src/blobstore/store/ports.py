@@ -290,11 +290,9 @@ class Home(Readable):
 
     @property
     def upper(self) -> Home:
-        """See `Readable`."""
         return self
 
     def target(self, name: str | ModelName) -> ModelName:
-        """See `Receiver`."""
         return self.manifests.spelled(ModelName.of(name))
 
     def session(

@@ -33,7 +33,8 @@ from blobstore.io.small_files import replace_file
 from blobstore.io.workers import each
 from blobstore.store.bucket.object_blobs import BucketBlobs
 from blobstore.store.local.locks import StoreLock
-from blobstore.store.local.store import PRIVATE, Store
+from blobstore.store.local.store import Store
+from blobstore.store.local.store_folder import PRIVATE
 from blobstore.store.ports import Summaries, check_blob_size, unique, wrong_bytes
 
 _log = logging.getLogger("blobstore.store.bucket")

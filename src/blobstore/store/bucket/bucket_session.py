@@ -99,7 +99,6 @@ class BucketSession:
         return blob
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        """See `Session`."""
         return self._blobs.missing(descriptors)
 
     def writer(
@@ -120,7 +119,6 @@ class BucketSession:
         return SpoolWriter(blob, written)
 
     def put(self, data: bytes) -> Descriptor:
-        """See `Session`."""
         return self.put_all([data])[0]
 
     def put_all(self, blobs: Sequence[Bytes]) -> list[Descriptor]:
@@ -155,7 +153,6 @@ class BucketSession:
             spool.close()
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
-        """See `Session`."""
         if descriptor.digest in self._there:
             return How.THERE
         check_reader_size(descriptor, reader)

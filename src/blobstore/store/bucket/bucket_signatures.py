@@ -28,7 +28,6 @@ class BucketSignatures:
         return results_of(self._keys(digest), self._signature, REQUESTS, name="signatures")
 
     def add(self, _name: ModelName, digest: Digest, signatures: Sequence[Signature]) -> int:
-        """See `Signatures`."""
         encoded = {_key(digest, raw): raw for raw in (each.encode() for each in signatures)}
         there = set(self._keys(digest))
         new = {key: raw for key, raw in encoded.items() if key not in there}

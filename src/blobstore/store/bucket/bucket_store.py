@@ -75,7 +75,6 @@ class BucketStore(Home):
         return partial(type(self), lease_s=self.lease_s, wait_s=self.wait_s), (self.bucket,)
 
     def find(self, name: _Name) -> ModelName:
-        """See `Home`."""
         found = self.manifests.spelled(ModelName.of(name))
         if not self.manifests.has(found):
             self.manifests.text(found)  # raises the error of a missing one
@@ -118,10 +117,12 @@ class BucketStore(Home):
             self.blobs.bring(descriptors)
 
     def care(self) -> Care:
-        """See `Readable`."""
         from blobstore.store.bucket.care import BucketCare
 
-        return BucketCare(self)
+        plain = BucketStore(self.bucket)
+        return BucketCare(
+            plain, self.bucket, plain.blobs, plain.manifests, self.lease_s, self.wait_s
+        )
 
     def remove(self, name: _Name) -> Removal:
         """See `Home`: the tag goes, and `prune` removes blobs that no model needs."""

@@ -30,7 +30,6 @@ class CachedBlobs(BucketBlobs):
         self._far = BucketBlobs(bucket, named)
 
     def open(self, descriptor: Descriptor) -> OpenReader:
-        """See `Blobs`."""
         found = self._cache.find(descriptor)
         if found is not None:
             return found
@@ -74,24 +73,19 @@ class CachedReader(OpenReader):
         raise StorageError(message, path=self.name, blob=str(self._descriptor.digest))
 
     def fileno(self) -> int | None:
-        """See `OpenReader`."""
         return self._near().fileno()
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
-        """See `OpenReader`."""
         is_near = self._file is not None or (len(buffer) > _FEW or self.size <= _FEW)
         (self._near() if is_near else self._far).readinto(offset, buffer)
 
     def read(self, offset: int, length: int) -> bytes:
-        """See `OpenReader`."""
         is_near = self._file is not None or length > _FEW or self.size <= _FEW
         return (self._near() if is_near else self._far).read(offset, length)
 
     def pieces(self, buffer: memoryview, begin: int = 0) -> Iterator[memoryview]:
-        """See `OpenReader`."""
         return self._near().pieces(buffer, begin)
 
     def close(self) -> None:
-        """See `OpenReader`."""
         if self._file is not None:
             self._file.close()

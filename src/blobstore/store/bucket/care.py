@@ -14,14 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from blobstore.formats.documents import Descriptor
-from blobstore.io.objects import ObjectState
+from blobstore.io.objects import Bucket, ObjectState
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.bucket.bucket_store import BucketStore
-from blobstore.store.bucket.leases import SweepLease, expired
-from blobstore.store.bucket.object_blobs import REQUESTS, ObjectReader
+from blobstore.store.bucket.leases import SweepLease, expired, require_conditions
+from blobstore.store.bucket.object_blobs import REQUESTS, BucketBlobs, ObjectReader
 from blobstore.store.bucket.object_keys import BLOBS, SIGNATURES, blob_key, digest_in
-from blobstore.store.ports import BlobState, Care, Leftover, OddFile, blob_not_found
+from blobstore.store.bucket.object_manifests import BucketManifests
+from blobstore.store.ports import BlobState, Care, Leftover, OddFile, Readable, blob_not_found
 from blobstore.store.references import References
 
 _AT_ONCE = 1000
@@ -36,46 +36,53 @@ class BucketCare(Care):
     at_once = REQUESTS
     refusal_hint = "Is the prefix right? To give up all models, prune with `forget=True`."
 
-    def __init__(self, store: BucketStore) -> None:
-        plain = BucketStore(store.bucket)  # without a cache: copies say nothing about the bucket
-        super().__init__(plain)
-        self._store = store
-        self._plain = plain
+    def __init__(
+        self,
+        home: Readable,
+        bucket: Bucket,
+        blobs: BucketBlobs,
+        manifests: BucketManifests,
+        lease_s: float,
+        wait_s: float | None,
+    ) -> None:
+        """``home``: without a cache, whose copies say nothing about the bucket."""
+        super().__init__(home)
+        self._bucket = bucket
+        self._blobs = blobs
+        self._manifests = manifests
+        self._lease_s = lease_s
+        self._wait_s = wait_s
         self._listing: Mapping[str, ObjectState] = {}
         self._lease: SweepLease | None = None
 
     def digests(self) -> AbstractSet[str]:
-        """See `Care`."""
-        listing = self._plain.blobs.listing()
+        listing = self._blobs.listing()
         self._listing = {digest.hex: state for digest, state in listing.items()}
         return self._listing.keys()
 
     def open(self, digest: str, size: int | None) -> OpenReader:  # noqa: ARG002  # of any size
-        """See `Care`."""
-        found = self._plain.blobs.size(Digest(digest))
+        found = self._blobs.size(Digest(digest))
         if found is None:
             raise blob_not_found(Digest(digest), self.home.address)
-        return ObjectReader(self._store.bucket, Descriptor("", Digest(digest), found))
+        return ObjectReader(self._bucket, Descriptor("", Digest(digest), found))
 
     def place(self, digest: str) -> Path:
-        """See `Care`."""
         return Path(blob_key(Digest(digest)))
 
     def oddities(self) -> Iterator[OddFile]:
         """See `Care`: the objects that are not part of a store."""
-        for state in self._store.bucket.objects(BLOBS):
+        for state in self._bucket.objects(BLOBS):
             if digest_in(state.key) is None:
                 yield OddFile(Path(state.key), "its key is not a blob's")
-        for state in self._plain.manifests.strays():
+        for state in self._manifests.strays():
             reason = "its key is not a model's name, but it may be a manifest"
             yield OddFile(Path(state.key), reason)
 
     def references(self, known: References | None = None) -> References:
-        """See `Care`."""
-        others = [*self._plain.manifests.strays(), *self._store.bucket.objects(_NEWER)]
+        others = [*self._manifests.strays(), *self._bucket.objects(_NEWER)]
         # Programs that show folders make empty objects for them, with a slash at the end.
         strays = [Path(state.key) for state in others if state.size]
-        return self._plain.manifests.references(strays, known)
+        return self._manifests.references(strays, known)
 
     def states(self, digests: Iterable[str]) -> Mapping[str, BlobState]:
         """See `Care`: of the last list."""
@@ -87,13 +94,11 @@ class BucketCare(Care):
 
     @contextmanager
     def alone(self, wait_s: float, *, sole_owner: bool) -> Iterator[None]:
-        """See `Care`."""
         del sole_owner
-        store = self._store
-        store.require_conditions()
-        self._lease = SweepLease(store.bucket, store.lease_s)
+        require_conditions(self._bucket)
+        self._lease = SweepLease(self._bucket, self._lease_s)
         try:
-            self._lease.wait_for_sessions(wait_s if store.wait_s is None else store.wait_s)
+            self._lease.wait_for_sessions(wait_s if self._wait_s is None else self._wait_s)
             yield
         finally:
             self._lease.close()
@@ -112,7 +117,7 @@ class BucketCare(Care):
     ) -> tuple[Sequence[Leftover], Sequence[ModelName]]:
         """See `Care`: leases that expired long ago, and old signatures that no model has."""
         del there, spared
-        now, bucket = datetime.fromtimestamp(self.now(), UTC), self._store.bucket
+        now, bucket = datetime.fromtimestamp(self.now(), UTC), self._bucket
         why = "the lease of a session that was killed"
         leftovers = [Leftover(Path(key), 0, why) for key in expired(bucket, now)]
         known = {key.hex() for key in references.parsed}
@@ -137,5 +142,5 @@ class BucketCare(Care):
         for start in range(0, len(keys), _AT_ONCE):
             if self._lease is not None:
                 self._lease.check()
-            self._store.bucket.delete(keys[start : start + _AT_ONCE])
+            self._bucket.delete(keys[start : start + _AT_ONCE])
         return 0

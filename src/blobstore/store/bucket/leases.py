@@ -1,4 +1,4 @@
-"""Leases: objects that say who uses a bucket, renewed while they do.
+"""Leases: objects that name the processes that use a bucket, renewed while they do.
 
 Many sessions write at once, or one clean-up removes blobs (as in restic, internal/restic/lock.go).
 A session writes its lease first, and then checks that no clean-up runs: else it takes the lease
@@ -7,9 +7,8 @@ first, and then checks that no session's lease lives: else it gives up. So one o
 other, whichever is first.
 
 Times are the server's: a lease's object is written, and its time is read back. So the clocks of
-clients do not matter, only that they run at the same speed. Who could not renew a lease in time
-(its machine slept) trusts nothing that it saw before: a session checks all its blobs again before
-its tag moves, and a clean-up stops.
+clients do not matter, only that they run at the same speed. If a lease could not be renewed in time
+(its machine slept), a session checks all its blobs again before its tag moves; a clean-up stops.
 
 A bucket without conditional writes is refused: two writers could replace each other's models.
 """
@@ -153,7 +152,7 @@ def lease_document(lease_s: float, **more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LeaseState:
-    """Who has a lease, and how long it counts after ``modified``, by the server's clock."""
+    """The holder of a lease, and how long it counts after ``modified``, by the server's clock."""
 
     holder: str
     modified: datetime
@@ -199,7 +198,7 @@ def lease_seconds(value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SweepState:
-    """The object of clean-ups: its version, None if it is missing; and who cleans up, if any."""
+    """The object of clean-ups: its version, None if it is missing; and the lease of the one that runs."""
 
     version: ObjectVersion | None = None
     lease: LeaseState | None = None

@@ -76,14 +76,12 @@ class LocalWork:
             return self._files
 
     def begin(self, key: str) -> Path:
-        """See `Unfinished`."""
         key = hashlib.sha256(f"{self._address}\n{key}".encode()).hexdigest()
         return self._opened().begin(key)
 
     def writer(
         self, path: Path, size: int, finished: Callable[[Digest], None], stage: HashStage
     ) -> BlobWriter:
-        """See `Unfinished`."""
         return self._opened().writer(path, size, finished, stage)
 
     def accept(self, path: Path, digest: Digest, size: int) -> Descriptor:

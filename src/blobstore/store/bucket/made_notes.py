@@ -64,11 +64,9 @@ class MadeNotes:
         return None
 
     def reader(self, blob: Descriptor) -> OpenReader:
-        """See `Earlier`."""
         return self._blobs.open(blob)
 
     def note(self, key: str, blob: Any) -> None:
-        """See `Earlier`."""
         raw = encode({"digest": str(blob.digest), "size": blob.size})
         with self._mutex:
             self._unwritten[made_key(key)] = raw
@@ -87,7 +85,6 @@ class MadeNotes:
         self._bucket.put(key, raw)
 
     def keep(self) -> None:
-        """See `Earlier`."""
         self.is_kept = True
         self.flush()
 

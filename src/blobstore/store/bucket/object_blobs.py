@@ -90,7 +90,6 @@ class BucketBlobs:
         return ObjectReader(self._bucket, descriptor)
 
     def read(self, descriptor: Descriptor) -> bytes:
-        """See `Blobs`."""
         check_document_size(descriptor)
         with self.open(descriptor) as reader:
             return checked_bytes(reader.read(0, descriptor.size), descriptor)

@@ -48,7 +48,6 @@ class BucketManifests:
         yield from self._bucket.objects(MANIFESTS)
 
     def spelled(self, name: ModelName) -> ModelName:
-        """See `Manifests`."""
         return name if self.has(name) else spelled_among(self.names(), name)
 
     def has(self, name: ModelName) -> bool:
@@ -60,7 +59,6 @@ class BucketManifests:
         return True
 
     def read(self, name: ModelName) -> Manifest:
-        """See `Manifests`."""
         try:
             return Manifest.parse(self.text(name), f"the manifest of {name}")
         except NotFoundError:

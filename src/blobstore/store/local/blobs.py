@@ -126,7 +126,6 @@ class BlobFolder:
         return True
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        """See `Blobs`."""
         return [
             blob
             for blob in unique(descriptors)

@@ -29,10 +29,9 @@ from blobstore.store.local.backups import CopiedModels, MissingModel
 from blobstore.store.local.blobs import BlobListing
 from blobstore.store.local.leftovers import remove_leftover
 from blobstore.store.local.manifests import DEPTH, ManifestFolder
-from blobstore.store.local.packed import PackedModels
-from blobstore.store.local.store import Store
+from blobstore.store.local.store_folder import StoreFolder
 from blobstore.store.ports import BlobState, Care, Leftover, OddFile
-from blobstore.store.references import Needs, References
+from blobstore.store.references import References
 
 _NAMED = 5
 _SEVERAL = 2
@@ -66,14 +65,13 @@ class FolderCare(Care):
         "If no Ollama and no other machine uses the store, say so: `sole_owner=True`.",
     )
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StoreFolder) -> None:
         super().__init__(store)
         self._store = store
         self._listing = BlobListing({}, ())
         self._copied = CopiedModels((), ())
 
     def require(self) -> None:
-        """See `Care`."""
         self._store.require()
 
     def listed(self) -> AbstractSet[str]:
@@ -82,30 +80,24 @@ class FolderCare(Care):
         return self._listing.named.keys()
 
     def digests(self) -> AbstractSet[str]:
-        """See `Care`."""
         self.listed()
         named = self._listing.named.items()
         return {digest for digest, entry in named if entry.is_file(follow_symlinks=False)}
 
     def open(self, digest: str, size: int | None) -> OpenReader:  # noqa: ARG002  # of any size
-        """See `Care`."""
         return self._store.blobs.reader(Digest(digest))
 
     def is_missing(self, digest: str) -> bool:
-        """See `Care`."""
         return self._store.blobs.is_missing(digest)
 
     def copies(self, name: ModelName) -> Sequence[bytes]:
-        """See `Care`."""
         return self._store.copies.of(name)
 
     @property
     def blobs_place(self) -> str:
-        """See `Care`."""
         return str(self._store.blobs.path)
 
     def place(self, digest: str) -> Path:
-        """See `Care`."""
         return self._store.blobs.path / Digest(digest).file_name
 
     def states(self, digests: Iterable[str]) -> Mapping[str, BlobState]:
@@ -149,11 +141,9 @@ class FolderCare(Care):
                     yield OddFile(Path(entry.path), reason)
 
     def references(self, known: References | None = None) -> References:
-        """See `Care`."""
         return self._store.references(known)
 
     def trash_nbytes(self) -> int:
-        """See `Care`."""
         return self._store.trash.nbytes()
 
     @property
@@ -163,7 +153,6 @@ class FolderCare(Care):
 
     @contextmanager
     def alone(self, wait_s: float, *, sole_owner: bool) -> Iterator[None]:
-        """See `Care`."""
         store = self._store
         with store.alone(wait_s):
             if not sole_owner and store.is_remote:
@@ -177,7 +166,6 @@ class FolderCare(Care):
     def obstacle(
         self, references: References, unneeded: AbstractSet[str], removed: int, *, forget: bool
     ) -> BlobStoreError | None:
-        """See `Care`."""
         self._copied = self._store.copied(references.names)
         if forget:
             return None
@@ -191,7 +179,6 @@ class FolderCare(Care):
         spared: AbstractSet[str],
         grace_s: float,
     ) -> tuple[Sequence[Leftover], Sequence[ModelName]]:
-        """See `Care`."""
         store = self._store
         manifests = store.digests_of(references, self._copied)
         leftovers = store.leftovers(grace_s, lambda digest: digest.hex in there)
@@ -225,7 +212,6 @@ class FolderCare(Care):
     def undo(
         self, wait_s: float
     ) -> tuple[list[tuple[Digest, int]], list[tuple[Digest, int]], list[ModelName]]:
-        """See `Care`."""
         store = self._store
         empty = NotFoundError(f"the trash of {store.root} is empty", path=str(store.root))
         if not self.exists:
@@ -244,46 +230,7 @@ class FolderCare(Care):
         return restored, kept, without
 
 
-class PackedCare(Care):
-    """The care of the packed models of a store: their blobs are decoded. See `Care`."""
-
-    def __init__(self, models: PackedModels) -> None:
-        super().__init__(models)
-        self._models = models
-
-    def digests(self) -> AbstractSet[str]:
-        """See `Care`."""
-        return self._models.blobs.digests() if self._models.names() else set()
-
-    def open(self, digest: str, size: int | None) -> OpenReader:
-        """See `Care`."""
-        return self._models.blobs.open_of(Digest(digest), size)
-
-    def files(self) -> References:
-        """See `Care`."""
-        sizes: dict[str, int] = {}
-        needs: dict[ModelName, Needs] = {}
-        broken: dict[ModelName, BlobStoreError] = {}
-        for name in self._models.names():
-            try:
-                files = self._models.files_of(name)
-                sizes |= {file: self._models.blobs.size(file) for file in files - sizes.keys()}
-                needs[name] = {file: sizes[file] for file in files}
-            except BlobStoreError as error:
-                broken[name] = error.kept()
-        return References(needs, broken, (), {}, (), {})
-
-    def files_nbytes(self) -> int:
-        """See `Care`."""
-        return self._models.nbytes()
-
-    def damaged(self) -> Iterator[tuple[str, str]]:
-        """See `Care`: files of several blobs with a damaged index."""
-        for name, reason in self._models.blobs.damaged_files() if self._models.names() else ():
-            yield self._models.blobs.digest_of(name).hex, reason
-
-
-def _lacks_only_its_manifest(store: Store, name: ModelName) -> bool:
+def _lacks_only_its_manifest(store: StoreFolder, name: ModelName) -> bool:
     """Return True if all blobs exist that a model's copies name, and its manifest does not."""
     needs = store.copies.needs(name)
     is_whole = bool(needs) and store.blobs.sizes(needs).keys() == needs
@@ -291,7 +238,7 @@ def _lacks_only_its_manifest(store: Store, name: ModelName) -> bool:
 
 
 def _without_manifests(
-    store: Store,
+    store: StoreFolder,
     references: References,
     there: Sequence[ModelName],
     lost: Sequence[MissingModel],
@@ -346,7 +293,7 @@ def _ambiguous_names(manifests: ManifestFolder) -> Iterator[OddFile]:
             yield OddFile(manifests.path.joinpath(*parts), _AMBIGUOUS)
 
 
-def _lost_models(store: Store, listing: BlobListing) -> Iterator[OddFile]:
+def _lost_models(store: StoreFolder, listing: BlobListing) -> Iterator[OddFile]:
     """Yield the copies of lost models (store/local/backups.py), if they can be listed."""
     with suppress(StorageError):
         copied = store.copied(set(store.manifests.names()))

@@ -128,7 +128,6 @@ class ManifestFolder:
         return [name for name in names if name.isascii() and name.lower() == part.lower()]
 
     def read(self, name: ModelName) -> Manifest:
-        """See `Manifests`."""
         raw = self.text(name)
         try:
             return Manifest.parse(raw, f"the manifest of {name}")

@@ -12,19 +12,20 @@ packs, unpacks or removes the name completes the work.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 from blobstore.errors import BlobStoreError, StorageError
 from blobstore.formats.documents import Descriptor
+from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.leftovers import remove_leftover
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.packed_blobs import PackedBlobs, file_size
 from blobstore.store.ports import Care, Leftover, Readable, Removal, Summaries
-from blobstore.store.references import needs_of
+from blobstore.store.references import Needs, References, needs_of
 
 _T = TypeVar("_T")
 _CLOSED = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR})
@@ -67,9 +68,6 @@ class PackedModels(Readable):
         return self._lease()
 
     def care(self) -> Care:
-        """See `Readable`."""
-        from blobstore.store.local.care import PackedCare
-
         return PackedCare(self)
 
     def has(self, name: str | ModelName) -> bool:
@@ -186,6 +184,41 @@ class PackedModels(Readable):
         for file in found:
             remove_leftover(file)
         return Removal(tuple(Descriptor("", digests[file.path], file.nbytes) for file in found))
+
+
+class PackedCare(Care):
+    """The care of the packed models of a store: their blobs are decoded. See `Care`."""
+
+    def __init__(self, models: PackedModels) -> None:
+        super().__init__(models)
+        self._models = models
+
+    def digests(self) -> AbstractSet[str]:
+        return self._models.blobs.digests() if self._models.names() else set()
+
+    def open(self, digest: str, size: int | None) -> OpenReader:
+        return self._models.blobs.open_of(Digest(digest), size)
+
+    def files(self) -> References:
+        sizes: dict[str, int] = {}
+        needs: dict[ModelName, Needs] = {}
+        broken: dict[ModelName, BlobStoreError] = {}
+        for name in self._models.names():
+            try:
+                files = self._models.files_of(name)
+                sizes |= {file: self._models.blobs.size(file) for file in files - sizes.keys()}
+                needs[name] = {file: sizes[file] for file in files}
+            except BlobStoreError as error:
+                broken[name] = error.kept()
+        return References(needs, broken, (), {}, (), {})
+
+    def files_nbytes(self) -> int:
+        return self._models.nbytes()
+
+    def damaged(self) -> Iterator[tuple[str, str]]:
+        """See `Care`: files of several blobs with a damaged index."""
+        for name, reason in self._models.blobs.damaged_files() if self._models.names() else ():
+            yield self._models.blobs.digest_of(name).hex, reason
 
 
 def _unless_closed(read: Callable[[], _T], *, otherwise: _T) -> _T:

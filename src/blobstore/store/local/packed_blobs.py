@@ -60,7 +60,6 @@ class PackedBlobs:
         return of_size(descriptor, self._reader(descriptor.digest))
 
     def read(self, descriptor: Descriptor) -> bytes:
-        """See `Blobs`."""
         check_document_size(descriptor, MAX_DOCUMENT)
         with self.open(descriptor) as reader:
             return checked_bytes(reader.read(0, reader.size), descriptor)

@@ -127,15 +127,12 @@ class LocalSession:
     def writer(
         self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
     ) -> BlobWriter:
-        """See `Session`."""
         return self._new.writer(size, finished, stage)
 
     def put(self, data: bytes) -> FinishedBlob:
-        """See `Session`."""
         return self.put_all([data])[0]
 
     def put_all(self, blobs: Sequence[Bytes]) -> list[FinishedBlob]:
-        """See `Session`."""
         return self._new.put_all(blobs)
 
     def copy(self, reader: OpenReader) -> FinishedBlob:
@@ -179,7 +176,6 @@ class LocalSession:
         return self
 
     def note(self, key: str, blob: FinishedBlob) -> None:
-        """See `Earlier`."""
         with self._mutex:
             self._keyed[key] = blob
             self._unnoted.append(key)
@@ -194,11 +190,9 @@ class LocalSession:
         self._unnoted = []
 
     def keep(self) -> None:
-        """See `Earlier`."""
         self._is_kept = True
 
     def reader(self, blob: FinishedBlob) -> FileReader:
-        """See `Earlier`."""
         return FileReader(blob.path, follow=False)
 
     def takes_time(self) -> bool:

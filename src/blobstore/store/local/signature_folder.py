@@ -43,7 +43,6 @@ class SignatureFolder:
         return [_read(path) for path in self._files(digest)]
 
     def add(self, _name: ModelName, digest: Digest, signatures: Sequence[Signature]) -> int:
-        """See `Signatures`."""
         encoded = {Digest.of(raw).hex: raw for raw in (each.encode() for each in signatures)}
         with self._lock.shared():
             there = {path.name for path in self._files(digest)}

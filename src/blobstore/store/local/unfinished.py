@@ -45,7 +45,6 @@ class UnfinishedWork:
         self._mutex = threading.Lock()
 
     def begin(self, key: str) -> Path:
-        """See `Unfinished`."""
         name = work_name(key)
         place = self._folder / name
         with self._mutex, os_errors("write", place):
@@ -56,7 +55,6 @@ class UnfinishedWork:
     def writer(
         self, path: Path, size: int, finished: Callable[[Digest], None], stage: HashStage
     ) -> BlobWriter:
-        """See `Unfinished`."""
 
         def whole(blob: FinishedBlob) -> None:
             finished(blob.digest)
@@ -64,7 +62,6 @@ class UnfinishedWork:
         return BlobWriter(path.parent, path.name, size, whole, stage, syncs=self._syncs, stays=True)
 
     def accept(self, path: Path, digest: Digest, size: int) -> FinishedBlob:
-        """See `Unfinished`."""
         with os_errors("write", path):
             stamp = Stamp.of(os.lstat(path))
             blob = FinishedBlob(digest, size, self._folder, stamp)

@@ -158,7 +158,6 @@ class BlobWriter:
             self._stage.work_while(lambda: True)
 
     def have(self, offset: int, nbytes: int) -> None:
-        """See `ContinuedWriter`."""
         self._open()
         self._add_read_back(offset, offset + nbytes)
 
@@ -226,7 +225,6 @@ class BlobWriter:
         self._finished(FinishedBlob(digest, self._size, self._folder, stamp))
 
     def release(self) -> None:
-        """See `Writer`."""
         self._hash.abandon()
 
     def close(self) -> None:

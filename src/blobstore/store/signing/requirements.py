@@ -63,7 +63,6 @@ class Anything:
     def accepted(
         self, _name: ModelName, _digest: Digest, _signatures: Sequence[Signature]
     ) -> list[Accepted]:
-        """See `Requirement`."""
         return []
 
 
@@ -76,7 +75,6 @@ class Nothing:
     def accepted(
         self, name: ModelName, _digest: Digest, _signatures: Sequence[Signature]
     ) -> list[Accepted]:
-        """See `Requirement`."""
         raise SignatureError(f"{name} is refused: {self.reason}", model=str(name))
 
 
