@@ -198,7 +198,7 @@ def lease_seconds(value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SweepState:
-    """The object of clean-ups: its version, None if it is missing; and the lease of the one that runs."""
+    """The object of clean-ups: its version, None if it is missing; the lease of the running one."""
 
     version: ObjectVersion | None = None
     lease: LeaseState | None = None
