@@ -105,7 +105,7 @@ def test_names_change_one_after_the_other(
     Nobody is waited for for ever.
     """
     commit_model(store, "m", b"one")
-    monkeypatch.setattr("blobstore.store.local.store._NAMES_WAIT_S", 0.1)
+    monkeypatch.setattr("blobstore.store.local.store_folder._NAMES_WAIT_S", 0.1)
     with process(HOLD_LOCK, store.root / ".blobstore/names", "exclusive"):
         with pytest.raises(BusyError, match="names"):
             change(open_store(store.root))
