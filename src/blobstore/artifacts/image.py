@@ -26,8 +26,7 @@ from blobstore.formats import strictjson
 from blobstore.formats.ocimanifest import IMAGE_CONFIG_MEDIA_TYPE, IMAGE_LAYER_MEDIA_TYPE
 from blobstore.formats.tar import END, folder_header, in_blocks, member_header
 from blobstore.hashing.stage import HashStage
-from blobstore.io.joined import JoinedReader, Segment
-from blobstore.io.ranges import BytesReader
+from blobstore.io.ranges import BytesReader, JoinedReader, Segment
 from blobstore.names import Digest
 
 FOLDER = "models"

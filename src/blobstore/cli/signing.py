@@ -96,8 +96,7 @@ def _show_signed(views: Sequence[SignedView]) -> None:
 
 def _generate(prefix: str) -> None:
     """Write a new pair of keys, or no file. Raises: UsageError if one exists; StorageError."""
-    from blobstore.io.durable import os_errors
-    from blobstore.io.small_files import write_new_file
+    from blobstore.io.durable import os_errors, write_new_file
     from blobstore.store.signing.key_pairs import PrivateKey
 
     private, public = Path(f"{prefix}.key"), Path(f"{prefix}.pub")

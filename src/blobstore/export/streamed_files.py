@@ -21,8 +21,7 @@ from blobstore.export.planned_files import (
 )
 from blobstore.export.steps import steps_of
 from blobstore.hashing.stage import HashStage
-from blobstore.io.joined import JoinedReader, MemoryReader, Segment
-from blobstore.io.ranges import BytesReader, OpenReader
+from blobstore.io.ranges import BytesReader, JoinedReader, OpenReader, Segment
 from blobstore.names import Digest
 from blobstore.store.stored_model import damaged
 
@@ -80,7 +79,7 @@ def _part(piece: Piece, name: str) -> Segment:
         case ValueRange():
             return Segment(piece.nbytes, partial(_values, piece, name))
         case MadeArray():
-            return Segment(piece.nbytes, lambda: MemoryReader(piece.make(), name))
+            return Segment(piece.nbytes, lambda: BytesReader(piece.make(), name))
 
 
 def _values(piece: ValueRange, name: str) -> OpenReader:
@@ -89,4 +88,4 @@ def _values(piece: ValueRange, name: str) -> OpenReader:
     data = memoryview(bytearray(piece.nbytes))
     with piece.weight.blob.open() as reader:
         fill_range(piece, reader, data)
-    return MemoryReader(data, name)
+    return BytesReader(data, name)

@@ -30,8 +30,7 @@ from blobstore.errors import (
     RemoteError,
     ShortReadError,
 )
-from blobstore.io.object_errors import object_errors
-from blobstore.io.object_stores import ATTEMPTS, open_object_store
+from blobstore.io.object_stores import ATTEMPTS, object_errors, open_object_store
 from blobstore.names import relative_path
 
 if TYPE_CHECKING:

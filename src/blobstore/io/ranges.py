@@ -14,8 +14,12 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Iterator
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -26,10 +30,11 @@ from blobstore.errors import (
     from_os_error,
 )
 from blobstore.hashing.stage import HashStage
-from blobstore.io.identity import FileIdentity as FileIdentity, is_coarse as is_coarse
 from blobstore.names import Digest
 
 _MAPPED_FROM = 2**14 + 1
+_COARSE_TICK_NS = 10**7
+_LONGEST_TICK_NS = 2 * 10**9
 _FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -86,12 +91,30 @@ class OpenReader:
         return None if fd is None else (fd, 0)
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes from ``offset``. Raises: as `RangeReader.readinto`."""
+        """Fill ``buffer`` with the bytes from ``offset``. Raises: as `RangeReader.readinto`.
+
+        A reader has this method of its own, or `read`.
+        """
         buffer[:] = self.read(offset, len(buffer))
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly ``length`` bytes from ``offset``. Raises: as `RangeReader.read`."""
-        raise NotImplementedError
+        self._check(offset, length)  # before the memory is taken
+        data = bytearray(length)
+        self.readinto(offset, memoryview(data))
+        return bytes(data)
+
+    def _check(self, offset: int, length: int) -> None:
+        """Raise ShortReadError for bytes beyond the end."""
+        if offset + length > self.size:
+            raise self._short(offset, length)
+
+    def _short(self, offset: int, length: int) -> ShortReadError:
+        return ShortReadError(
+            f"{self.name} ends before byte {offset + length:,}:"
+            f" it had {self.size:,} when it was opened",
+            path=self.name,
+        )
 
     def view(self, offset: int, nbytes: int) -> memoryview | None:  # noqa: ARG002  # most are files
         """Return bytes where they lie, if that is memory, for as long as the caller may read them.
@@ -160,20 +183,109 @@ class SourceReader(OpenReader):
 
 
 class BytesReader(OpenReader):
-    """A reader over bytes in memory."""
+    """A reader over bytes in memory, without a copy of them."""
 
     identity = None
 
-    def __init__(self, data: bytes, name: str = "bytes") -> None:
+    def __init__(self, data: bytes | memoryview, name: str = "bytes") -> None:
         self.name = name
-        self.size = len(data)
-        self._data = data
+        self._data = memoryview(data).cast("B")
+        self.size = len(self._data)
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Return a copy of ``length`` bytes from ``offset``."""
-        if offset + length > self.size:
-            raise _short(self, offset, length)
-        return self._data[offset : offset + length]
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """See `OpenReader`."""
+        self._check(offset, len(buffer))
+        buffer[:] = self._data[offset : offset + len(buffer)]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """``size`` bytes, which are those of the reader that ``open`` returns, from ``offset`` on."""
+
+    size: int
+    open: Callable[[], OpenReader]
+    offset: int = 0
+
+
+class JoinedReader(OpenReader):
+    """The bytes of several parts, one after the other. Not safe to share between threads."""
+
+    identity = None
+
+    def __init__(self, name: str, parts: Sequence[Segment]) -> None:
+        self.name = name
+        self._parts = parts
+        *self._begins, self.size = accumulate((part.size for part in parts), initial=0)
+        self._current: tuple[int, OpenReader] | None = None
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """See `OpenReader`. Raises: as the parts."""
+        self._check(offset, len(buffer))
+        while len(buffer):
+            number = bisect_right(self._begins, offset) - 1  # the last: those before it are empty
+            begin, part = self._begins[number], self._parts[number]
+            length = min(len(buffer), begin + part.size - offset)
+            reader = self._opened(number)
+            reader.readinto(part.offset + offset - begin, buffer[:length])
+            buffer, offset = buffer[length:], offset + length
+
+    def _opened(self, number: int) -> OpenReader:
+        if self._current is None or self._current[0] != number:
+            self.close()
+            self._current = number, self._parts[number].open()
+        return self._current[1]
+
+    def close(self) -> None:
+        """Close the part that is open; a second call does nothing."""
+        current, self._current = self._current, None
+        if current is not None:
+            current[1].close()
+
+
+def is_coarse(time_ns: int) -> bool:
+    """Return True for a time in whole ticks of 10 ms: finer clocks give one in ten million times.
+
+    Clocks tick every 2 s on FAT, every 10 ms on exFAT, every second on exfat-fuse, HFS+ and ext3.
+    """
+    return time_ns % _COARSE_TICK_NS == 0
+
+
+class FileIdentity:
+    """The state of a file: device, inode, size and time of the last write.
+
+    ``key`` adds the time of the last change of any kind: a new link or mode changes the key only. A
+    file that was written within the last tick of a coarse clock gets another key every time: a
+    write in the same tick would leave its times as they are.
+    """
+
+    __slots__ = ("_key", "_rest")
+
+    def __init__(self, status: os.stat_result) -> None:
+        self._key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        self._rest: tuple[int | str, ...] = (status.st_ctime_ns,)
+        # By the time of change, which no program sets: an archive may have set the time of writing
+        # to a whole second.
+        if (
+            is_coarse(status.st_ctime_ns)
+            and abs(time.time_ns() - status.st_mtime_ns) < _LONGEST_TICK_NS
+        ):
+            self._rest += (os.urandom(16).hex(),)
+
+    @property
+    def key(self) -> str:
+        """The identity as a text."""
+        return " ".join(map(str, self._key + self._rest))
+
+    @property
+    def mtime_ns(self) -> int:
+        """Time of the last write, which a copy may keep."""
+        return self._key[3]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FileIdentity) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
 
 
 class FileReader(SourceReader):
@@ -239,13 +351,12 @@ class FileReader(SourceReader):
             except OSError as error:
                 raise from_os_error(error, "read", self.name) from error
             if count == 0:
-                raise _short(self, offset, wanted)
+                raise self._short(offset, wanted)
             filled += count
 
     def read(self, offset: int, length: int) -> bytes:
         """Return ``length`` bytes from ``offset``."""
-        if offset + length > self.size:
-            raise _short(self, offset, length)
+        self._check(offset, length)
         try:  # not by `readinto`: a header may have 100 MB, and would be held twice
             data = os.pread(self._fd, length, offset)
         except OSError as error:
@@ -312,14 +423,6 @@ def real_path(path: str | os.PathLike[str]) -> str:
         raise StorageError(
             f"can't access {path}: too many symbolic links", path=os.fspath(path)
         ) from None
-
-
-def _short(reader: BytesReader | FileReader, offset: int, length: int) -> ShortReadError:
-    return ShortReadError(
-        f"{reader.name} ends before byte {offset + length:,}:"
-        f" it had {reader.size:,} when it was opened",
-        path=reader.name,
-    )
 
 
 def is_mapped(nbytes: int) -> bool:

@@ -12,10 +12,12 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
-from blobstore.errors import StorageError, UsageError
+from blobstore.errors import BlobStoreError, StorageError, UsageError
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -66,6 +68,37 @@ def results_of(
 
     each(range(len(items)), work, max(1, min(jobs, len(items))), name=name, stop=stop)
     return [found[number] for number in range(len(items))]
+
+
+@contextmanager
+def pooled(
+    items: Sequence[_T], do: Callable[[_T], _R], jobs: int, cancel: Callable[[], None], *, name: str
+) -> Iterator[Iterator[_R]]:
+    """Give what ``do`` makes of each of ``items``, which wait for servers, in their order.
+
+    The first one that fails, in whatever order, ends the others by ``cancel``, and so does leaving
+    the block: an interrupt does not wait for servers. Raises: the first error.
+    """
+    failures: list[BlobStoreError] = []
+
+    def work(item: _T) -> _R:
+        try:
+            return do(item)
+        except BlobStoreError as error:
+            failures.append(error)
+            cancel()
+            raise
+
+    with ThreadPoolExecutor(max(1, min(jobs, len(items))), thread_name_prefix=name) as pool:
+        try:
+            yield pool.map(work, items)
+        except BlobStoreError as error:
+            if any(error is failure for failure in failures):  # else it is the caller's own
+                raise failures[0] from None
+            raise
+        finally:
+            cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _start(thread: threading.Thread, *, is_needed: bool) -> None:

@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from blobstore.errors import UsageError
-from blobstore.io.durable import make_folder, os_errors
-from blobstore.io.small_files import add_file, check_regular, replace_file
+from blobstore.io.durable import add_file, check_regular, make_folder, os_errors, replace_file
 
 
 def check_place(path: str, *, force: bool) -> None:

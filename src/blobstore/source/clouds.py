@@ -6,26 +6,23 @@ that ETag. Requests go through obstore (`blobstore.io.objects`).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 from blobstore.errors import (
     CorruptDataError,
     LimitExceededError,
-    RemoteError,
-    ShortReadError,
     UnsupportedSourceError,
 )
 from blobstore.io.budget import Budget, Cancellation
 from blobstore.io.objects import Bucket, ObjectState, ObjectVersion
 from blobstore.io.ranges import Identity, SourceReader
+from blobstore.io.workers import pooled
 from blobstore.names import relative_path
 from blobstore.source.fetching import Fetcher, FetchOptions, remote_fetcher
 from blobstore.source.folders import SUFFIX, Entry, Folder, Found
-from blobstore.source.web import WebEntry, WebIdentity
+from blobstore.source.web import WebIdentity
 
 _T = TypeVar("_T")
 _FIRST_READ = 64 * 2**10
@@ -77,16 +74,14 @@ class BucketFolder(Folder):
                     f" names, at most {_MOST_NAMES:,}",
                     path=self.place(prefix),
                 )
-            entries: list[Entry] = [
-                WebEntry(name, self.place(prefix + name), None) for name in folders
-            ]
+            entries = [Entry(name, self.place(prefix + name), is_folder=True) for name in folders]
             entries += [self._entry(prefix, state) for state in objects]
             self._listings[prefix] = sorted(entries, key=lambda entry: entry.name)
         return self._listings[prefix][:most]
 
     def _entry(self, prefix: str, state: ObjectState) -> Entry:
         found = Found(state.size, object_identity(state, self.place(state.key)))
-        return WebEntry(state.key.removeprefix(prefix), self.place(state.key), found)
+        return Entry(state.key.removeprefix(prefix), self.place(state.key), found=found)
 
     def open(self, name: str, identity: Identity | None = None) -> ObjectFile:
         """Return a reader of one object; of one without an identity the first bytes are read."""
@@ -94,15 +89,24 @@ class BucketFolder(Folder):
             identity = object_identity(self.bucket.head(relative_path(name)), self.place(name))
         return ObjectFile(self.bucket, name, identity, self.budget)
 
-    @contextmanager
     def reading(
         self, names: Sequence[str], read: Callable[[ObjectFile], _T]
-    ) -> Iterator[Iterator[_T]]:
+    ) -> AbstractContextManager[Iterator[_T]]:
         """Give the results of ``read`` for each object; several are read at once."""
-        with _at_once(lambda name: read(self.open(name)), names) as found:
-            yield found
+        return self._at_once(names, lambda name: read(self.open(name)))
 
     sources = reading
+
+    def _at_once(
+        self, names: Sequence[str], read: Callable[[str], _T]
+    ) -> AbstractContextManager[Iterator[_T]]:
+        cancellation = Cancellation()
+
+        def work(name: str) -> _T:
+            cancellation.check(self.place(name))
+            return read(name)
+
+        return pooled(names, work, _AT_ONCE, cancellation.cancel, name="bucket")
 
     def read(self, name: str, limit: int) -> bytes:
         """Return a small object's bytes, of the version that was listed, if it was."""
@@ -116,13 +120,13 @@ class BucketFolder(Folder):
 
     def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
         """Return small objects' bytes by name; several are read at once."""
-        with _at_once(lambda name: self.read(name, limit), names) as found:
+        with self._at_once(names, lambda name: self.read(name, limit)) as found:
             return dict(zip(names, found, strict=True))
 
     def _known(self, name: str) -> Found | None:
         prefix, slash, last = name.rpartition("/")
         entries = self._listings.get(prefix + slash, [])
-        return next((entry.found() for entry in entries if entry.name == last), None)
+        return next((entry.found for entry in entries if entry.name == last), None)
 
     def as_file(self) -> BucketFolder | None:
         """Return the folder above, with this one as its requested object; None for a bucket."""
@@ -156,30 +160,6 @@ class BucketFolder(Folder):
         self.bucket.get_into(key, begin, buffer, version, came=check)
 
 
-@contextmanager
-def _at_once(read: Callable[[str], _T], names: Sequence[str]) -> Iterator[Iterator[_T]]:
-    """Give the results of ``read`` for each name; several are called at once, until one fails."""
-    failed = threading.Event()
-
-    def read_one(name: str) -> _T:
-        if failed.is_set():
-            raise RemoteError("cancelled")
-        try:
-            return read(name)
-        except BaseException:
-            failed.set()
-            raise
-
-    workers = max(1, min(_AT_ONCE, len(names)))
-    with ThreadPoolExecutor(workers, thread_name_prefix="blobstore-bucket") as pool:
-        futures = [pool.submit(read_one, name) for name in names]
-        try:
-            yield (future.result() for future in futures)
-        finally:
-            failed.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
 class ObjectFile(SourceReader):
     """An object of a bucket, read in ranges. It keeps nothing open."""
 
@@ -189,37 +169,27 @@ class ObjectFile(SourceReader):
         self._bucket = bucket
         self._key = relative_path(name)
         self._budget = budget
-        self._head: bytes | None = None
+        self._head: bytearray | None = None
         self.name = bucket.place(name)
         self.identity = identity
         self.size = size_of(identity)
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Return exactly ``length`` bytes from ``offset``. Raises: as `Bucket.get_into`."""
-        if offset + length > self.size:
-            raise ShortReadError(
-                f"{self.name} ends before byte {offset + length:,}: it has {self.size:,}",
-                path=self.name,
-            )
-        if offset + length <= _FIRST_READ:
-            return self._first()[offset : offset + length]
-        buffer = bytearray(length)
-        self.readinto(offset, memoryview(buffer))
-        return bytes(buffer)
-
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes from ``offset``. Raises: as `Bucket.get_into`."""
-        if not len(buffer) and offset <= self.size:
-            return
-        self._bucket.get_into(self._key, offset, buffer, version_of(self.identity))
+        self._check(offset, len(buffer))
+        end = offset + len(buffer)
+        if end > _FIRST_READ:
+            self._bucket.get_into(self._key, offset, buffer, version_of(self.identity))
+        elif len(buffer):
+            buffer[:] = self._first()[offset:end]
 
-    def _first(self) -> bytes:
+    def _first(self) -> bytearray:
         """Return the first bytes, which parsers read in small pieces."""
         if self._head is None:
-            buffer = bytearray(min(_FIRST_READ, self.size))
-            self._budget.receive(len(buffer))
-            self.readinto(0, memoryview(buffer))
-            self._head = bytes(buffer)
+            head = bytearray(min(_FIRST_READ, self.size))
+            self._budget.receive(len(head))
+            self._bucket.get_into(self._key, 0, memoryview(head), version_of(self.identity))
+            self._head = head
         return self._head
 
 

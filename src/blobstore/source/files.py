@@ -104,13 +104,6 @@ class PassingReader(SourceReader):
         if self._hash is not None:
             self._hash.update(buffer)
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Return exactly ``length`` bytes from ``offset``. Raises: as `OpenReader.read`."""
-        data = self._reader.read(offset, length)
-        if self._hash is not None:
-            self._hash.update(data)
-        return data
-
     def check_unchanged(self) -> None:
         """See `SourceReader`."""
         self._reader.check_unchanged()
@@ -234,17 +227,19 @@ class _Walk:
 
     def _take(self, entry: Entry, name: str) -> bool:
         """Add an entry; return True for a folder that is to be walked."""
-        if self.without is not None and entry.place() == self.without:
+        if self.without is not None and entry.place == self.without:
             return False
         shown = f"{name}/" if entry.is_folder else name
         if entry.name.startswith(".") and entry.name != _SHOWN:
             return self._leave(shown, HIDDEN)
-        if (reason := _unfit_name(name) or _unwanted(shown) or entry.fault()) is not None:
+        if (reason := _unfit_name(name) or _unwanted(shown) or entry.fault) is not None:
             return self._leave(shown, reason)
         if entry.is_folder:
             is_deep = name.count("/") + 1 > MAX_DEPTH
             return not is_deep or self._leave(shown, f"more than {MAX_DEPTH} folders deep")
-        return self._keep(entry.found(), name)
+        if entry.error is not None:
+            raise entry.error
+        return self._keep(entry.found, name)
 
     def _keep(self, found: Found | None, name: str) -> bool:
         if found is None:

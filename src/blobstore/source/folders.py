@@ -75,27 +75,22 @@ class Found:
             raise DigestMismatchError(message, path=place)
 
 
-class Entry(ABC):
-    """A file or folder in a folder, as the folder lists it."""
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or folder in a folder, as the folder lists it.
+
+    ``name`` is the last part of its path, ``place`` its real path or its address. ``is_folder``:
+    False for a link to a folder. ``fault``: the reason not to follow a link; None if it is
+    followed. ``found``: the file's state; None when it is not a regular file. ``error``: why that
+    is unknown, as for a link to a missing file.
+    """
 
     name: str
-    """The last part of its path."""
-    is_folder: bool
-    """True for a folder; False for a link to one."""
-
-    def fault(self) -> str | None:  # noqa: B027  # None
-        """Return the reason not to follow a link; None if it is followed."""
-
-    @abstractmethod
-    def place(self) -> str:
-        """Return its real path or its address."""
-
-    @abstractmethod
-    def found(self) -> Found | None:
-        """Return the file's state; None when it is not a regular file.
-
-        Raises: NotFoundError for a link to a missing file; StorageError.
-        """
+    place: str
+    is_folder: bool = False
+    fault: str | None = None
+    found: Found | None = None
+    error: BlobStoreError | None = None
 
 
 class Folder(ABC):
@@ -269,7 +264,7 @@ class LocalFolder(Folder):
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
         """Return its entries, or those of a folder in it."""
         with os_errors("list", self.path / prefix), os.scandir(self.path / prefix) as found:
-            entries = [LocalEntry(entry, self._homes) for entry in islice(found, most)]
+            entries = [_local_entry(self._homes, entry) for entry in islice(found, most)]
         return sorted(entries, key=lambda entry: entry.name)
 
     @cached_property
@@ -335,36 +330,22 @@ class LocalFolder(Folder):
             return reader.read(0, reader.size)
 
 
-class LocalEntry(Entry):
-    """An entry of a folder on a disk; links may lead into ``homes``."""
-
-    def __init__(self, entry: os.DirEntry[str], homes: tuple[str, ...]) -> None:
-        self.name = entry.name
-        self.is_folder = entry.is_dir(follow_symlinks=False)
-        self._entry = entry
-        self._homes = homes
-
-    def place(self) -> str:
-        """Return its real path."""
-        return real_path(self._entry.path)
-
-    def fault(self) -> str | None:
-        """Return the reason not to follow a link: it leads to a folder, or out of its homes."""
-        if not self._entry.is_symlink():
-            return None
-        if _is_folder(self._entry):
-            return "a link to a folder"
-        place = self.place()
-        is_inside = any(place.startswith(f"{home}{os.sep}") for home in self._homes)
-        return None if is_inside else "a link to a place outside of the checkpoint's folder"
-
-    def found(self) -> Found | None:
-        """Return the file's state; None when it is not a regular file."""
-        try:
-            status = self._entry.stat()
-        except OSError as error:  # in the Hugging Face cache: a download that was cut off
-            raise _missing(Path(self._entry.path), error) from error
-        return Found(status.st_size, FileIdentity(status)) if stat.S_ISREG(status.st_mode) else None
+def _local_entry(homes: tuple[str, ...], entry: os.DirEntry[str]) -> Entry:
+    """Return an entry of a folder on a disk; links may lead into ``homes``."""
+    place, fault, found, failure = real_path(entry.path), None, None, None
+    if entry.is_symlink():
+        if _is_folder(entry):
+            fault = "a link to a folder"
+        elif not any(place.startswith(f"{home}{os.sep}") for home in homes):
+            fault = "a link to a place outside of the checkpoint's folder"
+    try:
+        status = entry.stat()
+        if stat.S_ISREG(status.st_mode):
+            found = Found(status.st_size, FileIdentity(status))
+    except OSError as error:  # in the Hugging Face cache: a download that was cut off
+        failure = _missing(Path(entry.path), error)
+    is_folder = entry.is_dir(follow_symlinks=False)
+    return Entry(entry.name, place, is_folder, fault, found, failure)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -32,7 +32,7 @@ from blobstore.formats import strictjson
 from blobstore.names import Digest, relative_path
 from blobstore.source.files import MAX_DEPTH
 from blobstore.source.folders import HUB, HUB_SCHEME, MAIN, Entry, Found
-from blobstore.source.web import WebEntry, WebFolder, WebIdentity
+from blobstore.source.web import WebFolder, WebIdentity
 
 if TYPE_CHECKING:
     from blobstore.io.http.remote_files import HttpReader, Remote
@@ -253,10 +253,12 @@ class HubFolder(WebFolder):
             for folder in folders[: MAX_DEPTH + 1]:  # nothing deeper is walked
                 entries = listing.setdefault(prefix, {})
                 if folder not in entries:
-                    entries[folder] = WebEntry(folder, self._listed_place(prefix + folder), None)
+                    entries[folder] = Entry(
+                        folder, self._listed_place(prefix + folder), is_folder=True
+                    )
                 prefix += f"{folder}/"
             if len(folders) <= MAX_DEPTH:
-                entry = WebEntry(name, self._listed_place(prefix + name), found)
+                entry = Entry(name, self._listed_place(prefix + name), found=found)
                 listing.setdefault(prefix, {})[name] = entry
         return listing
 
@@ -283,7 +285,7 @@ class HubFolder(WebFolder):
         """Return the state of a file in the listing."""
         prefix, slash, last = name.rpartition("/")
         entry = (self._listing or {}).get(prefix + slash, {}).get(last)
-        return entry.found() if entry is not None else super()._known(name)
+        return entry.found if entry is not None else super()._known(name)
 
     def _identity(self, reader: HttpReader) -> Identity:
         """Return the identity that the listing gives: the content's hash."""

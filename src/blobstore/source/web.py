@@ -6,14 +6,13 @@ checkpoints usually have (`LIKELY`). The Hub lists its repositories: hub.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from blobstore.errors import (
-    LimitExceededError,
     NotFoundError,
     UnsupportedSourceError,
     UsageError,
@@ -82,7 +81,7 @@ class WebFolder(Folder):
         self._likely: list[Entry] | None = None
         self._declared: dict[str, Digest] = {}
         self._files: dict[tuple[str, str], RemoteFile] = {}
-        self._opened: dict[str, WebFile] = {}
+        self._small: dict[str, bytes] = {}
 
     @property
     def base_url(self) -> str:
@@ -137,22 +136,17 @@ class WebFolder(Folder):
             return None
 
     def _entry(self, reader: HttpReader) -> Entry:
-        source, name = self._source(reader), self._name_of(reader)
-        self._opened[name] = source
-        return WebEntry(name, reader.name, Found(source.size, source.identity))
+        source = self._source(reader)
+        name, found = self._name_of(reader), Found(source.size, source.identity)
+        if source.size <= self._remote.first_read:
+            self._small[name] = source.read(0, source.size)
+        return Entry(name, reader.name, found=found)
 
     def _name_of(self, reader: HttpReader) -> str:
         return unquote(reader.name.removeprefix(self.base_url))
 
     def open(self, name: str, identity: Identity | None = None) -> WebFile:
-        """Return a reader of one file, which makes one request for each range.
-
-        Files that `scan` found are open already, with their first bytes: a document of that size
-        is asked for once.
-        """
-        opened = self._opened.get(name)
-        if opened is not None and opened.identity == identity:
-            return opened
+        """Return a reader of one file, which makes one request for each range."""
         wanted = header_end if name.endswith(SUFFIX) and identity is None else None
         reader = self._remote.open(self.url(name), wanted=wanted)
         return self._source(reader) if identity is None else self._same(reader, identity)
@@ -193,59 +187,31 @@ class WebFolder(Folder):
         return self.reading(names, lambda reader: read(self._source(reader)))
 
     def read(self, name: str, limit: int) -> bytes:
-        """Return a small file's bytes: those of the state that is known of it, if one is."""
-        found = self._known(name)
-        if found is None:
-            data = self._remote.read_document(self.url(name), limit, self.budget)
-            self._take_text(len(data), name)
-            return data
-        self._take_document(name, found, limit)
-        with self.open(name, found.identity) as reader:
-            return _document(reader, found)
+        """Return a small file's bytes, which have the hashes that its server declared, if any."""
+        return self.read_all([name], limit)[name]
 
     def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
-        """Return small files' bytes by name; those of known sizes are asked for at once."""
-        known = {name: found for name in names if (found := self._known(name)) is not None}
-        for name, found in known.items():
-            self._take_document(name, found, limit)
-        files = self._whole(known)
-        return {
-            name: _document(files[name], known[name]) if name in known else self.read(name, limit)
-            for name in names
-        }
+        """Return small files' bytes by name; several are asked for at once."""
 
-    def _whole(self, known: Mapping[str, Found]) -> dict[str, WebFile]:
-        """Return readers of small files, which have the bytes."""
-        most = self._remote.first_read
-        files = {
-            name: self._opened[name]
-            for name, found in known.items()
-            if name in self._opened and found.size <= most
-        }
-        sizes = {self.url(name): known[name].size for name in known if name not in files}
+        def work(url: str, limits: RequestLimits) -> bytes:
+            return self._remote.read_page(url, limit, limits=limits)[0]
 
-        def work(url: str, limits: RequestLimits) -> HttpReader:
-            return self._remote.open(url, first_read=max(1, sizes[url]), limits=limits)
+        documents = {name: self._small[name] for name in names if name in self._small}
+        missing = [name for name in names if name not in documents]
+        urls = [self.url(name) for name in missing]
+        with self._remote.at_once(urls, work, self.budget) as read:
+            documents.update(zip(missing, read, strict=True))
+        return {name: self._checked(name, documents[name]) for name in names}
 
-        with self._remote.at_once(list(sizes), work) as readers:
-            for reader in readers:
-                name = self._name_of(reader)
-                files[name] = self._same(reader, known[name].identity)
-        return files
-
-    def _take_document(self, name: str, found: Found, limit: int) -> None:
-        """Count a document before it is read. Raises: LimitExceededError."""
-        if found.size > limit:
-            message = (
-                f"limit exceeded: {self.place(name)} has {found.size:,} bytes, at most {limit:,}"
-            )
-            raise LimitExceededError(message, path=self.place(name))
-        self._take_text(found.size, name)
+    def _checked(self, name: str, data: bytes) -> bytes:
+        self._take_text(len(data), name)
+        if (found := self._known(name)) is not None:
+            found.check(data, self.place(name))
+        return data
 
     def _known(self, name: str) -> Found | None:
         """Return the state of a file that the server was asked for before."""
-        entries = (entry for entry in self._likely or () if entry.name == name)
-        return next((entry.found() for entry in entries), None)
+        return next((entry.found for entry in self._likely or () if entry.name == name), None)
 
     @contextmanager
     def fetcher(self, options: FetchOptions) -> Iterator[Fetcher]:
@@ -283,13 +249,6 @@ class WebFolder(Folder):
         self._remote.close()
 
 
-def _document(reader: WebFile, found: Found) -> bytes:
-    """Return all bytes. Raises: as `Found.check`."""
-    data = reader.read(0, found.size)
-    found.check(data, reader.name)
-    return data
-
-
 @dataclass(frozen=True, slots=True)
 class WebIdentity:
     """The state of a file on a server: its validator and size as text."""
@@ -313,24 +272,6 @@ class WebIdentity:
                 hint="Download the file first.",
             )
         return cls(f"{validator} {version.size}")
-
-
-class WebEntry(Entry):
-    """A file on a server, or a folder of a repository; ``state`` is None for a folder."""
-
-    def __init__(self, name: str, place: str, state: Found | None) -> None:
-        self.name = name
-        self.is_folder = state is None
-        self._place = place
-        self._state = state
-
-    def place(self) -> str:
-        """Return its address."""
-        return self._place
-
-    def found(self) -> Found | None:
-        """Return the file's state."""
-        return self._state
 
 
 class WebFile(SourceReader):

@@ -238,7 +238,7 @@ def test_a_pair_that_can_t_be_written_leaves_no_file(
             raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("blobstore.io.small_files.sync", full)
+        patch.setattr("blobstore.io.durable.sync", full)
         code, _, err = cli("sign", "--generate-key", f"{prefix}2")
     assert (code, f"can't write {prefix}2.pub: no space left" in err) == (1, True)
     assert cli("sign", "--generate-key", f"{prefix}2")[0] == 0

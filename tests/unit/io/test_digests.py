@@ -21,10 +21,10 @@ DATA = random.Random(5).randbytes(max(SIZES))
 class Failing(BytesReader):
     """A reader that fails behind its first piece."""
 
-    def read(self, offset: int, length: int) -> bytes:
+    def readinto(self, offset: int, buffer: memoryview) -> None:
         if offset:
             raise CorruptDataError("a bad sector")
-        return super().read(offset, length)
+        super().readinto(offset, buffer)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, len(SIZES), 20])

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from blobstore.errors import ShortReadError
-from blobstore.io.joined import JoinedReader, MemoryReader, Segment
-from blobstore.io.ranges import BytesReader, OpenReader
+from blobstore.io.ranges import BytesReader, JoinedReader, OpenReader, Segment
 from blobstore.names import Digest
 
 
@@ -22,7 +21,7 @@ class Counted(BytesReader):
         self.opened.append(data)
 
     def close(self) -> None:
-        self.closed.append(self._data)
+        self.closed.append(bytes(self._data))
 
 
 def joined(parts: list[bytes]) -> JoinedReader:
@@ -64,7 +63,7 @@ def test_parts_are_opened_once_and_closed() -> None:
 
 
 def test_memory_is_read_as_bytes() -> None:
-    reader: OpenReader = MemoryReader(memoryview(b"abcdefgh").cast("I"), "memory")
+    reader: OpenReader = BytesReader(memoryview(b"abcdefgh").cast("I"), "memory")
     assert (reader.size, reader.read(2, 3)) == (8, b"cde")
     for read in (lambda: reader.read(6, 3), lambda: reader.readinto(8, memoryview(bytearray(1)))):
         with pytest.raises(ShortReadError):

@@ -23,7 +23,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.io import object_stores
-from blobstore.io.object_errors import object_error
+from blobstore.io.object_stores import object_error
 from blobstore.io.objects import Bucket, ObjectVersion, open_bucket
 
 SECRET = "sig=abcdef"  # noqa: S105  # not one

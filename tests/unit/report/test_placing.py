@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.errors import BlobStoreError, StorageError, UsageError
-from blobstore.io.small_files import add_file
+from blobstore.io.durable import add_file
 from blobstore.report.placing import check_folder, check_place, place_file
 
 IN_THE_WAY: dict[str, Callable[[Path], None]] = {

@@ -427,24 +427,6 @@ def test_a_document_is_asked_for_once(server: Server, checkpoint: Path, store: S
         assert asked_for.count(f"/name/{name}") == 1
 
 
-def test_a_long_document_that_changes_on_its_server(
-    server: Server, checkpoint: Path, store: Store
-) -> None:
-    document = checkpoint / "tokenizer.json"
-    document.write_bytes(document.read_bytes() + b" " * 2**16)
-    one, other = served(checkpoint), served(checkpoint, 'ETag: "v2"')
-    asked_for: list[str] = []
-
-    def answer(asked: Asked) -> Iterator[bytes]:
-        asked_for.append(asked.target)
-        again = asked_for.count("/name/tokenizer.json") > 1
-        yield from (other if again else one)(asked)
-
-    server.play(answer)
-    with pytest.raises(CorruptDataError, match=r"tokenizer\.json.* changed"):
-        blobstore.import_model(server.at("name/"), store=store)
-
-
 def test_a_folder_is_read_again_within_new_limits(
     server: Server, endpoint: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

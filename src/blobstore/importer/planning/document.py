@@ -23,9 +23,8 @@ from blobstore.importer.planning.outputs import (
     PlannedCopy,
     PlannedFile,
 )
-from blobstore.io.durable import FILE_MODE, os_errors
+from blobstore.io.durable import FILE_MODE, check_regular, os_errors, replace_file
 from blobstore.io.ranges import FileIdentity, Identity
-from blobstore.io.small_files import check_regular, replace_file
 from blobstore.source.addresses import without_secrets
 from blobstore.source.files import KeptFile
 from blobstore.source.weights import SourceFile, SourceWeight

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from blobstore.importer.streaming.held import HeldSum
-from blobstore.io.durable import open_or_create, os_errors
+from blobstore.io.durable import open_or_create, os_errors, replace_file
 from blobstore.io.ranges import close_quietly
-from blobstore.io.small_files import replace_file
 from blobstore.names import Digest
 
 _log = logging.getLogger("blobstore.importer.streaming")

@@ -21,8 +21,7 @@ from blobstore.formats import strictjson
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.formats.strictdocument import InvalidError, check_of
 from blobstore.importer.work.tasks import FileSpan, Task
-from blobstore.io.durable import make_folder, os_errors, read_own
-from blobstore.io.small_files import replace_file
+from blobstore.io.durable import make_folder, os_errors, read_own, replace_file
 from blobstore.names import Digest
 
 RULE: Final = "P3"

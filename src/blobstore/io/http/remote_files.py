@@ -19,14 +19,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
 
 from blobstore.errors import (
-    BlobStoreError,
     LimitExceededError,
     RemoteError,
     ShortReadError,
@@ -43,6 +41,7 @@ from blobstore.io.http.messages import (
     linked_of,
 )
 from blobstore.io.http.web_addresses import Linked, RequestTarget
+from blobstore.io.workers import pooled
 
 _T = TypeVar("_T")
 FIRST_READ = 64 * 2**10
@@ -317,46 +316,25 @@ class Remote(HttpClient):
         first_read = first_read or self.first_read
         return HttpReader(self, url, first_read=first_read, wanted=wanted, limits=limits)
 
-    @contextmanager
     def at_once(
         self,
         urls: Sequence[str],
         work: Callable[[str, RequestLimits], _T],
         budget: Budget | None = None,
-    ) -> Iterator[Iterator[_T]]:
-        """Give what ``work`` makes of each of ``urls`` within its limits, in their order.
+    ) -> AbstractContextManager[Iterator[_T]]:
+        """Give what ``work`` makes of each of ``urls`` within its limits. See `pooled`.
 
-        ``connections`` are worked on at once. The first one that fails, in whatever order, ends the
-        others where they wait, and so does leaving the block. ``budget``: what they may take in
-        all.
-
-        Raises: UsageError when one of ``urls`` is not a web address, before any request; as
-        ``work``.
+        ``connections`` are worked on at once. ``budget``: what they may take in all. Raises:
+        UsageError when one of ``urls`` is not a web address, before any request; as ``work``.
         """
         for url in urls:
             self.start(url)  # checks it; the first one's origin gets the token
         cancellation = Cancellation()
-        failures: list[BlobStoreError] = []
 
         def work_on(url: str) -> _T:
-            try:
-                return work(url, self.limits(0, budget, cancellation=cancellation))
-            except BlobStoreError as error:
-                failures.append(error)
-                cancellation.cancel()
-                raise
+            return work(url, self.limits(0, budget, cancellation=cancellation))
 
-        workers = max(1, min(self.connections, len(urls)))
-        with ThreadPoolExecutor(workers, thread_name_prefix="blobstore-remote") as pool:
-            try:
-                yield pool.map(work_on, urls)
-            except BlobStoreError as error:
-                if any(error is failure for failure in failures):  # else it is the caller's own
-                    raise failures[0] from None
-                raise
-            finally:  # an interrupt does not wait for servers either
-                cancellation.cancel()
-                pool.shutdown(wait=False, cancel_futures=True)
+        return pooled(urls, work_on, self.connections, cancellation.cancel, name="remote")
 
     def read_document(self, url: str, limit: int, budget: Budget | None = None) -> bytes:
         """Return all of the small file at ``url``, within ``budget``.
@@ -368,19 +346,25 @@ class Remote(HttpClient):
         return self.read_page(url, limit, budget)[0]
 
     def read_page(
-        self, url: str, limit: int, budget: Budget | None = None
+        self,
+        url: str,
+        limit: int,
+        budget: Budget | None = None,
+        *,
+        limits: RequestLimits | None = None,
     ) -> tuple[bytes, str | None]:
         """Return all of a small file, and the address of the next page (RFC 8288: ``rel="next"``).
 
         Raises: as `read_document`.
         """
-        limits = self.limits(limit + 1 + _OVERHEAD, budget)
+        own = limits or self.limits(0, budget)
+        own.extend(limit + 1 + _OVERHEAD)
 
         def read() -> tuple[bytes, str | None]:
-            with self.get(self.start(url), limits, accept=(_OK,), retries=False) as (reply, _):
+            with self.get(self.start(url), own, accept=(_OK,), retries=False) as (reply, _):
                 return _whole(reply, limit), reply.next_page()
 
-        return self.retrying(read, limits)
+        return self.retrying(read, own)
 
 
 def _whole(reply: Reply, limit: int) -> bytes:

@@ -27,9 +27,8 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import Descriptor
-from blobstore.io.durable import listed, make_folder, os_errors
+from blobstore.io.durable import listed, make_folder, os_errors, replace_file
 from blobstore.io.ranges import FileReader
-from blobstore.io.small_files import replace_file
 from blobstore.io.workers import each
 from blobstore.store.bucket.object_blobs import BucketBlobs
 from blobstore.store.local.locks import StoreLock

@@ -41,10 +41,10 @@ from blobstore.io.durable import (
     make_folder,
     os_errors,
     read_own,
+    replace_file,
     sync_folder,
 )
 from blobstore.io.ranges import FileReader
-from blobstore.io.small_files import replace_file
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.locks import refuse_link
 from blobstore.store.local.manifests import DEPTH, walk

@@ -30,9 +30,8 @@ from typing import NamedTuple
 
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.hashing.stage import HashStage
-from blobstore.io.durable import make_folder, os_errors, read_own
+from blobstore.io.durable import append_file, make_folder, os_errors, read_own, replace_file
 from blobstore.io.ranges import FileReader
-from blobstore.io.small_files import append_file, replace_file
 from blobstore.names import Digest
 from blobstore.store.local.blobs import FinishedBlob, Stamp
 from blobstore.store.ports import Leftover, Summary

@@ -25,9 +25,9 @@ from blobstore.io.durable import (
     os_errors,
     remove_if_there,
     sync_folder,
+    write_new_file,
 )
 from blobstore.io.ranges import FileReader
-from blobstore.io.small_files import write_new_file
 from blobstore.names import ModelName, hint_for
 from blobstore.store.ports import ambiguous
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from blobstore.errors import BlobStoreError, NotFoundError
-from blobstore.io.durable import listed, make_folder, os_errors, read_own
-from blobstore.io.small_files import replace_file
+from blobstore.io.durable import listed, make_folder, os_errors, read_own, replace_file
 from blobstore.names import Digest
 from blobstore.store.local.journal import is_ours
 

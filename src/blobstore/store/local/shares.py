@@ -11,8 +11,7 @@ import re
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, NotFoundError
-from blobstore.io.durable import make_folder, os_errors, read_own
-from blobstore.io.small_files import append_file, replace_file
+from blobstore.io.durable import append_file, make_folder, os_errors, read_own, replace_file
 from blobstore.names import Digest
 from blobstore.store.ports import Share
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from blobstore.errors import CorruptDataError, LimitExceededError
 from blobstore.formats.signatures import MAX_FILE, MAX_SIGNATURES, Signature
 from blobstore.io.copying import remove_tree
-from blobstore.io.durable import listed, make_folder, os_errors, read_own, sync_folder
-from blobstore.io.small_files import replace_file
+from blobstore.io.durable import listed, make_folder, os_errors, read_own, replace_file, sync_folder
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.leftovers import is_young
 from blobstore.store.local.locks import StoreLock, refuse_link

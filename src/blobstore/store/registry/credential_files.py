@@ -24,9 +24,8 @@ from typing import Any
 
 from blobstore.errors import DocumentError, LimitExceededError, MissingFileError, UsageError, quoted
 from blobstore.formats import strictjson
-from blobstore.io.durable import os_errors, sync_folder
+from blobstore.io.durable import os_errors, replace_file, sync_folder
 from blobstore.io.ranges import FileReader, real_path
-from blobstore.io.small_files import replace_file
 from blobstore.store.registry.credential_helpers import CredentialHelper
 from blobstore.store.registry.hosts import HUB_HOSTS
 from blobstore.store.registry.login import Login, Secret

@@ -243,7 +243,7 @@ def test_a_failed_write_leaves_the_old_file(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("blobstore.io.small_files.sync", fail)
+    monkeypatch.setattr("blobstore.io.durable.sync", fail)
     error = refusal(lambda: file.keep("h", Login("bob", Secret(HIDDEN))))
     assert isinstance(error, StorageError)
     assert str(file.path) in error.message
