@@ -26,13 +26,14 @@ from blobstore.errors import (
     RemoteError,
     UsageError,
 )
+from blobstore.formats.documents import Descriptor
 from blobstore.importer.model_names import check_tag, default_name
 from blobstore.importer.planning.document import encode_plan
 from blobstore.importer.planning.outputs import ImportPlan
 from blobstore.importer.planning.travel import plan_bytes, read_plan
 from blobstore.importer.policies.arguments import ImportArguments
 from blobstore.importer.run import ImportResult, plan_import
-from blobstore.importer.work.dask_worker import Made, SentPortion, WorkOrder, make_blobs
+from blobstore.importer.work.dask_worker import SentPortion, WorkOrder, make_blobs
 from blobstore.importer.work.publishing import commit_shared
 from blobstore.importer.work.tasks import Task
 from blobstore.importer.work.worker import MadeTask, SharedPlan
@@ -63,8 +64,6 @@ _LEAST_PORTIONS = 10
 """The last groups are what a worker would get if so many were made for each worker in all."""
 _MOST_DEATHS = 10
 """How often a task is handed out again after its workers, or the scheduler, were lost."""
-_MOST_TURNS = 3
-"""How often a task is handed out that read other bytes of a file than the file's own task."""
 
 
 def import_model(
@@ -164,19 +163,12 @@ def _run(
 
     def submit(group: Group, key: str) -> Future[Any]:
         portion = shared.divided.portion(group)
-        sent = SentPortion(
-            zlib.compress(encode_plan(portion.plan), 1), portion.owned, portion.spans, order
-        )
+        sent = SentPortion(zlib.compress(encode_plan(portion.plan), 1), portion.declared, order)
         return client.submit(make_blobs, sent, key=key, retries=retries, pure=False)
 
-    for _ in range(_MOST_TURNS):
-        handing = HandingOut(client, submit)
-        for task, made, sums in handing.results(tasks):
-            shared.receipts.write(task, made, sums)
-            shown(task.source_bytes, task.blobs[0].name)
-        tasks = [task for task in tasks if task.spans and not shared.made_of(task)]
-        if not tasks:
-            break
+    for task, made in HandingOut(client, submit).results(tasks):
+        shared.receipts.write(task, made)
+        shown(task.source_bytes, task.blobs[0].name)
     result = commit_shared(shared, full, store=store, force=force)
     return replace(result, seconds=time.monotonic() - started)
 
@@ -285,11 +277,11 @@ class HandingOut:
         self._waiting[future] = group
         return future
 
-    def _result(self, future: Future[Any], group: Group) -> Made | None:
+    def _result(self, future: Future[Any], group: Group) -> list[Descriptor] | None:
         """Return what a group became, None if it has to be handed out again."""
         if future.status == "finished":
             try:
-                found: Made | BlobStoreError | None = future.result()
+                found: list[Descriptor] | BlobStoreError | None = future.result()
             except OSError:  # its scheduler was killed before the result came
                 found = None
             future.release()
@@ -316,11 +308,8 @@ class HandingOut:
             raise RemoteError(f"the Dask workers of task {number} died {_MOST_DEATHS} times")
 
 
-def _split(group: Group, made: Made) -> Iterator[MadeTask]:
+def _split(group: Group, made: list[Descriptor]) -> Iterator[MadeTask]:
     """Yield each task of a group with what it became."""
-    blobs = iter(made[0])
-    spans = {span: None for task in group for span in task.spans}
-    sums = dict(zip(spans, made[1], strict=True))
+    blobs = iter(made)
     for task in group:
-        of_task = list(islice(blobs, len(task.blobs)))
-        yield MadeTask(task, of_task, [sums[span] for span in task.spans])
+        yield MadeTask(task, list(islice(blobs, len(task.blobs))))

@@ -30,7 +30,6 @@ from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.planning.document import encode_plan
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob
 from blobstore.importer.policies.options import ImportOptions
-from blobstore.importer.work.dask_worker import Made
 from blobstore.importer.work.publishing import check_blobs, made_blobs
 from blobstore.importer.work.worker import SharedPlan
 from blobstore.io.workers import silent
@@ -64,13 +63,12 @@ def made_up_plan(count: int) -> ImportPlan:
     return ImportPlan(inventories, options, blobs, ModelConfig(), Coverage(nothing, nothing))
 
 
-def made_up_task(document: bytes, sizes: Sequence[int]) -> Made:
-    """Return blobs of these sizes, with digests that depend on the document, and no spans."""
+def made_up_task(document: bytes, sizes: Sequence[int]) -> list[Descriptor]:
+    """Return blobs of these sizes, with digests that depend on the document."""
     start = hashlib.sha256(document).hexdigest()[:56]
-    blobs = [
+    return [
         Descriptor("", Digest(f"{start}{number:08x}"), size) for number, size in enumerate(sizes)
     ]
-    return blobs, []
 
 
 class _FullSession:
@@ -157,5 +155,5 @@ def _hand_out(shared: SharedPlan, client: Client) -> None:
         return future
 
     handing = on_dask.HandingOut(client, submit)
-    for task, blobs, sums in handing.results(shared.divided.tasks):
-        shared.receipts.write(task, blobs, sums)
+    for task, blobs in handing.results(shared.divided.tasks):
+        shared.receipts.write(task, blobs)

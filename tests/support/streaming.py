@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from blobstore.importer.streaming.segments import SegmentSizes
+from blobstore.importer import declared as declared_files, segments, writing
 from blobstore.io.ranges import Identity
 from blobstore.names import Digest
 from blobstore.source.fetching import Fetcher, FetchOptions, FolderFetcher
@@ -19,25 +19,22 @@ from blobstore.source.folders import LocalFolder
 from blobstore.source.weights import SourceFile
 from blobstore.store.local.store import Store
 
-TINY = SegmentSizes(aim=2**13, most=2**14, window=2**15, gap=64)
-"""Many segments, most of which are smaller than a tensor."""
-SMALL = SegmentSizes(aim=2**16, most=2**17, window=2**19)
-"""Segments of several tensors."""
+TINY = 2**13
+"""Bytes of a segment: most are smaller than a tensor."""
+SMALL = 2**17
+"""Bytes of a segment that has several tensors."""
 
 
 @dataclass
 class Fetched:
     """The ranges that were fetched: (file, begin, bytes).
 
-    ``before`` is called before each; ``change`` may change the bytes that come. A range comes in
-    parts of ``most`` bytes, if that is not 0. ``wanted`` threads are of use.
+    ``before`` is called before each; ``change`` may change the bytes that come.
     """
 
     ranges: list[tuple[str, int, int]] = field(default_factory=list)
     before: Callable[[str, int], None] = lambda _name, _begin: None
     change: Callable[[str, int, memoryview], None] = lambda _name, _begin, _data: None
-    most: int = 0
-    wanted: int = 4
 
     @property
     def nbytes(self) -> int:
@@ -55,33 +52,19 @@ class _Fetcher:
         self._fetched = fetched
         self.cancel = self._inner.cancel
 
-    @property
-    def wanted(self) -> int:
-        return self._fetched.wanted
-
-    def fill(
-        self,
-        name: str,
-        identity: Identity,
-        begin: int,
-        buffer: memoryview,
-        came: Callable[[int], None] | None = None,
-    ) -> None:
-        for at in range(0, len(buffer), self._fetched.most or max(1, len(buffer))):
-            part = buffer[at : at + self._fetched.most] if self._fetched.most else buffer
-            self._fetched.before(name, begin + at)
-            self._inner.fill(name, identity, begin + at, part)
-            self._fetched.change(name, begin + at, part)
-            self._fetched.ranges.append((name, begin + at, len(part)))
-            if came is not None:
-                came(len(part))
+    def fill(self, name: str, identity: Identity, begin: int, buffer: memoryview) -> None:
+        self._fetched.before(name, begin)
+        self._inner.fill(name, identity, begin, buffer)
+        self._fetched.change(name, begin, buffer)
+        self._fetched.ranges.append((name, begin, len(buffer)))
 
 
 @contextmanager
-def streamed(sizes: SegmentSizes = TINY, *, declared: bool = False) -> Iterator[Fetched]:
+def streamed(nbytes: int = TINY, *, declared: bool = False, count: int = 4) -> Iterator[Fetched]:
     """Let imports of local folders be streamed; give what they fetch.
 
-    ``declared``: as if the server declared each file's digest.
+    ``nbytes``: of a segment; ``count`` of them are in memory. ``declared``: as if the server
+    declared each file's digest.
     """
     fetched = Fetched()
 
@@ -92,7 +75,10 @@ def streamed(sizes: SegmentSizes = TINY, *, declared: bool = False) -> Iterator[
     with (
         mock.patch.object(LocalFolder, "is_remote", new=True),
         mock.patch.object(LocalFolder, "fetcher", fetcher),
-        mock.patch.object(SegmentSizes, "of", return_value=sizes),
+        mock.patch.object(segments, "SEGMENT", nbytes),
+        mock.patch.object(segments, "_GAP", 64),
+        mock.patch.object(writing, "_SEGMENTS", count),
+        mock.patch.object(declared_files, "STATES_EVERY_S", 0),
         _declaring(is_on=declared),
     ):
         yield fetched

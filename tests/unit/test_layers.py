@@ -52,7 +52,6 @@ LEADING_BACK = {
     ("cli.running", "cli.dialogue"),
     ("source.fetching", "source.folders"),
     ("source.fetching", "source.weights"),
-    ("source.webfetching", "source.web"),
 }
 HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich", "httpx2", "httpcore2", "zstandard"}
 HEAVY |= {"cryptography", "nacl", "obstore", "dask", "distributed"}

@@ -69,13 +69,11 @@ def store_in_bucket(address: str, wait_s: float | None, cache: CacheChoice | Non
     Raises: UsageError for another address, or without the extra `cloud`; as `CacheChoice.open`.
     """
     from blobstore.io.objects import open_bucket
-    from blobstore.store.bucket.blob_cache import work_folder
     from blobstore.store.bucket.bucket_store import BucketStore
 
     kept = cache.open() if cache is not None else None
     bucket = open_bucket(address, bucket_options(address))
-    work = work_folder((cache or CacheChoice()).place)
-    return BucketStore(bucket, cache=kept, wait_s=wait_s, work=work)
+    return BucketStore(bucket, cache=kept, wait_s=wait_s)
 
 
 def folder_store_at(

@@ -49,7 +49,6 @@ class BlobHash:
         self.stream, self._done = begun or (hashing.stream(), 0)
         self._stage = stage
         self._size = size
-        self._frontier = self._done
         self._waiting: dict[int, Piece] = {}
         self._is_taken = self._is_abandoned = False
         self._error: BaseException | None = None
@@ -61,14 +60,8 @@ class BlobHash:
         if self._is_abandoned:
             self.abandon()
 
-    def is_in_turn(self, offset: int) -> bool:
-        """Return True if all bytes before ``offset`` were added."""
-        return offset <= self._frontier
-
     def _add(self, offset: int, piece: Piece) -> None:
         self._waiting[offset] = piece
-        while (following := self._waiting.get(self._frontier)) is not None and following.nbytes:
-            self._frontier += following.nbytes
         self._offer()
 
     def abandon(self) -> None:

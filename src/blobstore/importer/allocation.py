@@ -41,7 +41,7 @@ from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.making import non_finite
 from blobstore.importer.planning.outputs import OutputTensor
 from blobstore.importer.policies.options import ImportOptions
-from blobstore.importer.streaming.sampling import SampleReaders, sample_readers
+from blobstore.importer.sampling import SampleReaders, sample_readers
 from blobstore.io.workers import Progress, results_of
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
 from blobstore.kernels.scales import ScaleChoice

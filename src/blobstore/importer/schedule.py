@@ -1,4 +1,4 @@
-"""The order in which an import makes its blobs.
+"""The order in which an import of local files makes its blobs.
 
 Several blobs are made at once, so that the hash stage has several streams: a run of each in turn.
 Consecutive small blobs are made many at a time. The order depends on the plan only, not on the
@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -28,17 +29,18 @@ _ALIGNMENT = 64
 """Of a small blob in its buffer: a line of the processor's cache."""
 
 
-Place = tuple[int, int]
-"""A place in a plan: the number of a blob, and an offset in it."""
+Place = tuple[int, ...]
+"""A place in the order of an import: locally the number of a blob, and an offset in it."""
+_HERE: AbstractContextManager[None] = nullcontext()
 
 
 class FirstError:
-    """The error that comes first in the plan. What comes behind it need not be made."""
+    """The error that comes first in an import's order. What comes behind it need not be made."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._error: Exception | None = None
-        self.place: Place = (sys.maxsize, 0)
+        self.place: Place = (sys.maxsize,)
 
     def note(self, place: Place, error: Exception) -> None:
         """Keep the error of the work at ``place`` if it is the first so far."""
@@ -53,31 +55,19 @@ class FirstError:
 
 
 @dataclass(frozen=True, slots=True)
-class RunOfBlob:
-    """One run of the plan's blob of that number."""
+class Work:
+    """What one thread makes in one buffer: a run of a large blob, or several small blobs.
 
-    number: int
-    run: Run
+    ``runs``: with the numbers of their blobs in the plan. ``using``: what the thread reads the
+    source within. ``waits``: earlier work makes all bytes of the blob before the run, so its buffer
+    may wait until these are hashed.
+    """
 
-    @property
-    def place(self) -> Place:
-        """Its place in the plan."""
-        return self.number, self.run.begin
-
-
-@dataclass(frozen=True, slots=True)
-class SmallBlobs:
-    """Whole blobs that fit one buffer: their numbers, and their runs."""
-
-    blobs: tuple[tuple[int, Run], ...]
-
-    @property
-    def place(self) -> Place:
-        """The place of the first one in the plan."""
-        return self.blobs[0][0], 0
-
-
-Work = RunOfBlob | SmallBlobs
+    place: Place
+    runs: tuple[tuple[int, Run], ...]
+    is_small: bool = False
+    using: AbstractContextManager[None] = _HERE
+    waits: bool = True
 
 
 def is_large(nbytes: int) -> bool:
@@ -104,7 +94,9 @@ def _all_work(blobs: Mapping[int, PlannedBlob]) -> Iterator[Work]:
     window = _Window()
     for is_small, group in groupby(blobs.items(), lambda item: not is_large(item[1].size)):
         if is_small:
-            yield from _small(group)
+            runs = ((number, run) for number, blob in group for run in runs_of(blob))
+            for some in buffers_of(runs):
+                yield Work((some[0][0], 0), some, is_small=True)
             continue
         for number, blob in group:
             window.add(number, blob)
@@ -112,17 +104,18 @@ def _all_work(blobs: Mapping[int, PlannedBlob]) -> Iterator[Work]:
     yield from window.runs(until_empty=True)
 
 
-def _small(blobs: Iterable[tuple[int, PlannedBlob]]) -> Iterator[SmallBlobs]:
+def buffers_of(small: Iterable[tuple[int, Run]]) -> Iterator[tuple[tuple[int, Run], ...]]:
+    """Yield small blobs, each of one run, as many at a time as one buffer holds."""
     taken: list[tuple[int, Run]] = []
     room = 0
-    for number, blob in blobs:
-        (run,) = runs_of(blob)
-        if room + room_of(run) > RUN:
-            yield SmallBlobs(tuple(taken))
+    for number, run in small:
+        if taken and room + room_of(run) > RUN:
+            yield tuple(taken)
             taken, room = [], 0
         taken.append((number, run))
         room += room_of(run)
-    yield SmallBlobs(tuple(taken))
+    if taken:
+        yield tuple(taken)
 
 
 class _Window:
@@ -136,7 +129,7 @@ class _Window:
         self._blobs.append((number, blob.size, runs_of(blob)))
         self._nbytes += blob.size
 
-    def runs(self, *, until_empty: bool = False) -> Iterator[RunOfBlob]:
+    def runs(self, *, until_empty: bool = False) -> Iterator[Work]:
         """Yield a run of each blob in turn, while the window is full."""
         while self._blobs and (until_empty or self._is_full()):
             number, size, runs = self._blobs.popleft()
@@ -144,7 +137,7 @@ class _Window:
             if run is None:
                 self._nbytes -= size
             else:
-                yield RunOfBlob(number, run)
+                yield Work((number, run.begin), ((number, run),))
                 self._blobs.append((number, size, runs))
 
     def _is_full(self) -> bool:

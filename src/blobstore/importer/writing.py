@@ -1,10 +1,13 @@
 """Write: carry an import plan out. Nothing is decided here.
 
-Threads take pieces of work in one order (schedule.py), each with a buffer of its own. A run of a
-large blob is read, decoded, cast and quantized into the buffer, written to its place, and given to
-the hash stage, where several blobs are hashed at once. Small blobs are made, hashed and written
-many in one buffer. So all threads work on one large tensor as well as on many small ones, memory
-is that of the buffers, and the bytes do not depend on the number of threads.
+Threads take pieces of work in one order, each with a buffer of its own. A run of a large blob is
+read, decoded, cast and quantized into the buffer, written to its place, and given to the hash
+stage, where several blobs are hashed at once. Small blobs are made, hashed and written many in one
+buffer. So all threads work on one large tensor as well as on many small ones, memory is that of the
+buffers, and the bytes do not depend on the number of threads.
+
+Local files are read where they lie, in the order of the plan (schedule.py). Files on servers are
+fetched ahead, in their own order, and what is made of each part is made when it has come (far.py).
 
 What an earlier session has made is not made again: its key is a hash of everything that a planned
 blob's bytes depend on. Files of the source that are kept become blobs byte for byte.
@@ -15,34 +18,42 @@ that finds none free hashes, which frees some.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping
 
-from blobstore.errors import BlobStoreError, StorageError
-from blobstore.hashing.stage import HashStage
-from blobstore.importer.buffers import SPARE_THREADS, Buffer, BufferPool, SpareMemory
-from blobstore.importer.keys import entry_keys
-from blobstore.importer.making import CHUNK, RUN, Run, RunMaker
-from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob, PlannedCopy
-from blobstore.importer.recalling import WrittenBlobs, recall
-from blobstore.importer.schedule import (
-    WINDOW,
-    FirstError,
-    RunOfBlob,
-    SmallBlobs,
-    Work,
-    is_large,
-    room_of,
-    schedule,
+from blobstore.errors import (
+    BlobStoreError,
+    DigestMismatchError,
+    RemoteError,
+    ShortReadError,
+    StorageError,
 )
-from blobstore.importer.streaming.pieces import files_of
-from blobstore.importer.streaming.span_sums import SourceChecks
-from blobstore.importer.streaming.stream import write_streamed
+from blobstore.hashing.stage import HashStage
+from blobstore.importer.buffers import Buffer, BufferPool
+from blobstore.importer.declared import DeclaredFiles
+from blobstore.importer.far import FarWork
+from blobstore.importer.making import CHUNK, RUN, RunMaker
+from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob, PlannedCopy
+from blobstore.importer.prefetch import Prefetch
+from blobstore.importer.recalling import WrittenBlobs, entry_keys, recall
+from blobstore.importer.schedule import WINDOW, FirstError, Work, is_large, room_of, schedule
+from blobstore.importer.segments import SEGMENT, Segments
 from blobstore.io.budget import allow_open_files
-from blobstore.io.durable import PAGE, os_errors
+from blobstore.io.durable import PAGE
 from blobstore.io.workers import Progress, each
-from blobstore.source.fetching import FetchOptions
-from blobstore.source.weights import SourceReaders
+from blobstore.source.fetching import FetchOptions, fetchers_of
+from blobstore.source.weights import SourceFile, SourceReaders
 from blobstore.store.ports import Finished, Session, Writer
+
+_SPARE_THREADS = 3
+"""More threads than asked for, so that cores have work while threads wait for the disk."""
+_SPARE_FAR = 1
+"""Fewer are of use while others fetch."""
+_BUFFERS_A_THREAD = 4
+_SCRATCH = 4
+"""Chunks that a thread needs besides its buffer: values read, decoded and cast, and scales."""
+_SEGMENTS = 16
+"""Segments in memory at most: these bytes are under way on a fast line."""
 
 
 def copy_file(layer: PlannedCopy, session: Session) -> Finished:
@@ -59,11 +70,6 @@ def copy_file(layer: PlannedCopy, session: Session) -> Finished:
     return blob
 
 
-_BUFFERS_A_THREAD = 4
-_SCRATCH = 4
-"""Chunks that a thread needs besides its buffer: values read, decoded and cast, and scales."""
-
-
 def least_memory(jobs: int) -> int:
     """Return the bytes that ``jobs`` threads work in at least: without spare ones."""
     return jobs * (RUN + _SCRATCH * CHUNK)
@@ -71,8 +77,21 @@ def least_memory(jobs: int) -> int:
 
 def usual_memory(jobs: int) -> int:
     """Return the bytes that ``jobs`` threads work in when nothing else is said."""
-    threads = jobs + SPARE_THREADS
+    threads = jobs + _SPARE_THREADS
     return threads * (_BUFFERS_A_THREAD * RUN + _SCRATCH * CHUNK) + WINDOW * RUN
+
+
+def files_of(plan: ImportPlan) -> dict[str, SourceFile]:
+    """Return the files of a plan's tensors by path, in their order."""
+    needed = {
+        part.file.path
+        for blob in plan.blobs
+        for source in blob.sources
+        for part in source.parts.values()
+        if part.nbytes
+    }
+    files = (file for inventory in plan.inventories for file in inventory.files)
+    return {file.path: file for file in files if file.path in needed}
 
 
 def write_blobs(
@@ -84,123 +103,155 @@ def write_blobs(
     *,
     verify_reuse: bool,
     fetch: FetchOptions | None = None,
-    checks: SourceChecks | None = None,
-    spare: SpareMemory | None = None,
-    taken: Callable[[], None] = lambda: None,
+    checks_source: bool = True,
 ) -> WrittenBlobs:
     """Write the plan's tensor blobs with ``jobs`` threads in ``memory`` bytes.
 
-    They are not yet visible. ``fetch``: how a source on a server is streamed (streaming/).
-    ``checks``: of its files that have a declared digest (None: they are hashed whole).
-    ``spare``: memory that calls share which follow each other. ``taken`` is called as soon as a
-    thread has taken the last work: the next call may begin. Neither is for streamed sources.
+    They are not yet visible. ``fetch``: how files on servers are fetched. ``checks_source``: those
+    that have a declared digest are fetched and hashed whole.
 
     A blob that an earlier import of the same bytes has made is not made again; with
     ``verify_reuse`` only when its bytes are its digest's.
 
-    Raises: the error that comes first in the plan, whatever the number of threads: it names the
-    tensor or the file; StorageError. Nothing is committed here.
+    Raises: the error that comes first in the order of the work, whatever the number of threads: it
+    names the tensor or the file; RemoteError and DigestMismatchError for files on servers, after
+    which the next import goes on; StorageError. Nothing is committed here.
     """
-    if any(file.folder.is_remote for file in files_of(plan).values()):
-        return write_streamed(
-            plan,
-            session,
-            jobs,
-            memory,
-            progress,
-            verify_reuse=verify_reuse,
-            fetch=fetch,
-            checks=checks,
-        )
-    allow_open_files(
-        sum(len(inventory.files) for inventory in plan.inventories) + 3 * jobs * WINDOW
-    )
-    making = _Making(plan, session, progress, spare, taken)
+    keys = list(entry_keys(plan.blobs))
+    finished = recall(plan.blobs, keys, session, jobs, progress, verify=verify_reuse)
+    to_make = {n: blob for n, blob in enumerate(plan.blobs) if n not in finished}
+    files = files_of(plan)
+    is_far = any(file.folder.is_remote for file in files.values())
+    stage = HashStage()
+    declared = DeclaredFiles(to_make if is_far and checks_source else {}, keys, session, stage)
+    if unverified := declared.recall(verify=verify_reuse):
+        progress(sum(to_make.pop(number).source_bytes for number in unverified), "")
+        finished |= unverified
+    recalled = len(finished)
+    making = _Making(to_make, session, stage, declared, progress)
     try:
-        making.recall(jobs, verify=verify_reuse)
-        making.make_all(jobs, memory)
-        return making.result()
+        if is_far:
+            making.make_far(files, jobs, memory, fetch or FetchOptions())
+        else:
+            making.make_local(files, jobs, memory)
+    except (RemoteError, ShortReadError, DigestMismatchError):
+        if is_far and session.earlier is not None:
+            session.earlier.keep()
+        raise
     finally:
         making.close()
-
-
-def _buffers(threads: int, runs: int, memory: int, nbytes: int, spare: SpareMemory) -> BufferPool:
-    """Return as many buffers as are of use and fit the memory.
-
-    Raises: StorageError when there is not so much memory.
-    """
-    fit = (memory - threads * _SCRATCH * CHUNK) // RUN
-    count = max(threads, min(threads + runs, fit))
-    with os_errors("take", f"{count * nbytes:,} bytes of memory"):
-        return BufferPool(count, nbytes, spare, memory)
+    finished |= making.finished
+    return WrittenBlobs([finished[number] for number in range(len(plan.blobs))], recalled)
 
 
 class _Making:
-    """What the threads of one import share."""
+    """What the threads of one import share. ``blobs``: those to make, by number."""
 
     def __init__(
         self,
-        plan: ImportPlan,
+        blobs: Mapping[int, PlannedBlob],
         session: Session,
+        stage: HashStage,
+        declared: DeclaredFiles,
         progress: Progress,
-        spare: SpareMemory | None,
-        taken: Callable[[], None],
     ) -> None:
-        self._blobs = plan.blobs
-        self._keys = list(entry_keys(plan.blobs))
+        self.finished: dict[int, Finished] = {}
+        self._blobs = blobs
         self._session = session
+        self._stage = stage
+        self._declared = declared
         self._progress = progress
-        self._spare = spare or SpareMemory()
-        self._is_shared = spare is not None
-        self._taken = taken
-        self._readers = SourceReaders(spare=self._spare.scratch)
-        self._maker = RunMaker(self._readers)
-        self._stage = HashStage()
-        self._buffers: BufferPool | None = None
         self._first_error = FirstError()
-        self._finished: dict[int, Finished] = {}
-        self._recalled = 0
+        self._stopped = threading.Event()
         self._writers: dict[int, Writer] = {}
+        self._pools: list[BufferPool] = []
 
-    def recall(self, jobs: int, *, verify: bool) -> None:
-        """Find the blobs that an earlier import has made."""
-        found = recall(self._blobs, self._keys, self._session, jobs, self._progress, verify=verify)
-        self._finished.update(found)
-        self._recalled = len(found)
+    def make_local(self, files: Mapping[str, SourceFile], jobs: int, memory: int) -> None:
+        """Make the blobs of files that are read where they lie."""
+        allow_open_files(len(files) + 3 * jobs * WINDOW)
+        readers = SourceReaders()
+        try:
+            works = schedule(self._blobs, self._first_error)
+            self._make_all(works, readers, jobs + _SPARE_THREADS, memory)
+            readers.check_unchanged()
+        finally:
+            readers.close()
 
-    def make_all(self, jobs: int, memory: int) -> None:
-        """Make the blobs that no earlier import has made."""
-        to_make = {n: blob for n, blob in enumerate(self._blobs) if n not in self._finished}
-        sizes = [(blob.size, blob.source_bytes) for blob in to_make.values()]
+    def make_far(
+        self, files: Mapping[str, SourceFile], jobs: int, memory: int, fetch: FetchOptions
+    ) -> None:
+        """Make the blobs of files that are fetched.
+
+        Three quarters of the memory that threads need not have are for segments.
+        """
+        hashed = self._declared.offsets
+        segments = Segments(files.values(), self._blobs.values(), hashed)
+        count = max(2, min(_SEGMENTS, (memory - least_memory(jobs)) * 3 // 4 // SEGMENT))
+        count = min(count, len(segments))
+        largest = max((segment.nbytes for segment in segments), default=0)
+        allow_open_files(4 * jobs + 3 * len(self._blobs))
+        with fetchers_of(files, fetch) as fetchers:
+            at_once = max((one.at_once for one in fetchers.values()), default=1)
+            loaded = self._pool(count, largest)
+            prefetch = Prefetch(segments, fetchers, loaded, max(1, min(count, at_once)))
+            work = FarWork(self._blobs, segments, prefetch, self._declared, self._stage)
+            left = memory - count * largest
+            try:
+                with prefetch.running():
+                    works = work.works(self._first_error, self._stopped)
+                    self._make_all(works, work.readers, jobs + _SPARE_FAR, left)
+            except (RemoteError, ShortReadError):
+                self._first_error.check()
+                raise
+            finally:
+                self._declared.note_states()
+        for file in files.values():
+            if not file.folder.is_remote:  # servers were asked each time
+                with file.open() as reader:
+                    reader.check_unchanged()
+
+    def _pool(self, count: int, nbytes: int) -> BufferPool:
+        self._pools.append(BufferPool(count, nbytes))
+        return self._pools[-1]
+
+    def _make_all(
+        self, works: Iterator[Work], readers: SourceReaders, threads: int, memory: int
+    ) -> None:
+        """Make all work with so many threads at most. Raises: as `write_blobs`."""
+        sizes = [(blob.size, blob.source_bytes) for blob in self._blobs.values()]
         runs = sum([2 + 2 * max(size, read) // RUN for size, read in sizes if is_large(size)])
         # More threads than runs would have nothing to do. Small blobs are work for one thread:
         # several would take turns with Python's lock.
-        threads = max(1, min(jobs + SPARE_THREADS, runs, memory // least_memory(1)))
+        threads = max(1, min(threads, runs, memory // least_memory(1)))
+        fit = (memory - threads * _SCRATCH * CHUNK) // RUN
         needed = sum([size + PAGE for size, _ in sizes])
-        largest = RUN if self._is_shared else min(RUN, needed)
-        self._buffers = buffers = _buffers(threads, runs, memory, largest, self._spare)
+        buffers = self._pool(max(threads, min(threads + runs, fit)), min(RUN, needed))
+        maker = RunMaker(readers)
 
         def make(item: tuple[Work, Buffer]) -> None:
-            self._make(*item)
-            self._stage.work_while(lambda: self._stage.is_full or buffers.is_empty)
+            self._make(*item, maker)
+            self._stage.work_while(
+                lambda: self._stage.is_full or buffers.is_empty or self._declared.is_behind
+            )
 
-        each(self._with_buffers(to_make, buffers), make, threads, name="import")
+        works_in = self._with_buffers(works, buffers)
+        each(works_in, make, threads, name="import", stop=self._stopped)
         self._first_error.check()
         each(range(threads), lambda _: self._stage.work_while(lambda: True), threads, name="hash")
 
     def _with_buffers(
-        self, to_make: Mapping[int, PlannedBlob], buffers: BufferPool
+        self, works: Iterator[Work], buffers: BufferPool
     ) -> Iterator[tuple[Work, Buffer]]:
         """Yield all work, each with a buffer.
 
         The buffer comes with the work: a run that is begun must be able to end, since later ones
         wait to be hashed behind it.
         """
-        for work in schedule(to_make, self._first_error):
-            if isinstance(work, RunOfBlob) and work.number not in self._writers:
-                self._writers[work.number] = self._writer(work.number)
+        for work in works:
+            number = work.runs[0][0]
+            if not work.is_small and number not in self._writers:
+                self._writers[number] = self._writer(number)
             yield work, buffers.take()
-        self._taken()
 
     def _writer(self, number: int) -> Writer:
         def finish(blob: Finished) -> None:
@@ -209,61 +260,62 @@ class _Making:
 
         return self._session.writer(self._blobs[number].size, finish, self._stage)
 
-    def _make(self, work: Work, buffer: Buffer) -> None:
+    def _make(self, work: Work, buffer: Buffer, maker: RunMaker) -> None:
         """Make one work, or note why it can't be made.
 
         After an error its blob's buffers are free, because the thread of the next work waits for
         one. Errors of the store end the import at once.
         """
         try:
-            match work:
-                case RunOfBlob(number, run):
-                    self._make_run(number, run, buffer)
-                case SmallBlobs(blobs):
-                    self._make_small(blobs, buffer)
+            if work.is_small:
+                self._make_small(work, buffer, maker)
+            else:
+                self._make_run(work, buffer, maker)
         except BaseException as error:
-            if isinstance(work, RunOfBlob) and (writer := self._writers.get(work.number)):
+            if writer := self._writers.get(work.runs[0][0]):
                 writer.release()
             buffer.release()
             if not isinstance(error, BlobStoreError) or isinstance(error, StorageError):
                 raise
             self._first_error.note(work.place, error)
 
-    def _make_run(self, number: int, run: Run, buffer: Buffer) -> None:
+    def _make_run(self, work: Work, buffer: Buffer, maker: RunMaker) -> None:
+        ((number, run),) = work.runs
         blob, writer = self._blobs[number], self._writers[number]
         data = buffer.at(run.begin, run.end - run.begin)
-        beside = self._maker.make(run, data, blob.options)
-        writer.put(run.begin, data, beside=beside, gap=run.gap, aligned=True, hashed=buffer.release)
+        with work.using:
+            beside = maker.make(run, data, blob.options)
+        writer.put(
+            run.begin,
+            data,
+            beside=beside,
+            gap=run.gap,
+            aligned=True,
+            waits=work.waits,
+            hashed=buffer.release,
+        )
         self._progress(run.source_bytes, blob.name)
 
-    def _make_small(self, blobs: Sequence[tuple[int, Run]], buffer: Buffer) -> None:
+    def _make_small(self, work: Work, buffer: Buffer, maker: RunMaker) -> None:
         made = []
         begin = 0
-        for number, run in blobs:
-            made.append(buffer.part(begin, run.end))
-            self._maker.make(run, made[-1], self._blobs[number].options)
-            begin += room_of(run)
-        for (number, run), blob in zip(blobs, self._session.put_all(made), strict=True):
+        with work.using:
+            for number, run in work.runs:
+                made.append(buffer.part(begin, run.end))
+                maker.make(run, made[-1], self._blobs[number].options)
+                begin += room_of(run)
+        for (number, run), blob in zip(work.runs, self._session.put_all(made), strict=True):
             self._finish(number, blob)
             self._progress(run.source_bytes, self._blobs[number].name)
         buffer.release()
 
     def _finish(self, number: int, blob: Finished) -> None:
-        self._finished[number] = blob
-        if self._session.earlier is not None:
-            self._session.earlier.note(self._keys[number], blob)
-
-    def result(self) -> WrittenBlobs:
-        """Return the blobs. Raises: CorruptDataError when a source changed meanwhile."""
-        self._readers.check_unchanged()
-        return WrittenBlobs(
-            [self._finished[number] for number in range(len(self._blobs))], self._recalled
-        )
+        self.finished[number] = blob
+        self._declared.finished(number, blob)
 
     def close(self) -> None:
         """Close all files, and free the buffers."""
         for writer in list(self._writers.values()):
             writer.close()
-        self._readers.close()
-        if self._buffers is not None:
-            self._buffers.close()
+        for pool in self._pools:
+            pool.close()

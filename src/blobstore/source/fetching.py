@@ -1,7 +1,7 @@
 """Fetching: the files of one folder read in large ranges, many at once.
 
-An import that streams its source asks a folder for a `Fetcher`. `RemoteFetcher` is that of folders
-on servers and in buckets: it bounds the requests at once, and their rate.
+An import of files on servers (importer/far.py) asks their folder for a `Fetcher`. `RemoteFetcher`
+is that of folders on servers and in buckets: it bounds the requests at once, and their rate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ SLOWEST_LIMIT = 16 * 2**10
 _LEAST_PIECE = 64 * 2**10
 _BURST_S = 0.25
 
-Came = Callable[[int], None]
 ReadRange = Callable[[str, "Identity", int, memoryview, Cancellation], None]
 """Fills memory with the bytes of a file from a byte on, with one request where nothing breaks."""
 
@@ -57,18 +56,7 @@ class Fetcher(Protocol):
     def at_once(self) -> int:
         """How many ranges are fetched at once: more threads are of no use."""
 
-    @property
-    def wanted(self) -> int:
-        """As ``at_once``."""
-
-    def fill(
-        self,
-        name: str,
-        identity: Identity,
-        begin: int,
-        buffer: memoryview,
-        came: Came | None = None,
-    ) -> None:
+    def fill(self, name: str, identity: Identity, begin: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes of a file from byte ``begin`` on.
 
         The call waits until one more request may run. Raises: CorruptDataError when the file has
@@ -82,24 +70,15 @@ class Fetcher(Protocol):
 class FolderFetcher:
     """Reads ranges through a folder's own readers, one after the other. See `Fetcher`."""
 
-    at_once = wanted = 1
+    at_once = 1
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
 
-    def fill(
-        self,
-        name: str,
-        identity: Identity,
-        begin: int,
-        buffer: memoryview,
-        came: Came | None = None,
-    ) -> None:
+    def fill(self, name: str, identity: Identity, begin: int, buffer: memoryview) -> None:
         """See `Fetcher`."""
         with self._folder.open(name, identity) as reader:
             reader.readinto(begin, buffer)
-        if came is not None:
-            came(len(buffer))
 
     def cancel(self) -> None:
         """See `Fetcher`: a read from a disk ends by itself."""
@@ -109,21 +88,14 @@ class RemoteFetcher:
     """Bounds the number and the rate of the calls of ``read``. See `Fetcher`."""
 
     def __init__(self, options: FetchOptions, read: ReadRange) -> None:
-        self.at_once = self.wanted = options.connections or CONNECTIONS
+        self.at_once = options.connections or CONNECTIONS
         self._read = read
         self._slots = threading.Semaphore(self.at_once)
         self._cancellation = Cancellation()
         rate = options.limit_rate
         self._limit = RateLimit(rate, wait=self._cancellation.sleep) if rate is not None else None
 
-    def fill(
-        self,
-        name: str,
-        identity: Identity,
-        begin: int,
-        buffer: memoryview,
-        came: Came | None = None,
-    ) -> None:
+    def fill(self, name: str, identity: Identity, begin: int, buffer: memoryview) -> None:
         """See `Fetcher`. At a limited rate each request is for a part of a second."""
         step = len(buffer) if self._limit is None else max(_LEAST_PIECE, self._limit.rate // 4)
         for at in range(0, len(buffer), step):
@@ -133,8 +105,6 @@ class RemoteFetcher:
                     self._limit.take(len(piece))
                 self._cancellation.check(name)
                 self._read(name, identity, begin + at, piece, self._cancellation)
-            if came is not None:
-                came(len(piece))
 
     def cancel(self) -> None:
         """See `Fetcher`."""

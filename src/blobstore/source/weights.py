@@ -28,7 +28,7 @@ from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.kernels.scales import BlockRun
 from blobstore.names import Digest
 from blobstore.source.folders import Folder
-from blobstore.source.scratch import Scratch, ThreadMemory
+from blobstore.source.scratch import Scratch
 
 FP8_BLOCK = 128
 """Rows and columns of the blocks that share a scale; other sizes are not decoded."""
@@ -235,21 +235,14 @@ _BLOCK_SCALES = 2**18
 class SourceReaders:
     """The source files of an import, opened when they are first read, and unchanged since.
 
-    ``open_file`` opens one. ``spare``: memory of threads, which is taken from it; `close` gives it
-    back.
+    ``open_file`` opens one.
     """
 
-    def __init__(
-        self,
-        open_file: Callable[[SourceFile], SourceReader] = SourceFile.open,
-        spare: list[ThreadMemory] | None = None,
-    ) -> None:
+    def __init__(self, open_file: Callable[[SourceFile], SourceReader] = SourceFile.open) -> None:
         self._open_file = open_file
         self._open: dict[str, SourceReader] = {}
         self._mutex = threading.Lock()
-        self._spare = [] if spare is None else spare
-        self._taken: list[ThreadMemory] = []
-        self.scratch = Scratch(self._spare, self._taken)
+        self.scratch = Scratch()
 
     def readinto(self, tensor: SourceTensor, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with a tensor's bytes from its byte ``start`` on.
@@ -384,5 +377,3 @@ class SourceReaders:
         """Close all files, when no thread reads any more."""
         for reader in self._open.values():
             reader.close()
-        self._spare += self._taken
-        self._taken.clear()

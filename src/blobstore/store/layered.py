@@ -132,7 +132,6 @@ class _Session:
 
     def __init__(self, upper: Session, lower: _Blobs, *, copies_up: bool) -> None:
         self.earlier = upper.earlier
-        self.unfinished = upper.unfinished
         self.in_sequence = upper.in_sequence
         self.writer = upper.writer
         self.put_all = upper.put_all

@@ -155,7 +155,7 @@ class _Writer:
         beside: Sequence[tuple[int, Any]] = (),
         gap: int = 0,
         aligned: bool = False,  # noqa: ARG002  # memory has no pages to align to
-        since: int | None = None,  # noqa: ARG002  # no buffer waits
+        waits: bool = True,  # noqa: ARG002
         hashed: Callable[[], None] = lambda: None,
     ) -> None:
         for at, part in (*beside, (offset, data)):
@@ -207,7 +207,6 @@ class _Earlier:
 class _Session:
     """What is being written. See `Session`."""
 
-    unfinished = None
     in_sequence = False
 
     def __init__(

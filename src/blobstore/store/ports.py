@@ -53,14 +53,12 @@ from blobstore.store.home_errors import (
 )
 from blobstore.store.references import References
 from blobstore.store.sessions import (
-    ContinuedWriter as ContinuedWriter,
     Earlier as Earlier,
     Expected as Expected,
     Finished as Finished,
     How as How,
     Intake as Intake,
     Session as Session,
-    Unfinished as Unfinished,
     Writer as Writer,
 )
 from blobstore.store.signature_port import Signatures

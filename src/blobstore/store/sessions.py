@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from blobstore.formats.documents import Descriptor, Manifest
@@ -53,7 +52,7 @@ class Writer(Protocol):
         beside: Sequence[tuple[int, Any]] = (),
         gap: int = 0,
         aligned: bool = False,
-        since: int | None = None,
+        waits: bool = True,
         hashed: Callable[[], None] = lambda: None,
     ) -> None:
         """Write a contiguous buffer at ``offset``.
@@ -61,9 +60,9 @@ class Writer(Protocol):
         ``beside``: buffers for other offsets, in a gap; they are written before it returns.
         ``gap``: so many bytes behind the buffer are those beside this piece and others, none of
         which comes later than the last piece in front of the gap. ``aligned``: the buffer's
-        address and ``offset`` are equal modulo the page size. ``since``: bytes before that offset
-        may come much later, so the buffer must not wait for them; those between it and ``offset``
-        come now. ``hashed`` is called by any thread when the buffer may be reused.
+        address and ``offset`` are equal modulo the page size. ``waits``: False if bytes before
+        ``offset`` may come much later, so that the buffer must not wait for them. ``hashed`` is
+        called by any thread when the buffer may be reused.
         Raises: StorageError.
         """
 
@@ -72,46 +71,6 @@ class Writer(Protocol):
 
     def close(self) -> None:
         """Discard an unfinished blob; a second call does nothing."""
-
-
-class ContinuedWriter(Writer, Protocol):
-    """Writes a blob of which a killed session may have left parts. See `Unfinished`."""
-
-    def have(self, offset: int, nbytes: int) -> None:
-        """Use bytes that are in the file already, and were checked. Raises: StorageError."""
-
-
-class Unfinished(Protocol):
-    """Work that a killed session had begun, in files; a later session goes on with it.
-
-    ``accepts_early``: a blob may be accepted before it is trusted, since its key alone finds it.
-    """
-
-    accepts_early: bool
-
-    def begin(self, key: str) -> Path:
-        """Return the folder of the work ``key``, 64 hex digits, which is the session's now.
-
-        It has the files that a killed session left; else it is empty. Blobs that are written are
-        files in it. Raises: StorageError.
-        """
-
-    def writer(
-        self, path: Path, size: int, finished: Callable[[Digest], None], stage: HashStage
-    ) -> ContinuedWriter:
-        """Return a writer of a blob of ``size`` bytes to a file of the folder.
-
-        ``finished`` is called with its digest when it is whole; then it waits for `accept`.
-        """
-
-    def accept(self, path: Path, digest: Digest, size: int) -> Finished:
-        """Return a file of the folder as a finished blob of the session. Raises: StorageError."""
-
-    def take(self, digest: Digest, size: int) -> Finished | None:
-        """Return a finished blob that a killed session left, hashed again; None if it is gone.
-
-        Raises: StorageError.
-        """
 
 
 class Earlier(Protocol):
@@ -180,10 +139,6 @@ class Intake(Protocol):
 
 class Session(Intake, Protocol):
     """What is being written. When the session ends, everything unpublished is removed."""
-
-    @property
-    def unfinished(self) -> Unfinished | None:
-        """Work that killed sessions had begun; None if the home does not keep it."""
 
     def writer(
         self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None

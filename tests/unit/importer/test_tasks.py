@@ -19,7 +19,7 @@ from blobstore.errors import UsageError
 from blobstore.importer.planning.outputs import PlannedBlob
 from blobstore.importer.run import plan_import
 from blobstore.importer.work import tasks
-from blobstore.importer.work.tasks import DividedPlan, FileSpan, partition
+from blobstore.importer.work.tasks import DividedPlan, partition
 from blobstore.names import Digest
 from blobstore.source.folders import LocalFolder
 from blobstore.source.weights import SourceTensor
@@ -94,14 +94,14 @@ def test_a_shard_that_is_not_there(index: int, tmp_path: Path) -> None:
         divided.shard(index, 3)
 
 
-def test_files_of_which_one_group_needs_most_are_owned_together(tmp_path: Path) -> None:
+def test_files_of_which_one_group_needs_most_belong_to_one_task(tmp_path: Path) -> None:
     """The tensor of the second file is an expert of a group, most of which is in the first."""
     divided = declared(two_shards_of_experts(tmp_path / "m"))
     (task,) = divided.tasks
-    assert (set(task.owned), task.spans) == ({0, 1}, ())
+    assert len(task.blobs) == len(divided.plan.blobs)
 
 
-def test_bytes_of_a_file_of_another_task_are_borrowed(
+def test_a_portion_has_the_declared_digests_of_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "_LEAST_UNIT", 0)
@@ -111,19 +111,13 @@ def test_bytes_of_a_file_of_another_task_are_borrowed(
     save_file(own | expert, checkpoint / "model-00002-of-00002.safetensors")
     divided = declared(checkpoint)
     first, second = divided.tasks
-    assert [(task.file, set(task.owned)) for task in (first, second)] == [(0, {0}), (1, {1})]
-    borrowed = divided.plan.inventory.tensors[next(iter(expert))]
-    span = FileSpan(1, borrowed.offset, borrowed.offset + borrowed.nbytes)
-    assert first.spans == second.spans == (span,)
-    assert divided.owners == {0: first, 1: second}
-    portion = divided.portion([second])
-    assert (set(portion.owned), portion.spans) == ({0}, (FileSpan(0, *span[1:]),))
-    whole = DividedPlan(portion.plan).checks([portion.task]).whole
-    assert set(whole or ()) == {portion.plan.inventory.files[0].path}
+    assert [task.file for task in (first, second)] == [0, 1]
+    assert divided.portion([second]).declared == (divided.files[1].declared,)
+    assert divided.portion([first]).declared == tuple(file.declared for file in divided.files)
 
 
 @pytest.mark.parametrize("least_unit", [0, 3000, 2**30])
-def test_each_file_has_one_owner(
+def test_all_blobs_of_a_file_with_a_declared_digest_are_in_one_task(
     least_unit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups of experts lie in four files, so many in each."""
@@ -132,14 +126,13 @@ def test_each_file_has_one_owner(
     for case in range(12):
         shares = [[random_.choice((0, 1, 3)) for _ in range(4)] for _ in range(case // 2 + 1)]
         divided = declared(groups_of_experts(tmp_path / str(case), [[1, 0, 0, 0], *shares]))
-        owned = [divided.files[file].name for task in divided.tasks for file in task.owned]
-        assert sorted(owned) == sorted({part.file.name for part in parts(divided.plan.blobs)})
         assert sum(len(task.blobs) for task in divided.tasks) == len(divided.plan.blobs)
-        for task in divided.tasks:
-            needed = {divided.files.index(part.file) for part in parts(task.blobs)}
-            borrowed = {span.file for span in task.spans} - task.owned
-            assert (task.owned <= needed, needed - task.owned) == (True, borrowed)
-            assert all(span in divided.owners[span.file].spans for span in task.spans)
+        places = [{part.file.name for part in parts([blob])} for blob in divided.plan.blobs]
+        for name in {min(place) for place in places if len(place) == 1}:
+            blobs = zip(divided.plan.blobs, places, strict=True)
+            names = {blob.name for blob, place in blobs if place == {name}}
+            in_tasks = [{blob.name for blob in task.blobs} & names for task in divided.tasks]
+            assert names in in_tasks
 
 
 def parts(blobs: Sequence[PlannedBlob]) -> list[SourceTensor]:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from blobstore.errors import BlobStoreError, RemoteError, StorageError, UsageError
 from blobstore.formats.documents import Descriptor
-from blobstore.importer.buffers import SpareMemory
 from blobstore.importer.planning.travel import decode_plan
-from blobstore.importer.work.tasks import DividedPlan, FileSpan, PlanPortion
+from blobstore.importer.work.tasks import DividedPlan, PlanPortion
 from blobstore.importer.work.worker import TaskMaker
 from blobstore.importer.writing import least_memory, usual_memory
 from blobstore.names import Digest
@@ -26,8 +23,6 @@ from blobstore.store.ports import Home
 _turn = threading.Lock()
 """Held by the one task of a worker process that makes blobs, with all threads of the worker: tasks
 beside each other would wait for Python's lock."""
-_spare = SpareMemory()
-"""Of this worker process: the buffers of its last task, kept for the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +39,11 @@ class SentPortion:
     """A `PlanPortion` that is sent: ``document`` is its plan, compressed."""
 
     document: bytes
-    owned: Mapping[int, Digest | None]
-    spans: tuple[FileSpan, ...]
+    declared: tuple[Digest | None, ...]
     order: WorkOrder
 
 
-Made: TypeAlias = tuple[list[Descriptor], list[Digest]]
-"""The blobs of a group, and the digests of its spans."""
-
-
-def make_blobs(sent: SentPortion) -> Made | BlobStoreError:
+def make_blobs(sent: SentPortion) -> list[Descriptor] | BlobStoreError:
     """Make the blobs of a small plan, on a worker; return them, or an error that stays.
 
     Raises: an error that may pass; Dask repeats the task then.
@@ -63,27 +53,20 @@ def make_blobs(sent: SentPortion) -> Made | BlobStoreError:
         plan = decode_plan(
             zlib.decompress(sent.document), "that was handed out", open_source=order.open_source
         )
-        portion = PlanPortion(plan, sent.owned, sent.spans)
+        portion = PlanPortion(plan, sent.declared)
         portion.check()
         threads, memory = _means(order.memory)
         _stop_profiler()
-        maker = TaskMaker(
-            DividedPlan(plan),
-            order.store,
-            threads,
-            memory,
-            verify=False,
-            spare=_spare,
-            turn=_turn,
-        )
-        ((_, blobs, sums),) = maker.make([portion.task], {0: ()})
+        maker = TaskMaker(DividedPlan(plan), order.store, threads, memory, verify=False)
+        with _turn:
+            ((_, blobs),) = maker.make([portion.task], {0: ()})
     except (StorageError, RemoteError) as error:
         if getattr(error, "temporary", True):
             raise
         return error.kept()
     except BlobStoreError as error:
         return error.kept()
-    return blobs, sums
+    return blobs
 
 
 def _stop_profiler() -> None:

@@ -10,7 +10,6 @@ from blobstore.formats.documents import Descriptor
 from blobstore.importer.model_names import check_tag, default_name
 from blobstore.importer.recalling import WrittenBlobs
 from blobstore.importer.run import ImportResult, publish_plan
-from blobstore.importer.work.receipts import Receipt, disagrees
 from blobstore.importer.work.tasks import Task
 from blobstore.importer.work.worker import SharedPlan, lost_among
 from blobstore.io.workers import Progress, begun, threads
@@ -77,38 +76,19 @@ def commit_shared(
 def made_blobs(shared: SharedPlan) -> dict[str, Descriptor]:
     """Return the blobs that the receipts name, by the name of the planned blob.
 
-    Raises: UnfinishedPlanError for missing receipts, and for those of tasks that read other bytes
-    of a file than the task that hashed all of it; as `ReceiptFolder.read`.
+    Raises: UnfinishedPlanError for missing receipts; as `ReceiptFolder.read`.
     """
     found: dict[str, Descriptor] = {}
-    receipts: dict[int, Receipt] = {}
     missing = []
     for task in shared.divided.tasks:
-        receipt = shared.receipts.read(task)
-        if receipt is None:
+        blobs = shared.receipts.read(task)
+        if blobs is None:
             missing.append(task)
             continue
-        if task.spans:
-            receipts[task.number] = receipt
-        found |= {
-            planned.name: blob for planned, blob in zip(task.blobs, receipt.blobs, strict=True)
-        }
+        found |= {planned.name: blob for planned, blob in zip(task.blobs, blobs, strict=True)}
     if missing:
         raise _unfinished(shared, missing, "are not done")
-    _check_spans(shared, receipts)
     return found
-
-
-def _check_spans(shared: SharedPlan, receipts: Mapping[int, Receipt]) -> None:
-    owners = shared.divided.owners
-    disputed = [
-        task
-        for task in shared.divided.tasks
-        if task.number in receipts
-        and disagrees(task, receipts[task.number], owners, lambda owner: receipts[owner.number])
-    ]
-    if disputed:
-        raise _unfinished(shared, disputed, "have read bytes that their files do not have")
 
 
 def check_blobs(

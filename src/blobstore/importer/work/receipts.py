@@ -3,16 +3,15 @@
 The plan in ``plan.json`` has its receipts in ``plan.json.receipts/``, one file for each task. They
 are the only state of a plan that several machines carry out, beside the blobs themselves.
 
-Rule P3: a strict JSON object of version 2 without unknown keys, at most 64 MiB; the plan's digest
+Rule P3: a strict JSON object of version 3 without unknown keys, at most 64 MiB; the plan's digest
 and the task's number; each blob of the task in its order, with its name, digest and size, which is
-the one that was planned; each span of the task in its order, with its file, begin, end and digest.
+the one that was planned.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,41 +19,14 @@ from blobstore.errors import DocumentError, InvalidDigestError, MissingFileError
 from blobstore.formats import strictjson
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.formats.strictdocument import InvalidError, check_of
-from blobstore.importer.work.tasks import FileSpan, Task
+from blobstore.importer.work.tasks import Task
 from blobstore.io.durable import make_folder, os_errors, read_own, replace_file
 from blobstore.names import Digest
 
 RULE: Final = "P3"
-_VERSION = 2
+_VERSION = 3
 _LARGEST = 64 * 2**20
 _AGAIN = "blobstore work makes it again."
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What the task of that number became: its blobs, in order, and the digests of its spans."""
-
-    task: int
-    blobs: tuple[Descriptor, ...]
-    sums: Mapping[FileSpan, Digest]
-
-
-def disagrees(
-    task: Task,
-    receipt: Receipt,
-    owners: Mapping[int, Task],
-    read: Callable[[Task], Receipt | None],
-) -> bool:
-    """Return True if a task read other bytes of a file than the task that hashed all of it.
-
-    ``owners``: these, by file. ``read`` returns the receipt of one; None: it is not done yet.
-    """
-    right: dict[FileSpan, Digest] = {}
-    for owner in {owners[span.file].number: owners[span.file] for span in receipt.sums}.values():
-        found = read(owner) if owner.number != task.number else None
-        if found is not None:
-            right |= {span: one for span, one in found.sums.items() if span.file in owner.owned}
-    return any(right.get(span, digest) != digest for span, digest in receipt.sums.items())
 
 
 class ReceiptFolder:
@@ -73,7 +45,7 @@ class ReceiptFolder:
         """Return the path of a task's receipt."""
         return self.path / f"{task.number:06}.json"
 
-    def write(self, task: Task, blobs: Sequence[Descriptor], sums: Sequence[Digest] = ()) -> None:
+    def write(self, task: Task, blobs: Sequence[Descriptor]) -> None:
         """Write the receipt of a task, in the place of one that is there. Raises: StorageError."""
         document = {
             "version": _VERSION,
@@ -83,17 +55,13 @@ class ReceiptFolder:
                 {"name": planned.name, "digest": str(blob.digest), "size": blob.size}
                 for planned, blob in zip(task.blobs, blobs, strict=True)
             ],
-            "spans": [
-                {**span._asdict(), "digest": str(digest)}
-                for span, digest in zip(task.spans, sums, strict=True)
-            ],
         }
         path = self.file_of(task)
         with os_errors("write", path):
             replace_file(path, strictjson.encode(document) + b"\n")
 
-    def read(self, task: Task) -> Receipt | None:
-        """Return the receipt of a task, or None if it is missing.
+    def read(self, task: Task) -> tuple[Descriptor, ...] | None:
+        """Return the blobs in the receipt of a task, or None if it is missing.
 
         Raises: DocumentError (rule P3) for an invalid one; UsageError for one of another plan;
         LimitExceededError; StorageError.
@@ -106,12 +74,12 @@ class ReceiptFolder:
         what = f"the receipt {path}"
         value = strictjson.parse_object(raw, what, rule=RULE, limit=_LARGEST)
         try:
-            fields = _strict(value, ("version", "plan", "task", "blobs", "spans"))
-            check_of(Literal[2])(fields[0])
+            fields = _strict(value, ("version", "plan", "task", "blobs"))
+            check_of(Literal[3])(fields[0])
             plan = Digest.parse(fields[1])
             self._check_plan(plan, path)
             _equal(task.number, fields[2])
-            return Receipt(task.number, _blobs(fields[3], task), _sums(fields[4], task))
+            return _blobs(fields[3], task)
         except (InvalidError, InvalidDigestError) as error:
             message = f"{what}: {error} (rule {RULE})"
             raise DocumentError(message, rule=RULE, path=str(path), hint=_AGAIN) from None
@@ -138,15 +106,6 @@ def _blobs(value: Any, task: Task) -> tuple[Descriptor, ...]:
             raise error.within(number).within("blobs") from None
         made.append(Descriptor(TENSOR_MEDIA_TYPE, Digest.parse(digest), size, name=name))
     return tuple(made)
-
-
-def _sums(value: Any, task: Task) -> dict[FileSpan, Digest]:
-    found = [_strict(one, (*FileSpan._fields, "digest")) for one in check_of(list[Any])(value)]
-    spans = [tuple(span) for *span, _ in found]
-    if spans != list(task.spans):
-        raise InvalidError("the spans are not those of the task", "spans")
-    digests = (Digest.parse(digest) for *_, digest in found)
-    return dict(zip(task.spans, digests, strict=True))
 
 
 def _strict(value: Any, keys: tuple[str, ...]) -> tuple[Any, ...]:

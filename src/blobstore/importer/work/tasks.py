@@ -5,12 +5,10 @@ differently agree on them. A blob belongs to the file that most of its bytes com
 blobs of one file, in the order of their bytes in it. So a worker reads a file from its beginning to
 its end, and each byte of the source is read by one worker.
 
-A file whose server declares a digest is read whole by one task, its *owner*, because its digest is
-that of the whole file. The owner makes the blobs that need most of the file, so files of which one
-group of experts needs most are owned together. Tasks that share much are united. A blob may also
-need bytes of a file that another task owns: its experts are in two files, or its scales in another.
-Its task *borrows* these bytes: it reads nothing else of the file. Both tasks find the digests of
-what is borrowed (the *spans* of a task), and their receipts have to agree.
+A task that needs a file whose server declares a digest reads all of it, because its digest is that
+of the whole file. So the blobs that need most of such a file are one task, and files of which one
+group of experts needs most belong to one task. Tasks that share much are united. A blob may also
+need bytes of a file of another task: then both read it.
 """
 
 from __future__ import annotations
@@ -20,15 +18,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Final, NamedTuple
+from typing import Final
 
 from blobstore.errors import CorruptDataError, UsageError
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.policies.rules import Importance
-from blobstore.importer.streaming.agenda import united
-from blobstore.importer.streaming.needs import Need
-from blobstore.importer.streaming.pieces import bytes_needed_by
-from blobstore.importer.streaming.span_sums import SourceChecks
 from blobstore.names import Digest
 from blobstore.source.files import OtherFiles
 from blobstore.source.inventory import Inventory
@@ -48,27 +42,13 @@ _LEAST_UNIT: Final = 2**30
 twice; but a plan keeps about as many tasks, or they would have more than so many bytes."""
 
 
-class FileSpan(NamedTuple):
-    """Bytes ``begin`` to ``end`` of a file, by its number in the plan."""
-
-    file: int
-    begin: int
-    end: int
-
-
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Some blobs of a plan: its number, the number of its file in the plan, and the blobs.
-
-    ``owned``: the numbers of the files with a declared digest that it reads whole. ``spans``: the
-    bytes of them that other tasks read too, and those of other tasks' files that it reads.
-    """
+    """Some blobs of a plan: its number, the number of its file in the plan, and the blobs."""
 
     number: int
     file: int
     blobs: tuple[PlannedBlob, ...]
-    owned: frozenset[int] = frozenset()
-    spans: tuple[FileSpan, ...] = ()
 
     @property
     def source_bytes(self) -> int:
@@ -83,33 +63,27 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class PlanPortion:
-    """Some tasks as a plan of their own: as one task of it.
-
-    ``owned``: the declared digests of its owned files, by their numbers. ``spans``: of the task.
-    """
+    """Some tasks as a plan of their own, and the declared digests of its files by their numbers."""
 
     plan: ImportPlan
-    owned: Mapping[int, Digest | None]
-    spans: tuple[FileSpan, ...]
+    declared: tuple[Digest | None, ...]
 
     @property
     def task(self) -> Task:
-        """The task."""
-        return Task(0, 0, self.plan.blobs, frozenset(self.owned), self.spans)
+        """All of them as one task."""
+        return Task(0, 0, self.plan.blobs)
 
     def check(self) -> None:
         """Raise CorruptDataError unless the server declares these digests here, too.
 
         Otherwise this machine would not hash a file that the others take for hashed.
         """
-        files = DividedPlan(self.plan).files
-        for number, expected in self.owned.items():
-            path, found = files[number].path, files[number].declared
-            if found != expected:
+        for file, expected in zip(DividedPlan(self.plan).files, self.declared, strict=True):
+            if file.declared != expected:
                 raise CorruptDataError(
-                    f"{path}: its server declares the digest {found}, and declared {expected}"
-                    " when its import began",
-                    path=path,
+                    f"{file.path}: its server declares the digest {file.declared}, and declared"
+                    f" {expected} when its import began",
+                    path=file.path,
                 )
 
 
@@ -131,31 +105,21 @@ class DividedPlan:
         """All tasks."""
         places = [self._place(blob) for blob in self.plan.blobs]
         owners = self._owners([file for file, _ in places])
-        tasks = list(self._tasks(places, owners))
-        return tuple(self._with_spans(tasks) if owners else tasks)
-
-    @cached_property
-    def owners(self) -> dict[int, Task]:
-        """The task that reads a file with a declared digest whole, by the number of the file."""
-        return {file: task for task in self.tasks for file in task.owned}
+        return tuple(self._tasks(places, owners))
 
     def _tasks(self, places: Sequence[tuple[int, int]], owners: dict[int, int]) -> Iterator[Task]:
-        """Yield the tasks without their spans."""
         placed = sorted(
             (owners.get(file, file), file, begin, number)
             for number, (file, begin) in enumerate(places)
         )
         blobs = self.plan.blobs
         most = min(max(_LEAST_BYTES, self.plan.source_bytes // _TASKS), _MOST_BYTES)
-        owned: dict[int, set[int]] = defaultdict(set)
-        for file, owner in owners.items():
-            owned[owner].add(file)
+        whole = set(owners.values())
         number = 0
         for first, group in groupby(placed, key=lambda place: place[0]):
             members = (blobs[place[3]] for place in group)
-            whole = frozenset(owned.get(first, ()))
-            for portion in [tuple(members)] if whole else _portions(members, most):
-                yield Task(number, first, portion, whole)
+            for portion in [tuple(members)] if first in whole else _portions(members, most):
+                yield Task(number, first, portion)
                 number += 1
 
     def _owners(self, places: Sequence[int]) -> dict[int, int]:
@@ -187,32 +151,6 @@ class DividedPlan:
         units = _united(sizes, shared)
         return {file: _last(units, owner) for file, owner in owners.items()}
 
-    def _with_spans(self, tasks: Sequence[Task]) -> Iterator[Task]:
-        """Yield the tasks with their spans."""
-        owners = {file: task.number for task in tasks for file in task.owned}
-        spans: dict[int, set[FileSpan]] = defaultdict(set)
-        for task in tasks:
-            for span in self._borrowed(task):
-                spans[task.number].add(span)
-                spans[owners[span.file]].add(span)
-        for task in tasks:
-            yield replace(task, spans=tuple(sorted(spans[task.number])))
-
-    def _borrowed(self, task: Task) -> Iterator[FileSpan]:
-        needed: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for blob in task.blobs:
-            files = {part.file.path: part.file for part in _parts([blob])}
-            foreign = {
-                path: self._numbers[path]
-                for path, file in files.items()
-                if file.declared is not None and self._numbers[path] not in task.owned
-            }
-            for path, begin, end in bytes_needed_by(blob) if foreign else ():
-                if path in foreign and end > begin:
-                    needed[foreign[path]].append((begin, end))
-        for file, spans in needed.items():
-            yield from (FileSpan(file, *span) for span in united(spans))
-
     def _place(self, blob: PlannedBlob) -> tuple[int, int]:
         """Return the number of a blob's file, and where its bytes begin there."""
         nbytes: Counter[int] = Counter()
@@ -228,22 +166,8 @@ class DividedPlan:
     def portion(self, tasks: Sequence[Task]) -> PlanPortion:
         """Return some tasks as a plan of their own."""
         plan = self.only([blob for task in tasks for blob in task.blobs])
-        files = (file.path for inventory in plan.inventories for file in inventory.files)
-        numbers = {self._numbers[path]: number for number, path in enumerate(files)}
-        owned = {numbers[file]: self.files[file].declared for task in tasks for file in task.owned}
-        spans = {span: None for task in tasks for span in task.spans}
-        return PlanPortion(
-            plan, owned, tuple(FileSpan(numbers[file], *span) for file, *span in spans)
-        )
-
-    def checks(self, tasks: Sequence[Task]) -> SourceChecks:
-        """Return how the source of some tasks is checked."""
-        whole = frozenset(self.files[file].path for task in tasks for file in task.owned)
-        spans = {span: None for task in tasks for span in task.spans}
-        return SourceChecks(
-            whole=whole,
-            spans=tuple(Need(self.files[file].path, *span) for file, *span in spans),
-        )
+        files = (file for inventory in plan.inventories for file in inventory.files)
+        return PlanPortion(plan, tuple(file.declared for file in files))
 
     def only(self, blobs: Sequence[PlannedBlob]) -> ImportPlan:
         """Return a plan of nothing but these blobs, whose inventories have only what they need."""

@@ -10,18 +10,16 @@ import logging
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from blobstore.errors import BlobStoreError, DocumentError, UsageError
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
-from blobstore.importer.buffers import SpareMemory
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.planning.travel import decode_plan, plan_bytes
 from blobstore.importer.run import working_memory
-from blobstore.importer.work.receipts import Receipt, ReceiptFolder, disagrees
+from blobstore.importer.work.receipts import ReceiptFolder
 from blobstore.importer.work.tasks import DividedPlan, Task
 from blobstore.importer.writing import write_blobs
 from blobstore.io.workers import Progress, begun, each, silent, threads
@@ -75,21 +73,12 @@ class SharedPlan:
         return found
 
     def made_of(self, task: Task) -> Sequence[Descriptor]:
-        """Return the blobs in a task's receipt; empty if it is missing, damaged or disputed."""
-        receipt = self._receipt(task)
-        if receipt is None:
-            return ()
-        if disagrees(task, receipt, self.divided.owners, self._receipt):
-            _log.warning("task %d has read bytes that its files do not have", task.number)
-            return ()
-        return receipt.blobs
-
-    def _receipt(self, task: Task) -> Receipt | None:
+        """Return the blobs in a task's receipt; empty if it is missing or damaged."""
         try:
-            return self.receipts.read(task)
+            return self.receipts.read(task) or ()
         except DocumentError as error:
             _log.warning("%s", error)
-            return None
+            return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +152,6 @@ class TaskWork:
         self._jobs = threads(jobs)
         self._memory = working_memory(memory, self._jobs)
         self._verify = verify_reuse
-        self._spare = SpareMemory()
 
     def portions(self, tasks: Sequence[Task]) -> Iterator[list[Task]]:
         """Yield the tasks in portions that are made together, and made durable once."""
@@ -183,36 +171,26 @@ class TaskWork:
     ) -> list[Task]:
         """Do those of some tasks that are not done; return them. Raises: as `work_on_plan`."""
         maker = TaskMaker(
-            shared.divided,
-            self._store,
-            self._jobs,
-            self._memory,
-            verify=self._verify,
-            spare=self._spare,
+            shared.divided, self._store, self._jobs, self._memory, verify=self._verify
         )
         done = {task.number: shared.made_of(task) for task in tasks}
         made = maker.make(tasks, done, progress)
         if made:
             shared.receipts.make()
-        for task, blobs, sums in made:
-            shared.receipts.write(task, blobs, sums)
+        for task, blobs in made:
+            shared.receipts.write(task, blobs)
         return [one.task for one in made]
 
 
 class MadeTask(NamedTuple):
-    """A task that was made, with its blobs, durable in the store, and the digests of its spans."""
+    """A task that was made, with its blobs, durable in the store."""
 
     task: Task
     blobs: list[Descriptor]
-    sums: list[Digest]
 
 
 class TaskMaker:
-    """Makes the blobs of tasks in a store, with some threads in some bytes of memory.
-
-    ``spare``: as `write_blobs`. ``turn`` is held until a thread has taken the last work of a task:
-    while the others finish theirs, the next task begins.
-    """
+    """Makes the blobs of tasks in a store, with some threads in some bytes of memory."""
 
     def __init__(
         self,
@@ -222,16 +200,12 @@ class TaskMaker:
         memory: int,
         *,
         verify: bool,
-        spare: SpareMemory | None = None,
-        turn: AbstractContextManager[object] = nullcontext(),  # noqa: B008  # it has no state
     ) -> None:
         self._divided = divided
         self._store = store
         self._jobs = jobs
         self._memory = memory
         self._verify = verify
-        self._spare = spare
-        self._turn = turn
 
     def make(
         self,
@@ -241,8 +215,7 @@ class TaskMaker:
     ) -> list[MadeTask]:
         """Return the tasks that were made.
 
-        ``done``: blobs of each task, by its number, that are used again if the store has them. A
-        task with spans is made as a whole: its bytes have to pass.
+        ``done``: blobs of each task, by its number, that are used again if the store has them.
         """
         source = self._divided.plan.inventory.folder.key
         with self._store.session(source) as session:
@@ -256,28 +229,16 @@ class TaskMaker:
             unfinished = []
             for task in tasks:
                 kept = self._there(task, done[task.number], session)
-                if task.spans and len(kept) < len(task.blobs):
-                    kept = {}
                 there |= kept
                 lost = [blob for blob in task.blobs if blob.name not in kept]
                 missing += lost
                 if lost:
                     unfinished.append(task)
                 progress(sum(b.source_bytes for b in task.blobs if b.name in kept), "")
-            sums: Mapping[tuple[str, int, int], Digest] = {}
             if missing:
-                made, sums = self._write(missing, unfinished, session, progress)
-                there |= made
+                there |= self._write(missing, session, progress)
                 session.earlier.keep()
-        files = self._divided.files
-        return [
-            MadeTask(
-                task,
-                [there[blob.name] for blob in task.blobs],
-                [sums[files[file].path, begin, end] for file, begin, end in task.spans],
-            )
-            for task in unfinished
-        ]
+        return [MadeTask(task, [there[blob.name] for blob in task.blobs]) for task in unfinished]
 
     def _there(
         self, task: Task, blobs: Sequence[Descriptor], session: Session
@@ -288,30 +249,20 @@ class TaskMaker:
         return {planned.name: blob for planned, blob in named if blob.digest not in lost}
 
     def _write(
-        self,
-        blobs: list[PlannedBlob],
-        tasks: Sequence[Task],
-        session: Session,
-        progress: Progress,
-    ) -> tuple[dict[str, Descriptor], Mapping[tuple[str, int, int], Digest]]:
-        only = self._divided.only(blobs)
-        with ExitStack() as turn:
-            turn.enter_context(self._turn)
-            written = write_blobs(
-                only,
-                session,
-                self._jobs,
-                self._memory,
-                progress,
-                verify_reuse=self._verify,
-                checks=self._divided.checks(tasks),
-                spare=self._spare,
-                taken=turn.close,
-            )
+        self, blobs: list[PlannedBlob], session: Session, progress: Progress
+    ) -> dict[str, Descriptor]:
+        written = write_blobs(
+            self._divided.only(blobs),
+            session,
+            self._jobs,
+            self._memory,
+            progress,
+            verify_reuse=self._verify,
+        )
         return {
             planned.name: Descriptor(TENSOR_MEDIA_TYPE, blob.digest, blob.size, name=planned.name)
             for planned, blob in zip(blobs, written.blobs, strict=True)
-        }, written.sums
+        }
 
 
 def lost_among(

@@ -46,11 +46,6 @@ _MARK = "cache-of-buckets"
 _WAIT_S = 24 * 3600.0
 
 
-def work_folder(cache: str | os.PathLike[str]) -> Path:
-    """Return where unfinished work of imports is kept beside a cache."""
-    return Path(cache) / PRIVATE / "work"
-
-
 class BlobCache:
     """Blobs in ``folder``, of at most ``limit`` bytes. Safe to share between threads."""
 

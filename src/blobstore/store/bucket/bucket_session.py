@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from blobstore.errors import BlobStoreError, ConflictError
@@ -24,7 +23,6 @@ from blobstore.io.workers import results_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.bucket.bucket_writes import LARGE_AT_ONCE, SMALL, write_blob
 from blobstore.store.bucket.leases import Lease, renew_lapsed
-from blobstore.store.bucket.local_work import LocalWork
 from blobstore.store.bucket.made_notes import MadeNotes
 from blobstore.store.bucket.object_blobs import REQUESTS, BucketBlobs
 from blobstore.store.bucket.object_manifests import BucketManifests, TagState
@@ -55,9 +53,8 @@ class BucketSession:
         manifests: BucketManifests,
         lease: Lease,
         wait_s: float | None = None,
-        work: Path | None = None,
     ) -> None:
-        """``wait_s``, ``work``: as in `BucketStore`."""
+        """``wait_s``: as in `BucketStore`."""
         self._bucket = bucket
         self._blobs = blobs
         self._manifests = manifests
@@ -70,20 +67,7 @@ class BucketSession:
         self._there: set[Digest] = set()
         self._written: dict[Digest, int] = {}
         self._created: set[Digest] = set()
-        self._work = None if work is None else LocalWork(work, bucket.address, self)
         self.earlier = MadeNotes(bucket, blobs)
-
-    @property
-    def unfinished(self) -> LocalWork | None:
-        """See `Session`: None if nothing can be kept on this machine, which is logged."""
-        if self._work is not None and not self._work.is_possible():
-            self._work = None
-        return self._work
-
-    def written(self, digest: Digest, size: int) -> Descriptor | None:
-        """Return a blob that an earlier session wrote; None if it is not in the bucket."""
-        found = self._blobs.size(digest) == size
-        return Descriptor(media_type="", digest=digest, size=size) if found else None
 
     def write(self, blob: Descriptor, reader: OpenReader) -> Descriptor:
         """Write a blob, unless it is there. Raises: as `write_blob`."""
@@ -224,13 +208,8 @@ class BucketSession:
         except ConflictError:
             raise lost_race(name, self._manifests.state(name).raw, self._blobs) from None
 
-    def close(self, *, keeps: bool = False) -> None:
-        """End the lease. Notes that can't be written are lost: what they say is made again.
-
-        ``keeps``: keep the unfinished work, as after ``keep`` of `earlier`.
-        """
+    def close(self) -> None:
+        """End the lease. Notes that can't be written are lost: what they say is made again."""
         with suppress(BlobStoreError):
             self.earlier.flush()
-        if self._work is not None:
-            self._work.close(keeps=keeps or self.earlier.is_kept)
         self._lease.close()

@@ -11,14 +11,13 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from blobstore.errors import BlobStoreError, UsageError
 from blobstore.formats.documents import Descriptor
 from blobstore.io.objects import Bucket, open_bucket
 from blobstore.names import ModelName
-from blobstore.store.bucket.blob_cache import CACHE_NBYTES, BlobCache, work_folder
+from blobstore.store.bucket.blob_cache import CACHE_NBYTES, BlobCache
 from blobstore.store.bucket.bucket_session import BucketSession
 from blobstore.store.bucket.bucket_signatures import BucketSignatures
 from blobstore.store.bucket.cached_blobs import CachedBlobs
@@ -49,12 +48,8 @@ class BucketStore(Home):
         cache: BlobCache | None = None,
         lease_s: float = LEASE_S,
         wait_s: float | None = None,
-        work: str | os.PathLike[str] | None = None,
     ) -> None:
-        """``work``: a folder for the unfinished work of imports that are killed.
-
-        Raises: UsageError for a lease that is longer than an hour.
-        """
+        """Raises: UsageError for a lease that is longer than an hour."""
         if not 0 < lease_s <= LONGEST_LEASE_S:
             raise UsageError(f"invalid lease: {lease_s!r} seconds", hint="At most 3600.")
         self.address = bucket.address
@@ -66,12 +61,11 @@ class BucketStore(Home):
         self.has_cache = cache is not None
         self.signatures = BucketSignatures(bucket)
         self.wait_s = wait_s
-        self._work = None if work is None else Path(work)
         self._mutex = threading.Lock()
         self._has_conditions = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel to another machine without the cache and the work: folders of this one."""
+        """Travel to another machine without the cache, a folder of this one."""
         return partial(type(self), lease_s=self.lease_s, wait_s=self.wait_s), (self.bucket,)
 
     def find(self, name: _Name) -> ModelName:
@@ -89,17 +83,11 @@ class BucketStore(Home):
         """See `Home`. Raises: StorageError for a bucket without conditional writes."""
         self.require_conditions()
         lease = open_lease(self.bucket, self.lease_s, self.wait_s)
-        session = BucketSession(
-            self.bucket, self.blobs, self.manifests, lease, self.wait_s, self._work
-        )
-        keeps = False
+        session = BucketSession(self.bucket, self.blobs, self.manifests, lease, self.wait_s)
         try:
             yield session
-        except KeyboardInterrupt:
-            keeps = True
-            raise
         finally:
-            session.close(keeps=keeps)
+            session.close()
 
     def require_conditions(self) -> None:
         """Raise StorageError for a bucket that ignores conditional writes; it is asked once."""
@@ -152,10 +140,9 @@ def open_bucket_store(
     """Return the store at ``s3://BUCKET/PREFIX``, ``gs://…`` or ``az://…``; no server is asked yet.
 
     ``options``: those of `open_bucket`. ``cache``: a folder for the blobs of opened models, which
-    holds up to ``cache_size`` bytes, and for the unfinished work of killed imports.
+    holds up to ``cache_size`` bytes.
 
     Raises: as `open_bucket`; UsageError for a folder that is not a cache.
     """
     kept = None if cache is None else BlobCache(cache, cache_size)
-    work = None if cache is None else work_folder(cache)
-    return BucketStore(open_bucket(address, options), cache=kept, work=work)
+    return BucketStore(open_bucket(address, options), cache=kept)

@@ -7,6 +7,7 @@ killed session loses those that it has not written yet, and their blobs are made
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +23,7 @@ from blobstore.store.bucket.object_keys import made_key
 
 _MAX_NOTE = 4096
 _TOGETHER = 4 * REQUESTS
+_FLUSH_EVERY_S = 2.0
 
 
 class MadeNotes:
@@ -32,7 +34,7 @@ class MadeNotes:
         self._blobs = blobs
         self._mutex = threading.Lock()
         self._unwritten: dict[str, bytes] = {}
-        self.is_kept = False
+        self._flushed_at = time.monotonic()
 
     def find(self, key: str, size: int, *, verify: bool) -> Descriptor | None:
         """See `Earlier`: one request for the note, one for the blob."""
@@ -70,13 +72,15 @@ class MadeNotes:
         raw = encode({"digest": str(blob.digest), "size": blob.size})
         with self._mutex:
             self._unwritten[made_key(key)] = raw
-            if len(self._unwritten) < _TOGETHER:
+            is_young = time.monotonic() - self._flushed_at < _FLUSH_EVERY_S
+            if len(self._unwritten) < _TOGETHER and is_young:
                 return
         self.flush()
 
     def flush(self) -> None:
         """Write all notes. Raises: as `Bucket.put`."""
         with self._mutex:
+            self._flushed_at = time.monotonic()
             items, self._unwritten = list(self._unwritten.items()), {}
         if items:
             each(items, lambda item: self._write(*item), min(REQUESTS, len(items)), name="notes")
@@ -85,7 +89,6 @@ class MadeNotes:
         self._bucket.put(key, raw)
 
     def keep(self) -> None:
-        self.is_kept = True
         self.flush()
 
     def takes_time(self) -> bool:

@@ -5,8 +5,7 @@ folder is not sent to a file server (Linux fs/nfs/dir.c: `nfs_dir_operations` ha
 there the import holds a lock on a file in its folder, which other machines see. Half-written
 files in it are removed at once. Finished blobs are kept for a day, for the import that continues
 the killed one, or until a clean-up removes them. So are beginnings of blobs that come from a
-server, for which the next transfer asks for the rest, and folders of unfinished work
-(unfinished.py).
+server, for which the next transfer asks for the rest.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ _UNOWNED = "new-"
 _OWNER = "owner"
 """The file whose lock is held where a folder's lock stays on its machine."""
 _PARTIAL = re.compile(r"partial-(?P<hex>[0-9a-f]{64})", re.ASCII)
-_WORK = re.compile(r"work-[0-9a-f]{64}", re.ASCII)
 _OURS = re.compile(r"(new|[0-9]+)-[0-9a-f]{16}", re.ASCII)
 
 
@@ -61,11 +59,6 @@ def remove_leftover(leftover: Leftover) -> None:
 def partial_name(digest: Digest) -> str:
     """Return the name of a file with the first bytes of a blob."""
     return f"partial-{digest.hex}"
-
-
-def work_name(key: str) -> str:
-    """Return the name of a folder of unfinished work; ``key`` has 64 hex digits."""
-    return f"work-{key}"
 
 
 def make_owned_folder(parent: Path) -> tuple[Path, int]:
@@ -153,18 +146,6 @@ class Leftovers:
                 return True
         return False
 
-    def take_folder(self, name: str, folder: Path) -> bool:
-        """Move a folder of that name into ``folder``, which is the caller's.
-
-        Return False if it is missing, or if others own all of them. Raises: StorageError.
-        """
-        for parent in self._folders():
-            path = parent / name
-            is_there = parent != folder and path.is_dir() and not path.is_symlink()
-            if is_there and self.take(path, folder):
-                return True
-        return False
-
     def clean(self) -> None:
         """Remove half-written files, and everything that is a day old. Failures are ignored."""
         for folder in self._folders():
@@ -216,8 +197,7 @@ def _owned(folder: Path) -> AbstractContextManager[bool]:
 
 
 def _is_of_use(name: str) -> bool:
-    patterns = (_PARTIAL, _WORK)
-    return Digest.from_file_name(name) is not None or any(one.fullmatch(name) for one in patterns)
+    return Digest.from_file_name(name) is not None or _PARTIAL.fullmatch(name) is not None
 
 
 def is_young(path: Path, kept_s: float = _KEPT_S) -> bool:
@@ -228,8 +208,7 @@ def is_young(path: Path, kept_s: float = _KEPT_S) -> bool:
 def _stale(folder: Path, kept_s: float) -> Iterator[Leftover]:
     paths = sorted(folder.iterdir())
     others = [path for path in paths if not _is_of_use(path.name)]
-    newest = [folder, *(path for path in paths if _WORK.fullmatch(path.name))]
-    if len(others) == len(paths) or not any(is_young(path, kept_s) for path in newest):
+    if len(others) == len(paths) or not is_young(folder, kept_s):
         yield Leftover(folder, sum(map(_nbytes, paths)), "left by a killed import")
         return
     for path in others:
@@ -239,6 +218,4 @@ def _stale(folder: Path, kept_s: float) -> Iterator[Leftover]:
 
 
 def _nbytes(path: Path) -> int:
-    """Return the bytes of a file, or of the files in a folder of unfinished work."""
-    inside = path.iterdir() if _WORK.fullmatch(path.name) and path.is_dir() else ()
-    return path.lstat().st_size + sum(inner.lstat().st_size for inner in inside)
+    return path.lstat().st_size

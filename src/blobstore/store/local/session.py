@@ -50,7 +50,6 @@ from blobstore.store.local.leftovers import Leftovers, make_owned_folder, partia
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.new_blobs import NewBlobs
-from blobstore.store.local.unfinished import UnfinishedWork
 from blobstore.store.local.writer import BlobWriter
 from blobstore.store.ports import (
     Expected,
@@ -116,13 +115,6 @@ class LocalSession:
         self._is_kept = False
         self._noted_at = time.monotonic()
         self._mutex = threading.Lock()
-        self.unfinished = UnfinishedWork(
-            self._folder,
-            self._leftovers,
-            self._new,
-            self._take_finished,
-            syncs=not self._syncs_whole,
-        )
 
     def writer(
         self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
@@ -243,15 +235,6 @@ class LocalSession:
             # might not see it.
             with os_errors("remove", path):
                 remove_if_there(path)
-        return blob
-
-    def _take_finished(self, digest: Digest, size: int) -> FinishedBlob | None:
-        entry = JournalEntry("", digest, size, Stamp(0, 0), is_durable=False)
-        blob = self._take_over(entry, verify=True)
-        if blob is None:  # a session that was cut off has moved it: see `keep`
-            blob = self._kept.under(digest.hex, size, self._stage, verify=True)
-        if blob is not None:
-            self._new.add(blob)
         return blob
 
     def publish(

@@ -27,7 +27,6 @@ from blobstore.io.durable import (
     open_direct,
     open_or_create,
     os_errors,
-    reserve,
     sync,
     write_aligned,
     write_all_at,
@@ -101,9 +100,7 @@ class BlobWriter:
 
     When its last byte is hashed, the blob is durable with ``syncs``, and ``finished`` is called.
     ``in_order``: it is written from its start to its end, and the file is as long as what was
-    written so far, so that another session can go on; ``name`` may exist then. ``stays``: the file
-    may exist too, and keeps its name when it is finished; another session can go on with any part
-    of it.
+    written so far, so that another session can go on; ``name`` may exist then.
     """
 
     def __init__(
@@ -116,10 +113,8 @@ class BlobWriter:
         *,
         syncs: bool = False,
         in_order: bool = False,
-        stays: bool = False,
     ) -> None:
         self._in_order = in_order
-        self._stays = stays
         self._folder = folder
         self._path = folder / name
         self._size = size
@@ -139,16 +134,15 @@ class BlobWriter:
         beside: Sequence[tuple[int, Any]] = (),
         gap: int = 0,
         aligned: bool = False,
-        since: int | None = None,
+        waits: bool = True,
         hashed: Callable[[], None] = lambda: None,
     ) -> None:
         """See `Writer`. Raises: StorageError (no space, I/O); CorruptDataError."""
         view = memoryview(data).cast("B")
-        may_wait = since is None or self._hash.is_in_turn(since)
         # Bytes that will be read back are best left in the page cache.
-        self._write(offset, view, beside, aligned=aligned and may_wait)
+        self._write(offset, view, beside, aligned=aligned and waits)
         end = offset + len(view)
-        if may_wait:
+        if waits:
             self._hash.add(offset, Piece(len(view), lambda: view, hashed))
         else:
             hashed()
@@ -156,10 +150,6 @@ class BlobWriter:
         self._add_read_back(end, end + gap)
         if self._hashes_itself:
             self._stage.work_while(lambda: True)
-
-    def have(self, offset: int, nbytes: int) -> None:
-        self._open()
-        self._add_read_back(offset, offset + nbytes)
 
     def _add_read_back(
         self, begin: int, end: int, hashed: Callable[[], None] = lambda: None
@@ -185,10 +175,8 @@ class BlobWriter:
             if self._fd >= 0:
                 return
             is_large = self._size >= DIRECT_FROM
-            if self._in_order or self._stays:
+            if self._in_order:
                 self._fd = open_or_create(self._path)
-                if self._stays:
-                    reserve(self._fd, self._size)
             else:
                 self._fd = create_file(self._path, self._size if is_large else 0)
             self._direct = open_direct(self._path) if is_large else -1
@@ -219,8 +207,7 @@ class BlobWriter:
             if self._syncs:
                 sync(self._fd)
             stamp = Stamp.of(os.fstat(self._fd))
-            if not self._stays:
-                self._path.rename(self._folder / digest.file_name)
+            self._path.rename(self._folder / digest.file_name)
         self.close()
         self._finished(FinishedBlob(digest, self._size, self._folder, stamp))
 

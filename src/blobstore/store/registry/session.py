@@ -45,7 +45,6 @@ class RegistrySession:
     """What is being written to a registry. See `Session`."""
 
     earlier = None
-    unfinished = None
     in_sequence = False
 
     def __init__(

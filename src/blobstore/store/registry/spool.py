@@ -82,7 +82,7 @@ class SpoolWriter:
         beside: Sequence[tuple[int, Any]] = (),
         gap: int = 0,
         aligned: bool = False,  # noqa: ARG002  # through the page cache
-        since: int | None = None,  # noqa: ARG002  # no buffer waits
+        waits: bool = True,  # noqa: ARG002  # no buffer waits
         hashed: Callable[[], None] = lambda: None,
     ) -> None:
         """See `Writer`. The blob is hashed at its end."""

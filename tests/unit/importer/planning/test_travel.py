@@ -35,10 +35,10 @@ from blobstore.errors import (
 )
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE
 from blobstore.formats.dtypes import DType
-from blobstore.importer.keys import entry_keys
 from blobstore.importer.planning.document import write_plan
 from blobstore.importer.planning.outputs import ImportPlan
 from blobstore.importer.planning.travel import _fits_block_fp8, read_plan
+from blobstore.importer.recalling import entry_keys
 from blobstore.importer.run import make_blob, plan_import, run_plan
 from blobstore.names import ModelName
 from blobstore.source.weights import Form, SourceWeight

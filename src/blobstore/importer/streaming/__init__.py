@@ -1,1 +1,0 @@
-"""Streaming: an import whose source is fetched in segments, which never lie on the disk."""
