@@ -110,7 +110,9 @@ def _changes(place: str, old: Any, new: Any) -> Iterator[Change]:
         for number, both in enumerate(zip(old, new, strict=True)):
             yield from _changes(f"{place}[{number}]", *both)
     else:
-        yield Change(place, "changed", f"{_text(old)} → {_text(new)}")
+        are_lists = isinstance(old, list) and isinstance(new, list)
+        verb = f"changed ({len(old)} → {len(new)} items)" if are_lists else "changed"
+        yield Change(place, verb, f"{_text(old)} → {_text(new)}")
 
 
 def _text(value: Any) -> str:

@@ -44,6 +44,7 @@ _TIMES = (
     (r"\d[\d.]* (?:ms|s|min)\b|\d+ (?:seconds?|minutes?)( ago)?\b|just now", "<duration>"),
     (r"[\d.]+ (?:B|[KMG]B)/s", "<rate>"),
     (r"[\d.,]+ tokens/s", "<rate>"),
+    (r"Linux-[\w.-]+", "<system>"),
     (r"-cpython-\d+|blobstore 0\.\d+\.\d+[\w.+-]*", "<version>"),
 )
 _DURATIONS = frozenset(("seconds", "tokens_per_second", "modified", "age"))
@@ -321,7 +322,8 @@ class _Run:
 
     def stop(self) -> dict[str, Any]:
         """End the server as Ctrl-C does."""
-        assert self._server is not None
+        if self._server is None:
+            return {"exit": "ended before"}
         pid, _, err = self._server
         self._server = None
         os.kill(pid, signal.SIGINT)
@@ -330,6 +332,8 @@ class _Run:
 
     def ask(self, method: str, target: str, *more: str) -> dict[str, Any]:
         """Ask the server: the status, some headers, and the body. ``more``: a body, or headers."""
+        if self._server is None:
+            return {"status": "the server has ended"}
         fields = dict(header.split("=", 1) for header in more if method != "POST")
         data = None
         if method == "POST":
@@ -349,7 +353,7 @@ class _Run:
         if "text/html" in str(got["content-type"]):
             return found | {"body": "a page"}
         if "event-stream" in str(got["content-type"]):
-            lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
+            lines = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
             events = [json.loads(line) if line[0] == "{" else line for line in lines]
             return found | {"body": self.normal(events)}
         return found | {"body": [len(raw), hashlib.sha256(raw).hexdigest()]}
