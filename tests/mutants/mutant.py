@@ -1,8 +1,9 @@
 """Mutants: seeded mistakes by symbol, and the tests that must see each (``mutants.toml``).
 
 ``in`` is the qualified name of a function, a class or a module's variable, wherever it stands in
-the package: moving a file changes no mutant. ``module:name`` where the name alone is ambiguous;
-``module`` is the end of the module's dotted name.
+the package: moving a file changes no mutant. Of several with one name it is the one in which the
+change is possible. ``module:name`` where that is not enough; ``module`` is the end of the module's
+dotted name.
 
 ``replace = [pattern, text]`` replaces the outermost expressions in it that match the pattern:
 
@@ -70,25 +71,30 @@ class Mutant:
         return edit
 
     def _edit(self) -> Edit:
-        file, node = _found(self.symbol)
+        places = _found(self.symbol)
+        edits = [edit for file, node in places if (edit := self._edit_of(file, node)) is not None]
+        if len(edits) != 1:
+            files = ", ".join(str(file) for file, _ in places) or "no file"
+            raise FaultError(f"{len(edits)} of {self.symbol} can be changed so, in {files}")
+        return edits[0]
+
+    def _edit_of(self, file: Path, node: ast.AST) -> Edit | None:
         text = (ROOT / file).read_text()
-        if self.returns is not None:
-            if not isinstance(node, ast.FunctionDef):
-                raise FaultError(f"{self.symbol} is not a function")
-            body = [part for part in node.body if not _is_docstring(part)]
-            pieces = [(*_span(text, body[0], body[-1]), f"return {self.returns}")]
-        else:
+        if self.returns is None:
             pattern, new = (_expression(part) for part in self.replace or ())
             pieces = [
                 (*_span(text, match, match), f"({_filled(new, captures)})")
                 for match, captures in _matches(node, pattern)
             ]
-        if not pieces:
-            raise FaultError(f"{self.symbol} has no {self.replace}")
+        elif isinstance(node, ast.FunctionDef):
+            body = [part for part in node.body if not _is_docstring(part)]
+            pieces = [(*_span(text, body[0], body[-1]), f"return {self.returns}")]
+        else:
+            pieces = []
         for begin, end, piece in sorted(pieces, reverse=True):
             text = text[:begin] + piece + text[end:]
         ast.parse(text)
-        return Edit(file, text)
+        return Edit(file, text) if pieces else None
 
     def _native_edit(self) -> Edit:
         old, new = self.replace or ("", "")
@@ -160,17 +166,16 @@ def _named(parent: ast.AST, before: str) -> Iterator[tuple[str, ast.AST]]:
             yield from _named(node, before)
 
 
-def _found(symbol: str) -> tuple[Path, ast.AST]:
+def _found(symbol: str) -> list[tuple[Path, ast.AST]]:
+    """Return where a symbol is defined; of several in one file the last, behind overloads."""
     module, _, name = symbol.rpartition(":")
-    end = f".{module}"
-    places = [
-        (file, node)
-        for file, node in _symbols().get(name, [])
-        if not module or f".{'.'.join(file.with_suffix('').parts)}".endswith(end)
-    ]
-    if len({file for file, _ in places}) != 1:
-        raise FaultError(f"{symbol} is defined in {[str(file) for file, _ in places]}")
-    return places[-1]  # behind those of overloads, and of a property before its setter
+    return list(
+        {
+            file: (file, node)
+            for file, node in _symbols().get(name, [])
+            if not module or f".{'.'.join(file.with_suffix('').parts)}".endswith(f".{module}")
+        }.values()
+    )
 
 
 def _expression(text: str) -> ast.expr:
