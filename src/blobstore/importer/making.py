@@ -29,8 +29,7 @@ from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
 from blobstore.kernels.scales import ScaleChoice
-from blobstore.source.scratch import Scratch
-from blobstore.source.weights import SourceReaders, SourceTensor, SourceWeight
+from blobstore.source.weights import Scratch, SourceReaders, SourceTensor, SourceWeight
 
 _BYTE = np.dtype(np.uint8)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from blobstore.importer.buffers import Buffer, BufferPool
 from blobstore.importer.segments import Segment, Segments
-from blobstore.io.workers import each
+from blobstore.io.workers import each, start_thread
 from blobstore.source.fetching import Fetcher
 
 _WAIT_S = 0.02
@@ -58,7 +58,7 @@ class Prefetch:
     def running(self) -> Iterator[None]:
         """Fetch within the block; at its end requests are cancelled."""
         thread = threading.Thread(target=self._run, name="prefetch")
-        thread.start()
+        start_thread(thread)
         try:
             yield
         finally:

@@ -45,7 +45,7 @@ def each(
     try:
         for number in range(jobs):
             thread = threading.Thread(target=job.work, name=f"{name}-{number}")
-            _start(thread, is_needed=number < least)
+            start_thread(thread, is_needed=number < least)
         job.wait()
     finally:
         job.end()
@@ -101,7 +101,8 @@ def pooled(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _start(thread: threading.Thread, *, is_needed: bool) -> None:
+def start_thread(thread: threading.Thread, *, is_needed: bool = True) -> None:
+    """Start a thread. Raises: StorageError if that fails, and it ``is_needed``."""
     try:
         thread.start()
     except RuntimeError as error:

@@ -28,7 +28,6 @@ from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.kernels.scales import BlockRun
 from blobstore.names import Digest
 from blobstore.source.folders import Folder
-from blobstore.source.scratch import Scratch
 
 FP8_BLOCK = 128
 """Rows and columns of the blocks that share a scale; other sizes are not decoded."""
@@ -226,6 +225,21 @@ def tiles_of(start: int, count: int, rows: int, cols: int) -> Iterator[Tile]:
         tile = Tile(matrix, row, row + max(1, whole), col, stop_col, done)
         yield tile
         done += tile.size
+
+
+class Scratch(threading.local):
+    """Memory that a thread uses again: fresh memory is slow where the allocator gives it back."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, Array] = {}  # by its use; called in each thread
+
+    def array(self, use: str, count: int, kind: np.dtype[Any]) -> Array:
+        """Return an uninitialized array of ``count`` elements: the same memory for each ``use``."""
+        nbytes = count * kind.itemsize
+        memory = self._memory.get(use)
+        if memory is None or memory.size < nbytes:
+            memory = self._memory[use] = np.empty(nbytes, np.uint8)
+        return memory[:nbytes].view(kind)
 
 
 _BLOCK_SCALES = 2**18
