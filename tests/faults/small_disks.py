@@ -34,7 +34,6 @@ _TRIED = (
     "import over an older one",
     "import of a large tensor",
     "cp over another",
-    "pack against a base",
     "unpack",
     "rm",
     "prune",

@@ -220,14 +220,6 @@ def _show(done: str, moved: str, view: SharedView) -> None:
 
 def pack(
     name: Model,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            "--base",
-            metavar="MODEL",
-            help="The model that this one was made from: store the difference where it is smaller.",
-        ),
-    ] = None,
     jobs: Jobs = None,
     wait: WaitOption = None,
     store: StoreOption = None,
@@ -241,19 +233,15 @@ def pack(
     from blobstore.store.packing import pack as pack_model
     from blobstore.views.packs import PackView
 
-    asked, against = ModelName.parse(name), ModelName.parse(base) if base is not None else None
+    asked = ModelName.parse(name)
     with progress_bar() as progress:
-        done = pack_model(
-            folder_store_at("pack", store, wait), asked, base=against, jobs=jobs, progress=progress
-        )
+        done = pack_model(folder_store_at("pack", store, wait), asked, jobs=jobs, progress=progress)
     show_view(PackView.of(done), _show_pack, as_json=as_json)
 
 
 def _show_pack(view: PackView) -> None:
     share = f"{view.stored / view.size:.0%} of {size(view.size)}" if view.size else "no bytes"
     emit(f"Packed {view.name}: {counted(view.blobs, 'blob')}, {size(view.stored)} ({share})")
-    if view.base_stored:
-        emit(f"Blobs of its base stay packed for it: {size(view.base_stored)}")
     emit(f"Freed {size(view.freed)}")
     if view.reason is not None:
         emit(f"Kept {size(view.kept)} of plain blobs: {view.reason}")

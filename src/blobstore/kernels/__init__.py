@@ -1,7 +1,6 @@
 """Kernels: quantize, dequantize and search for scales, in C++, with bit-equal twins in NumPy."""
 
 from blobstore.kernels.native import KERNELS, Kernel, active, use
-from blobstore.kernels.planes import join_planes, split_planes
 from blobstore.kernels.quantize import (
     block_of,
     compare,
@@ -50,12 +49,10 @@ __all__ = [
     "dequantize_into",
     "global_scale_of",
     "group_range",
-    "join_planes",
     "largest_magnitude",
     "matrix_of",
     "quantization_of",
     "quantize",
     "quantize_into",
-    "split_planes",
     "use",
 ]

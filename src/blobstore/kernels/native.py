@@ -89,14 +89,6 @@ class NativeKernel:
         )
         return Comparison(*found)
 
-    def split_planes(self, width: int, items: Array, base: Array | None, planes: Array) -> None:
-        """See `blobstore.kernels.native.Kernel`."""
-        _native.split_planes(self.name, width, items, base, planes)
-
-    def join_planes(self, width: int, planes: Array, base: Array | None, items: Array) -> None:
-        """See `blobstore.kernels.native.Kernel`."""
-        _native.join_planes(self.name, width, planes, base, items)
-
 
 def _scale_type(parts: QuantizedArray[Array]) -> str:
     # The fp types do not use it.
@@ -141,12 +133,6 @@ class Kernel(Protocol):
         self, weights: Array, parts: QuantizedArray[Array], global_scale: float
     ) -> Comparison:
         """Return the sums over weights (as `compare`) and the float32 values of whole groups."""
-
-    def split_planes(self, width: int, items: Array, base: Array | None, planes: Array) -> None:
-        """Write the planes of items of ``width`` bytes (planes.py); all arrays are U8."""
-
-    def join_planes(self, width: int, planes: Array, base: Array | None, items: Array) -> None:
-        """Write the items whose planes these are; all arrays are U8."""
 
 
 _NATIVE: tuple[Kernel, ...] = tuple(map(NativeKernel, _native.targets()))

@@ -96,22 +96,6 @@ class ReferenceKernel:
         self.dequantize(parts, global_scale, read)
         return compared(weights, read, count_beyond(weights, parts, global_scale))
 
-    def split_planes(self, width: int, items: Array, base: Array | None, planes: Array) -> None:
-        """See `blobstore.kernels.native.Kernel`."""
-        words = items.view(f"<u{width}")
-        if base is not None:
-            words = words ^ base.view(words.dtype)
-        turned = (words << 1) | (words >> (8 * width - 1))
-        planes[:] = turned.astype(f">u{width}").view(np.uint8).reshape(-1, width).T.reshape(-1)
-
-    def join_planes(self, width: int, planes: Array, base: Array | None, items: Array) -> None:
-        """See `blobstore.kernels.native.Kernel`."""
-        turned = planes.reshape(width, -1).T.reshape(-1).view(f">u{width}").astype(f"<u{width}")
-        words = (turned >> 1) | (turned << (8 * width - 1))
-        items[:] = words.view(np.uint8)
-        if base is not None:
-            items ^= base
-
 
 def _importance(choice: ScaleChoice, shape: tuple[int, ...]) -> Array | None:
     if choice.importance is None or not choice.importance.size:

@@ -19,7 +19,6 @@ class PackView(View):
     blobs: int
     size: Bytes = Field(description="bytes of its blobs")
     stored: Bytes = Field(description="bytes of their packed form")
-    base_stored: Bytes = Field(description="bytes of blobs of its base that stay packed for it")
     freed: Bytes = Field(description="bytes of the plain blobs that were removed")
     kept: Bytes = Field(description="bytes of the plain blobs that could not be removed")
     reason: str | None = Field(description="why they could not")
@@ -32,7 +31,6 @@ class PackView(View):
             blobs=done.blobs,
             size=done.nbytes,
             stored=done.stored,
-            base_stored=done.base_stored,
             freed=sum(blob.size for blob in done.removal.removed),
             kept=sum(blob.size for blob in done.removal.kept),
             reason=done.removal.reason,

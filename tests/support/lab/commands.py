@@ -225,7 +225,7 @@ def _packable(work: Path, store: Store) -> None:
 
 def _packed(work: Path, store: Store) -> None:
     _packable(work, store)
-    pack(store, "tuned", base="old")
+    pack(store, "tuned")
 
 
 def _packed_alone(work: Path, store: Store) -> None:
@@ -272,11 +272,6 @@ COMMANDS = (
     Command("mv", two, ("mv", "old", "third", "--store", "{store}")),
     Command("mv over another", two, ("mv", "old", "other", "--force", "--store", "{store}")),
     Command("pack", _packable, ("pack", "old", "--jobs", "1", "--store", "{store}")),
-    Command(
-        "pack against a base",
-        _packable,
-        ("pack", "tuned", "--base", "old", "--jobs", "1", "--store", "{store}"),
-    ),
     Command("pack of the only one", _one, ("pack", "old", "--jobs", "1", "--store", "{store}")),
     Command(
         "unpack",

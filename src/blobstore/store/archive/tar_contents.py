@@ -15,9 +15,8 @@ import gzip
 import os
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import IO, TYPE_CHECKING, BinaryIO, Protocol
+from collections.abc import Callable
+from typing import IO, BinaryIO, Protocol
 
 from blobstore.errors import (
     CorruptDataError,
@@ -26,21 +25,21 @@ from blobstore.errors import (
     UsageError,
     from_os_error,
 )
-from blobstore.formats.seekable import FOOTER_BYTES, FRAME_MAGIC, parse_footer, parse_table
+from blobstore.formats.seekable import (
+    FRAME_MAGIC,
+    FramesReader,
+    ZstdFrames,
+    broken,
+    decompressor,
+    seek_table,
+)
 from blobstore.io.durable import os_errors
 from blobstore.io.ranges import FileReader, OpenReader
 
-if TYPE_CHECKING:
-    from zstandard import ZstdDecompressor
-
 _GZIP_MAGIC = b"\x1f\x8b"
 _SKIPPED_AT_ONCE = 2**20
-_MAX_WINDOW = 2**27
-_MAX_FRAME = 2**26
 _MAX_PLAIN = 2**32
 _MAX_RATIO = 200
-_MAX_TABLE = 2**24
-"""Bytes of a seek table: of 4 TB, or of two million files. A longer one is not used."""
 
 
 class Contents(Protocol):
@@ -137,99 +136,43 @@ class PlainContents:
         self._file.close()
 
 
-class _Frame:
-    """The last frame that was decompressed."""
-
-    def __init__(self) -> None:
-        self.number = -1
-        self.data = b""
-
-
 class FramedContents:
     """A tar in frames of zstandard, whose seek table says where each begins."""
 
     in_sequence = is_pipe = False
 
-    def __init__(self, file: FileReader, places: Sequence[int], starts: Sequence[int]) -> None:
-        """``places``, ``starts``: see `parse_table`."""
-        self.name = file.name
-        self.size = starts[-1]
-        self._file = file
-        self._at = places
-        self._starts = starts
-        self._last = _Frame()
+    def __init__(self, name: str, frames: ZstdFrames) -> None:
+        self.name = name
+        self.starts = frames.starts
+        self.size = frames.starts[-1]
+        self.close = frames.close
+        self._frames = frames
         self._recent = -1, b""
+        self._reader = FramesReader(self, name)
 
     def read_at(self, offset: int, buffer: memoryview) -> int:
         """See `Contents`. Of a frame's beginning, such as a header, no more is decompressed."""
-        number = bisect_right(self._starts, offset) - 1
-        if offset == self._starts[number] and offset + len(buffer) < self.size:
-            head = self._head(number, len(buffer))
+        number = bisect_right(self.starts, offset) - 1
+        if offset == self.starts[number] and offset + len(buffer) < self.size:
+            head = self._frames.head(number, len(buffer))
             if len(head) == len(buffer):
                 buffer[:] = head
                 return len(buffer)
-        return self.fill(offset, buffer, self._last)
+        length = max(0, min(len(buffer), self.size - offset))
+        self._reader.readinto(offset, buffer[:length])
+        return length
 
-    def fill(self, offset: int, buffer: memoryview, last: _Frame) -> int:
-        """Fill ``buffer`` as `read_at` does, by whole frames; ``last`` keeps the last one."""
-        filled = 0
-        while filled < len(buffer) and offset + filled < self.size:
-            number = bisect_right(self._starts, offset + filled) - 1
-            if number != last.number:
-                last.number, last.data = number, self._frame(number)
-            begin = offset + filled - self._starts[number]
-            piece = memoryview(last.data)[begin : begin + len(buffer) - filled]
-            buffer[filled : filled + len(piece)] = piece
-            filled += len(piece)
-        return filled
-
-    def _frame(self, number: int) -> bytes:
-        """Return a frame's bytes; the last one is kept, as many small files may be in it."""
+    def decoded(self, number: int) -> bytes:
+        """See `Frames`; the last frame is kept, as many small files may be in it."""
         kept, data = self._recent
         if kept != number:
-            data = self._decompressed(number)
+            data = self._frames.decoded(number)
             self._recent = number, data
         return data
-
-    def _compressed(self, number: int, most: int | None = None) -> bytes:
-        nbytes = self._at[number + 1] - self._at[number]
-        return self._file.read(self._at[number], nbytes if most is None else min(most, nbytes))
-
-    def _head(self, number: int, length: int) -> bytes:
-        """Return the first bytes of a frame, fewer if that would need most of it."""
-        import zstandard
-
-        first_block = self._compressed(number, 2**17 + 2**10)
-        try:
-            with _decompressor().stream_reader(first_block) as reader:
-                return reader.read(length)
-        except zstandard.ZstdError as error:
-            raise _broken(self.name, error) from error
-
-    def _decompressed(self, number: int) -> bytes:
-        import zstandard
-
-        size = self._starts[number + 1] - self._starts[number]
-        data = self._compressed(number)
-        try:
-            said = zstandard.frame_content_size(data)
-            # Before the memory is taken: the library trusts the frame's header.
-            if said not in (-1, size):
-                raise CorruptDataError(f"{self.name}: a frame has {said:,} bytes, not {size:,}")
-            plain = _decompressor().decompress(data, max_output_size=size, allow_extra_data=False)
-        except zstandard.ZstdError as error:
-            raise _broken(self.name, error) from error
-        if len(plain) != size:
-            raise CorruptDataError(f"{self.name}: a frame has {len(plain):,} bytes, not {size:,}")
-        return plain
 
     def range(self, offset: int, size: int, name: str) -> OpenReader:
         """See `Contents`."""
         return _FramedRange(self, offset, size, name)
-
-    def close(self) -> None:
-        """See `Contents`."""
-        self._file.close()
 
 
 class _FramedRange(Range):
@@ -237,14 +180,13 @@ class _FramedRange(Range):
 
     def __init__(self, contents: FramedContents, offset: int, size: int, name: str) -> None:
         super().__init__(contents, offset, size, name)
-        self._frames = contents
-        self._last = _Frame()
+        self._reader = FramesReader(contents, contents.name)
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """See `OpenReader`."""
         if offset + len(buffer) > self.size:
             raise ShortReadError(f"{self.name} ends before byte {offset + len(buffer):,}")
-        self._frames.fill(self._offset + offset, buffer, self._last)
+        self._reader.readinto(self._offset + offset, buffer)
 
 
 class StreamedContents:
@@ -290,7 +232,7 @@ class StreamedContents:
         try:
             data = self._stream.read(most)
         except (zstandard.ZstdError, zlib.error, EOFError, gzip.BadGzipFile) as error:
-            raise _broken(self.name, error) from error
+            raise broken(self.name, error) from error
         except OSError as error:
             raise from_os_error(error, "read", self.name) from error
         self._at += len(data)
@@ -343,9 +285,9 @@ def contents_of(path: str | os.PathLike[str]) -> Contents:
     file = FileReader(path)
     try:
         magic = file.read(0, min(4, file.size))
-        frames = _seek_table(file) if magic == FRAME_MAGIC else None
-        if frames is not None and _are_small(frames[1]):
-            return FramedContents(file, *frames)
+        table = seek_table(file) if magic == FRAME_MAGIC else None
+        if table is not None and table.has_small_frames:
+            return FramedContents(file.name, ZstdFrames(file, table))
         if magic != FRAME_MAGIC and not magic.startswith(_GZIP_MAGIC):
             return PlainContents(file)
     except BaseException:
@@ -357,48 +299,13 @@ def contents_of(path: str | os.PathLike[str]) -> Contents:
         with os_errors("open", path):
             return open(path, "rb")  # noqa: PTH123  # `StreamedContents` closes it
 
-    size = None if frames is None else frames[1][-1]
+    size = None if table is None else table.starts[-1]
     return StreamedContents(os.fspath(path), begin, is_pipe=False, size=size)
 
 
 def contents_of_pipe(pipe: BinaryIO, name: str) -> Contents:
     """Return the tar that comes through a pipe, compressed or not. Raises: StorageError."""
     return StreamedContents(name, lambda: pipe, is_pipe=True)
-
-
-def _seek_table(file: FileReader) -> tuple[Sequence[int], Sequence[int]] | None:
-    """Return where the frames of a file begin, as `parse_table`; None without a table of 16 MiB.
-
-    Raises: CorruptDataError (rule A3).
-    """
-    if file.size < FOOTER_BYTES:
-        return None
-    footer = parse_footer(file.read(file.size - FOOTER_BYTES, FOOTER_BYTES), file.name)
-    if footer is None or (footer.table_bytes > _MAX_TABLE and footer.table_bytes <= file.size):
-        return None
-    if footer.table_bytes > file.size:
-        raise _false_table(file.name, "it is longer than the file")
-    table = file.read(file.size - footer.table_bytes, footer.table_bytes)
-    places, starts = parse_table(table, footer, file.size, file.name)
-    for (place, next_place), (start, end) in zip(pairwise(places), pairwise(starts), strict=True):
-        if next_place - place > _longest(end - start):
-            raise _false_table(file.name, f"a frame of {end - start:,} bytes can't take that many")
-    return places, starts
-
-
-def _are_small(starts: Sequence[int]) -> bool:
-    """Return True if each frame is small enough to be decompressed as a whole."""
-    return all(end - start <= _MAX_FRAME for start, end in pairwise(starts))
-
-
-def _false_table(name: str, problem: str) -> CorruptDataError:
-    message = f"{name}: not a valid seek table: {problem} (rule A3)"
-    return CorruptDataError(message, rule="A3", path=name)
-
-
-def _longest(nbytes: int) -> int:
-    """Return the most bytes that a frame of ``nbytes`` may take (zstd.h `ZSTD_compressBound`)."""
-    return nbytes + nbytes // 256 + 2**12
 
 
 class _Ahead:
@@ -438,17 +345,7 @@ def _decompressing(file: _Counted, name: str) -> IO[bytes]:
         magic = file.read(4)
     ahead: IO[bytes] = _Ahead(magic, file)  # type: ignore[assignment]  # what `read` needs
     if magic == FRAME_MAGIC:
-        return _decompressor().stream_reader(ahead, read_across_frames=True)
+        return decompressor().stream_reader(ahead, read_across_frames=True)
     if magic.startswith(_GZIP_MAGIC):
         return gzip.GzipFile(fileobj=ahead)  # type: ignore[return-value]  # as above
     return ahead
-
-
-def _decompressor() -> ZstdDecompressor:
-    import zstandard
-
-    return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
-
-
-def _broken(name: str, error: Exception) -> CorruptDataError:
-    return CorruptDataError(f"{name}: can't be decompressed: {error}", path=name)

@@ -1,24 +1,25 @@
 """Packed files in a folder, as the plain bytes of the blobs in them.
 
-``sha256-<hex>`` is the file of one large blob, ``many-<hex>`` that of several small ones.
+``sha256-<hex>`` is the file of one blob. Earlier versions also wrote ``many-<hex>``, of several
+small ones, and packed blobs against those of a base model.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, StorageError
 from blobstore.formats.documents import MAX_DOCUMENT, Descriptor
 from blobstore.formats.safetensors.header import Header
+from blobstore.formats.seekable import Frames
 from blobstore.io.budget import Budget
 from blobstore.io.durable import listed, make_folder, os_errors, sync_folder
-from blobstore.io.ranges import OpenReader
+from blobstore.io.ranges import FileReader, OpenReader
 from blobstore.names import Digest
-from blobstore.store.packed.container import PackedBlob, PackedIndex
-from blobstore.store.packed.decoding import IndexCache, PackedFile, PackedReader
+from blobstore.store.packed.before import BlobFrames, PackedIndex
+from blobstore.store.packed.files import PackedReader, index_of_before, packed_frames
 from blobstore.store.ports import (
     blob_not_found,
     check_document_size,
@@ -28,17 +29,7 @@ from blobstore.store.ports import (
     wrong_bytes,
 )
 
-_MANY = "many-"
 _MANY_NAME = re.compile(r"many-[0-9a-f]{64}", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedPlace:
-    """Where a packed blob lies: its file, the stored bytes, and the base blobs that it needs."""
-
-    path: Path
-    nbytes: int
-    bases: tuple[Digest, ...]
 
 
 class PackedBlobs:
@@ -46,11 +37,8 @@ class PackedBlobs:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._indexes = IndexCache()
-        self._many: dict[str, tuple[str, ...]] = {}
-        """The digests of the blobs in each file of several."""
-        self._places: dict[str, str] = {}
-        """The file of several that has a blob, by the blob's hex digits."""
+        self._many: dict[str, PackedIndex] = {}
+        """The indexes of files of several blobs."""
 
     def open(self, descriptor: Descriptor) -> OpenReader:
         """See `Blobs`; the reader decodes, and is for one thread.
@@ -81,46 +69,51 @@ class PackedBlobs:
     def sequence(self, descriptors: Sequence[Descriptor]) -> None:
         """See `Blobs`: None."""
 
-    def files(self) -> dict[str, tuple[str, ...]]:
+    def files(self) -> dict[str, Collection[str]]:
         """Return the names of the packed files, with the hex digits of the blobs in each.
 
         A damaged file of several blobs is listed without blobs. Raises: StorageError.
         """
-        found: dict[str, tuple[str, ...]] = {}
+        files: dict[str, Collection[str]] = {}
         with os_errors("list", self.path):
             names = [entry.name for entry in listed(self.path)]
         for name in names:
             digest = Digest.from_file_name(name)
             if digest is not None:
-                found[name] = (digest.hex,)
+                files[name] = (digest.hex,)
             elif _MANY_NAME.fullmatch(name):
-                found[name] = self._digests_in(name)
-        return found
+                files[name] = self._digests_in(name)
+        return files
 
-    def _digests_in(self, name: str) -> tuple[str, ...]:
-        if name not in self._many:
+    def _digests_in(self, name: str) -> Collection[str]:
+        try:
+            index = self._index(name)
+        except (CorruptDataError, NotFoundError):  # another process may have removed it
+            return ()
+        return index.by_digest.keys() if index is not None else ()
+
+    def _index(self, name: str) -> PackedIndex | None:
+        """Return the index of a packed file of earlier versions, None for one of today's.
+
+        Raises: CorruptDataError, with ``path``; NotFoundError; StorageError.
+        """
+        if name in self._many:
+            return self._many[name]
+        path = self.path / name
+        with FileReader(path, follow=False) as file:
             try:
-                index = self.index(name)
-            except (CorruptDataError, NotFoundError):  # another process may have removed it
-                return ()
-            self._many[name] = tuple(index.by_digest)
-            self._places.update(dict.fromkeys(index.by_digest, name))
-        return self._many[name]
-
-    def index(self, name: str) -> PackedIndex:
-        """Return the index of a packed file. Raises: as `PackedFile`."""
-        with PackedFile(self.path / name, self.open_base, self._indexes) as file:
-            return file.index
-
-    def open_base(self, digest: Digest, size: int) -> OpenReader:
-        """Return a reader of a blob that others were packed against."""
-        return self.open(Descriptor(media_type="", digest=digest, size=size))
+                index = index_of_before(file)
+            except BlobStoreError as error:
+                raise error.at(str(path), path=str(path)) from error
+        if index is not None and _MANY_NAME.fullmatch(name):
+            self._many[name] = index
+        return index
 
     def open_of(self, digest: Digest, size: int | None) -> OpenReader:
         """Return a reader of a blob, of any size if ``size`` is None. Raises: as `open`."""
         if size is None:
             return self._reader(digest)
-        return self.open_base(digest, size)
+        return self.open(Descriptor(media_type="", digest=digest, size=size))
 
     def check(self, descriptor: Descriptor) -> None:
         """Decode and hash a packed blob.
@@ -138,55 +131,61 @@ class PackedBlobs:
 
     def damaged_files(self) -> list[tuple[str, str]]:
         """Return the files of several blobs whose index is damaged, and why."""
-        found = []
+        damaged = []
         for name, digests in self.files().items():
             if not digests:
                 try:
-                    self.index(name)
+                    self._index(name)
                 except BlobStoreError as error:
-                    found.append((name, error.message))
-        return found
+                    damaged.append((name, error.message))
+        return damaged
 
     def _reader(self, digest: Digest) -> PackedReader:
         for name in self._names(digest):
             try:
-                file = PackedFile(self.path / name, self.open_base, self._indexes)
+                return self._opened(self.path / name, digest)
             except NotFoundError:
                 continue
             except BlobStoreError as error:
                 raise error.about(blob=str(digest)) from error
-            blob = file.index.by_digest.get(digest.hex)
-            if blob is not None:
-                return PackedReader(file, blob, closes=True)
-            file.close()
         raise blob_not_found(digest, str(self.path))
 
     def _names(self, digest: Digest) -> Iterator[str]:
         """Yield the names of the files that may have a blob; the folder is listed last."""
-        if digest.hex not in self._places:
-            yield digest.file_name
+        yield digest.file_name
+        if not any(digest.hex in index.by_digest for index in self._many.values()):
             self.files()
-        if digest.hex in self._places:
-            yield self._places[digest.hex]
+        for name, index in list(self._many.items()):
+            if digest.hex in index.by_digest:
+                yield name
 
-    def stored(self, digests: Iterable[str]) -> Mapping[str, PackedPlace]:
-        """Return the places of those of ``digests`` with a sound index. Raises: StorageError."""
-        wanted = set(digests)
-        found: dict[str, PackedPlace] = {}
-        for name, inside in self.files().items():
-            if wanted.intersection(inside):
-                found.update(self._stored_in(name, wanted))
-        return found
-
-    def _stored_in(self, name: str, wanted: set[str]) -> Iterator[tuple[str, PackedPlace]]:
+    def _opened(self, path: Path, digest: Digest) -> PackedReader:
+        file = FileReader(path, follow=False)
         try:
-            index = self.index(name)
-        except BlobStoreError:
-            return
-        bases = tuple(digest for digest, _ in index.bases)
-        for blob in index.blobs:
-            if blob.digest.hex in wanted:
-                yield blob.digest.hex, PackedPlace(self.path / name, blob.stored, bases)
+            return PackedReader(self._frames(file, path.name, digest), digest, path)
+        except BlobStoreError as error:
+            file.close()
+            raise error.at(str(path), path=str(path)) from error
+
+    def _frames(self, file: FileReader, name: str, digest: Digest) -> Frames:
+        index = self._many.get(name) or index_of_before(file)
+        if index is None:
+            return packed_frames(file)
+        blob = index.by_digest.get(digest.hex)
+        if blob is None:
+            raise blob_not_found(digest, file.name)
+        return BlobFrames(file, index, blob, self.open_of)
+
+    def stored(self, digests: Collection[str]) -> int:
+        """Return the stored bytes of those of ``digests`` that are packed. Raises: StorageError."""
+        nbytes = 0
+        for name, inside in self.files().items():
+            shared = [digest for digest in inside if digest in digests]
+            if name in self._many:
+                nbytes += sum(self._many[name].by_digest[digest].stored for digest in shared)
+            elif shared:
+                nbytes += self.size(name)
+        return nbytes
 
     def size(self, name: str) -> int:
         """Return the bytes of a packed file. Raises: StorageError."""
@@ -202,36 +201,29 @@ class PackedBlobs:
         Raises: StorageError if that is unknown: then no packed file is removed.
         """
         try:
-            return {digest.hex for digest, _ in self.index(name).bases}
+            index = self._index(name)
         except CorruptDataError as error:
             raise StorageError(error.message, path=error.path) from error
+        return set() if index is None else {digest.hex for digest, _ in index.bases}
 
     def digest_of(self, name: str) -> Digest:
         """Return the digest that a packed file is named for: of its blob, or of their digests."""
         return Digest(name.rpartition("-")[2])
 
-    def add(self, path: Path, blobs: Sequence[PackedBlob]) -> None:
+    def add(self, path: Path, digest: Digest) -> None:
         """Rename a durable packed file into place; `settle` makes its name durable.
 
         Raises: StorageError.
         """
-        first = blobs[0].digest
-        name = first.file_name if len(blobs) == 1 else many_name(blobs)
-        with os_errors("write", self.path / name):
+        with os_errors("write", self.path / digest.file_name):
             make_folder(self.path)
-            path.rename(self.path / name)
+            path.rename(self.path / digest.file_name)
 
     def settle(self) -> None:
         """Make the names of the packed files durable. Raises: StorageError."""
         with os_errors("write", self.path):
             make_folder(self.path)
             sync_folder(self.path)
-
-
-def many_name(blobs: Sequence[PackedBlob]) -> str:
-    """Return the name of a file of several blobs: the sha256 of their digests."""
-    together = "".join(blob.digest.hex for blob in blobs)
-    return f"{_MANY}{Digest.of(together.encode()).hex}"
 
 
 def file_size(path: Path) -> int:

@@ -1,5 +1,4 @@
-"""Packed files: the blobs of models that are rarely used, compressed (docs/formats.md).
+"""Packed blobs: each is a file of zstandard frames with byte planes (docs/formats.md).
 
-``cuts.py`` decides which bytes of a blob are coded how, ``coders.py`` codes and decodes them,
-``container.py`` is the index of a file; ``encoding.py`` and ``decoding.py`` do it to files.
+``files.py`` writes and reads them; ``before.py`` reads the container of earlier versions.
 """

@@ -2,59 +2,44 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections.abc import Callable, Mapping
+import shutil
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from support import ROOT
 from support.checkpoints import BF16, normal, safetensors_bytes
 from support.packed_format import decoded
 
 from blobstore.errors import BlobStoreError, CorruptDataError, DigestMismatchError, ShortReadError
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
-from blobstore.formats.safetensors.codec import header_of
-from blobstore.io.ranges import BytesReader, OpenReader
+from blobstore.io.ranges import BytesReader
+from blobstore.kernels import planes
 from blobstore.names import Digest
-from blobstore.store.packed.coders import Coded, Encoder
-from blobstore.store.packed.container import PackedIndex
-from blobstore.store.packed.cuts import FRAME, BasePlace, BaseTensor, Coding, Cut, cuts_of
-from blobstore.store.packed.decoding import PackedFile
-from blobstore.store.packed.encoding import write_packed
+from blobstore.store.care.prune import prune
+from blobstore.store.care.verify import verify
+from blobstore.store.local.packed_blobs import PackedBlobs
+from blobstore.store.local.store import Store, open_store
+from blobstore.store.packed.files import write_packed
+from blobstore.store.packing import pack, unpack
 
-Bases = Mapping[str, BaseTensor]
-
-
-def descriptor_of(data: bytes) -> Descriptor:
-    return Descriptor(media_type=TENSOR_MEDIA_TYPE, digest=Digest.of(data), size=len(data))
+BEFORE = ROOT / "fixtures" / "before" / "packed"
 
 
-def no_base(digest: Digest, size: int) -> OpenReader:
-    raise AssertionError((digest, size))
+def descriptor_of(data: bytes, media_type: str = TENSOR_MEDIA_TYPE) -> Descriptor:
+    return Descriptor(media_type=media_type, digest=Digest.of(data), size=len(data))
 
 
-def packed(
-    path: Path,
-    *blobs: bytes,
-    bases: Bases | None = None,
-    open_base: Callable[[Digest, int], OpenReader] = no_base,
-) -> PackedIndex:
-    by_digest = {Digest.of(data): data for data in blobs}
-
-    def cut(_: Descriptor, reader: OpenReader) -> list[Cut]:
-        is_tensors = reader.size > 8 and reader.read(8, 1) == b"{"
-        header = header_of(reader) if is_tensors else None
-        return cuts_of(header, reader.size, bases or {})
-
-    return write_packed(
-        path,
-        list(map(descriptor_of, blobs)),
-        lambda blob: BytesReader(by_digest[blob.digest]),
-        cut,
-        open_base,
-    )
+def packed(folder: Path, data: bytes, media_type: str = TENSOR_MEDIA_TYPE) -> Path:
+    """Return the packed file of a blob."""
+    blob = descriptor_of(data, media_type)
+    path = folder / blob.digest.file_name
+    write_packed(path, blob, BytesReader(data))
+    return path
 
 
 def tensors(dtype: object, *shape: int) -> bytes:
@@ -68,19 +53,17 @@ KINDS = {
     "e4m3": safetensors_bytes(
         {"w": normal("w", 256, 256, scale=50).astype(ml_dtypes.float8_e4m3fn)}
     ),
-    "e5m2": tensors(ml_dtypes.float8_e5m2, 256, 256),
     "codes": safetensors_bytes(
         {
             "w": np.random.default_rng(1).integers(0, 2**32, (64, 64), np.uint32),
             "w.scale": normal("s", 64, 8),
         }
     ),
-    "f64": safetensors_bytes({"w": np.zeros((30, 30))}),
     "mixed": safetensors_bytes(
         {"a": normal("a", 33), "b": normal("b", 5, dtype=np.float32), "c": np.ones(7, np.int8)}
     ),
     "empty tensor": safetensors_bytes({"w": np.zeros((0, 3), np.float32), "b": normal("b", 3)}),
-    "document": b'{"a": [1, 2, 3]}' * 1000,
+    "a header that is cut": tensors(BF16, 8)[:-1],
     "noise": random.Random(0).randbytes(300_000),
     "one byte": b"x",
     "nothing": b"",
@@ -90,21 +73,28 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_blob_comes_back(tmp_path: Path, kind: str) -> None:
     data = KINDS[kind]
-    index = packed(tmp_path / "file", data)
-    assert decoded((tmp_path / "file").read_bytes()) == {Digest.of(data).hex: data}
-    with PackedFile(tmp_path / "file", no_base) as file:
-        assert file.index == index
-        reader = file.reader(file.index.blobs[0])
+    path = packed(tmp_path, data)
+    assert decoded(path.read_bytes()) == data
+    with PackedBlobs(tmp_path).open(descriptor_of(data)) as reader:
         assert reader.read(0, len(data)) == data
         assert reader.digest() == Digest.of(data)
 
 
+def test_a_document_comes_back_and_other_programs_can_read_it(tmp_path: Path) -> None:
+    data = b'{"a": [1, 2, 3]}' * 1000
+    path = packed(tmp_path, data, "application/vnd.ollama.image.json")
+    assert path.stat().st_size < 200
+    assert decoded(path.read_bytes()) == data
+    if zstd := shutil.which("zstd"):
+        done = subprocess.run([zstd, "-dc", path], check=True, capture_output=True)
+        assert done.stdout == data
+
+
 def test_every_range_of_a_blob_is_read(tmp_path: Path) -> None:
     data = KINDS["bf16"]
-    packed(tmp_path / "file", b"before", data)
+    packed(tmp_path, data)
     chance = random.Random(1)
-    with PackedFile(tmp_path / "file", no_base) as file:
-        reader = file.reader(file.index.blobs[1])
+    with PackedBlobs(tmp_path).open(descriptor_of(data)) as reader:
         for _ in range(200):
             begin, end = sorted(chance.randrange(len(data) + 1) for _ in range(2))
             assert reader.read(begin, end - begin) == data[begin:end]
@@ -112,176 +102,131 @@ def test_every_range_of_a_blob_is_read(tmp_path: Path) -> None:
             reader.read(len(data) - 1, 2)
 
 
-def test_several_blobs_lie_in_one_file(tmp_path: Path) -> None:
-    blobs = [value for value in KINDS.values() if len(value) < FRAME]
-    packed(tmp_path / "file", *blobs)
-    found = decoded((tmp_path / "file").read_bytes())
-    assert found == {Digest.of(data).hex: data for data in blobs}
-
-
 @pytest.mark.parametrize(
     ("kind", "share"),
-    [("bf16", 0.69), ("f16", 0.87), ("f32", 0.85), ("e4m3", 0.86), ("e5m2", 0.75), ("codes", 1.03)],
+    [("bf16", 0.69), ("f16", 0.87), ("f32", 0.85), ("e4m3", 0.86), ("codes", 1.03)],
 )
 def test_weights_shrink(tmp_path: Path, kind: str, share: float) -> None:
-    packed(tmp_path / "file", KINDS[kind])
-    assert (tmp_path / "file").stat().st_size <= share * len(KINDS[kind])
+    assert packed(tmp_path, KINDS[kind]).stat().st_size <= share * len(KINDS[kind])
 
 
-def test_codes_are_stored_as_they_are(tmp_path: Path) -> None:
-    codes = np.random.default_rng(1).integers(0, 2**32, (64, 64), np.uint32)
-    index = packed(tmp_path / "file", KINDS["codes"])
-    assert codes.tobytes() in (tmp_path / "file").read_bytes()
-    assert [frame.is_coded for frame in index.blobs[0].frames][1] == (False,)
-
-
-def fine_tune(tmp_path: Path, amount: float) -> tuple[bytes, bytes, PackedIndex]:
-    base = normal("base", 512, 512, dtype=np.float32)
-    tuned = base + normal("tuned", 512, 512, dtype=np.float32, scale=amount)
-    first = safetensors_bytes({"w": base.astype(BF16), "other": normal("o", 9)})
-    second = safetensors_bytes({"w": tuned.astype(BF16)})
-    header = header_of(BytesReader(first))
-    bases = {
-        name: BaseTensor(
-            entry.dtype,
-            entry.shape,
-            BasePlace(Digest.of(first), len(first), header.data_start + entry.begin),
-        )
-        for name, entry in header.tensors.items()
-    }
-    index = packed(
-        tmp_path / "file", second, bases=bases, open_base=lambda _, __: BytesReader(first)
-    )
-    return first, second, index
-
-
-def test_a_fine_tune_is_stored_as_its_difference(tmp_path: Path) -> None:
-    first, second, index = fine_tune(tmp_path, 1e-4)
-    assert index.bases == ((Digest.of(first), len(first)),)
-    assert (tmp_path / "file").stat().st_size < 0.4 * len(second)
-    raw = (tmp_path / "file").read_bytes()
-    assert decoded(raw, {Digest.of(first).hex: first}.__getitem__) == {
-        Digest.of(second).hex: second
-    }
-    with PackedFile(tmp_path / "file", lambda _, __: BytesReader(first)) as file:
-        assert file.reader(file.index.blobs[0]).read(0, len(second)) == second
-        other = BytesReader(bytes(len(first)))
-    with PackedFile(tmp_path / "file", lambda _, __: other) as file:
-        assert file.reader(file.index.blobs[0]).digest() != Digest.of(second)
-
-
-def test_a_difference_that_is_not_smaller_is_not_stored(tmp_path: Path) -> None:
-    assert fine_tune(tmp_path, 1.0)[2].bases == ()
-
-
-def test_a_tensor_of_another_shape_or_dtype_is_no_base() -> None:
-    data = safetensors_bytes({"w": normal("w", 8, 4)})
-    header = header_of(BytesReader(data))
-    entry = header.tensors["w"]
-    place = BasePlace(Digest.of(b""), 1000, 0)
-    for dtype, shape, is_taken in [
-        (entry.dtype, (8, 4), True),
-        (entry.dtype, (4, 8), False),
-        (type(entry.dtype).F16, (8, 4), False),
-    ]:
-        cuts = cuts_of(header, len(data), {"w": BaseTensor(dtype, shape, place)})
-        assert [cut.base is not None for cut in cuts] == [False, is_taken]
-
-
-def test_cuts_cover_every_byte_once_and_neighbours_of_one_kind_are_one() -> None:
-    data = safetensors_bytes(
-        {**{f"n{number}": normal("n", 3) for number in range(9)}, "i": np.ones(3, np.int64)}
-    )
-    cuts = cuts_of(header_of(BytesReader(data)), len(data), {})
-    assert [cut.coding for cut in cuts] == [Coding.TEXT, Coding.FLOATS, Coding.TEXT]
-    assert [cut.begin for cut in cuts] == [0, *(cut.end for cut in cuts[:-1])]
-    assert cuts[-1].end == len(data)
-
-
-def test_a_blob_of_very_many_small_tensors_is_one_text() -> None:
-    many = {
-        f"{number}": normal("a", 8 + number % 2, dtype=(BF16, np.float32)[number % 2])
-        for number in range(200)
-    }
-    data = safetensors_bytes(many)
-    assert cuts_of(header_of(BytesReader(data)), len(data), {}) == [
-        Cut(0, len(data), Coding.TEXT, 1)
-    ]
-
-
-def test_every_flipped_bit_is_an_error_and_never_other_bytes(tmp_path: Path) -> None:
-    data = safetensors_bytes({"w": normal("w", 48, 16), "s": normal("s", 7, dtype=np.float32)})
-    packed(tmp_path / "file", data)
-    raw = (tmp_path / "file").read_bytes()
+def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
+    """A bit of a frame's header is not used by zstandard: the bytes are right then."""
+    data = safetensors_bytes({"w": normal("w", 24, 8), "s": normal("s", 7, dtype=np.float32)})
+    path = packed(tmp_path, data)
+    raw = path.read_bytes()
+    errors = []
     for place in range(len(raw)):
-        (tmp_path / "bad").write_bytes(
-            raw[:place] + bytes([raw[place] ^ 1 << place % 8]) + raw[place + 1 :]
-        )
-        with pytest.raises(CorruptDataError) as caught, PackedFile(tmp_path / "bad", no_base) as it:
-            it.reader(it.index.blobs[0]).read(0, len(data))
-        assert caught.value.path == str(tmp_path / "bad")
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << place % 8]) + raw[place + 1 :])
+        try:
+            with PackedBlobs(tmp_path).open(descriptor_of(data)) as reader:
+                assert reader.read(0, len(data)) == data
+        except CorruptDataError as error:
+            errors.append(error)
+    assert len(errors) >= len(raw) - 1
+    assert {error.blob for error in errors} == {str(Digest.of(data))}
+    assert all(str(path) in str(error.path) for error in errors)
 
 
 def test_every_cut_is_an_error(tmp_path: Path) -> None:
-    packed(tmp_path / "file", KINDS["mixed"])
-    raw = (tmp_path / "file").read_bytes()
+    data = KINDS["mixed"]
+    path = packed(tmp_path, data)
+    raw = path.read_bytes()
     for length in range(len(raw)):
-        (tmp_path / "bad").write_bytes(raw[:length])
-        with pytest.raises(CorruptDataError):
-            PackedFile(tmp_path / "bad", no_base)
-
-
-def test_an_index_that_lies_is_refused(tmp_path: Path) -> None:
-    """Every 4 bytes of the index are replaced, and its sha256 is made right again."""
-    import struct
-
-    packed(tmp_path / "file", KINDS["mixed"])
-    raw = (tmp_path / "file").read_bytes()
-    offset, length = struct.unpack_from("<QQ", raw, len(raw) - 56)
-    index = raw[offset : offset + length]
-    for place in range(0, length, 2):
-        for word in (0, 1, 2**31, 2**32 - 1):
-            other = index[:place] + struct.pack("<I", word) + index[place + 4 :]
-            other = other[:length]
-            trailer = struct.pack(
-                "<QQ32s8s", offset, length, hashlib.sha256(other).digest(), b"BSPEND\x01\n"
-            )
-            (tmp_path / "bad").write_bytes(raw[:offset] + other + trailer)
-            try:
-                with PackedFile(tmp_path / "bad", no_base) as file:
-                    blob = file.index.blobs[0] if file.index.blobs else None
-                    found = b"" if blob is None else file.reader(blob).read(0, blob.size)
-            except BlobStoreError:
-                continue
-            assert (
-                other == index
-                or blob is None
-                or Digest.of(found) != blob.digest
-                or (found == KINDS["mixed"])
-            )
+        path.write_bytes(raw[:length])
+        with pytest.raises(CorruptDataError) as caught:
+            PackedBlobs(tmp_path).open(descriptor_of(data))
+        assert caught.value.path == str(path)
 
 
 def test_a_blob_whose_bytes_do_not_match_its_digest_is_not_packed(tmp_path: Path) -> None:
     data = KINDS["mixed"]
     with pytest.raises(DigestMismatchError) as caught:
-        write_packed(
-            tmp_path / "file",
-            [descriptor_of(data)],
-            lambda _: BytesReader(data[:-1] + b"!"),
-            lambda _, __: [Cut(0, len(data), Coding.TEXT, 1)],
-            no_base,
-        )
+        write_packed(tmp_path / "file", descriptor_of(data), BytesReader(data[:-1] + b"!"))
     assert caught.value.blob == str(Digest.of(data))
 
 
 def test_the_written_file_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coder that makes a mistake is found before the plain blob is given up."""
-    real = Encoder.encode
-
-    def mistaken(self: Encoder, data: memoryview, *rest: object) -> Coded:
-        changed = bytes(data[:-1]) + bytes([data[-1] ^ 1])
-        return real(self, memoryview(changed), *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Encoder, "encode", mistaken)
+    split: Callable[[bytes, int], list[bytes]] = planes.split_planes
+    monkeypatch.setattr(planes, "split_planes", lambda data, width: split(data, width)[::-1])
     with pytest.raises(DigestMismatchError):
-        packed(tmp_path / "file", KINDS["mixed"])
+        packed(tmp_path, KINDS["mixed"])
+
+
+# Packed files of earlier versions: "base", and "tuned" that was packed against it
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Store:
+    shutil.copytree(BEFORE, tmp_path / "old")
+    return open_store(tmp_path / "old")
+
+
+def old_files(store: Store) -> list[Path]:
+    return sorted((store.root / ".blobstore" / "packed" / "blobs").iterdir())
+
+
+def test_packed_files_of_before_are_read_on(old: Store) -> None:
+    assert verify(old).is_sound
+    assert unpack(old, "base").blobs == 6
+    assert unpack(old, "tuned").blobs == 3  # its documents are those of "base"
+    assert old_files(old) == []
+    assert verify(old).is_sound
+
+
+def test_a_base_of_before_stays_while_it_is_needed(old: Store) -> None:
+    old.remove("base")
+    prune(old, grace_s=0, sole_owner=True)
+    assert len(old_files(old)) == 3
+    unpack(old, "tuned")
+    assert verify(old).is_sound
+    assert old_files(old) == []
+
+
+def test_a_model_that_was_packed_before_is_packed_anew(old: Store) -> None:
+    unpack(old, "tuned")
+    done = pack(old, "tuned")
+    assert done.stored < 0.7 * done.nbytes
+    assert verify(old).is_sound
+    unpack(old, "base")
+    assert unpack(old, "tuned").blobs == 3
+
+
+def test_damage_of_a_file_of_before_is_found(old: Store) -> None:
+    """In some bytes: never other bytes, and never an error without the file."""
+    for path in old_files(old):
+        raw = path.read_bytes()
+        for place in range(0, len(raw), 1 + len(raw) // 8):
+            path.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
+            result = verify(open_store(old.root))
+            assert result.damaged, (path.name, place)
+        for length in (0, 7, 60, len(raw) - 1):
+            path.write_bytes(raw[:length])
+            assert verify(open_store(old.root)).damaged, (path.name, length)
+        path.write_bytes(raw)
+    assert verify(open_store(old.root)).is_sound
+
+
+def test_an_index_of_before_that_lies_is_refused(old: Store) -> None:
+    """Words of the index are replaced, and its sha256 is made right again."""
+    import hashlib
+    import struct
+
+    [path, *_] = [path for path in old_files(old) if path.name.startswith("many-")]
+    raw = path.read_bytes()
+    offset, length = struct.unpack_from("<QQ", raw, len(raw) - 56)
+    index = raw[offset : offset + length]
+    digests = {Digest(digest) for digest in PackedBlobs(path.parent).files()[path.name]}
+    for place in range(0, length, 6):
+        for word in (0, 2**32 - 1):
+            other = (index[:place] + struct.pack("<I", word) + index[place + 4 :])[:length]
+            trailer = struct.pack("<QQ32s", offset, length, hashlib.sha256(other).digest())
+            path.write_bytes(raw[:offset] + other + trailer + raw[-8:])
+            blobs = PackedBlobs(path.parent)
+            for digest in digests:
+                try:
+                    with blobs.open_of(digest, None) as reader:
+                        reader.digest()  # whatever it is: no other error, and no end without one
+                except BlobStoreError:
+                    continue
