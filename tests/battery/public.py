@@ -38,8 +38,7 @@ def _described(value: Any) -> Any:
     ours = [base for base in value.__mro__ if base.__module__.startswith("blobstore")]
     names = {name for base in ours for name in vars(base) if not name.startswith("_")}
     members = {name: _member(value, name) for name in sorted(names)}
-    is_a = sorted(base.__name__ for base in ours)
-    return {"parameters": _parameters(value), "is": is_a, "members": members}
+    return {"parameters": _parameters(value), "members": members}
 
 
 def _member(owner: type, name: str) -> str:
