@@ -13,10 +13,8 @@ from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 
-from blobstore.artifacts.image import image_of
-from blobstore.artifacts.layers import ArtifactForm, Layer
-from blobstore.artifacts.modelpack import modelpack_of
-from blobstore.errors import ModelNotFoundError, UsageError
+from blobstore.artifacts.forms import ArtifactForm, Layer, image_of, modelpack_of
+from blobstore.errors import UsageError
 from blobstore.export.contents import plan_export
 from blobstore.export.planned_files import DEFAULT_SHARD, ExportOptions
 from blobstore.export.streamed_files import check_copies
@@ -33,13 +31,13 @@ from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.io.workers import Progress, begun, results_of, threads
 from blobstore.names import Digest, ModelName
+from blobstore.store.archive.archive import FixedManifests
 from blobstore.store.ports import (
     Readable,
     blob_not_found,
     check_blob_size,
     check_document_size,
     checked_bytes,
-    spelled_among,
     unique,
 )
 from blobstore.store.stored_model import StoredModel
@@ -96,33 +94,6 @@ class _Blobs:
         """Return None: any number can be read at once."""
 
 
-class _Manifests:
-    """The one manifest of an artifact. See `Manifests`."""
-
-    def __init__(self, name: ModelName, manifest: Manifest) -> None:
-        self._name = name
-        self._manifest = manifest
-
-    def names(self) -> list[ModelName]:
-        return [self._name]
-
-    def spelled(self, name: ModelName) -> ModelName:
-        return spelled_among(self.names(), name)
-
-    def read(self, name: ModelName) -> Manifest:
-        if name != self._name:
-            raise ModelNotFoundError(
-                f"{name} is not the model of this artifact: that is {self._name}", model=str(name)
-            )
-        return self._manifest
-
-    def text(self, name: ModelName) -> bytes:
-        return self.read(name).raw
-
-    def modified(self, name: ModelName) -> None:
-        """Return None: it is made now."""
-
-
 class Artifact(Readable):
     """A stored model in another form. See `Readable`.
 
@@ -141,7 +112,7 @@ class Artifact(Readable):
         self.name = name
         self.notes = tuple(notes)
         self.blobs = _Blobs(opened, manifest.descriptors)
-        self.manifests = _Manifests(name, manifest)
+        self.manifests = FixedManifests(address, {name: manifest.raw})
 
     @contextmanager
     def lease(self) -> Iterator[bool]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Protocol
 
-from blobstore.errors import CorruptDataError, ShortReadError
+from blobstore.errors import CorruptDataError
 from blobstore.io.ranges import FileReader, OpenReader
 
 if TYPE_CHECKING:
@@ -140,9 +140,7 @@ class FramesReader(OpenReader):
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """See `OpenReader`."""
-        if offset + len(buffer) > self.size:
-            message = f"{self.name} has {self.size:,} bytes, not {offset + len(buffer):,}"
-            raise ShortReadError(message, path=self.name)
+        self._check(offset, len(buffer))
         while buffer:
             number = bisect_right(self._frames.starts, offset) - 1
             if number != self._last[0]:
@@ -154,14 +152,6 @@ class FramesReader(OpenReader):
     def _decoded(self, number: int) -> bytes:
         """Return a frame, whose size is that of the table."""
         return self._frames.decoded(number)
-
-    def read(self, offset: int, length: int) -> bytes:
-        """See `OpenReader`."""
-        if offset + length > self.size:  # before the memory is taken
-            raise ShortReadError(f"{self.name} ends before byte {offset + length:,}")
-        data = bytearray(length)
-        self.readinto(offset, memoryview(data))
-        return bytes(data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,20 +92,16 @@ def look(root: Path) -> Found:
 
 def _look_at_packed(folder: Path, found: Found) -> None:
     """Add the packed models whose names no whole model has; every packed blob is decoded."""
-    plain: dict[str, bytes] = {}
-    files: dict[str, set[str]] = {}
-    waiting = [path for path in sorted((folder / "blobs").glob("*")) if _is_regular(path)]
-    for path in [*waiting, *waiting]:  # one that needs a base comes before it
+    files: set[str] = set()
+    for path in filter(_is_regular, sorted((folder / "blobs").glob("*"))):
         try:
-            blobs = decoded(path.read_bytes(), plain.__getitem__)
-        except KeyError:
-            continue
+            digest = hashlib.sha256(decoded(path.read_bytes())).hexdigest()
         except (AssertionError, ValueError, struct.error, zstandard.ZstdError):
-            if path.name not in found.corrupt:
-                found.corrupt.append(path.name)
-            continue
-        plain.update(blobs)
-        files[path.name] = set(blobs)
+            digest = ""
+        if path.name == f"sha256-{digest}":
+            files.add(digest)
+        else:
+            found.corrupt.append(path.name)
     needed: set[str] = set()
     for path in filter(_is_regular, _files(folder / "manifests")):
         raw, name = path.read_bytes(), _short(path.relative_to(folder / "manifests").as_posix())
@@ -114,11 +110,10 @@ def _look_at_packed(folder: Path, found: Found) -> None:
         if name not in found.models:
             found.models[name] = hashlib.sha256(raw).hexdigest()
             found.packed.append(name)
-            if missing := digests - plain.keys():
+            if missing := digests - files:
                 found.broken.add(name)
                 found.dangling.append(f"packed {name} names {sorted(missing)}")
-    unneeded = [name for name, digests in files.items() if needed.isdisjoint(digests)]
-    found.unneeded_packed.extend(sorted(unneeded))
+    found.unneeded_packed.extend(f"sha256-{digest}" for digest in sorted(files - needed))
 
 
 def _blobs(folder: Path, found: Found) -> Iterator[tuple[str, int]]:

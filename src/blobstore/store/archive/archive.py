@@ -137,8 +137,8 @@ class _LastRange(OpenReader):
         return data
 
 
-class _Manifests:
-    """The manifests of an archive's index. See `Manifests`."""
+class FixedManifests:
+    """Manifests that are all known, of the home called ``what``. See `Manifests`."""
 
     def __init__(self, what: str, manifests: dict[ModelName, bytes]) -> None:
         self._what = what
@@ -179,7 +179,7 @@ class Archive(Readable):
     """
 
     blobs: _Blobs
-    manifests: _Manifests
+    manifests: FixedManifests
 
     def __init__(self, contents: Contents, name: ModelName | None = None) -> None:
         """Raises: as `open_archive`."""
@@ -201,7 +201,7 @@ class Archive(Readable):
                 raise UsageError(message, hint="Choose models by their own names.")
             named = [(name, text) for text in raw.values()]
             self.unnamed = ()
-        self.manifests = _Manifests(self.address, dict(named))
+        self.manifests = FixedManifests(self.address, dict(named))
         if contents.is_pipe:
             whole = (Manifest.parse(text, self.address) for text in raw.values())
             self.blobs.follow(blob for manifest in whole for blob in manifest.descriptors)

@@ -1,18 +1,32 @@
-"""Saving models to an archive: the half of an archive's port that receives.
+"""Saving models to an archive: a tar that is written forward, to a file or a pipe.
 
 The order is that of reading from a pipe: ``oci-layout``, ``index.json``, the manifests, then the
 blobs of each model in the order of its manifest, each blob once. So the models of an archive are
 known before its first byte is written, and cannot change afterwards.
+
+A file is written beside its place, as ``.NAME.saving``, and locked meanwhile. When it is complete
+and durable, it gets its name. A file that a killed process left is written anew by the next one.
+
+A file of the tar is read in batches of some megabytes. One thread hashes a batch while others
+compress its frames, or write it. So memory is bounded by a batch, and the bytes do not depend on
+the number of threads. A frame begins with every file of the tar, and a larger file has one for
+every 2 MiB. So each blob is decompressed without its neighbours, and large ones by several threads;
+the format allows no frame of 4 GiB anyway. A frame that compression makes less than 2 % smaller is
+stored.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import BinaryIO
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
-from blobstore.errors import UsageError
+from blobstore import hashing
+from blobstore.errors import BusyError, DigestMismatchError, StorageError, UsageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.imagelayout import (
     INDEX_PATH,
@@ -21,11 +35,13 @@ from blobstore.formats.imagelayout import (
     blob_path,
     encode_index,
 )
-from blobstore.io.ranges import OpenReader
-from blobstore.io.workers import Progress, threads
+from blobstore.formats.seekable import encode_table, stored_frame
+from blobstore.formats.tar import END, in_blocks, member_header
+from blobstore.hashing import Bytes
+from blobstore.io.durable import FILE_MODE, os_errors, sync, sync_folder
+from blobstore.io.ranges import BytesReader, OpenReader, close_quietly
+from blobstore.io.workers import Progress, results_of, threads
 from blobstore.names import Digest, ModelName
-from blobstore.store.archive.archive_output import FileOutput, Output, PipeOutput
-from blobstore.store.archive.frames import TarWriter
 from blobstore.store.ports import (
     How,
     Readable,
@@ -36,6 +52,216 @@ from blobstore.store.ports import (
     unique,
 )
 from blobstore.store.transfer import Transferred, transfer
+
+if TYPE_CHECKING:
+    from zstandard import ZstdCompressor
+
+FRAME = 2**21
+"""Bytes of the tar in a frame, at most."""
+LEVEL = 1
+"""zstandard's level. Higher ones save less than a tenth of a percent (docs/performance.md)."""
+
+_BATCH = 8 * FRAME
+_PROBE = 2**16
+_SAVES = 0.98
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+Write = Callable[[Bytes], object]
+
+
+class Output:
+    """Takes the bytes of an archive in order: an open pipe, which stays open."""
+
+    def __init__(self, name: str, fd: int) -> None:
+        self.name = name
+        self._fd = fd
+
+    def write(self, data: Bytes) -> None:
+        """Write bytes behind those before. Raises: StorageError."""
+        view = memoryview(data)
+        with os_errors("write", self.name):
+            while view:
+                count = os.write(self._fd, view)
+                if count == 0:
+                    message = f"can't write {self.name}: nothing was written"
+                    raise StorageError(message, path=self.name)
+                view = view[count:]
+
+    def commit(self) -> None:
+        """Make the archive visible and durable. Raises: StorageError; UsageError."""
+
+    def close(self) -> None:
+        """Discard what is not committed; a second call does nothing."""
+
+
+class FileOutput(Output):
+    """A new file. ``replace``: it may take the place of another."""
+
+    def __init__(self, path: str | os.PathLike[str], *, replace: bool) -> None:
+        """Raises: UsageError if the file exists, unless ``replace``; BusyError; StorageError."""
+        self._path = Path(path)
+        self._replaces = replace
+        self._check_place()
+        self._temporary = self._path.with_name(f".{self._path.name}.saving")
+        super().__init__(os.fspath(path), self._opened())
+
+    def _check_place(self) -> None:
+        with os_errors("write", self._path):
+            if not os.path.lexists(self._path):
+                return
+            if not self._path.is_file():
+                raise StorageError(f"{self._path} is not a regular file", path=str(self._path))
+        if not self._replaces:
+            hint = "Choose another name, or replace it: `replace=True`."
+            raise UsageError(f"{self._path} already exists", path=str(self._path), hint=hint)
+
+    def _opened(self) -> int:
+        """Return the temporary file, empty and locked."""
+        with os_errors("write", self._temporary):
+            while True:
+                fd = os.open(self._temporary, _FLAGS, FILE_MODE)
+                try:
+                    if self._locked(fd):
+                        os.ftruncate(fd, 0)
+                        return fd
+                except BaseException:
+                    close_quietly(fd)
+                    raise
+                close_quietly(fd)
+
+    def _locked(self, fd: int) -> bool:
+        """Lock the file; return False if another process has just renamed or removed it."""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            message = f"another process is writing {self._path}"
+            raise BusyError(message, path=str(self._path)) from error
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(fd), self._temporary.lstat())
+        return False
+
+    def commit(self) -> None:
+        """See `Output`. Raises: UsageError if another process has made the file meanwhile."""
+        with os_errors("write", self._temporary):
+            sync(self._fd)
+        with os_errors("write", self._path):
+            if self._replaces:
+                self._temporary.rename(self._path)
+            else:
+                self._check_place()
+                self._name_new()
+            sync_folder(self._path.parent)
+
+    def _name_new(self) -> None:
+        """Give the file its name, unless another has it."""
+        try:
+            os.link(self._temporary, self._path)
+        except FileExistsError:
+            self._check_place()
+            raise
+        except OSError:  # a file system without links
+            self._temporary.rename(self._path)
+        else:
+            self._temporary.unlink()
+
+    def close(self) -> None:
+        """See `Output`."""
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(fd), self._temporary.lstat()):
+                self._temporary.unlink()
+        close_quietly(fd)
+
+
+class TarWriter:
+    """Writes a tar, file by file. ``write`` is called with its bytes, by one thread at a time.
+
+    ``compresses``: in frames, with a seek table.
+    """
+
+    def __init__(self, write: Write, *, compresses: bool, jobs: int) -> None:
+        self._write = write
+        self._compresses = compresses
+        self._jobs = jobs
+        self._batch = memoryview(bytearray(_BATCH))
+        self._frames: list[tuple[int, int]] = []
+
+    def add_bytes(self, path: str, data: bytes) -> None:
+        """Add a file. Raises: as ``write``."""
+        self._add(path, BytesReader(data), hashing.stream())
+
+    def add_blob(self, path: str, descriptor: Descriptor, reader: OpenReader) -> None:
+        """Add a file with all bytes of a reader.
+
+        Raises: as ``reader``, as ``write``; DigestMismatchError for other bytes than the blob's.
+        """
+        stream = hashing.stream()
+        self._add(path, reader, stream)
+        if stream.digest().hex() != descriptor.digest.hex:
+            message = f"{reader.name}: its bytes are not those of {descriptor.digest}"
+            raise DigestMismatchError(message, blob=str(descriptor.digest), path=reader.name)
+
+    def _add(self, path: str, reader: OpenReader, stream: hashing.Stream) -> None:
+        """Write a file's header, bytes and padding; hash the bytes."""
+        header = member_header(path, reader.size)
+        begin = len(header)
+        self._batch[:begin] = header
+        done = 0
+        while done < reader.size or begin:
+            data = self._batch[begin:][: reader.size - done]
+            reader.readinto(done, data)
+            done += len(data)
+            end = in_blocks(begin + len(data))
+            self._batch[begin + len(data) : end] = bytes(end - begin - len(data))
+            self._put(self._batch[:end], partial(stream.update, data))
+            begin = 0
+
+    def _put(self, batch: memoryview, hash_it: Callable[[], object]) -> None:
+        """Write a batch, while ``hash_it`` runs, too."""
+        if not self._compresses:
+            tasks = [hash_it, lambda: self._write(batch)]
+            results_of(tasks, lambda task: task(), self._jobs, name="archive")
+            return
+        frames = [batch[at : at + FRAME] for at in range(0, len(batch), FRAME)]
+        coded: list[Sequence[Bytes]] = [()] * len(frames)
+
+        def code(number: int) -> None:
+            coded[number] = compressed(frames[number])
+
+        tasks = [hash_it, *(partial(code, number) for number in range(len(frames)))]
+        results_of(tasks, lambda task: task(), self._jobs, name="archive")
+        for frame, parts in zip(frames, coded, strict=True):
+            self._frames.append((sum(map(len, parts)), len(frame)))
+            for part in parts:
+                self._write(part)
+
+    def finish(self) -> None:
+        """Write the end of the tar, and the seek table. Raises: as ``write``."""
+        self._put(memoryview(END), lambda: None)
+        if self._compresses:
+            self._write(encode_table(self._frames))
+
+
+def compressed(data: memoryview) -> Sequence[Bytes]:
+    """Return the parts of a frame of zstandard with these bytes.
+
+    A sample from the middle tells whether compressing all of it is worth the time.
+    """
+    import zstandard
+
+    compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
+    middle = (len(data) - _PROBE) // 2
+    if middle <= 0 or _saves(data[middle : middle + _PROBE], compressor):
+        frame = compressor.compress(data)
+        if len(frame) < _SAVES * len(data):
+            return [frame]
+    return list(stored_frame(data))
+
+
+def _saves(data: memoryview, compressor: ZstdCompressor) -> bool:
+    return len(compressor.compress(data)) < _SAVES * len(data)
 
 
 class _Intake:
@@ -69,7 +295,6 @@ class _Intake:
     def publish(self, name: ModelName, manifest: Manifest) -> set[Digest]:
         """See `Intake`. Raises: ConflictError if the archive's index has another manifest."""
         check_expected(name, manifest.raw, (self._models[name],))
-        self._tar.flush()
         for blob in manifest.descriptors:
             if blob.digest not in self._sizes:
                 raise blob_not_found(blob.digest)
@@ -164,7 +389,7 @@ def save_models(
 def _output(target: str | os.PathLike[str] | BinaryIO, *, replace: bool) -> Output:
     if isinstance(target, str | os.PathLike):
         return FileOutput(target, replace=replace)
-    return PipeOutput(target)
+    return Output(f"the pipe {target.name}", target.fileno())
 
 
 def _compresses(target: str | os.PathLike[str] | BinaryIO) -> bool:

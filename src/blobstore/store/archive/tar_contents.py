@@ -82,18 +82,9 @@ class Range(OpenReader):
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """See `OpenReader`. Raises: ShortReadError beyond the end of the range, or of the tar."""
-        if offset + len(buffer) > self.size:
-            raise ShortReadError(f"{self.name} ends before byte {offset + len(buffer):,}")
+        self._check(offset, len(buffer))
         if self._contents.read_at(self._offset + offset, buffer) < len(buffer):
             raise ShortReadError(f"{self.name}: {self._contents.name} was cut", path=self.name)
-
-    def read(self, offset: int, length: int) -> bytes:
-        """See `OpenReader`."""
-        if offset + length > self.size:  # before the memory is taken
-            raise ShortReadError(f"{self.name} ends before byte {offset + length:,}")
-        data = bytearray(length)
-        self.readinto(offset, memoryview(data))
-        return bytes(data)
 
 
 class _PlainRange(Range):
@@ -184,8 +175,7 @@ class _FramedRange(Range):
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """See `OpenReader`."""
-        if offset + len(buffer) > self.size:
-            raise ShortReadError(f"{self.name} ends before byte {offset + len(buffer):,}")
+        self._check(offset, len(buffer))
         self._reader.readinto(self._offset + offset, buffer)
 
 
@@ -209,8 +199,8 @@ class StreamedContents:
         self._open()
 
     def _open(self) -> None:
-        self._source = _Counted(self._begin())
-        self._stream = _decompressing(self._source, self.name)
+        self._source = _Source(self._begin(), self.name)
+        self._stream = _decompressing(self._source)
         self._at = 0
 
     def read_at(self, offset: int, buffer: memoryview) -> int:
@@ -308,44 +298,31 @@ def contents_of_pipe(pipe: BinaryIO, name: str) -> Contents:
     return StreamedContents(name, lambda: pipe, is_pipe=True)
 
 
-class _Ahead:
-    """A stream whose first bytes were read to detect its format."""
+class _Source:
+    """A file whose bytes are counted as they are read. ``magic``: the first four."""
 
-    def __init__(self, first: bytes, rest: _Counted) -> None:
-        self._first = first
-        self._rest = rest
-        self.close = rest.close
-
-    def read(self, most: int = -1) -> bytes:
-        """Return at most ``most`` bytes, no bytes at the end."""
-        if self._first:
-            data, self._first = self._first[:most], self._first[most:]
-            return data
-        return self._rest.read(most)
-
-
-class _Counted:
-    """A file whose bytes are counted as they are read."""
-
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], name: str) -> None:
         self._file = file
-        self.taken = 0
         self.close = file.close
+        with os_errors("read", name):
+            self.magic = self._ahead = file.read(4)
+        self.taken = len(self.magic)
 
-    def read(self, most: int = -1) -> bytes:
+    def read(self, most: int) -> bytes:
         """Return at most ``most`` bytes, no bytes at the end."""
+        if self._ahead:
+            data, self._ahead = self._ahead[:most], self._ahead[most:]
+            return data
         data = self._file.read(most)
         self.taken += len(data)
         return data
 
 
-def _decompressing(file: _Counted, name: str) -> IO[bytes]:
+def _decompressing(source: _Source) -> IO[bytes]:
     """Return a stream of the plain bytes of an open file."""
-    with os_errors("read", name):
-        magic = file.read(4)
-    ahead: IO[bytes] = _Ahead(magic, file)  # type: ignore[assignment]  # what `read` needs
-    if magic == FRAME_MAGIC:
-        return decompressor().stream_reader(ahead, read_across_frames=True)
-    if magic.startswith(_GZIP_MAGIC):
-        return gzip.GzipFile(fileobj=ahead)  # type: ignore[return-value]  # as above
-    return ahead
+    file: IO[bytes] = source  # type: ignore[assignment]  # what `read` needs
+    if source.magic == FRAME_MAGIC:
+        return decompressor().stream_reader(file, read_across_frames=True)
+    if source.magic.startswith(_GZIP_MAGIC):
+        return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]  # as above
+    return file

@@ -12,35 +12,36 @@ Rule S2: as there, an unknown or missing key, a key that is given twice and an u
 errors, and so is a scope of ``docker`` that no model name can match. Requirements that are valid
 there but not supported here (GPG, Fulcio, Rekor, PKI) refuse the models that they are for. Scopes
 of other transports are checked, and are for no model.
+
+A signature counts if a known key made it, if it is of the digest of the model's manifest, and if
+the identity that it was made for fits the model's name. Its payload is read only after a key has
+verified it. cosign compares no identity (specs/SIGNATURE_SPEC.md, "Simple Signing"); here it has
+to fit, because a registry could otherwise serve one signed model under the name of another.
 """
 
 from __future__ import annotations
 
 import base64
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from blobstore.errors import BlobStoreError, DocumentError, UsageError, quoted
-from blobstore.formats.signatures import DockerReference, Signature
+from blobstore.errors import BlobStoreError, DocumentError, SignatureError, UsageError, quoted
+from blobstore.formats.signatures import DockerReference, Payload, Signature
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.durable import os_errors, read_own
 from blobstore.names import Digest, ModelName
 from blobstore.store.signing.key_pairs import MAX_KEY_FILE, PublicKey
-from blobstore.store.signing.requirements import (
-    Accepted,
-    Anything,
-    Match,
-    Nothing,
-    Requirement,
-    SignedBy,
-    same_identity,
-    same_repository,
-)
 
+Match = Callable[[DockerReference, DockerReference], bool]
+"""Whether a model, the first identity, accepts a signature that was made for the second."""
+
+_MOST_REASONS = 3
+_MADE_FOR = "was made for"
 MAX_POLICY = 2**20
 _TRANSPORT = "docker"
 _KEY_SOURCES = ("keyPath", "keyPaths", "keyData", "keyDatas")
@@ -60,6 +61,113 @@ _SCOPE = re.compile(
     rf"|\*(\.[a-z0-9_-]+)+|{_PART}(:[0-9]{{1,5}})?(/[a-z0-9_][a-z0-9_-]*(/{_PART}(:{_PART})?)?)?",
     re.ASCII,
 )
+
+
+def same_repository(model: DockerReference, signed: DockerReference) -> bool:
+    """Accept a signature for the model's repository, with any tag or, as cosign's, without one."""
+    return model.repository == signed.repository
+
+
+def same_identity(model: DockerReference, signed: DockerReference) -> bool:
+    """Accept a signature for the model's repository and tag."""
+    return model == signed
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A signature that counts: the identity that it was made for, and the key that made it."""
+
+    identity: DockerReference
+    key: PublicKey
+
+
+Requirement = Callable[[ModelName, Digest, Sequence[Signature]], list[Accepted]]
+"""Returns the signatures of a model that count; an empty list if none is required.
+
+Raises: SignatureError if the requirement is not met; UsageError for a key that can't be read.
+"""
+
+
+def _anything(
+    _name: ModelName, _digest: Digest, _signatures: Sequence[Signature]
+) -> list[Accepted]:
+    return []
+
+
+def _refusal(reason: str) -> Requirement:
+    """Return the requirement that no model meets."""
+
+    def refuse(
+        name: ModelName, _digest: Digest, _signatures: Sequence[Signature]
+    ) -> list[Accepted]:
+        raise SignatureError(f"{name} is refused: {reason}", model=str(name))
+
+    return refuse
+
+
+@dataclass(frozen=True, slots=True)
+class SignedBy:
+    """A signature by one of the keys, for an identity that fits.
+
+    ``keys`` reads them when they are needed: a policy may name keys for other models, too.
+    """
+
+    keys: Callable[[], Sequence[PublicKey]]
+    match: Match = same_repository
+
+    def __call__(
+        self, name: ModelName, digest: Digest, signatures: Sequence[Signature]
+    ) -> list[Accepted]:
+        """See `Requirement`: one signature that counts is enough."""
+        keys = self.keys()
+        found = [self._judged(signature, name, digest, keys) for signature in signatures]
+        accepted = [one for one in found if isinstance(one, Accepted)]
+        if not accepted:
+            reasons = [one for one in found if isinstance(one, str)]
+            wanted = " or ".join(key.name for key in keys)
+            message = f"{name} ({digest}) is not signed by {wanted}: {_summary(reasons)}"
+            raise SignatureError(message, model=str(name), hint=_hint(name, reasons))
+        return accepted
+
+    def _judged(
+        self, signature: Signature, name: ModelName, digest: Digest, keys: Sequence[PublicKey]
+    ) -> Accepted | str:
+        """Return the signature as accepted, or why it does not count."""
+        try:
+            value = signature.value
+            key = next((key for key in keys if key.verifies(signature.payload, value)), None)
+            if key is None:
+                return "is by another key"
+            payload = Payload.parse(signature.payload)
+        except BlobStoreError as error:
+            return f"is not valid: {error.message}"
+        if payload.digest != digest:
+            return f"is of another manifest, {payload.digest}"
+        if not self.match(DockerReference.of(name), payload.identity):
+            return f"{_MADE_FOR} {payload.identity}"
+        return Accepted(payload.identity, key)
+
+
+def _hint(name: ModelName, reasons: Sequence[str]) -> str | None:
+    """Return what to do if the model is signed, but for another identity."""
+    if not any(reason.startswith(_MADE_FOR) for reason in reasons):
+        return None
+    repository = DockerReference.of(name).repository
+    return f"Sign it for its repository: blobstore sign NAME --key FILE --identity {repository}"
+
+
+def _summary(reasons: Sequence[str]) -> str:
+    """Return why no signature counts, each reason once."""
+    if not reasons:
+        return "it has no signature"
+    counted = Counter(reasons)
+    said = [
+        f"{'a signature' if number == 1 else f'{number:,} signatures: each'} {reason}"
+        for reason, number in counted.most_common(_MOST_REASONS)
+    ]
+    more = len(counted) - len(said)
+    return "; ".join(said) + (f"; and {more:,} other reasons" if more > 0 else "")
+
 
 _Scopes = Mapping[str, Sequence[Requirement]]
 
@@ -103,8 +211,7 @@ class SignaturePolicy:
         """
         found = (self.scopes[scope] for scope in _scopes_of(name) if scope in self.scopes)
         accepted = [
-            requirement.accepted(name, digest, signatures)
-            for requirement in next(found, self.default)
+            requirement(name, digest, signatures) for requirement in next(found, self.default)
         ]
         return [one for each in accepted for one in each]
 
@@ -178,18 +285,18 @@ class _Parser:
         if kind == "sigstoreSigned":
             return self._signed(value, place)
         if kind in _UNSUPPORTED_TYPES:
-            return Nothing(f"the policy requires {kind!r}, which is not supported")
+            return _refusal(f"the policy requires {kind!r}, which is not supported")
         if kind not in ("insecureAcceptAnything", "reject"):
             raise self._error(place, f"unknown type of requirement {quoted(kind)}")
         self._object(value, place, needed=("type",))
-        return Anything() if kind != "reject" else Nothing("the policy rejects it")
+        return _anything if kind != "reject" else _refusal("the policy rejects it")
 
     def _signed(self, value: dict[str, Any], place: str) -> Requirement:
         allowed = (*_KEY_SOURCES, *_UNSUPPORTED_KEYS, "signedIdentity")
         self._object(value, place, needed=("type",), allowed=allowed)
         match = self._match(value.get("signedIdentity"), place)
         if unsupported := [key for key in _UNSUPPORTED_KEYS if key in value]:
-            return Nothing(f"the policy requires {unsupported[0]!r}, which is not supported")
+            return _refusal(f"the policy requires {unsupported[0]!r}, which is not supported")
         given = [key for key in _KEY_SOURCES if key in value]
         if len(given) != 1:
             raise self._error(place, f"expected one of {', '.join(_KEY_SOURCES)}")

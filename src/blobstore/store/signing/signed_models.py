@@ -2,7 +2,7 @@
 
 No blob is read or hashed: the manifest has the digest of each, and `blobstore.verify` compares
 their bytes. A signature of a digest stays valid under every name of the manifest; for which names
-it counts, its identity says (requirements.py).
+it counts, its identity says (signature_policy.py).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from blobstore.store.holders import holder_of
 from blobstore.store.ports import Home, Readable
 from blobstore.store.signature_port import Signatures
 from blobstore.store.signing.key_pairs import PrivateKey
-from blobstore.store.signing.requirements import Accepted
-from blobstore.store.signing.signature_policy import SignaturePolicy
+from blobstore.store.signing.signature_policy import Accepted, SignaturePolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,15 @@ from blobstore.formats.imagelayout import blob_path
 from blobstore.formats.seekable import FOOTER_BYTES, parse_footer, parse_table
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.archive.archive_output import FileOutput
-from blobstore.store.archive.frames import FRAME, TarWriter, compressed
-from blobstore.store.archive.saving import NewArchive, new_archive, save_models
+from blobstore.store.archive.saving import (
+    FRAME,
+    FileOutput,
+    NewArchive,
+    TarWriter,
+    compressed,
+    new_archive,
+    save_models,
+)
 from blobstore.store.memory import MemoryStore
 from blobstore.testing.blobs import M, N, commit, data_of, descriptor_of, manifest_of
 
@@ -223,7 +229,7 @@ def test_a_renamed_file_is_not_written(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(fcntl, "flock", renamed)
     output = FileOutput(path.with_name("a.tar"), replace=True)
-    output.write([b"ours"])
+    output.write(b"ours")
     assert path.read_bytes() == b"theirs"
     output.commit()
     output.close()
