@@ -38,10 +38,10 @@ from blobstore.formats.documents import MANIFEST_MEDIA_TYPE
 from blobstore.io.http.client import HttpClient
 from blobstore.store.local.store import Store
 from blobstore.store.ports import How
-from blobstore.store.registry.login import Login, Secret
+from blobstore.store.registry.blobs import Uploads
+from blobstore.store.registry.logins import Login, Secret
 from blobstore.store.registry.push_pull import RegistryAccess, pull, push
 from blobstore.store.registry.store import RegistryStore
-from blobstore.store.registry.uploads import Uploads
 
 pytestmark = pytest.mark.lab
 SIZES = (100, 3000, 3001, 20_000, 1_500_000, 2_500_000)

@@ -19,7 +19,7 @@ from support.stores import commit_model
 
 from blobstore import open_store, pull, verify
 from blobstore.errors import DigestMismatchError
-from blobstore.store.registry.uploads import Uploads
+from blobstore.store.registry.blobs import Uploads
 
 PROCESSES = {"registry-kill-client-mid-pull", "registry-concurrent-same-pull"}
 """Cases of whole processes: test_registry_processes.py."""

@@ -25,7 +25,7 @@ from blobstore.io.budget import RetryPolicy
 from blobstore.io.http.client import HttpClient
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store
-from blobstore.store.registry.login import Login, Secret
+from blobstore.store.registry.logins import Login, Secret
 from blobstore.store.registry.store import RegistryStore
 from support import FIXTURES
 from support.servers import Asked, Script, Server, server as run_server

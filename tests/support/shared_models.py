@@ -30,9 +30,9 @@ OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
 _PUSH = """
 import sys
 from blobstore import open_store
-from blobstore.store.registry import push_pull, uploads
+from blobstore.store.registry import blobs, push_pull
 root, name, reference, chunk = sys.argv[1:]
-uploads.Uploads.__init__.__kwdefaults__["chunk"] = int(chunk)
+blobs.Uploads.__init__.__kwdefaults__["chunk"] = int(chunk)
 push_pull.push(name, open_store(root), to=reference)
 """
 

@@ -14,8 +14,7 @@ from blobstore.cli.output import emit, note, printable
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
-    from blobstore.store.registry.credentials import Credentials
-    from blobstore.store.registry.login import Login
+    from blobstore.store.registry.logins import Credentials, Login
 
 Host = Annotated[str, typer.Argument(metavar="HOST", help="A registry: HOST or HOST:PORT.")]
 InsecureOption = Annotated[
@@ -58,7 +57,7 @@ def login(
     """Log in to a registry, which checks the password."""
     from blobstore.io.http.client import HttpClient
     from blobstore.store.registry.authorization import check_login
-    from blobstore.store.registry.hosts import registry_address
+    from blobstore.store.registry.names import registry_address
 
     scheme, host = _split(host)
     address = registry_address(host, insecure=insecure, scheme=scheme)
@@ -73,7 +72,7 @@ def login(
 
 def logout(host: Host) -> None:
     """Forget the login for a registry."""
-    from blobstore.store.registry.hosts import check_host
+    from blobstore.store.registry.names import check_host
 
     _, host = _split(host)
     check_host(host)
@@ -88,7 +87,7 @@ def logout(host: Host) -> None:
 
 def credentials() -> Credentials:
     """Return the logins in the files that the environment names."""
-    from blobstore.store.registry.credentials import CredentialPlaces, Credentials
+    from blobstore.store.registry.logins import CredentialPlaces, Credentials
 
     def read(name: str) -> str | None:
         return os.environ.get(name) or None
@@ -118,7 +117,7 @@ def _split(host: str) -> tuple[str | None, str]:
 
 def _given_login(user: str | None, *, password_stdin: bool, token_stdin: bool) -> Login:
     """Return the login that the options and stdin, or a prompt, give. Raises: UsageError."""
-    from blobstore.store.registry.login import Login, Secret
+    from blobstore.store.registry.logins import Login, Secret
 
     if token_stdin:
         if user is not None or password_stdin:

@@ -26,7 +26,7 @@ from support.token_server import (
 
 from blobstore.cli.accounts import credentials
 from blobstore.cli.main import run
-from blobstore.store.registry.login import Login, Secret
+from blobstore.store.registry.logins import Login, Secret
 
 
 @pytest.fixture(autouse=True)

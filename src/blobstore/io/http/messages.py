@@ -30,11 +30,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Self
 
 from blobstore.errors import (
     BlobStoreError,
     CorruptDataError,
+    LimitExceededError,
     NotFoundError,
     RemoteError,
 )
@@ -200,6 +202,20 @@ class Reply:
             yield chunk
         if left:
             raise self.refuse(f"sends another number of bytes than {nbytes:,}")
+
+    def whole(self, limit: int) -> bytes:
+        """Return the body. Raises: LimitExceededError beyond ``limit`` bytes; as `chunks`."""
+        data = bytearray()
+        if self.length is None:
+            self.hold_back()  # it may be endless
+        for chunk in chain((b"",), self.chunks()):  # the length is checked before any byte
+            data += chunk
+            if max(len(data), self.length or 0) > limit:
+                raise LimitExceededError(
+                    f"limit exceeded: {self.address} has more than {limit:,} bytes",
+                    path=str(self.address),
+                )
+        return bytes(data)
 
     def hold_back(self) -> None:
         """Keep the kernel from receiving far ahead: for a body that will not be read to its end.

@@ -21,11 +21,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import chain
 from typing import TypeVar
 
 from blobstore.errors import (
-    LimitExceededError,
     RemoteError,
     ShortReadError,
     UnsupportedSourceError,
@@ -362,21 +360,9 @@ class Remote(HttpClient):
 
         def read() -> tuple[bytes, str | None]:
             with self.get(self.start(url), own, accept=(_OK,), retries=False) as (reply, _):
-                return _whole(reply, limit), reply.next_page()
+                return reply.whole(limit), reply.next_page()
 
         return self.retrying(read, own)
-
-
-def _whole(reply: Reply, limit: int) -> bytes:
-    data = bytearray()
-    for chunk in chain((b"",), reply.chunks()):  # the length is checked before any byte
-        data += chunk
-        if max(len(data), reply.length or 0) > limit:
-            raise LimitExceededError(
-                f"limit exceeded: {reply.address} has more than {limit:,} bytes",
-                path=str(reply.address),
-            )
-    return bytes(data)
 
 
 def _short(name: str, end: int, size: int | None = None) -> ShortReadError:

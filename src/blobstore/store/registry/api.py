@@ -7,19 +7,20 @@ led, is an error: nothing of ours is sent there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from blobstore.errors import BlobStoreError, LimitExceededError
+from blobstore.errors import BlobStoreError
+from blobstore.formats.documents import Descriptor
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.budget import Budget
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.messages import Message, Reply
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
-from blobstore.store.registry.authorization import Authorization
-from blobstore.store.registry.login import AnyLogin
-from blobstore.store.registry.tokens import Scope
+from blobstore.io.workers import each
+from blobstore.store.registry.authorization import Authorization, Scope
+from blobstore.store.registry.logins import AnyLogin
 
 HEAD_BYTES = 64 * 2**10
 """Bytes that may come besides a body: heads of replies, redirects, bodies of errors."""
@@ -92,6 +93,10 @@ class RegistryApi:
                     raise failure if reply.address == address else failure.at(str(address))
                 self._authorization.challenged(reply, ask.scope)
 
+    def at_once(self, blobs: Sequence[Descriptor], do: Callable[[Descriptor], None]) -> None:
+        """Do something with each blob, with as many requests at once as the client has."""
+        each(blobs, do, max(1, min(self.client.connections, len(blobs))), name="registry")
+
     @contextmanager
     def _once(self, address: WebAddress, ask: Ask) -> Iterator[Reply]:
         is_ours = address.origin == self.root.origin
@@ -109,7 +114,7 @@ class RegistryApi:
 def _detail(reply: Reply) -> str:
     """Return a registry's own message (specification, "Error Codes"); "" without one."""
     try:
-        error = parse_object(body_of(reply, _MAX_ERROR), "an error", rule="R1")["errors"][0]
+        error = parse_object(reply.whole(_MAX_ERROR), "an error", rule="R1")["errors"][0]
         return f"{error['code']}, {error.get('message', '')}"[:_SHOWN]
     except (BlobStoreError, LookupError, TypeError, AttributeError):
         return ""
@@ -121,19 +126,3 @@ def _hint(reply: Reply) -> str:
     if reply.status in _UNKNOWN and repository != repository.lower():
         return LOWER_CASE
     return _HINTS.get(reply.status, "")
-
-
-def body_of(reply: Reply, limit: int) -> bytes:
-    """Return a reply's body. Raises: LimitExceededError beyond ``limit`` bytes; RemoteError."""
-    got = bytearray()
-    if reply.length is None:
-        reply.hold_back()  # it may be endless
-    pieces = reply.chunks()
-    while max(len(got), reply.length or 0) <= limit:
-        piece = next(pieces, None)
-        if piece is None:
-            return bytes(got)
-        got += piece
-    raise LimitExceededError(
-        f"limit exceeded: {reply.address} has more than {limit:,} bytes", path=str(reply.address)
-    )

@@ -1,26 +1,359 @@
-"""Authorization: which Authorization field requests to a registry carry.
+"""Authorization: which Authorization field requests to a registry carry, and what may ask for it.
 
 No field is sent until the registry answers 401. The challenge in that reply asks for Basic, which
-is the login itself, or for Bearer, a token from its token server (`realms` has the rule for these).
-Bearer is taken if both are offered. Tokens are kept in memory, per scope, and replaced before they
-expire.
+is the login itself, or for Bearer, a token from its token server. Bearer is taken if both are
+offered. Tokens are kept in memory, per scope, and replaced before they expire.
+Only the scope that is needed is asked for, whatever the challenge said. Sources:
+distribution/distribution@0d6b721d docs/content/spec/auth/token.md (GET), oauth.md (POST, for
+identity tokens) and scope.md.
+
+*Challenges*, in WWW-Authenticate fields (RFC 9110 section 11.6.1): a field is a list of challenges.
+A challenge is a scheme, then either a token68 or a list of parameters. Both lists are separated by
+commas, so a name without ``=`` begins the next challenge.
+
+*Realms*, the token servers that may be asked for a registry (rule R3): a registry names its token
+server in a challenge, so a hostile one could make this machine send credentials anywhere, or
+requests into its own network (CVE-2020-15157 of containerd, CVE-2026-48978 of oras-go). A realm is
+used
+
+- with credentials, on the registry's own host: any port with https, whose certificate is for the
+  host; without it, the registry's own origin only;
+- with credentials, on a host that the user named;
+- with credentials and https, on a domain above or below the registry's: the owner of a domain
+  decides about the names below it. A domain beside it may have another owner (under co.uk);
+- with credentials and https, on a host that is listed here for this registry;
+- without credentials, on any other host, with https, by name, at a public address.
+
+Redirects of a token server that lead to another origin are refused.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from threading import Lock
+from urllib.parse import urlencode
 
-from blobstore.errors import AuthenticationError
+from blobstore.errors import AuthenticationError, UsageError, quoted
+from blobstore.formats import strictjson
+from blobstore.formats.strictdocument import Document, InvalidError
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.messages import Message, Reply
+from blobstore.io.http.messages import Body, Message, Reply
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
-from blobstore.store.registry.challenges import Challenge, ChallengeError, parse_challenges
-from blobstore.store.registry.login import AnyLogin, Login
-from blobstore.store.registry.realms import realm_target, refused
-from blobstore.store.registry.tokens import AccessToken, Scope, TokenServer
+from blobstore.store.registry.logins import AnyLogin, Login, Secret
+
+_WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]++"
+_END = r"[ \t]*+(?:,[ \t,]*+|\Z)"
+_PARAMETER_TEXT = rf'({_WORD})[ \t]*+=[ \t]*+(?:({_WORD})|"((?:[^"\\]|\\.)*+)"){_END}'
+_PARAMETER = re.compile(_PARAMETER_TEXT, re.ASCII | re.DOTALL)
+_SCHEME = re.compile(
+    rf"({_WORD})(?: ++(?:[A-Za-z0-9._~+/-]++=*+{_END}|(?={_PARAMETER_TEXT}))|{_END})",
+    re.ASCII | re.DOTALL,
+)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
+
+class ChallengeError(ValueError):
+    """A text is not a list of challenges: the reason, with the place in the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """One challenge. Names of schemes and parameters are in lower case.
+
+    A token68 is dropped: neither Basic nor Bearer has one.
+    """
+
+    scheme: str
+    parameters: dict[str, str] = field(default_factory=dict)
+
+
+def parse_challenges(fields: Iterable[str]) -> list[Challenge]:
+    """Return the challenges of a reply's fields, in their order.
+
+    Raises: ChallengeError for anything else than the grammar allows, and for a parameter that
+    comes twice in a challenge (section 11.2).
+    """
+    return [challenge for text in fields for challenge in _challenges_in(text)]
+
+
+def _challenges_in(text: str) -> list[Challenge]:
+    found: list[Challenge] = []
+    position = len(text) - len(text.lstrip(" \t,"))
+    while position < len(text):
+        if found and (match := _PARAMETER.match(text, position)):
+            _add(found[-1], match)
+        elif match := _SCHEME.match(text, position):
+            found.append(Challenge(match[1].lower()))
+        else:
+            raise ChallengeError(f"invalid at character {position}")
+        position = match.end()
+    return found
+
+
+def _add(challenge: Challenge, parameter: re.Match[str]) -> None:
+    name, token, text = parameter.group(1, 2, 3)
+    if name.lower() in challenge.parameters:
+        raise ChallengeError(f"{name[:40]} appears twice")
+    challenge.parameters[name.lower()] = _ESCAPED.sub(r"\1", text) if token is None else token
+
+
+RULE = "R3"
+_LISTED = {
+    ("registry-1.docker.io", "auth.docker.io"),
+    ("docker.elastic.co", "docker-auth.elastic.co"),
+    ("registry.digitalocean.com", "api.digitalocean.com"),
+    ("nvcr.io", "authn.nvidia.com"),
+}
+"""Registries, and the hosts of their token servers that are neither above nor below them.
+
+Sources: distribution/distribution@0d6b721d docs/content/spec/auth/token.md; the challenges of the
+others as recorded in public code (elastic/eui, digitalocean/doctl), oras-project/oras-dotnet#401.
+"""
+_IP_LITERAL = re.compile(r".*:.*|(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)\.?", re.ASCII | re.IGNORECASE)
+"""Texts that `getaddrinfo` reads as an IP address, 127.1 and 0x7f000001 too."""
+
+
+def realm_target(
+    text: str,
+    registry: WebAddress,
+    named: Collection[str],
+    *,
+    has_login: bool,
+    from_public: bool,
+) -> RequestTarget:
+    """Return where tokens for ``registry`` are requested, without credentials.
+
+    ``text`` is the realm of its challenge, ``named`` the hosts that the user named (``HOST`` or
+    ``HOST:PORT``), ``from_public`` whether the registry's IP address is public.
+
+    Raises: AuthenticationError (rule R3).
+    """
+    try:
+        realm = WebAddress.parse(text)
+    except UsageError:
+        raise refused(registry, "names its token server by what is not a web address") from None
+    if realm.scheme == "http" and registry.scheme == "https":
+        raise refused(registry, f"names a token server without TLS: {realm}")
+    if _is_own(realm, registry) or realm.authority in named:
+        return RequestTarget(realm)
+    if realm.scheme == "http" or _IP_LITERAL.fullmatch(realm.host):
+        raise refused(
+            registry, f"names the token server {realm} on another host", _hint(realm, registry)
+        )
+    is_known = _is_related(realm.host, registry.host) or (registry.host, realm.host) in _LISTED
+    if has_login and not is_known:
+        raise refused(
+            registry,
+            f"asks to send credentials to {realm.authority}, which is not known to belong to it",
+            _hint(realm, registry),
+        )
+    return RequestTarget(realm, public_only=from_public or not is_known, from_server=True)
+
+
+def refused(registry: WebAddress, what: str, hint: str | None = None) -> AuthenticationError:
+    """Return the error of a registry whose challenge is not answered: ``what`` it does."""
+    return AuthenticationError(
+        f"{registry.authority} {what} (rule {RULE})", rule=RULE, path=str(registry), hint=hint
+    )
+
+
+def _hint(realm: WebAddress, registry: WebAddress) -> str:
+    return f'If it is the token server of {registry.authority}, add realms="{realm.authority}".'
+
+
+def _is_own(realm: WebAddress, registry: WebAddress) -> bool:
+    return realm.origin == registry.origin or (
+        realm.scheme == "https" and realm.host == registry.host
+    )
+
+
+def _is_related(one: str, other: str) -> bool:
+    """Return True if one host name is a domain of at least two labels above the other."""
+    above, below = sorted((one.rstrip("."), other.rstrip(".")), key=len)
+    return "." in above and below.endswith(f".{above}")
+
+
+CLIENT_ID = "blobstore"
+MAX_REPLY = 64 * 2**10
+MAX_TOKEN = 16 * 2**10
+_HEAD = 16 * 2**10
+_DEFAULT_S = 60
+"""Seconds that a token lasts at least, and if its server does not say how long."""
+_LONGEST_S = 86_400
+_MARGIN_S = 10
+"""Seconds before its end from which a token is not used any more."""
+_NAME = re.compile(r"[A-Za-z0-9]+(?:[._/-]+[A-Za-z0-9]+)*", re.ASCII)
+_VISIBLE = re.compile(r"[!-~]+", re.ASCII)
+_OK, _BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 200, 400, 401, 403, 404
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a token allows: ``("pull",)`` or ``("pull", "push")`` of one repository.
+
+    ``mounted``: repositories that blobs are mounted from, which needs pull of each. ``kind``: see
+    `CATALOG`.
+
+    Raises: UsageError for a name that could smuggle another scope in.
+    """
+
+    repository: str
+    actions: tuple[str, ...] = ("pull",)
+    mounted: tuple[str, ...] = ()
+    kind: str = "repository"
+
+    def __post_init__(self) -> None:
+        for name in (self.repository, *self.mounted):
+            if _NAME.fullmatch(name) is None:
+                raise UsageError(f"not a repository: {quoted(name)}")
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The scopes as requests name them (scope.md)."""
+        return (
+            f"{self.kind}:{self.repository}:{','.join(self.actions)}",
+            *(f"repository:{name}:pull" for name in self.mounted),
+        )
+
+    def __str__(self) -> str:
+        return f"{' and '.join(self.actions)} of {self.repository}"
+
+
+CATALOG = Scope("catalog", ("*",), kind="registry")
+"""The right to list the repositories of a registry."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccessToken:
+    """An access token. ``since`` and ``until`` are by `time.monotonic`."""
+
+    secret: Secret
+    since: float
+    until: float
+
+    @property
+    def field(self) -> str:
+        """The Authorization field (RFC 6750 section 2.1)."""
+        return f"Bearer {self.secret.reveal()}"
+
+    def lasts(self) -> bool:
+        """Return True if it can be used for some seconds more."""
+        return time.monotonic() < self.until - _MARGIN_S
+
+
+@dataclass(frozen=True, slots=True)
+class TokenServer:
+    """Where the tokens of a registry (``HOST:PORT``) come from.
+
+    ``service`` is the registry's name there, None if its challenge did not give it.
+    """
+
+    registry: str
+    realm: RequestTarget
+    service: str | None
+
+    def fetch(self, client: HttpClient, scope: Scope | None, login: Login | None) -> AccessToken:
+        """Return a new token for ``scope``; None asks for no access, which checks the login.
+
+        The server may grant less than that, which only the registry's next reply shows.
+
+        Raises: AuthenticationError (rule R3) if the server refuses the login, or its reply is not a
+        token; RemoteError if it can't be reached.
+        """
+        message, target = self._request(scope, login)
+        asked = time.monotonic()
+        accept = (_OK, _BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND)
+        limits = client.limits(_HEAD + MAX_REPLY)
+        with client.request(message, target, limits, accept=accept) as (reply, at):
+            if at.address.origin != target.address.origin:
+                raise target.address.refuse(f"redirects a token request to {at.address}", RULE)
+            if reply.status != _OK:
+                reply.discard()
+                raise self._refusal(reply.status, login)
+            return _token_of(reply, asked)
+
+    def _request(self, scope: Scope | None, login: Login | None) -> tuple[Message, RequestTarget]:
+        scopes = () if scope is None else scope.texts
+        common = [("client_id", CLIENT_ID)]
+        common += [("service", self.service)] if self.service is not None else []
+        if login is not None and login.user is None:
+            form = [
+                ("grant_type", "refresh_token"),
+                *common,
+                *([("scope", " ".join(scopes))] if scopes else []),
+                ("refresh_token", login.secret.reveal()),
+            ]
+            body = Body.of(urlencode(form).encode(), has_credentials=True)
+            fields = (("Content-Type", "application/x-www-form-urlencoded"),)
+            return Message("POST", fields, body), self.realm
+        address = self.realm.address
+        query = urlencode([*common, *(("scope", one) for one in scopes)], safe=":/,*")
+        joint = "&" if "?" in address.target else "?"
+        asked = replace(address, target=f"{address.target}{joint}{query}")
+        authorization = None if login is None else login.basic
+        return Message("GET"), replace(self.realm, address=asked, authorization=authorization)
+
+    def _refusal(self, status: int, login: Login | None) -> AuthenticationError:
+        """Return the error of a token server that gives no token."""
+        server = str(self.realm.address)
+        if login is None:
+            what = "gives no token without a login"
+        elif status in (_UNAUTHORIZED, _FORBIDDEN) or (
+            status == _BAD_REQUEST and login.user is None
+        ):
+            secret = "identity token" if login.user is None else "user name or the password"
+            what = f"refuses the {secret}{f' from {login.place}' if login.place else ''}"
+        else:
+            what = f"has no token for {login}"
+        return AuthenticationError(
+            f"{server} {what} (it answers {status}; rule {RULE})",
+            rule=RULE,
+            path=server,
+            status=status,
+            hint=f"Log in: blobstore login {self.registry}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenReply(Document):
+    token: str | None = None
+    access_token: str | None = None
+    expires_in: int | None = None
+
+
+def _token_of(reply: Reply, asked: float) -> AccessToken:
+    raw = b"".join(reply.chunks())
+    try:
+        value = strictjson.parse(raw)
+        strictjson.check_depth(value)
+        document = _TokenReply.checked(value)
+    except (strictjson.StrictJsonError, InvalidError):
+        raise _invalid(
+            reply, "a token reply that is not a JSON object of the expected keys"
+        ) from None
+    token = document.token or document.access_token
+    if not token:
+        raise _invalid(reply, "without a token")
+    if len(token) > MAX_TOKEN:
+        raise _invalid(reply, f"with a token of {len(token):,} characters, at most {MAX_TOKEN:,}")
+    if _VISIBLE.fullmatch(token) is None:
+        raise _invalid(reply, "with a token that contains an invalid character")
+    lifetime = min(max(document.expires_in or _DEFAULT_S, _DEFAULT_S), _LONGEST_S)
+    return AccessToken(Secret(token), asked, asked + lifetime)
+
+
+def _invalid(reply: Reply, what: str) -> AuthenticationError:
+    return AuthenticationError(
+        f"{reply.address} answers a token request {what} (rule {RULE})",
+        rule=RULE,
+        path=str(reply.address),
+        status=reply.status,
+    )
+
 
 _YOUNG_S = 10
 """A token that is refused within so many seconds has not expired: it does not allow the request."""

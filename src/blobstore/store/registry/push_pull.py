@@ -15,12 +15,10 @@ from blobstore.io.http.client import HttpClient
 from blobstore.io.workers import Progress
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home, Readable, Share, id_of, replaced_id
-from blobstore.store.registry.credentials import Credentials
-from blobstore.store.registry.hosts import registry_address
-from blobstore.store.registry.registry_names import Reference
-from blobstore.store.registry.repositories import repository_of
+from blobstore.store.registry.logins import Credentials
+from blobstore.store.registry.manifests import check_manifest_size
+from blobstore.store.registry.names import Reference, registry_address, repository_of
 from blobstore.store.registry.store import RegistryStore
-from blobstore.store.registry.tags import check_manifest_size
 from blobstore.store.signing.signature_policy import SignaturePolicy
 from blobstore.store.transfer import Transferred, transfer
 

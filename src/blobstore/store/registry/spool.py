@@ -57,7 +57,6 @@ class SpooledBlob(OpenReader):
             write_all_at(self._fd, self._begin + offset, memoryview(data).cast("B"))
 
     def read(self, offset: int, length: int) -> bytes:
-        """See `OpenReader`."""
         with os_errors("read", self.name):
             data = os.pread(self._fd, length, self._begin + offset) if length else b""
         if offset + length > self.size or len(data) < length:

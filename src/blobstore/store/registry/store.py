@@ -6,84 +6,42 @@ NAMESPACE/MODEL. Pulling is a transfer from here, pushing one to here.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
-from blobstore.errors import BlobStoreError
-from blobstore.formats.documents import Descriptor
-from blobstore.io.budget import Budget
+from blobstore.errors import BlobStoreError, NotFoundError, RemoteError
+from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.hashing import Bytes
+from blobstore.hashing.stage import HashStage
 from blobstore.io.http.client import HttpClient
-from blobstore.io.workers import each
+from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import (
+    Expected,
     Home,
+    How,
     Removal,
     blob_not_found,
     check_blob_size,
-    check_document_size,
-    checked_bytes,
+    check_expected,
+    check_reader_size,
+    other_spelling,
     unique,
+    wrong_bytes,
 )
 from blobstore.store.registry.api import RegistryApi
-from blobstore.store.registry.downloads import BlobReader
-from blobstore.store.registry.login import AnyLogin
-from blobstore.store.registry.registry_signatures import RegistrySignatures
-from blobstore.store.registry.repositories import Places
-from blobstore.store.registry.session import RegistrySession
-from blobstore.store.registry.tags import RegistryManifests
-from blobstore.store.registry.uploads import Uploads
+from blobstore.store.registry.blobs import Places, RegistryBlobs, Uploads
+from blobstore.store.registry.logins import AnyLogin
+from blobstore.store.registry.manifests import RegistryManifests, RegistrySignatures
+from blobstore.store.registry.names import repository_of
+from blobstore.store.registry.spool import Spool, SpooledBlob, SpoolWriter
 
+_log = logging.getLogger("blobstore.store.registry")
 
-class RegistryBlobs:
-    """The blobs of a registry, in the repositories that are known to have them. See `Blobs`."""
-
-    def __init__(self, api: RegistryApi, places: Places, manifests: RegistryManifests) -> None:
-        self._api = api
-        self._places = places
-        self._manifests = manifests
-
-    def open(self, descriptor: Descriptor) -> BlobReader:
-        """See `Blobs`: no request is made before the first read."""
-        places = self._places.known(descriptor.digest)
-        if not places:
-            raise blob_not_found(descriptor.digest, str(self._api.root))
-        fitting = [one for one, size in places.items() if size == descriptor.size]
-        if not fitting:
-            check_blob_size(descriptor, next(iter(places.values())), str(self._api.root))
-        return BlobReader(self._api, fitting[0], descriptor)
-
-    def read(self, descriptor: Descriptor) -> bytes:
-        """See `Blobs`."""
-        check_document_size(descriptor)
-        return checked_bytes(self.open(descriptor).read(0, descriptor.size), descriptor)
-
-    def headers(self, descriptors: Sequence[Descriptor], _budget: Budget) -> list[None]:
-        """See `Blobs`: they are read from open blobs."""
-        return [None] * len(descriptors)
-
-    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        """See `Blobs`: those that their known repositories no longer have."""
-        wanted, there = unique(descriptors), set[Digest]()
-
-        def look(blob: Descriptor) -> None:
-            for repository in self._places.known(blob.digest):
-                if Uploads(self._api, repository).size(blob.digest) == blob.size:
-                    there.add(blob.digest)
-
-        each(wanted, look, max(1, min(self._api.client.connections, len(wanted))), name="registry")
-        return [blob for blob in wanted if blob.digest not in there]
-
-    def digests(self) -> set[str]:
-        """See `Blobs`: those that the registry's manifests name. It lists no others."""
-        found: set[str] = set()
-        for name in self._manifests.names():
-            found.update(blob.digest.hex for blob in self._manifests.read(name).descriptors)
-        return found
-
-    def sequence(self, descriptors: Sequence[Descriptor]) -> None:
-        """See `Blobs`: None, several are downloaded at once."""
+_PIECE = 2**20
 
 
 class RegistryStore(Home):
@@ -117,7 +75,7 @@ class RegistryStore(Home):
         self._places = Places(others)
         self.manifests = RegistryManifests(self._api, host, self._places, pinned or {})
         self.signatures = RegistrySignatures(self._api, self.manifests)
-        self.blobs = RegistryBlobs(self._api, self._places, self.manifests)
+        self.blobs = RegistryBlobs(self._api, self._places, self.manifests.blobs)
         self._publishing = threading.Lock()
 
     @contextmanager
@@ -126,7 +84,6 @@ class RegistryStore(Home):
         source: str = "",  # noqa: ARG002  # the registry keeps what was sent
         name: ModelName | None = None,
     ) -> Iterator[RegistrySession]:
-        """See `Home`."""
         session = RegistrySession(self._api, self.manifests, self._places, self._publishing, name)
         try:
             yield session
@@ -152,3 +109,182 @@ class RegistryStore(Home):
             blobs = ()  # a manifest that can't be read can still be removed
         self.manifests.remove(found)
         return Removal((), tuple(unique(blobs)), "the registry removes them itself")
+
+
+class RegistrySession:
+    """A model on its way to a registry. See `Session`.
+
+    Blobs go to the model's repository at once if the model is known from the start, as in a
+    transfer. They stay invisible there until a manifest names them. The next push finds the blobs
+    that a killed one has sent. Otherwise they wait in a temporary file. The manifest comes last.
+    """
+
+    earlier = None
+    in_sequence = False
+
+    def __init__(
+        self,
+        api: RegistryApi,
+        manifests: RegistryManifests,
+        places: Places,
+        publishing: threading.Lock,
+        name: ModelName | None,
+    ) -> None:
+        self._api = api
+        self._manifests = manifests
+        self._places = places
+        self._publishing = publishing
+        self._repository = repository_of(name) if name is not None else None
+        self._spool = Spool()
+        self._spooled: dict[Digest, SpooledBlob] = {}
+        self._sent: set[Digest] = set()
+        self._closed: set[str] = set()
+        """Repositories that no blob can be mounted from."""
+
+    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+        """See `Session`: those that can be mounted from another repository are mounted."""
+        wanted = unique(descriptors)
+        if self._repository is None:
+            return wanted
+        repository, missing = self._repository, set()
+
+        def look(blob: Descriptor) -> None:
+            if not self._is_there(repository, blob):
+                missing.add(blob.digest)
+
+        self._api.at_once(wanted, look)
+        return [blob for blob in wanted if blob.digest in missing]
+
+    def writer(
+        self,
+        size: int,
+        finished: Callable[[Any], None],
+        stage: HashStage | None = None,  # noqa: ARG002  # hashed when it is complete
+    ) -> SpoolWriter:
+        """See `Session`: through a temporary file, because a registry takes bytes in order."""
+        blob = self._spool.reserve(size)
+        return SpoolWriter(blob, lambda digest: finished(self._keep(digest, blob)))
+
+    def put(self, data: bytes) -> Descriptor:
+        return self._keep(Digest.of(data), self._spool_of(BytesReader(data)))
+
+    def put_all(self, blobs: Sequence[Bytes]) -> list[Descriptor]:
+        return [self.put(bytes(data)) for data in blobs]
+
+    def copy(self, reader: OpenReader) -> Descriptor:
+        """See `Session`: through a temporary file, because its digest comes last."""
+        blob = self._spool_of(reader)
+        return self._keep(blob.digest(), blob)
+
+    def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
+        """See `Session`: sent to the model's repository, else to a temporary file."""
+        check_reader_size(descriptor, reader)
+        if descriptor.digest in self._spooled or descriptor.digest in self._sent:
+            return How.THERE
+        if self._repository is not None:
+            self._send(self._repository, descriptor, reader)
+        else:
+            blob = self._spool_of(reader)
+            if blob.digest() != descriptor.digest:
+                raise wrong_bytes(descriptor, reader)
+            self._keep(descriptor.digest, blob)
+        return How.COPIED
+
+    def publish(
+        self,
+        name: ModelName,
+        manifest: Manifest,
+        *,
+        expected: Expected = None,
+        below: Collection[Digest] = (),
+    ) -> set[Digest]:
+        """See `Session`.
+
+        ``expected`` is compared just before the tag is set: another machine may be faster in
+        between. ``below`` is refused: a registry has all blobs of its models.
+        """
+        manifest.check_limits()
+        repository, created = repository_of(name), set(self._sent)
+        named = unique(blob for blob in manifest.descriptors if blob.digest not in below)
+
+        def bring(blob: Descriptor) -> None:
+            if self._bring(repository, blob):
+                created.add(blob.digest)
+
+        self._api.at_once(named, bring)
+        with self._publishing:
+            spelled = self._manifests.spelled(name)
+            if spelled != name:
+                raise other_spelling(name, spelled)
+            if expected is not None:
+                check_expected(name, self._manifests.raw(name), expected)
+            self._manifests.put(name, manifest)
+        self._sent.clear()
+        return created & {blob.digest for blob in named}
+
+    def _bring(self, repository: str, blob: Descriptor) -> bool:
+        """Make sure that the repository has a blob; return whether its bytes were sent for that.
+
+        Raises: NotFoundError, CorruptDataError if neither the repository nor this session has it.
+        """
+        if self._places.known(blob.digest).get(repository) == blob.size:
+            return False
+        spooled = self._spooled.get(blob.digest)
+        if spooled is not None:
+            check_blob_size(blob, spooled.size)
+        if self._is_there(repository, blob):
+            return False
+        if spooled is not None:
+            self._send(repository, blob, spooled)
+            return True
+        if (there := Uploads(self._api, repository).size(blob.digest)) is not None:
+            check_blob_size(blob, there)
+        raise blob_not_found(blob.digest)
+
+    def _is_there(self, repository: str, blob: Descriptor) -> bool:
+        """Return whether the repository has a blob, perhaps just now from another one."""
+        uploads = Uploads(self._api, repository)
+        is_there = uploads.size(blob.digest) == blob.size or any(
+            self._is_mounted(uploads, blob.digest, source)
+            for source in self._places.candidates(blob.digest, repository)
+        )
+        if is_there:
+            self._places.note(repository, [blob])
+        return is_there
+
+    def _is_mounted(self, uploads: Uploads, digest: Digest, source: str) -> bool:
+        """Return whether a blob was mounted; False if the registry or its token server refuses.
+
+        The user may lack the right to read ``source``. It is not tried again then.
+        """
+        if source in self._closed:
+            return False
+        try:
+            return uploads.mount(digest, source)
+        except (NotFoundError, RemoteError) as error:
+            if isinstance(error, RemoteError) and error.temporary:
+                raise
+            self._closed.add(source)
+            _log.info("no blob of %s is mounted: %s", source, error)
+            return False
+
+    def _send(self, repository: str, blob: Descriptor, reader: OpenReader) -> None:
+        Uploads(self._api, repository).send(blob, reader)
+        self._places.note(repository, [blob])
+        self._sent.add(blob.digest)
+
+    def _spool_of(self, reader: OpenReader) -> SpooledBlob:
+        blob = self._spool.reserve(reader.size)
+        at = 0
+        for piece in reader.pieces(memoryview(bytearray(_PIECE))):
+            blob.write(at, piece)
+            at += len(piece)
+        return blob
+
+    def _keep(self, digest: Digest, blob: SpooledBlob) -> Descriptor:
+        self._spooled[digest] = blob
+        return Descriptor(media_type="", digest=digest, size=blob.size)
+
+    def close(self) -> None:
+        """Remove unpublished blobs of the temporary file."""
+        self._spool.close()

@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from email.utils import formatdate
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,10 +38,16 @@ from blobstore.io.budget import RetryPolicy
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.messages import Message
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
-from blobstore.store.registry import authorization as authorization_module, tokens as tokens_module
-from blobstore.store.registry.authorization import Authorization, check_login
-from blobstore.store.registry.login import Login, Secret
-from blobstore.store.registry.tokens import CATALOG, MAX_REPLY, MAX_TOKEN, Scope
+from blobstore.store.registry import authorization as authorization_module
+from blobstore.store.registry.authorization import (
+    CATALOG,
+    MAX_REPLY,
+    MAX_TOKEN,
+    Authorization,
+    Scope,
+    check_login,
+)
+from blobstore.store.registry.logins import Login, Secret
 
 POLICY = RetryPolicy(connect_s=60, silence_s=60, deadline_s=240, backoff_s=0.001)
 LOGIN = Login(USER, Secret(PASSWORD), "FILE")
@@ -81,8 +86,7 @@ def api(tokens: TokenServer) -> Iterator[GuardedApi]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of tokens, which stands still: a busy machine makes none old."""
     made = Clock()
-    for module in (authorization_module, tokens_module):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=made))
+    monkeypatch.setattr(authorization_module, "time", SimpleNamespace(monotonic=made))
     return made
 
 
@@ -393,12 +397,6 @@ def test_access_token_is_another_name(
         ({"expires_in": -1}, True, False),
         ({"expires_in": 2000}, True, True),
         ({"expires_in": 10**40}, True, True),
-        ({"expires_in": 2000, "issued_at": "AGO 60"}, True, True),
-        ({"expires_in": 2000, "issued_at": "AGO 1500"}, True, False),
-        ({"expires_in": 100, "issued_at": "AGO 80"}, False, False),
-        ({"expires_in": 2000, "issued_at": "AGO -5000"}, True, True),
-        ({"expires_in": 2000, "issued_at": "yesterday"}, True, True),
-        ({"expires_in": 2000, "issued_at": 7}, True, True),
     ],
 )
 def test_when_a_token_is_replaced(
@@ -410,10 +408,6 @@ def test_when_a_token_is_replaced(
     at_30: bool,
     at_1000: bool,
 ) -> None:
-    issued = str(fields.get("issued_at", ""))
-    if isinstance(fields.get("issued_at"), str) and issued.startswith("AGO"):
-        ago = time.gmtime(time.time() - int(issued.split()[1]))
-        fields = fields | {"issued_at": time.strftime("%Y-%m-%dT%H:%M:%S.123456789Z", ago)}
     tokens.change = lambda document: document | fields
     asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
     ask(client, api, asked, PULL)
@@ -424,20 +418,6 @@ def test_when_a_token_is_replaced(
         assert (len(tokens.asked) == count) == lasts
         if not lasts:
             return
-
-
-def test_the_age_of_a_token_is_by_the_servers_clock(client: HttpClient) -> None:
-    now = time.time() - 10**7  # a server whose clock is four months behind
-
-    def answer(_: TokenRequest) -> Answer:
-        issued = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now - 5))
-        body = f'{{"token":"t","expires_in":300,"issued_at":"{issued}"}}'
-        return 200, {"Date": formatdate(now, usegmt=True)}, body.encode()
-
-    with serving(answer) as port, guarded_api(lambda field, _: field == "Bearer t") as api:
-        api.challenges = [f'Bearer realm="http://127.0.0.1:{port}/t"']
-        asked = authorization(client, api, LOGIN, f"127.0.0.1:{port}")
-        assert ask(client, api, asked, PULL) == "Bearer t"
 
 
 def test_a_token_that_expired_early_is_replaced_once(

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import example, given, strategies as st
 
-from blobstore.store.registry.challenges import Challenge, ChallengeError, parse_challenges
+from blobstore.store.registry.authorization import Challenge, ChallengeError, parse_challenges
 
 HUB = (
     'Bearer realm="https://auth.docker.io/token",service="registry.docker.io",'

@@ -19,9 +19,13 @@ from blobstore.errors import (
     NotFoundError,
     StorageError,
 )
-from blobstore.store.registry.credential_files import CredentialFile
-from blobstore.store.registry.credentials import CredentialPlaces, Credentials
-from blobstore.store.registry.login import Login, Secret
+from blobstore.store.registry.logins import (
+    CredentialFile,
+    CredentialPlaces,
+    Credentials,
+    Login,
+    Secret,
+)
 
 HUB = "https://index.docker.io/v1/"
 HIDDEN = "swordfish-93ab"

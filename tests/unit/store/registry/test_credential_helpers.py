@@ -10,8 +10,7 @@ import pytest
 from support.corpus import refusal
 
 from blobstore.errors import AuthenticationError, NotFoundError, StorageError, UsageError
-from blobstore.store.registry.credential_helpers import MAX_OUTPUT, CredentialHelper
-from blobstore.store.registry.login import Login, Secret
+from blobstore.store.registry.logins import MAX_OUTPUT, CredentialHelper, Login, Secret
 
 HIDDEN = "swordfish-55e0"
 NOT_FOUND = "echo credentials not found in native keychain; exit 1"

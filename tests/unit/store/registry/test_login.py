@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import pytest
 
-from blobstore.store.registry.login import Login, Secret
+from blobstore.store.registry.logins import Login, Secret
 
 TEXT = "correct horse"
 

@@ -32,8 +32,8 @@ from blobstore.io.http.client import HttpClient
 from blobstore.names import Digest
 from blobstore.store.local.store import Store
 from blobstore.store.registry.api import RegistryApi
-from blobstore.store.registry.login import Login, Secret
-from blobstore.store.registry.uploads import Uploads
+from blobstore.store.registry.blobs import Uploads
+from blobstore.store.registry.logins import Login, Secret
 
 pytestmark = pytest.mark.lab
 
@@ -161,10 +161,8 @@ def test_signed_tokens(
                 uploads = Uploads(right, "a/b")
                 assert uploads.size(digest) is None
                 assert not uploads.mount(digest, "c/d")
-            tokens.rights = ("pull", "push")  # without a right to cancel the upload
         scopes = [one.scopes for one in tokens.asked]
         assert ["repository:a/b:pull,push", "repository:c/d:pull"] in scopes
-        assert scopes[-1] == ["repository:a/b:delete"]
         with api(running.host, None, realm) as anonymous:
             assert Uploads(anonymous, "a/b").size(digest) is None  # anyone may pull
             error = refusal(lambda: Uploads(anonymous, "a/b").mount(digest, "c/d"))

@@ -24,8 +24,8 @@ from blobstore.io.http.client import HttpClient
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.store import Store
 from blobstore.store.ports import How, Share
+from blobstore.store.registry.names import Reference
 from blobstore.store.registry.push_pull import RegistryAccess, pull, push
-from blobstore.store.registry.registry_names import Reference
 from blobstore.store.registry.store import RegistryStore
 from blobstore.testing.blobs import blobs_of, commit, data_of, descriptor_of, manifest_of
 

@@ -7,7 +7,7 @@ from support.corpus import refusal
 
 from blobstore.errors import AuthenticationError
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
-from blobstore.store.registry.realms import realm_target
+from blobstore.store.registry.authorization import realm_target
 
 NAMED = ("auth.example.org", "127.0.0.1:5001", "10.0.0.9:8443")
 

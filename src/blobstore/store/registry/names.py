@@ -1,16 +1,47 @@
-"""Hosts of registries, as names have them, and the web addresses that they stand for."""
+"""Names of models at registries, and the web addresses that their hosts stand for."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from typing import Self
 
 from blobstore.errors import InvalidNameError, UsageError, quoted
 from blobstore.io.http.web_addresses import WebAddress
-from blobstore.names import ModelName
+from blobstore.names import Digest, ModelName
 
 HUB_HOSTS = ("docker.io", "index.docker.io", "registry-1.docker.io")
 """The names of Docker Hub; the last one has its API."""
 _LOOPBACK = re.compile(r"(?:(?:.+\.)?localhost|127(?:\.[0-9]{1,3}){3})(?::[0-9]+)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """``[http://|https://][HOST/][NAMESPACE/]MODEL[:TAG][@sha256:…]``.
+
+    ``digest``: of the manifest that is meant, whatever the tag names now. ``scheme``: None if it is
+    not written.
+    """
+
+    name: ModelName
+    digest: Digest | None = None
+    scheme: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the reference in a text.
+
+        Raises: InvalidNameError (rule N1); InvalidDigestError (rule D1).
+        """
+        name, at, digest = text.partition("@")
+        parsed = ModelName.parse(name)
+        scheme = parsed.scheme if "://" in name else None
+        return cls(parsed, Digest.parse(digest) if at else None, scheme)
+
+
+def repository_of(name: ModelName) -> str:
+    """Return the repository of a model: ``NAMESPACE/MODEL``. Its tag is the model's."""
+    return f"{name.namespace}/{name.model}"
 
 
 def check_host(host: str) -> None:

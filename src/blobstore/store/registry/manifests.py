@@ -1,31 +1,44 @@
-"""The manifests of a registry: its tags.
+"""The manifests of a registry: its tags, and the signatures of its models.
 
 A tag is the last part of a model's name. The protocol can't compare and set a tag, so `publish`
 compares first and sets then: of two machines that write a name at the same time, the later one
 wins.
+
+Signatures are an OCI manifest under the tag ``sha256-<hex>.sig`` of a repository. So cosign keeps
+them, and finds ours (specs/SIGNATURE_SPEC.md in sigstore/cosign@d6d86c22). They are not removed
+with a model: another tag, or another machine, may have the same manifest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from blobstore.errors import (
+    ConflictError,
     DigestMismatchError,
     ModelNotFoundError,
     NotFoundError,
     RemoteError,
     UsageError,
 )
-from blobstore.formats.documents import MANIFEST_MEDIA_TYPE, Manifest
+from blobstore.formats.documents import MANIFEST_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.formats.ocimanifest import OCI_MANIFEST_MEDIA_TYPE
-from blobstore.formats.signatures import is_tag_of_signatures
+from blobstore.formats.signatures import (
+    Signature,
+    SignatureLayer,
+    SignatureManifest,
+    is_tag_of_signatures,
+    tag_of,
+)
 from blobstore.formats.strictjson import check_limit, parse_object
 from blobstore.io.budget import Budget
 from blobstore.io.http.messages import Body, Message, Reply
 from blobstore.io.http.web_addresses import WebAddress
+from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import ambiguous
+from blobstore.store.ports import ambiguous, unique
 from blobstore.store.registry.api import (
     ACCEPTED,
     CREATED,
@@ -34,10 +47,10 @@ from blobstore.store.registry.api import (
     OK,
     Ask,
     RegistryApi,
-    body_of,
 )
-from blobstore.store.registry.repositories import Places, repository_of
-from blobstore.store.registry.tokens import CATALOG, Scope
+from blobstore.store.registry.authorization import CATALOG, Scope
+from blobstore.store.registry.blobs import BlobReader, Places, Uploads
+from blobstore.store.registry.names import repository_of
 
 MAX_MANIFEST = 4 * 2**20
 """Bytes of a manifest in a registry: the limit of docker-registry (distribution/distribution
@@ -102,6 +115,11 @@ class RegistryManifests:
         self._places.note(repository_of(name), manifest.descriptors)
         return manifest
 
+    def blobs(self) -> Iterator[Descriptor]:
+        """Yield the blobs that the manifests name, some several times."""
+        for name in self.names():
+            yield from self.read(name).descriptors
+
     def text(self, name: ModelName) -> bytes:
         """See `Manifests`. Raises: DigestMismatchError for other bytes than those of its digest."""
         pinned = self._pinned.get(name)
@@ -110,7 +128,7 @@ class RegistryManifests:
         with self._api.request(address, ask) as reply:
             if reply.status == NOT_FOUND:
                 raise self._missing(name)
-            raw = body_of(reply, MAX_MANIFEST)
+            raw = reply.whole(MAX_MANIFEST)
             _check_digest(reply, raw)
         if pinned is not None and Digest.of(raw) != pinned:
             message = f"{address}: its bytes are not those of {pinned}"
@@ -195,7 +213,7 @@ class RegistryManifests:
             with self._api.request(following, ask) as reply:
                 if reply.status == NOT_FOUND:
                     return
-                page = parse_object(body_of(reply, _MAX_PAGE), str(address), rule="R1")
+                page = parse_object(reply.whole(_MAX_PAGE), str(address), rule="R1")
                 following = self._next(reply)
             yield from _texts(page.get(key), address)
 
@@ -254,3 +272,77 @@ def _texts(found: Any, address: WebAddress) -> list[str]:
             path=str(address),
         )
     return found
+
+
+_TRIES = 5
+
+
+class RegistrySignatures:
+    """The signatures of a registry's models. See `Signatures`. Safe to share between threads."""
+
+    def __init__(self, api: RegistryApi, manifests: RegistryManifests) -> None:
+        self._api = api
+        self._manifests = manifests
+
+    def read(self, name: ModelName, digest: Digest) -> list[Signature]:
+        """See `Signatures`: those of the model's repository. Payloads are checked, not verified."""
+        found = self._manifest(name, digest)
+        if found is None:
+            return []
+        payloads = self._payloads(name, found.layers)
+        return [layer.signature(payloads[layer.descriptor.digest]) for layer in found.layers]
+
+    def add(self, name: ModelName, digest: Digest, signatures: Sequence[Signature]) -> int:
+        """See `Signatures`. Those that are there are kept.
+
+        A registry can't compare and set a tag. So it is read again after it was set, and signatures
+        that another machine's have replaced are added once more. Raises: ConflictError if that
+        happens again and again.
+        """
+        added = 0
+        for _ in range(_TRIES):
+            there = self._manifest(name, digest)
+            wanted = SignatureManifest.of([]) if there is None else there
+            new = wanted.extended(signatures)
+            if new is wanted:
+                return added
+            added = max(added, len(new.layers) - len(wanted.layers))
+            self._put(name, digest, new, signatures)
+        message = f"other machines keep replacing the signatures of {name}"
+        raise ConflictError(message, model=str(name), hint="Try again.")
+
+    def _manifest(self, name: ModelName, digest: Digest) -> SignatureManifest | None:
+        raw = self._manifests.raw(_tagged(name, digest))
+        return None if raw is None else SignatureManifest.parse(raw, f"the signatures of {name}")
+
+    def _payloads(self, name: ModelName, layers: Sequence[SignatureLayer]) -> dict[Digest, bytes]:
+        """Return the payloads by digest: signatures by several keys have the same one."""
+        blobs = unique(layer.descriptor for layer in layers)
+        found: dict[Digest, bytes] = {}
+
+        def take(blob: Descriptor) -> None:
+            reader = BlobReader(self._api, repository_of(name), blob)
+            found[blob.digest] = reader.read(0, blob.size)
+
+        self._api.at_once(blobs, take)
+        return found
+
+    def _put(
+        self,
+        name: ModelName,
+        digest: Digest,
+        manifest: SignatureManifest,
+        signatures: Sequence[Signature],
+    ) -> None:
+        """Send the payloads and the config, then set the tag."""
+        uploads = Uploads(self._api, repository_of(name))
+        for data in (*(one.payload for one in signatures), manifest.config or b""):
+            blob = Descriptor(media_type="", digest=Digest.of(data), size=len(data))
+            if uploads.size(blob.digest) != blob.size:
+                uploads.send(blob, BytesReader(data))
+        self._manifests.put(_tagged(name, digest), Manifest.parse(manifest.raw))
+
+
+def _tagged(name: ModelName, digest: Digest) -> ModelName:
+    """Return the name of the manifest of signatures."""
+    return replace(name, tag=tag_of(digest))
