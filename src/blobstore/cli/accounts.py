@@ -87,20 +87,10 @@ def logout(host: Host) -> None:
 
 def credentials() -> Credentials:
     """Return the logins in the files that the environment names."""
-    from blobstore.store.registry.logins import CredentialPlaces, Credentials
+    from blobstore.store.registry.logins import Credentials, login_files
 
-    def read(name: str) -> str | None:
-        return os.environ.get(name) or None
-
-    places = CredentialPlaces(
-        home=Path(os.path.expanduser("~")),  # noqa: PTH111  # Path.home raises without a home
-        user_id=os.getuid(),
-        registry_auth_file=read("REGISTRY_AUTH_FILE"),
-        docker_config=read("DOCKER_CONFIG"),
-        xdg_runtime_dir=read("XDG_RUNTIME_DIR"),
-        xdg_config_home=read("XDG_CONFIG_HOME"),
-    )
-    return Credentials(places.paths)
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111  # Path.home raises without a home
+    return Credentials(login_files(os.environ, home, os.getuid()))
 
 
 def realms_of(given: list[str] | None) -> list[str]:

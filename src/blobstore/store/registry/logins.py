@@ -398,40 +398,24 @@ def _without_scheme(key: str) -> str:
     return key.removeprefix("https://").removeprefix("http://")
 
 
-@dataclass(frozen=True, slots=True)
-class CredentialPlaces:
-    """Where to read the paths of files from: variables of the environment, None if unset.
+def login_files(variables: Mapping[str, str], home: Path, user_id: int) -> list[Path]:
+    """Return the files with logins, in the order in which they are read.
 
-    ``home`` is the user's home folder, ``user_id`` the number of the user.
+    ``variables``: of the environment. ``REGISTRY_AUTH_FILE`` is the only file if it is set, as for
+    skopeo. Otherwise docker's file is first, because it is the one that logins are written to;
+    ``DOCKER_CONFIG`` replaces its folder. podman's files follow (containers/image@df7e80d2
+    pkg/docker/config/config.go `getAuthFilePaths`, which has docker's file last).
     """
-
-    home: Path
-    user_id: int
-    registry_auth_file: str | None = None
-    docker_config: str | None = None
-    xdg_runtime_dir: str | None = None
-    xdg_config_home: str | None = None
-
-    @property
-    def paths(self) -> list[Path]:
-        """The files, in the order in which they are read.
-
-        ``REGISTRY_AUTH_FILE`` is the only one if it is set, as for skopeo. Otherwise docker's file
-        is first, because it is the one that logins are written to; ``DOCKER_CONFIG`` replaces its
-        folder. podman's files follow (containers/image@df7e80d2 pkg/docker/config/config.go
-        `getAuthFilePaths`, which has docker's file last).
-        """
-        if self.registry_auth_file:
-            return [Path(self.registry_auth_file)]
-        docker = Path(self.docker_config) if self.docker_config else self.home / ".docker"
-        run = Path(self.xdg_runtime_dir or f"/run/containers/{self.user_id}")
-        run = run / "containers" if self.xdg_runtime_dir else run
-        config = Path(self.xdg_config_home) if self.xdg_config_home else self.home / ".config"
-        return [
-            docker / "config.json",
-            run / "auth.json",
-            config / "containers" / "auth.json",
-        ]
+    if only := variables.get("REGISTRY_AUTH_FILE"):
+        return [Path(only)]
+    docker = Path(variables.get("DOCKER_CONFIG") or home / ".docker")
+    run = variables.get("XDG_RUNTIME_DIR")
+    config = Path(variables.get("XDG_CONFIG_HOME") or home / ".config")
+    return [
+        docker / "config.json",
+        Path(run or "/run", "containers", "" if run else str(user_id), "auth.json"),
+        config / "containers" / "auth.json",
+    ]
 
 
 class Credentials:

@@ -27,7 +27,6 @@ from blobstore.formats.documents import MANIFEST_MEDIA_TYPE, Descriptor, Manifes
 from blobstore.formats.ocimanifest import OCI_MANIFEST_MEDIA_TYPE
 from blobstore.formats.signatures import (
     Signature,
-    SignatureLayer,
     SignatureManifest,
     is_tag_of_signatures,
     tag_of,
@@ -102,9 +101,7 @@ class RegistryManifests:
         self._check_host(name)
         if name in self._pinned or self.digest(name) is not None:
             return name
-        tags = (tag for tag in self._tags(repository_of(name)) if tag.lower() == name.tag.lower())
-        found = [ModelName.of_path((*name.path_parts[:3], tag)) for tag in tags]
-        others = [other for other in found if other is not None]
+        others = [other for other in self._siblings(name) if other.tag.lower() == name.tag.lower()]
         if len(others) > 1:
             raise ambiguous(name, others)
         return others[0] if others else name
@@ -289,7 +286,11 @@ class RegistrySignatures:
         found = self._manifest(name, digest)
         if found is None:
             return []
-        payloads = self._payloads(name, found.layers)
+        blobs = unique(layer.descriptor for layer in found.layers)  # several keys: one payload
+        payloads = {
+            blob.digest: BlobReader(self._api, repository_of(name), blob).read(0, blob.size)
+            for blob in blobs
+        }
         return [layer.signature(payloads[layer.descriptor.digest]) for layer in found.layers]
 
     def add(self, name: ModelName, digest: Digest, signatures: Sequence[Signature]) -> int:
@@ -314,18 +315,6 @@ class RegistrySignatures:
     def _manifest(self, name: ModelName, digest: Digest) -> SignatureManifest | None:
         raw = self._manifests.raw(_tagged(name, digest))
         return None if raw is None else SignatureManifest.parse(raw, f"the signatures of {name}")
-
-    def _payloads(self, name: ModelName, layers: Sequence[SignatureLayer]) -> dict[Digest, bytes]:
-        """Return the payloads by digest: signatures by several keys have the same one."""
-        blobs = unique(layer.descriptor for layer in layers)
-        found: dict[Digest, bytes] = {}
-
-        def take(blob: Descriptor) -> None:
-            reader = BlobReader(self._api, repository_of(name), blob)
-            found[blob.digest] = reader.read(0, blob.size)
-
-        self._api.at_once(blobs, take)
-        return found
 
     def _put(
         self,

@@ -21,10 +21,10 @@ from blobstore.errors import (
 )
 from blobstore.store.registry.logins import (
     CredentialFile,
-    CredentialPlaces,
     Credentials,
     Login,
     Secret,
+    login_files,
 )
 
 HUB = "https://index.docker.io/v1/"
@@ -256,7 +256,8 @@ def test_a_failed_write_leaves_the_old_file(
 
 
 def places(tmp_path: Path, **variables: str) -> list[str]:
-    paths = CredentialPlaces(home=tmp_path, user_id=7, **variables).paths
+    upper = {name.upper(): value for name, value in variables.items()}
+    paths = login_files(upper, tmp_path, 7)
     return [str(path).replace(str(tmp_path), "~") for path in paths]
 
 
