@@ -25,16 +25,16 @@ from blobstore.errors import (
     UsageError,
     from_os_error,
 )
-from blobstore.formats.seekable import (
-    FRAME_MAGIC,
+from blobstore.formats.seekable import FRAME_MAGIC
+from blobstore.io.durable import os_errors
+from blobstore.io.ranges import FileReader, OpenReader
+from blobstore.store.packed.frames import (
     FramesReader,
     ZstdFrames,
     broken,
     decompressor,
     seek_table,
 )
-from blobstore.io.durable import os_errors
-from blobstore.io.ranges import FileReader, OpenReader
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _SKIPPED_AT_ONCE = 2**20

@@ -13,13 +13,13 @@ from pathlib import Path
 from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, StorageError
 from blobstore.formats.documents import MAX_DOCUMENT, Descriptor
 from blobstore.formats.safetensors.header import Header
-from blobstore.formats.seekable import Frames
 from blobstore.io.budget import Budget
 from blobstore.io.durable import listed, make_folder, os_errors, sync_folder
 from blobstore.io.ranges import FileReader, OpenReader
 from blobstore.names import Digest
 from blobstore.store.packed.before import BlobFrames, PackedIndex
 from blobstore.store.packed.files import PackedReader, index_of_before, packed_frames
+from blobstore.store.packed.frames import Frames
 from blobstore.store.ports import (
     blob_not_found,
     check_document_size,

@@ -21,11 +21,12 @@ from blobstore.errors import (
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.formats.dtypes import DType
 from blobstore.formats.safetensors.codec import header_of
-from blobstore.formats.seekable import Frames, FramesReader, ZstdFrames, encode_table, seek_table
+from blobstore.formats.seekable import encode_table
 from blobstore.io.durable import create_file, os_errors, sync, write_all_at
 from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 from blobstore.names import Digest
 from blobstore.store.packed import before
+from blobstore.store.packed.frames import Frames, FramesReader, ZstdFrames, seek_table
 
 if TYPE_CHECKING:
     from zstandard import ZstdCompressor
