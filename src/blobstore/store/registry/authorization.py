@@ -357,7 +357,6 @@ def _invalid(reply: Reply, what: str) -> AuthenticationError:
 
 _YOUNG_S = 10
 """A token that is refused within so many seconds has not expired: it does not allow the request."""
-_OK, _UNAUTHORIZED = 200, 401
 _ROUNDS = 3
 _MOST_BYTES = 128 * 2**10
 
@@ -366,7 +365,7 @@ class Authorization:
     """The authorization at one registry. Safe to share between threads.
 
     ``registry`` is an address of the registry; ``realms`` are hosts of token servers that the user
-    named (``HOST`` or ``HOST:PORT``), beside those that `realms` allows.
+    named (``HOST`` or ``HOST:PORT``), beside those that `realm_target` allows.
     """
 
     def __init__(

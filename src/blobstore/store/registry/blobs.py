@@ -265,24 +265,26 @@ class Uploads:
             with self._post(self._scope) as reply:
                 location = self._location(reply)
             try:
-                return self._sent_to(location, _Sent(descriptor, reader))
+                self._send_to(location, _Sent(descriptor, reader))
             except (NotFoundError, RemoteError) as error:
                 # An upload that the registry has forgotten (404) begins again, too. It may have
                 # taken a part of the bytes, so all are sent.
                 if isinstance(error, RemoteError) and not error.temporary:
                     raise
                 self._api.client.pause(attempt, limits, error)
-        return None
+            else:
+                return
 
     def _post(self, scope: Scope, query: str = "") -> AbstractContextManager[Reply]:
         address = self._api.address(self._repository, "blobs", "uploads", "", query=query)
         ask = Ask(scope, Message("POST", (), Body.of(b"")), (ACCEPTED, CREATED))
         return self._api.request(address, ask)
 
-    def _sent_to(self, location: WebAddress, sent: _Sent) -> None:
+    def _send_to(self, location: WebAddress, sent: _Sent) -> None:
         at, size, attempt = 0, sent.descriptor.size, 0
         if size <= self._chunk:
-            return self._complete(sent, location, sent.body(0, size))
+            self._complete(sent, location, sent.body(0, size))
+            return
         limits = self._api.client.limits(0, sent=size)
         while at < size:
             try:
@@ -294,7 +296,7 @@ class Uploads:
                 location, has = self._state(sent, location)
             attempt = 0 if has > at else attempt + 1
             at = has
-        return self._complete(sent, location, Body.of(b""))
+        self._complete(sent, location, Body.of(b""))
 
     def _complete(self, sent: _Sent, location: WebAddress, body: Body) -> None:
         digest = sent.descriptor.digest

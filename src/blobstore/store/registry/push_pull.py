@@ -30,7 +30,7 @@ class RegistryAccess:
     """How registries are reached, and as whom.
 
     ``insecure``: also without TLS, where docker would ask for it. ``credentials``: logins (None:
-    none). ``realms``: hosts of token servers to trust beside those of `realms`. ``ca_file``:
+    none). ``realms``: hosts of token servers to trust beside those of `realm_target`. ``ca_file``:
     certificates (PEM) to trust beside the system's. ``connections``: requests at once (None: 16).
     """
 
