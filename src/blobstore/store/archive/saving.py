@@ -220,8 +220,9 @@ class TarWriter:
 
     def _put(self, batch: memoryview, hash_it: Callable[[], object]) -> None:
         """Write a batch, while ``hash_it`` runs, too."""
+        tasks: list[Callable[[], object]] = [hash_it]
         if not self._compresses:
-            tasks = [hash_it, lambda: self._write(batch)]
+            tasks.append(partial(self._write, batch))
             results_of(tasks, lambda task: task(), self._jobs, name="archive")
             return
         frames = [batch[at : at + FRAME] for at in range(0, len(batch), FRAME)]
@@ -230,7 +231,7 @@ class TarWriter:
         def code(number: int) -> None:
             coded[number] = compressed(frames[number])
 
-        tasks = [hash_it, *(partial(code, number) for number in range(len(frames)))]
+        tasks += (partial(code, number) for number in range(len(frames)))
         results_of(tasks, lambda task: task(), self._jobs, name="archive")
         for frame, parts in zip(frames, coded, strict=True):
             self._frames.append((sum(map(len, parts)), len(frame)))
