@@ -1,8 +1,8 @@
 """Makes seeded mistakes one by one, and says which no test sees: ``python tests/mutants [GLOB…]``.
 
 A GLOB matches the name of a mutant or its symbol. ``--sample 20`` takes so many of those in Python
-by chance. Exit code 0: every mistake was seen. ``--find TEST…`` runs other tests than those that a
-mutant names, and prints which of them fails first: for writing new ones.
+by chance, and does not check that the tests pass without them. ``--find TEST…`` runs other tests
+than those that a mutant names, and prints which of them fails first. Exit code 0: all were seen.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def main() -> int:
         for number in range(options.jobs):
             copies.put(Copy(Path(folder) / str(number)))
         with ThreadPoolExecutor(options.jobs) as pool:
-            tests = () if options.find else sorted({test for one in chosen for test in one.tests})
+            is_short = options.find or options.sample
+            tests = () if is_short else sorted({test for one in chosen for test in one.tests})
             plain = pool.submit(_fail_without, copies, tuple(tests))
             seen = sum(pool.map(lambda group: _seen(group, copies, options.find), groups))
     print(f"{len(chosen)} mutants: {seen} killed, {len(chosen) - seen} not")
@@ -93,7 +94,8 @@ def _is_seen(mutant: Mutant, copy: Copy, instead: tuple[str, ...]) -> bool:
     verdict = {_PASSED: "SURVIVED", _FAILED: "killed  "}.get(code, "BROKEN  ")
     failure = _FAILURE.search(printed)
     first = failure[1] if failure else printed[-300:] if code != _PASSED else ""
-    print(f"{verdict} {mutant.name}  {first}", flush=True)
+    hung = " (hung)" if "Timeout" in printed else ""
+    print(f"{verdict} {mutant.name}  {first}{hung}", flush=True)
     return code == _FAILED
 
 

@@ -20,8 +20,8 @@ _COPIED = ("src", "tests", "docs", ".ci")
 _NOT_COPIED = shutil.ignore_patterns("__pycache__", "build")
 _LINKED = ("fixtures", "README.md", "LICENSE", "pyproject.toml")
 _NATIVE = {".cpp", ".h"}
-_PYTEST = "-x -q -p no:cacheprovider -p no:xdist -o addopts=--import-mode=importlib --timeout=120"
-TIMEOUT_S = 600
+_PYTEST = "-x -q -p no:cacheprovider -p no:xdist -o addopts=--import-mode=importlib --timeout=600"
+TIMEOUT_S = 1200
 """For the tests of one mutant."""
 
 
