@@ -1,4 +1,4 @@
-"""``verify``, ``repair``, ``prune`` and ``du``."""
+"""``verify``, ``repair``, ``prune`` and ``du``, ``pack`` and ``unpack``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.buckets import folder_store_at
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
-    LowerOption,
     Model,
     ReaderGoneError,
-    StoreOption,
-    WaitOption,
     counted,
     duration,
     emit,
@@ -30,27 +26,32 @@ from blobstore.cli.output import (
     show_table,
     show_view,
     size,
+    with_flags,
+)
+from blobstore.cli.signing import KeyOption, PolicyOption, verify_signatures
+from blobstore.cli.stores import (
+    LowerOption,
+    StoreOption,
+    WaitOption,
+    folder_store_at,
     source_at,
     store_at,
     stores_at,
-    with_flags,
 )
-from blobstore.cli.verification import KeyOption, PolicyOption, verify_signatures
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
     from blobstore.store.care.verify import VerifyResult
-    from blobstore.views.stores import (
-        ModelUsageView,
-        PruneView,
-        RepairView,
-        UndoView,
-        UsageView,
-    )
+    from blobstore.views.packs import PackView, UnpackView
+    from blobstore.views.stores import ModelUsageView, PruneView, RepairView, UndoView, UsageView
 
 
 EXIT_DAMAGED = 3
+
+
 _WOULD, _DID = ("Would move", "Would remove", "Would free"), ("Moved", "Removed", "Freed")
+
+
 _DURATION = re.compile(
     r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?P<unit>|[smhd])", re.ASCII | re.IGNORECASE
 )
@@ -349,3 +350,56 @@ def _usage_row(view: ModelUsageView) -> tuple[str, ...]:
     if view.bytes is None or view.unique is None or view.shared is None:
         return (name, "broken", "", reason(view.error))
     return (name, size(view.bytes), size(view.unique), size(view.shared))
+
+
+def pack(
+    name: Model,
+    jobs: Jobs = None,
+    wait: WaitOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep a model compressed in the store.
+
+    Opening the model unpacks it. Ollama does not see it while it is packed.
+    """
+    from blobstore.names import ModelName
+    from blobstore.store.packing import pack as pack_model
+    from blobstore.views.packs import PackView
+
+    asked = ModelName.parse(name)
+    with progress_bar() as progress:
+        done = pack_model(folder_store_at("pack", store, wait), asked, jobs=jobs, progress=progress)
+    show_view(PackView.of(done), _show_pack, as_json=as_json)
+
+
+def _show_pack(view: PackView) -> None:
+    share = f"{view.stored / view.size:.0%} of {size(view.size)}" if view.size else "no bytes"
+    emit(f"Packed {view.name}: {counted(view.blobs, 'blob')}, {size(view.stored)} ({share})")
+    emit(f"Freed {size(view.freed)}")
+    if view.reason is not None:
+        emit(f"Kept {size(view.kept)} of plain blobs: {view.reason}")
+
+
+def unpack(
+    name: Model,
+    jobs: Jobs = None,
+    wait: WaitOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Restore a packed model's plain blobs."""
+    from blobstore.names import ModelName
+    from blobstore.store.packing import unpack as unpack_model
+    from blobstore.views.packs import UnpackView
+
+    asked = ModelName.parse(name)
+    with progress_bar() as progress:
+        done = unpack_model(
+            folder_store_at("unpack", store, wait), asked, jobs=jobs, progress=progress
+        )
+    show_view(UnpackView.model_validate(done), _show_unpack, as_json=as_json)
+
+
+def _show_unpack(view: UnpackView) -> None:
+    emit(f"Unpacked {view.name}: {counted(view.blobs, 'blob')}, {size(view.bytes)}")

@@ -1,21 +1,19 @@
-"""``diff`` and ``quality``."""
+"""``diff``, ``quality`` and ``report``."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blobstore.cli.buckets import CacheChoice
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
-    LowerOption,
     Model,
-    StoreOption,
     count,
     counted,
     emit,
@@ -25,11 +23,14 @@ from blobstore.cli.output import (
     show_table,
     show_view,
     size,
-    source_at,
-    stores_at,
 )
+from blobstore.cli.stores import CacheChoice, LowerOption, StoreOption, source_at, stores_at
+from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
+    from blobstore.names import ModelName
+    from blobstore.report.gathering import ModelFindings
+    from blobstore.source.addresses import Source
     from blobstore.views.checkpoints import (
         ChangedTensorView,
         DiffView,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
         QualityView,
         TensorFactView,
     )
+    from blobstore.views.stores import ReportView
+
 
 _HEADINGS = ("TENSOR", "TYPE", "SHAPE", "RMSE", "RELATIVE", "LARGEST", "COSINE", "SATURATED")
 
@@ -173,3 +176,108 @@ def _change_cells(change: ChangedTensorView) -> tuple[str, ...]:
         return (change.name, *cells, "")
     odd = f", {errors.odd_values} infinite or NaN on one side" if errors.odd_values else ""
     return (change.name, *cells, ", ".join(_figures(errors)) + odd)
+
+
+def report(
+    name: Model,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="SOURCE|MODEL",
+            help="Measure the error now: against the checkpoint, or a stored model "
+            "[default: what quality has kept].",
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The page to write, as HTML."),
+    ] = None,
+    png: Annotated[
+        str | None,
+        typer.Option(
+            "--png", metavar="DIR", help="Write the plots as PNG files too (extra: plots)."
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files that already exist.")
+    ] = False,
+    date: Annotated[
+        str | None,
+        typer.Option(
+            "--date",
+            metavar="TEXT",
+            help="The date to write on the page. Without it, the same input gives the same bytes.",
+        ),
+    ] = None,
+    jobs: Jobs = None,
+    store: StoreOption = None,
+    lower: LowerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a page about a model: plots and tables in one file.
+
+    A path that exists is a source, as for inspect: NAME:TAG is nearly always a stored model.
+    """
+    from blobstore.report.gathering import gather
+    from blobstore.report.placing import check_folder, check_place
+    from blobstore.report.rasters import check_drawable
+
+    if output is None and png is None:
+        raise UsageError("report has nothing to write", hint="Use -o FILE, or --png DIR.")
+    if png is not None:
+        check_drawable()
+        check_folder(png)
+    if output is not None:
+        check_place(output, force=force)
+    opened = stores_at(store, lower, cache=CacheChoice())
+    other = None if against is None else _side(against)
+    with progress_bar() as progress:
+        found = gather(name, store=opened, against=other, jobs=jobs, progress=progress)
+    show_view(_written(found, output, png, date, force=force), _show_report, as_json=as_json)
+
+
+def _written(
+    found: ModelFindings, output: str | None, png: str | None, date: str | None, *, force: bool
+) -> ReportView:
+    """Write the page and the pictures, and return the view of them."""
+    from blobstore.report.model_page import model_page, model_plots
+    from blobstore.report.placing import check_place, place_file, place_folder
+    from blobstore.report.rasters import drawn_png
+    from blobstore.views.stores import ReportView
+
+    plots = model_plots(found)
+    pictures = {} if png is None else {Path(png, f"{key}.png"): plots[key] for key in plots}
+    if png is not None:
+        place_folder(Path(png))
+    for path in pictures:
+        check_place(str(path), force=force)
+    page = None if output is None else model_page(found, plots, date)
+    if output is not None and page is not None:
+        place_file(Path(output), page, force=force)
+    if png is not None:
+        for path, plot in pictures.items():
+            place_file(path, drawn_png(plot), force=force)
+    return ReportView(
+        name=str(found.summary.name),
+        page=output,
+        bytes=None if page is None else len(page),
+        plots=list(plots),
+        pictures=list(map(str, pictures)),
+    )
+
+
+def _show_report(view: ReportView) -> None:
+    if view.page is not None and view.bytes is not None:
+        emit(f"{printable(view.page)}: {counted(len(view.plots), 'plot')}, {size(view.bytes)}")
+    if view.pictures:
+        folder = os.path.dirname(view.pictures[0])  # noqa: PTH120  # as it was given
+        emit(f"{printable(folder)}: {counted(len(view.pictures), 'picture')}")
+
+
+def _side(text: str) -> Source | ModelName:
+    """Return a stored model's name, or a source: a path that exists, or an address."""
+    from blobstore.inspection.places import parse_target
+
+    target = parse_target(text)
+    return target.model if target.is_model and target.model is not None else source_at(text)

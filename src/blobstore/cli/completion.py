@@ -16,7 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from blobstore.cli.output import emit, printable, store_at
+from blobstore.cli.output import emit, printable
+from blobstore.cli.stores import store_at
 from blobstore.errors import BlobStoreError, UsageError
 
 _FILES = ":files"
@@ -24,10 +25,8 @@ _LONGEST_MEANING = 80
 _CHOICES = re.compile(r"[a-z0-9-]+(?:\|[a-z0-9-]+)+")
 _MODELS = frozenset(("NAME", "A", "B", "TARGET", "MODEL"))
 _PATHS = frozenset(("SOURCE", "FILE", "DIR", "TARGET"))
-
 Answer = tuple[str, str]
 """A word, and what it means."""
-
 _BASH = r"""_blobstore() {
     local line="${COMP_LINE:0:COMP_POINT}" word meaning files=
     # Readline replaces only the part after the last : or =, so the part before it is left out.
@@ -40,6 +39,7 @@ _BASH = r"""_blobstore() {
     [[ -n $files ]] || compopt +o default 2>/dev/null
 }
 complete -o default -F _blobstore blobstore"""
+
 
 _ZSH = r"""#compdef blobstore
 _blobstore() {
@@ -57,6 +57,7 @@ _blobstore() {
 }
 if [[ $funcstack[1] == _blobstore ]]; then _blobstore "$@"; else compdef _blobstore blobstore; fi"""
 
+
 _FISH = r"""function __blobstore_complete
     set -l words (commandline -opc)
     set -l current (commandline -ct)
@@ -69,6 +70,7 @@ _FISH = r"""function __blobstore_complete
     end
 end
 complete --command blobstore --no-files --arguments '(__blobstore_complete)'"""
+
 
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 

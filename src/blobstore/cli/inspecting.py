@@ -9,24 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blobstore.cli.bucket_settings import bucket_options
 from blobstore.cli.output import (
+    PLAIN,
     JsonOption,
-    LowerOption,
-    StoreOption,
     count,
     cut,
     emit,
-    hub_endpoint,
     printable,
     progress_bar,
     rate,
     shape,
     shortened,
     show_facts,
+    show_help,
     show_json,
     show_table,
     size,
+)
+from blobstore.cli.stores import (
+    LowerOption,
+    StoreOption,
+    bucket_options,
+    hub_endpoint,
     stores_at,
     token_for,
 )
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from blobstore.inspection.inspection import Branch, Inspection
     from blobstore.inspection.metadata import MetadataEdit
 
+
 _LONGEST_NAME = 96
 _LONGEST_VALUE = 120
 _LARGE_VALUE = 2000
@@ -45,12 +50,16 @@ _MOST_TYPES = 3
 _INDENT = "  "
 _STDIN = "-"
 _MOST_INPUT = 100_000_000
-
 File = Annotated[str, typer.Argument(metavar="FILE", help="A .safetensors file.")]
 InPlace = Annotated[
     bool,
     typer.Option("--in-place", help="Fail if the change can't be made without a new file."),
 ]
+
+
+metadata = typer.Typer(
+    help="Read and edit the metadata of a .safetensors file.", callback=show_help, **PLAIN
+)
 
 
 def inspect(
@@ -243,6 +252,7 @@ def _branch_row(branch: Branch) -> tuple[str, ...]:
     )
 
 
+@metadata.command("get")
 def get_metadata(
     file: File,
     key: Annotated[
@@ -253,17 +263,18 @@ def get_metadata(
     """Show all metadata, or the value of one key."""
     from blobstore.inspection.metadata import read_metadata
 
-    metadata = read_metadata(file)
+    values = read_metadata(file)
     if key is None:
-        _show_metadata(metadata, as_json=as_json)
-    elif key not in metadata:
+        _show_metadata(values, as_json=as_json)
+    elif key not in values:
         raise NotFoundError(f"{file} has no metadata {quoted(key)}", path=file)
     elif as_json:
-        show_json(metadata[key])
+        show_json(values[key])
     else:
-        emit(printable(metadata[key], keep="\n\t"))
+        emit(printable(values[key], keep="\n\t"))
 
 
+@metadata.command("set")
 def set_metadata(
     file: File,
     key: Annotated[
@@ -283,6 +294,7 @@ def set_metadata(
     _edit(file, changes, replace=replace, in_place=in_place, as_json=as_json)
 
 
+@metadata.command("rm")
 def remove_metadata(
     file: File,
     keys: Annotated[
@@ -340,8 +352,8 @@ def _said(file: str, edit: MetadataEdit) -> str:
     return f"Wrote {name} anew: {size(edit.copied_bytes)} in {took}"
 
 
-def _show_metadata(metadata: Mapping[str, str], *, as_json: bool) -> None:
+def _show_metadata(values: Mapping[str, str], *, as_json: bool) -> None:
     if as_json:
-        show_json(dict(metadata))
-    elif metadata:
-        show_facts({printable(key): value for key, value in metadata.items()})
+        show_json(dict(values))
+    elif values:
+        show_facts({printable(key): value for key, value in values.items()})

@@ -20,11 +20,23 @@ from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from blobstore._version import __version__
-from blobstore.cli.interruption import let_commands_end
-from blobstore.cli.output import ReaderGoneError, emit, fail, show_json
-from blobstore.cli.parsing import commands, group
+from blobstore.cli import (
+    care,
+    comparing,
+    completion,
+    files,
+    importing,
+    inspecting,
+    models,
+    running,
+    sharing,
+    signing,
+)
+from blobstore.cli.output import PLAIN, ReaderGoneError, emit, fail, show_help, show_json
+from blobstore.cli.stores import let_commands_end
 from blobstore.errors import BlobStoreError, UsageError
 
 EXIT_FAILED = 1
@@ -33,79 +45,104 @@ EXIT_INTERRUPTED = 130
 _ALLOCATIONS = 200_000
 """Between searches for cyclic garbage. Commands make almost none, but many objects that live on,
 which Python would search every 700 allocations."""
+_MARGIN = 6  # of a line of the help
 
 
-def _show_help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        emit(context.get_help())
+def schema(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="COMMAND", help="A command that has --json, such as list, or metadata get."
+        ),
+    ] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="Print the page of all commands, in Markdown.")
+    ] = False,
+) -> None:
+    """Print the JSON Schema of what a command prints with --json."""
+    from blobstore.views import commands
+
+    if page:
+        emit(commands.page(), end="")
+    elif command:
+        show_json(commands.schema(" ".join(command)))
+    else:
+        hint = "blobstore schema --help shows what is possible."
+        raise UsageError("schema needs a COMMAND", hint=hint)
 
 
-_PLACES = {
-    "import": "conversion:import_",
-    "plan": "conversion:plan",
-    "work": "working:work",
-    "commit": "working:commit",
-    "list": "models:list_",
-    "show": "models:show",
-    "rm": "models:rm",
-    "cp": "models:cp",
-    "mv": "models:mv",
-    "push": "sharing:push",
-    "pull": "sharing:pull",
-    "inspect": "inspecting:inspect",
-    "run": "running:run",
-    "serve": "serving:serve",
-    "export": "conversion:export",
-    "save": "archives:save",
-    "load": "archives:load",
-    "verify": "care:verify",
-    "sign": "signing:sign",
-    "repair": "care:repair",
-    "prune": "care:prune",
-    "quality": "comparing:quality",
-    "du": "care:du",
-    "pack": "sharing:pack",
-    "unpack": "sharing:unpack",
-    "diff": "comparing:diff",
-    "report": "reporting:report",
-    "login": "accounts:login",
-    "logout": "accounts:logout",
-    "schema": "main:schema",
-    "completion": "completion:completion",
+_COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
+    "Models": {
+        "import": importing.import_,
+        "plan": importing.plan,
+        "list": models.list_,
+        "show": models.show,
+        "run": running.run,
+        "export": files.export,
+        "cp": models.cp,
+        "mv": models.mv,
+        "rm": models.rm,
+    },
+    "Checkpoints and quality": {
+        "inspect": inspecting.inspect,
+        "quality": comparing.quality,
+        "diff": comparing.diff,
+        "report": comparing.report,
+    },
+    "Sharing": {
+        "push": sharing.push,
+        "pull": sharing.pull,
+        "save": files.save,
+        "load": files.load,
+        "sign": signing.sign,
+        "serve": running.serve,
+        "login": sharing.login,
+        "logout": sharing.logout,
+    },
+    "Care": {
+        "verify": care.verify,
+        "repair": care.repair,
+        "prune": care.prune,
+        "du": care.du,
+        "pack": care.pack,
+        "unpack": care.unpack,
+    },
+    "Many machines": {"work": importing.work, "commit": importing.commit},
+    "Scripts": {"schema": schema, "completion": completion.completion},
 }
-"""The commands, and their functions in the modules of this room, in the order of the help."""
-_HIDDEN = {"ls": "models:list_", "complete": "completion:complete"}
-_METADATA = {
-    "get": "inspecting:get_metadata",
-    "set": "inspecting:set_metadata",
-    "rm": "inspecting:remove_metadata",
-}
+"""The commands by the headings of the help, in its order."""
 
 
-def _metadata() -> Any:
-    metadata = typer.Typer(
-        name="metadata",
-        help="Read and edit the metadata of a .safetensors file.",
-        callback=_show_help,
-        add_completion=False,
-        cls=group(commands(_METADATA)),
-        **_SETTINGS,
-    )
-    return typer.main.get_command(metadata)
+class _Group(TyperGroup):
+    """The commands under their headings, in plain text."""
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # typer passes it
+        shown = {name: command for name, command in self.commands.items() if not command.hidden}
+        width = max(map(len, shown))
+        rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _COMMANDS}
+        for name, command in shown.items():
+            about = command.get_short_help_str(formatter.width - width - _MARGIN)
+            rows[getattr(command, "rich_help_panel", "")].append((name.ljust(width), about))
+        for heading, lines in rows.items():
+            with formatter.section(heading):
+                formatter.write_dl(lines)
 
-_SETTINGS: dict[str, Any] = {"invoke_without_command": True, "rich_markup_mode": None}
 
 app = typer.Typer(
     name="blobstore",
     help="Store model checkpoints as quantized tensor blobs, in Ollama's format. "
     "Start with: blobstore import FOLDER",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    cls=group({**commands(_PLACES), "metadata": _metadata, **commands(_HIDDEN, hidden=True)}),
-    **_SETTINGS,
+    cls=_Group,
+    **PLAIN,
 )
+app.add_typer(inspecting.metadata, name="metadata", rich_help_panel="Checkpoints and quality")
+for _heading, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_heading)(_command)
+app.command("ls", hidden=True)(models.list_)
+app.command("complete", hidden=True)(completion.complete)
 
 
 def _show_version(wanted: bool) -> None:  # typer calls it with the flag's value
@@ -130,30 +167,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    _show_help(context)
-
-
-def schema(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="COMMAND", help="A command that has --json, such as list, or metadata get."
-        ),
-    ] = None,
-    page: Annotated[
-        bool, typer.Option("--page", help="Print the page of all commands, in Markdown.")
-    ] = False,
-) -> None:
-    """Print the JSON Schema of what a command prints with --json."""
-    from blobstore.views import commands
-
-    if page:
-        emit(commands.page(), end="")
-    elif command:
-        show_json(commands.schema(" ".join(command)))
-    else:
-        hint = "blobstore schema --help shows what is possible."
-        raise UsageError("schema needs a COMMAND", hint=hint)
+    show_help(context)
 
 
 def main() -> None:
@@ -199,7 +213,7 @@ def _open_closed_streams() -> None:
 
 
 @functools.cache
-def _command() -> Callable[..., Any]:
+def _command_line() -> Callable[..., Any]:
     """Return the command line as typer builds it, once."""
     return typer.main.get_command(app)
 
@@ -220,7 +234,7 @@ def run(arguments: list[str]) -> int:
             from blobstore import hashing
 
             hashing.use_method(method)
-        code = int(_command()(arguments, prog_name="blobstore", standalone_mode=False) or 0)
+        code = int(_command_line()(arguments, prog_name="blobstore", standalone_mode=False) or 0)
     except UsageError as error:
         fail(error.message, error.hint)
         return EXIT_WRONG_USE

@@ -12,16 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.buckets import CacheChoice
-from blobstore.cli.covered import show_coverage
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
-    LowerOption,
     Model,
     ReaderGoneError,
-    StoreOption,
-    WaitOption,
     age,
     count,
     counted,
@@ -31,14 +26,21 @@ from blobstore.cli.output import (
     progress_bar,
     reason,
     shape,
+    show_coverage,
     show_facts,
     show_json,
     show_table,
     show_view,
     size,
+    with_flags,
+)
+from blobstore.cli.stores import (
+    CacheChoice,
+    LowerOption,
+    StoreOption,
+    WaitOption,
     store_at,
     stores_at,
-    with_flags,
 )
 from blobstore.errors import StorageError, UsageError
 
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from blobstore.names import ModelName
     from blobstore.store.stored import StoredTensor
     from blobstore.views.stores import CopyView, NewNameView, RemovalView
+
 
 _SHOWN = 20
 """Names in a note."""

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.bucket_settings import bucket_options, places_of
 from blobstore.errors import UsageError, from_os_error
 from blobstore.views.quantities import (
     UNITS,
@@ -30,9 +29,9 @@ from blobstore.views.quantities import (
 )
 
 if TYPE_CHECKING:
-    from blobstore.cli.buckets import CacheChoice
+    from blobstore.formats.coverage import Coverage, Tally
     from blobstore.io.workers import Progress
-    from blobstore.source.folders import Folder
+    from blobstore.views.view import CoverageView, TallyView
 
 
 @contextmanager
@@ -76,41 +75,12 @@ def progress_bar() -> Iterator[Progress | None]:
         bar.stop()
 
 
-StoreOption = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        metavar="DIR",
-        help="The store, a folder or s3://BUCKET/PREFIX "
-        "[default: $BLOBSTORE_STORE, $OLLAMA_MODELS, else ~/.ollama/models].",
-    ),
-]
-LowerOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--lower",
-        metavar="DIR",
-        help="A store that is only read, for what the store lacks; "
-        "repeatable [default: $BLOBSTORE_LOWER].",
-    ),
-]
-WaitOption = Annotated[
-    float | None,
-    typer.Option(
-        "--wait",
-        metavar="SECONDS",
-        min=0,
-        help="How long to wait while another process uses the store "
-        "[default: 10, or 1 to remove blobs].",
-    ),
-]
 Jobs = Annotated[
     int | None,
     typer.Option("--jobs", "-j", metavar="N", help="Number of threads [default: one per core]."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Model = Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")]
-
 _LONGEST_MESSAGE = 1000
 _LONGEST_REASON = 120
 _FLAGS = {
@@ -133,100 +103,18 @@ _SIZE = re.compile(
 )
 
 
-def store_at(
-    folder: str | None,
-    wait_s: float | None = None,
-    *,
-    may_be_new: bool = False,
-    cache: CacheChoice | None = None,
-) -> Any:
-    """Return the store that ``--store``, the environment or the default names.
-
-    ``cache``: for the blobs of a bucket; None: they are read from it.
-
-    Raises: NotFoundError when one that is named does not exist, and it is not ``may_be_new``: the
-    path is misspelt.
-    """
-    from blobstore.store.local.store import open_store
-
-    if folder == "":
-        raise UsageError("--store is empty", hint="Is a variable unset?")
-    environment = os.environ.get("BLOBSTORE_STORE") or os.environ.get("OLLAMA_MODELS")
-    named = folder or environment or None
-    if named is not None and "://" in named:
-        from blobstore.cli.buckets import store_in_bucket
-
-        return store_in_bucket(named, wait_s, cache)
-    store = open_store(named, wait_s=wait_s)
-    if named is not None and not may_be_new:
-        store.require()
-    return store
+PLAIN: dict[str, Any] = {
+    "invoke_without_command": True,
+    "rich_markup_mode": None,
+    "add_completion": False,
+}
+"""Settings of groups of commands."""
 
 
-def source_at(address: str) -> str | Folder:
-    """Return an address as an open folder, with the Hub's token where it is the Hub's.
-
-    The token is a secret between its owner and the Hub. A path is returned as it is.
-
-    Raises: as `open_folder`.
-    """
-    from blobstore.source.addresses import is_address, open_folder
-
-    if not is_address(address):
-        return address
-    endpoint = hub_endpoint()
-    return open_folder(
-        address,
-        token=token_for(address, endpoint),
-        endpoint=endpoint,
-        bucket_options=bucket_options(address),
-    )
-
-
-def hub_endpoint() -> str:
-    """Return the address of the Hub."""
-    from blobstore.source.folders import HUB
-
-    return os.environ.get("HF_ENDPOINT") or HUB
-
-
-def token_for(address: str, endpoint: str) -> str | None:
-    """Return the Hub's token for an address of the Hub, None for every other."""
-    from blobstore.source.addresses import is_web_address
-
-    token = os.environ.get("HF_TOKEN", "").strip() or None
-    if not is_web_address(address):
-        return token if address.lower().startswith("hf://") else None
-    from blobstore.io.http.web_addresses import WebAddress
-
-    return token if WebAddress.parse(address).origin == WebAddress.parse(endpoint).origin else None
-
-
-def stores_at(
-    folder: str | None,
-    lower: Sequence[str] | None,
-    wait_s: float | None = None,
-    *,
-    may_be_new: bool = False,
-    copies_up: bool = False,
-    cache: CacheChoice | None = None,
-) -> Any:
-    """Return the store of `store_at`, over those that ``--lower`` or the environment names.
-
-    Raises: as `store_at`.
-    """
-    if lower is not None and "" in lower:
-        raise UsageError("--lower is empty", hint="Is a variable unset?")
-    folders = lower or [part for part in places_of(os.environ.get("BLOBSTORE_LOWER", "")) if part]
-    upper = store_at(folder, wait_s, may_be_new=may_be_new or bool(folders), cache=cache)
-    below = [store_at(one, cache=cache) for one in folders]
-    if lower is None:  # an exported variable may name the store itself
-        below = [store for store in below if store.address != upper.address]
-    if not below:
-        return upper
-    from blobstore.store.layered import LayeredStore
-
-    return LayeredStore(upper, below, copies_up=copies_up)
+def show_help(context: typer.Context) -> None:
+    """Print the help of a group that was used without a command."""
+    if context.invoked_subcommand is None:
+        emit(context.get_help())
 
 
 class ReaderGoneError(Exception):
@@ -365,3 +253,39 @@ def parse_size(text: str) -> int:
             hint="Write bytes, or a number with KB, MB, GB or TB, such as 3.5GB.",
         )
     return int(float(match["number"]) * 1000 ** UNITS.index(match["unit"].upper() or "B"))
+
+
+_MOST_NAMES = 5
+
+
+def show_coverage(coverage: Coverage | CoverageView) -> None:
+    """Print what is stored of a source.
+
+    One line, and one more for each thing to know: tensors that are counted apart, derived or left
+    out.
+    """
+    tensors, files = coverage.tensors, coverage.files
+    lines = [f"{_share(tensors, 'tensor')} and {_share(files, 'file')} stored"]
+    if tensors.source is None:
+        why = "the model was not imported by blobstore in its default profile"
+        lines.append(f"The source is not known: {why}")
+    lines += [
+        f"{number:,} of the tensors belong to the {head}" for head, number in coverage.heads.items()
+    ]
+    derived = {**tensors.derived, **files.derived}
+    lines += [f"Derived: {number:,} {how}" for how, number in derived.items()]
+    if coverage.kept_whole:
+        lines.append(f"Kept as files, not quantized: {shortened(coverage.kept_whole, _MOST_NAMES)}")
+    reasons: dict[str, list[str]] = {}
+    for one in (*tensors.left_out, *files.left_out):
+        name = one.name if one.count == 1 else f"{one.name} ({one.count:,})"
+        reasons.setdefault(one.reason, []).append(name)
+    lines += [f"Left out: {shortened(names, _MOST_NAMES)}: {why}" for why, names in reasons.items()]
+    emit(printable("\n".join(lines), keep="\n"))
+
+
+def _share(tally: Tally | TallyView, noun: str) -> str:
+    covered = tally.stored + sum(tally.derived.values())
+    if tally.source is None:
+        return counted(covered, noun)
+    return f"{covered:,} of {counted(tally.source, noun)}"

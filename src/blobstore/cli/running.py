@@ -1,36 +1,50 @@
-"""``run``: an answer of a stored model, or a conversation with it on a terminal."""
+"""``run``: an answer, or a conversation on a terminal; ``serve``."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.buckets import CacheOption, CacheSizeOption, cached_stores_at
 from blobstore.cli.output import (
     JsonOption,
-    LowerOption,
     Model,
-    StoreOption,
+    counted,
     emit,
+    fail,
     flags_of,
     note,
     printable,
     show_json,
 )
-from blobstore.errors import UsageError
+from blobstore.cli.stores import (
+    CacheOption,
+    CacheSizeOption,
+    LowerOption,
+    StoreOption,
+    cached_stores_at,
+    heed_interrupts,
+)
+from blobstore.errors import BlobStoreError, UsageError, quoted
 
 if TYPE_CHECKING:
-    from blobstore.mlx_lm.conversation import Generation
+    from starlette.routing import BaseRoute
+
+    from blobstore.mlx_lm.conversation import Conversation, Generation, LanguageModel
     from blobstore.mlx_lm.prompts import Prompts
+
 
 _STDIN = "-"
 _KEPT = "\n\t\u200c\u200d"
 """What a terminal shows well, and Python does not count as printable: the last two join letters, as
 in many emoji."""
+
 
 Temperature = Annotated[
     float | None,
@@ -127,8 +141,6 @@ def run(
         note(one)
     _note_unused(prompts, system)
     if text is None:
-        from blobstore.cli.dialogue import hold_conversation
-
         hold_conversation(model, prompts, system, is_verbose=verbose)
         return
     messages = [*prompts.beginning(system), {"role": "user", "content": text}]
@@ -238,3 +250,244 @@ def figures(answer: Generation) -> str:
         f"{answer.prompt_tokens:,} tokens of prompt, {answer.tokens:,} of answer, "
         f"{answer.seconds:.2f} s{rate}; ended by: {answer.finish_reason}"
     )
+
+
+_PROMPT = ">>> "
+_MORE = "... "
+_DUMB = "dumb"
+"""The terminal that knows no sequences: of Emacs, expect, and others."""
+_QUOTES = '"""'
+_HELP = """\
+  /clear          forget the conversation
+  /bye            end (also Ctrl-D)
+  /?              this help
+  \"\"\"             begin and end a message of several lines
+  Ctrl-C          stop the answer; twice: end"""
+
+
+def hold_conversation(
+    model: LanguageModel, prompts: Prompts, system: str | None, *, is_verbose: bool
+) -> None:
+    """Hold a conversation until ``/bye`` or Ctrl-D.
+
+    Raises: KeyboardInterrupt for a second Ctrl-C.
+    """
+    from blobstore.mlx_lm.conversation import Conversation
+
+    heed_interrupts()
+    _edit_lines()
+    conversation = Conversation(model, prompts, system)
+    if prompts.continues:
+        why = "--raw uses no template" if prompts.is_raw else "The model has no chat template"
+        emit(f"{why}: it continues what you write. /? shows help.")
+    for text in _messages(conversation):
+        try:
+            _answer(conversation, text, model.sampling.context, is_verbose=is_verbose)
+        except BlobStoreError as error:
+            fail(error.message, error.hint)
+
+
+def _edit_lines() -> None:
+    """Let `input` edit lines and remember them, where Python has readline."""
+    try:
+        import readline
+    except ImportError:
+        return
+    if os.environ.get("TERM", _DUMB) == _DUMB:
+        return  # it would show the sequences around a paste
+    readline.parse_and_bind("set enable-bracketed-paste on")
+
+
+def _messages(conversation: Conversation) -> Iterator[str]:
+    """Yield what is written, except for commands, which are carried out."""
+    was_interrupted = False
+    while True:
+        try:
+            text = _read()
+        except EOFError:
+            emit()
+            return
+        except KeyboardInterrupt:
+            emit()
+            if was_interrupted:
+                raise
+            was_interrupted = True
+            emit("Ctrl-C again, Ctrl-D or /bye ends.")
+            continue
+        was_interrupted = False
+        if not text.strip():
+            continue
+        command = text.strip().lower()
+        if command in ("/bye", "/exit", "/quit"):
+            return
+        if text.startswith("/") and "\n" not in text:
+            _carry_out(command, conversation)
+        else:
+            yield text
+
+
+def _carry_out(command: str, conversation: Conversation) -> None:
+    if command == "/clear":
+        conversation.clear()
+        emit("The conversation is forgotten.")
+    elif command in ("/?", "/help"):
+        emit(_HELP)
+    else:
+        emit(f"Unknown command {shown_piece(command.split(maxsplit=1)[0])}. /? shows help.")
+
+
+def _read() -> str:
+    """Return a message: a line, or the lines between triple quotes.
+
+    Raises: EOFError, KeyboardInterrupt.
+    """
+    line = input(_PROMPT)
+    if not line.startswith(_QUOTES):
+        return line
+    lines = [line.removeprefix(_QUOTES)]
+    while not lines[-1].rstrip().endswith(_QUOTES):
+        lines.append(input(_MORE))
+    lines[-1] = lines[-1].rstrip().removesuffix(_QUOTES)
+    return "\n".join(lines)
+
+
+def _answer(
+    conversation: Conversation, text: str, context: int | None, *, is_verbose: bool
+) -> None:
+    answer = conversation.say(text)
+    if conversation.dropped:
+        note(f"the context is full: the {conversation.dropped} oldest messages are left out")
+    with _stopping(answer):
+        for piece in answer:
+            emit(shown_piece(piece), end="")
+    if not answer.text.endswith("\n"):
+        emit()
+    emit()
+    if answer.finish_reason == "length":
+        note(f"the answer ended after {counted(answer.tokens, 'token')}: {_limit(answer, context)}")
+    if is_verbose:
+        note(figures(answer))
+
+
+def _limit(answer: Generation, context: int | None) -> str:
+    """Return what ended an answer that the model did not end."""
+    if context is not None and answer.prompt_tokens + answer.tokens >= context:
+        return f"the context of {context:,} is full, /clear empties it"
+    return "--max-tokens allows more"
+
+
+@contextmanager
+def _stopping(answer: Generation) -> Iterator[None]:
+    """Let the first Ctrl-C stop an answer, and the second raise KeyboardInterrupt."""
+
+    def handle(number: int, frame: Any) -> None:
+        if answer.is_stopped:
+            signal.default_int_handler(number, frame)
+        answer.stop()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        sys.stdout.flush()
+
+
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?", re.ASCII)
+"""A host's name, or its address; one of IPv6 has two colons at least."""
+_ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@]+/?", re.ASCII)
+
+
+def serve(
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", min=0, max=65535, help="0: any free port.")
+    ] = 8080,
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="The address to listen at.")
+    ] = "127.0.0.1",
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            metavar="HOST",
+            help="A host name of the server, for browsers on other machines; repeatable.",
+        ),
+    ] = None,
+    lm: Annotated[
+        str | None,
+        typer.Option(
+            "--lm",
+            metavar="NAME",
+            help="A stored model that answers at /v1/, as OpenAI's clients expect (mlx-lm).",
+        ),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-origin",
+            metavar="ORIGIN",
+            help="A site whose pages may use /v1/, or * for all; repeatable.",
+        ),
+    ] = None,
+    store: StoreOption = None,
+    lower: LowerOption = None,
+    cache: CacheOption = None,
+    cache_size: CacheSizeOption = None,
+) -> None:
+    """Serve pages over the store, and an API. Nothing can be changed."""
+    _check_names(allowed_host or (), allow_origin or (), lm)
+    opened = cached_stores_at(store, lower, cache, cache_size)
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        hint = "Install the extra: pip install 'blobstore[web]'."
+        raise UsageError("starlette and uvicorn are not installed", hint=hint) from error
+    from blobstore.web.application import application
+    from blobstore.web.distribution import distribution_routes
+    from blobstore.web.guard import Hosts
+    from blobstore.web.server import check_address, serve_at
+
+    def show(address: str) -> None:
+        lines = [f"Serving {opened.address} at {address}"]
+        if lm is not None:
+            lines.append(f"Serving {lm} at {address}v1 (OpenAI's protocol)")
+        emit("\n".join(lines))  # at once: a reader may leave after the first line
+
+    hosts = Hosts(host, allowed_host or ())
+    if lm is not None:
+        check_address(host, port)  # before the model is loaded
+    with _chat(lm, opened, allow_origin or ()) as chat:
+        app = application(opened, hosts, more=[*distribution_routes(opened), *chat])
+        serve_at(app, host, port, ready=show)
+
+
+def _check_names(hosts: Iterable[str], origins: Iterable[str], lm: str | None) -> None:
+    """Raise UsageError for names that no request could ever have."""
+    for host in hosts:
+        if _HOST.fullmatch(host) is None:
+            message = f"--allowed-host: {quoted(host)} is not a host name"
+            raise UsageError(message, hint="Write it without scheme and port, as models.example.")
+    for origin in origins:
+        if lm is None:
+            raise UsageError("--allow-origin is for a model that answers", hint="Use --lm NAME.")
+        if _ORIGIN.fullmatch(origin) is None:
+            message = f"--allow-origin: {quoted(origin)} is not an origin"
+            raise UsageError(message, hint="Write SCHEME://HOST[:PORT], or * for all.")
+
+
+@contextmanager
+def _chat(name: str | None, store: Any, origins: Iterable[str]) -> Iterator[list[BaseRoute]]:
+    """Yield the routes of a model that answers, if there is one."""
+    if name is None:
+        yield []
+        return
+    from blobstore.mlx_lm.chat_service import load_service
+    from blobstore.web.chat import Chat
+
+    with loading(name):
+        service, notes = load_service(name, store=store)
+    for one in notes:
+        note(one)
+    with closing(service):
+        yield [Chat(service, origins).route()]

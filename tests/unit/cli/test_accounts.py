@@ -24,8 +24,8 @@ from support.token_server import (
     token_server,
 )
 
-from blobstore.cli.accounts import credentials
 from blobstore.cli.main import run
+from blobstore.cli.sharing import credentials
 from blobstore.store.registry.logins import Login, Secret
 
 

@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 from support import PYCODE
 
-from blobstore.cli.bucket_settings import places_of
 from blobstore.cli.main import run
+from blobstore.cli.stores import places_of
 from blobstore.io.objects import open_bucket
 from blobstore.names import Digest
 from blobstore.store.bucket.object_keys import blob_key

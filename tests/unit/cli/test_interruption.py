@@ -9,12 +9,12 @@ import pytest
 
 _PROGRAM = """
 import os, signal, time
-from blobstore.cli import interruption
+from blobstore.cli import stores
 signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
-interruption._GRACE_S = 0
+stores._GRACE_S = 0
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" lets it be ignored
 {before}
-interruption.end_soon_when_interrupted()
+stores.end_soon_when_interrupted()
 {after}
 try:
     os.kill(os.getpid(), signal.SIGINT)
@@ -23,7 +23,7 @@ except KeyboardInterrupt:
     pass
 time.sleep({sleep})
 """
-COMMAND = "interruption.let_commands_end()"
+COMMAND = "stores.let_commands_end()"
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ COMMAND = "interruption.let_commands_end()"
     [
         (COMMAND, "", 600, 130),
         ("", "", 0.2, 0),
-        (COMMAND, "interruption.heed_interrupts()", 0.2, 0),
+        (COMMAND, "stores.heed_interrupts()", 0.2, 0),
     ],
     ids=["command", "library", "conversation"],
 )

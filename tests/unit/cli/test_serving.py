@@ -75,7 +75,7 @@ def test_names_that_no_request_can_have_are_refused(
 
 
 def test_hosts_and_origins() -> None:
-    from blobstore.cli.serving import _check_names
+    from blobstore.cli.running import _check_names
 
     origins = ["*", "null", "https://a.example:8443", "http://[::1]:80/", "chrome-extension://abc"]
     _check_names(["a.example", "A_b", "127.0.0.1", "::1", "[fe80::1]"], origins, "m")

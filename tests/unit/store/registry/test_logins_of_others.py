@@ -25,8 +25,8 @@ from support.token_server import (
 )
 
 from blobstore import import_model
-from blobstore.cli.accounts import credentials
 from blobstore.cli.main import run
+from blobstore.cli.sharing import credentials
 from blobstore.errors import AuthenticationError
 from blobstore.io.http.client import HttpClient
 from blobstore.names import Digest

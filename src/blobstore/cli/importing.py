@@ -1,33 +1,23 @@
-"""``import``, ``plan`` and ``export``."""
+"""``import`` and ``plan``, and ``work`` and ``commit``: one plan that many machines carry out.
+
+The options that decide are made from the table in importer/policies/, those that carry out are
+here.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from blobstore.cli.buckets import CacheOption, CacheSizeOption, cached_stores_at
-from blobstore.cli.covered import show_coverage
-from blobstore.cli.import_options import (
-    Connections,
-    CopyUp,
-    Force,
-    LimitRate,
-    Memory,
-    On,
-    Planned,
-    VerifyReuse,
-    takes_import_options,
-)
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
-    LowerOption,
-    Model,
-    StoreOption,
-    WaitOption,
     count,
     counted,
     emit,
@@ -38,16 +28,23 @@ from blobstore.cli.output import (
     progress_bar,
     rate,
     shape,
+    show_coverage,
     show_json,
     show_replaced,
     show_table,
     show_view,
     size,
-    source_at,
-    stores_at,
     with_flags,
 )
+from blobstore.cli.stores import (
+    LowerOption,
+    StoreOption,
+    WaitOption,
+    source_at,
+    stores_at,
+)
 from blobstore.errors import UsageError
+from blobstore.importer.policies.arguments import ImportArguments, Option
 
 if TYPE_CHECKING:
     from blobstore.importer.planning.outputs import ImportPlan
@@ -55,7 +52,98 @@ if TYPE_CHECKING:
     from blobstore.io.workers import Progress
     from blobstore.model.facts import Verdict
     from blobstore.names import ModelName
-    from blobstore.views.checkpoints import ExportView
+    from blobstore.views.worked import BatchView, WorkView
+
+
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        help="Memory for the work [default: 32MB, and 32MB per thread].",
+    ),
+]
+Connections = Annotated[
+    int | None,
+    typer.Option(
+        "--connections",
+        metavar="N",
+        min=1,
+        help="Requests at once to the source's server [default: 8].",
+    ),
+]
+LimitRate = Annotated[
+    str | None,
+    typer.Option(
+        "--limit-rate", metavar="SIZE", help="Bytes a second to fetch at most, such as 20MB."
+    ),
+]
+VerifyReuse = Annotated[
+    bool,
+    typer.Option(
+        "--verify-reuse", help="Hash the blobs of earlier imports before using them again."
+    ),
+]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Allow a tag that says another type, such as :int4 for int8 weights."
+    ),
+]
+Planned = Annotated[
+    str | None,
+    typer.Option(
+        "--plan",
+        metavar="FILE",
+        help="Carry out a plan that plan -o wrote; SOURCE is where it is now.",
+    ),
+]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="ADDRESS",
+        help="Let the workers of a Dask cluster make the blobs: dask://HOST:PORT (extra: dask).",
+    ),
+]
+CopyUp = Annotated[
+    bool, typer.Option("--copy-up", help="Write all blobs, also those that a lower store has.")
+]
+
+
+# What a command line makes of a value's type; of all others a text.
+_TYPES: dict[Any, Any] = {kind: kind for kind in (bool, int | None, float | None)}
+
+
+_TYPES[Sequence[str]] = list[str] | None
+
+
+def takes_import_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command, whose ``**options`` typer now sees as the options of an import."""
+    own = inspect.signature(command, eval_str=True)
+    *named, _ = own.parameters.values()
+    ordered = sorted([*_OPTIONS, *named], key=lambda one: one.kind)
+    command.__signature__ = own.replace(parameters=ordered)  # type: ignore[attr-defined]  # typer reads it
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
+    return command
+
+
+def _parameter(name: str, kind: Any, option: Option) -> inspect.Parameter:
+    """Return the parameter of a command for an option of the table."""
+    parse = parse_size if name == "target_size" else None
+    flags = typer.Option(*flags_of(name), metavar=option.metavar, help=option.help, parser=parse)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False if kind is bool else None,
+        annotation=Annotated[_TYPES.get(kind, str | None), flags],
+    )
+
+
+_OPTIONS = [
+    _parameter(name, *get_args(hint))
+    for name, hint in get_type_hints(ImportArguments, include_extras=True).items()
+]
 
 
 @takes_import_options
@@ -235,7 +323,6 @@ def plan(
     from blobstore.importer.run import plan_import
 
     if html is not None:
-        from blobstore.cli.reporting import write_plan_page
         from blobstore.report.placing import check_place
 
         check_place(html, force=force)
@@ -315,77 +402,155 @@ def _show_tensors(made: ImportPlan) -> None:
     emit(f"{blobs}, {totals}, {made.bits_per_weight:.2f} bits per weight")
 
 
-def export(
-    name: Model,
-    folder: Annotated[
-        str, typer.Argument(metavar="DIR", help="The folder to write; it must be new or empty.")
-    ],
-    form: Annotated[
+_SHARD = re.compile(r"(?P<index>[0-9]{1,7})/(?P<count>[0-9]{1,7})", re.ASCII)
+_FAILED = 1
+Source = Annotated[
+    str | None,
+    typer.Option("--source", metavar="SOURCE", help="Where the plan's source is now."),
+]
+PlanFile = Annotated[str | None, typer.Argument(metavar="PLAN", help="A file that plan -o wrote.")]
+
+
+def work(
+    plan: PlanFile = None,
+    *,
+    shard: Annotated[
         str,
-        typer.Option("--format", metavar="safetensors|mlx", help="mlx is for mlx_lm.load."),
-    ] = "safetensors",
-    dequantize: Annotated[
+        typer.Option(
+            "--shard",
+            metavar="I/N",
+            help="Which of N parts of the work to do; I counts from 0.",
+        ),
+    ] = "0/1",
+    batch: Annotated[
         str | None,
         typer.Option(
-            "--dequantize",
-            metavar="bfloat16|float16|float32",
-            help="Write all weights as this type.",
+            "--batch",
+            metavar="FILE",
+            help="Import a list of models, in TOML, instead of one plan.",
         ),
     ] = None,
-    max_shard_size: Annotated[
-        str,
-        typer.Option(
-            "--max-shard-size",
-            metavar="SIZE",
-            help="Largest size of a file, such as 5GB, "
-            "or source for the same files as were imported.",
-        ),
-    ] = "5GB",
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Hash every blob before using it.")
-    ] = False,
+    source: Source = None,
     jobs: Jobs = None,
-    cache: CacheOption = None,
-    cache_size: CacheSizeOption = None,
+    memory: Memory = None,
+    verify_reuse: VerifyReuse = False,
+    wait: WaitOption = None,
+    store: StoreOption = None,
+    lower: LowerOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Make a part of a plan's blobs.
+
+    Other machines make the other parts, and commit publishes the model.
+    """
+    if plan is not None and batch is not None:
+        raise UsageError("work does a PLAN or a --batch, not both")
+    if batch is not None and source is not None:
+        raise UsageError("--source can't be used with --batch, whose list names the sources")
+    settings = {
+        "shard": parse_shard(shard),
+        "store": stores_at(store, lower, wait, may_be_new=True),
+        "open_source": source_at,
+        "jobs": jobs,
+        "memory": parse_size(memory) if memory is not None else None,
+        "verify_reuse": verify_reuse,
+    }
+    if batch is not None:
+        from blobstore.importer.work.batch import work_on_batch
+        from blobstore.views.worked import BatchView
+
+        found = BatchView.of(work_on_batch(batch, **settings))
+        show_view(found, _show_batch, as_json=as_json)
+        return _FAILED if found.failed else 0
+    if plan is None:
+        raise UsageError("work needs a PLAN", hint="blobstore plan SOURCE -o PLAN writes it.")
+    from blobstore.importer.work.worker import work_on_plan
+    from blobstore.views.worked import WorkView
+
+    with progress_bar() as progress:
+        result = work_on_plan(plan, source=source, progress=progress, **settings)
+    show_view(WorkView.model_validate(result), _show_work, as_json=as_json)
+    return 0
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Return the index and the number of shards in a text such as 0/4. Raises: UsageError."""
+    match = _SHARD.fullmatch(text)
+    if match is None:
+        raise UsageError(f"invalid shard {text!r}", hint="Write I/N, such as 0/4 for the first.")
+    return int(match["index"]), int(match["count"])
+
+
+def _show_work(view: WorkView) -> None:
+    if view.made:
+        done = f"{view.made} of {counted(view.tasks, 'task')} done now"
+        emit(f"{done}: {counted(view.blobs, 'blob')}, {size(view.stored_bytes)}")
+        emit(f"{view.seconds:.2f} s, {rate(view.source_bytes, view.seconds)}")
+    else:
+        emit(f"{counted(view.tasks, 'task')}, all done before")
+    emit("blobstore commit PLAN publishes the model when all shards are done")
+
+
+def _show_batch(view: BatchView) -> None:
+    rows = [
+        [
+            model.name,
+            model.state,
+            model.digest.removeprefix("sha256:")[:12] if model.digest else "",
+            model.error or (f"{counted(model.waits_for, 'task')} left" if model.waits_for else ""),
+        ]
+        for model in view.models
+    ]
+    show_table(["MODEL", "STATE", "ID", ""], rows)
+
+
+def commit(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A file that plan -o wrote.")],
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Name of the model [default: the source's name, tagged with the type].",
+        ),
+    ] = None,
+    *,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hash every blob before publishing the model.")
+    ] = False,
+    source: Source = None,
+    jobs: Jobs = None,
+    force: Force = False,
+    wait: WaitOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a model as a checkpoint folder.
+    """Publish a model that work has made."""
+    from blobstore.importer.work.publishing import commit_plan
 
-    It gets shards and their index, config and tokenizer.
-    """
-    from blobstore.export.folder import export_model
-    from blobstore.export.planned_files import AS_SOURCE
-    from blobstore.model.mlx_lm_package import delay_package
-    from blobstore.views.checkpoints import ExportView
-
-    if form == "mlx":
-        delay_package("mlx_lm")
     with progress_bar() as progress:
-        result = export_model(
+        result = commit_plan(
+            plan,
             name,
-            folder,
-            store=cached_stores_at(store, lower, cache, cache_size),
-            format=form,
-            dequantize=dequantize,
-            max_shard_size=AS_SOURCE if max_shard_size == AS_SOURCE else parse_size(max_shard_size),
-            jobs=jobs,
+            store=stores_at(store, lower, wait),
+            source=source,
+            open_source=source_at,
             verify=verify,
+            jobs=jobs,
+            force=force,
             progress=progress,
         )
-    for text in result.notes:
-        note(text)
-    show_view(ExportView.of(result), _show_export, as_json=as_json)
+    show_import(result, as_json=as_json)
 
 
-def _show_export(view: ExportView) -> None:
-    emit(f"{view.name} in {printable(view.folder)}: {len(view.files)} files")
-    emit(f"{size(view.bytes)} in {view.seconds:.2f} s, {rate(view.bytes, view.seconds)}")
-    if view.loads_in == ["blobstore"]:
-        others = "; mlx-lm needs --format mlx, transformers --dequantize bfloat16"
-    elif "transformers" not in view.loads_in:
-        others = "; transformers needs --dequantize bfloat16, without --format mlx"
-    else:
-        others = ""
-    emit(f"Loads in {', '.join(view.loads_in)}{others}")
+def write_plan_page(
+    made: ImportPlan, path: str, options: Mapping[str, Any], *, force: bool
+) -> None:
+    """Write the page of a plan that was made with ``options``. Raises: as `place_file`."""
+    from blobstore.importer.policies.options import ImportOptions
+    from blobstore.report.placing import place_file
+    from blobstore.report.plan_choices import plan_choices
+    from blobstore.report.plan_page import plan_page
+
+    given = ImportOptions.parse(**{**options, "target_size": None, "target_bpw": None})
+    place_file(Path(path), plan_page(plan_choices(made, given)), force=force)

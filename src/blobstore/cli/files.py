@@ -1,4 +1,4 @@
-"""``save`` and ``load``."""
+"""``export``, ``save`` and ``load``: models as files."""
 
 from __future__ import annotations
 
@@ -12,19 +12,27 @@ import typer
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
-    LowerOption,
-    StoreOption,
-    WaitOption,
+    Model,
     counted,
     emit,
     note,
+    parse_size,
     printable,
     progress_bar,
+    rate,
     short,
     show_replaced,
     show_table,
     show_view,
     size,
+)
+from blobstore.cli.stores import (
+    CacheOption,
+    CacheSizeOption,
+    LowerOption,
+    StoreOption,
+    WaitOption,
+    cached_stores_at,
     store_at,
     stores_at,
 )
@@ -35,6 +43,8 @@ if TYPE_CHECKING:
     from blobstore.store.archive.archive import Archive
     from blobstore.store.local.store import Store
     from blobstore.views.archived import ArchivedModelView, LoadedModelView, SaveView
+    from blobstore.views.checkpoints import ExportView
+
 
 _PIPE = "-"
 
@@ -195,3 +205,79 @@ def _show_loaded(views: list[LoadedModelView]) -> None:
         there = f", {view.there.blobs:,} were there" if view.there.blobs else ""
         emit(f"Loaded {view.name}: {copied}{there}")
         show_replaced(view.replaced)
+
+
+def export(
+    name: Model,
+    folder: Annotated[
+        str, typer.Argument(metavar="DIR", help="The folder to write; it must be new or empty.")
+    ],
+    form: Annotated[
+        str,
+        typer.Option("--format", metavar="safetensors|mlx", help="mlx is for mlx_lm.load."),
+    ] = "safetensors",
+    dequantize: Annotated[
+        str | None,
+        typer.Option(
+            "--dequantize",
+            metavar="bfloat16|float16|float32",
+            help="Write all weights as this type.",
+        ),
+    ] = None,
+    max_shard_size: Annotated[
+        str,
+        typer.Option(
+            "--max-shard-size",
+            metavar="SIZE",
+            help="Largest size of a file, such as 5GB, "
+            "or source for the same files as were imported.",
+        ),
+    ] = "5GB",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hash every blob before using it.")
+    ] = False,
+    jobs: Jobs = None,
+    cache: CacheOption = None,
+    cache_size: CacheSizeOption = None,
+    store: StoreOption = None,
+    lower: LowerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a model as a checkpoint folder.
+
+    It gets shards and their index, config and tokenizer.
+    """
+    from blobstore.export.folder import export_model
+    from blobstore.export.planned_files import AS_SOURCE
+    from blobstore.model.mlx_lm_package import delay_package
+    from blobstore.views.checkpoints import ExportView
+
+    if form == "mlx":
+        delay_package("mlx_lm")
+    with progress_bar() as progress:
+        result = export_model(
+            name,
+            folder,
+            store=cached_stores_at(store, lower, cache, cache_size),
+            format=form,
+            dequantize=dequantize,
+            max_shard_size=AS_SOURCE if max_shard_size == AS_SOURCE else parse_size(max_shard_size),
+            jobs=jobs,
+            verify=verify,
+            progress=progress,
+        )
+    for text in result.notes:
+        note(text)
+    show_view(ExportView.of(result), _show_export, as_json=as_json)
+
+
+def _show_export(view: ExportView) -> None:
+    emit(f"{view.name} in {printable(view.folder)}: {len(view.files)} files")
+    emit(f"{size(view.bytes)} in {view.seconds:.2f} s, {rate(view.bytes, view.seconds)}")
+    if view.loads_in == ["blobstore"]:
+        others = "; mlx-lm needs --format mlx, transformers --dequantize bfloat16"
+    elif "transformers" not in view.loads_in:
+        others = "; transformers needs --dequantize bfloat16, without --format mlx"
+    else:
+        others = ""
+    emit(f"Loads in {', '.join(view.loads_in)}{others}")

@@ -1,0 +1,302 @@
+"""The stores and sources that commands work on: options, the environment, buckets and their cache.
+
+A request of obstore may take more than a minute to give up, and Python tells a program of Ctrl-C
+when its main thread is back from native code. So another thread, which the kernel's signal wakes
+through a socket (`signal.set_wakeup_fd`), ends the process if it did not end by itself. That is a
+kill: what it leaves is what any killed command leaves.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blobstore.cli.output import parse_size
+from blobstore.errors import UsageError
+
+if TYPE_CHECKING:
+    from socket import socket
+
+    from blobstore.source.folders import Folder
+
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="DIR",
+        help="The store, a folder or s3://BUCKET/PREFIX "
+        "[default: $BLOBSTORE_STORE, $OLLAMA_MODELS, else ~/.ollama/models].",
+    ),
+]
+LowerOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lower",
+        metavar="DIR",
+        help="A store that is only read, for what the store lacks; "
+        "repeatable [default: $BLOBSTORE_LOWER].",
+    ),
+]
+WaitOption = Annotated[
+    float | None,
+    typer.Option(
+        "--wait",
+        metavar="SECONDS",
+        min=0,
+        help="How long to wait while another process uses the store "
+        "[default: 10, or 1 to remove blobs].",
+    ),
+]
+
+
+def store_at(
+    folder: str | None,
+    wait_s: float | None = None,
+    *,
+    may_be_new: bool = False,
+    cache: CacheChoice | None = None,
+) -> Any:
+    """Return the store that ``--store``, the environment or the default names.
+
+    ``cache``: for the blobs of a bucket; None: they are read from it.
+
+    Raises: NotFoundError when one that is named does not exist, and it is not ``may_be_new``: the
+    path is misspelt.
+    """
+    from blobstore.store.local.store import open_store
+
+    if folder == "":
+        raise UsageError("--store is empty", hint="Is a variable unset?")
+    environment = os.environ.get("BLOBSTORE_STORE") or os.environ.get("OLLAMA_MODELS")
+    named = folder or environment or None
+    if named is not None and "://" in named:
+        return store_in_bucket(named, wait_s, cache)
+    store = open_store(named, wait_s=wait_s)
+    if named is not None and not may_be_new:
+        store.require()
+    return store
+
+
+def source_at(address: str) -> str | Folder:
+    """Return an address as an open folder, with the Hub's token where it is the Hub's.
+
+    The token is a secret between its owner and the Hub. A path is returned as it is.
+
+    Raises: as `open_folder`.
+    """
+    from blobstore.source.addresses import is_address, open_folder
+
+    if not is_address(address):
+        return address
+    endpoint = hub_endpoint()
+    return open_folder(
+        address,
+        token=token_for(address, endpoint),
+        endpoint=endpoint,
+        bucket_options=bucket_options(address),
+    )
+
+
+def hub_endpoint() -> str:
+    """Return the address of the Hub."""
+    from blobstore.source.folders import HUB
+
+    return os.environ.get("HF_ENDPOINT") or HUB
+
+
+def token_for(address: str, endpoint: str) -> str | None:
+    """Return the Hub's token for an address of the Hub, None for every other."""
+    from blobstore.source.addresses import is_web_address
+
+    token = os.environ.get("HF_TOKEN", "").strip() or None
+    if not is_web_address(address):
+        return token if address.lower().startswith("hf://") else None
+    from blobstore.io.http.web_addresses import WebAddress
+
+    return token if WebAddress.parse(address).origin == WebAddress.parse(endpoint).origin else None
+
+
+def stores_at(
+    folder: str | None,
+    lower: Sequence[str] | None,
+    wait_s: float | None = None,
+    *,
+    may_be_new: bool = False,
+    copies_up: bool = False,
+    cache: CacheChoice | None = None,
+) -> Any:
+    """Return the store of `store_at`, over those that ``--lower`` or the environment names.
+
+    Raises: as `store_at`.
+    """
+    if lower is not None and "" in lower:
+        raise UsageError("--lower is empty", hint="Is a variable unset?")
+    folders = lower or [part for part in places_of(os.environ.get("BLOBSTORE_LOWER", "")) if part]
+    upper = store_at(folder, wait_s, may_be_new=may_be_new or bool(folders), cache=cache)
+    below = [store_at(one, cache=cache) for one in folders]
+    if lower is None:  # an exported variable may name the store itself
+        below = [store for store in below if store.address != upper.address]
+    if not below:
+        return upper
+    from blobstore.store.layered import LayeredStore
+
+    return LayeredStore(upper, below, copies_up=copies_up)
+
+
+CacheOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cache",
+        metavar="DIR",
+        help="Where the blobs of a bucket are kept "
+        "[default: $BLOBSTORE_CACHE, else ~/.cache/blobstore].",
+    ),
+]
+CacheSizeOption = Annotated[
+    str | None,
+    typer.Option("--cache-size", metavar="SIZE", help="Most bytes of the cache [default: 50GB]."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChoice:
+    """What ``--cache`` and ``--cache-size`` say about the cache of a bucket's blobs."""
+
+    folder: str | None = None
+    size: str | None = None
+
+    @property
+    def place(self) -> str:
+        """The cache's folder."""
+        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+        return self.folder or os.environ.get("BLOBSTORE_CACHE") or f"{home}/blobstore"
+
+    def open(self) -> Any:
+        """Return the cache. Raises: UsageError for an invalid size, or a folder of another kind."""
+        from blobstore.store.bucket.blob_cache import CACHE_NBYTES, BlobCache
+
+        return BlobCache(self.place, CACHE_NBYTES if self.size is None else parse_size(self.size))
+
+
+def cached_stores_at(
+    store: str | None, lower: Sequence[str] | None, cache: str | None, cache_size: str | None
+) -> Any:
+    """Return the store of `stores_at`, with a cache of the blobs of buckets.
+
+    Raises: UsageError if a cache is asked for, and no store is in a bucket.
+    """
+    opened = stores_at(store, lower, cache=CacheChoice(cache, cache_size))
+    is_asked_for = cache is not None or cache_size is not None
+    if is_asked_for and not any(home.has_cache for home in (opened.upper, *opened.lower)):
+        message = f"a cache is for a store in a bucket, and {opened.address} is a folder"
+        raise UsageError(message, hint="Leave out --cache and --cache-size.")
+    return opened
+
+
+def store_in_bucket(address: str, wait_s: float | None, cache: CacheChoice | None) -> Any:
+    """Return the store at the address of a bucket.
+
+    Raises: UsageError for another address, or without the extra `cloud`; as `CacheChoice.open`.
+    """
+    from blobstore.io.objects import open_bucket
+    from blobstore.store.bucket.bucket_store import BucketStore
+
+    kept = cache.open() if cache is not None else None
+    bucket = open_bucket(address, bucket_options(address))
+    return BucketStore(bucket, cache=kept, wait_s=wait_s)
+
+
+def folder_store_at(
+    command: str, folder: str | None, wait_s: float | None = None, *, may_be_new: bool = False
+) -> Any:
+    """Return the store of `store_at`. Raises: UsageError if it is in a bucket."""
+    store = store_at(folder, wait_s, may_be_new=may_be_new)
+    if store.root is None:
+        message = f"{command} is for a store in a folder, and {store.address} is a bucket"
+        raise UsageError(message, hint="blobstore cp --to DIR brings a model to a folder.")
+    return store
+
+
+def bucket_options(address: str) -> dict[str, str]:
+    """Return the settings of a bucket that the environment has and obstore does not see.
+
+    obstore reads the other variables itself; an endpoint of http needs to be known before. From
+    here on the command ends soon after Ctrl-C, whatever obstore waits for.
+    """
+    names = {
+        "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+        "gs": ("GOOGLE_BASE_URL",),
+        "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    }.get(address.partition("://")[0].lower(), ())
+    if names:
+        end_soon_when_interrupted()
+    found = [os.environ[name] for name in names if os.environ.get(name)]
+    options = {"base_url" if "GOOGLE_BASE_URL" in names else "endpoint": found[0]} if found else {}
+    allowed = [f"{kind}_ALLOW_HTTP" for kind in ("AWS", "GOOGLE", "AZURE")]
+    if said := next(filter(None, map(os.environ.get, allowed if names else ())), None):
+        options["allow_http"] = said
+    if "AZURE_ENDPOINT" in names and os.environ.get("AZURE_STORAGE_USE_EMULATOR"):
+        options["use_emulator"] = os.environ["AZURE_STORAGE_USE_EMULATOR"]
+    return options
+
+
+def places_of(text: str) -> list[str]:
+    """Return the folders and addresses of a list that colons separate."""
+    return re.split(rf"{re.escape(os.pathsep)}(?!//)", text)
+
+
+_GRACE_S = 5.0
+_EXIT = 130
+_ends = threading.Event()
+
+
+def let_commands_end() -> None:
+    """Allow `end_soon_when_interrupted`, in a process that is one command."""
+    _ends.set()
+
+
+def heed_interrupts() -> None:
+    """From now on the command itself answers Ctrl-C, and goes on."""
+    _ends.clear()
+
+
+def end_soon_when_interrupted() -> None:
+    """From now on let Ctrl-C end this command within five seconds.
+
+    Nothing changes in a process that is more than a command, or that handles Ctrl-C itself.
+    """
+    if _ends.is_set() and threading.current_thread() is threading.main_thread():
+        _begin()
+
+
+@cache
+def _begin() -> None:
+    from socket import socketpair  # most commands need none
+
+    hears, tells = socketpair()
+    tells.setblocking(False)
+    signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(hears, tells), daemon=True).start()
+
+
+def _watch(hears: socket, _tells: socket) -> None:
+    """Wait for Ctrl-C; ``_tells`` stays open as long."""
+    while signal.SIGINT not in hears.recv(1) or not _is_ours():
+        pass
+    time.sleep(_GRACE_S)
+    os.write(2, b"Error: interrupted\n")
+    os._exit(_EXIT)
+
+
+def _is_ours() -> bool:
+    return _ends.is_set() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
