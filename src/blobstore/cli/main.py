@@ -117,12 +117,14 @@ class _Group(TyperGroup):
     """The commands under their headings, in plain text."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # typer passes it
-        shown = {name: command for name, command in self.commands.items() if not command.hidden}
+        shown: dict[str, Any] = {
+            name: command for name, command in self.commands.items() if not command.hidden
+        }
         width = max(map(len, shown))
         rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _COMMANDS}
         for name, command in shown.items():
             about = command.get_short_help_str(formatter.width - width - _MARGIN)
-            rows[getattr(command, "rich_help_panel", "")].append((name.ljust(width), about))
+            rows[command.rich_help_panel].append((name.ljust(width), about))
         for heading, lines in rows.items():
             with formatter.section(heading):
                 formatter.write_dl(lines)
