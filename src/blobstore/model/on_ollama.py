@@ -297,6 +297,7 @@ def _expert_obstacles(group: ExpertGroup, family: Family) -> Iterator[str]:
 
 
 def _doubts(model: ModelFacts, family: Family) -> Iterator[str]:
+    """Yield why answers may be wrong; the first is shown, so those about all texts come first."""
     modes = {tensor.mode for group in model.experts for tensor in group.tensors}
     quantized = {tensor.mode for tensor in model.tensors if tensor.quantization is not None}
     if family.one_mode and modes and len(modes | quantized) > 1:
@@ -308,12 +309,6 @@ def _doubts(model: ModelFacts, family: Family) -> Iterator[str]:
         if not tensor.fits_mlx:  # x/mlxrunner/mlx/io.go `Load`
             yield f"its runner drops the blob of {tensor.name}: MLX has no {tensor.dtype}"
     section = _text_section(model)
-    tokenizer = model.tokenizer
-    if tokenizer is not None and not (tokenizer.splits or tokenizer.replaces_spaces):
-        yield (
-            "the tokenizer has no Split step, so answers may be wrong where white space has line"
-            " breaks"
-        )
     if family.scales_by_head:
         scalar = section.get("query_pre_attn_scalar", _GEMMA3_HEAD)
         if scalar != section.get("head_dim", _GEMMA3_HEAD):
@@ -326,6 +321,12 @@ def _doubts(model: ModelFacts, family: Family) -> Iterator[str]:
             section, section.get(key), family.rope_theta
         ):
             yield f"its runner does not read {key} of config.json, so answers may be wrong"
+    tokenizer = model.tokenizer
+    if tokenizer is not None and not (tokenizer.splits or tokenizer.replaces_spaces):
+        yield (
+            "the tokenizer has no Split step, so answers may be wrong where white space has line"
+            " breaks"
+        )
 
 
 def _text_section(model: ModelFacts) -> Mapping[str, Any]:

@@ -584,6 +584,7 @@ def test_attention_of_gemma_3_that_is_scaled_otherwise() -> None:
     facts = {"query_pre_attn_scalar": 168, "head_dim": 128}
     name = "Gemma3ForCausalLM"
     assert "query_pre_attn_scalar" in _unsure(_tokenized(_model(name, "gemma3", **facts), SPLIT))
+    assert "query_pre_attn_scalar" in _unsure(_tokenized(_model(name, "gemma3", **facts)))
     assert _yes(_tokenized(_model(name, "gemma3", query_pre_attn_scalar=256), SPLIT))
 
 

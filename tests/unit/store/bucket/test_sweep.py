@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,7 +15,7 @@ from blobstore.formats.strictjson import encode
 from blobstore.io.objects import Bucket, ObjectVersion
 from blobstore.names import Digest
 from blobstore.store.bucket.bucket_store import BucketStore
-from blobstore.store.bucket.leases import read_sweep
+from blobstore.store.bucket.leases import Lease, read_sweep
 from blobstore.store.bucket.object_keys import LEASES, SIGNATURES, SWEEP, blob_key, manifest_key
 from blobstore.store.care.prune import PruneResult, prune
 from blobstore.testing.blobs import M, N, blobs_of, commit, manifest_of
@@ -251,6 +252,18 @@ def test_answers_to_conditional_writes_that_were_lost_are_read_back() -> None:
     assert removed_by(prune_all(store)) == {Digest.of(b"one")}
     assert read_sweep(store.bucket).lease is None
     commit(store, "m", b"one")
+
+
+def test_a_lease_is_renewed_while_its_session_lives() -> None:
+    store = memory_store()
+    lease = Lease(store.bucket, 0.2)
+    first = store.bucket.get(lease.key)[0]
+    until = time.monotonic() + 30
+    while store.bucket.get(lease.key)[0] == first:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    lease.close()
+    assert not keys_of(store.bucket, LEASES)
 
 
 def test_a_lapsed_lease_makes_a_session_check_all_its_blobs() -> None:
