@@ -21,7 +21,7 @@ from blobstore.web.application import application
 from blobstore.web.distribution import distribution_routes
 from blobstore.web.guard import Hosts
 
-WEIGHTS = bytes(range(251)) * 20_000  # several pieces
+WEIGHTS = bytes(range(251)) * 100_000  # more than the buffers of two sockets hold
 GET = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BLOB = f"/v2/library/tiny/blobs/{Digest.of(WEIGHTS)}".encode()
 PATIENCE_S = 300
