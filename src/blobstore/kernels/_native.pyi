@@ -60,9 +60,3 @@ def decode_blocks(
     cols: int,
     out: _Array,
 ) -> None: ...
-def split_planes(
-    target: str, width: int, items: _Array, base: _Array | None, planes: _Array
-) -> None: ...
-def join_planes(
-    target: str, width: int, planes: _Array, base: _Array | None, items: _Array
-) -> None: ...

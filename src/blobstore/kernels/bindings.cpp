@@ -29,7 +29,6 @@ using Out = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Words = nb::ndarray<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Octets = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Halves = nb::ndarray<std::uint16_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void require(bool condition, const char* message) {
@@ -236,38 +235,6 @@ nb::tuple compare_stored(std::string_view target, std::string_view float_type,
   return tuple_of(found);
 }
 
-// `items` and `base` have `width` bytes an item, `planes` as many bytes as `items`.
-PlanesJob planes_job(std::size_t width, const void* items, std::size_t nbytes,
-                     const std::optional<Octets>& base, const void* planes,
-                     std::size_t planes_nbytes) {
-  require(width == 2 || width == 4, "an item has 2 or 4 bytes");
-  require(nbytes % width == 0, "items has no whole number of items");
-  require(planes_nbytes == nbytes, "planes has the wrong size");
-  require(!base || base->size() == nbytes, "base has the wrong size");
-  return {.items = static_cast<std::byte*>(const_cast<void*>(items)),
-          .base = base ? reinterpret_cast<const std::byte*>(base->data()) : nullptr,
-          .planes = static_cast<std::uint8_t*>(const_cast<void*>(planes)),
-          .count = nbytes / width};
-}
-
-void split_planes(std::string_view target, std::size_t width, Octets items,
-                  std::optional<Octets> base, Bytes planes) {
-  const PlanesJob job =
-      planes_job(width, items.data(), items.size(), base, planes.data(), planes.size());
-  const auto kernel = target_of(target).split_planes[width == 2 ? two_bytes : four_bytes];
-  const nb::gil_scoped_release unlocked;
-  kernel[job.base != nullptr](job);
-}
-
-void join_planes(std::string_view target, std::size_t width, Octets planes,
-                 std::optional<Octets> base, Bytes items) {
-  const PlanesJob job =
-      planes_job(width, items.data(), items.size(), base, planes.data(), planes.size());
-  const auto kernel = target_of(target).join_planes[width == 2 ? two_bytes : four_bytes];
-  const nb::gil_scoped_release unlocked;
-  kernel[job.base != nullptr](job);
-}
-
 nb::list available() {
   nb::list names;
   for (const Target* target : targets) {
@@ -299,8 +266,4 @@ NB_MODULE(_native, m) {
         arg("scale_type"), arg("weights").noconvert(), arg("words").noconvert(),
         arg("scales").noconvert(), arg("biases").noconvert().none(), arg("group_size"),
         arg("global_scale"));
-  m.def("split_planes", &split_planes, arg("target"), arg("width"), arg("items").noconvert(),
-        arg("base").noconvert().none(), arg("planes").noconvert());
-  m.def("join_planes", &join_planes, arg("target"), arg("width"), arg("planes").noconvert(),
-        arg("base").noconvert().none(), arg("items").noconvert());
 }

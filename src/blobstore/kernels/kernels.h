@@ -103,16 +103,6 @@ struct CompareStoredJob {
 using CompareStored = Comparison (*)(const CompareStoredJob&);
 using DecodeBlocks = void (*)(const BlocksJob&);
 
-// `count` items, and their planes of bytes: one of them is read, the other written.
-struct PlanesJob {
-  std::byte* items;
-  const std::byte* base;  // as many items, or null
-  std::uint8_t* planes;
-  std::size_t count;
-};
-using Planes = void (*)(const PlanesJob&);
-enum ItemWidth : std::size_t { two_bytes, four_bytes, item_widths };
-
 struct Target {
   const char* name;
   Quantize quantize[methods][quant_types][float_types];
@@ -122,8 +112,6 @@ struct Target {
   Compare compare[wide_types][wide_types];  // by the formats of the weights and of what is read
   CompareStored compare_stored[wide_types];
   Limits limits[quant_types][float_types];  // by the format of the scales (one for the fp types)
-  Planes split_planes[item_widths][2];  // by the width of an item, and whether there is a base
-  Planes join_planes[item_widths][2];
 };
 
 extern const Target plain;

@@ -3,7 +3,6 @@
 #include "compare.h"
 #include "dequantize.h"
 #include "kernels.h"
-#include "planes.h"
 #include "quantize.h"
 #include "search_affine.h"
 #include "search_fp.h"
@@ -52,9 +51,6 @@ std::size_t search_fp(const QuantizeJob& job) {
 #define DEQUANTIZE_FP(Type) {FLOATS(dequantize_fp, Type, N)}
 #define COMPARE(Float) \
   {compare<Float, Bf16, N>, compare<Float, F16, N>, compare<Float, F32, N>, compare<Float, F64, N>}
-#define PLANES(function) \
-  {{function<std::uint16_t, false>, function<std::uint16_t, true>}, \
-   {function<std::uint32_t, false>, function<std::uint32_t, true>}}
 #define LIMITS_AFFINE(bits) \
   {limits_affine<Bf16, bits>, limits_affine<F16, bits>, limits_affine<F32, bits>}
 
@@ -76,8 +72,6 @@ constinit const Target BLOBSTORE_TABLE = [] {
        compare_stored<F64, N>},
       {LIMITS_AFFINE(4), LIMITS_AFFINE(8), {limits_fp<Nvfp4>}, {limits_fp<Mxfp4>},
        {limits_fp<Mxfp8>}},
-      PLANES(split_planes),
-      PLANES(join_planes),
   };
 }();
 
