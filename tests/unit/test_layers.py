@@ -284,9 +284,8 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert not loaded & (HEAVY | {"numpy", "pydantic", "typer"})
 
 
-SLOW = {"ssl", "asyncio", "tomllib", "unittest"} | HEAVY
-"""What most commands do without. Each would take a tenth of their time, or more, to load. Not here:
-pydantic, with which typer checks the values of options, and what pydantic loads."""
+SLOW = {"pydantic", "email", "socket", "ssl", "asyncio", "secrets", "tomllib", "unittest"} | HEAVY
+"""What most commands do without. Each would take a tenth of their time, or more, to load."""
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from blobstore.cli.output import (
     show_table,
     size,
 )
+from blobstore.cli.parsing import LightCommand
 from blobstore.cli.stores import (
     LowerOption,
     StoreOption,
@@ -252,7 +253,7 @@ def _branch_row(branch: Branch) -> tuple[str, ...]:
     )
 
 
-@metadata.command("get")
+@metadata.command("get", cls=LightCommand)
 def get_metadata(
     file: File,
     key: Annotated[
@@ -274,7 +275,7 @@ def get_metadata(
         emit(printable(values[key], keep="\n\t"))
 
 
-@metadata.command("set")
+@metadata.command("set", cls=LightCommand)
 def set_metadata(
     file: File,
     key: Annotated[
@@ -294,7 +295,7 @@ def set_metadata(
     _edit(file, changes, replace=replace, in_place=in_place, as_json=as_json)
 
 
-@metadata.command("rm")
+@metadata.command("rm", cls=LightCommand)
 def remove_metadata(
     file: File,
     keys: Annotated[

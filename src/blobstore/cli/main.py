@@ -17,25 +17,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from blobstore._version import __version__
-from blobstore.cli import (
-    care,
-    comparing,
-    completion,
-    files,
-    importing,
-    inspecting,
-    models,
-    running,
-    sharing,
-    signing,
-)
 from blobstore.cli.output import PLAIN, ReaderGoneError, emit, fail, show_help, show_json
+from blobstore.cli.parsing import LazyGroup, makers_of
 from blobstore.cli.stores import let_commands_end
 from blobstore.errors import BlobStoreError, UsageError
 
@@ -71,63 +59,69 @@ def schema(
         raise UsageError("schema needs a COMMAND", hint=hint)
 
 
-_COMMANDS: dict[str, dict[str, Callable[..., Any]]] = {
+_HEADINGS = {
     "Models": {
-        "import": importing.import_,
-        "plan": importing.plan,
-        "list": models.list_,
-        "show": models.show,
-        "run": running.run,
-        "export": files.export,
-        "cp": models.cp,
-        "mv": models.mv,
-        "rm": models.rm,
+        "import": "importing:import_",
+        "plan": "importing:plan",
+        "list": "models:list_",
+        "show": "models:show",
+        "run": "running:run",
+        "export": "files:export",
+        "cp": "models:cp",
+        "mv": "models:mv",
+        "rm": "models:rm",
     },
     "Checkpoints and quality": {
-        "inspect": inspecting.inspect,
-        "quality": comparing.quality,
-        "diff": comparing.diff,
-        "report": comparing.report,
+        "inspect": "inspecting:inspect",
+        "quality": "comparing:quality",
+        "diff": "comparing:diff",
+        "report": "comparing:report",
+        "metadata": "inspecting:metadata",
     },
     "Sharing": {
-        "push": sharing.push,
-        "pull": sharing.pull,
-        "save": files.save,
-        "load": files.load,
-        "sign": signing.sign,
-        "serve": running.serve,
-        "login": sharing.login,
-        "logout": sharing.logout,
+        "push": "sharing:push",
+        "pull": "sharing:pull",
+        "save": "files:save",
+        "load": "files:load",
+        "sign": "signing:sign",
+        "serve": "running:serve",
+        "login": "sharing:login",
+        "logout": "sharing:logout",
     },
     "Care": {
-        "verify": care.verify,
-        "repair": care.repair,
-        "prune": care.prune,
-        "du": care.du,
-        "pack": care.pack,
-        "unpack": care.unpack,
+        "verify": "care:verify",
+        "repair": "care:repair",
+        "prune": "care:prune",
+        "du": "care:du",
+        "pack": "care:pack",
+        "unpack": "care:unpack",
     },
-    "Many machines": {"work": importing.work, "commit": importing.commit},
-    "Scripts": {"schema": schema, "completion": completion.completion},
+    "Many machines": {"work": "importing:work", "commit": "importing:commit"},
+    "Scripts": {"schema": "main:schema", "completion": "completion:completion"},
 }
-"""The commands by the headings of the help, in its order."""
+"""The commands by the headings of the help, in its order, and their functions in this room."""
+_HIDDEN = {"ls": "models:list_", "complete": "completion:complete"}
 
 
-class _Group(TyperGroup):
+class _Group(LazyGroup):
     """The commands under their headings, in plain text."""
 
+    makers: ClassVar = {
+        **{name: maker for rows in _HEADINGS.values() for name, maker in makers_of(rows).items()},
+        **makers_of(_HIDDEN, hidden=True),
+    }
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # typer passes it
-        shown: dict[str, Any] = {
-            name: command for name, command in self.commands.items() if not command.hidden
-        }
-        width = max(map(len, shown))
-        rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _COMMANDS}
-        for name, command in shown.items():
-            about = command.get_short_help_str(formatter.width - width - _MARGIN)
-            rows[command.rich_help_panel].append((name.ljust(width), about))
-        for heading, lines in rows.items():
+        width = max(len(name) for names in _HEADINGS.values() for name in names)
+        for heading, names in _HEADINGS.items():
             with formatter.section(heading):
-                formatter.write_dl(lines)
+                formatter.write_dl(
+                    (
+                        name.ljust(width),
+                        self.commands[name].get_short_help_str(formatter.width - width - _MARGIN),
+                    )
+                    for name in names
+                )
 
 
 app = typer.Typer(
@@ -139,12 +133,6 @@ app = typer.Typer(
     cls=_Group,
     **PLAIN,
 )
-app.add_typer(inspecting.metadata, name="metadata", rich_help_panel="Checkpoints and quality")
-for _heading, _commands in _COMMANDS.items():
-    for _name, _command in _commands.items():
-        app.command(_name, rich_help_panel=_heading)(_command)
-app.command("ls", hidden=True)(models.list_)
-app.command("complete", hidden=True)(completion.complete)
 
 
 def _show_version(wanted: bool) -> None:  # typer calls it with the flag's value
