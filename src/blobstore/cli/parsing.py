@@ -9,7 +9,7 @@ from a module that is loaded then. Texts, and options that are not given, need n
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -54,21 +54,23 @@ class LightCommand(TyperCommand):
         return parameters
 
 
-class _Commands(dict[str, Any]):
+class _Commands(Mapping[str, Any]):
     """Commands by name, each made when it is first asked for."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Any]]) -> None:
-        super().__init__(makers)
+        self._makers = makers
         self._made: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
-            self._made[name] = super().__getitem__(name)()
+            self._made[name] = self._makers[name]()
         return self._made[name]
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a command, or ``default`` if there is none of that name."""
-        return self[name] if name in self else default  # noqa: SIM401  # that would call this
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
 
 
 class LazyGroup(TyperGroup):
@@ -78,7 +80,7 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = _Commands(self.makers)
+        self.commands = _Commands(self.makers)  # type: ignore[assignment]  # nothing adds commands
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # typer passes it
         """Return the names of the commands."""
