@@ -97,7 +97,7 @@ def test_the_source_is_read_once_whatever_is_killed(place: Any, kills: int, tmp_
         f"{kills} workers and {killing.schedulers} schedulers killed in {imports} imports: "
         f"the source was read {read:.3f} times\n"
     )
-    assert 1 <= read <= 1.1
+    assert 1 <= read <= 1.3  # the tasks that killed workers had not finished are repeated
 
 
 class Killing:

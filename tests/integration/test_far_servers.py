@@ -20,11 +20,12 @@ from support.server_faults import Alarm
 from blobstore import import_model, open_store
 from blobstore.errors import BlobStoreError, RemoteError
 from blobstore.source.addresses import Source, open_folder
+from blobstore.source.fetching import FetchOptions
 
 pytestmark = pytest.mark.lab
 TOKEN = "hf_" + "a" * 34
 HUB = f"hf://{REPOSITORY}"
-Check = Callable[[Source], None]
+Check = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +38,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def equal(checkpoint: Path, tmp_path: Path) -> Check:
     """A function that checks that an import of a source equals the local import."""
 
-    def check(source: Source) -> None:
+    def check(source: Source, connections: int | None = None) -> None:
+        fetch = FetchOptions(connections=connections)
         made = [
             blobs_of(
-                import_model(one, "m", store=open_store(tmp_path / name), quant="int4").manifest
+                import_model(
+                    one, "m", store=open_store(tmp_path / name), quant="int4", fetch=fetch
+                ).manifest
             )
             for name, one in (("local", checkpoint), ("far", source))
         ]
@@ -104,7 +108,7 @@ def test_signed_addresses_expire_on_the_way(checkpoint: Path, tmp_path: Path, eq
         ):
             hub.answers.signer = partial(signed, hub, life_s)
             try:
-                equal(folder)
+                equal(folder, connections=1)  # one request after the other
             except RemoteError as error:
                 if error.status != 403:
                     raise

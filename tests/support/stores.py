@@ -131,7 +131,7 @@ def _load_modules() -> None:
     for module in pkgutil.walk_packages(blobstore.__path__, "blobstore."):
         if not module.name.endswith(_NOT_LOADED):
             import_module(module.name)
-    cli._command()  # kept from then on
+    cli._command_line()  # kept from then on
 
 
 @contextmanager

@@ -302,4 +302,4 @@ def warm_up() -> None:
     for module in pkgutil.walk_packages(blobstore.__path__, "blobstore."):
         if module.name.rpartition(".")[2] != "__main__":
             import_module(module.name)
-    cli._command()  # kept from then on
+    cli._command_line()  # kept from then on
