@@ -110,8 +110,10 @@ def verify(
     options: dict[str, Any] = {"quick": quick, "sample": part, "jobs": jobs}
     with progress_bar() as progress:
         result = check(upper, names or (), **options, progress=progress, lower=layers.lower)
-    if not names and upper.results is not None:
-        upper.results.keep_verify(verify_record(upper, result, quick=quick, sample=sample))
+    is_whole = not quick and sample is None  # another one does not know what it has not read
+    kept = None if names else upper.results
+    if kept is not None and (is_whole or not result.is_sound or kept.read_verify() is None):
+        kept.keep_verify(verify_record(upper, result, quick=quick, sample=sample))
     with suppress(ReaderGoneError):  # the exit code tells the result, too
         if as_json:
             from blobstore.views.stores import VerifyView

@@ -13,6 +13,7 @@ from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifes
 
 import blobstore
 from blobstore.store.local.store import Store
+from blobstore.views.records import kept_verify
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -47,6 +48,8 @@ def test_verify_says_what_is_damaged_and_exits_with_3(
     parts = [cli("verify", "--sample", f"{number}/2")[0] for number in (1, 2)]
     assert sorted(parts) == [0, 3]
     assert cli("verify", "--quick")[0] == 0
+    kept = kept_verify(store)
+    assert (kept.quick, kept.damaged) == (False, 1)  # a quick one has not read what is damaged
 
 
 def test_verify_prints_no_control_characters(cli: Run, store: Store) -> None:
