@@ -26,7 +26,7 @@ from urllib.parse import urlencode
 from blobstore import hashing
 from blobstore.errors import NotFoundError, RemoteError, ShortReadError
 from blobstore.formats.documents import Descriptor
-from blobstore.io.budget import Budget
+from blobstore.io.budget import Budget, RequestLimits
 from blobstore.io.http.messages import Body, Fields, Message, Reply, check_part
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.io.ranges import OpenReader, in_buffer
@@ -167,11 +167,13 @@ class BlobReader(OpenReader):
     def _stream(self, begin: int, end: int) -> Iterator[bytes]:
         """Yield the bytes ``[begin, end)``.
 
-        Raises: NotFoundError; RemoteError, after as many attempts without progress as the policy
-        allows.
+        Raises: NotFoundError; RemoteError, after twice as many attempts without progress as the
+        policy allows.
         """
         at, attempt = begin, 0
-        limits = self._api.client.limits(end - begin)
+        policy = self._api.client.retry_policy
+        patient = replace(policy, attempts=2 * policy.attempts)  # to begin a blob anew costs more
+        limits = RequestLimits(patient, end - begin)
         while at < end:
             start = at
             failure = RemoteError(
@@ -188,8 +190,9 @@ class BlobReader(OpenReader):
                     raise
                 failure = error
             if at < end:
-                attempt = 0 if at - start >= _PROGRESS else attempt + 1
+                attempt = 0 if at - start >= _PROGRESS else attempt
                 self._api.client.pause(attempt, limits, failure)
+                attempt += 1
 
     def _attempt(self, begin: int, end: int) -> Iterator[bytes]:
         """Yield the bytes from ``begin`` on, as many as one reply brings."""
