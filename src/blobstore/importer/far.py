@@ -36,7 +36,7 @@ class HeldBytes:
     """
 
     def __init__(self, spans: Mapping[int, Sequence[Span]], last: int) -> None:
-        """Raises: StorageError when there is no place for temporary files."""
+        """Raises: StorageError if no folder for temporary files can be written."""
         self._spans = spans
         self.last = last
         self.parts: dict[str, list[tuple[int, memoryview]]] = defaultdict(list)

@@ -350,7 +350,7 @@ class BlobState:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A file, folder or object of ours that is no longer of use, its bytes, and why."""
+    """Our own file, folder or object that is no longer needed, its bytes, and the reason."""
 
     path: Path
     nbytes: int

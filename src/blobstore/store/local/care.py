@@ -4,7 +4,7 @@ An unmounted disk, bind mount or volume is an empty folder, and must not be take
 models. Each model that was committed here left a copy of its manifest, so the lost models
 (backups.py) are known. A clean-up refuses if, in the whole store or below one host's folder,
 
-- there is no manifest, and at least one model is lost; or
+- the store has no manifests, and at least one model is lost; or
 - at least two models are lost, and more are lost than models with copies have a manifest;
 
 and if the whole store has no manifest and blobs would be removed. The copies of the manifests of
