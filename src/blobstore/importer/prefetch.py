@@ -51,7 +51,7 @@ class Prefetch:
         self._jobs = jobs
         self._arrived: dict[int, LoadedSegment] = {}
         self._changed = threading.Condition()
-        self._is_over = False
+        self._ends = threading.Event()
         self._error: BaseException | None = None
 
     @contextmanager
@@ -62,7 +62,7 @@ class Prefetch:
         try:
             yield
         finally:
-            self._is_over = True
+            self._ends.set()
             for fetcher in self._fetchers.values():
                 fetcher.cancel()
             thread.join()
@@ -70,7 +70,7 @@ class Prefetch:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            each(self._begun(), self._fetch, self._jobs, name="fetch")
+            each(self._begun(), self._fetch, self._jobs, name="fetch", stop=self._ends)
         except BaseException as raised:  # noqa: BLE001  # `get` raises it
             error = raised
         with self._changed:
@@ -81,7 +81,7 @@ class Prefetch:
         for segment in self._segments:
             buffer = None
             while buffer is None:
-                if self._is_over:
+                if self._ends.is_set():  # after an error, too: no other buffer may become free
                     return
                 buffer = self._buffers.try_take(_WAIT_S)
             yield LoadedSegment(segment, buffer)
