@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 
 from blobstore.errors import (
-    AmbiguousNameError,
     BlobStoreError,
     ConflictError,
     CorruptDataError,
-    DigestMismatchError,
     InvalidNameError,
     NotFoundError,
     UsageError,
@@ -104,14 +102,6 @@ class ModelTests(HomeTests):
             assert session.publish(N, manifest_of(b"one", b"two")) == {Digest.of(b"two")}
         assert home.manifests.names() == [M, N]
 
-    def test_the_raw_bytes_of_a_manifest_are_kept(self, home: Home) -> None:
-        manifest = manifest_of(b"one")
-        raw = manifest.raw.replace(b'"layers"', b'"later": {"a": 1},\n  "layers"')
-        with home.session() as session:
-            session.put(b"one")
-            session.publish(M, Manifest.parse(raw, "raw"))
-        assert self.other_reader(home).manifests.read(M).raw == raw
-
     def test_a_model_of_no_blobs(self, home: Home) -> None:
         if self.checks_manifests:
             with pytest.raises(BlobStoreError):
@@ -119,12 +109,6 @@ class ModelTests(HomeTests):
             return
         assert commit(home, "m") == set()
         assert home.manifests.read(M).layers == ()
-
-    def test_a_model_is_replaced(self, home: Home) -> None:
-        commit(home, "m", b"one")
-        commit(home, "m", b"two")
-        assert blobs_of(home, "m") == [b"two"]
-        assert home.manifests.names() == [M]
 
     # Who was faster
 
@@ -214,21 +198,6 @@ class ModelTests(HomeTests):
                 ask(name)
         assert sorted(tmp_path.rglob("*")) == before
 
-    def test_names(self, home: Home) -> None:
-        for name in self.names:
-            commit(home, name, name.encode())
-        parsed = [ModelName.parse(name) for name in self.names]
-        assert home.manifests.names() == sorted(parsed)
-        assert [home.find(name) for name in self.names] == parsed
-        found = [blobs_of(self.other_reader(home), name) for name in self.names]
-        assert found == [[name.encode()] for name in self.names]
-
-    def test_names_are_sorted(self, home: Home) -> None:
-        for name in ("b", "a:2", "a:1", "z/a"):
-            commit(home, name, b"one")
-        assert home.manifests.names() == sorted(home.manifests.names())
-        assert len(home.manifests.names()) == 4
-
     def test_case_tells_no_models_apart(self, home: Home) -> None:
         written, second, third = self.spellings
         commit(home, written, b"one")
@@ -236,8 +205,6 @@ class ModelTests(HomeTests):
         commit(home, second, b"two")
         assert home.manifests.names() == [ModelName.parse(written)]
         assert blobs_of(home, third) == [b"two"]
-        with suppress(AmbiguousNameError):
-            assert home.manifests.spelled(ModelName.parse("other")) == ModelName.parse("other")
 
     def test_two_spellings_are_not_written(self, home: Home) -> None:
         written, second, _ = self.spellings
@@ -267,19 +234,6 @@ class ModelTests(HomeTests):
         home.remove("m")
         assert Digest.of(b"one").hex in home.blobs.digests()
         assert blobs_of(home, "n") == [b"one"]
-
-    def test_a_removed_model_can_come_again(self, home: Home) -> None:
-        commit(home, "m", b"one")
-        home.remove("m")
-        commit(home, "m", b"one")
-        assert blobs_of(home, "m") == [b"one"]
-
-    def test_a_lease_can_be_held_while_another_reads(self, home: Home) -> None:
-        commit(home, "m", b"one")
-        with home.lease() as first, home.lease() as second:
-            assert isinstance(first, bool)
-            assert isinstance(second, bool)
-            assert blobs_of(home, "m") == [b"one"]
 
 
 class TransferTests(HomeTests):
@@ -335,21 +289,6 @@ class TransferTests(HomeTests):
         home.remove("m")
         transfer({"elsewhere/n:tag": "m"}, other, home)
         assert blobs_of(home, "m") == [data_of(4097), b"two"]
-
-    def test_transfer_refuses_damage(self, home: Home) -> None:
-        source = MemoryStore()
-        commit(source, "m", b"one", b"two")
-        source.blobs.keep({Digest.of(b"two"): b"owt"})
-        with pytest.raises(DigestMismatchError):
-            transfer(["m"], source, home)
-        assert home.manifests.names() == []
-
-    def test_transfer_of_what_is_not_there(self, home: Home) -> None:
-        source = MemoryStore()
-        commit(source, "m", b"one")
-        with pytest.raises(NotFoundError):
-            transfer(["m", "n"], source, home)
-        assert home.manifests.names() == []
 
 
 class _Failing(BytesReader):

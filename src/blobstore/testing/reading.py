@@ -117,6 +117,7 @@ class ReadingTests(HomeNames):
         longer = replace(one, size=70_001)
         assert readable.blobs.missing([one, missing, missing, one]) == [missing]
         assert readable.blobs.missing([longer]) == [longer]
+        assert readable.blobs.missing([]) == []
         with pytest.raises(NotFoundError) as caught:
             readable.blobs.open(missing)
         assert caught.value.blob == str(missing.digest)
@@ -196,6 +197,7 @@ class ReadingTests(HomeNames):
         ]
 
     def test_a_lease(self, readable: Readable) -> None:
-        with readable.lease() as held:
-            assert isinstance(held, bool)
+        with readable.lease() as one, readable.lease() as other:
+            assert isinstance(one, bool)
+            assert isinstance(other, bool)
             assert readable.blobs.read(descriptor_of(TWO)) == TWO
