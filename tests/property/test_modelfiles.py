@@ -12,8 +12,7 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from blobstore.errors import BlobStoreError
-from blobstore.formats.modelfile import Modelfile
-from blobstore.formats.modelfile_commands import encode_parameters, parse_parameters
+from blobstore.formats.modelfile import Modelfile, encode_parameters, parse_parameters
 
 words = st.sampled_from(
     [

@@ -30,8 +30,7 @@ from blobstore.formats.documents import (
     TEXT_LAYERS,
     ModelConfig,
 )
-from blobstore.formats.modelfile import Modelfile
-from blobstore.formats.modelfile_commands import read_script
+from blobstore.formats.modelfile import Modelfile, read_script
 from blobstore.formats.strictjson import parse_object
 from blobstore.names import relative_path
 from blobstore.source.shards import MAX_INDEX, MAX_INDEX_VALUES
@@ -112,10 +111,10 @@ def _value(text: str) -> str:
     for quotes in ("", '"', '"""') if is_line else ('"""', '"'):
         written = f"{quotes}{text}{quotes}"
         try:
-            script = read_script(f"SYSTEM {written}\n".encode(), NAME)
+            commands, dropped = read_script(f"SYSTEM {written}\n".encode(), NAME)
         except BlobStoreError:
             continue
-        if not script.dropped and [command.text for command in script.commands] == [text]:
+        if not dropped and [command.text for command in commands] == [text]:
             return written
     raise ValueError(text)
 

@@ -20,8 +20,7 @@ from blobstore.formats.documents import (
     SYSTEM_MEDIA_TYPE,
     TEMPLATE_MEDIA_TYPE,
 )
-from blobstore.formats.modelfile import ROLES
-from blobstore.formats.modelfile_commands import RULE
+from blobstore.formats.modelfile import ROLES, RULE
 from blobstore.model.loader import Model
 
 _GENERATION_CONFIG = "generation_config.json"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from blobstore.errors import BlobStoreError, DocumentError, UsageError, quoted
-from blobstore.formats.modelfile_commands import RULE
+from blobstore.formats.modelfile import RULE
 
 NO_LIMIT: Final = -1
 """For ``max_tokens``: an answer ends when the model ends it, or at the end of the context."""

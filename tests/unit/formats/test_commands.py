@@ -7,7 +7,7 @@ import time
 import pytest
 
 from blobstore.errors import DocumentError, LimitExceededError
-from blobstore.formats.modelfile_commands import MAX_MODELFILE, read_script
+from blobstore.formats.modelfile import MAX_MODELFILE, read_script
 
 # Most of these, and 600,000 random ones, were compared with a transcription of Ollama's parser that
 # ran in Go.
@@ -58,33 +58,34 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts(name: str, encoding: str) -> None:
     text, wanted = TEXTS[name]
-    script = read_script(text.encode(encoding), "Modelfile")
-    assert [(command.name, command.key, command.text) for command in script.commands] == wanted
-    assert script.dropped == 0
+    commands, dropped = read_script(text.encode(encoding), "Modelfile")
+    assert [(command.name, command.key, command.text) for command in commands] == wanted
+    assert dropped == 0
 
 
 def test_big_endian_utf_16_is_read_too() -> None:
-    (command,) = read_script(b"\xfe\xff" + "FROM é".encode("utf-16-be"), "Modelfile").commands
+    (command,), _ = read_script(b"\xfe\xff" + "FROM é".encode("utf-16-be"), "Modelfile")
     assert command.text == "é"
 
 
 def test_characters_that_do_not_print_are_left_out_and_counted() -> None:
-    script = read_script("SYSTEM a\0b\x1b[31mc\u200d\u00a0d\ue000\u2028e\x7f".encode(), "Modelfile")
-    assert script.commands[0].text == "ab[31mcde"
-    assert script.dropped == 7
+    text = "\u00a0SYS\0TEM a\0b\x1b[31mc\u200d\u00a0d\ue000\u2028e\x7f"
+    (command,), dropped = read_script(text.encode(), "Modelfile")
+    assert (command.name, command.text) == ("system", "ab[31mcde")
+    assert dropped == 9
 
 
 def test_characters_that_this_python_does_not_know_are_kept() -> None:
     # U+0378 is in no version of Unicode so far; U+FFFE never will be.
-    assert (
-        read_script("SYSTEM a\u0378\ufffe".encode(), "Modelfile").commands[0].text
-        == "a\u0378\ufffe"
-    )
+    (command,), _ = read_script("SYSTEM a\u0378\ufffe".encode(), "Modelfile")
+    assert command.text == "a\u0378\ufffe"
 
 
 def test_every_command_knows_its_line() -> None:
-    script = read_script(b'\r\n# x\rFROM a\nSYSTEM """\r\nb\r\n\n"""\r\n\r\nLICENSE c', "Modelfile")
-    assert [(command.name, command.line) for command in script.commands] == [
+    commands, _ = read_script(
+        b'\r\n# x\rFROM a\nSYSTEM """\r\nb\r\n\n"""\r\n\r\nLICENSE c', "Modelfile"
+    )
+    assert [(command.name, command.line) for command in commands] == [
         ("from", 3),
         ("system", 4),
         ("license", 9),
@@ -95,8 +96,6 @@ BAD = {
     "FROM a\nFORM b": "line 2: unknown command 'FORM'",
     "FROM a\n  @b c": "line 2: unknown command '@b'",
     "FROM: a": "line 1: unknown command 'FROM:'",
-    "FR\0OM a": r"line 1: unknown command 'FR\\x00OM'",
-    "FROM a\n\u00a0SYSTEM b": r"line 2: unknown command '\\xa0SYSTEM'",
     '"""': "line 1: unknown command",
     "FROM": "line 1: FROM has no value",
     "\nSYSTEM\nFROM a": "line 2: SYSTEM has no value",

@@ -16,8 +16,12 @@ from typing import Any, TypeVar, Unpack
 
 from blobstore.errors import UsageError
 from blobstore.formats.dtypes import DType
-from blobstore.formats.modelfile import Modelfile, resolve_path
-from blobstore.formats.modelfile_commands import MAX_MODELFILE, parse_parameters
+from blobstore.formats.modelfile import (
+    MAX_MODELFILE,
+    Modelfile,
+    parse_parameters,
+    resolve_path,
+)
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.policies.arguments import ImportArguments, PolicyFunction, SizeTarget
 from blobstore.importer.policies.rules import Importance, PolicyFile, Rule, check_count
@@ -356,15 +360,15 @@ def _modelfile(given: ImportArguments) -> tuple[Modelfile, Path]:
             raw = reader.read(0, min(reader.size, MAX_MODELFILE + 1))
             modelfile = Modelfile.parse(raw, reader.name)
     return modelfile.with_options(
-        template=given.get("template"),
-        system=given.get("system"),
-        licenses=given.get("licenses") or (),
-        parameters=parse_parameters(given.get("parameters") or ()),
+        given.get("template"),
+        given.get("system"),
+        given.get("licenses") or (),
+        parse_parameters(given.get("parameters") or ()),
     ), folder
 
 
 def _resolved(path: str | None, folder: Path) -> str | None:
-    return resolve_path(path, folder, Path.home()) if path else None
+    return resolve_path(path, folder) if path else None
 
 
 def _profile(name: str) -> Profile:
