@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from blobstore.formats.documents import Manifest
-from blobstore.formats.imagelayout import LAYOUT, blob_path, encode_index
+from blobstore.formats.oci import LAYOUT, blob_path, encode_index
 from blobstore.names import Digest, ModelName
 from blobstore.store.memory import MemoryStore
 

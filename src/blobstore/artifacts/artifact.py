@@ -1,34 +1,58 @@
-"""Artifact: a stored model as an artifact of another kind, to be read by `transfer`.
+"""Artifacts: a stored model as an artifact of another kind, to be read by `transfer`.
 
 An artifact has one manifest, under the model's name. Its blobs are made while they are read:
 nothing is written to a disk. Their digests have to be known first, so each is made twice, once to
 be hashed and once to be sent; a blob that the target has is made once. The model's own blobs are
 hashed before that: damage in them would get a digest of its own.
+
+A **ModelPack** artifact has each file as a layer, byte for byte. An **image** has layers of tar,
+for image volumes. Its files are in ``/models``, where KServe looks for them, in its sidecars and as
+the sub-path of an image volume (kserve/kserve@aaac4e29 pkg/utils/storage.go
+``ConfigureOciNativeToContainer``). An image volume without a sub-path shows them below ``models/``.
+
+Each shard is a layer of an image, so that layers are pulled at the same time, and registries that
+limit a layer's size take large models. Images of over a hundred shards have several in one layer:
+docker takes 127 layers. Documents are the last layer, so that weights which have not changed keep
+their place below it. The image has no program: it is mounted, not run.
+
+Sources: opencontainers/image-spec layer.md ("Uncompressed tar"), config.md ("rootfs": the diff_ids
+of uncompressed layers are their digests).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
+from dataclasses import dataclass
 from functools import partial
+from pathlib import PurePosixPath
+from typing import TypeVar
 
-from blobstore.artifacts.forms import ArtifactForm, Layer, image_of, modelpack_of
 from blobstore.errors import UsageError
 from blobstore.export.contents import plan_export
-from blobstore.export.planned_files import DEFAULT_SHARD, ExportOptions
-from blobstore.export.streamed_files import check_copies
+from blobstore.export.exported_arrays import CONVERTED
+from blobstore.export.planned_files import DEFAULT_SHARD, ExportOptions, ExportPlan
+from blobstore.export.streamed_files import PlannedFile, check_copies, digest_of, open_file
+from blobstore.formats import strictjson
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.dtypes import DType
-from blobstore.formats.ocimanifest import (
-    ManifestLayer,
+from blobstore.formats.oci import (
+    IMAGE_CONFIG_MEDIA_TYPE,
+    IMAGE_LAYER_MEDIA_TYPE,
+    MODELPACK_ARTIFACT_TYPE,
+    MODELPACK_CONFIG_MEDIA_TYPE,
+    PATH_ANNOTATIONS,
+    OciDescriptor,
     artifact_manifest,
-    blob_descriptor,
+    layer_media_type,
+    modelpack_config,
     under_oci,
 )
+from blobstore.formats.tar import END, folder_header, in_blocks, member_header
 from blobstore.hashing.stage import HashStage
 from blobstore.io.budget import Budget
-from blobstore.io.ranges import BytesReader, OpenReader
+from blobstore.io.ranges import BytesReader, JoinedReader, OpenReader, Segment
 from blobstore.io.workers import Progress, begun, results_of, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.archive.archive import FixedManifests
@@ -40,27 +64,164 @@ from blobstore.store.ports import (
     checked_bytes,
     unique,
 )
+from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import StoredModel
 
+FOLDER = "models"
+MOST_LAYERS = 100
+"""Most layers of shards."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer: what it is, its size in bytes, how it is read, and what gives its digest.
+
+    ``name`` is shown with the progress.
+    """
+
+    name: str
+    media_type: str
+    size: int
+    open: Callable[[], OpenReader]
+    digest: Callable[[HashStage], Digest]
+    annotations: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The layers and documents of an artifact; the config needs the digests of the layers.
+
+    ``config`` gives the bytes of the config blob.
+    """
+
+    layers: tuple[_Layer, ...]
+    config_media_type: str
+    config: Callable[[list[Digest]], bytes]
+    artifact_type: str | None = None
+
+
+def _modelpack_of(
+    name: str, model: StoredModel, plan: ExportPlan, dequantize: DType | None
+) -> _Form:
+    """Return a model as a ModelPack artifact of the files in ``plan``; ``name`` is for its config.
+
+    Shards come first, in their order: a runtime that loads the first file of weights gets those of
+    the model, not of its draft. Raises: as `StoredModel.source_config` and `StoredModel.opened`.
+    """
+    files = (*plan.shards, *sorted(plan.documents, key=lambda file: file.path))
+    dtypes, types, parameters = Counter[DType](), Counter[str](), 0
+    for tensors in model.tensors_of_each(model.weight_layers):
+        for tensor in tensors:
+            parameters += tensor.parameters
+            if (dtype := _exported_dtype(tensor, dequantize)) is not None:
+                dtypes[dtype] += tensor.parameters
+            if dequantize is None and tensor.quant_type is not None:
+                types[tensor.quant_type.value] += tensor.parameters
+    said = model.source_config or {}
+    architectures, family = said.get("architectures"), said.get("model_type")
+    first = architectures[0] if isinstance(architectures, list) and architectures else None
+    config = partial(
+        modelpack_config,
+        name=name,
+        architecture=first if isinstance(first, str) else None,
+        family=family if isinstance(family, str) else None,
+        parameters=parameters,
+        dtypes=_by_count(dtypes),
+        quantization=_by_count(types),
+    )
+    layers = tuple(map(_file_layer, files))
+    return _Form(layers, MODELPACK_CONFIG_MEDIA_TYPE, config, MODELPACK_ARTIFACT_TYPE)
+
+
+def _file_layer(file: PlannedFile) -> _Layer:
+    return _Layer(
+        file.path,
+        layer_media_type(file.path),
+        file.size,
+        partial(open_file, file),
+        partial(digest_of, file),
+        dict.fromkeys(PATH_ANNOTATIONS, file.path),
+    )
+
+
+def _exported_dtype(tensor: StoredTensor, dequantize: DType | None) -> DType | None:
+    """Return the dtype of a tensor's values in the export; None if its arrays do not say it."""
+    if dequantize is not None and (tensor.quantization is not None or tensor.dtype in CONVERTED):
+        return dequantize
+    return tensor.value_dtype
+
+
+def _by_count(counted: Counter[_T]) -> list[_T]:
+    """Return what was counted, the most frequent first; ties in the order of their names."""
+    return sorted(counted, key=lambda one: (-counted[one], str(one)))
+
+
+def _image_of(plan: ExportPlan) -> _Form:
+    """Return an image of the files in ``plan``."""
+    together = -(-len(plan.shards) // MOST_LAYERS) or 1
+    groups: list[Sequence[PlannedFile]] = [
+        plan.shards[begin : begin + together] for begin in range(0, len(plan.shards), together)
+    ]
+    if plan.documents:
+        groups.append(sorted(plan.documents, key=lambda file: file.path))
+    return _Form(tuple(map(_tar_layer, groups)), IMAGE_CONFIG_MEDIA_TYPE, _image_config)
+
+
+def _image_config(layers: Sequence[Digest]) -> bytes:
+    """Return the config of an image of these layers, without a time.
+
+    An image volume is mounted on any processor; amd64 is what Ollama's configs say too.
+    """
+    return strictjson.encode(
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "config": {},
+            "rootfs": {"type": "layers", "diff_ids": [str(digest) for digest in layers]},
+        }
+    )
+
+
+def _tar_layer(files: Sequence[PlannedFile]) -> _Layer:
+    name = f"{FOLDER}/{files[0].path}"
+    return _Layer(
+        name,
+        IMAGE_LAYER_MEDIA_TYPE,
+        sum(part.size for part in _parts(files)),
+        partial(_open, name, files),
+        partial(_digest, name, files),
+    )
+
+
+def _open(name: str, files: Sequence[PlannedFile]) -> JoinedReader:
+    return JoinedReader(f"the layer of {name}", list(_parts(files)))
+
+
+def _digest(name: str, files: Sequence[PlannedFile], stage: HashStage) -> Digest:
+    with _open(name, files) as reader:
+        return reader.digest(stage)
+
+
+def _parts(files: Sequence[PlannedFile]) -> Iterator[Segment]:
+    """Yield the parts of a tar: the folders of the files, the files, and the end."""
+    paths = [f"{FOLDER}/{file.path}" for file in files]
+    folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents} - {"."}
+    yield _bytes(b"".join(map(folder_header, sorted(folders))))
+    for path, file in zip(paths, files, strict=True):
+        yield _bytes(member_header(path, file.size))
+        yield Segment(file.size, partial(open_file, file))
+        yield _bytes(bytes(in_blocks(file.size) - file.size))
+    yield _bytes(END)
+
+
+def _bytes(data: bytes) -> Segment:
+    return Segment(len(data), partial(BytesReader, data))
+
+
 Opened = Mapping[Digest, Callable[[], OpenReader]]
-
-
-class ArtifactKind(StrEnum):
-    """What a model becomes: files of an export, or its own blobs under an OCI manifest."""
-
-    MODELPACK = "modelpack"
-    IMAGE = "image"
-    OCI = "oci"
-
-    @classmethod
-    def parse(cls, word: str) -> ArtifactKind:
-        """Return the kind of a user's word. Raises: UsageError."""
-        try:
-            return cls(word)
-        except ValueError:
-            raise UsageError(
-                f"unknown kind of artifact {word!r}", hint=f"Use one of: {', '.join(cls)}."
-            ) from None
+_KINDS = ("modelpack", "image", "oci")
 
 
 class _Blobs:
@@ -144,20 +305,22 @@ def open_artifact(
 
     Raises: UsageError (an unknown word); as `export_model`, except for its folder.
     """
-    chosen = ArtifactKind.parse(kind)
+    if kind not in _KINDS:
+        message = f"unknown kind of artifact {kind!r}"
+        raise UsageError(message, hint=f"Use one of: {', '.join(_KINDS)}.")
     options = ExportOptions.parse(format, dequantize, max_shard_size)
     with store.lease():
         full = store.find(name)
         model = StoredModel(full, store.manifests.read(full), store)
-        if chosen is ArtifactKind.OCI:
+        if kind == "oci":
             yield _under_oci(full, model)
             return
         plan = plan_export(model, options, verify=True)
         check_copies(plan)
         form = (
-            image_of(plan)
-            if chosen is ArtifactKind.IMAGE
-            else modelpack_of(full.model, model, plan, options.dequantize)
+            _image_of(plan)
+            if kind == "image"
+            else _modelpack_of(full.model, model, plan, options.dequantize)
         )
         manifest, opened = _made(form, threads(jobs), progress)
         yield Artifact(full, store.address, manifest, opened, plan.notes)
@@ -169,12 +332,12 @@ def _under_oci(name: ModelName, model: StoredModel) -> Artifact:
     return Artifact(name, model.home.address, under_oci(model.manifest), opened, ())
 
 
-def _made(form: ArtifactForm, jobs: int, progress: Progress | None) -> tuple[Manifest, Opened]:
+def _made(form: _Form, jobs: int, progress: Progress | None) -> tuple[Manifest, Opened]:
     """Return the manifest of an artifact, and how each of its blobs is opened."""
     stage = HashStage()
     told = begun(progress, sum(layer.size for layer in form.layers))
 
-    def hashed(layer: Layer) -> Digest:
+    def hashed(layer: _Layer) -> Digest:
         digest = layer.digest(stage)
         told(layer.size, layer.name)
         return digest
@@ -184,9 +347,10 @@ def _made(form: ArtifactForm, jobs: int, progress: Progress | None) -> tuple[Man
     layers = []
     for layer, digest in zip(form.layers, digests, strict=True):
         opened[digest] = layer.open
-        descriptor = Descriptor(layer.media_type, digest, layer.size)
-        layers.append(ManifestLayer(descriptor, layer.annotations))
+        layers.append(
+            OciDescriptor(layer.media_type, digest, layer.size, annotations=layer.annotations)
+        )
     config = form.config(digests)
-    described = blob_descriptor(config, form.config_media_type)
+    described = Descriptor(form.config_media_type, Digest.of(config), len(config))
     opened[described.digest] = partial(BytesReader, config)
     return artifact_manifest(described, layers, artifact_type=form.artifact_type), opened

@@ -184,7 +184,7 @@ def _show_listed(views: list[ArchivedModelView]) -> None:
 def _loaded(
     archive: Archive, names: Sequence[ModelName], target: Store, jobs: int | None
 ) -> list[LoadedModelView]:
-    from blobstore.formats.ocimanifest import check_is_model
+    from blobstore.formats.oci import check_is_model
     from blobstore.store.ports import id_of
     from blobstore.store.transfer import transfer
     from blobstore.views.archived import LoadedModelView

@@ -82,7 +82,8 @@ class Descriptor(Document):
 
         Most are valid, and are not checked key by key: that takes four times as long.
         """
-        if type(value) is dict and len(value) == _USUAL_KEYS and "name" in value:
+        is_usual = cls is Descriptor and type(value) is dict and len(value) == _USUAL_KEYS
+        if is_usual and "name" in value:
             kind, digest, size, name = map(value.get, ("mediaType", "digest", "size", "name"))
             is_sound = type(kind) is str and len(kind) <= _MAX_KIND and type(name) is str
             if is_sound and type(size) is int and 0 <= size <= MAX_BLOB:
@@ -93,9 +94,8 @@ class Descriptor(Document):
     @property
     def document(self) -> dict[str, Any]:
         """The entry of a manifest; what is None is left out."""
-        named = {"from": self.source, "name": self.name}
         entry = {"mediaType": self.media_type, "digest": str(self.digest), "size": self.size}
-        return entry | {key: said for key, said in named.items() if said is not None}
+        return entry | strictjson.without_none({"from": self.source, "name": self.name})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,11 +201,6 @@ class Manifest(Document):
         return raw.getvalue()
 
 
-def _said(document: Draft) -> dict[str, Any]:
-    """Return what a document says: its fields that are not None."""
-    return {key: value for key, value in asdict(document).items() if value is not None}
-
-
 @dataclass(frozen=True, slots=True)
 class Draft(Document):
     """A draft model in the same manifest: the prefix of its tensors' names, and its config's name.
@@ -261,11 +256,10 @@ class ModelConfig(Document):
 
         Renderer, parser, requires and draft are left out if None.
         """
-        if_said = ("renderer", "parser", "requires", "draft")
         document = asdict(self)
-        for key in if_said:
+        for key in ("renderer", "parser", "requires", "draft"):
             if document[key] is None:
                 del document[key]
         if self.draft is not None:
-            document["draft"] = _said(self.draft)
+            document["draft"] = strictjson.without_none(asdict(self.draft))
         return strictjson.encode(document)

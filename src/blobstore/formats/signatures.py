@@ -16,14 +16,19 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from blobstore.errors import DigestMismatchError, DocumentError, InvalidNameError, quoted
 from blobstore.formats import strictjson
-from blobstore.formats.documents import Descriptor, Manifest
-from blobstore.formats.strictdocument import InvalidError, check_of, validated
+from blobstore.formats.documents import Manifest
+from blobstore.formats.oci import (
+    IMAGE_CONFIG_MEDIA_TYPE,
+    OCI_MANIFEST_MEDIA_TYPE,
+    OciDescriptor,
+)
+from blobstore.formats.strictdocument import validated
 from blobstore.formats.strictjson import check_limit, parse_object
 from blobstore.names import Digest, ModelName
 
@@ -31,8 +36,6 @@ SIGNATURE_MEDIA_TYPE: Final = "application/vnd.dev.cosign.simplesigning.v1+json"
 SIGNATURE_KEY: Final = "dev.cosignproject.cosign/signature"
 """The annotation that has the signature of the payload's bytes, in base64."""
 PAYLOAD_TYPE: Final = "cosign container image signature"
-OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
-OCI_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
 
 MAX_PAYLOAD = 64 * 2**10
 MAX_ANNOTATIONS = 64 * 2**10
@@ -107,37 +110,33 @@ class Payload:
         Raises: DocumentError (rule S1); LimitExceededError over 64 KiB.
         """
         whole = parse_object(raw, what, rule="S1", limit=MAX_PAYLOAD)
-        _check_keys(whole, what, ("critical", "optional"))
-        if not isinstance(whole["optional"], dict | None):
-            raise DocumentError(f"{what}: optional is not an object (rule S1)", rule="S1")
-        critical = _check_keys(whole["critical"], what, ("identity", "image", "type"))
-        image = _check_keys(critical["image"], what, ("docker-manifest-digest",))
-        identity = _check_keys(critical["identity"], what, ("docker-reference",))
-        if critical["type"] != PAYLOAD_TYPE:
-            message = f"{what}: type {quoted(critical['type'])} is not {PAYLOAD_TYPE!r} (rule S1)"
-            raise DocumentError(message, rule="S1")
         try:
-            digest = Digest.parse(image["docker-manifest-digest"])
-            return cls(digest, DockerReference.parse(check_of(str)(identity["docker-reference"])))
-        except ValueError as error:  # errors of names and digests are ValueErrors too
+            optional, critical = whole["optional"], whole["critical"]
+            digest = critical["image"]["docker-manifest-digest"]
+            identity = critical["identity"]["docker-reference"]
+            payload = cls(Digest.parse(digest), DockerReference.parse(identity))
+        except (LookupError, TypeError, AttributeError):
+            payload = None
+        except ValueError as error:  # errors of names and digests are ValueErrors
             raise DocumentError(f"{what}: {error} (rule S1)", rule="S1") from None
+        if payload is None or whole != _payload(digest, identity, optional):
+            raise DocumentError(f"{what}: not a payload with its keys only (rule S1)", rule="S1")
+        if not isinstance(optional, dict | None):
+            raise DocumentError(f"{what}: optional is not an object (rule S1)", rule="S1")
+        return payload
 
     def encode(self) -> bytes:
         """Return the payload as cosign writes it: one line of compact JSON."""
-        critical = {
-            "identity": {"docker-reference": str(self.identity)},
-            "image": {"docker-manifest-digest": str(self.digest)},
-            "type": PAYLOAD_TYPE,
-        }
-        return strictjson.encode({"critical": critical, "optional": None})
+        return strictjson.encode(_payload(str(self.digest), str(self.identity), None))
 
 
-def _check_keys(value: Any, what: str, keys: Collection[str]) -> dict[str, Any]:
-    """Return an object that has exactly these keys. Raises: DocumentError (rule S1)."""
-    if not isinstance(value, dict) or value.keys() != set(keys):
-        wanted = " and ".join(sorted(keys))
-        raise DocumentError(f"{what}: expected an object of {wanted} only (rule S1)", rule="S1")
-    return value
+def _payload(digest: str, identity: str, optional: object) -> dict[str, Any]:
+    critical = {
+        "identity": {"docker-reference": identity},
+        "image": {"docker-manifest-digest": digest},
+        "type": PAYLOAD_TYPE,
+    }
+    return {"critical": critical, "optional": optional}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ class Signature:
         Raises: DocumentError (rule S1), DigestMismatchError, LimitExceededError.
         """
         value = parse_object(raw, what, rule="S1", limit=MAX_FILE)
-        layer = SignatureLayer.checked(value, what)
+        layer = SignatureLayer.read(value, what)
         if layer is None:
             raise DocumentError(f"{what} is not the descriptor of a signature (rule S1)", rule="S1")
         return layer.signature(_decoded(value.get("data"), f"{what}: data"))
@@ -185,39 +184,31 @@ class Signature:
         return strictjson.encode({**self.layer, "data": data})
 
 
-@dataclass(frozen=True, slots=True)
-class SignatureLayer:
+class SignatureLayer(OciDescriptor):
     """A layer with a signature: the descriptor of its payload, and its annotations."""
 
-    descriptor: Descriptor
-    annotations: Mapping[str, str]
+    __slots__ = ()
 
     @classmethod
-    def checked(cls, value: dict[str, Any], what: str) -> SignatureLayer | None:
+    def read(cls, value: object, what: str) -> SignatureLayer | None:
         """Return the layer that a descriptor describes, None for another media type.
 
         Raises: DocumentError (rule S1); LimitExceededError for a large payload or annotations.
         """
-        descriptor = validated(Descriptor, value, what, "S1")
-        if descriptor.media_type != SIGNATURE_MEDIA_TYPE:
+        layer = validated(cls, value, what, "S1")
+        if layer.media_type != SIGNATURE_MEDIA_TYPE:
             return None
-        try:
-            given = value.get("annotations")
-            annotations = check_of(dict[str, str])({} if given is None else given)
-        except InvalidError as error:
-            raise DocumentError(f"{what}: annotations: {error} (rule S1)", rule="S1") from None
-        nbytes = sum(len(part) for item in annotations.items() for part in item)
+        nbytes = sum(len(part) for item in (layer.annotations or {}).items() for part in item)
         check_limit(f"{what}: its annotations", nbytes, "characters", MAX_ANNOTATIONS, "S1")
-        check_limit(f"{what}: its payload", descriptor.size, "bytes", MAX_PAYLOAD, "S1")
-        return cls(descriptor, annotations)
+        check_limit(f"{what}: its payload", layer.size, "bytes", MAX_PAYLOAD, "S1")
+        return layer
 
     def signature(self, payload: bytes) -> Signature:
         """Return the signature with its payload. Raises: DigestMismatchError for other bytes."""
-        digest = self.descriptor.digest
-        if len(payload) != self.descriptor.size or Digest.of(payload) != digest:
-            message = f"the payload of a signature does not match its digest {digest}"
-            raise DigestMismatchError(message, blob=str(digest))
-        return Signature(payload, self.annotations)
+        if len(payload) != self.size or Digest.of(payload) != self.digest:
+            message = f"the payload of a signature does not match its digest {self.digest}"
+            raise DigestMismatchError(message, blob=str(self.digest))
+        return Signature(payload, self.annotations or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,14 +230,13 @@ class SignatureManifest:
         Raises: DocumentError (rule M1 or S1); LimitExceededError over 4 MiB, 1000 layers, or the
         limits of a layer.
         """
-        value = _manifest(raw, what)
-        found = [SignatureLayer.checked(layer, what) for layer in value["layers"]]
-        return cls(raw, tuple(layer for layer in found if layer is not None))
+        layers = [SignatureLayer.read(layer, what) for layer in _manifest(raw, what)["layers"]]
+        return cls(raw, tuple(layer for layer in layers if layer is not None))
 
     @classmethod
     def of(cls, signatures: Iterable[Signature]) -> SignatureManifest:
         """Return the manifest of these signatures, the first of their model."""
-        shell = {"schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": None, "layers": []}
+        shell = {"schemaVersion": 2, "mediaType": None, "config": None, "layers": []}
         return _with_layers(shell, [signature.layer for signature in signatures])
 
     def extended(self, signatures: Sequence[Signature]) -> SignatureManifest:
@@ -254,7 +244,7 @@ class SignatureManifest:
 
         Raises: LimitExceededError for more than 1000 layers.
         """
-        there = [(layer.descriptor.digest, layer.annotations) for layer in self.layers]
+        there = [(layer.digest, layer.annotations or {}) for layer in self.layers]
         new = []
         for one in signatures:
             if (key := (Digest.of(one.payload), one.annotations)) not in there:
@@ -290,8 +280,9 @@ def _with_layers(value: dict[str, Any], layers: list[dict[str, Any]]) -> Signatu
     """
     rootfs = {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}
     config = strictjson.encode({"architecture": "", "os": "", "config": {}, "rootfs": rootfs})
-    entry = {"mediaType": OCI_CONFIG, "size": len(config), "digest": str(Digest.of(config))}
-    kind = value.get("mediaType", OCI_MANIFEST)  # it may be missing (OCI image-spec, manifest.md)
+    digest = str(Digest.of(config))
+    entry = {"mediaType": IMAGE_CONFIG_MEDIA_TYPE, "size": len(config), "digest": digest}
+    kind = value.get("mediaType") or OCI_MANIFEST_MEDIA_TYPE  # it may be missing (OCI manifest.md)
     raw = strictjson.encode({**value, "mediaType": kind, "config": entry, "layers": layers})
     parsed = SignatureManifest.parse(raw)
     return SignatureManifest(parsed.raw, parsed.layers, config)
@@ -303,6 +294,6 @@ def _decoded(value: Any, what: str) -> bytes:
     It may have line breaks, as for Go's encoding/base64: signatures that openssl wrote have some.
     """
     try:
-        return base64.b64decode("".join(check_of(str)(value).splitlines()), validate=True)
-    except ValueError:  # an InvalidError and a binascii.Error too
+        return base64.b64decode("".join(value.splitlines()), validate=True)
+    except (AttributeError, ValueError):  # a binascii.Error is a ValueError
         raise DocumentError(f"{what} is not base64 (rule S1)", rule="S1") from None

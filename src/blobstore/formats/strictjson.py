@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from blobstore.errors import DocumentError, LimitExceededError, quoted
@@ -193,6 +193,11 @@ def _refuse_surrogates(value: Any) -> None:
                 node.encode()
     except UnicodeEncodeError:
         raise StrictJsonError("utf8", "a \\u escape is half of a surrogate pair") from None
+
+
+def without_none(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the object without the keys whose value is None."""
+    return {key: item for key, item in value.items() if item is not None}
 
 
 _GO_ESCAPES = {

@@ -40,7 +40,7 @@ from blobstore.errors import (
 )
 from blobstore.formats import strictjson
 from blobstore.formats.documents import MANIFEST_MEDIA_TYPE
-from blobstore.formats.ocimanifest import OCI_MANIFEST_MEDIA_TYPE
+from blobstore.formats.oci import OCI_MANIFEST_MEDIA_TYPE
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest
 from blobstore.store.ports import Readable

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from blobstore.errors import BlobStoreError, InvalidNameError, ModelNotFoundError, NotFoundError
 from blobstore.formats.documents import MANIFEST_MEDIA_TYPE, Descriptor, Manifest
-from blobstore.formats.ocimanifest import under_oci
+from blobstore.formats.oci import under_oci
 from blobstore.formats.signatures import SignatureManifest, is_tag_of_signatures
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import DEFAULT_HOST, DEFAULT_NAMESPACE, Digest, ModelName

@@ -17,7 +17,7 @@ from support.small_registry import SmallRegistry
 
 import blobstore
 from blobstore import open_artifact, pull, push, transfer
-from blobstore.artifacts import forms
+from blobstore.artifacts import artifact as artifacts
 from blobstore.cli.main import run
 from blobstore.errors import DigestMismatchError, NotFoundError, UnsupportedSourceError, UsageError
 from blobstore.formats.documents import Manifest
@@ -166,7 +166,7 @@ def test_an_image_has_the_files_of_an_export(coded: Store, tmp_path: Path) -> No
 def test_layers_of_an_image_are_limited(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forms, "MOST_LAYERS", 2)
+    monkeypatch.setattr(artifacts, "MOST_LAYERS", 2)
     tensors = {f"t{number}.weight": normal(str(number), 32, 32) for number in range(5)}
     imported(store, write_checkpoint(tmp_path / "in", tensors, LLAMA_CONFIG))
     home, manifest = sent(store, "image", max_shard_size=4000)

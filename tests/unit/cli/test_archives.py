@@ -18,7 +18,7 @@ from support.checkpoints import small_tensors, write_checkpoint
 
 import blobstore
 from blobstore.cli.main import run
-from blobstore.formats.imagelayout import blob_path
+from blobstore.formats.oci import blob_path
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.store import Store, open_store
 

@@ -9,13 +9,13 @@ import pytest
 
 from blobstore.errors import BlobStoreError, DocumentError, LimitExceededError
 from blobstore.formats.documents import MANIFEST_MEDIA_TYPE
-from blobstore.formats.imagelayout import (
+from blobstore.formats.oci import (
     LAYOUT,
     MAX_ENTRIES,
-    Index,
     blob_path,
     check_layout,
     encode_index,
+    parse_index,
 )
 from blobstore.names import Digest, ModelName
 
@@ -35,8 +35,7 @@ def index(*entries: Any, **changed: Any) -> bytes:
 def test_a_written_index_comes_back() -> None:
     names = [ModelName.parse(text) for text in ("m", "ns/m:tag", "host.example:5000/ns/m:tag")]
     raw = encode_index((name, b"manifest") for name in names)
-    found = Index.parse(raw, "index")
-    assert [(one.name, one.digest, one.size) for one in found.entries] == [
+    assert [(one.model, one.digest, one.size) for one in parse_index(raw, "index")] == [
         (name, DIGEST, 8) for name in names
     ]
 
@@ -60,13 +59,13 @@ def test_the_bytes_of_an_index() -> None:
     ],
 )
 def test_names(annotations: dict[str, str] | None, name: str | None) -> None:
-    (found,) = Index.parse(index(entry(annotations=annotations)), "index").entries
-    assert found.name == (name and ModelName.parse(name))
+    (found,) = parse_index(index(entry(annotations=annotations)), "index")
+    assert found.model == (name and ModelName.parse(name))
 
 
 def test_dockers_media_type_is_accepted() -> None:
-    (found,) = Index.parse(index(entry(mediaType=MANIFEST_MEDIA_TYPE)), "index").entries
-    assert found.descriptor.digest == DIGEST
+    (found,) = parse_index(index(entry(mediaType=MANIFEST_MEDIA_TYPE)), "index")
+    assert found.digest == DIGEST
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,7 @@ def test_dockers_media_type_is_accepted() -> None:
 )
 def test_indexes_to_refuse(raw: bytes) -> None:
     with pytest.raises(DocumentError, match="A2"):
-        Index.parse(raw, "index")
+        parse_index(raw, "index")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +105,7 @@ def test_indexes_to_refuse(raw: bytes) -> None:
 )
 def test_limits(raw: bytes) -> None:
     with pytest.raises(LimitExceededError):
-        Index.parse(raw, "index")
+        parse_index(raw, "index")
 
 
 def test_layouts() -> None:

@@ -21,7 +21,6 @@ from blobstore.formats.signatures import (
     MAX_FILE,
     MAX_PAYLOAD,
     MAX_SIGNATURES,
-    OCI_MANIFEST,
     SIGNATURE_KEY,
     SIGNATURE_MEDIA_TYPE,
     DockerReference,
@@ -233,7 +232,10 @@ def test_a_manifest_and_its_config() -> None:
     made = SignatureManifest.of([ONE, TWO])
     value = json.loads(made.raw)
     assert list(value) == ["schemaVersion", "mediaType", "config", "layers"]
-    assert (value["schemaVersion"], value["mediaType"]) == (2, OCI_MANIFEST)
+    assert (value["schemaVersion"], value["mediaType"]) == (
+        2,
+        "application/vnd.oci.image.manifest.v1+json",
+    )
     assert value["layers"] == [ONE.layer, TWO.layer]
     assert made.config is not None
     assert value["config"]["digest"] == str(Digest.of(made.config))
@@ -262,7 +264,7 @@ def test_layers_of_others_and_unknown_keys_are_kept() -> None:
     value["layers"].insert(0, other)
     value["annotations"] = {"a": "b"}
     before = SignatureManifest.parse(json.dumps(value).encode())
-    assert [layer.descriptor.digest for layer in before.layers] == [Digest.of(b"one")]
+    assert [layer.digest for layer in before.layers] == [Digest.of(b"one")]
     after = before.extended([TWO])
     found = json.loads(after.raw)
     assert found["layers"] == [other, ONE.layer, TWO.layer]

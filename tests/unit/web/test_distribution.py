@@ -20,7 +20,7 @@ from blobstore.formats.documents import (
     Descriptor,
     Manifest,
 )
-from blobstore.formats.ocimanifest import OCI_MANIFEST_MEDIA_TYPE
+from blobstore.formats.oci import OCI_MANIFEST_MEDIA_TYPE
 from blobstore.formats.signatures import Signature, tag_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.layered import LayeredStore

@@ -17,14 +17,14 @@ from typing import BinaryIO, Self
 
 from blobstore.errors import CorruptDataError, ModelNotFoundError, UsageError
 from blobstore.formats.documents import Descriptor, Manifest
-from blobstore.formats.imagelayout import (
+from blobstore.formats.oci import (
     INDEX_PATH,
     LAYOUT_PATH,
     MAX_INDEX,
-    Index,
-    IndexEntry,
+    OciDescriptor,
     blob_path,
     check_layout,
+    parse_index,
 )
 from blobstore.formats.strictjson import check_limit
 from blobstore.formats.tar import Member
@@ -190,10 +190,10 @@ class Archive(Readable):
         if not contents.is_pipe:
             self._members.all()
         check_layout(self._document(LAYOUT_PATH), f"{LAYOUT_PATH} of {self.address}")
-        index = Index.parse(self._document(INDEX_PATH), f"{INDEX_PATH} of {self.address}")
-        raw = self._manifests_of(index.entries)
-        named = [(one.name, raw[one.digest]) for one in index.entries if one.name is not None]
-        self.unnamed = tuple(one.digest for one in index.entries if one.name is None)
+        index = parse_index(self._document(INDEX_PATH), f"{INDEX_PATH} of {self.address}")
+        raw = self._manifests_of(index)
+        named = [(one.model, raw[one.digest]) for one in index if one.model is not None]
+        self.unnamed = tuple(one.digest for one in index if one.model is None)
         """Manifests without a name, which can only be loaded under a given one."""
         if name is not None:
             if len(raw) != 1:
@@ -215,9 +215,9 @@ class Archive(Readable):
         with self._contents.range(member.offset, member.size, path) as reader:
             return reader.read(0, member.size)
 
-    def _manifests_of(self, entries: Sequence[IndexEntry]) -> dict[Digest, bytes]:
+    def _manifests_of(self, entries: Sequence[OciDescriptor]) -> dict[Digest, bytes]:
         """Return the bytes of all manifests, by their digests in the order of the index."""
-        blobs = unique(entry.descriptor for entry in entries)
+        blobs = unique(entries)
         raw = {
             blob.digest: self.blobs.read_whole(blob) for blob in self.blobs.sequence(blobs) or blobs
         }

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from blobstore import hashing
 from blobstore.errors import BusyError, DigestMismatchError, StorageError, UsageError
 from blobstore.formats.documents import Descriptor, Manifest
-from blobstore.formats.imagelayout import (
+from blobstore.formats.oci import (
     INDEX_PATH,
     LAYOUT,
     LAYOUT_PATH,

@@ -24,7 +24,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import MANIFEST_MEDIA_TYPE, Descriptor, Manifest
-from blobstore.formats.ocimanifest import OCI_MANIFEST_MEDIA_TYPE
+from blobstore.formats.oci import OCI_MANIFEST_MEDIA_TYPE
 from blobstore.formats.signatures import (
     Signature,
     SignatureManifest,
@@ -286,12 +286,12 @@ class RegistrySignatures:
         found = self._manifest(name, digest)
         if found is None:
             return []
-        blobs = unique(layer.descriptor for layer in found.layers)  # several keys: one payload
+        blobs = unique(found.layers)  # several keys: one payload
         payloads = {
             blob.digest: BlobReader(self._api, repository_of(name), blob).read(0, blob.size)
             for blob in blobs
         }
-        return [layer.signature(payloads[layer.descriptor.digest]) for layer in found.layers]
+        return [layer.signature(payloads[layer.digest]) for layer in found.layers]
 
     def add(self, name: ModelName, digest: Digest, signatures: Sequence[Signature]) -> int:
         """See `Signatures`. Those that are there are kept.

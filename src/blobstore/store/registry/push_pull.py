@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from threading import Lock
 
 from blobstore.errors import BlobStoreError, UsageError
-from blobstore.formats.ocimanifest import check_is_model
+from blobstore.formats.oci import check_is_model
 from blobstore.io.http.client import HttpClient
 from blobstore.io.workers import Progress
 from blobstore.names import Digest, ModelName

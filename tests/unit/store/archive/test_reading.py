@@ -34,7 +34,7 @@ from blobstore.errors import (
     ShortReadError,
     UsageError,
 )
-from blobstore.formats.imagelayout import blob_path, encode_index
+from blobstore.formats.oci import blob_path, encode_index
 from blobstore.formats.seekable import FOOTER_BYTES, encode_table
 from blobstore.formats.tar import BLOCK, member_header
 from blobstore.names import Digest, ModelName

@@ -22,7 +22,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import Descriptor
-from blobstore.formats.imagelayout import blob_path
+from blobstore.formats.oci import blob_path
 from blobstore.formats.seekable import FOOTER_BYTES, parse_footer, parse_table
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName

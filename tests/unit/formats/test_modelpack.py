@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from blobstore.formats.dtypes import DType
-from blobstore.formats.modelpackconfig import ModelPackConfig, layer_media_type, param_size
+from blobstore.formats.oci import layer_media_type, modelpack_config, param_size
 from blobstore.names import Digest
 
 DIGESTS = [Digest.of(b"a"), Digest.of(b"b")]
@@ -40,7 +40,8 @@ def assert_valid(document: dict[str, Any]) -> None:
 
 
 def test_all_that_can_be_said() -> None:
-    facts = ModelPackConfig(
+    config = modelpack_config(
+        DIGESTS,
         name="qwen3",
         architecture="Qwen3ForCausalLM",
         family="qwen3",
@@ -48,7 +49,7 @@ def test_all_that_can_be_said() -> None:
         dtypes=(DType.BF16, DType.I32, DType.F32),
         quantization=("int4", "int8"),
     )
-    document = json.loads(facts.encode(DIGESTS))
+    document = json.loads(config)
     assert_valid(document)
     assert document == {
         "descriptor": {"family": "qwen3", "name": "qwen3"},
@@ -64,8 +65,8 @@ def test_all_that_can_be_said() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    facts = ModelPackConfig(name="m", architecture=None, family=None, parameters=3)
-    document = json.loads(facts.encode(DIGESTS))
+    config = modelpack_config(DIGESTS, name="m", architecture=None, family=None, parameters=3)
+    document = json.loads(config)
     assert_valid(document)
     assert (document["descriptor"], document["config"]) == (
         {"name": "m"},
