@@ -236,7 +236,12 @@ class SignatureManifest:
     @classmethod
     def of(cls, signatures: Iterable[Signature]) -> SignatureManifest:
         """Return the manifest of these signatures, the first of their model."""
-        shell = {"schemaVersion": 2, "mediaType": None, "config": None, "layers": []}
+        shell: dict[str, Any] = {
+            "schemaVersion": 2,
+            "mediaType": None,
+            "config": None,
+            "layers": [],
+        }
         return _with_layers(shell, [signature.layer for signature in signatures])
 
     def extended(self, signatures: Sequence[Signature]) -> SignatureManifest:

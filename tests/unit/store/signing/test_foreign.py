@@ -152,7 +152,7 @@ class Registry:
         """Return the signatures that a repository has under the tag."""
         raw = self.get(f"{repository}/manifests/{tag_of(digest)}")
         return [
-            layer.signature(self.get(f"{repository}/blobs/{layer.descriptor.digest}"))
+            layer.signature(self.get(f"{repository}/blobs/{layer.digest}"))
             for layer in SignatureManifest.parse(raw).layers
         ]
 
