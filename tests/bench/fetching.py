@@ -24,7 +24,8 @@ from support.nginx import nginx
 
 from blobstore.io.http.client import HttpClient
 from blobstore.source.addresses import open_folder
-from blobstore.source.fetching import FetchOptions
+from blobstore.source.fetching import FetchOptions, fetching
+from blobstore.source.weights import SourceFile
 
 SIZE = 1_880_000_000
 SEGMENT = 16 * 2**20
@@ -57,11 +58,12 @@ def measure(url: str, name: str, threads: Sequence[int], connections: int | None
     """Print a row for each way."""
     with open_folder(url) as folder:
         reader = folder.open(name)
+        file = SourceFile(folder, name, reader.name, reader.identity, reader.size, (), {})
         for count in threads:
-            with folder.fetcher(FetchOptions(connections=connections)) as fetcher:
+            with fetching([file], FetchOptions(connections=connections)) as fetcher:
 
                 def fill(begin: int, buffer: memoryview) -> None:
-                    fetcher.fill(name, reader.identity, begin, buffer)  # used here
+                    fetcher.fill(file, begin, buffer)  # used here
 
                 show(f"Fetcher.fill, {count} threads", reader.size, fill, count)
         for count in threads:

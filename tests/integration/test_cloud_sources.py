@@ -16,7 +16,8 @@ import blobstore
 from blobstore.cli.main import run
 from blobstore.errors import BlobStoreError, ConflictError, CorruptDataError, NotFoundError
 from blobstore.io.objects import Bucket, open_bucket
-from blobstore.source.fetching import FetchOptions
+from blobstore.source.fetching import FetchOptions, fetching
+from blobstore.source.inventory import read_inventory
 from blobstore.store.local.store import Store
 
 pytestmark = pytest.mark.lab
@@ -95,12 +96,12 @@ def test_ranges_by_many_threads(bucket: Bucket, endpoint: str) -> None:
     data = (PYCODE / "model.safetensors").read_bytes()
     options = KEYS | {"endpoint": endpoint}
     with blobstore.open_folder(bucket.address, bucket_options=options) as folder:
-        identity = folder.open("model.safetensors").identity
-        with folder.fetcher(FetchOptions()) as fetcher:
+        (file,) = read_inventory(folder).files
+        with fetching([file], FetchOptions()) as fetcher:
 
             def fetch(begin: int) -> bytes:
                 buffer = bytearray(min(700_001, len(data) - begin))
-                fetcher.fill("model.safetensors", identity, begin, memoryview(buffer))
+                fetcher.fill(file, begin, memoryview(buffer))
                 return bytes(buffer)
 
             with ThreadPoolExecutor(8) as pool:

@@ -12,10 +12,10 @@ from typing import Any
 from unittest import mock
 
 from blobstore.importer import declared as declared_files, segments, writing
+from blobstore.io.budget import Cancellation
 from blobstore.io.ranges import Identity
 from blobstore.names import Digest
-from blobstore.source.fetching import Fetcher, FetchOptions, FolderFetcher
-from blobstore.source.folders import LocalFolder
+from blobstore.source.folders import Folder, LocalFolder
 from blobstore.source.weights import SourceFile
 from blobstore.store.local.store import Store
 
@@ -42,23 +42,6 @@ class Fetched:
         return sum(nbytes for _, _, nbytes in self.ranges)
 
 
-class _Fetcher:
-    """Fetches from a folder, several at once. See `Fetcher`."""
-
-    at_once = 4
-
-    def __init__(self, folder: LocalFolder, fetched: Fetched) -> None:
-        self._inner = FolderFetcher(folder)
-        self._fetched = fetched
-        self.cancel = self._inner.cancel
-
-    def fill(self, name: str, identity: Identity, begin: int, buffer: memoryview) -> None:
-        self._fetched.before(name, begin)
-        self._inner.fill(name, identity, begin, buffer)
-        self._fetched.change(name, begin, buffer)
-        self._fetched.ranges.append((name, begin, len(buffer)))
-
-
 @contextmanager
 def streamed(nbytes: int = TINY, *, declared: bool = False, count: int = 4) -> Iterator[Fetched]:
     """Let imports of local folders be streamed; give what they fetch.
@@ -68,13 +51,22 @@ def streamed(nbytes: int = TINY, *, declared: bool = False, count: int = 4) -> I
     """
     fetched = Fetched()
 
-    @contextmanager
-    def fetcher(folder: LocalFolder, _options: FetchOptions) -> Iterator[Fetcher]:
-        yield _Fetcher(folder, fetched)
+    def fill(
+        folder: LocalFolder,
+        name: str,
+        identity: Identity,
+        begin: int,
+        buffer: memoryview,
+        cancellation: Cancellation,
+    ) -> None:
+        fetched.before(name, begin)
+        Folder.fill(folder, name, identity, begin, buffer, cancellation)
+        fetched.change(name, begin, buffer)
+        fetched.ranges.append((name, begin, len(buffer)))
 
     with (
         mock.patch.object(LocalFolder, "is_remote", new=True),
-        mock.patch.object(LocalFolder, "fetcher", fetcher),
+        mock.patch.object(LocalFolder, "fill", fill),
         mock.patch.object(segments, "SEGMENT", nbytes),
         mock.patch.object(segments, "_GAP", 64),
         mock.patch.object(writing, "_SEGMENTS", count),

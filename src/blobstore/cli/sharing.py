@@ -253,7 +253,7 @@ def login(
 ) -> None:
     """Log in to a registry, which checks the password."""
     from blobstore.io.http.client import HttpClient
-    from blobstore.store.registry.authorization import check_login
+    from blobstore.store.registry.api import check_login
     from blobstore.store.registry.names import registry_address
 
     scheme, host = _split(host)
@@ -287,7 +287,7 @@ def credentials() -> Credentials:
     from blobstore.store.registry.logins import Credentials, login_files
 
     home = Path(os.path.expanduser("~"))  # noqa: PTH111  # Path.home raises without a home
-    return Credentials(login_files(os.environ, home, os.getuid()))
+    return Credentials(*login_files(os.environ, home, os.getuid()))
 
 
 def realms_of(given: list[str] | None) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from blobstore.importer.buffers import Buffer, BufferPool
@@ -40,13 +40,13 @@ class LoadedSegment:
 
 
 class Prefetch:
-    """Fetches ``segments`` by the ``fetchers`` of their files, as many at once as have buffers."""
+    """Fetches ``segments``, as many at once as have buffers."""
 
     def __init__(
-        self, segments: Segments, fetchers: Mapping[str, Fetcher], buffers: BufferPool, jobs: int
+        self, segments: Segments, fetcher: Fetcher, buffers: BufferPool, jobs: int
     ) -> None:
         self._segments = segments
-        self._fetchers = fetchers
+        self._fetcher = fetcher
         self._buffers = buffers
         self._jobs = jobs
         self._arrived: dict[int, LoadedSegment] = {}
@@ -63,8 +63,7 @@ class Prefetch:
             yield
         finally:
             self._ends.set()
-            for fetcher in self._fetchers.values():
-                fetcher.cancel()
+            self._fetcher.cancel()
             thread.join()
 
     def _run(self) -> None:
@@ -87,9 +86,7 @@ class Prefetch:
             yield LoadedSegment(segment, buffer)
 
     def _fetch(self, loaded: LoadedSegment) -> None:
-        file = loaded.segment.file
-        fetcher = self._fetchers[file.path]
-        fetcher.fill(file.name, file.identity, loaded.segment.begin, loaded.data)
+        self._fetcher.fill(loaded.segment.file, loaded.segment.begin, loaded.data)
         with self._changed:
             self._arrived[loaded.segment.number] = loaded
             self._changed.notify_all()

@@ -7,13 +7,13 @@ come in one request, with what is between them; several threads ask at the same 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from blobstore.importer.loaded import LoadedBytes
 from blobstore.importer.needs import needed_for
 from blobstore.importer.segments import Span, united
-from blobstore.source.fetching import Fetcher, FetchOptions, fetchers_of
+from blobstore.source.fetching import Fetcher, FetchOptions, fetching
 from blobstore.source.weights import SourceFile, SourceReaders, SourceWeight
 
 AT_ONCE = 8
@@ -26,19 +26,20 @@ _MOST = 8 * 2**20
 class SampleReaders(SourceReaders):
     """The source files that are measured.
 
-    ``fetchers``: by path, if they are on servers. ``stop`` ends requests when it is set.
+    ``fetcher``: None if none of them is on a server. ``stop`` ends requests when it is set.
     """
 
-    def __init__(self, fetchers: Mapping[str, Fetcher]) -> None:
-        self._fetchers = fetchers
+    def __init__(self, fetcher: Fetcher | None) -> None:
+        self._fetcher = fetcher
         self._loaded = LoadedBytes(self._fetch)
-        super().__init__(self._loaded.open if fetchers else SourceFile.open)
-        self.stop = _Cancelling(fetchers)
-        most = max((one.at_once for one in fetchers.values()), default=1)
-        self.at_once = min(AT_ONCE, most)
+        super().__init__(self._loaded.open if fetcher is not None else SourceFile.open)
+        self.stop = _Cancelling(fetcher)
+        self.at_once = min(AT_ONCE, fetcher.at_once) if fetcher is not None else 1
 
     def _fetch(self, file: SourceFile, begin: int, buffer: memoryview) -> None:
-        self._fetchers[file.path].fill(file.name, file.identity, begin, buffer)
+        if self._fetcher is None:
+            raise AssertionError("files on a disk are not loaded")
+        self._fetcher.fill(file, begin, buffer)
 
     @contextmanager
     def having(self, source: SourceWeight, starts: Iterable[int], count: int) -> Iterator[None]:
@@ -47,7 +48,7 @@ class SampleReaders(SourceReaders):
         Raises: as `Fetcher.fill`.
         """
         spans: dict[str, list[Span]] = {}
-        if self._fetchers and not source.transposed:
+        if self._fetcher is not None and not source.transposed:
             for start in starts:
                 for path, begin, end in needed_for(source, start, count):
                     spans.setdefault(path, []).append((begin, end))
@@ -80,14 +81,14 @@ def _requests(spans: Iterable[Span]) -> Iterator[Span]:
 class _Cancelling(threading.Event):
     """An event that ends requests when it is set."""
 
-    def __init__(self, fetchers: Mapping[str, Fetcher]) -> None:
+    def __init__(self, fetcher: Fetcher | None) -> None:
         super().__init__()
-        self._fetchers = fetchers
+        self._fetcher = fetcher
 
     def set(self) -> None:
         super().set()
-        for fetcher in self._fetchers.values():
-            fetcher.cancel()
+        if self._fetcher is not None:
+            self._fetcher.cancel()
 
 
 @contextmanager
@@ -95,9 +96,9 @@ def sample_readers(sources: Iterable[SourceWeight], fetch: FetchOptions) -> Iter
     """Give readers of the files of sources, which are closed at the end."""
     files = {part.file.path: part.file for source in sources for part in source.parts.values()}
     with ExitStack() as stack:
-        fetchers: Mapping[str, Fetcher] = {}
+        fetcher = None
         if any(file.folder.is_remote for file in files.values()):
-            fetchers = stack.enter_context(fetchers_of(files, fetch))
-        readers = SampleReaders(fetchers)
+            fetcher = stack.enter_context(fetching(files.values(), fetch))
+        readers = SampleReaders(fetcher)
         stack.callback(readers.close)
         yield readers

@@ -41,7 +41,7 @@ from blobstore.importer.segments import SEGMENT, Segments
 from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE
 from blobstore.io.workers import Progress, each
-from blobstore.source.fetching import FetchOptions, fetchers_of
+from blobstore.source.fetching import FetchOptions, fetching
 from blobstore.source.weights import SourceFile, SourceReaders
 from blobstore.store.ports import Finished, Session, Writer
 
@@ -65,8 +65,7 @@ def copy_file(layer: PlannedCopy, session: Session) -> Finished:
     """
     with layer.file.open() as reader:
         blob = session.copy(reader)
-        reader.check_unchanged()
-    layer.file.check(blob.digest, reader.git)
+    layer.file.check(blob.digest)
     return blob
 
 
@@ -190,10 +189,9 @@ class _Making:
         count = min(count, len(segments))
         largest = max((segment.nbytes for segment in segments), default=0)
         allow_open_files(4 * jobs + 3 * len(self._blobs))
-        with fetchers_of(files, fetch) as fetchers:
-            at_once = max((one.at_once for one in fetchers.values()), default=1)
+        with fetching(files.values(), fetch) as fetcher:
             loaded = self._pool(count, largest)
-            prefetch = Prefetch(segments, fetchers, loaded, max(1, min(count, at_once)))
+            prefetch = Prefetch(segments, fetcher, loaded, max(1, min(count, fetcher.at_once)))
             work = FarWork(self._blobs, segments, prefetch, self._declared, self._stage)
             left = memory - count * largest
             try:

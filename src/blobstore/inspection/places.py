@@ -32,7 +32,7 @@ from blobstore.io.ranges import RangeReader
 from blobstore.names import ModelName
 from blobstore.source.addresses import is_address
 from blobstore.source.files import other_weights
-from blobstore.source.folders import Folder
+from blobstore.source.folders import FIRST_READ, Folder
 from blobstore.source.shards import (
     INDEX_NAME,
     SINGLE_NAME,
@@ -135,7 +135,7 @@ def read_files(
 
 
 def _read_file(reader: RangeReader, budget: Budget) -> tuple[str, int | None, Header]:
-    return reader.name, reader.size, header_of(reader, budget)
+    return reader.name, reader.size, header_of(reader, budget, first_nbytes=FIRST_READ)
 
 
 def read_folder(folder: Folder, notes: list[str]) -> Files:
@@ -156,15 +156,11 @@ def read_folder(folder: Folder, notes: list[str]) -> Files:
         raise NotFoundError(
             f"no .safetensors file in {folder.name}", path=folder.name, hint=_hint(folder, names)
         )
-    distinct = folder.distinct(others)
-    if len(distinct) > 1:
+    if len(others) > 1:
         notes.append(
-            f"no index and no model.safetensors: {len(distinct):,} files are counted, each for"
-            " itself"
+            f"no index and no model.safetensors: {len(others):,} files are counted, each for itself"
         )
-    if links := sorted({*others} - {*distinct}):
-        notes.append(f"not counted, being links to files that are: {some(links)}")
-    return Files(tuple((file,) for file in read_files(folder, distinct)))
+    return Files(tuple((file,) for file in read_files(folder, others)))
 
 
 def _weights_among(names: Sequence[str]) -> WeightSet | None:

@@ -174,6 +174,8 @@ class SourceReader(OpenReader):
     """A reader of one file of a source. Reading a file that has changed raises CorruptDataError."""
 
     identity: Identity
+    declared: Digest | None = None
+    """The digest of the file's bytes that its server declares."""
 
     def check_unchanged(self) -> None:
         """Raise CorruptDataError when the file was written to, replaced or removed meanwhile.

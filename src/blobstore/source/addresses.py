@@ -28,14 +28,12 @@ from blobstore.errors import (
     StorageError,
     UnsupportedSourceError,
     UsageError,
-    from_os_error,
     quoted,
 )
 from blobstore.io.durable import os_errors
 from blobstore.io.object_stores import CLOUDS, is_bucket
 from blobstore.io.objects import open_bucket
 from blobstore.io.ranges import real_path
-from blobstore.names import file_name
 from blobstore.source.folders import (
     HUB,
     HUB_SCHEME,
@@ -250,63 +248,26 @@ def snapshot_in(folder: Path) -> Path:
     it is missing; UnsupportedSourceError when there are several and no ``refs/main``; StorageError.
     """
     snapshots = folder / SNAPSHOTS
-    try:
+    with os_errors("access", snapshots):
         name = os.path.basename(os.path.abspath(folder))  # noqa: PTH100, PTH119
         if not name.startswith(REPOSITORY) or not snapshots.is_dir():
             return folder
-    except OSError as error:
-        raise from_os_error(error, "access", snapshots) from error
-    present = _folders(snapshots)
-    commit = _main_commit(folder)
-    if commit is not None:
-        if commit not in present:
-            raise NotFoundError(
-                f"{folder}: refs/main names the snapshot {commit}, which is missing",
-                path=str(snapshots / commit),
-                hint=_hint(snapshots, present),
-            )
-        return snapshots / commit
-    if not present:
-        raise NotFoundError(
-            f"{folder} has no snapshot", path=str(folder), hint="Download the model again."
-        )
-    if len(present) > 1:
+        present = sorted(path.name for path in snapshots.iterdir() if path.is_dir())
+    try:
+        raw = LocalFolder(folder / "refs").read(MAIN, _LONGEST_REF)
+        wanted = [raw.decode(errors="replace").strip()]
+    except NotFoundError:
+        wanted = present
+    if len(wanted) == 1 and wanted[0] in present:
+        return snapshots / wanted[0]
+    hint = f"Give one of them: {', '.join(str(snapshots / name) for name in present[:_SHOWN])}"
+    if len(wanted) > 1:
         raise UnsupportedSourceError(
             f"{folder} has {len(present)} snapshots, and no refs/main names one of them",
             path=str(folder),
-            hint=_hint(snapshots, present),
+            hint=hint,
         )
-    return snapshots / present[0]
-
-
-def _main_commit(folder: Path) -> str | None:
-    """Return the commit in ``refs/main``; None if it is missing.
-
-    Raises: NotFoundError if it does not name a snapshot.
-    """
-    refs = folder / "refs"
-    try:
-        raw = LocalFolder(refs).read(MAIN, _LONGEST_REF)
-    except NotFoundError:
-        return None
-    try:
-        return file_name(raw.decode().strip())
-    except (UnicodeDecodeError, BlobStoreError):
-        raise NotFoundError(
-            f"{refs / MAIN} should contain the name of a snapshot, not {raw!r}",
-            path=str(refs / MAIN),
-        ) from None
-
-
-def _folders(path: Path) -> list[str]:
-    with os_errors("list", path), os.scandir(path) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir())
-
-
-def _hint(snapshots: Path, present: list[str]) -> str | None:
     if not present:
-        return None
-    more = f" (and {len(present) - _SHOWN} more)" if len(present) > _SHOWN else ""
-    return (
-        f"Give one of them: {', '.join(str(snapshots / name) for name in present[:_SHOWN])}{more}"
-    )
+        hint = "Download the model again."
+    what = f"refs/main names {quoted(wanted[0])}, which is missing" if wanted else "it is empty"
+    raise NotFoundError(f"{folder} has no snapshot: {what}", path=str(snapshots), hint=hint)

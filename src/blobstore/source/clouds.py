@@ -7,7 +7,7 @@ that ETag. Requests go through obstore (`blobstore.io.objects`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from blobstore.errors import (
@@ -20,12 +20,10 @@ from blobstore.io.objects import Bucket, ObjectState, ObjectVersion
 from blobstore.io.ranges import Identity, SourceReader
 from blobstore.io.workers import pooled
 from blobstore.names import relative_path
-from blobstore.source.fetching import Fetcher, FetchOptions, remote_fetcher
 from blobstore.source.folders import SUFFIX, Entry, Folder, Found
 from blobstore.source.web import WebIdentity
 
 _T = TypeVar("_T")
-_FIRST_READ = 64 * 2**10
 _AT_ONCE = 16
 _MOST_NAMES = 100_000
 
@@ -57,10 +55,6 @@ class BucketFolder(Folder):
         """Return the address of an object."""
         return self.bucket.place(name)
 
-    def names(self) -> list[str]:
-        """Return the names of its objects, sorted."""
-        return [entry.name for entry in self.scan() if not entry.is_folder]
-
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
         """Return the objects and folders in a folder, by name.
 
@@ -84,10 +78,10 @@ class BucketFolder(Folder):
         return Entry(state.key.removeprefix(prefix), self.place(state.key), found=found)
 
     def open(self, name: str, identity: Identity | None = None) -> ObjectFile:
-        """Return a reader of one object; of one without an identity the first bytes are read."""
+        """Return a reader of one object; without an identity the server is asked for it."""
         if identity is None:
             identity = object_identity(self.bucket.head(relative_path(name)), self.place(name))
-        return ObjectFile(self.bucket, name, identity, self.budget)
+        return ObjectFile(self.bucket, name, identity)
 
     def reading(
         self, names: Sequence[str], read: Callable[[ObjectFile], _T]
@@ -108,8 +102,15 @@ class BucketFolder(Folder):
 
         return pooled(names, work, _AT_ONCE, cancellation.cancel, name="bucket")
 
-    def read(self, name: str, limit: int) -> bytes:
-        """Return a small object's bytes, of the version that was listed, if it was."""
+    def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
+        """Return small objects' bytes by name; several are read at once.
+
+        They are of the versions that were listed, if they were.
+        """
+        with self._at_once(names, lambda name: self._read(name, limit)) as found:
+            return dict(zip(names, found, strict=True))
+
+    def _read(self, name: str, limit: int) -> bytes:
         key = relative_path(name)
         found = self._known(key)
         version = version_of(found.identity) if found is not None else None
@@ -117,11 +118,6 @@ class BucketFolder(Folder):
         self.budget.receive(len(data))
         self._take_text(len(data), name)
         return data
-
-    def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
-        """Return small objects' bytes by name; several are read at once."""
-        with self._at_once(names, lambda name: self.read(name, limit)) as found:
-            return dict(zip(names, found, strict=True))
 
     def _known(self, name: str) -> Found | None:
         prefix, slash, last = name.rpartition("/")
@@ -138,13 +134,7 @@ class BucketFolder(Folder):
         other.budget = self.budget
         return other
 
-    @contextmanager
-    def fetcher(self, options: FetchOptions) -> Iterator[Fetcher]:
-        """Give a fetcher that makes several requests at once."""
-        with remote_fetcher(options, self._fill) as fetcher:
-            yield fetcher
-
-    def _fill(
+    def fill(
         self,
         name: str,
         identity: Identity,
@@ -152,6 +142,7 @@ class BucketFolder(Folder):
         buffer: memoryview,
         cancellation: Cancellation,
     ) -> None:
+        """See `Folder`."""
         key, version = relative_path(name), version_of(identity)
 
         def check(_nbytes: int) -> None:
@@ -165,11 +156,9 @@ class ObjectFile(SourceReader):
 
     piece_nbytes = 4 * 2**20
 
-    def __init__(self, bucket: Bucket, name: str, identity: Identity, budget: Budget) -> None:
+    def __init__(self, bucket: Bucket, name: str, identity: Identity) -> None:
         self._bucket = bucket
         self._key = relative_path(name)
-        self._budget = budget
-        self._head: bytearray | None = None
         self.name = bucket.place(name)
         self.identity = identity
         self.size = size_of(identity)
@@ -177,20 +166,8 @@ class ObjectFile(SourceReader):
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes from ``offset``. Raises: as `Bucket.get_into`."""
         self._check(offset, len(buffer))
-        end = offset + len(buffer)
-        if end > _FIRST_READ:
+        if buffer:
             self._bucket.get_into(self._key, offset, buffer, version_of(self.identity))
-        elif len(buffer):
-            buffer[:] = self._first()[offset:end]
-
-    def _first(self) -> bytearray:
-        """Return the first bytes, which parsers read in small pieces."""
-        if self._head is None:
-            head = bytearray(min(_FIRST_READ, self.size))
-            self._budget.receive(len(head))
-            self._bucket.get_into(self._key, 0, memoryview(head), version_of(self.identity))
-            self._head = head
-        return self._head
 
 
 def object_identity(state: ObjectState, place: str) -> WebIdentity:

@@ -9,17 +9,17 @@ walked breadth first, in the order of names, so that the limits cut the same fil
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from blobstore.errors import AccessError, DigestMismatchError, InvalidNameError, quoted
+from blobstore.errors import AccessError, InvalidNameError, quoted
 from blobstore.formats.coverage import LeftOut
-from blobstore.io.ranges import Identity, SourceReader
+from blobstore.io.ranges import BytesReader, Identity, OpenReader
 from blobstore.names import Digest, relative_path
-from blobstore.source.folders import Entry, Folder, Found
+from blobstore.source.folders import Entry, Folder, Found, not_declared
 
 MAX_DEPTH = 8
 """The depth of nested folders."""
@@ -82,37 +82,6 @@ _SHOWN = ".gitattributes"
 """The hidden file that is part of a repository's content."""
 
 
-class PassingReader(SourceReader):
-    """A file's bytes, which are read once and in order; `git` is then their name in git."""
-
-    def __init__(self, reader: SourceReader, *, is_named: bool) -> None:
-        """``is_named``: the name is computed."""
-        self.name, self.size, self.identity = reader.name, reader.size, reader.identity
-        self.is_remote = reader.is_remote
-        self._reader = reader
-        begun = hashlib.sha1(b"blob %d\0" % reader.size)  # noqa: S324  # git's name of a blob
-        self._hash = begun if is_named else None
-
-    @property
-    def git(self) -> str | None:
-        """The name of the bytes that were read; None if it is not computed."""
-        return None if self._hash is None else self._hash.hexdigest()
-
-    def readinto(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes from ``offset``. Raises: as `OpenReader.readinto`."""
-        self._reader.readinto(offset, buffer)
-        if self._hash is not None:
-            self._hash.update(buffer)
-
-    def check_unchanged(self) -> None:
-        """See `SourceReader`."""
-        self._reader.check_unchanged()
-
-    def close(self) -> None:
-        """Close the reader."""
-        self._reader.close()
-
-
 @dataclass(frozen=True, slots=True)
 class KeptFile:
     """A file that is kept byte for byte: its path in its folder, with ``/``, and its state."""
@@ -141,17 +110,26 @@ class KeptFile:
         """True for weights that are kept unchanged, as a file."""
         return self.name.endswith(".safetensors")
 
-    def open(self) -> PassingReader:
-        """Return a reader of the file. Raises: as `Folder.open`; CorruptDataError if it changed."""
-        reader = self.folder.open(self.name, self.identity)
-        return PassingReader(reader, is_named=self.found.git is not None)
+    @contextmanager
+    def open(self) -> Iterator[OpenReader]:
+        """Give a reader of the file; `check` compares its declared digest.
 
-    def check(self, digest: Digest, git: str | None) -> None:
-        """Raise DigestMismatchError unless the bytes have the hashes that their server declares."""
-        for declared, found in ((self.found.declared, digest), (self.found.git, git)):
-            if declared not in (None, found):
-                message = f"its bytes are not those of {declared}, which its server declares"
-                raise DigestMismatchError(f"{self.path}: {message}", path=self.path)
+        Raises: as `Folder.open`; CorruptDataError if it changed, at the end, too;
+        DigestMismatchError for other bytes than those that git names.
+        """
+        with self.folder.open(self.name, self.identity) as reader:
+            if self.found.git is None:
+                yield reader
+            else:  # repositories keep small files in git
+                data = reader.read(0, reader.size)
+                self.found.check(data, self.path)
+                yield BytesReader(data, self.path)
+            reader.check_unchanged()
+
+    def check(self, digest: Digest) -> None:
+        """Raise DigestMismatchError unless the bytes have the digest that their server declares."""
+        if self.found.declared not in (None, digest):
+            raise not_declared(self.path, self.found.declared)
 
 
 @dataclass(frozen=True, slots=True)

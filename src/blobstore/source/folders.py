@@ -31,7 +31,7 @@ from blobstore.errors import (
     NotFoundError,
     from_os_error,
 )
-from blobstore.io.budget import Budget
+from blobstore.io.budget import Budget, Cancellation
 from blobstore.io.durable import os_errors
 from blobstore.io.ranges import (
     FileIdentity,
@@ -42,12 +42,13 @@ from blobstore.io.ranges import (
     real_path,
 )
 from blobstore.names import Digest
-from blobstore.source.fetching import Fetcher, FetchOptions, folder_fetcher
 
 _T = TypeVar("_T")
 SUFFIX = ".safetensors"
 HUB = "https://huggingface.co"
 HUB_SCHEME = "hf://"
+FIRST_READ = 64 * 2**10
+"""Bytes of a file that are read first: most headers end in them."""
 MAIN = "main"
 REPOSITORY = "models--"
 SNAPSHOTS = "snapshots"
@@ -68,11 +69,17 @@ class Found:
 
     def check(self, data: bytes, place: str) -> None:
         """Raise DigestMismatchError unless ``data``, read at ``place``, have the declared hash."""
-        is_declared = self.declared is None or Digest.of(data) == self.declared
         blob = hashlib.sha1(b"blob %d\0" % len(data) + data)  # noqa: S324  # git's name of a blob
-        if not is_declared or (self.git is not None and blob.hexdigest() != self.git):
-            message = f"{place}: its bytes do not have the hash that its server declares"
-            raise DigestMismatchError(message, path=place)
+        if self.declared not in (None, Digest.of(data)):
+            raise not_declared(place, self.declared)
+        if self.git not in (None, blob.hexdigest()):
+            raise not_declared(place, self.git)
+
+
+def not_declared(place: str, declared: object) -> DigestMismatchError:
+    """Return the error for other bytes than those with the hash that a server declares."""
+    message = f"{place}: its bytes are not those of {declared}, which its server declares"
+    return DigestMismatchError(message, path=place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +139,12 @@ class Folder(ABC):
     def place(self, name: str) -> str:
         """Return the path or address of a file, which need not exist."""
 
-    def names(self) -> list[str] | None:  # noqa: B027  # None
+    def names(self) -> list[str] | None:
         """Return the names of its files, sorted; None if a server does not list them.
 
         Raises: StorageError, RemoteError.
         """
+        return [entry.name for entry in self.scan() if not entry.is_folder]
 
     @abstractmethod
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
@@ -145,10 +153,6 @@ class Folder(ABC):
         It returns at most ``most`` entries, chosen in any order. If a server lists nothing, only
         the `LIKELY` names are requested. Raises: StorageError, RemoteError.
         """
-
-    def distinct(self, names: Sequence[str]) -> list[str]:
-        """Return the first name of each file among ``names``; the others are links to it."""
-        return list(names)
 
     @abstractmethod
     def open(self, name: str, identity: Identity | None = None) -> SourceReader:
@@ -181,27 +185,35 @@ class Folder(ABC):
         Raises: as `reading` and `open`.
         """
 
-    @abstractmethod
     def read(self, name: str, limit: int) -> bytes:
-        """Return a small file's bytes.
+        """Return a small file's bytes. Raises: as `read_all`."""
+        return self.read_all([name], limit)[name]
+
+    @abstractmethod
+    def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
+        """Return small files' bytes by name; a folder on a server reads several at once.
 
         Raises: NotFoundError, StorageError, RemoteError; LimitExceededError when they are more than
         ``limit``, or than is left of the budget.
         """
 
-    def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
-        """Return small files' bytes by name; a folder on a server reads several at once.
+    def allow(self, requests: int) -> None:  # noqa: B027  # a disk has no connections
+        """Let so many requests run at once."""
 
-        Raises: as `read`.
+    def fill(
+        self,
+        name: str,
+        identity: Identity,
+        begin: int,
+        buffer: memoryview,
+        cancellation: Cancellation,  # noqa: ARG002  # a read from a disk ends by itself
+    ) -> None:
+        """Fill ``buffer`` with a large range of a file, for imports that stream it.
+
+        One request, unless it breaks. Raises: as `open`.
         """
-        return {name: self.read(name, limit) for name in names}
-
-    def fetcher(self, options: FetchOptions) -> AbstractContextManager[Fetcher]:  # noqa: ARG002  # a disk has no connections
-        """Give a fetcher of large ranges of its files, for imports that stream them."""
-        return folder_fetcher(self)
-
-    def declared(self, name: str) -> Digest | None:  # noqa: B027  # a disk declares nothing
-        """Return the digest of a file's bytes that its server declares; None if it does not."""
+        with self.open(name, identity) as reader:
+            reader.readinto(begin, buffer)
 
     def _take_text(self, nbytes: int, name: str) -> None:
         """Count a document. Raises: LimitExceededError with ``path``."""
@@ -293,18 +305,6 @@ class LocalFolder(Folder):
             reader.read_ahead()
         return reader
 
-    def distinct(self, names: Sequence[str]) -> list[str]:
-        """Return the first name of each file; others may be links to it."""
-        files: dict[object, str] = {}
-        for name in names:
-            try:
-                status = (self.path / name).stat()
-            except OSError:  # opening it raises the error that says why
-                files[name] = name
-            else:
-                files.setdefault((status.st_dev, status.st_ino), name)
-        return list(files.values())
-
     @contextmanager
     def reading(
         self, names: Sequence[str], read: Callable[[FileReader], _T]
@@ -318,8 +318,11 @@ class LocalFolder(Folder):
         with self.open(name) as reader:
             return read(reader)
 
-    def read(self, name: str, limit: int) -> bytes:
-        """Return a small file's bytes."""
+    def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
+        """Return small files' bytes by name."""
+        return {name: self._read(name, limit) for name in names}
+
+    def _read(self, name: str, limit: int) -> bytes:
         with self.open(name) as reader:
             if reader.size > limit:
                 raise LimitExceededError(

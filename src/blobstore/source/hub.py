@@ -31,7 +31,7 @@ from blobstore.errors import (
 from blobstore.formats import strictjson
 from blobstore.names import Digest, relative_path
 from blobstore.source.files import MAX_DEPTH
-from blobstore.source.folders import HUB, HUB_SCHEME, MAIN, Entry, Found
+from blobstore.source.folders import HUB, HUB_SCHEME, MAIN, Entry, Folder, Found
 from blobstore.source.web import WebFolder, WebIdentity
 
 if TYPE_CHECKING:
@@ -214,9 +214,7 @@ class HubFolder(WebFolder):
 
     def names(self) -> list[str] | None:
         """Return the names of its files, sorted; None for a server that does not list them."""
-        if self._listing is None:
-            return None
-        return sorted(entry.name for entry in self.scan() if not entry.is_folder)
+        return None if self._listing is None else Folder.names(self)
 
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
         """Return the entries of the repository's folder."""
@@ -306,11 +304,6 @@ class HubFolder(WebFolder):
         check_linked(listed, reader.file.linked, reader.name)
         reader.file.linked = listed  # of which later replies are
         return found.identity
-
-    def declared(self, name: str) -> Digest | None:
-        """Return a file's digest by the listing, if that has one."""
-        found = self._known(name) if self._listing is not None else None
-        return found.declared if found is not None else super().declared(name)
 
 
 def _query_of(address: str, place: str) -> str:

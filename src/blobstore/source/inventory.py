@@ -12,9 +12,8 @@ import enum
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from blobstore.errors import (
     BlobStoreError,
@@ -35,12 +34,12 @@ from blobstore.formats.quant import QuantType
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header
 from blobstore.io.budget import Budget
-from blobstore.io.ranges import Identity, SourceReader
+from blobstore.io.ranges import SourceReader
 from blobstore.names import file_name
 from blobstore.source.addresses import Source, folder_or_file, open_folder
 from blobstore.source.assembly import source_weights
 from blobstore.source.files import KeptFile, OtherFiles, other_files, other_weights
-from blobstore.source.folders import Folder, LocalFolder
+from blobstore.source.folders import FIRST_READ, Folder, LocalFolder
 from blobstore.source.producers import OWN
 from blobstore.source.shards import (
     SUFFIX,
@@ -119,7 +118,7 @@ def read_inventory(source: Source, *, without: Folder | None = None) -> Inventor
 
 def _read_single(folder: Folder, name: str) -> Inventory:
     try:
-        ((file, header),) = _read_files(folder, [name])
+        ((file, header),) = _read_shards(folder, [name])
     except HeaderError as error:
         if not name.endswith(SUFFIX):
             error.hint = f"A checkpoint is a {SUFFIX} file, or a folder with such files in it."
@@ -213,51 +212,46 @@ def _weights_hint(folder: Folder, names: list[str]) -> str | None:
 
 
 def _read_shards(
-    folder: Folder, names: Sequence[str], index: ShardIndex | None
+    folder: Folder, names: Sequence[str], index: ShardIndex | None = None
 ) -> list[tuple[SourceFile, Header]]:
-    """Return the files with their headers; equal metadata are kept once."""
     check, read = ShardCheck(index), []
-    known: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
-    for file, header in _read_files(folder, names):
+    for name in names:
+        _check_storable(folder, name)
+    for file, header in read_files(folder, names):
         check.add(file.path, file.name, header.tensors.keys())
-        metadata = known.setdefault(tuple(file.metadata.items()), file.metadata)
-        read.append((replace(file, metadata=metadata), replace(header, metadata=metadata)))
+        read.append((file, header))
     check.finish()
     return read
 
 
-def _read_files(folder: Folder, names: Sequence[str]) -> Iterator[tuple[SourceFile, Header]]:
-    for name in names:
-        _check_storable(folder, name)
+def read_files(folder: Folder, names: Sequence[str]) -> Iterator[tuple[SourceFile, Header]]:
+    """Yield files of a folder with their headers. Raises: as `Folder.sources` and `header_of`."""
 
-    def read(reader: SourceReader) -> tuple[Identity, int, Header]:
-        header = header_of(reader, folder.budget)
+    def read(reader: SourceReader) -> tuple[SourceReader, Header]:
+        header = header_of(reader, folder.budget, first_nbytes=FIRST_READ)
         header.check_limits(reader.name)
-        return reader.identity, reader.size, header
+        return reader, header
 
     with folder.sources(names, read) as found:
-        for name, (identity, size, header) in zip(names, found, strict=True):
-            tensors = tuple(header.tensors)
-            yield (
-                SourceFile(
-                    folder,
-                    name,
-                    folder.place(name),
-                    identity,
-                    size,
-                    tensors,
-                    header.metadata,
-                    folder.declared(name),
-                ),
-                header,
+        for name, (reader, header) in zip(names, found, strict=True):
+            file = SourceFile(
+                folder,
+                name,
+                folder.place(name),
+                reader.identity,
+                reader.size,
+                tuple(header.tensors),
+                header.metadata,
+                reader.declared,
             )
+            yield file, header
 
 
 def _check_left_out(folder: Folder, held: Mapping[str, str], left_out: Iterable[str]) -> None:
     """Raise CorruptDataError if a file outside the index holds a tensor of the index."""
     for name in left_out:
         try:
-            ((file, _),) = _read_files(folder, [name])
+            ((file, _),) = read_files(folder, [name])
         except BlobStoreError:
             continue  # a file that is left out may be anything
         if twice := sorted(held.keys() & file.tensor_names):
@@ -280,14 +274,13 @@ def _check_storable(folder: Folder, name: str) -> None:
 
 
 def _tensors(read: list[tuple[SourceFile, Header]]) -> dict[str, SourceTensor]:
-    tensors: dict[str, SourceTensor] = {}
-    known: dict[Any, Any] = {}  # equal shapes and sizes are kept once
-    shared = known.setdefault
-    for file, header in read:
-        for name, entry in header.tensors.items():
-            shape, nbytes = shared(entry.shape, entry.shape), shared(entry.nbytes, entry.nbytes)
-            offset = header.data_start + entry.begin
-            tensors[name] = SourceTensor(name, file, entry.dtype, shape, offset, nbytes)
+    tensors = {
+        name: SourceTensor(
+            name, file, entry.dtype, entry.shape, header.data_start + entry.begin, entry.nbytes
+        )
+        for file, header in read
+        for name, entry in header.tensors.items()
+    }
     if not tensors:
         raise NotFoundError(f"no tensors in {', '.join(file.path for file, _ in read)}")
     return dict(sorted(tensors.items()))

@@ -7,7 +7,7 @@ checkpoints usually have (`LIKELY`). The Hub lists its repositories: hub.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote, urlsplit
@@ -20,8 +20,7 @@ from blobstore.errors import (
 from blobstore.formats.safetensors.header import header_end
 from blobstore.io.budget import Budget, Cancellation, RequestLimits
 from blobstore.io.ranges import Identity, SourceReader
-from blobstore.names import Digest, relative_path
-from blobstore.source.fetching import Fetcher, FetchOptions, remote_fetcher
+from blobstore.names import relative_path
 from blobstore.source.folders import SUFFIX, Entry, Folder, Found
 
 if TYPE_CHECKING:
@@ -79,9 +78,7 @@ class WebFolder(Folder):
         self._url = url
         self._remote = remote
         self._likely: list[Entry] | None = None
-        self._declared: dict[str, Digest] = {}
         self._files: dict[tuple[str, str], RemoteFile] = {}
-        self._small: dict[str, bytes] = {}
 
     @property
     def base_url(self) -> str:
@@ -118,53 +115,46 @@ class WebFolder(Folder):
         """Return the address of a file, without its query."""
         return self.url(name).partition("?")[0]
 
+    def names(self) -> list[str] | None:
+        """Return None: a server lists nothing."""
+        return None
+
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
         """Return the `LIKELY` files that the server has; an empty list for a subfolder."""
         if prefix:
             return []
         if self._likely is None:
             urls = [self.url(name) for name in LIKELY]
-            with self._remote.at_once(urls, self._present, self.budget) as readers:
-                there = [self._entry(reader) for reader in readers if reader is not None]
-            self._likely = sorted(there, key=lambda entry: entry.name)
+            with self._remote.at_once(urls, self._entry, self.budget) as entries:
+                present = [entry for entry in entries if entry is not None]
+            self._likely = sorted(present, key=lambda entry: entry.name)
         return self._likely[:most]
 
-    def _present(self, url: str, limits: RequestLimits) -> HttpReader | None:
+    def _entry(self, url: str, limits: RequestLimits) -> Entry | None:
         try:
-            return self._remote.open(url, limits=limits)
+            reader = self._remote.open(url, limits=limits)
         except NotFoundError:
             return None
-
-    def _entry(self, reader: HttpReader) -> Entry:
         source = self._source(reader)
-        name, found = self._name_of(reader), Found(source.size, source.identity)
-        if source.size <= self._remote.first_read:
-            self._small[name] = source.read(0, source.size)
-        return Entry(name, reader.name, found=found)
+        return Entry(self._name_of(reader), source.name, found=Found(source.size, source.identity))
 
     def _name_of(self, reader: HttpReader) -> str:
         return unquote(reader.name.removeprefix(self.base_url))
 
     def open(self, name: str, identity: Identity | None = None) -> WebFile:
         """Return a reader of one file, which makes one request for each range."""
-        wanted = header_end if name.endswith(SUFFIX) and identity is None else None
-        reader = self._remote.open(self.url(name), wanted=wanted)
-        return self._source(reader) if identity is None else self._same(reader, identity)
-
-    def _same(self, reader: HttpReader, identity: Identity) -> WebFile:
         from blobstore.io.http.messages import changed
 
-        source = self._source(reader)
-        if source.identity != identity:
+        wanted = header_end if name.endswith(SUFFIX) and identity is None else None
+        source = self._source(self._remote.open(self.url(name), wanted=wanted))
+        if identity not in (None, source.identity):
             raise changed(source.name)
         return source
 
     def _source(self, reader: HttpReader) -> WebFile:
         """Return a reader with an identity, and remember its file."""
-        name, identity = self._name_of(reader), self._identity(reader)
-        self._files[name, identity.key] = reader.file
-        if reader.file.linked is not None and reader.file.linked.digest is not None:
-            self._declared[name] = reader.file.linked.digest
+        identity = self._identity(reader)
+        self._files[self._name_of(reader), identity.key] = reader.file
         return WebFile(reader, identity)
 
     def _identity(self, reader: HttpReader) -> Identity:
@@ -186,41 +176,33 @@ class WebFolder(Folder):
         """Give the results of ``read`` for each file; several are read at once, with headers."""
         return self.reading(names, lambda reader: read(self._source(reader)))
 
-    def read(self, name: str, limit: int) -> bytes:
-        """Return a small file's bytes, which have the hashes that its server declared, if any."""
-        return self.read_all([name], limit)[name]
-
     def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
-        """Return small files' bytes by name; several are asked for at once."""
+        """Return small files' bytes by name; several are asked for at once.
+
+        They have the hashes that the server declared, if any.
+        """
 
         def work(url: str, limits: RequestLimits) -> bytes:
             return self._remote.read_page(url, limit, limits=limits)[0]
 
-        documents = {name: self._small[name] for name in names if name in self._small}
-        missing = [name for name in names if name not in documents]
-        urls = [self.url(name) for name in missing]
+        urls = [self.url(name) for name in names]
         with self._remote.at_once(urls, work, self.budget) as read:
-            documents.update(zip(missing, read, strict=True))
-        return {name: self._checked(name, documents[name]) for name in names}
-
-    def _checked(self, name: str, data: bytes) -> bytes:
-        self._take_text(len(data), name)
-        if (found := self._known(name)) is not None:
-            found.check(data, self.place(name))
-        return data
+            documents = dict(zip(names, read, strict=True))
+        for name, data in documents.items():
+            self._take_text(len(data), name)
+            if (found := self._known(name)) is not None:
+                found.check(data, self.place(name))
+        return documents
 
     def _known(self, name: str) -> Found | None:
         """Return the state of a file that the server was asked for before."""
         return next((entry.found for entry in self._likely or () if entry.name == name), None)
 
-    @contextmanager
-    def fetcher(self, options: FetchOptions) -> Iterator[Fetcher]:
-        """Give a fetcher that makes several requests at once."""
-        with remote_fetcher(options, self._fill) as fetcher:
-            self._remote.allow(fetcher.at_once)
-            yield fetcher
+    def allow(self, requests: int) -> None:
+        """See `Folder`."""
+        self._remote.allow(requests)
 
-    def _fill(
+    def fill(
         self,
         name: str,
         identity: Identity,
@@ -228,14 +210,11 @@ class WebFolder(Folder):
         buffer: memoryview,
         cancellation: Cancellation,
     ) -> None:
+        """See `Folder`."""
         key = name, identity.key
         if key not in self._files:
-            self._same(self._remote.open(self.url(name)), identity)
+            self.open(name, identity)
         self._files[key].fill(begin, buffer, cancellation=cancellation)
-
-    def declared(self, name: str) -> Digest | None:
-        """Return the digest that a file's server declared when it was opened."""
-        return self._declared.get(name)
 
     def as_file(self) -> WebFolder | None:
         """Return the parent folder, with this one as its requested file; None for a host's root."""
@@ -287,6 +266,8 @@ class WebFile(SourceReader):
         self.name = reader.name
         self.identity = identity
         self.size = reader.version.size or 0
+        linked = reader.file.linked
+        self.declared = linked.digest if linked is not None else None
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly ``length`` bytes from ``offset``. Raises: as `HttpReader.read`."""

@@ -20,6 +20,7 @@ from blobstore.importer.planning.outputs import PlannedBlob
 from blobstore.importer.run import plan_import
 from blobstore.importer.work import tasks
 from blobstore.importer.work.tasks import DividedPlan, partition
+from blobstore.io.ranges import FileReader, Identity
 from blobstore.names import Digest
 from blobstore.source.folders import LocalFolder
 from blobstore.source.weights import SourceTensor
@@ -161,8 +162,10 @@ def declared(checkpoint: Path) -> DividedPlan:
 class Declaring(LocalFolder):
     """A folder that declares a digest of each file."""
 
-    def declared(self, name: str) -> Digest:
-        return Digest.of(name.encode())
+    def open(self, name: str, identity: Identity | None = None) -> FileReader:
+        reader = super().open(name, identity)
+        reader.declared = Digest.of(name.encode())
+        return reader
 
 
 def two_shards_of_experts(folder: Path) -> Path:

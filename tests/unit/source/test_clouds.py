@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -13,7 +14,7 @@ import blobstore
 from blobstore.errors import CorruptDataError, NotFoundError, RemoteError
 from blobstore.io.objects import Bucket, open_bucket
 from blobstore.source.clouds import BucketFolder
-from blobstore.source.fetching import FetchOptions
+from blobstore.source.fetching import FetchOptions, fetching
 from blobstore.source.folders import LocalFolder
 from blobstore.source.inventory import read_inventory
 from blobstore.store.local.store import Store
@@ -71,20 +72,20 @@ def test_a_file_in_it_may_be_named(bucket: Bucket) -> None:
 def test_fetching(bucket: Bucket) -> None:
     data = (PYCODE / "model.safetensors").read_bytes()
     folder = BucketFolder(bucket)
-    identity = folder.open("model.safetensors").identity
+    (file,) = read_inventory(folder).files
     buffer = bytearray(1_500_000)
-    with folder.fetcher(FetchOptions(connections=3, limit_rate=10**9)) as fetcher:
+    with fetching([file], FetchOptions(connections=3, limit_rate=10**9)) as fetcher:
         assert fetcher.at_once == 3
-        fetcher.fill("model.safetensors", identity, 1000, memoryview(buffer))
+        fetcher.fill(file, 1000, memoryview(buffer))
         assert bytes(buffer) == data[1000:1_501_000]
         bucket.put("model.safetensors", data[:-1] + b"x")
         with pytest.raises(CorruptDataError, match="changed while"):
-            fetcher.fill("model.safetensors", identity, 0, memoryview(buffer))
+            fetcher.fill(file, 0, memoryview(buffer))
         with pytest.raises(NotFoundError):
-            fetcher.fill("missing", identity, 0, memoryview(buffer))
+            fetcher.fill(replace(file, name="missing"), 0, memoryview(buffer))
         fetcher.cancel()
         with pytest.raises(RemoteError, match="cancelled"):
-            fetcher.fill("model.safetensors", identity, 0, memoryview(buffer))
+            fetcher.fill(file, 0, memoryview(buffer))
 
 
 def test_a_file_that_changes_after_the_plan_ends_the_import(bucket: Bucket, tmp_path: Path) -> None:

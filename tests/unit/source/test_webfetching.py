@@ -18,7 +18,7 @@ from blobstore.errors import CorruptDataError, UsageError
 from blobstore.importer.planning.document import write_plan
 from blobstore.importer.planning.travel import read_plan
 from blobstore.names import Digest
-from blobstore.source.fetching import FetchOptions
+from blobstore.source.fetching import FetchOptions, fetching
 from blobstore.source.folders import Folder
 from blobstore.source.inventory import read_inventory
 from blobstore.store.local.store import Store
@@ -64,8 +64,8 @@ def linking(folder: Path, server: Server, digest: str, commit: str = COMMIT) -> 
 def fetched(folder: Folder) -> bytes:
     file = read_inventory(folder).files[0]
     buffer = bytearray(file.size)
-    with folder.fetcher(FetchOptions(connections=2)) as fetcher:
-        fetcher.fill(NAME, file.identity, 0, memoryview(buffer))
+    with fetching([file], FetchOptions(connections=2)) as fetcher:
+        fetcher.fill(file, 0, memoryview(buffer))
     return bytes(buffer)
 
 
@@ -153,10 +153,10 @@ def test_any_server_may_declare_a_digest(server: Server, checkpoint: Path) -> No
         server.play(files(table, ETAG, f'X-Linked-ETag: "{"0" * 64}"'))
         buffer = memoryview(bytearray(10))
         with (
-            folder.fetcher(FetchOptions()) as one,
+            fetching([file], FetchOptions()) as one,
             pytest.raises(CorruptDataError, match="changed"),
         ):
-            one.fill(NAME, file.identity, 0, buffer)
+            one.fill(file, 0, buffer)
 
 
 def test_a_plan_with_a_signed_address_is_private(
@@ -173,13 +173,13 @@ def test_another_version_is_not_fetched(server: Server, checkpoint: Path) -> Non
     data = (checkpoint / NAME).read_bytes()
     server.play(files({f"name/{NAME}": data}, ETAG))
     with blobstore.open_folder(server.at(f"name/{NAME}")) as folder:
-        identity = read_inventory(folder).files[0].identity
+        file = read_inventory(folder).files[0]
         script = server.play(files({f"name/{NAME}": data}, 'ETag: "v2"'))
         with (
             pytest.raises(CorruptDataError, match="changed"),
-            folder.fetcher(FetchOptions()) as one,
+            fetching([file], FetchOptions()) as one,
         ):
-            one.fill(NAME, identity, 0, memoryview(bytearray(10)))
+            one.fill(file, 0, memoryview(bytearray(10)))
     assert script.asked[0].fields["if-range"] == '"v1"'
 
 

@@ -34,7 +34,6 @@ from blobstore.formats import strictjson
 from blobstore.formats.documents import FILE_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
-from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header
 from blobstore.importer.planning.document import (
     MAX_PLAN,
@@ -64,13 +63,13 @@ from blobstore.importer.planning.outputs import (
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.policies.roles import MATRIX
 from blobstore.importer.policies.rules import Importance
-from blobstore.io.ranges import FileReader, Identity, SourceReader
+from blobstore.io.ranges import FileReader, Identity
 from blobstore.kernels.scales import check_method
 from blobstore.names import relative_path
 from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.source.files import KeptFile, OtherFiles
 from blobstore.source.folders import Folder, Found
-from blobstore.source.inventory import Inventory
+from blobstore.source.inventory import Inventory, read_files
 from blobstore.source.weights import FP8_BLOCK, Form, SourceFile, SourceTensor, SourceWeight
 
 _UNKNOWN = {"mtime_ns": None, "version": None}
@@ -341,20 +340,11 @@ def _inventory(one: PlanInventory, source: Source, kept: Sequence[PlanFile]) -> 
     if len(set(names)) < len(names):
         raise ValueError("a file is named twice")
 
-    def read(reader: SourceReader) -> tuple[Identity, int, Header]:
-        return reader.identity, reader.size, header_of(reader, folder.budget)
-
     files, headers = [], []
-    with folder.sources(names, read) as found:
-        for file, (identity, size, header) in zip(one.files, found, strict=True):
-            place = folder.place(file.path)
-            _check_unchanged(file, size, identity, place)
-            names_of, metadata = tuple(header.tensors), header.metadata
-            declared = folder.declared(file.path)
-            files.append(
-                SourceFile(folder, file.path, place, identity, size, names_of, metadata, declared)
-            )
-            headers.append(header)
+    for file, (now, header) in zip(one.files, read_files(folder, names), strict=True):
+        _check_unchanged(file, now.size, now.identity, now.path)
+        files.append(now)
+        headers.append(header)
     tensors = {
         tensor.name: _tensor(tensor, files[tensor.file], headers[tensor.file])
         for tensor in one.tensors

@@ -36,9 +36,7 @@ from blobstore.store.ports import (
     other_spelling,
     unique,
 )
-from blobstore.store.registry.spool import Spool, SpoolWriter
-
-_PIECE = 2**20
+from blobstore.store.spool import Spool, SpoolWriter
 
 
 class BucketSession:
@@ -128,10 +126,7 @@ class BucketSession:
             return self.write(Descriptor("", digest, reader.size), reader)
         spool = Spool()
         try:
-            blob, at = spool.reserve(reader.size), 0
-            for piece in reader.pieces(memoryview(bytearray(_PIECE))):
-                blob.write(at, piece)
-                at += len(piece)
+            blob = spool.keep(reader)
             return self.write(Descriptor("", blob.digest(), reader.size), blob)
         finally:
             spool.close()

@@ -20,7 +20,7 @@ from blobstore.io.http.messages import Message, Reply
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 from blobstore.io.workers import each
 from blobstore.store.registry.authorization import Authorization, Scope
-from blobstore.store.registry.logins import AnyLogin
+from blobstore.store.registry.logins import AnyLogin, Login
 
 HEAD_BYTES = 64 * 2**10
 """Bytes that may come besides a body: heads of replies, redirects, bodies of errors."""
@@ -43,9 +43,12 @@ _SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request: its scope, its message, the accepted statuses, and the bytes of its reply."""
+    """A request: its scope, its message, the accepted statuses, and the bytes of its reply.
 
-    scope: Scope
+    A ``scope`` of None gives no right.
+    """
+
+    scope: Scope | None
     message: Message
     accept: Collection[int]
     nbytes: int = 0
@@ -109,6 +112,20 @@ class RegistryApi:
         ) as (reply, _):
             yield reply
             reply.discard()
+
+
+def check_login(
+    client: HttpClient, registry: WebAddress, login: Login, *, realms: Collection[str] = ()
+) -> bool:
+    """Return True if the registry accepts ``login``, False if it did not ask for one.
+
+    ``registry`` is the address of the registry's API: ``https://HOST/v2/``.
+
+    Raises: as `Authorization.challenged`; RemoteError if it is not a registry.
+    """
+    api = RegistryApi(client, str(registry), login, realms=realms)
+    with api.request(registry, Ask(None, Message("GET"), (OK,), nbytes=HEAD_BYTES)) as reply:
+        return reply.authorization is not None
 
 
 def _detail(reply: Reply) -> str:

@@ -32,12 +32,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection, Iterable
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from urllib.parse import urlencode
 
-from blobstore.errors import AuthenticationError, UsageError, quoted
+from blobstore.errors import AuthenticationError, BlobStoreError, UsageError, quoted
 from blobstore.formats import strictjson
 from blobstore.formats.strictdocument import Document, InvalidError
 from blobstore.io.http.client import HttpClient
@@ -357,8 +356,6 @@ def _invalid(reply: Reply, what: str) -> AuthenticationError:
 
 _YOUNG_S = 10
 """A token that is refused within so many seconds has not expired: it does not allow the request."""
-_ROUNDS = 3
-_MOST_BYTES = 128 * 2**10
 
 
 class Authorization:
@@ -381,10 +378,10 @@ class Authorization:
         self._given = login
         self._finding = Lock()
         self._realms = realms
-        self._lock = Lock()
         self._wants: TokenServer | str | None = None
+        self._fetching = Lock()
         self._tokens: dict[Scope | None, AccessToken] = {}
-        self._fetches: dict[Scope | None, Future[AccessToken]] = {}
+        self._failures: dict[Scope | None, BlobStoreError] = {}
 
     @property
     def _login(self) -> Login | None:
@@ -403,11 +400,8 @@ class Authorization:
 
         Raises: as `TokenServer.fetch`.
         """
-        with self._lock:
-            wants = self._wants
-        if isinstance(wants, TokenServer):
-            return self._token(wants, scope).field
-        return wants
+        wants = self._wants
+        return self._token(wants, scope).field if isinstance(wants, TokenServer) else wants
 
     def challenged(self, reply: Reply, scope: Scope | None) -> None:
         """Take a 401 that answers a request for ``scope``, so that `field` has a better answer.
@@ -425,22 +419,19 @@ class Authorization:
             )
         if reply.authorization is not None and self._was_refused(scope, reply.authorization):
             raise self._denied(scope, reply)
-        wants = self._wanted(reply)
-        with self._lock:
-            self._wants = wants
+        self._wants = self._wanted(reply)
 
     def _was_refused(self, scope: Scope | None, sent: str) -> bool:
         """Return True if no other field can be sent; an expired token is dropped."""
-        with self._lock:
-            token = self._tokens.get(scope)
-            if token is None:
-                return sent == self._wants
-            if token.field != sent:
-                return False  # another thread has replaced it
-            if time.monotonic() - token.since < _YOUNG_S:
-                return True
-            del self._tokens[scope]
-            return False
+        token = self._tokens.get(scope)
+        if token is None:
+            return sent == self._wants
+        if token.field != sent:
+            return False  # another thread has replaced it
+        if time.monotonic() - token.since < _YOUNG_S:
+            return True
+        self._tokens.pop(scope, None)
+        return False
 
     def _wanted(self, reply: Reply) -> TokenServer | str:
         """Return the token server, or the field of Basic, that a 401 asks for."""
@@ -487,32 +478,25 @@ class Authorization:
         return TokenServer(self._registry.authority, target, bearer.parameters.get("service"))
 
     def _token(self, server: TokenServer, scope: Scope | None) -> AccessToken:
-        """Return the token for ``scope``; one thread fetches it, and others wait for that."""
-        with self._lock:
+        """Return the token for ``scope``. One thread fetches it, and others share what it gets.
+
+        An account may be locked after a few wrong passwords, so threads that waited share a
+        failure, too.
+        """
+        before = self._failures.get(scope)
+        with self._fetching:
             token = self._tokens.get(scope)
             if token is not None and token.lasts():
                 return token
-            fetch = self._fetches.get(scope)
-            if fetch is None:
-                self._fetches[scope] = ours = Future[AccessToken]()
-        if fetch is not None:
-            return fetch.result()
-        try:
-            token = server.fetch(self._client, scope, self._login)
-        except BaseException as error:
-            self._end(scope)
-            ours.set_exception(error)
-            raise
-        self._end(scope, token)
-        ours.set_result(token)
-        return token
-
-    def _end(self, scope: Scope | None, token: AccessToken | None = None) -> None:
-        with self._lock:
-            del self._fetches[scope]
-            self._tokens = {one: known for one, known in self._tokens.items() if known.lasts()}
-            if token is not None:
-                self._tokens[scope] = token
+            failure = self._failures.get(scope)
+            if failure is not None and failure is not before:
+                raise failure
+            try:
+                self._tokens[scope] = server.fetch(self._client, scope, self._login)
+            except BlobStoreError as error:
+                self._failures[scope] = error
+                raise
+            return self._tokens[scope]
 
     def _denied(self, scope: Scope | None, reply: Reply) -> AuthenticationError:
         host = self._registry.authority
@@ -531,25 +515,3 @@ class Authorization:
             status=_UNAUTHORIZED,
             hint=hint,
         )
-
-
-def check_login(
-    client: HttpClient, registry: WebAddress, login: Login, *, realms: Collection[str] = ()
-) -> bool:
-    """Return True if the registry accepts ``login``, False if it did not ask for one.
-
-    ``registry`` is the address of the registry's API: ``https://HOST/v2/``.
-
-    Raises: as `Authorization.challenged`; RemoteError if it is not a registry.
-    """
-    authorization = Authorization(client, registry, login, realms=realms)
-    for _ in range(_ROUNDS):
-        sent = authorization.field(None)
-        target = RequestTarget(registry, sent)
-        limits = client.limits(_MOST_BYTES)
-        accept = (_OK, _UNAUTHORIZED)
-        with client.request(Message("GET"), target, limits, accept=accept) as (reply, _):
-            if reply.status == _OK:
-                return sent is not None
-            authorization.challenged(reply, None)
-    raise refused(registry, "asks for credentials again and again")

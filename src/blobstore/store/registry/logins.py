@@ -26,7 +26,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -237,20 +237,31 @@ def host_key(host: str) -> str:
     return HUB_KEY if host.lower() in HUB_HOSTS else host.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class CredentialFile:
-    """One file with logins, which may be missing. Its contents are not kept in memory."""
+class Credentials:
+    """The logins in a file, which may be missing, and in ``others``, which are only read.
 
-    path: Path
+    Contents of files are not kept in memory.
+    """
+
+    def __init__(self, path: Path, *others: Path) -> None:
+        self.path = path
+        self._others = others
 
     def find(self, host: str, repository: str = "") -> Login | None:
-        """Return the login for a repository of a registry, None if it is not in the file.
+        """Return the login for ``repository`` at the registry ``host[:port]``, None if unknown.
 
-        A helper for this registry is asked first, then the helper for all, then ``auths``.
+        The first file that has one decides. In a file a helper for this registry is asked first,
+        then the helper for all, then ``auths``.
 
         Raises: DocumentError (rule K1) for a damaged file or entry; LimitExceededError for a file
         over 1 MiB; StorageError; as `CredentialHelper.get`.
         """
+        found = self._find(host, repository)
+        if found is None and self._others:
+            return Credentials(*self._others).find(host, repository)
+        return found
+
+    def _find(self, host: str, repository: str) -> Login | None:
         content = self._read()
         helper = self._helper(content, host)
         if helper is not None and (login := helper.get(host_key(host))) is not None:
@@ -262,7 +273,7 @@ class CredentialFile:
         return None
 
     def keep(self, host: str, login: Login) -> str:
-        """Keep the login for a registry; return where: this file, or a helper that it names.
+        """Keep the login for a registry; return where: the first file, or a helper that it names.
 
         Other keys of the file stay as they are; other spellings of the registry's key go. Readers
         see the old file or the new one. Of two programs that write at once, as with docker, one
@@ -416,30 +427,3 @@ def login_files(variables: Mapping[str, str], home: Path, user_id: int) -> list[
         Path(run or "/run", "containers", "" if run else str(user_id), "auth.json"),
         config / "containers" / "auth.json",
     ]
-
-
-class Credentials:
-    """The logins in several files. The first file that has one for a registry decides."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        """``paths``: at least one; logins are kept in the first."""
-        self._files = [CredentialFile(path) for path in paths]
-
-    def find(self, host: str, repository: str = "") -> Login | None:
-        """Return the login for ``repository`` at the registry ``host[:port]``, None if unknown.
-
-        Raises: as `CredentialFile.find`.
-        """
-        found = (file.find(host, repository) for file in self._files)
-        return next((login for login in found if login is not None), None)
-
-    def keep(self, host: str, login: Login) -> str:
-        """Keep a login; return where. Raises: as `CredentialFile.keep`."""
-        return self._files[0].keep(host, login)
-
-    def drop(self, host: str) -> bool:
-        """Forget the login in the first file; return False if it is not there.
-
-        Raises: as `CredentialFile.drop`.
-        """
-        return self._files[0].drop(host)

@@ -61,6 +61,10 @@ _MAX_PAGE = 4 * 2**20
 _MOST_PAGES = 1000
 _MAX_LIST = 32 * 2**20
 """Bytes of all pages of a list. They may take 60 s, or longer at 192 KiB/s and more."""
+_MAX_NAMES = 200_000_000
+"""Bytes of the lists of all repositories together."""
+_NAMES_S = 600
+"""Seconds that these may take, or longer at such a rate."""
 _UNSUPPORTED = (400, 405)
 
 
@@ -84,14 +88,15 @@ class RegistryManifests:
 
         Tags of signatures are left out.
         """
-        repositories = self._listed(
-            self._api.address("_catalog", query="n=1000"), CATALOG, "repositories"
+        address = self._api.address("_catalog", query="n=1000")
+        budget = Budget(
+            f"the list of models at {self._host}", received=_MAX_NAMES, seconds=_NAMES_S
         )
-        paths = (text.split("/") for text in list(repositories))
+        repositories = list(self._listed(address, CATALOG, "repositories", budget))
         found = (
-            ModelName.of_path((self._host, *path, tag))
-            for path in paths
-            for tag in self._tags("/".join(path))
+            ModelName.of_path((self._host, *repository.split("/"), tag))
+            for repository in repositories
+            for tag in self._tags(repository, budget)
             if not is_tag_of_signatures(tag)
         )
         return sorted(name for name in found if name is not None)
@@ -188,18 +193,18 @@ class RegistryManifests:
             return reply.status == ACCEPTED
 
     def _siblings(self, name: ModelName) -> Iterator[ModelName]:
-        for tag in self._tags(repository_of(name)):
+        budget = Budget(f"the tags of {repository_of(name)}", received=_MAX_LIST)
+        for tag in self._tags(repository_of(name), budget):
             other = ModelName.of_path((*name.path_parts[:3], tag))
             if other is not None and other != name:
                 yield other
 
-    def _tags(self, repository: str) -> Iterator[str]:
+    def _tags(self, repository: str, budget: Budget) -> Iterator[str]:
         address = self._api.address(repository, "tags", "list", query="n=1000")
-        return self._listed(address, Scope(repository), "tags")
+        return self._listed(address, Scope(repository), "tags", budget)
 
-    def _listed(self, address: WebAddress, scope: Scope, key: str) -> Iterator[str]:
+    def _listed(self, address: WebAddress, scope: Scope, key: str, budget: Budget) -> Iterator[str]:
         """Yield the texts of a list, which comes in pages; nothing if the list does not exist."""
-        budget = Budget(str(address), received=_MAX_LIST)
         seen: set[WebAddress] = set()
         following: WebAddress | None = address
         while following is not None:

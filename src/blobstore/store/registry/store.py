@@ -37,11 +37,9 @@ from blobstore.store.registry.blobs import Places, RegistryBlobs, Uploads
 from blobstore.store.registry.logins import AnyLogin
 from blobstore.store.registry.manifests import RegistryManifests, RegistrySignatures
 from blobstore.store.registry.names import repository_of
-from blobstore.store.registry.spool import Spool, SpooledBlob, SpoolWriter
+from blobstore.store.spool import Spool, SpooledBlob, SpoolWriter
 
 _log = logging.getLogger("blobstore.store.registry")
-
-_PIECE = 2**20
 
 
 class RegistryStore(Home):
@@ -166,14 +164,14 @@ class RegistrySession:
         return SpoolWriter(blob, lambda digest: finished(self._keep(digest, blob)))
 
     def put(self, data: bytes) -> Descriptor:
-        return self._keep(Digest.of(data), self._spool_of(BytesReader(data)))
+        return self._keep(Digest.of(data), self._spool.keep(BytesReader(data)))
 
     def put_all(self, blobs: Sequence[Bytes]) -> list[Descriptor]:
         return [self.put(bytes(data)) for data in blobs]
 
     def copy(self, reader: OpenReader) -> Descriptor:
         """See `Session`: through a temporary file, because its digest comes last."""
-        blob = self._spool_of(reader)
+        blob = self._spool.keep(reader)
         return self._keep(blob.digest(), blob)
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
@@ -184,7 +182,7 @@ class RegistrySession:
         if self._repository is not None:
             self._send(self._repository, descriptor, reader)
         else:
-            blob = self._spool_of(reader)
+            blob = self._spool.keep(reader)
             if blob.digest() != descriptor.digest:
                 raise wrong_bytes(descriptor, reader)
             self._keep(descriptor.digest, blob)
@@ -272,14 +270,6 @@ class RegistrySession:
         Uploads(self._api, repository).send(blob, reader)
         self._places.note(repository, [blob])
         self._sent.add(blob.digest)
-
-    def _spool_of(self, reader: OpenReader) -> SpooledBlob:
-        blob = self._spool.reserve(reader.size)
-        at = 0
-        for piece in reader.pieces(memoryview(bytearray(_PIECE))):
-            blob.write(at, piece)
-            at += len(piece)
-        return blob
 
     def _keep(self, digest: Digest, blob: SpooledBlob) -> Descriptor:
         self._spooled[digest] = blob

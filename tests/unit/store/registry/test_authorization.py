@@ -39,13 +39,13 @@ from blobstore.io.http.client import HttpClient
 from blobstore.io.http.messages import Message
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 from blobstore.store.registry import authorization as authorization_module
+from blobstore.store.registry.api import check_login
 from blobstore.store.registry.authorization import (
     CATALOG,
     MAX_REPLY,
     MAX_TOKEN,
     Authorization,
     Scope,
-    check_login,
 )
 from blobstore.store.registry.logins import Login, Secret
 

@@ -20,7 +20,6 @@ from blobstore.errors import (
     StorageError,
 )
 from blobstore.store.registry.logins import (
-    CredentialFile,
     Credentials,
     Login,
     Secret,
@@ -41,12 +40,12 @@ def entries(*keys: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> CredentialFile:
+def file(tmp_path: Path) -> Credentials:
     """A file that is missing, in a folder that is missing."""
-    return CredentialFile(tmp_path / "docker" / "config.json")
+    return Credentials(tmp_path / "docker" / "config.json")
 
 
-def write(file: CredentialFile, content: object) -> None:
+def write(file: Credentials, content: object) -> None:
     file.path.parent.mkdir(exist_ok=True)
     file.path.write_text(content if isinstance(content, str) else json.dumps(content))
 
@@ -80,7 +79,7 @@ def write(file: CredentialFile, content: object) -> None:
     ],
 )
 def test_which_key_is_found(
-    file: CredentialFile, keys: list[str], host: str, repository: str, index: int | None
+    file: Credentials, keys: list[str], host: str, repository: str, index: int | None
 ) -> None:
     write(file, entries(*keys))
     found = file.find(host, repository)
@@ -107,14 +106,14 @@ def test_which_key_is_found(
     ],
 )
 def test_what_an_entry_says(
-    file: CredentialFile, entry: dict[str, Any], expected: Login | None
+    file: Credentials, entry: dict[str, Any], expected: Login | None
 ) -> None:
     write(file, {"auths": {"h": entry}})
     assert file.find("h") == expected
 
 
 @pytest.mark.parametrize("content", ["", " \n", "{}", '{"auths": null}', '{"auths": {}}'])
-def test_files_without_logins(file: CredentialFile, content: str) -> None:
+def test_files_without_logins(file: Credentials, content: str) -> None:
     assert file.find("h") is None
     write(file, content)
     assert file.find("h") is None
@@ -145,7 +144,7 @@ def test_files_without_logins(file: CredentialFile, content: str) -> None:
         ({"credHelpers": "x"}, "'credHelpers' is not an object"),
     ],
 )
-def test_damaged_files(file: CredentialFile, content: object, says: str) -> None:
+def test_damaged_files(file: Credentials, content: object, says: str) -> None:
     write(file, content)
     error = refusal(lambda: file.find("h"))
     assert isinstance(error, DocumentError)
@@ -160,12 +159,12 @@ def test_damaged_files(file: CredentialFile, content: object, says: str) -> None
         assert file.path.read_bytes() == before
 
 
-def test_another_entry_may_be_damaged(file: CredentialFile) -> None:
+def test_another_entry_may_be_damaged(file: Credentials) -> None:
     write(file, {"auths": {"h": {"auth": auth("bob")}, "other": 1}})
     assert file.find("h") == Login("bob", Secret(HIDDEN))
 
 
-def test_what_is_not_a_small_file(file: CredentialFile) -> None:
+def test_what_is_not_a_small_file(file: Credentials) -> None:
     write(file, '{"a": "' + "x" * 2**20 + '"}')
     assert isinstance(refusal(lambda: file.find("h")), LimitExceededError)
     file.path.unlink()
@@ -178,7 +177,7 @@ def test_what_is_not_a_small_file(file: CredentialFile) -> None:
 
 @pytest.mark.parametrize("login", [Login("bob", Secret("a:b")), Login(None, Secret("t"))])
 @pytest.mark.parametrize("host", ["ghcr.io", "localhost:5000", "docker.io"])
-def test_what_is_kept_is_found(file: CredentialFile, host: str, login: Login) -> None:
+def test_what_is_kept_is_found(file: Credentials, host: str, login: Login) -> None:
     assert file.keep(host, login) == str(file.path)
     assert file.find(host) == login
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
@@ -192,7 +191,7 @@ def test_what_is_kept_is_found(file: CredentialFile, host: str, login: Login) ->
     assert not file.drop(host)
 
 
-def test_other_keys_stay_and_other_spellings_go(file: CredentialFile) -> None:
+def test_other_keys_stay_and_other_spellings_go(file: Credentials) -> None:
     others = {"HttpHeaders": {"X": "ü"}, "psFormat": "a", "experimental": 1.5, "x": [1, None]}
     auths = {
         "docker.io": {"auth": auth("old")},
@@ -221,7 +220,7 @@ def test_a_link_to_the_file_stays(tmp_path: Path, dangling: bool) -> None:
         target.write_text('{"x": 1}')
     link = tmp_path / "config.json"
     link.symlink_to(Path("dotfiles", "config.json"))
-    CredentialFile(link).keep("h", Login("bob", Secret(HIDDEN)))
+    Credentials(link).keep("h", Login("bob", Secret(HIDDEN)))
     assert link.is_symlink()
     written = json.loads(target.read_text())
     assert written["auths"] == {"h": {"auth": auth("bob")}}
@@ -232,15 +231,15 @@ def test_a_link_to_itself(tmp_path: Path) -> None:
     link = tmp_path / "config.json"
     link.symlink_to(link)
     for call in (
-        lambda: CredentialFile(link).find("h"),
-        lambda: CredentialFile(link).keep("h", Login("bob", Secret(HIDDEN))),
+        lambda: Credentials(link).find("h"),
+        lambda: Credentials(link).keep("h", Login("bob", Secret(HIDDEN))),
     ):
         assert isinstance(refusal(call), BlobStoreError)
     assert link.is_symlink()
 
 
 def test_a_failed_write_leaves_the_old_file(
-    file: CredentialFile, monkeypatch: pytest.MonkeyPatch
+    file: Credentials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(file, {"x": 1})
 
@@ -275,7 +274,7 @@ def test_the_order_of_files(tmp_path: Path) -> None:
 
 def test_the_first_file_that_has_a_login_decides(tmp_path: Path) -> None:
     paths = [tmp_path / "1", tmp_path / "2", tmp_path / "3"]
-    credentials = Credentials(paths)
+    credentials = Credentials(*paths)
     paths[1].write_text(json.dumps(entries("h")))
     paths[2].write_text("damaged, and not read")
     assert credentials.find("h") == Login("user0", Secret(HIDDEN), str(paths[1]))
@@ -315,7 +314,7 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("login", [Login("bob", Secret(HIDDEN)), Login(None, Secret("t"))])
 @pytest.mark.parametrize("config", [{"credsStore": "lab"}, {"credHelpers": {"h": "lab"}}])
 def test_a_helper_keeps_logins(
-    file: CredentialFile, helper: Path, config: dict[str, Any], login: Login
+    file: Credentials, helper: Path, config: dict[str, Any], login: Login
 ) -> None:
     write(file, config | {"auths": {"h": {"auth": auth("old")}}})
     assert file.find("h") == Login("old", Secret(HIDDEN))  # the helper has none
@@ -338,7 +337,7 @@ def test_a_helper_keeps_logins(
 
 
 def test_a_helper_for_one_registry_goes_before_that_for_all(
-    file: CredentialFile, helper: Path
+    file: Credentials, helper: Path
 ) -> None:
     write(file, {"credsStore": "is-not-there", "credHelpers": {HUB: "lab"}})
     assert file.find("docker.io") is None
@@ -350,7 +349,7 @@ def test_a_helper_for_one_registry_goes_before_that_for_all(
     )
 
 
-def test_the_bytes_that_are_written(file: CredentialFile) -> None:
+def test_the_bytes_that_are_written(file: Credentials) -> None:
     """They are those of docker's encoder, with tabs."""
     file.keep("h:5000", Login("bob", Secret(HIDDEN)))
     assert file.path.read_text() == (

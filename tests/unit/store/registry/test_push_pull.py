@@ -24,6 +24,7 @@ from blobstore.io.http.client import HttpClient
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.store import Store
 from blobstore.store.ports import How, Share
+from blobstore.store.registry import manifests
 from blobstore.store.registry.names import Reference
 from blobstore.store.registry.push_pull import RegistryAccess, pull, push
 from blobstore.store.registry.store import RegistryStore
@@ -220,3 +221,18 @@ def test_a_blob_that_may_not_be_mounted_is_sent(
     push("m", store, to=f"{host}/ns/m:a")
     registry.changes.append(lambda asked: reply(status) if "mount=" in asked.target else None)
     assert push("m", Store(store.root), to=f"{host}/other/n:a").blobs == {How.COPIED: 3}
+
+
+def test_the_lists_of_all_repositories_have_one_limit(
+    registry: SmallRegistry, host: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifests, "_MAX_NAMES", 100_000)
+    for repository in range(40):
+        for tag in range(10):
+            registry.manifests[f"library/m{repository}", f"{tag}{'x' * 1000}"] = b"{}"
+    with (
+        RegistryStore(host, HttpClient(), address=f"http://{host}") as home,
+        pytest.raises(LimitExceededError, match="the list of models at"),
+    ):
+        home.manifests.names()
+    assert len(asked(server)) < 12

@@ -17,6 +17,8 @@ from blobstore.io.durable import os_errors, write_all_at
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest
 
+_PIECE = 2**20
+
 
 class Spool:
     """Blobs one after the other in one file. Safe to share between threads."""
@@ -33,6 +35,14 @@ class Spool:
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the spool
             begin, self._end = self._end, self._end + size
             return SpooledBlob(self._file.fileno(), begin, size)
+
+    def keep(self, reader: OpenReader) -> SpooledBlob:
+        """Return a copy of the bytes of a reader. Raises: StorageError; as the reader."""
+        blob, at = self.reserve(reader.size), 0
+        for piece in reader.pieces(memoryview(bytearray(_PIECE))):
+            blob.write(at, piece)
+            at += len(piece)
+        return blob
 
     def close(self) -> None:
         """Free its space; a second call does nothing."""
