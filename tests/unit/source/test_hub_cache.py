@@ -105,9 +105,7 @@ def test_several_snapshots_and_no_main(tmp_path: Path, repository: Path) -> None
 def test_a_main_whose_snapshot_is_missing(tmp_path: Path, repository: Path) -> None:
     found = write_snapshot(repository, OTHER, tmp_path)
     write_ref(repository, COMMIT)
-    with pytest.raises(
-        NotFoundError, match=f"'{COMMIT}', which is missing"
-    ) as caught:
+    with pytest.raises(NotFoundError, match=f"'{COMMIT}', which is missing") as caught:
         read_inventory(repository)
     assert caught.value.hint == f"Give one of them: {found}"
 
