@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from blobstore.export.planned_files import BlobRange, OutputArray, ValueRange, Weight
+from blobstore.export.planned_files import BlobRange, OutputArray, Weight
 from blobstore.formats.conventions import FILE_TYPE, FILE_TYPES, group_of
 from blobstore.formats.dtypes import DType
 from blobstore.formats.provenance import RecordedFile
@@ -152,12 +152,16 @@ def _experts(weight: Weight, name: str, origin: Origin) -> list[str]:
 def _values(
     weight: Weight, name: str, share: tuple[int, int], origin: Origin, dtype: DType
 ) -> OutputArray:
+    from blobstore.export.values import value_piece  # and NumPy, which copies do not need
+
     number, count = share
     unpacked = origin.unpacked(name) if weight.stored.quantization is not None else None
     transposed = weight.stored.transposed or unpacked is not None
     values = math.prod(weight.stored.shape) // count
-    piece = ValueRange(weight, dtype, number * values, values, transposed)
-    shape = piece.shape[1:] if count > 1 else piece.shape
+    piece = value_piece(weight, dtype, number * values, values, transposed=transposed)
+    shape = weight.stored.shape[1:] if count > 1 else weight.stored.shape
+    if transposed:
+        shape = (*shape[:-2], shape[-1], shape[-2])
     return OutputArray(unpacked or name, dtype, shape, (piece,), name)
 
 
@@ -168,8 +172,8 @@ def _copies(weight: Weight, name: str, share: tuple[int, int]) -> Iterator[Outpu
         if count > 1 and suffix != ".global_scale":  # that of a stack is that of each expert
             shape, nbytes = shape[1:], nbytes // count
             offset += number * nbytes
-        pieces = (BlobRange(weight, offset, nbytes),)
-        array = OutputArray(name + suffix, entry.dtype, shape, pieces, name)
+        piece = BlobRange(weight.blob, offset, nbytes)
+        array = OutputArray(name + suffix, entry.dtype, shape, (piece,), name)
         if not suffix:
             stored = weight.stored
             array = replace(array, quantization=stored.quantization, transposed=stored.transposed)

@@ -1,6 +1,6 @@
 """Export: a stored model becomes a checkpoint folder.
 
-Read (the model's headers), decide (contents.py), do (written_files.py).
+Read (the model's headers), decide (contents.py), do (files.py).
 
 The folder is written under another name beside it, and renamed when everything in it is on the
 disk: so a folder of that name is always a complete export. The other name is always the same, and
@@ -21,25 +21,16 @@ from pathlib import Path
 
 from blobstore.errors import BusyError, StorageError, UsageError, quoted
 from blobstore.export.contents import plan_export
+from blobstore.export.files import write_files
 from blobstore.export.planned_files import (
     DEFAULT_SHARD,
     ExportFormat,
     ExportOptions,
     ExportPlan,
 )
-from blobstore.export.written_files import write_files
 from blobstore.formats.dtypes import DType
 from blobstore.io.copying import remove_tree
-from blobstore.io.durable import (
-    FOLDER_MODE,
-    listed,
-    make_folder,
-    os_errors,
-    sync,
-    sync_file_system,
-    sync_folder,
-    syncs_whole,
-)
+from blobstore.io.durable import FOLDER_MODE, make_folder, os_errors, sync_folder
 from blobstore.io.ranges import close_quietly
 from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import ModelName
@@ -50,82 +41,70 @@ from blobstore.store.stored_model import StoredModel, bring
 _HINT = "Name a folder that does not exist, or an empty one."
 
 
-class ExportFolder:
-    """The folder that an export becomes."""
+def export_folder(folder: str | os.PathLike[str], store: Readable) -> Path:
+    """Return the path of an export.
 
-    def __init__(self, path: str | os.PathLike[str], store: Readable) -> None:
-        """Check the path.
+    Raises: StorageError unless it is free or an empty folder; UsageError when it is in the store.
+    """
+    try:
+        with os_errors("access", os.fspath(folder)):
+            path = Path(folder).expanduser().resolve()
+            is_free = not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
+            is_mount = path.is_mount()
+    # A NUL in the path; an unknown ~user, a loop of links.
+    except (ValueError, RuntimeError) as error:
+        raise StorageError(
+            f"can't write to {quoted(os.fspath(folder))}: {error}", path=os.fspath(folder)
+        ) from error
+    if Path(store.address) in (path, *path.parents):
+        raise UsageError(
+            f"{path} is in the store {store.address}, which is for blobs and manifests",
+            path=str(path),
+        )
+    if is_mount:
+        hint = f"Export into a folder of it, such as {path / 'model'}."
+        raise StorageError(
+            f"{path} is a mount point: no other folder can take its place", hint=hint
+        )
+    if not is_free:
+        raise _taken(path)
+    return path
 
-        Raises: StorageError unless it is free or an empty folder; UsageError when it is in the
-        store.
-        """
-        try:
-            with os_errors("access", os.fspath(path)):
-                self.path = Path(path).expanduser().resolve()
-                is_free = not os.path.lexists(self.path) or (
-                    self.path.is_dir() and not any(self.path.iterdir())
-                )
-                is_mount = self.path.is_mount()
-        # A NUL in the path; an unknown ~user, a loop of links.
-        except (ValueError, RuntimeError) as error:
-            raise StorageError(
-                f"can't write to {quoted(os.fspath(path))}: {error}", path=os.fspath(path)
-            ) from error
-        if Path(store.address) in (self.path, *self.path.parents):
-            raise UsageError(
-                f"{self.path} is in the store {store.address}, which is for blobs and manifests",
-                path=str(self.path),
-            )
-        if is_mount:
-            hint = f"Export into a folder of it, such as {self.path / 'model'}."
-            raise StorageError(
-                f"{self.path} is a mount point: no other folder can take its place",
-                hint=hint,
-            )
-        if not is_free:
-            raise _taken(self.path)
 
-    @contextmanager
-    def staged(self) -> Iterator[Path]:
-        """Yield a new folder beside it, which takes its place when the block ends without an error.
+@contextmanager
+def staged(path: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``path``, which takes its place when the block ends.
 
-        It is made durable first. After an error it is removed.
+    What the block writes is durable then. After an error the folder is removed.
 
-        Raises: BusyError when another export into the same folder is at work; StorageError.
-        """
-        staging = self.path.with_name(f".{self.path.name}.blobstore-export")
+    Raises: BusyError when another export into the same folder is at work; StorageError.
+    """
+    staging = path.with_name(f".{path.name}.blobstore-export")
+    with os_errors("write to", staging):
+        make_folder(staging.parent)
+        fd = _take(staging)
+    try:
         with os_errors("write to", staging):
-            make_folder(staging.parent)
-            fd = _take(staging)
-        try:
-            with os_errors("write to", staging):
-                for path in staging.iterdir():
-                    if path.is_dir() and not path.is_symlink():
-                        remove_tree(path)
-                    else:
-                        path.unlink()
-                is_enough = syncs_whole(fd)
-            yield staging
-            with os_errors("write to", staging):
-                _sync_all(staging, fd if is_enough else -1)
-            self._link(staging)
-        except BaseException:
-            with suppress(OSError):
-                remove_tree(staging)
-            raise
-        finally:
-            close_quietly(fd)
-
-    def _link(self, staging: Path) -> None:
-        try:
-            staging.rename(self.path)
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise _taken(self.path) from error
-            with os_errors("write to", self.path):
+            for left in staging.iterdir():
+                if left.is_dir() and not left.is_symlink():
+                    remove_tree(left)
+                else:
+                    left.unlink()
+        yield staging
+        with os_errors("write to", path):
+            try:
+                staging.rename(path)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise _taken(path) from error
                 raise
-        with os_errors("write to", self.path.parent):
-            sync_folder(self.path.parent)
+            sync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            remove_tree(staging)
+        raise
+    finally:
+        close_quietly(fd)
 
 
 def _take(staging: Path) -> int:
@@ -151,26 +130,6 @@ def _take(staging: Path) -> int:
             raise busy from None
         raise
     return fd
-
-
-def _sync_all(staging: Path, fd: int) -> None:
-    """Make all files and names durable: by one call, or, when ``fd`` is -1, one by one."""
-    if fd >= 0:
-        sync_file_system(fd)
-        return
-    waiting = [staging]
-    while waiting:  # a stored name may have two thousand folders in it: no recursion
-        folder = waiting.pop()
-        for entry in listed(folder):
-            if entry.is_dir(follow_symlinks=False):
-                waiting.append(Path(entry.path))
-                continue
-            file = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                sync(file)
-            finally:
-                close_quietly(file)
-        sync_folder(folder)
 
 
 def _taken(path: Path) -> StorageError:
@@ -235,18 +194,18 @@ def export_model(
     """
     options = ExportOptions.parse(format, dequantize, max_shard_size)
     workers = threads(jobs)
-    target = ExportFolder(folder, store)
+    target = export_folder(folder, store)
     with store.lease():  # blobs are opened one by one, until the last was copied
         full = store.find(name)
         model = StoredModel(full, store.manifests.read(full), store)
         bring(store, model.manifest)
         plan = plan_export(model, options, verify=verify)
         started = time.monotonic()
-        with target.staged() as staging:
+        with staged(target) as staging:
             write_files(plan, staging, workers, begun(progress, plan.nbytes))
     files = {file.path: file.size for file in sorted(plan.files, key=lambda file: file.path)}
     seconds = time.monotonic() - started
-    return ExportResult(full, target.path, files, plan.notes, seconds, _loads_in(plan, options))
+    return ExportResult(full, target, files, plan.notes, seconds, _loads_in(plan, options))
 
 
 def _loads_in(plan: ExportPlan, options: ExportOptions) -> tuple[str, ...]:

@@ -19,15 +19,15 @@ from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.export.exported_arrays import Checkpoint
 from blobstore.export.planned_files import (
     BlobRange,
-    MadeArray,
+    Computed,
     OutputArray,
     Piece,
-    ValueRange,
     Weight,
 )
+from blobstore.export.values import value_piece
 from blobstore.formats.dtypes import DType
 from blobstore.io.ranges import MappedFile
-from blobstore.kernels.arrays import Array, dtype_of
+from blobstore.kernels.arrays import dtype_of, numpy_dtype
 from blobstore.model.expressions import runs
 from blobstore.model.facts import TensorFacts, float_dtype
 from blobstore.model.network import (
@@ -41,6 +41,7 @@ from blobstore.model.network_plan import NetworkPlan, Parameter, mlx_lm_errors, 
 from blobstore.model.tensors import MappedBlob, Tensor
 from blobstore.store.stored_model import TensorBlob
 
+_STEP = 2**22
 _SETTINGS = ("group_size", "bits", "mode")
 
 
@@ -105,8 +106,12 @@ def _output(
     quantization = plan.tensors[array.tensor].quantization if array.suffix == "" else None
     pieces = _stored_pieces(array, weights)
     if pieces is None:
-        nbytes = array.dtype.nbytes(array.shape)
-        pieces = (MadeArray(nbytes, lambda: _bytes_of(opened.made(array))),)
+        nbytes, kind = array.dtype.nbytes(array.shape), numpy_dtype(array.dtype)
+
+        def fill(_: int, data: memoryview) -> None:
+            opened.fill(np.frombuffer(data, kind).reshape(array.shape), array)
+
+        pieces = (Computed(nbytes, kind.itemsize, nbytes, fill),)
     return OutputArray(array.name, array.dtype, array.shape, pieces, array.tensor, quantization)
 
 
@@ -125,9 +130,9 @@ def _piece(weight: Weight, array: PlannedArray, start: int, count: int) -> Piece
     entry = weight.stored.entries[array.suffix or ""]
     is_quantized = weight.stored.quantization is not None
     if array.suffix is None and (is_quantized or entry.dtype is not array.dtype):
-        return ValueRange(weight, array.dtype, start, count)
+        return value_piece(weight, array.dtype, start, count)
     offset = weight.blob.offset(entry) + entry.dtype.nbytes((start,))
-    return BlobRange(weight, offset, entry.dtype.nbytes((count,)))
+    return BlobRange(weight.blob, offset, entry.dtype.nbytes((count,)))
 
 
 def _evaluated(name: str, array: Any) -> OutputArray:
@@ -137,12 +142,13 @@ def _evaluated(name: str, array: Any) -> OutputArray:
     is_bfloat16 = array.dtype == mx.bfloat16
     values = np.array(array.view(mx.uint16) if is_bfloat16 else array)
     dtype = DType.BF16 if is_bfloat16 else dtype_of(values)
-    pieces = (MadeArray(values.nbytes, lambda: _bytes_of(values)),)
-    return OutputArray(name, dtype, tuple(array.shape), pieces, name)
+    raw = values.reshape(-1).view(np.uint8).data
 
+    def fill(begin: int, data: memoryview) -> None:
+        data[:] = raw[begin : begin + len(data)]
 
-def _bytes_of(array: Array) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
+    piece = Computed(values.nbytes, values.itemsize, _STEP, fill)
+    return OutputArray(name, dtype, tuple(array.shape), (piece,), name)
 
 
 def _quantization(network: Any, file_type: str) -> dict[str, Any] | None:

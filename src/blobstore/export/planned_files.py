@@ -1,6 +1,6 @@
 """The files of an export as values: options, arrays, shards, the plan. Pure.
 
-checkpoints.py decides them, written_files.py writes them.
+contents.py decides them, files.py writes them.
 
 Tensors are split into files exactly as huggingface_hub splits a state dict. Source of the rule:
 huggingface_hub 2.4.0 serialization/_base.py ``split_state_dict_into_shards_factory``, of the names
@@ -12,24 +12,19 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from blobstore.errors import (
-    BlobStoreError,
-    DigestMismatchError,
     LimitExceededError,
     UnsupportedSourceError,
     UsageError,
     quoted,
 )
-from blobstore.formats.documents import Descriptor
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization
 from blobstore.formats.safetensors.codec import lay_out, parse_header
 from blobstore.io.budget import MAX_HEADER
-from blobstore.io.digests import digests_of
 from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import BlobFile, StoredModel, TensorBlob
 
@@ -133,16 +128,13 @@ def split_into_shards(sizes: Mapping[str, int], limit: int) -> dict[str, list[st
     }
 
 
+_COPIED_AT_ONCE = 2**26
 _PREFIX = 8
 _ALIGNMENT = 8
 
 # safetensors 0.8.0, tensor.rs `Dtype` and `prepare`: the largest alignment first, so that every
 # array is aligned.
 _RANK = {dtype: rank for rank, dtype in enumerate(reversed(DType))}
-
-
-_TOGETHER = 16
-"""Blobs that are hashed at once: as many as the widest processors hash at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,73 +157,34 @@ def read_weights(model: StoredModel, *, verify: bool = False) -> tuple[Weight, .
             blob.require_file()
         weights.update((stored.name, Weight(stored, blob)) for stored in tensors)
     if verify:
-        for begin in range(0, len(model.weight_layers), _TOGETHER):
-            _verify(model, model.weight_layers[begin : begin + _TOGETHER])
+        model.verify(model.weight_layers)
     return tuple(weights.values())
-
-
-def _verify(model: StoredModel, layers: Sequence[Descriptor]) -> None:
-    with ExitStack() as files:
-        readers = []
-        for layer in layers:
-            with model.located(layer):
-                readers.append(files.enter_context(model.home.blobs.open(layer)))
-        for layer, found in zip(layers, digests_of(readers), strict=True):
-            with model.located(layer):
-                if isinstance(found, BlobStoreError):
-                    raise found
-                if found != layer.digest:
-                    message = "its bytes do not match its digest"
-                    raise DigestMismatchError(message, blob=str(layer.digest))
 
 
 @dataclass(frozen=True, slots=True)
 class BlobRange:
-    """Bytes of a weight's blob, from byte ``offset`` of its file on, as they are."""
+    """Bytes of a blob, from byte ``offset`` of its file on, as they are."""
 
-    weight: Weight
+    blob: BlobFile
     offset: int
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class ValueRange:
-    """``count`` values of a weight from index ``start`` on, converted to ``dtype``.
+class Computed:
+    """Bytes that are computed as they are written, in items of ``itemsize``.
 
-    They are counted in the order of the exported tensor. ``transposed``: its last two axes are
-    those of the stored one, swapped; only a quantized weight can be.
-    """
-
-    weight: Weight
-    dtype: DType
-    start: int
-    count: int
-    transposed: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the whole tensor that the values are of."""
-        shape = self.weight.stored.shape
-        return (*shape[:-2], shape[-1], shape[-2]) if self.transposed else shape
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the values."""
-        return self.dtype.nbytes((self.count,))
-
-
-@dataclass(frozen=True, slots=True)
-class MadeArray:
-    """An array that can't be copied from blobs.
-
-    ``make`` returns its bytes; any thread may call it.
+    ``fill(begin, out)`` writes those from byte ``begin`` on; any thread may call it. ``at_once``:
+    how many are computed at a time.
     """
 
     nbytes: int
-    make: Callable[[], memoryview]
+    itemsize: int
+    at_once: int
+    fill: Callable[[int, memoryview], None]
 
 
-Piece = BlobRange | ValueRange | MadeArray
+Piece = BlobRange | Computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +207,17 @@ class OutputArray:
     def nbytes(self) -> int:
         """Stored bytes."""
         return self.dtype.nbytes(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """``nbytes`` of a piece from byte ``begin`` on, their place in the file, and their array."""
+
+    piece: Piece
+    begin: int
+    nbytes: int
+    at: int
+    array: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +260,22 @@ class PlannedShard:
     def size(self) -> int:
         """Bytes of the file."""
         return len(self.header) + sum(array.nbytes for array in self.arrays)
+
+    def pieces(self) -> Iterator[tuple[OutputArray, Piece, int]]:
+        """Yield the pieces in file order, each with its array and its place in the file."""
+        at = len(self.header)
+        for array in self.arrays:
+            for piece in array.pieces:
+                yield array, piece, at
+                at += piece.nbytes
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the pieces in file order, cut into parts that one thread writes at once."""
+        for array, piece, at in self.pieces():
+            most = _COPIED_AT_ONCE if isinstance(piece, BlobRange) else piece.at_once
+            for begin in range(0, piece.nbytes, most):
+                nbytes = min(most, piece.nbytes - begin)
+                yield Step(piece, begin, nbytes, at + begin, array.name)
 
 
 @dataclass(frozen=True, slots=True)

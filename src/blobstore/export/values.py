@@ -13,38 +13,67 @@ import numpy as np
 
 from blobstore import kernels
 from blobstore.errors import UnsupportedSourceError, quoted
-from blobstore.export.planned_files import ValueRange
-from blobstore.io.ranges import FileReader, MappedFile
-from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
-from blobstore.model.tensors import MappedBlob, assembled, fill_values, read_run
+from blobstore.export.planned_files import Computed, Weight
+from blobstore.formats.dtypes import DType
+from blobstore.io.ranges import MappedFile
+from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, mapped, numpy_dtype
+from blobstore.model.tensors import MappedBlob, StoredArray, assembled, fill_values
 from blobstore.source.weights import tiles_of
 
+VALUES_AT_ONCE = 2**20
+"""A multiple of every group size."""
+_ROWS_AT_ONCE = 128
+"""Rows of a transposed weight are columns of what is stored: a multiple of every group size."""
 _BAND_VALUES = 2**20
 """Values of a transposed weight that are dequantized at a time."""
 
 
-def fill_range(piece: ValueRange, reader: FileReader, data: memoryview) -> None:
-    """Write the values into ``data``, bit for bit those of `Tensor.dequantize`.
+def value_piece(
+    weight: Weight, dtype: DType, start: int, count: int, *, transposed: bool = False
+) -> Computed:
+    """Return ``count`` values of a weight from index ``start`` on, converted to ``dtype``.
 
-    ``reader`` reads the weight's blob. ``data`` are the bytes of the piece, in memory of any
-    alignment.
-
-    Raises: UnsupportedSourceError, with tensor and index, when a finite value is beyond the range
-    of the dtype; as `readinto`.
+    They are counted in the order of the exported tensor. ``transposed``: its last two axes are
+    those of the stored one, swapped; only a quantized weight can be. The values are bit for bit
+    those of `Tensor.dequantize`. Filling raises: UnsupportedSourceError, with tensor and index,
+    when a finite value is beyond the range of the dtype; as `BlobFile.open`.
     """
-    out: Array = np.frombuffer(data, numpy_dtype(piece.dtype))
-    if piece.transposed:
-        _fill_transposed(piece, MappedBlob(piece.weight.blob, MappedFile(reader)), out)
-        return
-    weight = piece.weight
-    stored = read_run(weight.stored, weight.blob, reader, piece.start, piece.count)
-    fill_values(out, stored)
-    found = _first_beyond(
-        out, lambda: kernels.dequantize(stored) if isinstance(stored, QuantizedArray) else stored
+    itemsize = dtype.nbytes((1,))
+    fill_array, at_once = _fill_run, VALUES_AT_ONCE
+    if transposed:
+        fill_array, at_once = _fill_transposed, _whole_rows(weight.stored.shape[-2])
+
+    def fill(begin: int, data: memoryview) -> None:
+        with weight.blob.open() as reader:
+            blob = MappedBlob(weight.blob, MappedFile(reader))
+        stored = assembled(weight.stored, lambda _, entry: blob.array(entry))
+        out: Array = np.frombuffer(data, numpy_dtype(dtype))
+        fill_array(weight.stored.name, stored, start + begin // itemsize, out)
+
+    return Computed(count * itemsize, itemsize, at_once * itemsize, fill)
+
+
+def _whole_rows(cols: int) -> int:
+    """Return how many values of a transposed weight are computed at once: whole groups of rows."""
+    rows = VALUES_AT_ONCE // cols
+    return (rows - rows % _ROWS_AT_ONCE or rows) * cols or VALUES_AT_ONCE
+
+
+def _fill_run(name: str, stored: StoredArray, start: int, out: Array) -> None:
+    """Write consecutive values; of a quantized weight they are whole groups."""
+
+    def part_of(part: Array) -> Array:
+        first, last = (place * part.size // stored.size for place in (start, start + out.size))
+        return part.reshape(-1)[first:last]
+
+    run = mapped(stored, part_of) if isinstance(stored, QuantizedArray) else part_of(stored)
+    fill_values(out, run)
+    beyond = _first_beyond(
+        out, lambda: kernels.dequantize(run) if isinstance(run, QuantizedArray) else run
     )
-    if found is not None:
-        (place,), exact = found
-        raise _too_large(piece, np.unravel_index(piece.start + place, weight.stored.shape), exact)
+    if beyond is not None:
+        (place,), exact = beyond
+        raise _too_large(name, np.unravel_index(start + place, stored.shape), exact, out)
 
 
 def _first_beyond(values: Array, exact: Callable[[], Array]) -> tuple[tuple[int, ...], Any] | None:
@@ -80,15 +109,13 @@ def are_finite(values: Array) -> bool:
     )
 
 
-def _fill_transposed(piece: ValueRange, blob: MappedBlob, out: Array) -> None:
+def _fill_transposed(name: str, whole: QuantizedArray[Array], start: int, out: Array) -> None:
     """Write values of a quantized weight whose last two axes are stored the other way round.
 
-    In the file they lie a row apart, so it is mapped and not read; memory is that of
-    ``_BAND_VALUES`` values.
+    In the file they lie a row apart; memory is that of ``_BAND_VALUES`` values.
     """
-    whole = assembled(piece.weight.stored, lambda _, entry: blob.array(entry))
-    lead = piece.weight.stored.shape[:-2]
-    for tile in tiles_of(piece.start, piece.count, *piece.shape[-2:]):
+    *lead, cols, rows = whole.shape
+    for tile in tiles_of(start, out.size, rows, cols):
         stored = kernels.matrix_of(whole, tile.matrix)
         size = stored.group_size
         begin, end = tile.row // size * size, -(-tile.stop_row // size) * size
@@ -97,19 +124,19 @@ def _fill_transposed(piece: ValueRange, blob: MappedBlob, out: Array) -> None:
         for first in range(tile.col, tile.stop_col, band):
             last = min(first + band, tile.stop_col)
             block = kernels.block_of(stored, slice(first, last), slice(begin, end))
-            values = kernels.dequantize(block, piece.dtype)
-            if (found := _first_beyond(values, partial(kernels.dequantize, block))) is not None:
-                (col, row), exact = found
+            values = kernels.dequantize(block, dtype_of(out))
+            if (beyond := _first_beyond(values, partial(kernels.dequantize, block))) is not None:
+                (col, row), exact = beyond
                 index = (*np.unravel_index(tile.matrix, lead), begin + row, first + col)
-                raise _too_large(piece, index, exact)
-            rows = slice(tile.row - begin, tile.stop_row - begin)
-            place[:, first - tile.col : last - tile.col] = values.T[rows]
+                raise _too_large(name, index, exact, out)
+            within = slice(tile.row - begin, tile.stop_row - begin)
+            place[:, first - tile.col : last - tile.col] = values.T[within]
 
 
-def _too_large(piece: ValueRange, index: tuple[Any, ...], exact: Any) -> UnsupportedSourceError:
-    name, at = piece.weight.stored.name, tuple(int(i) for i in index)
+def _too_large(name: str, index: tuple[Any, ...], exact: Any, out: Array) -> UnsupportedSourceError:
+    at = tuple(int(i) for i in index)
     return UnsupportedSourceError(
-        f"{quoted(name)}: the weight at {list(at)} is {exact}, which does not fit {piece.dtype}",
+        f"{quoted(name)}: the weight at {list(at)} is {exact}, which does not fit {dtype_of(out)}",
         tensor=name,
         index=at,
         hint="Dequantize to bfloat16 or float32.",

@@ -16,9 +16,6 @@ BUFFER = 2**21
 PIECE = 2**17
 """Bytes of one file that are read at a time at least."""
 
-_STEP = 2**23
-"""Bytes of each view that are hashed at a time."""
-
 
 def digests_of(
     readers: Sequence[OpenReader],
@@ -61,14 +58,3 @@ def digests_of(
     return [
         errors.get(number) or Digest(stream.digest().hex()) for number, stream in enumerate(streams)
     ]
-
-
-def digests_of_views(views: Sequence[memoryview]) -> list[Digest]:
-    """Return the digests of bytes in memory, such as maps of files.
-
-    A Ctrl-C acts within a fraction of a second.
-    """
-    streams = [hashing.stream() for _ in views]
-    for begin in range(0, max(map(len, views), default=0), _STEP):
-        hashing.update_all(streams, [view[begin : begin + _STEP] for view in views])
-    return [Digest(stream.digest().hex()) for stream in streams]

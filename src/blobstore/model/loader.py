@@ -11,7 +11,7 @@ the process with SIGBUS; the size is checked whenever a view is handed out.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -28,14 +28,12 @@ from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest,
 from blobstore.formats.provenance import OWN_DOCUMENT
 from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.io.budget import allow_open_files
-from blobstore.io.digests import digests_of_views
 from blobstore.io.ranges import MappedFile, is_mapped
-from blobstore.io.workers import each, threads
 from blobstore.model.tensors import Library, MappedBlob, Tensor, parts_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.packing import unpacked
 from blobstore.store.ports import Readable, check_document_size, checked_bytes
-from blobstore.store.stored_model import StoredModel, TensorBlob, bring, damaged
+from blobstore.store.stored_model import StoredModel, TensorBlob, bring
 
 Names = Literal["ollama", "mlx"]
 
@@ -45,9 +43,6 @@ _SUFFIXES = {
 }
 _ATTEMPTS = 5
 """Attempts to open a model that another program replaces; then a missing blob is an error."""
-
-_TOGETHER = 16
-"""Blobs that a thread hashes at once: as many as the widest processors do."""
 
 
 class Model(Mapping[str, Tensor]):
@@ -108,24 +103,12 @@ class Model(Mapping[str, Tensor]):
         as `document`.
         """
         self._require_open()
-        weights = [blob for blob in self.manifest.descriptors if blob.digest in self._blobs]
-        jobs = threads(None)
-        share = max(1, min(_TOGETHER, -(-len(weights) // jobs)))
-        sets = [weights[begin : begin + share] for begin in range(0, len(weights), share)]
-        each(sets, self._verify_together, max(1, min(jobs, len(sets))), name="verify")
+        blobs = self._blobs
+        weights = [layer for layer in self.manifest.descriptors if layer.digest in blobs]
+        self._model.verify(weights, lambda layer: blobs[layer.digest].reader())
         for descriptor in self.manifest.descriptors:
-            if descriptor.digest not in self._blobs:
+            if descriptor.digest not in blobs:
                 self._model.read(descriptor)
-
-    def _verify_together(self, descriptors: Sequence[Descriptor]) -> None:
-        views = []
-        for descriptor in descriptors:
-            with self._model.located(descriptor):
-                views.append(self._blobs[descriptor.digest].data.view())
-        for descriptor, digest in zip(descriptors, digests_of_views(views), strict=True):
-            if digest != descriptor.digest:
-                with self._model.located(descriptor):
-                    raise damaged(descriptor.digest)
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor. Raises: TensorNotFoundError, which is a KeyError too."""

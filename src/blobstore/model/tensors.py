@@ -34,7 +34,7 @@ from blobstore.errors import (
 )
 from blobstore.formats.dtypes import DType, fits_mlx
 from blobstore.formats.safetensors.header import TensorEntry
-from blobstore.io.ranges import FileIdentity, FileReader, MappedFile
+from blobstore.io.ranges import BytesReader, FileIdentity, MappedFile, OpenReader
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.names import Digest
 from blobstore.store.stored import SUFFIXES, StoredTensor
@@ -61,6 +61,10 @@ class MappedBlob:
         start = self.file.offset(entry)
         return self.data.view(start, start + entry.nbytes)
 
+    def reader(self) -> OpenReader:
+        """Return a reader over the map. Raises: as `view`."""
+        return BytesReader(self.data.view(), self.file.path)
+
     def array(self, entry: TensorEntry) -> Array:
         """Return a numpy view of one stored array. Raises: as `view` and `numpy_dtype`."""
         count = math.prod(entry.shape)
@@ -85,29 +89,6 @@ def parts_of(array: Any) -> dict[str, Any]:
         return {"": array}
     parts = (array.weight, array.scale, array.bias, array.global_scale)
     return {suffix: part for suffix, part in zip(SUFFIXES, parts, strict=True) if part is not None}
-
-
-def read_run(
-    stored: StoredTensor, blob: TensorBlob, reader: FileReader, start: int, count: int
-) -> StoredArray:
-    """Return ``count`` consecutive values from ``start`` on as they are stored, read from the file.
-
-    Of a quantized tensor both are whole groups. Raises: as `readinto`.
-    """
-    counts = {"": count}
-    if stored.quantization is not None:
-        parts = stored.quantization.parts((count,), stored.entries[".scale"].dtype)
-        counts = {part.suffix: part.shape[0] for part in parts}
-
-    def read(suffix: str, entry: TensorEntry) -> Array:
-        part = counts.get(suffix, 1)  # there is one global scale
-        first = start * part // count if suffix in counts else 0
-        array = np.empty(part, numpy_dtype(entry.dtype))
-        reader.readinto(blob.offset(entry) + first * array.itemsize, array.view(np.uint8).data)
-        return array
-
-    run: StoredArray = assembled(stored, read)
-    return run
 
 
 def fill_values(out: Array, stored: StoredArray) -> None:

@@ -6,7 +6,7 @@ This is the one place that reads them. The loader, exports, inspections and list
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -23,13 +23,17 @@ from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header, TensorEntry
 from blobstore.io.budget import Budget
+from blobstore.io.digests import digests_of
 from blobstore.io.ranges import FileReader, Identity, OpenReader
+from blobstore.io.workers import each, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Readable
 from blobstore.store.stored import Settings, StoredTensor, stored_tensors
 
 _HEAD = 4096
 """Bytes in which the headers of most blobs end: a page."""
+_HASHED_TOGETHER = 16
+"""Blobs that a thread hashes at once: as many as the widest processors do."""
 _AT_ONCE = 4096
 """Blobs whose headers are read together, and held in memory."""
 
@@ -197,6 +201,33 @@ class StoredModel:
         except BlobStoreError:
             with self.located(layer):
                 raise
+
+    def verify(
+        self, layers: Sequence[Descriptor], opened: Callable[[Descriptor], OpenReader] | None = None
+    ) -> None:
+        """Hash blobs, in all threads. ``opened`` replaces ``home.blobs.open``.
+
+        Raises: DigestMismatchError; as `opened`.
+        """
+        opened = opened or self.home.blobs.open
+        jobs = threads(None)
+        share = max(1, min(_HASHED_TOGETHER, -(-len(layers) // jobs)))
+        sets = [layers[begin : begin + share] for begin in range(0, len(layers), share)]
+
+        def check(some: Sequence[Descriptor]) -> None:
+            with ExitStack() as files:
+                readers = []
+                for layer in some:
+                    with self.located(layer):
+                        readers.append(files.enter_context(opened(layer)))
+                for layer, digest in zip(some, digests_of(readers), strict=True):
+                    with self.located(layer):
+                        if isinstance(digest, BlobStoreError):
+                            raise digest
+                        if digest != layer.digest:
+                            raise damaged(layer.digest)
+
+        each(sets, check, max(1, min(jobs, len(sets))), name="verify")
 
     def read(self, layer: Descriptor) -> bytes:
         """Return the bytes of a document.

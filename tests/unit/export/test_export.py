@@ -30,7 +30,7 @@ from support.prequantized_sources import fp8_model, mlx_model, nvfp4_model
 
 import blobstore
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, UsageError
-from blobstore.export import planned_files, steps, written_files
+from blobstore.export import files, planned_files
 from blobstore.formats.dtypes import DType
 from blobstore.io import durable
 from blobstore.kernels.arrays import Array
@@ -322,11 +322,10 @@ def test_one_file_without_documents(store: Store, tmp_path: Path) -> None:
 def test_pieces_are_cut_and_put_together(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int, direct_from: int
 ) -> None:
-    for name, value in {"_COPIED_AT_ONCE": 9000, "VALUES_AT_ONCE": 1024}.items():
-        monkeypatch.setattr(steps, name, value)
+    monkeypatch.setattr(planned_files, "_COPIED_AT_ONCE", 9000)
     for name, value in {"_BATCH_BYTES": 3000, "_BATCH_PIECES": 2}.items():
-        monkeypatch.setattr(written_files, name, value)
-    for module in (written_files, durable):
+        monkeypatch.setattr(files, name, value)
+    for module in (files, durable):
         monkeypatch.setattr(module, "DIRECT_FROM", direct_from)
     source = write_checkpoint(tmp_path / "in", mixture_tensors())
     blobstore.import_model(source, "m", store=store)
@@ -346,7 +345,7 @@ def bypassing(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         opened.add(path.name)
         return durable.open_direct(path)
 
-    monkeypatch.setattr(written_files, "open_direct", open_direct)
+    monkeypatch.setattr(files, "open_direct", open_direct)
     blobstore.export_model("m", tmp_path / "out", store=store)
     assert raw_tensors(tmp_path / "out") == raw_tensors(source)
     return opened
@@ -361,14 +360,14 @@ def test_large_tensors_bypass_the_page_cache(
 def test_a_server_copies_its_own_files(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(written_files, "is_remote", lambda _folder: True)
+    monkeypatch.setattr(files, "is_remote", lambda _folder: True)
     assert bypassing(store, tmp_path, monkeypatch) == set()
 
 
 def test_blocks_that_may_be_shared_do_not_bypass_the_page_cache(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(written_files, "shares_blocks", lambda _start, _at: True)
+    monkeypatch.setattr(files, "shares_blocks", lambda _start, _at: True)
     assert bypassing(store, tmp_path, monkeypatch) == set()
 
 

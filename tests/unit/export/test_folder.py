@@ -25,7 +25,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.export import folder, written_files
+from blobstore.export import files
 from blobstore.store.local.store import Store
 
 STAGING = ".out.blobstore-export"
@@ -211,7 +211,7 @@ def test_wrong_bytes_are_found_when_asked(model: Path, store: Store, tmp_path: P
 def test_a_blob_that_is_replaced_while_it_is_copied(
     model: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    monkeypatch.setattr(written_files, "_BATCH_PIECES", 1)
+    monkeypatch.setattr(files, "_BATCH_PIECES", 1)
     with blobstore.open_model("m", store=store) as opened:
         path = (
             store.root / "blobs" / opened["model.layers.0.self_attn.q_proj.weight"].blob.file_name
@@ -246,13 +246,12 @@ def test_a_foreign_model_without_config(store: Store, tmp_path: Path) -> None:
         blobstore.export_model("m", tmp_path / "mlx", store=store, format="mlx")
 
 
-def test_file_systems_without_syncfs(
+def test_every_file_is_synced(
     model: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    monkeypatch.setattr(folder, "syncs_whole", lambda _: False)
     monkeypatch.setattr(
-        folder, "sync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+        files, "sync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
     )
     blobstore.export_model("m", tmp_path / "out", store=store)
     assert sorted(synced) == ["config.json", "model.safetensors"]

@@ -14,10 +14,10 @@ from support.exports import mixture_tensors
 
 import blobstore
 from blobstore.errors import CorruptDataError, UnsupportedSourceError
-from blobstore.export import steps
+from blobstore.export import planned_files, values
 from blobstore.export.contents import plan_export
+from blobstore.export.files import digest_of, open_file
 from blobstore.export.planned_files import ExportOptions, ExportPlan
-from blobstore.export.streamed_files import digest_of, open_file
 from blobstore.hashing.stage import HashStage
 from blobstore.names import Digest
 from blobstore.store.local.store import Store
@@ -53,8 +53,8 @@ def test_a_mixture(
     quant: str | None,
     dequantize: str | None,
 ) -> None:
-    monkeypatch.setattr(steps, "_COPIED_AT_ONCE", 9000)
-    monkeypatch.setattr(steps, "VALUES_AT_ONCE", 4096)
+    monkeypatch.setattr(planned_files, "_COPIED_AT_ONCE", 9000)
+    monkeypatch.setattr(values, "VALUES_AT_ONCE", 4096)
     source = write_checkpoint(tmp_path / "in", mixture_tensors())
     blobstore.import_model(source, "m", store=store, quant=quant)
     assert_same(store, tmp_path / "out", dequantize=dequantize, max_shard_size=50_000)

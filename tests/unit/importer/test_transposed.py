@@ -22,7 +22,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.export import steps, values
+from blobstore.export import values
 from blobstore.export.folder import export_model
 from blobstore.formats.dtypes import DType
 from blobstore.formats.safetensors.codec import lay_out
@@ -241,11 +241,11 @@ def test_values_come_back_in_chunks_of_any_size(store: Store, source: Path, tmp_
     blobstore.import_model(source, "m", store=store, quant="int4")
     export_model("m", tmp_path / "whole", store=store, dequantize="bfloat16")
     with (
-        mock.patch.object(steps, "VALUES_AT_ONCE", 1024),
+        mock.patch.object(values, "VALUES_AT_ONCE", 1024),
         mock.patch.object(values, "_BAND_VALUES", 96),
     ):
         export_model("m", tmp_path / "cut", store=store, dequantize="bfloat16")
-    with mock.patch.object(steps, "VALUES_AT_ONCE", 128):  # less than a row
+    with mock.patch.object(values, "VALUES_AT_ONCE", 128):  # less than a row
         export_model("m", tmp_path / "parts", store=store, dequantize="bfloat16", jobs=2)
     files = {
         folder: (tmp_path / folder / "model.safetensors").read_bytes()

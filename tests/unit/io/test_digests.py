@@ -9,8 +9,7 @@ import threading
 import pytest
 
 from blobstore.errors import BlobStoreError, CorruptDataError
-from blobstore.io import digests
-from blobstore.io.digests import BUFFER, PIECE, digests_of, digests_of_views
+from blobstore.io.digests import BUFFER, PIECE, digests_of
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest
 
@@ -62,10 +61,3 @@ def test_nothing_is_read_after_a_stop() -> None:
 
 def test_no_files() -> None:
     assert digests_of([]) == []
-
-
-@pytest.mark.parametrize("count", [0, 1, 3, 20])
-def test_digests_of_what_is_in_memory(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "_STEP", 1000)
-    views = [memoryview(DATA)[number : number + 997 * number] for number in range(count)]
-    assert digests_of_views(views) == [Digest.of(view) for view in views]
