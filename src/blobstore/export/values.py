@@ -39,16 +39,15 @@ def value_piece(
     when a finite value is beyond the range of the dtype; as `BlobFile.open`.
     """
     itemsize = dtype.nbytes((1,))
-    fill_array, at_once = _fill_run, VALUES_AT_ONCE
-    if transposed:
-        fill_array, at_once = _fill_transposed, _whole_rows(weight.stored.shape[-2])
+    at_once = _whole_rows(weight.stored.shape[-2]) if transposed else VALUES_AT_ONCE
 
     def fill(begin: int, data: memoryview) -> None:
         with weight.blob.open() as reader:
             blob = MappedBlob(weight.blob, MappedFile(reader))
         stored = assembled(weight.stored, lambda _, entry: blob.array(entry))
         out: Array = np.frombuffer(data, numpy_dtype(dtype))
-        fill_array(weight.stored.name, stored, start + begin // itemsize, out)
+        write = _fill_transposed if transposed else _fill_run
+        write(weight.stored.name, stored, start + begin // itemsize, out)
 
     return Computed(count * itemsize, itemsize, at_once * itemsize, fill)
 
