@@ -138,6 +138,7 @@ def _show_verify(found: VerifyResult) -> None:
         emit(printable(f"Odd: {odd.path}: {odd.reason}"))
     damage = len(found.damaged) + len(found.broken)
     verdict = f"{damage} damaged" if damage else "all sound"
+    verdict += f", {len(found.odd)} odd" if found.odd else ""
     emit(f"Checked {counted(found.checked, 'blob')}, hashed {size(found.nbytes)}: {verdict}")
 
 

@@ -174,10 +174,16 @@ class StoredModel:
             return list(stored_tensors(header, self._settings))
 
     def tensors_of_each(self, layers: Sequence[Descriptor]) -> Iterator[list[StoredTensor]]:
-        """Yield the tensors of each blob, whose headers are read many at once. Raises: `opened`."""
+        """Yield the tensors of each blob, whose headers are read many at once. Raises: `opened`.
+
+        A blob that the manifest names again, which takes a line, gives the same list again.
+        """
+        known: dict[Digest, list[StoredTensor]] = {}
         for some, headers in self.headers_of(layers):
             for layer, header in zip(some, headers, strict=True):
-                yield self.tensors_in(layer, header)
+                if layer.digest not in known:
+                    known[layer.digest] = self.tensors_in(layer, header)
+                yield known[layer.digest]
 
     def headers_of(
         self, layers: Sequence[Descriptor]

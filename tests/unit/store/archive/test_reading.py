@@ -42,7 +42,7 @@ from blobstore.store.archive.archive import open_archive
 from blobstore.store.archive.saving import save_models
 from blobstore.store.archive.tar_contents import contents_of
 from blobstore.store.memory import MemoryStore
-from blobstore.store.ports import How
+from blobstore.store.ports import How, unique
 from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import M, N, blobs_of, commit, data_of, descriptor_of
 
@@ -501,6 +501,24 @@ def test_a_pipe(tmp_path: Path, store: MemoryStore, suffix: str, names: list[str
     assert target.manifests.names() == sorted(map(ModelName.parse, names))
     for name in names:
         assert blobs_of(target, name) == blobs_of(store, name)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_the_last_blob_of_a_pipe_waits_for_the_end(
+    tmp_path: Path, store: MemoryStore, in_place: bool
+) -> None:
+    path = tmp_path / "a.tar"
+    save_models(["m"], path, store=store)
+    with open_archive(piped(path.read_bytes() + b"more")) as archive:
+        blobs = archive.blobs.sequence(unique(archive.manifests.read(M).descriptors))
+        assert blobs is not None
+        for blob in blobs[:-1]:
+            archive.blobs.read_whole(blob)
+        with archive.blobs.open(blobs[-1]) as last, pytest.raises(CorruptDataError, match="follow"):
+            if in_place:
+                last.readinto(0, memoryview(bytearray(last.size)))
+            else:
+                last.read(0, last.size)
 
 
 def test_a_pipe_whose_blobs_are_there(tmp_path: Path, store: MemoryStore) -> None:

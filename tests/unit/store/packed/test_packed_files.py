@@ -102,6 +102,19 @@ def test_every_range_of_a_blob_is_read(tmp_path: Path) -> None:
             reader.read(len(data) - 1, 2)
 
 
+def test_after_a_damaged_frame_nothing_else_is_read_in_its_place(tmp_path: Path) -> None:
+    data = random.Random(0).randbytes(3 * 2**20)
+    path = packed(tmp_path, data)
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    with PackedBlobs(tmp_path).open(descriptor_of(data)) as reader:
+        assert reader.read(0, 100) == data[:100]
+        for _ in range(2):
+            with pytest.raises(CorruptDataError):
+                reader.read(2**20, 100)
+
+
 @pytest.mark.parametrize(
     ("kind", "share"),
     [("bf16", 0.69), ("f16", 0.87), ("f32", 0.85), ("e4m3", 0.86), ("codes", 1.03)],
