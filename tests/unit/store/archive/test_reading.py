@@ -37,6 +37,7 @@ from blobstore.errors import (
 from blobstore.formats.oci import blob_path, encode_index
 from blobstore.formats.seekable import FOOTER_BYTES, encode_table
 from blobstore.formats.tar import BLOCK, member_header
+from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.archive.archive import open_archive
 from blobstore.store.archive.saving import save_models
@@ -503,9 +504,17 @@ def test_a_pipe(tmp_path: Path, store: MemoryStore, suffix: str, names: list[str
         assert blobs_of(target, name) == blobs_of(store, name)
 
 
-@pytest.mark.parametrize("in_place", [True, False])
+def read_in_place(last: OpenReader) -> None:
+    last.readinto(0, memoryview(bytearray(last.size)))
+
+
+def read_at_once(last: OpenReader) -> None:
+    last.read(0, last.size)
+
+
+@pytest.mark.parametrize("read", [read_in_place, read_at_once])
 def test_the_last_blob_of_a_pipe_waits_for_the_end(
-    tmp_path: Path, store: MemoryStore, in_place: bool
+    tmp_path: Path, store: MemoryStore, read: Callable[[OpenReader], None]
 ) -> None:
     path = tmp_path / "a.tar"
     save_models(["m"], path, store=store)
@@ -515,10 +524,7 @@ def test_the_last_blob_of_a_pipe_waits_for_the_end(
         for blob in blobs[:-1]:
             archive.blobs.read_whole(blob)
         with archive.blobs.open(blobs[-1]) as last, pytest.raises(CorruptDataError, match="follow"):
-            if in_place:
-                last.readinto(0, memoryview(bytearray(last.size)))
-            else:
-                last.read(0, last.size)
+            read(last)
 
 
 def test_a_pipe_whose_blobs_are_there(tmp_path: Path, store: MemoryStore) -> None:
