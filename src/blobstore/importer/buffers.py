@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from contextlib import suppress
 from queue import Empty, LifoQueue
 
 from blobstore.io.durable import PAGE, os_errors
+
+_WAIT_S = 0.02
 
 
 class Buffer:
@@ -42,21 +45,17 @@ class BufferPool:
                 flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
                 self._free.put(mmap.mmap(-1, nbytes + PAGE, flags))
 
-    def take(self) -> Buffer:
-        """Return a free buffer, when there is one."""
-        return self._take(self._free.get())
+    def take(self, stopped: threading.Event) -> Buffer | None:
+        """Return a buffer when one is free; None when ``stopped`` is set before.
 
-    def try_take(self, timeout_s: float) -> Buffer | None:
-        """Return a free buffer, or None if none becomes free in so many seconds."""
-        try:
-            return self._take(self._free.get(timeout=timeout_s))
-        except Empty:
-            return None
-
-    def _take(self, memory: mmap.mmap) -> Buffer:
-        buffer = Buffer(self, memory)
-        self._taken.add(buffer)
-        return buffer
+        After an error no buffer may become free any more.
+        """
+        while not stopped.is_set():
+            with suppress(Empty):
+                buffer = Buffer(self, self._free.get(timeout=_WAIT_S))
+                self._taken.add(buffer)
+                return buffer
+        return None
 
     @property
     def is_empty(self) -> bool:

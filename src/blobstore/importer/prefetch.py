@@ -78,11 +78,9 @@ class Prefetch:
 
     def _begun(self) -> Iterator[LoadedSegment]:
         for segment in self._segments:
-            buffer = None
-            while buffer is None:
-                if self._ends.is_set():  # after an error, too: no other buffer may become free
-                    return
-                buffer = self._buffers.try_take(_WAIT_S)
+            buffer = self._buffers.take(self._ends)
+            if buffer is None:
+                return
             yield LoadedSegment(segment, buffer)
 
     def _fetch(self, loaded: LoadedSegment) -> None:

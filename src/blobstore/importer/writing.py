@@ -249,7 +249,10 @@ class _Making:
             number = work.runs[0][0]
             if not work.is_small and number not in self._writers:
                 self._writers[number] = self._writer(number)
-            yield work, buffers.take()
+            buffer = buffers.take(self._stopped)
+            if buffer is None:
+                return
+            yield work, buffer
 
     def _writer(self, number: int) -> Writer:
         def finish(blob: Finished) -> None:

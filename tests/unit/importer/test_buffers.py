@@ -22,9 +22,15 @@ from blobstore.io.durable import PAGE
 from blobstore.store.local.store import Store
 
 
+def taken_from(pool: BufferPool) -> Buffer:
+    buffer = pool.take(threading.Event())
+    assert buffer is not None
+    return buffer
+
+
 @pytest.mark.parametrize("offset", [0, 1, 8, PAGE - 1, PAGE, 3 * PAGE + 17, 2**40 + 5])
 def test_a_buffer_lies_in_memory_as_its_bytes_lie_in_the_file(offset: int) -> None:
-    view = BufferPool(1, LEAST).take().at(offset, LEAST)
+    view = taken_from(BufferPool(1, LEAST)).at(offset, LEAST)
     assert len(view) == LEAST
     assert np.frombuffer(view, np.uint8).ctypes.data % PAGE == offset % PAGE
     assert not view.readonly
@@ -32,27 +38,38 @@ def test_a_buffer_lies_in_memory_as_its_bytes_lie_in_the_file(offset: int) -> No
 
 def test_a_buffer_is_given_back_once() -> None:
     pool = BufferPool(2, LEAST)
-    first, second = pool.take(), pool.take()
+    first, second = taken_from(pool), taken_from(pool)
     first.release()
-    again = pool.take()
+    again = taken_from(pool)
     first.release()
     assert again.memory is first.memory
     assert pool.is_empty
     second.release()
-    assert pool.take().memory is second.memory
+    assert taken_from(pool).memory is second.memory
 
 
 def test_who_wants_one_more_waits() -> None:
     pool = BufferPool(1, LEAST)
-    buffer = pool.take()
+    buffer = taken_from(pool)
     taken: list[Buffer] = []
-    thread = threading.Thread(target=lambda: taken.append(pool.take()))
+    thread = threading.Thread(target=lambda: taken.append(taken_from(pool)))
     thread.start()
     thread.join(0.05)
     assert taken == []
     buffer.release()
     thread.join(60)
     assert [one.memory for one in taken] == [buffer.memory]
+
+
+def test_who_waits_when_the_work_ends_gets_none() -> None:
+    pool, stopped = BufferPool(1, LEAST), threading.Event()
+    taken_from(pool)
+    taken: list[Buffer | None] = []
+    thread = threading.Thread(target=lambda: taken.append(pool.take(stopped)))
+    thread.start()
+    stopped.set()
+    thread.join(60)
+    assert taken == [None]
 
 
 class Watched(BufferPool):
