@@ -112,8 +112,8 @@ class EncodesAgain(_Session):
 
 
 class VisibleAtOnce(_Session):
-    def put(self, data: bytes) -> Descriptor:
-        descriptor = super().put(data)
+    def _add(self, data: bytes) -> Descriptor:
+        descriptor = super()._add(data)
         self._blobs.keep({descriptor.digest: data})
         return descriptor
 

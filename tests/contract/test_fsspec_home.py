@@ -13,7 +13,6 @@ import pytest
 
 from blobstore.errors import BlobStoreError, ModelNotFoundError
 from blobstore.formats.documents import Descriptor, Manifest
-from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader, OpenReader
@@ -25,6 +24,7 @@ from blobstore.store.ports import (
     Home,
     How,
     Removal,
+    Session,
     blob_not_found,
     check_blob_size,
     check_document_size,
@@ -166,33 +166,28 @@ class Writer:
     close = release
 
 
-class FsspecSession:
+class FsspecSession(Session):
     """See `Session`. What is written is in memory until it is published."""
-
-    earlier = None
-    unfinished = None
-    in_sequence = False
 
     def __init__(self, home: FsspecStore) -> None:
         self._home = home
         self._made: dict[Digest, bytes] = {}
-        self.missing = home.blobs.missing
+
+    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+        return self._home.blobs.missing(descriptors)
 
     def writer(
         self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
     ) -> Writer:
-        return Writer(size, lambda data: finished(self.put(data)))
+        return Writer(size, lambda data: finished(self._add(data)))
 
-    def put(self, data: bytes) -> Descriptor:
+    def _add(self, data: bytes) -> Descriptor:
         digest = Digest.of(data)
         self._made[digest] = data
         return Descriptor(media_type="", digest=digest, size=len(data))
 
-    def put_all(self, blobs: Sequence[Bytes]) -> list[Descriptor]:
-        return [self.put(bytes(data)) for data in blobs]
-
     def copy(self, reader: OpenReader) -> Descriptor:
-        return self.put(reader.read(0, reader.size))
+        return self._add(reader.read(0, reader.size))
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
         if descriptor.digest in self._made or not self.missing([descriptor]):

@@ -113,7 +113,7 @@ def test_a_lost_write_that_another_process_was_told_of(
         if left.read_bytes() != DATA:
             cannot_run("the page cache has dropped what could not be written")
     with store.session("source") as session:
-        found = session.find(KEY, len(DATA), verify=False)
+        found = session.recall(KEY, len(DATA), verify=False)
         blob: FinishedBlob = found or session.put(DATA)
         assert found is None
         session.publish(

@@ -155,7 +155,7 @@ def test_imports_copies_moves_and_removals(baked: Store, tmp_path: Path) -> None
 
 def test_what_an_interrupted_import_left_is_taken_over(baked: Store) -> None:
     with baked.session("source") as session:
-        blob = session.find(KEY, 4, verify=False)
+        blob = session.recall(KEY, 4, verify=False)
         assert blob is not None
         assert blob.path.read_bytes() == b"left"
     assert not list(baked.root.glob(".blobstore/tmp/*"))

@@ -68,8 +68,8 @@ def make(store: BucketStore, name: ModelName, random: Random) -> None:
     with store.session() as session:
         for number in numbers:
             key = f"{number:064x}"
-            if session.earlier.find(key, 50 + number, verify=False) is None:
-                session.earlier.note(key, session.put(blob(number)))
+            if session.recall(key, 50 + number, verify=False) is None:
+                session.note(key, session.put(blob(number)))
         session.publish(store.target(name), manifest)
 
 

@@ -65,5 +65,5 @@ class Forgetful(MemoryStore):
     def session(self, source: str = "", name: ModelName | None = None) -> Iterator[Any]:
         """See `Home`."""
         with super().session(source, name) as session:
-            session.earlier = None  # type: ignore[assignment]  # as other homes have it
+            session.remembers = False
             yield session

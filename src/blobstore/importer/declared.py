@@ -148,13 +148,10 @@ class DeclaredFiles:
         return found
 
     def _noted_state(self, file: SourceFile) -> _State | None:
-        earlier = self._session.earlier
-        if earlier is None:
-            return None
-        blob = earlier.find(_key_of(file), _STATE_NBYTES, verify=True)
+        blob = self._session.recall(_key_of(file), _STATE_NBYTES, verify=True)
         if blob is None:
             return None
-        with earlier.reader(blob) as reader:
+        with self._session.open(blob) as reader:
             state = _State.decode(reader.read(0, _STATE_NBYTES))
         return state if state.offset else None  # see `_end`
 
@@ -167,11 +164,11 @@ class DeclaredFiles:
         return numbers.pop() if ends and len(numbers) == 1 else None
 
     def _find(self, number: int, states: Mapping[str, _State], *, verify: bool) -> Finished | None:
-        noted_by, earlier = self._noted_by(number, states), self._session.earlier
-        if noted_by is None or earlier is None:
+        noted_by = self._noted_by(number, states)
+        if noted_by is None:
             return None
         key = self._unverified_key(number, noted_by)
-        return earlier.find(key, self._blobs[number].size, verify=verify)
+        return self._session.recall(key, self._blobs[number].size, verify=verify)
 
     def _begun(self, states: Mapping[str, _State], found: Mapping[int, Finished]) -> set[str]:
         """Return the files that have bytes before their state of blobs that were not found."""
@@ -237,15 +234,13 @@ class DeclaredFiles:
 
     def finished(self, number: int, blob: Finished) -> None:
         """Note a blob that was made, so that a later import finds it. Raises: StorageError."""
-        earlier = self._session.earlier
-        if earlier is None:
-            return
         with self._mutex:
             self._finished[number] = blob
             files = [self._files[path] for path in self._extents.get(number, ())]
             is_verified = all(one.is_verified for one in files)
             key = self._keys[number]
-            earlier.note(key if is_verified else self._unverified_key(number, self._number), blob)
+            key = key if is_verified else self._unverified_key(number, self._number)
+            self._session.note(key, blob)
             for one in files:
                 self._go_on(one)
 
@@ -268,9 +263,9 @@ class DeclaredFiles:
             self._noted_at = time.monotonic()
 
     def _note(self, one: _File) -> None:
-        if self._session.earlier is not None and one.state is not None:
+        if self._session.remembers and one.state is not None:
             state = self._session.put(one.state.encode())
-            self._session.earlier.note(_key_of(one.file), state)
+            self._session.note(_key_of(one.file), state)
             one.is_noted = True
 
     def _unverified_key(self, number: int, noted_by: bytes) -> str:

@@ -40,18 +40,17 @@ def recall(
 
     With ``jobs`` threads where they have to be read. Raises: StorageError.
     """
-    earlier = session.earlier
     found: dict[int, Finished] = {}
-    if earlier is None:
+    if not session.remembers:
         return found
 
     def find_one(number: int) -> None:
-        blob = earlier.find(keys[number], blobs[number].size, verify=verify)
+        blob = session.recall(keys[number], blobs[number].size, verify=verify)
         if blob is not None:
             found[number] = blob
 
-    # Each thread hashes one blob, together with those of the others.
-    threads = jobs * hashing.width() if verify or earlier.takes_time() else 1
+    # A thread hashes one blob at a time, together with those of the others.
+    threads = jobs * hashing.width()
     each(range(len(blobs)), find_one, max(1, min(threads, len(blobs))), name="recall")
     if found:
         progress(sum(blobs[number].source_bytes for number in found), "")

@@ -231,7 +231,7 @@ def make_blob(
     if not chosen:
         raise NotFoundError(f"the plan has no blob {name!r}", blob=name)
     with store.session(plan.inventory.folder.key) as session:
-        if session.earlier is None:
+        if not session.remembers:
             raise UsageError(
                 f"{store.address} does not remember what was made",
                 hint="Import into a store in a folder.",
@@ -246,7 +246,7 @@ def make_blob(
             verify_reuse=False,
             fetch=fetch,
         ).blobs
-        session.earlier.keep()
+        session.keep()
     return blob.digest
 
 

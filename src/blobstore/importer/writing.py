@@ -134,8 +134,8 @@ def write_blobs(
         else:
             making.make_local(files, jobs, memory)
     except (RemoteError, ShortReadError, DigestMismatchError):
-        if is_far and session.earlier is not None:
-            session.earlier.keep()
+        if is_far:
+            session.keep()
         raise
     finally:
         making.close()

@@ -131,12 +131,10 @@ class _Session:
     """Writes to the upper home; blobs of the lower homes count as present. See `Session`."""
 
     def __init__(self, upper: Session, lower: _Blobs, *, copies_up: bool) -> None:
-        self.earlier = upper.earlier
-        self.in_sequence = upper.in_sequence
-        self.writer = upper.writer
-        self.put_all = upper.put_all
-        self.put = upper.put
-        self.copy = upper.copy
+        self.in_sequence, self.remembers = upper.in_sequence, upper.remembers
+        self.recall, self.note, self.keep = upper.recall, upper.note, upper.keep
+        self.writer, self.copy, self.open = upper.writer, upper.copy, upper.open
+        self.put, self.put_all = upper.put, upper.put_all
         self._upper = upper
         self._lower = lower
         self._copies_up = copies_up

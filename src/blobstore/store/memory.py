@@ -14,7 +14,6 @@ from blobstore.errors import ModelNotFoundError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.signatures import MAX_SIGNATURES, Signature
 from blobstore.formats.strictjson import check_limit
-from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader, OpenReader
@@ -24,6 +23,7 @@ from blobstore.store.ports import (
     Home,
     How,
     Removal,
+    Session,
     blob_not_found,
     check_blob_size,
     check_document_size,
@@ -174,40 +174,10 @@ class _Writer:
     close = release
 
 
-class _Earlier:
-    """What earlier sessions made and kept. See `Earlier`."""
-
-    def __init__(self, kept: dict[str, bytes], made: dict[Digest, bytes]) -> None:
-        self._kept = kept
-        self._made = made
-        self._noted: dict[str, Digest] = {}
-
-    def find(self, key: str, size: int, *, verify: bool) -> Descriptor | None:  # noqa: ARG002
-        data = self._kept.get(key)
-        if data is None or len(data) != size:
-            return None
-        digest = Digest.of(data)
-        self._made[digest] = data
-        return Descriptor(media_type="", digest=digest, size=size)
-
-    def reader(self, blob: Descriptor) -> OpenReader:
-        return BytesReader(self._made[blob.digest])
-
-    def note(self, key: str, blob: Descriptor) -> None:
-        self._noted[key] = blob.digest
-
-    def keep(self) -> None:
-        for key, digest in self._noted.items():
-            self._kept[key] = self._kept[digest.hex] = self._made[digest]
-
-    def takes_time(self) -> bool:
-        return True
-
-
-class _Session:
+class _Session(Session):
     """What is being written. See `Session`."""
 
-    in_sequence = False
+    remembers = True
 
     def __init__(
         self, blobs: _Blobs, manifests: _Manifests, kept: dict[str, bytes], mutex: threading.Lock
@@ -215,8 +185,9 @@ class _Session:
         self._blobs = blobs
         self._manifests = manifests
         self._mutex = mutex
+        self._kept = kept
         self._made: dict[Digest, bytes] = {}
-        self.earlier = _Earlier(kept, self._made)
+        self._noted: dict[str, Digest] = {}
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         return self._blobs.missing(descriptors)
@@ -227,18 +198,29 @@ class _Session:
         finished: Callable[[Any], None],
         stage: HashStage | None = None,  # noqa: ARG002  # small models: hashed at the end
     ) -> _Writer:
-        return _Writer(size, lambda data: finished(self.put(data)))
+        return _Writer(size, lambda data: finished(self._add(data)))
 
-    def put(self, data: bytes) -> Descriptor:
+    def copy(self, reader: OpenReader) -> Descriptor:
+        return self._add(reader.read(0, reader.size))
+
+    def _add(self, data: bytes) -> Descriptor:
         digest = Digest.of(data)
         self._made[digest] = data
         return Descriptor(media_type="", digest=digest, size=len(data))
 
-    def put_all(self, blobs: Sequence[Bytes]) -> list[Descriptor]:
-        return [self.put(bytes(data)) for data in blobs]
+    def recall(self, key: str, size: int, *, verify: bool) -> Descriptor | None:  # noqa: ARG002
+        data = self._kept.get(key)
+        return None if data is None or len(data) != size else self._add(data)
 
-    def copy(self, reader: OpenReader) -> Descriptor:
-        return self.put(reader.read(0, reader.size))
+    def note(self, key: str, blob: Descriptor) -> None:
+        self._noted[key] = blob.digest
+
+    def open(self, blob: Descriptor) -> OpenReader:
+        return BytesReader(self._made[blob.digest])
+
+    def keep(self) -> None:
+        for key, digest in self._noted.items():
+            self._kept[key] = self._kept[digest.hex] = self._made[digest]
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
         if descriptor.digest in self._made or not self._blobs.missing([descriptor]):

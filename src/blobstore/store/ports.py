@@ -53,7 +53,6 @@ from blobstore.store.home_errors import (
 )
 from blobstore.store.references import References
 from blobstore.store.sessions import (
-    Earlier as Earlier,
     Expected as Expected,
     Finished as Finished,
     How as How,

@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
+from blobstore.errors import NotFoundError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
-from blobstore.io.ranges import OpenReader
+from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import Digest, ModelName
 
 Expected: TypeAlias = Collection[bytes | None] | None
@@ -73,45 +74,11 @@ class Writer(Protocol):
         """Discard an unfinished blob; a second call does nothing."""
 
 
-class Earlier(Protocol):
-    """Blobs that earlier sessions made, by keys that say how, so that they are not made again.
-
-    A key has 64 hex digits. That of a blob's own digest finds the blob that a session kept, on
-    whichever machine.
-    """
-
-    def find(self, key: str, size: int, *, verify: bool) -> Finished | None:
-        """Return the blob of ``size`` bytes that was made for ``key``, or None.
-
-        ``verify``: hash it first, and return None unless its bytes match its digest.
-        """
-
-    def reader(self, blob: Any) -> OpenReader:
-        """Return a reader of a blob that `find` returned."""
-
-    def note(self, key: str, blob: Any) -> None:
-        """Note the blob that was made for ``key``, in case this session is killed."""
-
-    def keep(self) -> None:
-        """Keep the noted blobs when the session ends unpublished, so that a later one finds them.
-
-        Then they are durable, and the session's end raises StorageError if they can't be.
-        """
-
-    def takes_time(self) -> bool:
-        """Return True if `find` may take as long as reading the blob."""
-
-
 class Intake(Protocol):
     """A model that is being transferred to a `Receiver`."""
 
-    @property
-    def earlier(self) -> Earlier | None:
-        """What earlier sessions made; None if the home does not remember it."""
-
-    @property
-    def in_sequence(self) -> bool:
-        """True if blobs are added one at a time, because each is written after the one before."""
+    in_sequence: bool = False
+    """True if blobs are added one at a time, because each is written after the one before."""
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         """Return those of ``descriptors``, each digest once, that have to be added.
@@ -136,9 +103,42 @@ class Intake(Protocol):
         read back; StorageError. The name keeps its manifest then.
         """
 
+    def keep(self) -> None:
+        """Keep what was written when the session ends unpublished, so that a later one recalls it.
+
+        Then it is durable, and the session's end raises StorageError if it can't be. Ignored by
+        homes that remember nothing.
+        """
+        return  # mypy takes an empty method for an abstract one
+
 
 class Session(Intake, Protocol):
-    """What is being written. When the session ends, everything unpublished is removed."""
+    """What is being written. When the session ends, everything unpublished is removed.
+
+    A session may recall the blobs that earlier ones made by keys of 64 hex digits that say how, so
+    that they are not made again.
+    """
+
+    remembers: bool = False
+    """Whether later sessions recall what this one notes."""
+
+    def recall(self, key: str, size: int, *, verify: bool) -> Finished | None:
+        """Return the blob of ``size`` bytes that was made for ``key``, or None.
+
+        A blob that a session kept is also recalled, on any machine, by the hex digits of its
+        digest. ``verify``: hash it first, and return None unless its bytes match its digest. It may
+        take as long as reading the blob. May be called from several threads. Raises: StorageError.
+        """
+        del key, size, verify
+        return None
+
+    def note(self, key: str, blob: Any) -> None:
+        """Note the blob that was made for ``key``, in case this session is killed."""
+        del key, blob
+
+    def open(self, blob: Any) -> OpenReader:
+        """Return a reader of a blob that this session made or recalled."""
+        raise NotFoundError(f"blob {blob} is not of this session")
 
     def writer(
         self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
@@ -150,14 +150,16 @@ class Session(Intake, Protocol):
         `HashStage.work`; None: `Writer.put` hashes.
         """
 
-    def put(self, data: bytes) -> Finished:
-        """Write bytes in memory as one blob. Raises: StorageError."""
+    def copy(self, reader: OpenReader) -> Finished:
+        """Write all bytes of a reader as one blob. Raises: as ``reader``; StorageError."""
+
+    def put(self, data: Bytes) -> Any:
+        """Write bytes in memory as one blob (`Finished`). Raises: StorageError."""
+        return self.put_all([data])[0]
 
     def put_all(self, blobs: Sequence[Bytes]) -> Sequence[Finished]:
         """Write several small blobs; return them in their order. Raises: StorageError."""
-
-    def copy(self, reader: OpenReader) -> Finished:
-        """Write all bytes of a reader as one blob. Raises: as ``reader``; StorageError."""
+        return [self.copy(BytesReader(bytes(data))) for data in blobs]
 
     def publish(
         self,

@@ -178,6 +178,5 @@ def kept_for_the_next(session: Intake) -> Iterator[None]:
     except StorageError:
         raise
     except BaseException:
-        if session.earlier is not None:
-            session.earlier.keep()
+        session.keep()
         raise

@@ -219,7 +219,7 @@ class TaskMaker:
         """
         source = self._divided.plan.inventory.folder.key
         with self._store.session(source) as session:
-            if session.earlier is None:
+            if not session.remembers:
                 raise UsageError(
                     f"{self._store.address} does not remember what was made",
                     hint="Work in a store in a folder, or in a bucket.",
@@ -237,7 +237,7 @@ class TaskMaker:
                 progress(sum(b.source_bytes for b in task.blobs if b.name in kept), "")
             if missing:
                 there |= self._write(missing, session, progress)
-                session.earlier.keep()
+                session.keep()
         return [MadeTask(task, [there[blob.name] for blob in task.blobs]) for task in unfinished]
 
     def _there(
@@ -301,13 +301,10 @@ def lost_among(
 
 
 def _is_kept(blob: Descriptor, session: Session, header: bytes, *, verify: bool) -> bool:
-    earlier = session.earlier
-    if earlier is None:
-        return False
-    found = earlier.find(blob.digest.hex, blob.size, verify=verify)
+    found = session.recall(blob.digest.hex, blob.size, verify=verify)
     if found is None or not header:
         return found is not None
-    with earlier.reader(found) as reader:
+    with session.open(found) as reader:
         return reader.read(0, len(header)) == header
 
 

@@ -44,6 +44,7 @@ from blobstore.io.workers import Progress, results_of, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import (
     How,
+    Intake,
     Readable,
     blob_not_found,
     check_blob_size,
@@ -265,10 +266,9 @@ def _saves(data: memoryview, compressor: ZstdCompressor) -> bool:
     return len(compressor.compress(data)) < _SAVES * len(data)
 
 
-class _Intake:
+class _Intake(Intake):
     """Adds models to an archive. See `Intake`."""
 
-    earlier = None
     in_sequence = True
 
     def __init__(self, tar: TarWriter, models: Mapping[ModelName, bytes]) -> None:

@@ -29,7 +29,9 @@ from blobstore.store.bucket.object_manifests import BucketManifests, TagState
 from blobstore.store.bucket.winner import lost_race
 from blobstore.store.ports import (
     Expected,
+    Finished,
     How,
+    Session,
     blob_not_found,
     check_blob_size,
     check_reader_size,
@@ -39,10 +41,10 @@ from blobstore.store.ports import (
 from blobstore.store.spool import Spool, SpoolWriter
 
 
-class BucketSession:
+class BucketSession(Session):
     """What is being written to a bucket. See `Session`."""
 
-    in_sequence = False
+    remembers = True
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class BucketSession:
         self._there: set[Digest] = set()
         self._written: dict[Digest, int] = {}
         self._created: set[Digest] = set()
-        self.earlier = MadeNotes(bucket, blobs)
+        self._notes = MadeNotes(bucket, blobs)
 
     def write(self, blob: Descriptor, reader: OpenReader) -> Descriptor:
         """Write a blob, unless it is there. Raises: as `write_blob`."""
@@ -100,8 +102,17 @@ class BucketSession:
 
         return SpoolWriter(blob, written)
 
-    def put(self, data: bytes) -> Descriptor:
-        return self.put_all([data])[0]
+    def recall(self, key: str, size: int, *, verify: bool) -> Descriptor | None:
+        return self._notes.recall(key, size, verify=verify)
+
+    def note(self, key: str, blob: Descriptor) -> None:
+        self._notes.note(key, blob)
+
+    def keep(self) -> None:
+        self._notes.flush()
+
+    def open(self, blob: Descriptor) -> OpenReader:
+        return self._blobs.open(blob)
 
     def put_all(self, blobs: Sequence[Bytes]) -> list[Descriptor]:
         """See `Session`: several at once."""
@@ -117,10 +128,10 @@ class BucketSession:
         results_of(list(new.values()), write, REQUESTS, name="blobs")
         return made
 
-    def copy(self, reader: OpenReader) -> Descriptor:
+    def copy(self, reader: OpenReader) -> Finished:
         """See `Session`: read twice, or through a temporary file if reading takes long."""
         if reader.size <= SMALL:
-            return self.put(reader.read(0, reader.size))
+            return self.put_all([reader.read(0, reader.size)])[0]
         if not reader.is_remote:
             digest = reader.digest()
             return self.write(Descriptor("", digest, reader.size), reader)
@@ -153,7 +164,7 @@ class BucketSession:
         """
         manifest.check_limits()
         named = unique(blob for blob in manifest.descriptors if blob.digest not in below)
-        self.earlier.flush()
+        self._notes.flush()
         before = self._manifests.state(name)
         if before.raw is None and (spelled := self._manifests.spelled(name)) != name:
             raise other_spelling(name, spelled)
@@ -206,5 +217,5 @@ class BucketSession:
     def close(self) -> None:
         """End the lease. Notes that can't be written are lost: what they say is made again."""
         with suppress(BlobStoreError):
-            self.earlier.flush()
+            self._notes.flush()
         self._lease.close()

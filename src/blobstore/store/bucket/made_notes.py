@@ -15,7 +15,6 @@ from blobstore.errors import BlobStoreError, LimitExceededError, NotFoundError
 from blobstore.formats.documents import Descriptor
 from blobstore.formats.strictjson import encode, parse_object
 from blobstore.io.objects import Bucket
-from blobstore.io.ranges import OpenReader
 from blobstore.io.workers import each
 from blobstore.names import Digest
 from blobstore.store.bucket.object_blobs import REQUESTS, BucketBlobs
@@ -27,7 +26,7 @@ _FLUSH_EVERY_S = 2.0
 
 
 class MadeNotes:
-    """What sessions made, by keys. See `Earlier`."""
+    """What sessions made, by keys. See `Session.recall`."""
 
     def __init__(self, bucket: Bucket, blobs: BucketBlobs) -> None:
         self._bucket = bucket
@@ -36,8 +35,8 @@ class MadeNotes:
         self._unwritten: dict[str, bytes] = {}
         self._flushed_at = time.monotonic()
 
-    def find(self, key: str, size: int, *, verify: bool) -> Descriptor | None:
-        """See `Earlier`: one request for the note, one for the blob."""
+    def recall(self, key: str, size: int, *, verify: bool) -> Descriptor | None:
+        """See `Session`: one request for the note, one for the blob."""
         digest = self._noted(key, size) or Digest.from_file_name(f"sha256-{key}")
         if digest is None:
             return None
@@ -65,9 +64,6 @@ class MadeNotes:
                 return Digest.parse(said.get("digest"))
         return None
 
-    def reader(self, blob: Descriptor) -> OpenReader:
-        return self._blobs.open(blob)
-
     def note(self, key: str, blob: Any) -> None:
         raw = encode({"digest": str(blob.digest), "size": blob.size})
         with self._mutex:
@@ -87,10 +83,3 @@ class MadeNotes:
 
     def _write(self, key: str, raw: bytes) -> None:
         self._bucket.put(key, raw)
-
-    def keep(self) -> None:
-        self.flush()
-
-    def takes_time(self) -> bool:
-        """See `Earlier`: it asks a server."""
-        return True

@@ -173,16 +173,6 @@ class Leftovers:
                 found = (Digest.from_file_name(path.name) for path in folder.iterdir())
                 yield from filter(None, found)
 
-    def has_blobs(self) -> bool:
-        """Return True if a folder without an owner has a finished blob."""
-        for folder in self._folders():
-            with suppress(OSError):
-                if any(Digest.from_file_name(path.name) for path in folder.iterdir()):
-                    with _owned(folder) as is_mine:
-                        if is_mine:
-                            return True
-        return False
-
     def _folders(self) -> Iterator[Path]:
         with suppress(OSError):
             yield from sorted(path for path in self._parent.iterdir() if not path.is_symlink())

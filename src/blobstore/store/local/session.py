@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from blobstore.errors import StorageError
 from blobstore.formats.documents import Descriptor, Manifest
@@ -55,6 +55,7 @@ from blobstore.store.ports import (
     Expected,
     Finished,
     How,
+    Session,
     check_expected,
     check_reader_size,
     other_spelling,
@@ -67,13 +68,13 @@ _NOTE_EVERY_S = 0.05
 _NOTED_AT_ONCE = 2**20
 
 
-class LocalSession:
+class LocalSession(Session):
     """One import's private folder, made by `Store.session`. See `Session`.
 
-    It is its own `Earlier`: the journal says what earlier sessions made for a key.
+    The journal says what earlier sessions made for a key.
     """
 
-    in_sequence = False
+    remembers = True
 
     def __init__(
         self,
@@ -86,7 +87,6 @@ class LocalSession:
         kept: KeptBlobs,
         published: Callable[[ModelName], None] = lambda _: None,
     ) -> None:
-        self.missing = blobs.missing
         self._blobs = blobs
         self._manifests = manifests
         self._copies = copies
@@ -116,13 +116,13 @@ class LocalSession:
         self._noted_at = time.monotonic()
         self._mutex = threading.Lock()
 
+    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+        return self._blobs.missing(descriptors)
+
     def writer(
         self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
     ) -> BlobWriter:
         return self._new.writer(size, finished, stage)
-
-    def put(self, data: bytes) -> FinishedBlob:
-        return self.put_all([data])[0]
 
     def put_all(self, blobs: Sequence[Bytes]) -> list[FinishedBlob]:
         return self._new.put_all(blobs)
@@ -137,7 +137,7 @@ class LocalSession:
         What an earlier session has of a blob that comes from a server is not asked for again.
         """
         key = descriptor.digest.hex
-        if descriptor.digest in self._new.made or self.find(key, descriptor.size, verify=False):
+        if descriptor.digest in self._new.made or self.recall(key, descriptor.size, verify=False):
             return How.THERE
         check_reader_size(descriptor, reader)
         if reader.is_remote:
@@ -162,11 +162,6 @@ class LocalSession:
                     with os_errors("take over", left):
                         (self._folder / name).rename(self._folder / partial)
 
-    @property
-    def earlier(self) -> Self:
-        """What earlier sessions made (`Earlier`)."""
-        return self
-
     def note(self, key: str, blob: FinishedBlob) -> None:
         with self._mutex:
             self._keyed[key] = blob
@@ -184,14 +179,10 @@ class LocalSession:
     def keep(self) -> None:
         self._is_kept = True
 
-    def reader(self, blob: FinishedBlob) -> FileReader:
+    def open(self, blob: FinishedBlob) -> FileReader:
         return FileReader(blob.path, follow=False)
 
-    def takes_time(self) -> bool:
-        """See `Earlier`: True if killed imports left finished blobs, which are hashed."""
-        return self._leftovers.has_blobs()
-
-    def find(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
+    def recall(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
         """Return the blob that an earlier import made for ``key``, or None if it is gone.
 
         The blob is in the store, or was kept (kept.py), or a killed import left it. It is hashed if

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError
 from blobstore.formats.documents import Descriptor, Manifest
-from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
 from blobstore.io.http.client import HttpClient
-from blobstore.io.ranges import BytesReader, OpenReader
+from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import (
     Expected,
     Home,
     How,
     Removal,
+    Session,
     blob_not_found,
     check_blob_size,
     check_expected,
@@ -109,16 +109,13 @@ class RegistryStore(Home):
         return Removal((), tuple(unique(blobs)), "the registry removes them itself")
 
 
-class RegistrySession:
+class RegistrySession(Session):
     """A model on its way to a registry. See `Session`.
 
     Blobs go to the model's repository at once if the model is known from the start, as in a
     transfer. They stay invisible there until a manifest names them. The next push finds the blobs
     that a killed one has sent. Otherwise they wait in a temporary file. The manifest comes last.
     """
-
-    earlier = None
-    in_sequence = False
 
     def __init__(
         self,
@@ -162,12 +159,6 @@ class RegistrySession:
         """See `Session`: through a temporary file, because a registry takes bytes in order."""
         blob = self._spool.reserve(size)
         return SpoolWriter(blob, lambda digest: finished(self._keep(digest, blob)))
-
-    def put(self, data: bytes) -> Descriptor:
-        return self._keep(Digest.of(data), self._spool.keep(BytesReader(data)))
-
-    def put_all(self, blobs: Sequence[Bytes]) -> list[Descriptor]:
-        return [self.put(bytes(data)) for data in blobs]
 
     def copy(self, reader: OpenReader) -> Descriptor:
         """See `Session`: through a temporary file, because its digest comes last."""

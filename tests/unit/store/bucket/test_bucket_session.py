@@ -44,7 +44,7 @@ def test_a_copy_of_the_prefix_is_a_store(tmp_path: Path) -> None:
     for name in ("m", "host.example:5000/ns/m:tag"):
         commit(store, name, b"one", data_of(70_000), with_config=False)
     with store.session() as session:
-        session.earlier.note("1" * 64, session.put(b"unpublished"))
+        session.note("1" * 64, session.put(b"unpublished"))
     for key in keys_of(store.bucket):
         path = tmp_path / key
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -301,19 +301,18 @@ def test_notes_are_found_by_other_machines() -> None:
     store, key = memory_store(), "a" * 64
     with store.session() as session:
         blob = session.put(b"one")
-        session.earlier.note(key, blob)
-        session.earlier.keep()
+        session.note(key, blob)
+        session.keep()
         with same(store).session() as other:
             for verify_it in (False, True):
-                found = other.earlier.find(key, 3, verify=verify_it)
+                found = other.recall(key, 3, verify=verify_it)
                 assert found is not None
                 assert (found.digest, found.size) == (blob.digest, 3)
-            by_digest = other.earlier.find(blob.digest.hex, 3, verify=True)
+            by_digest = other.recall(blob.digest.hex, 3, verify=True)
             assert by_digest is not None
             assert by_digest.digest == blob.digest
-            assert other.earlier.find(key, 4, verify=False) is None
-            assert other.earlier.find("b" * 64, 3, verify=False) is None
-            assert other.earlier.takes_time()
+            assert other.recall(key, 4, verify=False) is None
+            assert other.recall("b" * 64, 3, verify=False) is None
             other.publish(M, manifest_of(b"one"))
     assert blobs_of(store, "m") == [b"one"]
 
@@ -334,7 +333,7 @@ def test_a_note_that_is_not_one_is_ignored(note: bytes) -> None:
     store, key = memory_store(), "a" * 64
     store.bucket.put(made_key(key), note)
     with store.session() as session:
-        assert session.earlier.find(key, 3, verify=False) is None
+        assert session.recall(key, 3, verify=False) is None
 
 
 def test_a_note_about_wrong_bytes_is_refused_where_they_are_checked() -> None:
@@ -342,16 +341,16 @@ def test_a_note_about_wrong_bytes_is_refused_where_they_are_checked() -> None:
     digest = Digest.of(b"one")
     store.bucket.put(blob_key(digest), b"two")
     with store.session() as session:
-        session.earlier.note(key, Descriptor(media_type="", digest=digest, size=3))
-        session.earlier.flush()
-        assert session.earlier.find(key, 3, verify=True) is None
+        session.note(key, Descriptor(media_type="", digest=digest, size=3))
+        session.keep()
+        assert session.recall(key, 3, verify=True) is None
 
 
 def test_many_notes_are_written_together() -> None:
     store = memory_store()
     with store.session() as session:
         for number in range(100):
-            session.earlier.note(f"{number:064x}", session.put(b"%d" % number))
+            session.note(f"{number:064x}", session.put(b"%d" % number))
     assert len(keys_of(store.bucket, MADE)) == 100
 
 

@@ -43,7 +43,7 @@ def test_a_kept_blob_is_found_without_a_journal_and_published(store: Store) -> N
     assert not store.blobs.digests()
     forget(store)
     with store.session("elsewhere") as session:
-        found = session.find(ONE.hex, 3, verify=True)
+        found = session.recall(ONE.hex, 3, verify=True)
         assert found is not None
         blob = Descriptor(media_type="x/y", digest=found.digest, size=found.size)
         session.publish(M, Manifest(config=None, layers=(blob,)))
@@ -54,32 +54,31 @@ def test_a_kept_blob_is_found_without_a_journal_and_published(store: Store) -> N
 def test_its_key_finds_it_without_hashing(store: Store) -> None:
     keep(store)
     with store.session("source") as session:
-        assert not session.takes_time()
-        assert session.find(KEY, 3, verify=False) is not None
+        assert session.recall(KEY, 3, verify=False) is not None
 
 
 @pytest.mark.parametrize("key", [KEY, ONE.hex, "x", "../../blobs/x"])
 def test_what_is_not_there_is_not_found(key: str, store: Store) -> None:
     keep(store).unlink()
     with store.session("source") as session:
-        assert session.find(key, 3, verify=False) is None
+        assert session.recall(key, 3, verify=False) is None
 
 
 def test_another_size_and_a_link_are_not_found(store: Store) -> None:
     path = keep(store)
     forget(store)
     with store.session("source") as session:
-        assert session.find(ONE.hex, 4, verify=False) is None
+        assert session.recall(ONE.hex, 4, verify=False) is None
         path.rename(store.root / "moved")
         path.symlink_to(store.root / "moved")
-        assert session.find(ONE.hex, 3, verify=False) is None
+        assert session.recall(ONE.hex, 3, verify=False) is None
 
 
 def test_damage_is_found_by_verify(store: Store) -> None:
     keep(store).write_bytes(b"0ne")
     forget(store)
     with store.session("source") as session:
-        assert session.find(ONE.hex, 3, verify=True) is None
+        assert session.recall(ONE.hex, 3, verify=True) is None
 
 
 def test_two_sessions_publish_one_kept_blob(store: Store) -> None:
@@ -87,7 +86,7 @@ def test_two_sessions_publish_one_kept_blob(store: Store) -> None:
     blob = Descriptor(media_type="x/y", digest=ONE, size=3)
     with store.session("source") as one, store.session("source") as other:
         for session in (one, other):
-            assert session.find(ONE.hex, 3, verify=False) is not None
+            assert session.recall(ONE.hex, 3, verify=False) is not None
         assert one.publish(M, Manifest(config=None, layers=(blob,))) == {ONE}
         assert other.publish(M, Manifest(config=None, layers=(blob,))) == set()
 

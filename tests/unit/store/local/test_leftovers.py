@@ -220,11 +220,11 @@ def test_an_ingest_that_is_interrupted_keeps_what_is_finished(store: Store, pare
     (folder,) = parent.iterdir()
     assert names(folder) == [ONE.file_name]
     with store.session("other") as session:
-        assert session.find("0" * 64, 3, verify=False) is None
+        assert session.recall("0" * 64, 3, verify=False) is None
     with store.session("source") as session:
-        assert session.find("0" * 64, 4, verify=False) is None
-        assert session.find("1" * 64, 3, verify=False) is None
-        blob = session.find("0" * 64, 3, verify=True)
+        assert session.recall("0" * 64, 4, verify=False) is None
+        assert session.recall("1" * 64, 3, verify=False) is None
+        blob = session.recall("0" * 64, 3, verify=True)
         assert blob is not None
         assert blob.path.read_bytes() == b"one"
         assert names(folder) == []
@@ -259,7 +259,7 @@ def test_what_was_not_durable_is_hashed_whatever_its_stamp_says(
     left.write_bytes(b"eno")
     os.utime(left, ns=(status.st_atime_ns, status.st_mtime_ns))
     with store.session("source") as again:
-        assert again.find(KEY, 3, verify=False) is None
+        assert again.recall(KEY, 3, verify=False) is None
     assert names(parent) == []
 
 
@@ -271,7 +271,7 @@ def test_what_was_durable_is_taken_by_its_stamp(
     monkeypatch.setattr(session, "write_back", lambda _fd: pytest.fail("it is on the disk already"))
     left = interrupted(store, b"one")
     with store.session("source") as again:
-        blob = again.find(KEY, 3, verify=False)
+        blob = again.recall(KEY, 3, verify=False)
         assert blob is not None
         assert blob.path.parent != left.parent
 
@@ -292,10 +292,10 @@ def test_what_can_not_be_written_back_is_never_taken(
     with monkeypatch.context() as patch:
         patch.setattr(session, "write_back", lost)
         with store.session("source") as again:
-            assert again.find(KEY, 3, verify=False) is None
+            assert again.recall(KEY, 3, verify=False) is None
     assert "can't write back" in "\n".join(logged)
     with store.session("source") as again:
-        assert again.find(KEY, 3, verify=False) is None
+        assert again.recall(KEY, 3, verify=False) is None
     assert names(parent) == []
 
 
@@ -308,8 +308,7 @@ def test_a_blob_of_a_living_import_is_not_even_read(
         'session.put(b"one")', f'session.note("{KEY}", session.put(b"one"))'
     )
     with process(code, store.root), store.session("source") as second:
-        assert second.find(KEY, 3, verify=True) is None
-        assert not second.takes_time()
+        assert second.recall(KEY, 3, verify=True) is None
 
 
 def test_blobs_are_recalled_by_many_threads_at_once(store: Store) -> None:
@@ -319,8 +318,7 @@ def test_blobs_are_recalled_by_many_threads_at_once(store: Store) -> None:
             begun.note(key, begun.put(key.encode()))
         raise KeyboardInterrupt
     with store.session("source") as again, ThreadPoolExecutor(8) as pool:
-        assert again.takes_time()
-        found = list(pool.map(lambda key: again.find(key, len(key), verify=False), keys))
+        found = list(pool.map(lambda key: again.recall(key, len(key), verify=False), keys))
         assert [blob.path.read_text() for blob in found if blob is not None] == keys
     assert not list(store.root.glob(".blobstore/tmp/*"))
 

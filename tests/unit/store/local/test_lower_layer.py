@@ -63,7 +63,7 @@ def test_what_a_killed_import_left_and_everything_else(
         raise KeyboardInterrupt
     bake(store, monkeypatch)
     with store.session("source") as session:
-        assert session.find(KEY, 4, verify=False) is not None
+        assert session.recall(KEY, 4, verify=False) is not None
     blobstore.import_model(source, "m", store=store, quant="int4")
     store.copy(ModelName.parse("m"), ModelName.parse("n"))
     store.move(ModelName.parse("m"), ModelName.parse("example.org/team/m"))

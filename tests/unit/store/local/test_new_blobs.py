@@ -43,7 +43,7 @@ def fetch(store: Store, data: bytes, reader: FromAfar) -> None:
         try:
             session.add(descriptor_of(data), reader)
         except RemoteError:
-            session.earlier.keep()
+            session.keep()
             raise
         session.publish(M, manifest_of(data))
 
