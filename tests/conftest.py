@@ -40,7 +40,7 @@ _NOT_QUICK = frozenset(
         ),
         *(
             "formats/test_corpus_documents.py",
-            "importer/planning/test_travel.py",
+            "importer/test_planfile.py",
             "importer/test_import.py",
         ),
         *(

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from blobstore.artifacts.artifact import Artifact as Artifact, open_artifact as open_artifact
     from blobstore.errors import BlobStoreError as BlobStoreError
     from blobstore.export.folder import ExportResult as ExportResult, export_model as export_model
-    from blobstore.importer.planning.document import write_plan as write_plan
+    from blobstore.importer.planfile import read_plan as read_plan, write_plan as write_plan
     from blobstore.importer.planning.outputs import ImportPlan as ImportPlan
-    from blobstore.importer.planning.travel import read_plan as read_plan
     from blobstore.importer.repair import repair_model as repair_model
     from blobstore.importer.run import (
         ImportResult as ImportResult,
@@ -28,8 +27,10 @@ if TYPE_CHECKING:
         run_plan as run_plan,
     )
     from blobstore.importer.work.batch import work_on_batch as work_on_batch
-    from blobstore.importer.work.publishing import commit_plan as commit_plan
-    from blobstore.importer.work.worker import work_on_plan as work_on_plan
+    from blobstore.importer.work.worker import (
+        commit_plan as commit_plan,
+        work_on_plan as work_on_plan,
+    )
     from blobstore.inspection.diff import diff_models as diff_models
     from blobstore.inspection.inspect import inspect as inspect, read_header as read_header
     from blobstore.inspection.inspection import Inspection as Inspection
@@ -102,7 +103,7 @@ _HOME = {
     "Tensor": "model.tensors",
     "Verdict": "model.facts",
     "check_signatures": "store.signing.signed_models",
-    "commit_plan": "importer.work.publishing",
+    "commit_plan": "importer.work.worker",
     "dequantize": "kernels.quantize",
     "diff_models": "inspection.diff",
     "edit_metadata": "inspection.metadata",
@@ -127,7 +128,7 @@ _HOME = {
     "quantize": "kernels.quantize",
     "read_header": "inspection.inspect",
     "read_metadata": "inspection.metadata",
-    "read_plan": "importer.planning.travel",
+    "read_plan": "importer.planfile",
     "repair_model": "importer.repair",
     "run_plan": "importer.run",
     "save_models": "store.archive.saving",
@@ -138,7 +139,7 @@ _HOME = {
     "verify": "store.care.verify",
     "work_on_batch": "importer.work.batch",
     "work_on_plan": "importer.work.worker",
-    "write_plan": "importer.planning.document",
+    "write_plan": "importer.planfile",
 }
 _MODULES = frozenset({"distributed", "errors", "mlx_lm"})
 

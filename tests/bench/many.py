@@ -1,4 +1,4 @@
-"""Imports by many processes: what handing out tasks costs, and plans of up to a million blobs.
+"""Imports by many processes: what handing out tasks costs.
 
 `python tests/bench/many.py overhead [--work DIR] [--runs N] [--size GB]` imports a checkpoint of
 1.88 GB to int4 with the threads of one process, with `work` and `commit`, and by the workers of a
@@ -8,10 +8,6 @@ ratio to the threads of one process.
 
 `python tests/bench/many.py workers [--work DIR]` runs `work` in 1, 2 and 4 processes, each on
 a core of its own, beside what docs/scale.md computes.
-
-`python tests/bench/many.py plans [--blobs N ...]` divides a plan of N blobs into tasks, hands them
-out to a scheduler in a process of its own, whose workers return made-up receipts, and checks the
-receipts as commit does. It prints seconds, and the largest memory of the scheduler.
 """
 
 from __future__ import annotations
@@ -35,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from distributed import Client, LocalCluster
 from import_sources import FULL_SIZE_GB, Sources, warm
 from machine import machine
-from many_plans import plans
 from tables import show, spread, table
 
 import blobstore
@@ -158,11 +153,10 @@ def workers(work: Path, runs: int, size_gb: float) -> None:
 def main() -> None:
     """Run what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("section", choices=["overhead", "workers", "plans"])
+    parser.add_argument("section", choices=["overhead", "workers"])
     parser.add_argument("--work", type=Path)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--size", type=float, default=FULL_SIZE_GB)
-    parser.add_argument("--blobs", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     given = parser.parse_args()
     gc.set_threshold(200_000)  # as the command line does
     with tempfile.TemporaryDirectory(dir=given.work) as temporary:
@@ -170,10 +164,8 @@ def main() -> None:
         print(machine(folder, ("distributed", "numpy")))
         if given.section == "overhead":
             overhead(folder, given.runs, given.size)
-        elif given.section == "workers":
-            workers(folder, given.runs, given.size)
         else:
-            plans(given.blobs, Path(temporary))
+            workers(folder, given.runs, given.size)
     print(
         f"memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB"
     )

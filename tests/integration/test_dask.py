@@ -11,8 +11,10 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support import PYCODE_MOE, QUANT_TYPES
@@ -117,6 +119,18 @@ def test_the_command(tmp_path: Path) -> None:
         line = ["import", str(PYCODE_MOE), "m:int4", "--quant", "int4", "--on", address, *store]
         subprocess.run([sys.executable, "-m", "blobstore", *line], check=True, **QUIET)
     assert Store(tmp_path / "store").manifest("m:int4").raw == alone(PYCODE_MOE)
+
+
+def test_the_seconds_are_those_of_the_whole_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic=iter((100.0, 109.0)).__next__, sleep=time.sleep)
+    monkeypatch.setattr(blobstore.distributed, "time", clock)
+    with cluster(tmp_path, 1) as (_, client):
+        found = blobstore.distributed.import_model(
+            PYCODE_MOE, "m", client=client, store=Store(tmp_path / "store")
+        )
+    assert found.seconds == 9
 
 
 def test_an_error_of_a_task_is_the_error_of_the_import(tmp_path: Path) -> None:

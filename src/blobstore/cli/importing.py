@@ -255,7 +255,7 @@ def _run_on(
 
 
 def _travelled(planned: str, source: str | None, options: Any) -> ImportPlan:
-    from blobstore.importer.planning.travel import read_plan
+    from blobstore.importer.planfile import read_plan
 
     if given := [
         name for name, value in options.items() if value not in (None, [], False, "default")
@@ -336,7 +336,7 @@ def plan(
         checked = check_plan(made)
         runs_in = tuple(checked if one.runtime == checked.runtime else one for one in runs_in)
     if output is not None:
-        from blobstore.importer.planning.document import write_plan
+        from blobstore.importer.planfile import write_plan
 
         write_plan(made, output)
     if html is not None:
@@ -526,7 +526,7 @@ def commit(
     as_json: JsonOption = False,
 ) -> None:
     """Publish a model that work has made."""
-    from blobstore.importer.work.publishing import commit_plan
+    from blobstore.importer.work.worker import commit_plan
 
     with progress_bar() as progress:
         result = commit_plan(

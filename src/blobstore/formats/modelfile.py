@@ -37,6 +37,7 @@ from blobstore.formats.documents import (
     TEMPLATE_MEDIA_TYPE,
     ModelConfig,
 )
+from blobstore.formats.strictdocument import Document
 
 RULE: Final = "T1"
 MAX_MODELFILE: Final = 4 * 2**20
@@ -298,7 +299,7 @@ _MAX_VERSION = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Modelfile:
+class Modelfile(Document):
     """The content of a Modelfile. A field that it does not set is None or empty; "" is set.
 
     ``source`` and ``draft`` are paths as written (`resolve_path`), ``messages`` pairs of role and

@@ -6,7 +6,7 @@ A key is the hash of everything that a planned blob's bytes depend on.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from blobstore import hashing
@@ -57,18 +57,30 @@ def recall(
     return found
 
 
-def entry_keys(blobs: Sequence[PlannedBlob]) -> Iterator[str]:
+def _state(file: SourceFile) -> str:
+    return f"{file.identity.key} {file.path!r}"
+
+
+def entry_keys(
+    blobs: Sequence[PlannedBlob], state: Callable[[SourceFile], str] = _state
+) -> Iterator[str]:
     """Yield the key of each blob: of its header, its sources' bytes and files, and the method.
 
-    The header has names, dtypes, shapes and types. A file's state is its path, device, inode, size
-    and times: a source that is written to, replaced or moved has other keys.
+    The header has names, dtypes, shapes and types. The ``state`` of a file is its path, device,
+    inode, size and times, so a source that is written to, replaced or moved has other keys.
     """
-    files: dict[int, str] = {}
+    states: dict[int, str] = {}
+
+    def known_state(file: SourceFile) -> str:
+        if id(file) not in states:
+            states[id(file)] = state(file)
+        return states[id(file)]
+
     for blob in blobs:
         texts = []
         for tensor in blob.tensors:
             texts.append(_made(tensor, blob))
-            texts += [_stored(source, files) for source in tensor.sources]
+            texts += [_stored(source, known_state) for source in tensor.sources]
         start = b"%d\n%b" % (_ARITHMETIC, blob.header)
         yield hashlib.sha256(start + "".join(texts).encode()).hexdigest()
 
@@ -80,20 +92,12 @@ def _made(tensor: OutputTensor, blob: PlannedBlob) -> str:
     return f"{tensor.name}\n{tensor.copies}\n{tensor.dtype.value}\n{options.method}\n{importance}\n"
 
 
-def _stored(source: SourceWeight, files: dict[int, str]) -> str:
+def _stored(source: SourceWeight, state: Callable[[SourceFile], str]) -> str:
     parts = "\n".join(
         [
-            f"{suffix} {part.dtype.value} {part.offset} {part.nbytes} {_state(part.file, files)}"
+            f"{suffix} {part.dtype.value} {part.offset} {part.nbytes} {state(part.file)}"
             for suffix, part in source.parts.items()
         ]
     )
     kind = f"{source.form.value} {source.dtype.value} {source.quantization}"
     return f"{source.name}\n{kind} {source.inverse_global_scale} {source.shape}\n{parts}\n"
-
-
-def _state(file: SourceFile, known: dict[int, str]) -> str:
-    """Return the text of a file's state, which is made once a file."""
-    state = known.get(id(file))
-    if state is None:
-        state = known[id(file)] = f"{file.identity.key} {file.path!r}"
-    return state

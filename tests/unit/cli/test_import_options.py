@@ -61,6 +61,6 @@ def test_a_plan_takes_no_options(
 ) -> None:
     source, plan = write_checkpoint(tmp_path / "m"), tmp_path / "plan.json"
     assert run(["plan", str(source), "-o", str(plan)]) == 0
-    assert json.loads(plan.read_bytes())["version"] == 1
+    assert json.loads(plan.read_bytes())["version"] == 2
     assert run(["import", "--plan", str(plan), "m", *given, "--store", str(tmp_path / "s")]) == 2
     assert f"Error: {flag} can't be used with --plan" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from blobstore.errors import UsageError
 from blobstore.importer.planning.outputs import PlannedBlob
 from blobstore.importer.run import plan_import
 from blobstore.importer.work import tasks
-from blobstore.importer.work.tasks import DividedPlan, partition
+from blobstore.importer.work.tasks import Task, partition, shard_of, tasks_of
 from blobstore.io.ranges import FileReader, Identity
 from blobstore.names import Digest
 from blobstore.source.folders import LocalFolder
@@ -53,68 +53,42 @@ def test_more_ranges_than_costs() -> None:
 
 
 def test_each_blob_is_in_one_task_of_one_shard(tmp_path: Path) -> None:
-    divided = DividedPlan(plan_import(sharded_checkpoint(tmp_path / "m", 5), quant="int4"))
+    plan = plan_import(sharded_checkpoint(tmp_path / "m", 5), quant="int4")
+    whole = tasks_of(plan)
     for count in (1, 2, 3, 5, 8, 100):
-        shards = [divided.shard(index, count) for index in range(count)]
-        tasks = [task for shard in shards for task in shard]
-        assert tasks == list(divided.tasks)
-        names = [blob.name for task in tasks for blob in task.blobs]
-        assert sorted(names) == sorted(blob.name for blob in divided.plan.blobs)
+        shards = [shard_of(whole, index, count) for index in range(count)]
+        parts = [task for shard in shards for task in shard]
+        assert parts == list(whole)
+        names = [blob.name for task in parts for blob in task.blobs]
+        assert sorted(names) == sorted(blob.name for blob in plan.blobs)
 
 
 def test_files_stay_whole_while_there_are_enough(tmp_path: Path) -> None:
-    divided = DividedPlan(plan_import(sharded_checkpoint(tmp_path / "m", 5)))
+    whole = tasks_of(plan_import(sharded_checkpoint(tmp_path / "m", 5)))
     for count in (1, 2, 3, 5):
         owners = [
-            (task.file, index) for index in range(count) for task in divided.shard(index, count)
+            (task.file, index) for index in range(count) for task in shard_of(whole, index, count)
         ]
         assert len({file for file, _ in owners}) == len(set(owners)) == 5
 
 
 def test_a_file_with_a_declared_digest_is_one_task() -> None:
     plan = plan_import(PYCODE_MOE)
-    assert len(DividedPlan(plan).tasks) > 1
-    assert len(declared(PYCODE_MOE).tasks) == len(plan.inventory.files)
-
-
-def test_a_part_of_a_plan_has_only_what_it_needs(tmp_path: Path) -> None:
-    divided = DividedPlan(plan_import(sharded_checkpoint(tmp_path / "m", 5)))
-    task = divided.tasks[0]
-    part = divided.only(task.blobs)
-    assert part.layers == task.blobs
-    assert len(part.inventory.files) == 1
-    assert set(part.inventory.tensors) == {
-        name for blob in task.blobs for one in blob.tensors for name in one.source_names
-    }
+    assert len(tasks_of(plan)) > 1
+    assert len(declared(PYCODE_MOE)) == len(plan.inventory.files)
 
 
 @pytest.mark.parametrize("index", [-1, 3, 4])
 def test_a_shard_that_is_not_there(index: int, tmp_path: Path) -> None:
-    divided = DividedPlan(plan_import(sharded_checkpoint(tmp_path / "m", 2)))
+    whole = tasks_of(plan_import(sharded_checkpoint(tmp_path / "m", 2)))
     with pytest.raises(UsageError, match=f"shard {index}/3 does not exist"):
-        divided.shard(index, 3)
+        shard_of(whole, index, 3)
 
 
-def test_files_of_which_one_group_needs_most_belong_to_one_task(tmp_path: Path) -> None:
+def test_files_that_share_a_group_belong_to_one_task(tmp_path: Path) -> None:
     """The tensor of the second file is an expert of a group, most of which is in the first."""
-    divided = declared(two_shards_of_experts(tmp_path / "m"))
-    (task,) = divided.tasks
-    assert len(task.blobs) == len(divided.plan.blobs)
-
-
-def test_a_portion_has_the_declared_digests_of_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tasks, "_LEAST_UNIT", 0)
-    checkpoint = two_shards_of_experts(tmp_path / "m")
-    own = {"model.layers.0.mlp.down_proj.weight": np.ones((64, 256), np.float32)}
-    expert = {"model.layers.0.mlp.experts.2.up_proj.weight": np.ones((64, 64), np.float32)}
-    save_file(own | expert, checkpoint / "model-00002-of-00002.safetensors")
-    divided = declared(checkpoint)
-    first, second = divided.tasks
-    assert [task.file for task in (first, second)] == [0, 1]
-    assert divided.portion([second]).declared == (divided.files[1].declared,)
-    assert divided.portion([first]).declared == tuple(file.declared for file in divided.files)
+    (task,) = declared(two_shards_of_experts(tmp_path / "m"))
+    assert len(task.blobs) == 1
 
 
 @pytest.mark.parametrize("least_unit", [0, 3000, 2**30])
@@ -126,13 +100,15 @@ def test_all_blobs_of_a_file_with_a_declared_digest_are_in_one_task(
     random_ = random.Random(17)
     for case in range(12):
         shares = [[random_.choice((0, 1, 3)) for _ in range(4)] for _ in range(case // 2 + 1)]
-        divided = declared(groups_of_experts(tmp_path / str(case), [[1, 0, 0, 0], *shares]))
-        assert sum(len(task.blobs) for task in divided.tasks) == len(divided.plan.blobs)
-        places = [{part.file.name for part in parts([blob])} for blob in divided.plan.blobs]
+        folder = groups_of_experts(tmp_path / str(case), [[1, 0, 0, 0], *shares])
+        whole, blobs = declared(folder), plan_import(folder).blobs
+        assert sum(len(task.blobs) for task in whole) == len(blobs)
+        places = [{part.file.name for part in parts([blob])} for blob in blobs]
         for name in {min(place) for place in places if len(place) == 1}:
-            blobs = zip(divided.plan.blobs, places, strict=True)
-            names = {blob.name for blob, place in blobs if place == {name}}
-            in_tasks = [{blob.name for blob in task.blobs} & names for task in divided.tasks]
+            names = {
+                blob.name for blob, place in zip(blobs, places, strict=True) if place == {name}
+            }
+            in_tasks = [{blob.name for blob in task.blobs} & names for task in whole]
             assert names in in_tasks
 
 
@@ -154,9 +130,9 @@ def groups_of_experts(folder: Path, shares: list[list[int]]) -> Path:
     return folder
 
 
-def declared(checkpoint: Path) -> DividedPlan:
-    """Return a plan of a checkpoint whose files have declared digests."""
-    return DividedPlan(plan_import(Declaring(checkpoint)))
+def declared(checkpoint: Path) -> tuple[Task, ...]:
+    """Return the tasks of a checkpoint whose files have declared digests."""
+    return tasks_of(plan_import(Declaring(checkpoint)))
 
 
 class Declaring(LocalFolder):

@@ -27,10 +27,9 @@ from blobstore.errors import (
     UnfinishedPlanError,
     UsageError,
 )
-from blobstore.importer.planning.document import write_plan
+from blobstore.importer.planfile import write_plan
 from blobstore.importer.run import import_model, plan_import
-from blobstore.importer.work.publishing import commit_plan
-from blobstore.importer.work.worker import work_on_plan
+from blobstore.importer.work.worker import commit_plan, work_on_plan
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.memory import MemoryStore

@@ -145,7 +145,7 @@ def test_a_plan_names_the_commit(
     plan = blobstore.plan_import(open_hub(endpoint, "hf://org/name@v1"), quant="int4")
     blobstore.write_plan(plan, tmp_path / "plan.json")
     document = json.loads((tmp_path / "plan.json").read_text())
-    assert document["inventories"][0]["source"] == f"hf://org/name@{COMMIT}"
+    assert document["source"]["address"] == f"hf://org/name@{COMMIT}"
     server.play(hub(checkpoint, revision=COMMIT))
     read = blobstore.read_plan(
         tmp_path / "plan.json", open_source=lambda address: open_hub(endpoint, address)

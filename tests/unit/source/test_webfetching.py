@@ -15,8 +15,7 @@ from support.servers import Answer, Asked, Server, files, part, reply, server as
 
 import blobstore
 from blobstore.errors import CorruptDataError, UsageError
-from blobstore.importer.planning.document import write_plan
-from blobstore.importer.planning.travel import read_plan
+from blobstore.importer.planfile import read_plan, write_plan
 from blobstore.names import Digest
 from blobstore.source.fetching import FetchOptions, fetching
 from blobstore.source.folders import Folder

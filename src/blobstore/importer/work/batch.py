@@ -1,4 +1,4 @@
-"""Batches: a list of models to import, and their tasks in turn, by one worker or by many.
+"""Batches: a list of models to import, one after the other, by one worker or by many.
 
 Rule P4: a TOML document (or JSON, if its name ends in .json) of at most 1 MiB and 10,000 models.
 Each ``[[model]]`` has ``source`` and ``name``, and the options of an import under their Python
@@ -15,30 +15,24 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Final, get_args, get_type_hints
 
-from blobstore.errors import (
-    BlobStoreError,
-    DocumentError,
-    NotFoundError,
-    UnfinishedPlanError,
-)
+from blobstore.errors import BlobStoreError, DocumentError, UnfinishedPlanError
 from blobstore.formats import strictjson
-from blobstore.formats.strictdocument import AtMost, InvalidError, check_of
+from blobstore.formats.strictdocument import AtMost, Document, InvalidError, Key, check_of
 from blobstore.importer.model_names import check_tag
-from blobstore.importer.planning.document import write_plan
+from blobstore.importer.planfile import plan_bytes, write_plan
 from blobstore.importer.policies.arguments import ImportArguments
 from blobstore.importer.policies.rules import parse_settings
 from blobstore.importer.run import plan_import
-from blobstore.importer.work.publishing import commit_shared
-from blobstore.importer.work.tasks import check_shard
-from blobstore.importer.work.worker import SharedPlan, TaskWork
+from blobstore.importer.work.shared_plan import SharedPlan
+from blobstore.importer.work.tasks import check_shard, shard_of
+from blobstore.importer.work.worker import commit_shared, do_tasks
 from blobstore.io.durable import make_folder, os_errors
 from blobstore.io.ranges import FileReader
 from blobstore.io.workers import Progress, silent
@@ -49,8 +43,6 @@ from blobstore.store.ports import Home
 RULE: Final = "P4"
 _LARGEST = 2**20
 _MOST_MODELS = 10_000
-_AT_ONCE: Final = 8
-"""Models whose tasks are done in turn: a small one need not wait for a huge one."""
 _KINDS: Final = {
     str: "a text",
     int: "a whole number",
@@ -61,23 +53,63 @@ _KINDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class BatchModel:
+class BatchModel(Document):
     """A model of a list: its source, its name, and the options of its import."""
 
     source: str
-    name: ModelName
-    options: Mapping[str, Any]
+    name: str
+    options: Annotated[Mapping[str, Any], Key(None)]
+
+    @classmethod
+    def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields that an object gives; all other keys are options."""
+        fields = super(BatchModel, cls).fields_of(value)
+        hints = get_type_hints(ImportArguments)
+        options = {key: one for key, one in value.items() if key not in fields}
+        for key, one in options.items():
+            _check_known(key, {*fields, *hints})
+            try:
+                _check_option(one, hints[key])
+            except InvalidError as error:
+                raise error.within(key) from None
+        try:
+            ModelName.parse(fields["name"])
+        except BlobStoreError as error:
+            raise InvalidError(error.message, "name") from None
+        return {**fields, "options": options}
+
+    @property
+    def model_name(self) -> ModelName:
+        """Its name."""
+        return ModelName.parse(self.name)
 
     @property
     def key(self) -> str:
         """A hash of all of it."""
-        document = {"source": self.source, "name": str(self.name), "options": dict(self.options)}
+        document = {
+            "source": self.source,
+            "name": str(self.model_name),
+            "options": dict(self.options),
+        }
         return hashlib.sha256(strictjson.encode(document)).hexdigest()
 
-    @property
-    def place(self) -> str:
-        """The source without what may be a secret in its address: a query, a password."""
-        return without_secrets(self.source)
+
+@dataclass(frozen=True, slots=True)
+class _Batch(Document):
+    model: Annotated[list[BatchModel], AtMost(_MOST_MODELS)]
+
+    @classmethod
+    def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key in value:
+            _check_known(key, {"model"})
+        fields = super(_Batch, cls).fields_of(value)
+        seen: set[tuple[str, ...]] = set()
+        for number, model in enumerate(fields["model"]):
+            if model.model_name.folded in seen:
+                message = f"two models are called {model.model_name}"
+                raise InvalidError(message, "model", number, "name")
+            seen.add(model.model_name.folded)
+        return fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,60 +136,15 @@ def read_batch(path: str | os.PathLike[str]) -> tuple[BatchModel, ...]:
     strictjson.check_limit(name, len(raw), "bytes", _LARGEST, RULE)
     value = parse_settings(raw, name, RULE)
     try:
-        return _models(value)
+        return tuple(_Batch.checked(value).model)
     except InvalidError as error:
         raise DocumentError(f"{name}: {error} (rule {RULE})", rule=RULE, path=name) from None
 
 
-def _models(value: dict[str, Any]) -> tuple[BatchModel, ...]:
-    if unknown := value.keys() - {"model"}:
-        raise _unknown(min(unknown), {"model"})
-    if not value:
-        raise InvalidError("Field required", "model")
-    try:
-        given = check_of(Annotated[list[Any], AtMost(_MOST_MODELS)])(value["model"])
-    except InvalidError as error:
-        raise error.within("model") from None
-    models = []
-    for number, one in enumerate(given):
-        try:
-            models.append(_model(one))
-        except InvalidError as error:
-            raise error.within(number).within("model") from None
-    _check_names(models)
-    return tuple(models)
-
-
-def _model(value: Any) -> BatchModel:
-    if not isinstance(value, dict):
-        raise InvalidError("Input should be a valid dictionary")
-    hints = get_type_hints(ImportArguments)
-    known = {"source", "name", *hints}
-    if unknown := value.keys() - known:
-        raise _unknown(min(unknown), known)
-    texts = {}
-    for key in ("source", "name"):
-        if key not in value:
-            raise InvalidError("Field required", key)
-        try:
-            texts[key] = check_of(str)(value[key])
-        except InvalidError as error:
-            raise error.within(key) from None
-    options = {key: one for key, one in value.items() if key not in texts}
-    for key, one in options.items():
-        try:
-            _check_option(one, hints[key])
-        except InvalidError as error:
-            raise error.within(key) from None
-    try:
-        return BatchModel(texts["source"], ModelName.parse(texts["name"]), options)
-    except BlobStoreError as error:
-        raise InvalidError(error.message, "name") from None
-
-
-def _unknown(key: str, known: set[str]) -> InvalidError:
-    near = get_close_matches(key, sorted(known), 1)
-    return InvalidError(f"unknown key{f'; did you mean {near[0]}?' if near else ''}", key)
+def _check_known(key: str, known: set[str]) -> None:
+    if key not in known:
+        near = get_close_matches(key, sorted(known), 1)
+        raise InvalidError(f"unknown key{f'; did you mean {near[0]}?' if near else ''}", key)
 
 
 def _check_option(value: Any, hint: Any) -> None:
@@ -170,14 +157,6 @@ def _check_option(value: Any, hint: Any) -> None:
     if not is_number and (type(value) not in kinds or type(value) is float):
         known = [words for kind, words in _KINDS.items() if kind in kinds]
         raise InvalidError(f"Input should be {' or '.join(known)}")
-
-
-def _check_names(models: Sequence[BatchModel]) -> None:
-    seen: set[tuple[str, ...]] = set()
-    for number, model in enumerate(models):
-        if model.name.folded in seen:
-            raise InvalidError(f"two models are called {model.name}", "model", number, "name")
-        seen.add(model.name.folded)
 
 
 def work_on_batch(
@@ -193,94 +172,50 @@ def work_on_batch(
 ) -> list[BatchResult]:
     """Do the tasks of one shard of each model of a list, and publish models whose tasks are done.
 
-    Models are worked on in turn, some tasks of each of up to 8 models. Shards differ from model to
-    model, so that small models are not all one worker's. A relative ``source`` is one below the
-    current folder. Raises: as `read_batch`; UsageError for a shard that does not exist;
-    StorageError if plans can't be written.
+    Shards differ from model to model, so that small models are not all one worker's. A relative
+    ``source`` is one below the current folder. Raises: as `read_batch`; UsageError for a shard that
+    does not exist; StorageError if plans can't be written.
     """
     check_shard(*shard)
     models = read_batch(path)
     folder = Path(f"{os.fspath(path)}.plans")
     with os_errors("write", folder):
         make_folder(folder, durable=False)
-    worker = _BatchWorker(
-        folder,
-        shard,
-        store,
-        open_source,
-        TaskWork(store, jobs, memory, verify_reuse=verify_reuse),
-        progress or silent,
-    )
-    results = worker.work(models)
-    return [worker.again(model, result) for model, result in zip(models, results, strict=True)]
+    index, count = shard
 
-
-@dataclass(frozen=True, slots=True)
-class _BatchWorker:
-    folder: Path
-    shard: tuple[int, int]
-    store: Home
-    open_source: OpenSource
-    worker: TaskWork
-    progress: Progress
-
-    def work(self, models: tuple[BatchModel, ...]) -> list[BatchResult]:
-        """Return the outcome of each model."""
-        results: dict[int, BatchResult] = {}
-        waiting = deque(enumerate(models))
-        active: deque[tuple[int, Iterator[BatchResult]]] = deque()
-        while waiting or active:
-            while waiting and len(active) < _AT_ONCE:
-                number, model = waiting.popleft()
-                active.append((number, self._steps(number, model)))
-            number, steps = active.popleft()
-            if (result := next(steps, None)) is not None:
-                results[number] = result
-                active.append((number, steps))
-        return [results[number] for number in range(len(models))]
-
-    def _steps(self, number: int, model: BatchModel) -> Iterator[BatchResult]:
-        """Yield the state of a model after each portion of its tasks, and at its end."""
-        result = BatchResult(name=model.name, source=model.place)
+    def outcome(number: int, model: BatchModel, made: int | None = None) -> BatchResult:
+        """Do the shard's tasks, if ``made`` does not say how many were done, and publish."""
+        result = BatchResult(
+            name=model.model_name, source=without_secrets(model.source), made=made or 0
+        )
         try:
-            shared = self._plan(model)
-            index, count = self.shard
-            for portion in self.worker.portions(
-                shared.divided.shard((index + number) % count, count)
-            ):
-                made = self.worker.do(shared, portion, self.progress)
-                result = replace(result, made=result.made + len(made))
-                yield result
-            yield self._committed(shared, model, result)
-        except BlobStoreError as error:
-            yield replace(result, error=error.message)
-
-    def _plan(self, model: BatchModel) -> SharedPlan:
-        """Return a model's plan, which is made if no worker has made it."""
-        path = self.folder / f"{model.key[:32]}.json"
-        try:
-            return SharedPlan.read(path, open_source=self.open_source)
-        except NotFoundError:
-            if path.exists():
-                raise  # a file of the source is missing
-        plan = plan_import(model.source, open_source=self.open_source, **model.options)
-        check_tag(plan, model.name)
-        write_plan(plan, path)
-        return SharedPlan.read(path, open_source=self.open_source)
-
-    def _committed(self, shared: SharedPlan, model: BatchModel, result: BatchResult) -> BatchResult:
-        shared.receipts.make()
-        try:
-            done = commit_shared(shared, model.name, store=self.store)
+            shared = _planned(model, folder, open_source)
+            if made is None:
+                tasks = shard_of(shared.tasks, (index + number) % count, count)
+                shown = progress or silent
+                done = do_tasks(
+                    shared, tasks, store, jobs, memory, shown, verify_reuse=verify_reuse
+                )
+                result = replace(result, made=len(done))
+            return replace(result, digest=commit_shared(shared, result.name, store=store).digest)
         except UnfinishedPlanError as error:
             return replace(result, waits_for=len(error.tasks))
-        return replace(result, digest=done.digest, waits_for=0)
-
-    def again(self, model: BatchModel, result: BatchResult) -> BatchResult:
-        """Return the outcome of a model that waited, after all others."""
-        if not result.waits_for:
-            return result
-        try:
-            return self._committed(self._plan(model), model, result)
         except BlobStoreError as error:
             return replace(result, error=error.message)
+
+    results = [outcome(number, model) for number, model in enumerate(models)]
+    return [
+        outcome(number, models[number], result.made) if result.waits_for else result
+        for number, result in enumerate(results)
+    ]
+
+
+def _planned(model: BatchModel, folder: Path, open_source: OpenSource) -> SharedPlan:
+    """Return a model's plan, which is made if no worker has made it."""
+    path = folder / f"{model.key[:32]}.json"
+    if path.exists():
+        return SharedPlan.read(path, open_source=open_source)
+    plan = plan_import(model.source, open_source=open_source, **model.options)
+    check_tag(plan, model.model_name)
+    write_plan(plan, path)
+    return SharedPlan.of(plan, Digest.of(plan_bytes(path)), path)

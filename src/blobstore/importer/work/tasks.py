@@ -3,48 +3,38 @@
 Tasks depend on the plan only, not on the number of workers, so that workers that divide it
 differently agree on them. A blob belongs to the file that most of its bytes come from. Tasks have
 blobs of one file, in the order of their bytes in it. So a worker reads a file from its beginning to
-its end, and each byte of the source is read by one worker.
+its end.
 
-A task that needs a file whose server declares a digest reads all of it, because its digest is that
-of the whole file. So the blobs that need most of such a file are one task, and files of which one
-group of experts needs most belong to one task. Tasks that share much are united. A blob may also
-need bytes of a file of another task: then both read it.
+A task that needs a file whose server declares a digest reads all of it, because the digest is that
+of the whole file. So the blobs of such a file are one task, and so are those of consecutive files
+that share blobs, up to a limit. A file at that limit is read by both tasks.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import groupby
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import Final
 
-from blobstore.errors import CorruptDataError, UsageError
+from blobstore.errors import UsageError
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
-from blobstore.importer.policies.rules import Importance
-from blobstore.names import Digest
-from blobstore.source.files import OtherFiles
-from blobstore.source.inventory import Inventory
-from blobstore.source.weights import SourceTensor
+from blobstore.source.weights import SourceFile
 
 TASK_BLOBS: Final = 256
 _LEAST_BYTES: Final = 2**20
 _MOST_BYTES: Final = 256 * 2**20
 _TASKS: Final = 64
 """Tasks get so many bytes that a plan has at least as many of them, within these bounds."""
-
-
-_SHARED: Final = 0.05
 _UNITS: Final = 32
 _LEAST_UNIT: Final = 2**30
-"""Tasks that share files with a declared digest are united until a twentieth of the source is read
-twice; but a plan keeps about as many tasks, or they would have more than so many bytes."""
+"""Files with declared digests are united up to so many bytes, or this part of the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Some blobs of a plan: its number, the number of its file in the plan, and the blobs."""
+    """Some blobs of a plan: its number, the number of its first file in the plan, and the blobs."""
 
     number: int
     file: int
@@ -61,150 +51,85 @@ class Task:
         return sum(blob.source_bytes + blob.size for blob in self.blobs)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanPortion:
-    """Some tasks as a plan of their own, and the declared digests of its files by their numbers."""
-
-    plan: ImportPlan
-    declared: tuple[Digest | None, ...]
-
-    @property
-    def task(self) -> Task:
-        """All of them as one task."""
-        return Task(0, 0, self.plan.blobs)
-
-    def check(self) -> None:
-        """Raise CorruptDataError unless the server declares these digests here, too.
-
-        Otherwise this machine would not hash a file that the others take for hashed.
-        """
-        for file, expected in zip(DividedPlan(self.plan).files, self.declared, strict=True):
-            if file.declared != expected:
-                raise CorruptDataError(
-                    f"{file.path}: its server declares the digest {file.declared}, and declared"
-                    f" {expected} when its import began",
-                    path=file.path,
-                )
+def tasks_of(plan: ImportPlan) -> tuple[Task, ...]:
+    """Return all tasks of a plan."""
+    files = [file for inventory in plan.inventories for file in inventory.files]
+    numbers = {file.path: number for number, file in enumerate(files)}
+    extents = [_extents(blob, numbers) for blob in plan.blobs]
+    units = _units(files, extents)
+    places = []
+    for number, begins in enumerate(extents):
+        file = max(begins, key=lambda one: (begins[one][0], -one))
+        places.append((units[file], file, begins[file][1], number))
+    most = min(max(_LEAST_BYTES, plan.source_bytes // _TASKS), _MOST_BYTES)
+    tasks: list[Task] = []
+    for unit, members in groupby(sorted(places), key=lambda place: place[0]):
+        blobs = [plan.blobs[place[3]] for place in members]
+        is_whole = files[unit].declared is not None
+        for portion in [blobs] if is_whole else _portions(blobs, most):
+            tasks.append(Task(len(tasks), unit, tuple(portion)))
+    return tuple(tasks)
 
 
-class DividedPlan:
-    """A plan and its tasks, by number."""
-
-    def __init__(self, plan: ImportPlan) -> None:
-        self.plan = plan
-        self.files = [file for inventory in plan.inventories for file in inventory.files]
-        self._numbers = {file.path: number for number, file in enumerate(self.files)}
-        self._inventories = {
-            file.path: number
-            for number, inventory in enumerate(plan.inventories)
-            for file in inventory.files
-        }
-
-    @cached_property
-    def tasks(self) -> tuple[Task, ...]:
-        """All tasks."""
-        places = [self._place(blob) for blob in self.plan.blobs]
-        owners = self._owners([file for file, _ in places])
-        return tuple(self._tasks(places, owners))
-
-    def _tasks(self, places: Sequence[tuple[int, int]], owners: dict[int, int]) -> Iterator[Task]:
-        placed = sorted(
-            (owners.get(file, file), file, begin, number)
-            for number, (file, begin) in enumerate(places)
-        )
-        blobs = self.plan.blobs
-        most = min(max(_LEAST_BYTES, self.plan.source_bytes // _TASKS), _MOST_BYTES)
-        whole = set(owners.values())
-        number = 0
-        for first, group in groupby(placed, key=lambda place: place[0]):
-            members = (blobs[place[3]] for place in group)
-            for portion in [tuple(members)] if first in whole else _portions(members, most):
-                yield Task(number, first, portion)
-                number += 1
-
-    def _owners(self, places: Sequence[int]) -> dict[int, int]:
-        """Return the owner of each file with a declared digest that is needed.
-
-        An owner is the first of the files that a task owns. ``places``: of the blobs.
-        """
-        if all(file.declared is None for file in self.files):
-            return {}
-        needed: dict[int, Counter[int]] = defaultdict(Counter)
-        for blob, place in zip(self.plan.blobs, places, strict=True):
-            for part in _parts([blob]):
-                if part.file.declared is not None:
-                    needed[self._numbers[part.file.path]][place] += part.nbytes
-        # A blob's place has most of its bytes, so no file leads back to itself.
-        leads = {
-            file: min(counts, key=lambda place: (-counts[place], place != file, place))
-            for file, counts in needed.items()
-        }
-        owners = {file: _last(leads, file) for file in leads}
-        sizes: Counter[int] = Counter()
-        shared: Counter[tuple[int, int]] = Counter()
-        for file, counts in needed.items():
-            sizes[owners[file]] += self.files[file].size
-            for place, nbytes in counts.items():
-                pair = sorted((owners[file], owners.get(place, place)))
-                if place in owners and pair[0] != pair[1]:
-                    shared[pair[0], pair[1]] += nbytes
-        units = _united(sizes, shared)
-        return {file: _last(units, owner) for file, owner in owners.items()}
-
-    def _place(self, blob: PlannedBlob) -> tuple[int, int]:
-        """Return the number of a blob's file, and where its bytes begin there."""
-        nbytes: Counter[int] = Counter()
-        begins: dict[int, int] = {}
-        for part in _parts([blob]):
-            file = self._numbers[part.file.path]
+def _extents(blob: PlannedBlob, numbers: dict[str, int]) -> dict[int, tuple[int, int]]:
+    """Return how many bytes of each file a blob needs, and where they begin."""
+    nbytes: Counter[int] = Counter()
+    begins: dict[int, int] = {}
+    for source in blob.sources:
+        for part in source.parts.values():
+            file = numbers[part.file.path]
             nbytes[file] += part.nbytes
             begins[file] = min(part.offset, begins.get(file, part.offset))
-        most = max(nbytes.values())
-        file = min(file for file, count in nbytes.items() if count == most)
-        return file, begins[file]
+    return {file: (nbytes[file], begin) for file, begin in begins.items()}
 
-    def portion(self, tasks: Sequence[Task]) -> PlanPortion:
-        """Return some tasks as a plan of their own."""
-        plan = self.only([blob for task in tasks for blob in task.blobs])
-        files = (file for inventory in plan.inventories for file in inventory.files)
-        return PlanPortion(plan, tuple(file.declared for file in files))
 
-    def only(self, blobs: Sequence[PlannedBlob]) -> ImportPlan:
-        """Return a plan of nothing but these blobs, whose inventories have only what they need."""
-        parts: list[list[SourceTensor]] = [[] for _ in self.plan.inventories]
-        for part in _parts(blobs):
-            parts[self._inventories[part.file.path]].append(part)
-        inventories = tuple(
-            _only(inventory, needed)
-            for inventory, needed in zip(self.plan.inventories, parts, strict=True)
-        )
-        options = self.plan.options
-        if options.importance is not None:
-            names = {source.name for blob in blobs for source in blob.sources}
-            vectors = options.importance.vectors
-            needed = {name: vectors[name] for name in sorted(names & vectors.keys())}
-            options = replace(options, importance=Importance.parse(needed) if needed else None)
-        return replace(
-            self.plan,
-            inventories=inventories,
-            options=options,
-            layers=tuple(blobs),
-            relative_errors={},
-            notes=(),
-        )
+def _units(files: Sequence[SourceFile], extents: Iterable[dict[int, tuple[int, int]]]) -> list[int]:
+    """Return the first file of the unit that each file belongs to."""
+    shared = {number for one in extents for number in range(min(one) + 1, max(one) + 1)}
+    most = max(sum(file.size for file in files) // _UNITS, _LEAST_UNIT)
+    units: list[int] = []
+    nbytes = 0
+    for number, file in enumerate(files):
+        nbytes += file.size
+        is_declared = file.declared is not None and files[number - 1].declared is not None
+        if number in shared and is_declared and nbytes <= most:
+            units.append(units[-1])
+        else:
+            units.append(number)
+            nbytes = file.size
+    return units
 
-    def shard(self, index: int, count: int) -> tuple[Task, ...]:
-        """Return the tasks of shard ``index`` of ``count``, counted from 0.
 
-        Shards are consecutive tasks of about the same cost. A file's tasks are in one shard if
-        there are as many files as shards. Raises: UsageError for an index that is out of range.
-        """
-        check_shard(index, count)
-        files = [tuple(group) for _, group in groupby(self.tasks, key=lambda task: task.file)]
-        units = files if len(files) >= count else [(task,) for task in self.tasks]
-        costs = [sum(task.cost for task in unit) for unit in units]
-        begin, end = partition(costs, count)[index]
-        return tuple(task for unit in units[begin:end] for task in unit)
+def _portions(blobs: Iterable[PlannedBlob], most: int) -> Iterator[list[PlannedBlob]]:
+    taken: list[PlannedBlob] = []
+    nbytes = 0
+    for blob in blobs:
+        if taken and (nbytes + blob.source_bytes > most or len(taken) == TASK_BLOBS):
+            yield taken
+            taken, nbytes = [], 0
+        taken.append(blob)
+        nbytes += blob.source_bytes
+    yield taken
+
+
+def grouped(tasks: Sequence[Task], most: int) -> Iterator[list[Task]]:
+    """Yield consecutive tasks that read about ``most`` bytes together."""
+    ends = accumulate(task.source_bytes for task in tasks)
+    for _, members in groupby(zip(tasks, ends, strict=True), key=lambda pair: pair[1] // most):
+        yield [task for task, _ in members]
+
+
+def shard_of(tasks: Sequence[Task], index: int, count: int) -> tuple[Task, ...]:
+    """Return the tasks of shard ``index`` of ``count``, counted from 0.
+
+    Shards are consecutive tasks of about the same cost. A file's tasks are in one shard if there
+    are as many files as shards. Raises: UsageError for an index that is out of range.
+    """
+    check_shard(index, count)
+    files = [tuple(group) for _, group in groupby(tasks, key=lambda task: task.file)]
+    units = files if len(files) >= count else [(task,) for task in tasks]
+    begin, end = partition([sum(task.cost for task in unit) for unit in units], count)[index]
+    return tuple(task for unit in units[begin:end] for task in unit)
 
 
 def check_shard(index: int, count: int) -> None:
@@ -217,33 +142,6 @@ def check_shard(index: int, count: int) -> None:
             f"shard {index}/{count} does not exist",
             hint=f"Shards are counted from 0: there are {valid}.",
         )
-
-
-def _united(sizes: Mapping[int, int], shared: Counter[tuple[int, int]]) -> dict[int, int]:
-    """Return which unit, if any, each is united with, so that little is shared by two of them.
-
-    ``sizes``: of the units in bytes; ``shared``: what two of them both need.
-    """
-    units: dict[int, int] = {}
-    nbytes = dict(sizes)
-    total, left = sum(sizes.values()), shared.total()
-    most = max(total // _UNITS, _LEAST_UNIT)
-    for (one, other), both in sorted(shared.items(), key=lambda pair: (-pair[1], pair[0])):
-        if left <= total * _SHARED:
-            break
-        first, second = sorted((_last(units, one), _last(units, other)))
-        if first != second and nbytes[first] + nbytes[second] <= most:
-            units[second] = first
-            nbytes[first] += nbytes[second]
-        if _last(units, one) == _last(units, other):
-            left -= both
-    return units
-
-
-def _last(leads: Mapping[int, int], file: int) -> int:
-    while leads.get(file, file) != file:
-        file = leads[file]
-    return file
 
 
 def partition(costs: Sequence[int], count: int) -> list[tuple[int, int]]:
@@ -276,30 +174,3 @@ def _filled(costs: Sequence[int], most: int, count: int) -> list[tuple[int, int]
             begin, total = number, 0
         total += cost
     return [*ranges, (begin, len(costs))] if costs else []
-
-
-def _only(inventory: Inventory, needed: Sequence[SourceTensor]) -> Inventory:
-    paths = {tensor.file.path for tensor in needed}
-    return replace(
-        inventory,
-        files=tuple(file for file in inventory.files if file.path in paths),
-        tensors={tensor.name: tensor for tensor in sorted(needed, key=lambda one: one.name)},
-        documents={},
-        other_files=OtherFiles(),
-    )
-
-
-def _portions(blobs: Iterable[PlannedBlob], most: int) -> Iterator[tuple[PlannedBlob, ...]]:
-    taken: list[PlannedBlob] = []
-    nbytes = 0
-    for blob in blobs:
-        if taken and (nbytes + blob.source_bytes > most or len(taken) == TASK_BLOBS):
-            yield tuple(taken)
-            taken, nbytes = [], 0
-        taken.append(blob)
-        nbytes += blob.source_bytes
-    yield tuple(taken)
-
-
-def _parts(blobs: Iterable[PlannedBlob]) -> Iterator[SourceTensor]:
-    return (part for blob in blobs for source in blob.sources for part in source.parts.values())

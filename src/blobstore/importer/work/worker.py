@@ -1,84 +1,34 @@
-"""A worker of a plan: it makes the blobs of tasks, leaves them in the store, and writes receipts.
+"""Work and commit: workers make the blobs of tasks, and one commit publishes the model.
 
-Any worker may be killed at any time, and two may do the same task. A task with a receipt is done if
-the store still has its blobs. Without one, the store's journal may know the blobs.
+A worker leaves blobs in the store, and then writes the receipts of their tasks. A task with a
+receipt is done if the store still has its blobs. Without one, the store's journal may know them.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
-from blobstore.errors import BlobStoreError, DocumentError, UsageError
-from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
-from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
-from blobstore.importer.planning.travel import decode_plan, plan_bytes
-from blobstore.importer.run import working_memory
-from blobstore.importer.work.receipts import ReceiptFolder
-from blobstore.importer.work.tasks import DividedPlan, Task
+from blobstore.errors import UnfinishedPlanError, UsageError
+from blobstore.formats.documents import Descriptor
+from blobstore.importer.model_names import check_tag, default_name
+from blobstore.importer.planning.outputs import ImportPlan
+from blobstore.importer.recalling import WrittenBlobs
+from blobstore.importer.run import ImportResult, publish_plan, working_memory
+from blobstore.importer.work.shared_plan import SharedPlan, described, lost_among
+from blobstore.importer.work.tasks import Task, grouped, shard_of
 from blobstore.importer.writing import write_blobs
-from blobstore.io.workers import Progress, begun, each, silent, threads
-from blobstore.names import Digest
+from blobstore.io.workers import Progress, begun, silent, threads
+from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.store.ports import Home, Session
 
-_log = logging.getLogger("blobstore.importer.work")
 _AT_ONCE: Final = 2**30
 """Bytes of the source of tasks that are made together, and made durable once."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedPlan:
-    """A plan's file that several machines carry out: path, digest, tasks, receipts."""
-
-    path: str
-    digest: Digest
-    divided: DividedPlan
-    receipts: ReceiptFolder
-
-    @classmethod
-    def read(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        source: Source | None = None,
-        open_source: OpenSource = open_folder,
-    ) -> SharedPlan:
-        """Return the plan in a file. Raises: as `read_plan`."""
-        raw = plan_bytes(path)
-        plan = decode_plan(raw, path, source=source, open_source=open_source)
-        return cls.of(plan, Digest.of(raw), path)
-
-    @classmethod
-    def of(cls, plan: ImportPlan, digest: Digest, path: str | os.PathLike[str]) -> SharedPlan:
-        """Return a plan whose file at ``path`` has that digest; the file need not be there."""
-        return cls(os.fspath(path), digest, DividedPlan(plan), ReceiptFolder(path, digest))
-
-    def unfinished(self, store: Home) -> list[Task]:
-        """Return the tasks without a receipt, or whose blobs the store does not have.
-
-        Raises: UsageError for receipts of another plan; StorageError.
-        """
-        found = []
-        with store.session(self.divided.plan.inventory.folder.key) as session:
-            for task in self.divided.tasks:
-                blobs = self.made_of(task)
-                if not blobs or lost_among(blobs, session, store, verify=False):
-                    found.append(task)
-        return found
-
-    def made_of(self, task: Task) -> Sequence[Descriptor]:
-        """Return the blobs in a task's receipt; empty if it is missing or damaged."""
-        try:
-            return self.receipts.read(task) or ()
-        except DocumentError as error:
-            _log.warning("%s", error)
-            return ()
+_MOST_NAMED: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +70,10 @@ def work_on_plan(
     that does not remember what was made.
     """
     started = time.monotonic()
-    worker = TaskWork(store, jobs, memory, verify_reuse=verify_reuse)
     shared = SharedPlan.read(path, source=source, open_source=open_source)
-    tasks = shared.divided.shard(*shard)
+    tasks = shard_of(shared.tasks, *shard)
     shown = begun(progress, sum(task.source_bytes for task in tasks))
-    made = [task for some in worker.portions(tasks) for task in worker.do(shared, some, shown)]
+    made = do_tasks(shared, tasks, store, jobs, memory, shown, verify_reuse=verify_reuse)
     return WorkResult(
         plan=shared.digest,
         shard=shard,
@@ -137,181 +86,142 @@ def work_on_plan(
     )
 
 
-class TaskWork:
-    """Does tasks of plans in a store with some threads, and writes their receipts."""
-
-    def __init__(
-        self,
-        store: Home,
-        jobs: int | None = None,
-        memory: int | None = None,
-        *,
-        verify_reuse: bool = False,
-    ) -> None:
-        self._store = store
-        self._jobs = threads(jobs)
-        self._memory = working_memory(memory, self._jobs)
-        self._verify = verify_reuse
-
-    def portions(self, tasks: Sequence[Task]) -> Iterator[list[Task]]:
-        """Yield the tasks in portions that are made together, and made durable once."""
-        portion: list[Task] = []
-        nbytes = 0
-        for task in tasks:
-            if portion and nbytes + task.source_bytes > _AT_ONCE:
-                yield portion
-                portion, nbytes = [], 0
-            portion.append(task)
-            nbytes += task.source_bytes
-        if portion:
-            yield portion
-
-    def do(
-        self, shared: SharedPlan, tasks: Sequence[Task], progress: Progress = silent
-    ) -> list[Task]:
-        """Do those of some tasks that are not done; return them. Raises: as `work_on_plan`."""
-        maker = TaskMaker(
-            shared.divided, self._store, self._jobs, self._memory, verify=self._verify
-        )
-        done = {task.number: shared.made_of(task) for task in tasks}
-        made = maker.make(tasks, done, progress)
-        if made:
-            shared.receipts.make()
-        for task, blobs in made:
-            shared.receipts.write(task, blobs)
-        return [one.task for one in made]
-
-
-class MadeTask(NamedTuple):
-    """A task that was made, with its blobs, durable in the store."""
-
-    task: Task
-    blobs: list[Descriptor]
-
-
-class TaskMaker:
-    """Makes the blobs of tasks in a store, with some threads in some bytes of memory."""
-
-    def __init__(
-        self,
-        divided: DividedPlan,
-        store: Home,
-        jobs: int,
-        memory: int,
-        *,
-        verify: bool,
-    ) -> None:
-        self._divided = divided
-        self._store = store
-        self._jobs = jobs
-        self._memory = memory
-        self._verify = verify
-
-    def make(
-        self,
-        tasks: Sequence[Task],
-        done: dict[int, Sequence[Descriptor]],
-        progress: Progress = silent,
-    ) -> list[MadeTask]:
-        """Return the tasks that were made.
-
-        ``done``: blobs of each task, by its number, that are used again if the store has them.
-        """
-        source = self._divided.plan.inventory.folder.key
-        with self._store.session(source) as session:
-            if not session.remembers:
-                raise UsageError(
-                    f"{self._store.address} does not remember what was made",
-                    hint="Work in a store in a folder, or in a bucket.",
-                )
-            there: dict[str, Descriptor] = {}
-            missing: list[PlannedBlob] = []
-            unfinished = []
-            for task in tasks:
-                kept = self._there(task, done[task.number], session)
-                there |= kept
-                lost = [blob for blob in task.blobs if blob.name not in kept]
-                missing += lost
-                if lost:
-                    unfinished.append(task)
-                progress(sum(b.source_bytes for b in task.blobs if b.name in kept), "")
-            if missing:
-                there |= self._write(missing, session, progress)
-                session.keep()
-        return [MadeTask(task, [there[blob.name] for blob in task.blobs]) for task in unfinished]
-
-    def _there(
-        self, task: Task, blobs: Sequence[Descriptor], session: Session
-    ) -> dict[str, Descriptor]:
-        """Return those of a task's blobs that the store has, by name."""
-        lost = lost_among(blobs, session, self._store, verify=self._verify, jobs=self._jobs)
-        named = zip(task.blobs, blobs, strict=False)  # of a task without a receipt, none
-        return {planned.name: blob for planned, blob in named if blob.digest not in lost}
-
-    def _write(
-        self, blobs: list[PlannedBlob], session: Session, progress: Progress
-    ) -> dict[str, Descriptor]:
-        written = write_blobs(
-            self._divided.only(blobs),
-            session,
-            self._jobs,
-            self._memory,
-            progress,
-            verify_reuse=self._verify,
-        )
-        return {
-            planned.name: Descriptor(TENSOR_MEDIA_TYPE, blob.digest, blob.size, name=planned.name)
-            for planned, blob in zip(blobs, written.blobs, strict=True)
-        }
-
-
-def lost_among(
-    blobs: Collection[Descriptor],
-    session: Session,
+def do_tasks(
+    shared: SharedPlan,
+    tasks: Sequence[Task],
     store: Home,
-    *,
-    verify: bool,
-    jobs: int = 1,
+    jobs: int | None = None,
+    memory: int | None = None,
     progress: Progress = silent,
-    headers: Mapping[str, bytes] = MappingProxyType({}),
-) -> set[Digest]:
-    """Return the digests of those of ``blobs`` that are neither published nor kept by a session.
+    *,
+    verify_reuse: bool = False,
+) -> list[Task]:
+    """Do those of some tasks that are not done; return them. Raises: as `work_on_plan`."""
+    workers = threads(jobs)
+    budget = working_memory(memory, workers)
+    done: list[Task] = []
+    for group in grouped(tasks, _AT_ONCE):
+        with store.session(shared.plan.inventory.folder.key) as session:
+            missing = shared.unfinished(group, session, store, verify=verify_reuse, jobs=workers)
+            nbytes = [sum(task.source_bytes for task in tasks) for tasks in (group, missing)]
+            progress(nbytes[0] - nbytes[1], "")
+            made = make_tasks(
+                shared.plan, missing, session, workers, budget, progress, verify_reuse=verify_reuse
+            )
+        for task, blobs in zip(missing, made, strict=True):  # they are durable now
+            shared.write_receipt(task, blobs)
+        done += missing
+    return done
 
-    Sizes are checked; with ``verify``, ``jobs`` threads also hash them, and a blob that does not
-    begin with the one of ``headers`` for its name is not there: it is another of the same size.
-    Raises: StorageError.
+
+def make_tasks(
+    plan: ImportPlan,
+    tasks: Sequence[Task],
+    session: Session,
+    jobs: int,
+    memory: int,
+    progress: Progress = silent,
+    *,
+    verify_reuse: bool = False,
+) -> list[list[Descriptor]]:
+    """Return the blobs of each task. They are durable when the session has ended.
+
+    Raises: UsageError for a store that does not remember what was made; as `write_blobs`.
     """
-    lost: set[Digest] = set()
-    if not blobs:  # to start threads takes milliseconds, and most tasks have no receipt yet
-        return lost
-    hidden = {blob.digest for blob in session.missing(blobs)}
-
-    def check(blob: Descriptor) -> None:
-        header = headers.get(blob.name or "", b"")
-        if blob.digest in hidden:
-            is_there = _is_kept(blob, session, header, verify=verify)
-        else:
-            is_there = not verify or _is_sound(blob, store, header)
-        if not is_there:
-            lost.add(blob.digest)
-        progress(blob.size, blob.name or "")
-
-    each(blobs, check, jobs, name="check")
-    return lost
+    if not session.remembers:
+        raise UsageError(
+            "the store does not remember what was made",
+            hint="Work in a store in a folder, or in a bucket.",
+        )
+    if not tasks:
+        return []
+    layers = tuple(blob for task in tasks for blob in task.blobs)
+    only = replace(plan, layers=layers)
+    written = write_blobs(only, session, jobs, memory, progress, verify_reuse=verify_reuse)
+    session.keep()
+    digests = iter([blob.digest for blob in written.blobs])
+    return [described(task, [next(digests) for _ in task.blobs]) for task in tasks]
 
 
-def _is_kept(blob: Descriptor, session: Session, header: bytes, *, verify: bool) -> bool:
-    found = session.recall(blob.digest.hex, blob.size, verify=verify)
-    if found is None or not header:
-        return found is not None
-    with session.open(found) as reader:
-        return reader.read(0, len(header)) == header
+def commit_plan(
+    path: str | os.PathLike[str],
+    name: str | ModelName | None = None,
+    *,
+    store: Home,
+    source: Source | None = None,
+    open_source: OpenSource = open_folder,
+    verify: bool = False,
+    jobs: int | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> ImportResult:
+    """Publish the model of the plan in a file, whose tasks are done, and return the import.
+
+    The manifest is that of an import on one machine. Every receipt is read, and every blob is
+    checked for presence and size; ``verify``: ``jobs`` threads hash them too. ``name``, ``force``:
+    as `import_model`. A second commit of the same plan changes nothing.
+
+    Raises: UnfinishedPlanError for tasks without a receipt, or whose blobs the store lost;
+    DocumentError for a damaged receipt; as `work_on_plan` and `import_model`.
+    """
+    shared = SharedPlan.read(path, source=source, open_source=open_source)
+    return commit_shared(
+        shared, name, store=store, verify=verify, jobs=jobs, force=force, progress=progress
+    )
 
 
-def _is_sound(blob: Descriptor, store: Home, header: bytes) -> bool:
-    try:
-        with store.blobs.open(blob) as reader:
-            return reader.read(0, len(header)) == header and reader.digest() == blob.digest
-    except BlobStoreError as error:
-        _log.warning("blob %s can't be used: %s", blob.digest, error)
-        return False
+def commit_shared(
+    shared: SharedPlan,
+    name: str | ModelName | None,
+    *,
+    store: Home,
+    verify: bool = False,
+    jobs: int | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> ImportResult:
+    """Publish the model of a plan. See `commit_plan`."""
+    plan = shared.plan
+    full = ModelName.of(default_name(plan) if name is None else name)
+    if not force:
+        check_tag(plan, full)
+    receipts = {task.number: shared.read_receipt(task) for task in shared.tasks}
+    if missing := [number for number, found in receipts.items() if found is None]:
+        raise _unfinished(shared, missing, "are not done")
+    blobs = {blob.name: blob for found in receipts.values() for blob in found or ()}
+    shown = begun(progress, sum(blob.size for blob in blobs.values()))
+
+    def find(session: Session) -> WrittenBlobs:
+        headers = {blob.name: blob.header for blob in plan.blobs} if verify else {}
+        lost = lost_among(
+            list(blobs.values()),
+            session,
+            store,
+            verify=verify,
+            jobs=threads(jobs) if verify else 1,
+            progress=shown,
+            headers=headers,
+        )
+        if lost:
+            numbers = [
+                number
+                for number, found in receipts.items()
+                if not lost.isdisjoint(blob.digest for blob in found or ())
+            ]
+            what = "have lost or damaged blobs" if verify else "have lost blobs"
+            raise _unfinished(shared, numbers, what)
+        return WrittenBlobs([blobs[blob.name] for blob in plan.blobs], len(blobs))
+
+    return publish_plan(plan, full, store, find)
+
+
+def _unfinished(shared: SharedPlan, numbers: Sequence[int], what: str) -> UnfinishedPlanError:
+    named = ", ".join(map(str, numbers[:_MOST_NAMED]))
+    more = len(numbers) - _MOST_NAMED
+    shown = f"{named} and {more:,} more" if more > 0 else named
+    return UnfinishedPlanError(
+        f"{len(numbers):,} of the {len(shared.tasks):,} tasks of {shared.path} {what}: {shown}",
+        path=shared.path,
+        tasks=tuple(numbers),
+        hint=f"blobstore work {shared.path} does them.",
+    )

@@ -1,11 +1,10 @@
-"""A plan that travels gives the bytes of an import from the source, wherever it is carried out.
+"""A plan in a file gives the bytes of an import from its source, wherever it is carried out.
 
-A hostile one is refused.
+A changed source and a hostile plan are typed errors.
 """
 
 from __future__ import annotations
 
-import base64
 import copy
 import json
 import multiprocessing
@@ -19,7 +18,6 @@ import numpy as np
 import pytest
 from support import FIXTURES, PYCODE, PYCODE_MOE, QUANT_TYPES
 from support.checkpoints import small_tensors, write_checkpoint
-from support.inventories import source_tensor
 from support.many import Forgetful
 from support.ollama_cases import record_of
 from support.ollama_sources import write_source
@@ -33,15 +31,12 @@ from blobstore.errors import (
     NotFoundError,
     UsageError,
 )
-from blobstore.formats.documents import TENSOR_MEDIA_TYPE
-from blobstore.formats.dtypes import DType
-from blobstore.importer.planning.document import write_plan
+from blobstore.importer import planfile
+from blobstore.importer.planfile import read_plan, write_plan
 from blobstore.importer.planning.outputs import ImportPlan
-from blobstore.importer.planning.travel import _fits_block_fp8, read_plan
 from blobstore.importer.recalling import entry_keys
 from blobstore.importer.run import make_blob, plan_import, run_plan
 from blobstore.names import ModelName
-from blobstore.source.weights import Form, SourceWeight
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.memory import MemoryStore
 
@@ -143,11 +138,8 @@ def test_the_same_plan_is_the_same_text(tmp_path: Path) -> None:
     for number in range(2):
         write_plan(plan_import(PYCODE, quant="int4"), tmp_path / str(number))
     assert (tmp_path / "0").read_bytes() == (tmp_path / "1").read_bytes()
-    write_plan(travelled(plan_import(PYCODE, quant="int4"), tmp_path), tmp_path / "2")
-    assert (
-        json.loads((tmp_path / "2").read_bytes())["layers"]
-        == json.loads((tmp_path / "0").read_bytes())["layers"]
-    )
+    write_plan(read_plan(tmp_path / "0"), tmp_path / "2")
+    assert (tmp_path / "2").read_bytes() == (tmp_path / "0").read_bytes()
 
 
 # Elsewhere, and by others
@@ -239,16 +231,62 @@ def _longer(folder: Path) -> None:
         file.write("more")
 
 
-@pytest.mark.parametrize("change", [_touched, _rewritten, _longer])
-def test_a_source_that_has_changed(change: Callable[[Path], None], tmp_path: Path) -> None:
+def _removed(folder: Path) -> None:
+    (folder / "notes.txt").unlink()
+
+
+def _other_config(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_bytes(path.read_bytes().replace(b"1000", b"1001", 1) + b" ")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_touched, r"model.safetensors was written to since the plan"),
+        (_rewritten, "other tensors than when the plan was made"),
+        (_longer, r"notes.txt was written to since the plan"),
+        (_removed, r"notes.txt was removed since the plan"),
+        (_other_config, r"config.json was written to since the plan"),
+    ],
+)
+def test_a_source_that_has_changed(
+    change: Callable[[Path], None], says: str, tmp_path: Path
+) -> None:
     folder = write_checkpoint(tmp_path / "m")
     (folder / "notes.txt").write_text("kept")
     write_plan(plan_import(folder), tmp_path / "plan.json")
     change(folder)
-    with pytest.raises(CorruptDataError) as caught:
+    with pytest.raises(CorruptDataError, match=says) as caught:
         read_plan(tmp_path / "plan.json")
     assert caught.value.path is not None
     assert caught.value.hint == "Make the plan again."
+
+
+def test_files_that_the_plan_does_not_name_are_ignored(tmp_path: Path) -> None:
+    """The plan itself may lie in its source, and so may its receipts."""
+    folder = write_checkpoint(tmp_path / "m")
+    (folder / "config.json").rename(tmp_path / "config.json")
+    plan = plan_import(folder, quant="int8")
+    write_plan(plan, folder / "plan.json")
+    (folder / "plan.json.receipts").mkdir()
+    (folder / "plan.json.receipts" / "000000.json").write_text("{}")
+    (tmp_path / "config.json").rename(folder / "config.json")
+    assert_same(read_plan(folder / "plan.json"), plan)
+
+
+def test_a_plan_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.json"
+    monkeypatch.setattr(planfile, "__version__", "0.0.9")
+    write_plan(plan_import(PYCODE, quant="int4"), path)
+    monkeypatch.undo()
+    assert read_plan(path).blobs  # it decides as this one does
+    path.write_text(path.read_text().replace("int4", "int8"))
+    with pytest.raises(DocumentError, match=r"was made by blobstore 0.0.9, and .* otherwise"):
+        read_plan(path)
+    path.write_text('{"version": 1, "quant_type": null}')
+    with pytest.raises(DocumentError, match="of version 1, which earlier versions"):
+        read_plan(path)
 
 
 # Hostile plans
@@ -260,12 +298,19 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("hostile")
     source = write_checkpoint(folder / "m")
     (source / "notes.txt").write_text("kept")
-    write_plan(plan_import(source, quant="int8"), folder / "plan.json")
+    (source / "left.bin").write_bytes(b"x")
+    name, array = next((name, array) for name, array in small_tensors().items() if array.ndim == 2)
+    plan = plan_import(
+        source,
+        quant="int8",
+        method="search",
+        importance={name: np.ones(array.shape[1], np.float32)},
+        draft=write_checkpoint(folder / "draft"),
+        system="be brief",
+        parameters=["stop=x", "temperature=0.5"],
+    )
+    write_plan(plan, folder / "plan.json")
     loaded: dict[str, Any] = json.loads((folder / "plan.json").read_bytes())
-    kept = {name for layer in loaded["layers"][:2] for name in [layer["name"]]}
-    loaded["layers"] = [
-        layer for layer in loaded["layers"] if layer["name"] in kept or layer["kind"] != "blob"
-    ]
     return loaded
 
 
@@ -296,13 +341,6 @@ def test_whatever_is_changed_ends_in_a_typed_error_or_in_a_plan_that_can_be_carr
 ) -> None:
     refused = accepted = 0
     for path in list(places(document))[1:]:
-        if (
-            path[:1] in (("weights",), ("inventories",))
-            and len(path) > 2
-            and isinstance(path[-1], int)
-            and path[-1] > 3
-        ):
-            continue  # more of the same
         for evil in EVIL:
             changed = copy.deepcopy(document)
             parent: Any = changed
@@ -317,26 +355,20 @@ def test_whatever_is_changed_ends_in_a_typed_error_or_in_a_plan_that_can_be_carr
                 refused += 1
             else:
                 accepted += 1
-    assert refused > 1000
-    assert accepted < refused / 4  # names, notes and counts of coverage may be anything
+    assert refused > 300
+    assert accepted < refused / 10  # names of left out files, notes, the version may be anything
 
 
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        (("version",), 2, "version"),
-        (("inventories", 0, "files", 0, "path"), "../m/model.safetensors", "rule P"),
-        (("inventories", 0, "files", 0, "path"), "/etc/passwd", "rule P"),
-        (("inventories", 0, "tensors", 0, "file"), 7, "rule P2"),
-        (("weights", 0, "parts"), {"": 10**6}, "rule P2"),
-        (("weights", 0, "dtype"), "F32", "do not fit"),
-        (("weights", 0, "shape"), [1, 1], "do not fit"),
-        (("layers", 0, "tensors", 0, "shape"), [2**40, 2**40], "rule P2"),
-        (("layers", 0, "size"), 1, "not 1"),
-        (("layers", 0, "alignment"), 0, "alignment"),
-        (("layers", 0, "method"), "magic", "magic"),
-        (("more",), 1, "more"),
-        (("config",), "{", "config"),
+        (("version",), 3, "version"),
+        (("source", "address"), 7, "source.address"),
+        (("draft",), 7, "draft"),
+        (("options", "method"), "magic", "magic"),
+        (("options", "alignment"), 3, "alignment"),
+        (("modelfile", "messages"), [["user"]], "P2"),
+        (("importance", "x"), "A", "P2"),
     ],
 )
 def test_what_a_refusal_says(
@@ -350,90 +382,6 @@ def test_what_a_refusal_says(
     with pytest.raises(DocumentError) as caught:
         read(changed, tmp_path)
     assert says in str(caught.value)
-
-
-def _twice(document: dict[str, Any]) -> None:
-    document["layers"].append(
-        next(layer for layer in document["layers"] if layer["kind"] == "blob")
-    )
-
-
-def _same_weights(document: dict[str, Any]) -> None:
-    plain = next(
-        layer for layer in document["layers"] if layer["kind"] == "blob" and not layer["metadata"]
-    )
-    again = copy.deepcopy(plain)
-    again["name"] = again["tensors"][0]["name"] = plain["name"][:-1] + "X"
-    document["layers"].append(again)
-
-
-def _rank_one_transposed(document: dict[str, Any]) -> None:
-    next(weight for weight in document["weights"] if len(weight["shape"]) == 1)["transposed"] = True
-
-
-def _short_importance(document: dict[str, Any]) -> None:
-    blob = next(
-        layer
-        for layer in document["layers"]
-        if layer["kind"] == "blob" and len(layer["tensors"][0]["shape"]) > 1
-    )
-    blob["is_weighed"] = True
-    name = document["weights"][blob["tensors"][0]["weights"][0]]["name"]
-    document["importance"] = {name: base64.b64encode(np.ones(3, "<f4").tobytes()).decode()}
-
-
-def _other_metadata(document: dict[str, Any]) -> None:
-    for layer in document["layers"]:
-        if layer["kind"] == "blob" and layer["metadata"]:
-            layer["metadata"] = {
-                key: "int4" if "type" in key else value for key, value in layer["metadata"].items()
-            }
-
-
-def _no_blobs(document: dict[str, Any]) -> None:
-    document["layers"] = [layer for layer in document["layers"] if layer["kind"] != "blob"]
-
-
-def _text_as_tensor(document: dict[str, Any]) -> None:
-    document["layers"].append(
-        {"kind": "text", "name": "w", "media_type": TENSOR_MEDIA_TYPE, "data": "AAAA"}
-    )
-
-
-def _global_scale(document: dict[str, Any]) -> None:
-    for layer in document["layers"]:
-        for output in layer.get("tensors", ()):
-            output["global_scale"] = []
-
-
-def _file_twice(document: dict[str, Any]) -> None:
-    document["inventories"][0]["files"] *= 2
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(
-            _twice,
-            _same_weights,
-            _rank_one_transposed,
-            _short_importance,
-            _other_metadata,
-            _no_blobs,
-            _text_as_tensor,
-        ),
-        *(_global_scale, _file_twice),
-    ],
-)
-def test_a_model_that_could_not_be_read_again(
-    change: Callable[[dict[str, Any]], None], document: dict[str, Any], tmp_path: Path
-) -> None:
-    """Each was accepted once, and made a damaged model or a blob of any size."""
-    changed = copy.deepcopy(document)
-    change(changed)
-    assert changed != document
-    with pytest.raises(DocumentError, match="P2"):
-        read(changed, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -472,12 +420,3 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         run(["import", str(tmp_path / "other"), "x", "--plan", str(plan), "--store", str(store)])
         == 1
     )
-
-
-@pytest.mark.parametrize("dtype", [DType.F4, DType.F6_E2M3, DType.F6_E3M2, DType.BF16])
-def test_blocks_of_fp8_are_of_eight_bits(dtype: DType) -> None:
-    tensor = source_tensor("w", 128, 128, dtype=DType.F8_E4M3)
-    weight = SourceWeight("w", DType.BF16, (128, 128), tensor, form=Form.BLOCK_FP8)
-    right = {"": (DType.F8_E4M3, 128 * 128), ".scale": (DType.F32, 1)}
-    assert _fits_block_fp8(weight, right)
-    assert not _fits_block_fp8(weight, right | {"": (dtype, 128 * 128)})

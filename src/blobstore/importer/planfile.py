@@ -1,0 +1,265 @@
+"""A plan in a file: the options, the source's files, and a digest of what was decided.
+
+Written by ``plan -o plan.json``, carried out by ``import --plan``, ``work`` and ``commit``, on this
+machine or on another one that sees the source. To read it is to plan again, from the headers and
+documents of the source, and to compare. So it gives the bytes of an import from the source, and
+needs neither its options nor, for a target, the weights to be measured again.
+
+Rule P2: a strict JSON object of version 2, at most 512 MiB. Each file of the source has the size
+and the time of its last write (far away: its version and declared digest) that it had, and each
+JSON document its bytes. Files that the plan does not name are ignored. What is decided, for every
+blob its header, its sources and how it is made, has the digest in the plan.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from blobstore._version import __version__
+from blobstore.errors import CorruptDataError, DocumentError, NotFoundError, UsageError
+from blobstore.formats import strictjson
+from blobstore.formats.checkpoint import CONFIG_NAME
+from blobstore.formats.coverage import LeftOut
+from blobstore.formats.modelfile import Modelfile
+from blobstore.formats.quant import QuantType
+from blobstore.formats.strictdocument import Document, validated
+from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob, PlannedFile
+from blobstore.importer.planning.plan import make_plan
+from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.policies.rules import Importance
+from blobstore.importer.recalling import entry_keys
+from blobstore.io.durable import FILE_MODE, check_regular, os_errors, replace_file
+from blobstore.io.ranges import FileIdentity, FileReader
+from blobstore.names import Digest
+from blobstore.source.addresses import OpenSource, Source, open_folder, without_secrets
+from blobstore.source.files import KeptFile, OtherFiles
+from blobstore.source.folders import Folder
+from blobstore.source.inventory import Inventory, read_inventory
+from blobstore.source.weights import SourceFile
+
+VERSION: Final = 2
+RULE: Final = "P2"
+MAX_PLAN: Final = 512 * 2**20
+_PRIVATE_MODE: Final = 0o600
+_AGAIN: Final = "Make the plan again."
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSource(Document):
+    """A source: its address, the state of each file by name, and what was left out of it."""
+
+    address: str
+    files: Mapping[str, str]
+    left_out: tuple[LeftOut, ...]
+
+    def inventory(self, source: Source, without: Folder | None = None) -> Inventory:
+        """Return the planned files of ``source``. Raises: CorruptDataError if one has changed."""
+        found = read_inventory(source, without=without)
+        documents = {name: data for name, data in found.documents.items() if name in self.files}
+        kept = tuple(file for file in found.kept if file.name in self.files)
+        inventory = replace(
+            found,
+            documents=documents,
+            config=found.config if CONFIG_NAME in documents else None,
+            other_files=OtherFiles(kept, self.left_out),
+        )
+        states = _states(inventory)
+        for name in sorted(self.files.keys() | states.keys()):
+            if states.get(name) != self.files.get(name):
+                changed = "was written to" if name in self.files else "was added"
+                place = inventory.folder.place(name)
+                raise CorruptDataError(
+                    f"{place} {changed if name in states else 'was removed'} since the plan was"
+                    " made",
+                    path=place,
+                    hint=_AGAIN,
+                )
+        return inventory
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDocument(Document):
+    """The document.
+
+    ``options``: as ``blobstore.json`` has them. ``importance``: float32 vectors in base64,
+    little-endian, by the name of a source's weight.
+    """
+
+    version: Literal[2]
+    blobstore: str
+    source: PlanSource
+    draft: PlanSource | None
+    options: dict[str, Any]
+    draft_quant: str | None
+    modelfile: Modelfile
+    importance: dict[str, str]
+    relative_errors: dict[str, float]
+    notes: tuple[str, ...]
+    decisions: str
+
+    @property
+    def import_options(self) -> ImportOptions:
+        """The options. Raises: as `ImportOptions.recorded`."""
+        texts = self.modelfile
+        texts.layers()
+        Modelfile().with_options(texts.template, texts.system, texts.licenses, {})  # for limits
+        vectors = {
+            name: np.frombuffer(base64.b64decode(text, validate=True), "<f4")
+            for name, text in self.importance.items()
+        }
+        return replace(
+            ImportOptions.recorded(self.options),
+            importance=Importance.parse(vectors) if vectors else None,
+            modelfile=texts,
+            draft_type=None if self.draft_quant is None else QuantType.parse(self.draft_quant),
+        )
+
+
+def write_plan(plan: ImportPlan, path: str | os.PathLike[str]) -> None:
+    """Write a plan to a file, in the place of one that is there.
+
+    Only its owner can read the file if it has a secret: the query of a signed address. Raises:
+    StorageError.
+    """
+    data = encode_plan(plan)
+    addresses = [inventory.folder.address for inventory in plan.inventories]
+    is_secret = any(without_secrets(address) != address for address in addresses)
+    check_regular(path)
+    with os_errors("write", path):
+        replace_file(Path(path), data, mode=_PRIVATE_MODE if is_secret else FILE_MODE)
+
+
+def encode_plan(plan: ImportPlan) -> bytes:
+    """Return the bytes of a plan's file."""
+    options = plan.options
+    vectors = options.importance.vectors if options.importance is not None else {}
+    own, *draft = [
+        PlanSource(one.folder.address, _states(one), one.left_out) for one in plan.inventories
+    ]
+    document = PlanDocument(
+        version=VERSION,
+        blobstore=__version__,
+        source=own,
+        draft=draft[0] if draft else None,
+        options=options.record,
+        draft_quant=options.draft_type and options.draft_type.value,
+        modelfile=replace(options.modelfile, source=None, draft=None, notes=()),
+        importance={
+            name: base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            for name, vector in vectors.items()
+        },
+        relative_errors=dict(plan.relative_errors),
+        notes=plan.notes,
+        decisions=_decisions(plan),
+    )
+    return strictjson.encode(asdict(document)) + b"\n"
+
+
+def read_plan(
+    path: str | os.PathLike[str],
+    *,
+    source: Source | None = None,
+    open_source: OpenSource = open_folder,
+) -> ImportPlan:
+    """Return the plan in a file, to be carried out from its source, or from a copy at ``source``.
+
+    ``open_source`` opens an address that the plan names: with a token, perhaps.
+
+    Raises: DocumentError (rule P2); LimitExceededError; CorruptDataError when a file of the source
+    is not the one that was planned; NotFoundError when one is missing; as `plan_import`.
+    """
+    return decode_plan(plan_bytes(path), path, source=source, open_source=open_source)
+
+
+def plan_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Return the bytes of a plan's file, one more than allowed of a larger one.
+
+    Raises: NotFoundError; StorageError.
+    """
+    try:
+        reader = FileReader(path)
+    except NotFoundError as error:
+        error.hint = "blobstore plan SOURCE -o PLAN writes a plan."
+        raise
+    with reader:
+        return reader.read(0, min(reader.size, MAX_PLAN + 1))
+
+
+def decode_plan(
+    raw: bytes,
+    path: str | os.PathLike[str],
+    *,
+    source: Source | None = None,
+    open_source: OpenSource = open_folder,
+) -> ImportPlan:
+    """Return the plan in the bytes of a file, as `read_plan`; ``path`` is for messages."""
+    what = f"the plan {os.fspath(path)}"
+    document, options = _parsed(raw, what)
+    try:
+        draft = None
+        if document.draft is not None:
+            draft = document.draft.inventory(open_source(document.draft.address))
+        place = document.source.address if source is None else source
+        opened = open_source(place) if isinstance(place, str) else place
+        inventory = document.source.inventory(opened, draft.folder if draft is not None else None)
+    except NotFoundError as error:
+        error.hint = error.hint or "If the source was moved, name its new place."
+        raise
+    plan = make_plan(inventory, options, draft)
+    if _decisions(plan) == document.decisions:
+        return replace(plan, relative_errors=document.relative_errors, notes=document.notes)
+    if document.blobstore != __version__:
+        made = f"was made by blobstore {document.blobstore}, and {__version__} decides otherwise"
+        raise DocumentError(f"{what} {made} (rule {RULE})", rule=RULE, hint=_AGAIN)
+    raise CorruptDataError(
+        f"{what}: {inventory.path} has other tensors than when the plan was made",
+        path=inventory.path,
+        hint=_AGAIN,
+    )
+
+
+def _parsed(raw: bytes, what: str) -> tuple[PlanDocument, ImportOptions]:
+    value = strictjson.parse_object(raw, what, rule=RULE, limit=MAX_PLAN)
+    if value.get("version") == 1:
+        message = f"{what} is of version 1, which earlier versions of blobstore wrote"
+        raise DocumentError(f"{message} (rule {RULE})", rule=RULE, hint=_AGAIN)
+    document = validated(PlanDocument, value, what, RULE)
+    try:
+        return document, document.import_options
+    except (UsageError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DocumentError(f"{what}: {error} (rule {RULE})", rule=RULE) from None
+
+
+def _states(inventory: Inventory) -> dict[str, str]:
+    """Return the state of each file, in words that are equal on all machines."""
+    states = {name: str(Digest.of(data)) for name, data in inventory.documents.items()}
+    states |= {file.name: _state(file) for file in inventory.kept}
+    return states | {
+        file.name: f"{_state(file)} {file.declared or ''}".rstrip() for file in inventory.files
+    }
+
+
+def _state(file: SourceFile | KeptFile) -> str:
+    identity = file.identity
+    version = identity.mtime_ns if isinstance(identity, FileIdentity) else identity.key
+    return f"{file.size} {version}"
+
+
+def _decisions(plan: ImportPlan) -> str:
+    """Return the digest of everything that a plan decides, whichever machine makes it."""
+    hashed = hashlib.sha256(plan.config.encode())
+    for key in entry_keys(plan.blobs, lambda file: file.name):
+        hashed.update(key.encode())
+    for layer in plan.layers:
+        if not isinstance(layer, PlannedBlob):
+            data = layer.data if isinstance(layer, PlannedFile) else layer.file.name.encode()
+            hashed.update(f"\n{layer.name} {layer.media_type} {Digest.of(data)}".encode())
+    return f"sha256:{hashed.hexdigest()}"
