@@ -88,7 +88,7 @@ def summarize(store: Readable, name: ModelName, manifest: Manifest) -> ModelSumm
     LimitExceededError.
     """
     model = StoredModel(name, manifest, store)
-    each = model.tensors_of_each(manifest.tensor_layers)
+    each = model.tensors_of_each(model.tensor_layers)
     tensors = tuple(tensor for some in each for tensor in some)
     line = line_of(store, name, manifest, tensors)
     return ModelSummary(
@@ -178,7 +178,7 @@ def _is_described(model: StoredModel, config: Mapping[str, Any]) -> bool:
     settings = config.get("quantization")
     if not isinstance(settings, dict) or "mode" in settings:
         return True
-    for layer in model.manifest.tensor_layers:
+    for layer in model.tensor_layers:
         with model.opened(layer) as (_, header, tensors):
             if any(tensor.quantization is not None for tensor in tensors):
                 return any(key.endswith("quant_type") for key in header.metadata)
@@ -247,7 +247,7 @@ def stored_coverage(store: Readable, manifest: Manifest) -> Coverage:
     provenance = model.provenance
     if provenance is not None and provenance.coverage is not None:
         return provenance.coverage
-    tensors = len(ModelOutline.of(model, manifest.tensor_layers))
+    tensors = len(ModelOutline.of(model, model.tensor_layers))
     layers = (*manifest.json_layers, *manifest.file_layers)
     files = sum(layer.name != OWN_DOCUMENT for layer in layers)
     return Coverage(Tally(None, tensors), Tally(None, files))

@@ -136,12 +136,27 @@ class StoredModel:
         return cls(full, home.manifests.read(full), home)
 
     @property
+    def tensor_layers(self) -> tuple[Descriptor, ...]:
+        """The layers of tensors.
+
+        Raises: CorruptDataError for a blob that the manifest names twice. Its tensors would have
+        one name, and a manifest of 1 MB could ask for thousands of times all of them.
+        """
+        layers, seen = self.manifest.tensor_layers, set()
+        for layer in layers:
+            if layer.digest in seen:
+                with self.located(layer):
+                    raise CorruptDataError("the manifest names it twice, and so its tensors")
+            seen.add(layer.digest)
+        return layers
+
+    @property
     def weight_layers(self) -> tuple[Descriptor, ...]:
-        """The layers of tensors. Raises: UnsupportedSourceError when the model has none of them."""
-        if not self.manifest.tensor_layers:
+        """As `tensor_layers`. Raises: UnsupportedSourceError when the model has none of them."""
+        if not (layers := self.tensor_layers):
             message = f"model {self.name} has no tensor blobs: it is of another kind, GGUF perhaps"
             raise UnsupportedSourceError(message, model=str(self.name))
-        return self.manifest.tensor_layers
+        return layers
 
     @contextmanager
     def opened(
@@ -174,16 +189,10 @@ class StoredModel:
             return list(stored_tensors(header, self._settings))
 
     def tensors_of_each(self, layers: Sequence[Descriptor]) -> Iterator[list[StoredTensor]]:
-        """Yield the tensors of each blob, whose headers are read many at once. Raises: `opened`.
-
-        A blob that the manifest names again, which takes a line, gives the same list again.
-        """
-        known: dict[Digest, list[StoredTensor]] = {}
+        """Yield the tensors of each blob, whose headers are read many at once. Raises: `opened`."""
         for some, headers in self.headers_of(layers):
             for layer, header in zip(some, headers, strict=True):
-                if layer.digest not in known:
-                    known[layer.digest] = self.tensors_in(layer, header)
-                yield known[layer.digest]
+                yield self.tensors_in(layer, header)
 
     def headers_of(
         self, layers: Sequence[Descriptor]

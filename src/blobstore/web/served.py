@@ -191,7 +191,7 @@ def _read(model: ServedModel) -> OpenedModel:
     stored = model.stored()
     manifest = stored.manifest
     with model.holder.lease():
-        tensors = ModelOutline.of(stored, manifest.tensor_layers)
+        tensors = ModelOutline.of(stored, stored.tensor_layers)
         line = line_of(model.holder, model.name, manifest, tensors.forms)
         details = describe(model.holder, manifest, tensors)
     columns = TensorColumnsView.of(model.name, str(model.digest), tensors).document()

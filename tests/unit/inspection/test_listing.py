@@ -24,6 +24,7 @@ from support.stores import (
 )
 
 import blobstore
+from blobstore.errors import CorruptDataError
 from blobstore.formats.documents import JSON_MEDIA_TYPE, Descriptor
 from blobstore.formats.safetensors.header import Header
 from blobstore.inspection.listing import (
@@ -95,6 +96,16 @@ def test_it_says_what_the_headers_say(store: Store, tmp_path: Path, quant: str |
         assert isinstance(model, ListedModel)
         for field in ("name", "id", "modified", "size", "parameters", "quant_type"):
             assert getattr(model, field) == getattr(full, field)
+
+
+def test_a_blob_that_a_manifest_names_again_is_an_error(store: Store) -> None:
+    """A manifest of 1 MB had room for 4,000 names: `show` and `inspect` took 500 MB."""
+    link_by_hand(store, "m", {"a": A, "again": A})
+    with pytest.raises(CorruptDataError, match="twice") as caught:
+        summarize(store, ModelName.parse("m"), store.manifest("m"))
+    assert (caught.value.model, caught.value.tensor) == ("m:latest", "again")
+    with pytest.raises(CorruptDataError, match="twice"):
+        blobstore.inspect("m", store=store)
 
 
 def test_a_blob_that_goes_missing_or_comes_back_is_noticed(store: Store) -> None:
