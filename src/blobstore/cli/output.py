@@ -29,7 +29,7 @@ from blobstore.views.quantities import (
 )
 
 if TYPE_CHECKING:
-    from blobstore.formats.coverage import Coverage, Tally
+    from blobstore.formats.provenance import Coverage, Tally
     from blobstore.io.workers import Progress
     from blobstore.views.view import CoverageView, TallyView
 

@@ -47,15 +47,13 @@ def with_floats(value: Any) -> Any:
 
 
 _MODE_DEFAULTS = {
-    "affine": {"group_size": 64, "bits": 4},
-    "mxfp4": {"group_size": 32, "bits": 4},
-    "nvfp4": {"group_size": 16, "bits": 4},
-    "mxfp8": {"group_size": 32, "bits": 8},
-}
+    kind.mode: {"group_size": kind.group_sizes[0], "bits": kind.bits} for kind in QuantType
+} | {"affine": {"group_size": 64, "bits": 4}}
 """Group size and bits of settings without them.
 
 Source: mlx/nn/layers/quantized.py `_defaults_for_mode`, MLX 0.32.4.
 """
+_MODES = tuple(_MODE_DEFAULTS)
 
 
 _CODING = re.compile(r"^weights?_|transform|rotat|hadamard|_semantics$", re.ASCII)
@@ -81,12 +79,15 @@ class ModuleQuantization(Document):
 
     group_size: Literal[16, 32, 64, 128]
     bits: Literal[1, 2, 3, 4, 5, 6, 8]
-    mode: Literal["affine", "mxfp4", "mxfp8", "nvfp4"] = "affine"
+    mode: str = "affine"
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
         """Return the fields that an object gives. Raises: InvalidError."""
-        defaults = _MODE_DEFAULTS.get(str(value.get("mode", "affine")), {})
+        mode = value.get("mode", "affine")
+        if mode not in _MODES:
+            raise InvalidError(f"Input should be one of {', '.join(_MODES)}", "mode")
+        defaults = _MODE_DEFAULTS[mode]
         given = {key: item for key, item in value.items() if item is not None}
         filled = {**value, **defaults, **given}
         if not all(type(filled.get(key, 0)) is int for key in ("bits", "group_size")):
@@ -96,18 +97,13 @@ class ModuleQuantization(Document):
     @property
     def quantization(self) -> Quantization:
         """The same as a type and a group size. Raises: UsageError if no `QuantType` is the same."""
-        if self.mode != "affine":
-            quantization = Quantization(QuantType(self.mode), self.group_size)
-            if quantization.quant_type.bits != self.bits:
-                raise UsageError(f"{self.mode} does not have {self.bits} bits")
-            return quantization
-        affine = {4: QuantType.INT4, 8: QuantType.INT8}
-        if self.bits not in affine:
-            raise UsageError(
-                "only 4 and 8 bits are stored",
-                hint="Quantize the original checkpoint to int4 or int8.",
-            )
-        return Quantization(affine[self.bits], self.group_size)
+        for kind in QuantType:
+            if (kind.mode, kind.bits) == (self.mode, self.bits):
+                return Quantization(kind, self.group_size)
+        raise UsageError(
+            f"{self.mode} in {self.bits} bits is not stored",
+            hint="Quantize the original checkpoint to int4 or int8.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Final, Literal
 
 from blobstore.errors import DocumentError, InvalidDigestError
 from blobstore.formats import strictjson
-from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.formats.strictdocument import (
     AtMost,
     Between,
@@ -121,8 +120,7 @@ class Manifest(Document):
             raise DocumentError(f"{what}: schemaVersion is missing (rule M1)", rule="M1")
         if isinstance(layers := value.get("layers"), list):
             check_limit(what, len(layers), "layers", MAX_LAYERS, "M1")
-        with collector_paused():
-            return replace(validated(cls, value, what, "M1"), parsed=raw)
+        return replace(validated(cls, value, what, "M1"), parsed=raw)
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:

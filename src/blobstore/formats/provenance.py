@@ -9,19 +9,80 @@ export gives the source's files back. The options stay words here: `record` and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Final, Literal
 
 from blobstore.errors import LimitExceededError
 from blobstore.formats import strictjson
-from blobstore.formats.coverage import Coverage
 from blobstore.formats.documents import MAX_DOCUMENT
-from blobstore.formats.strictdocument import Document, validated
+from blobstore.formats.strictdocument import Between, Document, validated
 
 OWN_DOCUMENT: Final = "blobstore.json"
-VERSION: Final = 1
 RULE: Final = "B1"
+
+MTP_HEADS = "multi-token prediction heads"
+DRAFT_MODEL = "draft model"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut(Document):
+    """A file, a folder (its path ends with ``/``) or tensors that are not stored, and the reason.
+
+    A pattern such as ``*.input_scale`` names ``count`` tensors together.
+    """
+
+    name: str
+    reason: str
+    count: Annotated[int, Between(1)] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tally(Document):
+    """How many tensors, or files, a source has (None if unknown), and what became of them.
+
+    ``stored``: unchanged or quantized. ``derived``, by the way: tensors whose values went into a
+    stored tensor of another name, and files that an export makes again. With those left out they
+    add up to ``source``; a folder that is left out counts as one file.
+    """
+
+    source: Annotated[int | None, Between(0)]
+    stored: Annotated[int, Between(0)]
+    derived: Mapping[str, int] = field(default_factory=dict)
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def covered(self) -> int:
+        """The number of those that are stored or derived."""
+        return self.stored + sum(self.derived.values())
+
+    def __add__(self, other: Tally) -> Tally:
+        """Return the tally of two sources that become one model."""
+        derived = dict(self.derived)
+        for how, count in other.derived.items():
+            derived[how] = derived.get(how, 0) + count
+        is_known = self.source is not None and other.source is not None
+        source = (self.source or 0) + (other.source or 0) if is_known else None
+        return Tally(source, self.stored + other.stored, derived, self.left_out + other.left_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage(Document):
+    """The coverage of a source's tensors and of its files.
+
+    ``heads``: how many of the tensors belong to heads and models beside the main one.
+    ``kept_whole``: the files of weights that are kept as files and not quantized.
+    """
+
+    tensors: Tally
+    files: Tally
+    heads: Mapping[str, int] = field(default_factory=dict)
+    kept_whole: tuple[str, ...] = ()
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Everything that is not stored, tensors first."""
+        return self.tensors.left_out + self.files.left_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,54 +142,41 @@ class Provenance(Document):
         """True when the import converted floats: its files have other sizes than the source's."""
         return (self.options or {}).get("dtype") is not None
 
+    def encode(self, source: str) -> bytes:
+        """Return the document of an import from ``source``: a line of compact JSON and a newline.
 
-def encoded(
-    options: Mapping[str, Any],
-    sources: Sequence[RecordedFile],
-    coverage: Coverage,
-    draft: RecordedDraft | None,
-    source: str,
-    revision: str | None = None,
-) -> bytes:
-    """Return the document of an import from ``source``: one line of compact JSON and a newline.
+        Raises: LimitExceededError when it would be larger than a stored model's documents may be.
+        """
+        draft = self.draft and {"quant": self.draft.quant, "sources": _files(self.draft.sources)}
+        document = {
+            "version": self.version,
+            "revision": self.revision,
+            "options": self.options,
+            "sources": _files(self.sources),
+            "coverage": self.coverage and asdict(self.coverage),
+            "draft": draft,
+        }
+        raw = strictjson.encode(strictjson.without_none(document)) + b"\n"
+        if len(raw) > MAX_DOCUMENT:
+            raise LimitExceededError(
+                f"limit exceeded: {source} would have a {OWN_DOCUMENT} of {len(raw):,} bytes, "
+                f"at most {MAX_DOCUMENT:,}",
+                path=source,
+                hint='It keeps the metadata of all files. profile="ollama" has no such document.',
+            )
+        return raw
 
-    It is put together from pieces, because the metadata of many files may be one large text that is
-    repeated. Raises: LimitExceededError when it would be larger than a stored model's documents may
-    be.
-    """
-    at = {"revision": revision} if revision is not None else {}
-    head = {"version": VERSION, **at, "options": options}
-    pieces = [_open(head), *_sources(sources), b',"coverage":', strictjson.encode(asdict(coverage))]
-    if draft is not None:
-        pieces += (b',"draft":', _open({"quant": draft.quant}), *_sources(draft.sources), b"}")
-    pieces.append(b"}\n")
-    if (size := sum(map(len, pieces))) > MAX_DOCUMENT:
-        raise LimitExceededError(
-            f"limit exceeded: {source} would have a {OWN_DOCUMENT} of {size:,} bytes, "
-            f"at most {MAX_DOCUMENT:,}",
-            path=source,
-            hint='It keeps the metadata of all files. profile="ollama" has no such document.',
+
+def _files(files: Sequence[RecordedFile]) -> list[dict[str, Any]]:
+    return [
+        strictjson.without_none(
+            {
+                "name": file.name,
+                "size": file.size,
+                "version": file.version,
+                "metadata": dict(sorted(file.metadata.items())),
+                "tensors": file.tensors,
+            }
         )
-    return b"".join(pieces)
-
-
-def _open(members: Mapping[str, Any]) -> bytes:
-    """Return a JSON object without its last brace, for more members."""
-    return strictjson.encode(members)[:-1]
-
-
-def _sources(files: Sequence[RecordedFile]) -> Iterator[bytes]:
-    """Yield the member ``sources`` of an object in pieces. Equal metadata are encoded once."""
-    metadata: dict[int, bytes] = {}
-    start = b',"sources":['
-    for file in files:
-        key = id(file.metadata)
-        if key not in metadata:
-            metadata[key] = strictjson.encode(dict(sorted(file.metadata.items())))
-        version = {"version": file.version} if file.version is not None else {}
-        yield start + _open({"name": file.name, "size": file.size, **version})
-        yield b',"metadata":'
-        yield metadata[key]
-        yield b',"tensors":%b}' % strictjson.encode(file.tensors)
-        start = b","
-    yield b"]"
+        for file in files
+    ]

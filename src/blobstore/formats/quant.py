@@ -11,6 +11,7 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Self
 
 from blobstore.errors import UsageError
 from blobstore.formats.dtypes import DType
@@ -21,13 +22,30 @@ _MAX_DIGITS = 9
 
 
 class QuantType(enum.Enum):
-    """A quantized form; the value is Ollama's ``quant_type``."""
+    """A quantized form; the value is Ollama's ``quant_type``.
 
-    INT4 = "int4"
-    INT8 = "int8"
-    NVFP4 = "nvfp4"
-    MXFP4 = "mxfp4"
-    MXFP8 = "mxfp8"
+    One row a type: its name, ``mode``, MLX's word for it, the ``bits`` of a code, and the
+    ``group_sizes`` that it can have.
+    """
+
+    _value_: str
+    mode: str
+    bits: int
+    group_sizes: tuple[int, ...]
+
+    INT4 = "int4", "affine", 4, AFFINE_GROUP_SIZES
+    INT8 = "int8", "affine", 8, AFFINE_GROUP_SIZES
+    NVFP4 = "nvfp4", "nvfp4", 4, (16,)
+    MXFP4 = "mxfp4", "mxfp4", 4, (32,)
+    MXFP8 = "mxfp8", "mxfp8", 8, (32,)
+
+    def __new__(
+        cls, name: str, mode: str = "", bits: int = 0, group_sizes: tuple[int, ...] = ()
+    ) -> Self:
+        member = object.__new__(cls)
+        member._value_ = name
+        member.mode, member.bits, member.group_sizes = mode, bits, group_sizes
+        return member
 
     __hash__ = object.__hash__  # by identity, as DType's
 
@@ -47,26 +65,9 @@ class QuantType(enum.Enum):
             ) from None
 
     @property
-    def bits(self) -> int:
-        """Bits of one code: 4 or 8."""
-        return 8 if self in (QuantType.INT8, QuantType.MXFP8) else 4
-
-    @property
     def is_affine(self) -> bool:
         """True if values are ``code * scale + bias``; False if small floats times scales."""
-        return self in (QuantType.INT4, QuantType.INT8)
-
-    @property
-    def mode(self) -> str:
-        """MLX's word for it: ``affine``, ``nvfp4``, ``mxfp4`` or ``mxfp8``."""
-        return "affine" if self.is_affine else self.value
-
-    @property
-    def group_sizes(self) -> tuple[int, ...]:
-        """The group sizes that the type can have."""
-        if self.is_affine:
-            return AFFINE_GROUP_SIZES
-        return (16,) if self is QuantType.NVFP4 else (32,)
+        return self.mode == "affine"
 
     @property
     def eight_bit(self) -> QuantType:
@@ -74,7 +75,7 @@ class QuantType(enum.Enum):
         return QuantType.INT8 if self.is_affine else QuantType.MXFP8
 
     def __str__(self) -> str:
-        return self.value
+        return str(self.value)
 
 
 _ALIASES = {"q4": "int4", "fp4": "int4", "q8": "int8", "fp8": "int8"}
@@ -112,14 +113,25 @@ class Quantization:
                 hint=f"{self.quant_type} has: {possible}.",
             )
 
+    @staticmethod
+    @lru_cache(maxsize=64)
+    def parse(quant_type: str, group_size: str | None) -> Quantization:
+        """Return the quantization in words; without a group size it is the type's first one.
+
+        Raises: UsageError for an unknown type or a group size that the type does not have.
+        """
+        parsed = QuantType.parse(quant_type)
+        size = group_size or str(parsed.group_sizes[0])
+        is_number = size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS
+        return Quantization(parsed, int(size) if is_number else 0)
+
     @classmethod
     def described(cls, metadata: Mapping[str, str], prefix: str) -> Quantization:
         """Return the quantization in metadata, whose keys begin with ``prefix``.
 
-        Without a ``group_size`` it is the type's first one. Raises: KeyError without a
-        ``quant_type``; UsageError for an unknown type or a group size that the type does not have.
+        Raises: KeyError without a ``quant_type``; as `parse`.
         """
-        return _described(metadata[f"{prefix}quant_type"], metadata.get(f"{prefix}group_size", ""))
+        return cls.parse(metadata[f"{prefix}quant_type"], metadata.get(f"{prefix}group_size"))
 
     def divides(self, shape: Sequence[int]) -> bool:
         """True if the last dimension of an array of ``shape`` is a whole number of groups."""
@@ -150,11 +162,3 @@ class Quantization:
 
     def __str__(self) -> str:
         return f"{self.quant_type}/{self.group_size}"
-
-
-@lru_cache(maxsize=64)  # only results are kept, so only short texts
-def _described(quant_type: str, group_size: str) -> Quantization:
-    parsed = QuantType.parse(quant_type)
-    size = group_size or str(parsed.group_sizes[0])
-    is_number = size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS
-    return Quantization(parsed, int(size) if is_number else 0)

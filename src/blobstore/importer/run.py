@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Unpack
 
 from blobstore.errors import NotFoundError, UsageError
-from blobstore.formats.coverage import Coverage
 from blobstore.formats.documents import CONFIG_MEDIA_TYPE, Descriptor, Manifest
+from blobstore.formats.provenance import Coverage
 from blobstore.importer.model_names import check_tag, default_name
 from blobstore.importer.planning.outputs import (
     ImportPlan,

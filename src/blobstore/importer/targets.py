@@ -70,7 +70,10 @@ class Candidate:
 
     def rules(self, quantization: Quantization | None) -> Iterator[Rule]:
         """Yield the rules that give the tensors that type."""
-        return (Rule.of(pattern, quantization) for pattern in self.patterns)
+        if quantization is None:
+            return (Rule(pattern, None) for pattern in self.patterns)
+        kind, size = quantization.quant_type, quantization.group_size
+        return (Rule(pattern, kind, size) for pattern in self.patterns)
 
 
 def candidates_of(inventory: Inventory, options: ImportOptions) -> list[Candidate]:

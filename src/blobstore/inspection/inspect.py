@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from blobstore.errors import BlobStoreError, MissingFileError, NotFoundError
-from blobstore.formats.safetensors.codec import collector_paused, header_of
+from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header
 from blobstore.inspection.counting import InspectedFile, LogicalTensor, count_tensors, stored_tensor
 from blobstore.inspection.inspection import Inspection, TargetKind
@@ -79,17 +79,15 @@ def inspect_at(
 ) -> Inspection:
     """Return what `inspect` returns; ``store`` is called when a name has to be looked up."""
     found = parse_target(target) if isinstance(target, str) else InspectTarget(os.fspath(target))
-    with collector_paused():
-        if found.is_model:
-            return inspect_model(found, store())
-        with _opened(found, token, endpoint, bucket_options) as folder:
-            notes: list[str] = []
-            if found.model is not None and _has_model(store, found.model):
-                notes.append(
-                    f"this is the path ./{found.text};"
-                    f" the stored model of that name is {found.model}"
-                )
-            return _inspect_folder(folder, found.text, notes)
+    if found.is_model:
+        return inspect_model(found, store())
+    with _opened(found, token, endpoint, bucket_options) as folder:
+        notes: list[str] = []
+        if found.model is not None and _has_model(store, found.model):
+            notes.append(
+                f"this is the path ./{found.text}; the stored model of that name is {found.model}"
+            )
+        return _inspect_folder(folder, found.text, notes)
 
 
 def _opened(

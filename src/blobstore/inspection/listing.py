@@ -14,7 +14,6 @@ from datetime import datetime
 from typing import Any
 
 from blobstore.errors import BlobStoreError, NotFoundError
-from blobstore.formats.coverage import Coverage, Tally
 from blobstore.formats.documents import (
     TEMPLATE_MEDIA_TYPE,
     TENSOR_MEDIA_TYPE,
@@ -22,9 +21,8 @@ from blobstore.formats.documents import (
     ModelConfig,
 )
 from blobstore.formats.dtypes import DType
-from blobstore.formats.provenance import OWN_DOCUMENT
+from blobstore.formats.provenance import OWN_DOCUMENT, Coverage, Tally
 from blobstore.formats.quant import QuantType
-from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.formats.tokenizer import CHAT_TEMPLATE, TEMPLATE_DOCUMENTS
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict, float_dtype
 from blobstore.model.runtimes import verdicts
@@ -357,7 +355,6 @@ class _Listing:
             raise NotFoundError(f"blob sha256:{missing} is missing", blob=f"sha256:{missing}")
         return summary
 
-    @collector_paused()
     def _new(self, key: str, raw: bytes) -> Summary:
         manifest = Manifest.parse(raw, "the manifest")
         model = StoredModel(None, manifest, self.store)

@@ -26,7 +26,6 @@ from blobstore.errors import (
 )
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest, ModelConfig
 from blobstore.formats.provenance import OWN_DOCUMENT
-from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.io.budget import allow_open_files
 from blobstore.io.ranges import MappedFile, is_mapped
 from blobstore.model.tensors import Library, MappedBlob, Tensor, parts_of
@@ -253,7 +252,6 @@ def open_model(name: str | ModelName, *, store: Readable, verify: bool = False) 
     return model
 
 
-@collector_paused()  # a quarter of the time of 100,000 blobs
 def _open_whole(name: ModelName, store: Readable) -> Model:
     """Return the model, opened again while its blobs are missing because another model replaced it.
 

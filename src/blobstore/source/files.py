@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from blobstore.errors import AccessError, InvalidNameError, quoted
-from blobstore.formats.coverage import LeftOut
+from blobstore.formats.provenance import LeftOut
 from blobstore.io.ranges import BytesReader, Identity, OpenReader
 from blobstore.names import Digest, relative_path
 from blobstore.source.folders import Entry, Folder, Found, not_declared

@@ -28,8 +28,8 @@ from blobstore.errors import (
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, SourceConfig
 from blobstore.formats.conventions import FILE_TYPE
-from blobstore.formats.coverage import LeftOut
 from blobstore.formats.documents import MAX_DOCUMENT
+from blobstore.formats.provenance import LeftOut
 from blobstore.formats.quant import QuantType
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header

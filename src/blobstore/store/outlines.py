@@ -16,8 +16,8 @@ from blobstore.errors import BlobStoreError
 from blobstore.formats.documents import Descriptor
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization
+from blobstore.formats.safetensors.codec import ScannedFiles
 from blobstore.formats.safetensors.header import Header
-from blobstore.formats.safetensors.scanned_files import ScannedFiles
 from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import StoredModel
 

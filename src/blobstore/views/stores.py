@@ -25,7 +25,7 @@ from blobstore.views.view import (
 )
 
 if TYPE_CHECKING:
-    from blobstore.formats.coverage import Coverage
+    from blobstore.formats.provenance import Coverage
     from blobstore.inspection.listing import BrokenModel, ListedModel, ModelDetails, ModelSummary
     from blobstore.names import ModelName
     from blobstore.store.care.prune import PruneResult, UndoResult, UnneededBlob

@@ -19,7 +19,6 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.formats.documents import Manifest
-from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.inspection.listing import describe, line_of
 from blobstore.model.loader import opened_tensor
 from blobstore.model.tensors import Tensor
@@ -185,7 +184,6 @@ class _Row(NamedTuple):
     nbytes: int
 
 
-@collector_paused()
 def _read(model: ServedModel) -> OpenedModel:
     """Return a model's answers, made of the headers of its blobs."""
     stored = model.stored()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -131,20 +131,6 @@ class ScannedEntries(Mapping[str, TensorEntry]):
             entry = self._entries[name] = TensorEntry(DTYPE_BY_NAME[dtype], shape, begin, end)
         return entry
 
-    def items(self) -> ItemsView[str, TensorEntry]:
-        """Return names and entries as a dictionary's own view, after making the entries."""
-        return self._made().items()
-
-    def values(self) -> ValuesView[TensorEntry]:
-        """Return the entries as a dictionary's own view, after making them."""
-        return self._made().values()
-
-    def _made(self) -> dict[str, TensorEntry]:
-        for name, entry in self._entries.items():
-            if isinstance(entry, int):
-                self[name]
-        return cast("dict[str, TensorEntry]", self._entries)
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
@@ -153,10 +139,6 @@ class ScannedEntries(Mapping[str, TensorEntry]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
-
-    def keys(self) -> KeysView[str]:
-        """Return the names as a dictionary's own view: its set operations do not make entries."""
-        return self._entries.keys()
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors>"

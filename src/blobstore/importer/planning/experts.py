@@ -25,7 +25,7 @@ from blobstore.formats.safetensors.header import Header
 from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.policies.policy import Policy
-from blobstore.importer.policies.rules import NameIndex, RuleBook
+from blobstore.importer.policies.rules import RuleBook
 from blobstore.source.weights import SourceWeight, named_twice
 from blobstore.store.stored import stored_tensors
 
@@ -246,9 +246,8 @@ def check_rules(blobs: Iterable[PlannedBlob], options: ImportOptions) -> None:
     if not options.rules:
         return
     tensors = {tensor.name: tensor for blob in blobs for tensor in blob.tensors}
-    names = NameIndex(tensors)
     for rule in options.rules:
-        named = [tensors[name] for name in names.matching(rule)]
+        named = [tensors[name] for name in rule.matching(tensors)]
         if not named:
             raise UsageError(
                 f"no tensor's name matches the rule {quoted(str(rule))}",

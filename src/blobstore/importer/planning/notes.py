@@ -18,10 +18,18 @@ from dataclasses import replace
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.conventions import DRAFT_FOLDER, ParserFamily, family_of
-from blobstore.formats.coverage import DRAFT_MODEL, MTP_HEADS, Coverage, LeftOut, Tally
 from blobstore.formats.documents import REQUIRED_OLLAMA, Draft, ModelConfig
 from blobstore.formats.dtypes import DType
-from blobstore.formats.provenance import RecordedDraft, RecordedFile, encoded
+from blobstore.formats.provenance import (
+    DRAFT_MODEL,
+    MTP_HEADS,
+    Coverage,
+    LeftOut,
+    Provenance,
+    RecordedDraft,
+    RecordedFile,
+    Tally,
+)
 from blobstore.formats.quant import Quantization
 from blobstore.formats.tokenizer import TEMPLATE_DOCUMENTS
 from blobstore.importer.planning.experts import stacked_group_of
@@ -81,14 +89,14 @@ def own_document(
     if draft is not None:
         quant = options.draft_type and options.draft_type.value
         drafted = RecordedDraft(quant=quant, sources=_recorded(draft))
-    return encoded(
-        options.record,
-        _recorded(inventory),
-        coverage,
-        drafted,
-        inventory.path,
-        inventory.folder.revision,
-    )
+    return Provenance(
+        version=1,
+        revision=inventory.folder.revision,
+        options=options.record,
+        sources=_recorded(inventory),
+        coverage=coverage,
+        draft=drafted,
+    ).encode(inventory.path)
 
 
 def _recorded(inventory: Inventory) -> list[RecordedFile]:

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
-from blobstore.formats.coverage import Coverage
 from blobstore.formats.documents import (
     FILE_MEDIA_TYPE,
     JSON_MEDIA_TYPE,
@@ -20,10 +19,10 @@ from blobstore.formats.documents import (
     ModelConfig,
 )
 from blobstore.formats.dtypes import DType, parameters_of
+from blobstore.formats.provenance import Coverage
 from blobstore.formats.quant import Part, Quantization
-from blobstore.formats.safetensors.codec import encode_header, lay_out
+from blobstore.formats.safetensors.codec import HeaderPattern, encode_header, lay_out
 from blobstore.formats.safetensors.header import TensorEntry
-from blobstore.formats.safetensors.patterns import HeaderPattern
 from blobstore.importer.planning.stored_arrays import StoredArrays, group_pattern
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict
@@ -233,9 +232,7 @@ class PlannedBlob:
     @property
     def size(self) -> int:
         """Bytes of the whole blob."""
-        pattern = self.pattern
-        header = len(self.header) if pattern is None else pattern.size(self._prefix)
-        return header + self.data_size
+        return len(self.header) + self.data_size
 
     @property
     def sources(self) -> Iterator[SourceWeight]:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Part, Quantization
-from blobstore.formats.safetensors.patterns import HeaderPattern
+from blobstore.formats.safetensors.codec import HeaderPattern
 
 
 @dataclass(frozen=True, slots=True, eq=False)

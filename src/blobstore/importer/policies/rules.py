@@ -5,8 +5,8 @@ matches a name decides, whatever the policy says; ``none`` keeps the source's dt
 apply to tensors that can't be quantized: those of less than two dimensions, those without floats,
 those whose rows are not a whole number of groups.
 
-A model may have a hundred thousand tensors and a rule for each: whole names and beginnings of names
-(``PREFIX.*``) are looked up. Other patterns are tried one by one, so there may be a thousand.
+A model may have a hundred thousand tensors and a rule for each: whole names are looked up. Patterns
+are tried one by one, so there may be a thousand.
 
 A policy file has rules, groups and a method in TOML or JSON (docs/cli.md, "Policy files").
 Importance is what the error of each input column counts in a search, by source tensor.
@@ -17,10 +17,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase, translate
+from fnmatch import translate
 from typing import Annotated, Any
 
 from blobstore.errors import (
@@ -43,7 +42,6 @@ from blobstore.names import Digest
 MAX_PATTERNS = 1_000
 """Rules that are tried on every name: 1,000 take 8 s for names of 450 KB together."""
 _NONE = "none"
-_MAX_DIGITS = 9
 _SPECIAL = re.compile(r"[*?[]")
 _ESCAPED = re.compile(r"\[([*?[])\]")
 
@@ -65,47 +63,38 @@ class Rule:
 
         Raises: UsageError for another form, an unknown type, an impossible group.
         """
-        pattern, equals, wanted = text.rpartition("=")
-        if not equals or not pattern or not wanted:
+        pattern, _, wanted = text.rpartition("=")
+        if not pattern or not wanted:
             raise UsageError(
                 f"invalid rule {text!r}", hint="Write GLOB=TYPE, such as '*.down_proj.weight=int8'."
             )
+        if wanted.strip() == _NONE:
+            return cls(pattern.strip(), None)
+        kind, slash, size = wanted.strip().partition("/")
         try:
-            return cls(pattern.strip(), *_type_and_group(wanted.strip()))
+            quant_type = QuantType.parse(kind)
+            group_size = Quantization.parse(kind, size or "0").group_size if slash else None
         except UsageError as error:
             raise error.at(f"the rule {text!r}") from None
-
-    @classmethod
-    def of(cls, pattern: str, quantization: Quantization | None) -> Rule:
-        """Return the rule that gives names like ``pattern`` that quantization; None keeps them."""
-        return (
-            cls(pattern, None)
-            if quantization is None
-            else cls(pattern, quantization.quant_type, quantization.group_size)
-        )
+        return cls(pattern.strip(), quant_type, group_size)
 
     @property
     def literal(self) -> str | None:
         """The only name that the pattern is like; None when it may be like several."""
-        return _name(self.pattern)
+        if _SPECIAL.search(_ESCAPED.sub("", self.pattern)):
+            return None
+        return _ESCAPED.sub(r"\1", self.pattern)
 
-    @property
-    def prefix(self) -> str | None:
-        """The beginning, dot included, of the names that ``PREFIX.*`` matches; None for others."""
-        return _name(self.pattern[:-1]) if self.pattern.endswith(".*") else None
-
-    def matches(self, name: str) -> bool:
-        """Return True when the pattern is like that output name."""
-        return fnmatchcase(name, self.pattern)
+    def matching(self, names: Collection[str]) -> list[str]:
+        """Return those of the names that the pattern is like."""
+        if (name := self.literal) is not None:
+            return [name] if name in names else []
+        pattern = re.compile(translate(self.pattern))
+        return [name for name in names if pattern.match(name)]
 
     def __str__(self) -> str:
         size = f"/{self.group_size}" if self.group_size is not None else ""
         return f"{self.pattern}={self.quant_type or _NONE}{size}"
-
-
-def _name(pattern: str) -> str | None:
-    """Return the only name that a pattern is like, or None."""
-    return None if _SPECIAL.search(_ESCAPED.sub("", pattern)) else _ESCAPED.sub(r"\1", pattern)
 
 
 def escaped(name: str) -> str:
@@ -115,11 +104,11 @@ def escaped(name: str) -> str:
 
 def check_count(rules: Iterable[Rule]) -> None:
     """Raise LimitExceededError when more than 1,000 of the rules would be tried on every name."""
-    count = sum(rule.literal is None and rule.prefix is None for rule in rules)
+    count = sum(rule.literal is None for rule in rules)
     if count > MAX_PATTERNS:
         raise LimitExceededError(
             f"limit exceeded: {count:,} rules with patterns, at most {MAX_PATTERNS:,}",
-            hint="Whole names, and patterns whose only wildcard is .* at the end, are not counted.",
+            hint="Whole names are not counted.",
         )
 
 
@@ -129,13 +118,10 @@ class RuleBook:
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = tuple(rules)
         self._literal: dict[str, int] = {}
-        self._prefixes: dict[str, int] = {}
         self._globs: list[tuple[int, re.Pattern[str]]] = []
         for number, rule in enumerate(self._rules):
             if (name := rule.literal) is not None:
                 self._literal[name] = number
-            elif (prefix := rule.prefix) is not None:
-                self._prefixes[prefix] = number
             else:
                 # Compiled here: fnmatch remembers 256 patterns, and compiles each of more of them
                 # again for every name.
@@ -145,46 +131,9 @@ class RuleBook:
     def rule_for(self, name: str) -> Rule | None:
         """Return the last rule that matches an output name, or None."""
         last = self._literal.get(name, -1)
-        if self._prefixes:
-            ends = (end + 1 for end, character in enumerate(name) if character == ".")
-            last = max(last, max((self._prefixes.get(name[:end], -1) for end in ends), default=-1))
         later = (number for number, pattern in self._globs if number > last and pattern.match(name))
         last = next(later, last)
         return self._rules[last] if last >= 0 else None
-
-
-class NameIndex:
-    """Names, to find those that a rule is for."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = sorted(names)
-        self._known = frozenset(self._names)
-
-    def matching(self, rule: Rule) -> list[str]:
-        """Return the names that the rule's pattern is like, sorted."""
-        if (name := rule.literal) is not None:
-            return [name] if name in self._known else []
-        if (prefix := rule.prefix) is not None:
-            first = last = bisect_left(self._names, prefix)
-            while last < len(self._names) and self._names[last].startswith(prefix):
-                last += 1
-            return self._names[first:last]
-        pattern = re.compile(translate(rule.pattern))
-        return [name for name in self._names if pattern.match(name)]
-
-
-def _type_and_group(text: str) -> tuple[QuantType | None, int | None]:
-    kind, slash, size = text.partition("/")
-    if kind == _NONE:
-        if slash:
-            raise UsageError("a tensor that is kept has no groups", hint="Write GLOB=none.")
-        return None, None
-    quant_type = QuantType.parse(kind)
-    if not slash:
-        return quant_type, None
-    if not (size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS):
-        raise UsageError(f"invalid group size: {size!r}")
-    return quant_type, Quantization(quant_type, int(size)).group_size
 
 
 _LARGEST_FILE = 2**20
@@ -311,14 +260,13 @@ class Importance:
                 f"importance is a file or a mapping of vectors, not {type(given).__name__}"
             )
         arrays = given if isinstance(given, Mapping) else _read(given)
-        names: list[Any] = list(arrays)
-        for name in names:
-            if not isinstance(name, str) or any(
-                "\ud800" <= character <= "\udfff" for character in name
-            ):
+        for name in arrays:
+            try:
+                name.encode()
+            except (AttributeError, UnicodeEncodeError):
                 raise UsageError(
                     f"importance is given for {name!r}, which is not the name of a tensor"
-                )
+                ) from None
         vectors = {
             name: checked_importance(array, None, f"the importance of {quoted(name)}")
             for name, array in sorted(arrays.items())

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.formats.documents import MAX_DOCUMENT, Descriptor
+from blobstore.formats.safetensors.codec import headers_in
 from blobstore.formats.safetensors.header import Header
-from blobstore.formats.safetensors.scanned_files import headers_in
 from blobstore.io.budget import Budget
 from blobstore.io.durable import (
     os_errors,

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from support.corpus import Case, case_id, load
 
-from blobstore.formats.safetensors.codec import header_of, scan_header
+from blobstore.formats.safetensors.codec import header_of, headers_in, scan_header
 from blobstore.formats.safetensors.header import Header
-from blobstore.formats.safetensors.scanned_files import headers_in
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader
 

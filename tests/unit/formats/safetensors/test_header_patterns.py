@@ -9,8 +9,7 @@ from hypothesis import given, strategies as st
 
 from blobstore.errors import HeaderError, LimitExceededError
 from blobstore.formats.dtypes import DType
-from blobstore.formats.safetensors.codec import encode_header, lay_out
-from blobstore.formats.safetensors.patterns import HeaderPattern
+from blobstore.formats.safetensors.codec import HeaderPattern, encode_header, lay_out
 from blobstore.io.budget import MAX_HEADER
 
 SUFFIXES = ("", ".scale", ".bias", ".global_scale")
@@ -37,20 +36,14 @@ def test_a_pattern_is_the_header_of_every_name(
     except HeaderError as error:
         if name != "__metadata__" or "" in kinds:
             with pytest.raises(HeaderError, match=error.rule):
-                HeaderPattern(stored, metadata, align).size(name)
-            with pytest.raises(HeaderError, match=error.rule):
                 HeaderPattern(stored, metadata, align).header(name)
     else:
         if name == "__metadata__":  # the suffixes alone are other names; no tensor has this one
             return
-        pattern = HeaderPattern(stored, metadata, align)
-        assert pattern.header(name) == expected
-        assert pattern.size(name) == len(expected)
+        assert HeaderPattern(stored, metadata, align).header(name) == expected
 
 
 def test_a_header_beyond_the_format_is_refused() -> None:
     pattern = HeaderPattern([("", DType.U8, (0,))], {}, 8)
     with pytest.raises(LimitExceededError):
         pattern.header("n" * MAX_HEADER)
-    with pytest.raises(LimitExceededError):
-        pattern.size("n" * MAX_HEADER)

@@ -12,7 +12,7 @@ from support.exports import mixture_tensors
 from support.prequantized_sources import fp8_model, mlx_model, nvfp4_model
 
 import blobstore
-from blobstore.formats.coverage import DRAFT_MODEL, MTP_HEADS, Coverage, LeftOut, Tally
+from blobstore.formats.provenance import DRAFT_MODEL, MTP_HEADS, Coverage, LeftOut, Tally
 
 STACKED = "experts that were stacked"
 APPLIED = "scales and biases that were applied to their weights"
