@@ -27,8 +27,8 @@ from blobstore._version import __version__
 from blobstore.errors import CorruptDataError, DocumentError, NotFoundError, UsageError
 from blobstore.formats import strictjson
 from blobstore.formats.checkpoint import CONFIG_NAME
-from blobstore.formats.coverage import LeftOut
 from blobstore.formats.modelfile import Modelfile
+from blobstore.formats.provenance import LeftOut
 from blobstore.formats.quant import QuantType
 from blobstore.formats.strictdocument import Document, validated
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob, PlannedFile

@@ -56,7 +56,11 @@ def test_few_threads_for_little_work(tmp_path: Path, store: Store) -> None:
 
 
 def test_rules_say_what_is_wrong_with_them() -> None:
-    for rule, named in (("*q=none/32", "'none'"), ("*q=int5", "'int5'"), ("*q=int4/x", "groups of 0")):
+    for rule, named in (
+        ("*q=none/32", "'none'"),
+        ("*q=int5", "'int5'"),
+        ("*q=int4/x", "groups of 0"),
+    ):
         with pytest.raises(UsageError, match=f"the rule .*{named}"):
             blobstore.plan_import(PYCODE, rules=[rule])
     plan = blobstore.plan_import(PYCODE, rules=["*.q_proj.weight = int8"])
