@@ -28,7 +28,7 @@ from blobstore.export.values import value_piece
 from blobstore.formats.dtypes import DType
 from blobstore.io.ranges import MappedFile
 from blobstore.kernels.arrays import dtype_of, numpy_dtype
-from blobstore.model.expressions import runs
+from blobstore.model.expressions import leaves, runs
 from blobstore.model.facts import TensorFacts, float_dtype
 from blobstore.model.network import (
     OpenTensors,
@@ -91,7 +91,7 @@ def _facts(
 
 
 def _check_scales(parameter: Parameter, plan: NetworkPlan) -> None:
-    scaled = [name for name in plan.sources(parameter) if plan.tensors[name].double_scaled]
+    scaled = [name for name in leaves(parameter.expression) if plan.tensors[name].double_scaled]
     if parameter.quantization is not None and scaled:
         raise UnsupportedSourceError(
             f"{quoted(min(scaled))} has a global scale, which mlx-lm does not read on a CPU",

@@ -192,23 +192,6 @@ def leaves(expression: Expression) -> Iterator[str]:
             yield from leaves(expression.of)
 
 
-def substituted(expression: Expression, given: Callable[[str], Expression]) -> Expression:
-    """Return the expression with ``given(name)`` in the place of each leaf."""
-    match expression:
-        case Stored(name):
-            return given(name)
-        case Computed():
-            return expression
-        case Reshaped(of, shape):
-            return reshaped(substituted(of, given), shape)
-        case Transposed(of, axes):
-            return transposed(substituted(of, given), axes)
-        case Sliced(of, begins, ends, strides):
-            return sliced(substituted(of, given), begins, ends, strides)
-        case Joined(parts, axis):
-            return joined([substituted(part, given) for part in parts], axis)
-
-
 def in_units(expression: Expression, group: int, unit: int) -> Expression | None:
     """Return the expression for stored arrays with one element for ``unit`` values of a row.
 

@@ -23,23 +23,18 @@ _NAME = "mlx_lm"
 
 def import_mlx_lm() -> Any:
     """Return mlx-lm's ``utils``. Raises: UsageError without the ``lm`` extra."""
-    try:
-        from mlx_lm import utils
-    except ImportError as error:
-        raise _not_installed() from error
+    require_mlx_lm()
+    from mlx_lm import utils
+
     return utils
 
 
 def require_mlx_lm() -> None:
     """Raise UsageError without the ``lm`` extra. Nothing is imported."""
     if importlib.util.find_spec(_NAME) is None:
-        raise _not_installed()
-
-
-def _not_installed() -> UsageError:
-    return UsageError(
-        "mlx-lm is not installed", hint="Install the extra: pip install 'blobstore[lm]'."
-    )
+        raise UsageError(
+            "mlx-lm is not installed", hint="Install the extra: pip install 'blobstore[lm]'."
+        )
 
 
 def network_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -125,12 +125,6 @@ class OpenTensors:
             return tensor.dequantize(fact.dtype)
         return array
 
-    def made(self, array: PlannedArray) -> Array:
-        """Return an array of a network in new memory."""
-        out = np.empty(array.shape, numpy_dtype(array.dtype))
-        self.fill(out, array)
-        return out
-
     def fill(self, out: Array, array: PlannedArray) -> None:
         """Write an array of a network into ``out``, contiguous and of its dtype."""
         fill(out, array.expression, self.source(array.suffix))
@@ -202,7 +196,9 @@ def computed_arrays(plan: NetworkPlan, tensors: OpenTensors) -> dict[str, Any]:
         return {}
     needed = frozenset[str]().union(*computed.values())
     weights = {
-        name: mlx_of(evaluate(one.expression, tensors.values)) if name in needed else one.stand_in
+        name: one.stand_in
+        if needed.isdisjoint(leaves(one.expression))
+        else mlx_of(evaluate(one.expression, tensors.values))
         for name, one in plan.offered.items()
     }
     made = plan.make_network().sanitize(weights)

@@ -31,7 +31,6 @@ from blobstore.model.expressions import (
     Stored,
     in_units,
     leaves,
-    substituted,
 )
 from blobstore.model.facts import TensorFacts
 from blobstore.model.mlx_lm_package import network_classes, require_mlx_lm
@@ -95,7 +94,7 @@ class NetworkPlan:
             name
             for parameter in self.parameters
             if parameter.quantization is None
-            for name in self.sources(parameter)
+            for name in leaves(parameter.expression)
         }
         return sorted(name for name in names if self.tensors[name].quantization is not None)
 
@@ -109,13 +108,6 @@ class NetworkPlan:
             len(names), f" and {len(names) - 1:,} other tensors"
         )
         return (f"{quoted(names[0])}{others} dequantized: mlx-lm can't use the stored codes",)
-
-    def sources(self, parameter: Parameter) -> set[str]:
-        """Return the stored tensors that a parameter is made of."""
-        expression = parameter.expression
-        if not isinstance(expression, Computed):
-            return set(leaves(expression))
-        return {name for one in expression.of for name in leaves(self.offered[one].expression)}
 
 
 @contextmanager
@@ -242,25 +234,23 @@ def _fitting(
             _check(made, network)
         except Exception as error:  # noqa: BLE001  # a layout that sanitize was not written for
             first = first or error
-            continue
-        whole = {
-            name: substituted(one, lambda leaf: offered[leaf].expression)  # noqa: B023
-            for name, one in made.items()
-        }
-        return network, offered, whole
+        else:
+            return network, offered, made
     raise first or AssertionError("there is always a layout")
 
 
 def _sanitized(
     network: Any, offered: Mapping[str, Offered], marks: Sequence[str]
 ) -> dict[str, Expression]:
-    if hasattr(network, "sanitize"):
-        import mlx.core as mx
+    given = {name: one.expression for name, one in offered.items()}
+    if not hasattr(network, "sanitize"):
+        return given
+    import mlx.core as mx
 
-        stand_ins = {name: one.stand_in for name, one in offered.items()}
-        made = trace(network.sanitize, stand_ins | {mark: mx.zeros(()) for mark in marks})
-        return {name: one for name, one in made.items() if name not in marks}
-    return {name: Stored(name, one.expression.shape) for name, one in offered.items()}
+    stand_ins = {name: one.stand_in for name, one in offered.items()}
+    stand_ins |= {mark: mx.zeros(()) for mark in marks}
+    made = trace(network.sanitize, stand_ins, given | {mark: Stored(mark, ()) for mark in marks})
+    return {name: one for name, one in made.items() if name not in marks}
 
 
 def _check(made: Mapping[str, Expression], network: Any) -> None:
@@ -351,22 +341,22 @@ def _multiplied(
     make_network: Callable[[], Any],
 ) -> list[Parameter]:
     """Return the parameters; affine weights times a factor a row keep their codes."""
-    leaves_of: dict[str, str] = {}
+    whole = {one.expression: name for name, one in offered.items()}
+    offers: dict[str, str] = {}
     with_codes: dict[str, Parameter] = {}
     for one in parameters:
         if not isinstance(one.expression, Computed) or len(one.expression.of) != 1:
             continue
-        (leaf,) = one.expression.of
-        whole = offered[leaf].expression
-        if not isinstance(whole, Stored) or not one.name.endswith(".weight"):
-            continue
-        quantization = tensors[whole.name].quantization
+        tensor = tensors[next(leaves(one.expression))]
+        stored = Stored(tensor.name, tensor.shape)
+        quantization = tensor.quantization
         is_affine = quantization is not None and quantization.quant_type.is_affine
-        if is_affine and _takes_codes(modules.get(one.module)):
-            leaves_of[one.name] = leaf
-            with_codes[one.name] = Parameter(one.name, whole, quantization)
+        can_hold = one.name.endswith(".weight") and _takes_codes(modules.get(one.module))
+        if is_affine and can_hold and stored in whole:
+            offers[one.name] = whole[stored]
+            with_codes[one.name] = Parameter(one.name, stored, quantization)
     stand_ins = {name: one.stand_in for name, one in offered.items()}
-    factors = row_factors(make_network, stand_ins, leaves_of)
+    factors = row_factors(make_network, stand_ins, offers)
     return [
         replace(with_codes[one.name], factors=factors[one.name]) if one.name in factors else one
         for one in parameters

@@ -128,11 +128,14 @@ def _expert_names(tensor: TensorFacts, source_names: Container[str] | None) -> l
     return names
 
 
-def trace(sanitize: Sanitize, stand_ins: Mapping[str, Any]) -> dict[str, Expression]:
-    """Return what ``sanitize`` makes of named mlx arrays: expressions over them, by name.
+def trace(
+    sanitize: Sanitize, stand_ins: Mapping[str, Any], given: Mapping[str, Expression]
+) -> dict[str, Expression]:
+    """Return what ``sanitize`` makes of named mlx arrays, by name.
 
-    ``stand_ins`` have the shapes and dtypes of the tensors; they are not evaluated. Raises: what
-    ``sanitize`` raises, and ValueError when it reads values.
+    ``stand_ins`` have the shapes and dtypes of the arrays; they are not evaluated. ``given``: the
+    expressions that the arrays are, over stored ones. Raises: what ``sanitize`` raises, and
+    ValueError when it reads values.
     """
     import mlx.core as mx
 
@@ -147,7 +150,7 @@ def trace(sanitize: Sanitize, stand_ins: Mapping[str, Any]) -> dict[str, Express
     with _tracing, _without_contiguous(mx):
         # A tuple: keyword arguments would be 1024 at most.
         mx.export_function(events.append, sanitized, tuple(stand_ins.values()))
-    return _read(events, list(stand_ins), names)
+    return _read(events, [given[name] for name in stand_ins], names)
 
 
 @contextmanager
@@ -165,7 +168,7 @@ def _without_contiguous(mx: Any) -> Iterator[None]:
 
 
 def _read(
-    events: Iterable[Mapping[str, Any]], given: Iterable[str], names: Iterable[str]
+    events: Iterable[Mapping[str, Any]], given: Iterable[Expression], names: Iterable[str]
 ) -> dict[str, Expression]:
     made: dict[str, Expression] = {}
     constants: dict[str, Any] = {}
@@ -173,8 +176,8 @@ def _read(
     for event in events:
         match event["type"]:
             case "inputs":
-                inputs = zip(event["inputs"], given, strict=True)
-                made = {key: Stored(name, tuple(shape)) for (key, shape, _), name in inputs}
+                keys = [key for key, _, _ in event["inputs"]]
+                made = dict(zip(keys, given, strict=True))
             case "outputs":
                 outputs = [key for key, _, _ in event["outputs"]]
             case "constants":

@@ -14,8 +14,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary
@@ -35,7 +34,7 @@ from blobstore.errors import (
 from blobstore.formats.dtypes import DType, fits_mlx
 from blobstore.formats.safetensors.header import TensorEntry
 from blobstore.io.ranges import BytesReader, FileIdentity, MappedFile, OpenReader
-from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
+from blobstore.kernels.arrays import Array, QuantizedArray, mapped, numpy_dtype
 from blobstore.names import Digest
 from blobstore.store.stored import SUFFIXES, StoredTensor
 from blobstore.store.stored_model import TensorBlob
@@ -286,46 +285,24 @@ class Tensor(StoredTensor):
         Of an unquantized tensor they are a view (where numpy makes one); of a quantized one they
         are dequantized to a new float32 array ``[..., cols]``, and only these rows are read.
 
-        Raises: InvalidIndexError, which is an IndexError too, for an index that numpy refuses;
-        UsageError for an index into quantized columns.
+        Raises: InvalidIndexError, which is an IndexError too, for an index that numpy refuses, and
+        for one into quantized columns.
         """
         array = self.numpy()
-        is_quantized = isinstance(array, QuantizedArray)
-        if is_quantized and self._reaches_columns(rows):
-            raise UsageError(
-                f"{quoted(self.name)} is quantized: index its rows, and the columns of the result"
-            )
-        with self._index_errors():
-            parts = {
-                suffix: part if suffix == ".global_scale" else part[rows]
-                for suffix, part in parts_of(array).items()
-            }
-        selected = assembled(self, lambda suffix, _: parts[suffix])
-        return kernels.dequantize(selected) if is_quantized else selected
-
-    def _reaches_columns(self, rows: Any) -> bool:
-        """Return True when a numpy index says something about the last dimension.
-
-        Raises: InvalidIndexError.
-        """
-        items = rows if isinstance(rows, tuple) else (rows,)
-        if any(item is Ellipsis for item in items[:-1]):
-            return True
-        with self._index_errors():
-            return sum(map(_dimensions_taken, items)) >= len(self.shape)
-
-    @contextmanager
-    def _index_errors(self) -> Iterator[None]:
-        """Raise InvalidIndexError for the errors that numpy raises for an index.
-
-        ValueError: a step of zero.
-        """
         try:
-            yield
-        except (IndexError, ValueError, TypeError) as error:
+            if not isinstance(array, QuantizedArray):
+                return array[rows]
+            if isinstance(rows, tuple) and any(item is Ellipsis for item in rows[:-1]):
+                raise IndexError("index its rows, and the columns of the result")  # noqa: TRY301
+            lead = self.shape[:-1]
+            numbers = np.arange(math.prod(lead)).reshape(lead)[rows]
+        except (IndexError, ValueError, TypeError) as error:  # ValueError: a step of zero
             raise InvalidIndexError(
                 f"invalid index of {quoted(self.name)}: {error}", tensor=self.name
             ) from error
+        return kernels.dequantize(
+            mapped(array, lambda part: part.reshape(-1, part.shape[-1])[numbers])
+        )
 
     def torch(self) -> Any:
         """Return a torch tensor that shares the map's memory, or a QuantizedArray of them.
@@ -353,19 +330,6 @@ class Tensor(StoredTensor):
                 f"unknown array library {library!r}", hint="Use one of: numpy, torch, mlx."
             )
         return getattr(self, library)()
-
-
-def _dimensions_taken(item: Any) -> int:
-    """Return how many dimensions of an array one item of a numpy index is about.
-
-    Raises: ValueError for ragged lists.
-    """
-    if item is None or item is Ellipsis:
-        return 0
-    is_mask = (
-        isinstance(item, bool | np.bool | np.ndarray | list) and np.asarray(item).dtype == bool
-    )
-    return np.asarray(item).ndim if is_mask else 1
 
 
 def mlx_part(tensor: Tensor, suffix: str) -> Any:

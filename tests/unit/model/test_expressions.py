@@ -26,7 +26,6 @@ from blobstore.model.expressions import (
     row_range,
     runs,
     sliced,
-    substituted,
     transposed,
 )
 
@@ -144,13 +143,6 @@ def test_what_is_computed_stays_so_whatever_is_done_with_it() -> None:
     assert list(leaves(other)) == ["x", "y"]
     assert in_units(computed, 8, 8) is None
     assert runs(computed) is None
-
-
-def test_leaves_are_replaced() -> None:
-    expression = transposed(row_range(Stored("x", (4, 8)), 1, 3), (1, 0))
-    inner = substituted(expression, lambda _: transposed(Stored("y", (8, 4)), (1, 0)))
-    y = np.arange(32).reshape(8, 4)
-    np.testing.assert_array_equal(evaluate(inner, {"y": y}.__getitem__), y[:, 1:3])
 
 
 def test_a_part_between_two_transpositions_is_a_part() -> None:

@@ -293,7 +293,7 @@ def test_rows_of_rank_3(stacked: Model, rows: Any) -> None:
     ids=str,
 )
 def test_quantized_columns_are_refused(stacked: Model, index: Any) -> None:
-    with pytest.raises(UsageError, match="index its rows"):
+    with pytest.raises(InvalidIndexError, match="invalid index"):
         stacked[EXPERTS][index]
 
 

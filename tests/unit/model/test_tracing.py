@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from mlx import core as mx
 
-from blobstore.model.expressions import Computed, Stored, evaluate
-from blobstore.model.sanitize import trace
+from blobstore.model.expressions import Computed, Expression, Stored, evaluate
+from blobstore.model.sanitize import Sanitize, trace
 
 A = np.arange(6 * 8, dtype=np.float32).reshape(6, 8)
 B = A + 100
@@ -42,6 +42,11 @@ COMPUTATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def traced(sanitize: Sanitize, stand_ins: dict[str, Any]) -> dict[str, Expression]:
+    given = {name: Stored(name, array.shape) for name, array in stand_ins.items()}
+    return trace(sanitize, stand_ins, given)
+
+
 def stand_ins() -> dict[str, Any]:
     return {"a": mx.zeros(A.shape), "b": mx.zeros(B.shape)}
 
@@ -51,14 +56,14 @@ def test_moves_are_followed(name: str) -> None:
     def sanitize(weights: dict[str, Any]) -> dict[str, Any]:
         return {"out": MOVES[name](weights["a"], weights["b"])}
 
-    found = trace(sanitize, stand_ins())["out"]
+    found = traced(sanitize, stand_ins())["out"]
     wanted = sanitize({"a": mx.array(A), "b": mx.array(B)})["out"]
     np.testing.assert_array_equal(evaluate(found, {"a": A, "b": B}.__getitem__), np.array(wanted))
 
 
 @pytest.mark.parametrize("name", COMPUTATIONS)
 def test_computations_are_told(name: str) -> None:
-    found = trace(
+    found = traced(
         lambda weights: {"out": COMPUTATIONS[name](weights["a"], weights["b"])}, stand_ins()
     )["out"]
     assert isinstance(found, Computed)
@@ -70,7 +75,7 @@ def test_names_are_those_that_sanitize_gives() -> None:
         weights.pop("a")
         return {f"model.{name}": array for name, array in weights.items()} | {"made": mx.ones((3,))}
 
-    assert trace(sanitize, stand_ins()) == {
+    assert traced(sanitize, stand_ins()) == {
         "model.b": Stored("b", B.shape),
         "made": Computed(frozenset(), (3,)),
     }
@@ -79,13 +84,13 @@ def test_names_are_those_that_sanitize_gives() -> None:
 def test_reading_a_value_is_an_error_and_contiguous_comes_back() -> None:
     contiguous = mx.contiguous
     with pytest.raises(ValueError, match="eval"):
-        trace(lambda weights: {"out": weights["a"] * weights["b"].max().item()}, stand_ins())
+        traced(lambda weights: {"out": weights["a"] * weights["b"].max().item()}, stand_ins())
     assert mx.contiguous is contiguous
 
 
 def test_thousands_of_tensors() -> None:
     names = [f"experts.{number}" for number in range(3000)]
-    found = trace(
+    found = traced(
         lambda weights: {"out": mx.stack(list(weights.values()))},
         {name: mx.zeros((2, 4)) for name in names},
     )
