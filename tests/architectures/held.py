@@ -38,6 +38,7 @@ def _options(quant: str | None) -> Iterator[dict[str, Any]]:
 def _disagreement(folder: Path, options: dict[str, Any]) -> str:
     import blobstore
     from blobstore.errors import UnsupportedSourceError
+    from blobstore.model.expressions import leaves
     from blobstore.model.on_mlx_lm import dequantized, module_of
 
     plan = blobstore.plan_import(folder, **options)
@@ -47,7 +48,7 @@ def _disagreement(folder: Path, options: dict[str, Any]) -> str:
         return ""
     held = set(network.dequantized)
     said = set(dequantized(plan.facts, str(module_of(plan.facts))))
-    used = {name for parameter in network.parameters for name in network.sources(parameter)}
+    used = {name for parameter in network.parameters for name in leaves(parameter.expression)}
     odd = sorted(held ^ (said & used)) or (sorted(said) if not held else [])
     return (
         f"{odd[0]} is {'' if odd[0] in held else 'not '}dequantized, and the table says otherwise"

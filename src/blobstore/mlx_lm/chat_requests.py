@@ -7,15 +7,24 @@ images and templates, which a request can't name here.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
-from blobstore.errors import BlobStoreError, BusyError, ModelNotFoundError, UsageError, quoted
+from blobstore.errors import (
+    BlobStoreError,
+    BusyError,
+    InvalidNameError,
+    ModelNotFoundError,
+    UsageError,
+    quoted,
+)
 from blobstore.formats import strictjson
 from blobstore.formats.strictjson import StrictJsonError
 from blobstore.mlx_lm.model_texts import Message
 from blobstore.mlx_lm.sampling_settings import MAX_COUNT, Sampling, temperature_of
+from blobstore.names import ModelName
 
 CHAT: Final = "/v1/chat/completions"
 TEXT: Final = "/v1/completions"
@@ -82,15 +91,13 @@ _KINDS: Final = (
 class ChatModel:
     """What is served: a model's name, its parameters, and the messages before a conversation.
 
-    ``is_named``: whether a name of a request means the model. ``vocabulary``: tokens, for the ids
-    in a request.
+    ``vocabulary``: tokens, for the ids in a request.
     """
 
     name: str
     sampling: Sampling
     vocabulary: int
     beginning: Sequence[Message] = ()
-    is_named: Callable[[str], bool] = field(default=lambda _: False)
 
 
 def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
@@ -146,10 +153,12 @@ def check_model(name: Any, served: ChatModel) -> None:
     """Raise ModelNotFoundError for the name of another model than the one that is served."""
     if not isinstance(name, str):
         raise UsageError("model is not a text")
-    if name not in (served.name, *_OWN_MODELS) and not served.is_named(name):
-        raise ModelNotFoundError(
-            f"the model {quoted(name)} is not served, only {served.name}", model=name
-        )
+    with suppress(InvalidNameError):
+        is_ours = ModelName.parse(name).folded == ModelName.parse(served.name).folded
+        if is_ours or name in _OWN_MODELS:
+            return
+    message = f"the model {quoted(name)} is not served, only {served.name}"
+    raise ModelNotFoundError(message, model=name)
 
 
 def _object(raw: bytes) -> dict[str, Any]:

@@ -19,11 +19,9 @@ from threading import Thread
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm import stream_generate
 from mlx_lm.generate import BatchGenerator, make_stop_sequences
-from mlx_lm.models.cache import make_prompt_cache
 
-from blobstore.errors import InvalidNameError, UsageError
+from blobstore.errors import UsageError
 from blobstore.mlx_lm.chat_answers import ChatAnswer, Piece, Prompt
 from blobstore.mlx_lm.chat_requests import CHAT, ChatModel, check_model, completed
 from blobstore.mlx_lm.conversation import (
@@ -36,7 +34,6 @@ from blobstore.mlx_lm.conversation import (
     sampler,
 )
 from blobstore.mlx_lm.prompts import Prompts
-from blobstore.names import ModelName
 from blobstore.store.ports import Readable
 
 _log = logging.getLogger("blobstore.mlx_lm")
@@ -123,7 +120,7 @@ class ChatService:
         self._prompts = prompts
         self._created = int(time.time())
         self._caches = PromptCaches(_CACHES)
-        self._can_batch = all(hasattr(one, "merge") for one in make_prompt_cache(model.network))
+        self._can_batch = all(hasattr(one, "merge") for one in model.new_cache())
         self._generator: BatchGenerator | None = None
         self._writers: dict[int, _Writer] = {}
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -220,22 +217,12 @@ class ChatService:
         return Prompt(tokens, tokenizer.response_initial_state or state)
 
     def _answer_alone(self, job: Job, prompt: Prompt, cache: Any, limit: int) -> None:
-        network, tokenizer = self._model.network, self._model.tokenizer
         if "seed" in job.document:
             mx.random.seed(job.document["seed"])
-        writer = _Writer(job, tokenizer)
-        cache = make_prompt_cache(network) if cache is None else cache
-        written = list(prompt.tokens)
-        for response in stream_generate(
-            network,
-            tokenizer,
-            prompt.tokens[prompt.cached :],
-            max_tokens=limit,
-            sampler=sampler(job.document, tokenizer),
-            logits_processors=processors(job.document),
-            prompt_cache=cache,
-            prompt_progress_callback=job.check,
-        ):
+        writer = _Writer(job, self._model.tokenizer)
+        cache = self._model.new_cache() if cache is None else cache
+        written, rest = list(prompt.tokens), prompt.tokens[prompt.cached :]
+        for response in self._model.responses(rest, job.document, limit, cache, job.check):
             written.append(response.token)
             writer.write_text(
                 response.text, response.token, response.logprobs, response.finish_reason
@@ -304,20 +291,11 @@ def load_service(name: str, *, store: Readable) -> tuple[ChatService, tuple[str,
     but without one requests are not seeded. Raises: as `load_language_model`.
     """
     model, prompts, notes = load_language_model(name, store=store, given={})
-    parsed = ModelName.parse(model.name)
-
-    def is_named(text: str) -> bool:
-        try:
-            return ModelName.parse(text).folded == parsed.folded
-        except InvalidNameError:
-            return False
-
     seed = prompts.texts.parameters.get("seed", -1)  # valid, or below 0: not set
     served = ChatModel(
         name=model.name,
         sampling=replace(model.sampling, seed=seed if seed >= 0 else None),
         vocabulary=len(model.tokenizer),
         beginning=prompts.beginning(),
-        is_named=is_named,
     )
     return ChatService(model, prompts, served), notes

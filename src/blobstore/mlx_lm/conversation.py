@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -36,30 +36,22 @@ class StopTexts:
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self._texts = [text for text in texts if text]
-        self._pending = ""
+        from mlx_lm.generate import TextStateMachine
+
+        ends = {"": [(text, None) for text in texts if text]}
+        self._machine = TextStateMachine
+        self._state = self._machine(ends).make_state("")
         self.is_found = False
 
     def passed(self, text: str, *, is_last: bool) -> str:
         """Return the text before a stop text, as far as that is known; all of it if it is last."""
         if self.is_found:
             return ""
-        whole = self._pending + text
-        places = [(whole.find(stop), len(stop)) for stop in self._texts]
-        ends = [(begin + length, begin) for begin, length in places if begin >= 0]
-        if ends:
-            self.is_found = True
-            return whole[: min(ends)[1]]
-        size = 0 if is_last else max((_overlap(whole, stop) for stop in self._texts), default=0)
-        passed = whole[: len(whole) - size]
-        self._pending = whole[len(passed) :]
-        return passed
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return how many characters at the end of ``text`` may begin ``stop``."""
-    most = min(len(text), len(stop) - 1)
-    return next((size for size in range(most, 0, -1) if text.endswith(stop[:size])), 0)
+        self._state, segments = self._machine.split(self._state, text)
+        self.is_found = segments[-1][0] is None
+        if is_last and not self.is_found:
+            segments.append(("", self._machine.flush(self._state)[1]))
+        return "".join(part for _, part in segments)
 
 
 class PromptCaches:
@@ -141,39 +133,25 @@ class LanguageModel:
         if not prompt:
             raise UsageError("the prompt is empty")
         answer = Generation(prompt_tokens=len(prompt))
-        answer.pieces = self._pieces(
-            answer, prompt, self.sampling.room(len(prompt)), is_kept=is_kept
-        )
+        room = self.sampling.room(len(prompt))
+        answer.pieces = self._pieces(answer, list(prompt), room, is_kept=is_kept)
         return answer
 
     def _pieces(
         self, answer: Generation, prompt: list[int], max_tokens: int, *, is_kept: bool
     ) -> Iterator[str]:
-        from mlx_lm import stream_generate
-        from mlx_lm.models.cache import make_prompt_cache
-
         def check(_: int, __: int) -> None:
             if answer.is_stopped:
                 raise Stopped
 
-        started, document = time.monotonic(), self.sampling.document()
-        stops = StopTexts(self.sampling.stop)
+        started, stops = time.monotonic(), StopTexts(self.sampling.stop)
         cache, rest = self._caches.nearest(prompt) if is_kept else (None, prompt)
-        cache = make_prompt_cache(self.network) if cache is None else cache
-        written = list(prompt)
         try:
             with mlx_lm_errors("run", self.name):
-                for response in stream_generate(
-                    self.network,
-                    self.tokenizer,
-                    rest,
-                    max_tokens=max_tokens,
-                    sampler=sampler(document, self.tokenizer),
-                    logits_processors=processors(document),
-                    prompt_cache=cache,
-                    prompt_progress_callback=check,
-                ):
-                    written.append(response.token)
+                cache = self.new_cache() if cache is None else cache
+                document = self.sampling.document()
+                for response in self.responses(rest, document, max_tokens, cache, check):
+                    prompt.append(response.token)
                     answer.tokens += 1
                     answer.seconds = time.monotonic() - started
                     answer.first_token_seconds = answer.first_token_seconds or answer.seconds
@@ -188,7 +166,39 @@ class LanguageModel:
             answer.finish_reason = "interrupted"
             return  # its cache is incomplete
         if is_kept:
-            self._caches.keep(written, cache)
+            self._caches.keep(prompt, cache)
+
+    def new_cache(self) -> Any:
+        """Return mlx-lm's empty cache of keys and values."""
+        from mlx_lm.models.cache import make_prompt_cache
+
+        return make_prompt_cache(self.network)
+
+    def responses(
+        self,
+        prompt: list[int],
+        document: Mapping[str, Any],
+        max_tokens: int,
+        cache: Any,
+        check: Callable[[int, int], None],
+    ) -> Iterator[Any]:
+        """Yield mlx-lm's response for each token of an answer to what ``cache`` lacks of a prompt.
+
+        ``document``: as `Sampling.document`. ``check`` is called with the tokens of the prompt that
+        are computed, and all of them.
+        """
+        from mlx_lm import stream_generate
+
+        yield from stream_generate(
+            self.network,
+            self.tokenizer,
+            prompt,
+            max_tokens=max_tokens,
+            sampler=sampler(document, self.tokenizer),
+            logits_processors=processors(document),
+            prompt_cache=cache,
+            prompt_progress_callback=check,
+        )
 
 
 def _reason(answer: Generation, stops: StopTexts, response: Any) -> str | None:

@@ -18,6 +18,8 @@ from blobstore.errors import UnsupportedSourceError, UsageError
 from blobstore.mlx_lm.model_texts import Message, ModelTexts
 from blobstore.mlx_lm.template_process import reason_of
 
+_HALVES: Final = re.compile("[\ud800-\udfff]")
+"""Halves of surrogate pairs, which tokenizers do not take."""
 _PROMPT_ALONE: Final = re.compile(r"\s*\{\{-?\s*\.Prompt\s*-?\}\}\s*")
 
 
@@ -121,7 +123,7 @@ class Prompts:
         return list(tokens)
 
     def _encoded(self, text: str, *, has_special: bool) -> list[int]:
-        if not _is_unicode(text):
+        if _HALVES.search(text):
             message = f"model {self.name}: its template makes a text that is not Unicode"
             raise UnsupportedSourceError(message, model=self.name)
         return list(self.tokenizer.encode(text, add_special_tokens=not has_special))
@@ -131,17 +133,8 @@ def check_prompt(text: str) -> None:
     """Raise UsageError for an empty prompt, and for one that is not Unicode text."""
     if not text:
         raise UsageError("the prompt is empty")
-    if not _is_unicode(text):
+    if _HALVES.search(text):
         raise UsageError("the prompt is not valid text")
-
-
-def _is_unicode(text: str) -> bool:
-    """Return False for a text with half of a surrogate pair, which tokenizers do not take."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _joined(messages: Sequence[Message]) -> str:

@@ -15,7 +15,7 @@ SYSTEM = {"role": "system", "content": "S"}
 EXAMPLE = {"role": "user", "content": "an example"}
 USER = {"role": "user", "content": "hi"}
 SAMPLING = Sampling(temperature=0.5, repeat_penalty=1.2, repeat_last_n=64, stop=("end",), seed=3)
-SERVED = ChatModel("m:latest", SAMPLING, 100, (SYSTEM, EXAMPLE), lambda name: name == "m")
+SERVED = ChatModel("m:latest", SAMPLING, 100, (SYSTEM, EXAMPLE))
 
 
 def made(path: str = CHAT, served: ChatModel = SERVED, /, **given: Any) -> dict[str, Any]:
