@@ -291,7 +291,8 @@ class Tensor(StoredTensor):
         array = self.numpy()
         try:
             if not isinstance(array, QuantizedArray):
-                return array[rows]
+                selected: Array = array[rows]
+                return selected
             if isinstance(rows, tuple) and any(item is Ellipsis for item in rows[:-1]):
                 raise IndexError("index its rows, and the columns of the result")  # noqa: TRY301
             lead = self.shape[:-1]
