@@ -14,10 +14,10 @@ from support.plotted import SPECIFICATIONS
 
 import blobstore
 from blobstore.cli.main import run
+from blobstore.plots.specification import drawn_png
 from blobstore.plots.theme import THEMES
-from blobstore.report.page import document, figure
-from blobstore.report.rasters import drawn_png
 from blobstore.store.local.store import Store
+from blobstore.web.pages import page_in_file
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -50,9 +50,9 @@ def opened(site: Watched, path: Path) -> Page:
     """Open a file, and wait until its plots are drawn."""
     page = site.page
     page.goto(path.as_uri())
-    visible = page.locator("figure[data-plot]:visible")
+    site.settle()
     page.wait_for_function(
-        "n => document.querySelectorAll('figure[data-plot] svg').length >= n", arg=visible.count()
+        "() => [...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg'))"
     )
     return page
 
@@ -66,34 +66,38 @@ def at(browser: Browser, path: Path, size: tuple[int, int], theme: Theme) -> Ite
         yield opened(site, path)
 
 
+@pytest.fixture
+def plots(tmp_path: Path) -> Path:
+    """A page with every plot."""
+    answers = {f"plots/distribution {name}": SPECIFICATIONS[name] for name in SPECIFICATIONS}
+    data = {"name": "", "answers": answers, "diff": None, "scatter": None, "made": {}}
+    path = tmp_path / "plots.html"
+    path.write_bytes(page_in_file("plots", ("model", "report"), data, ""))
+    return path
+
+
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_every_plot_is_drawn(
-    browser: Browser, tmp_path: Path, size: tuple[int, int], theme: Theme
+    browser: Browser, plots: Path, size: tuple[int, int], theme: Theme
 ) -> None:
-    plots = SPECIFICATIONS
-    path = tmp_path / "plots.html"
-    path.write_bytes(document("plots", [figure(name, plots[name]) for name in plots], plots))
-    for page in at(browser, path, size, theme):
-        assert page.locator("figure svg").count() == len(plots)  # `opened` has waited for them
+    for page in at(browser, plots, size, theme):
+        assert page.locator(".plot svg").count() == len(SPECIFICATIONS)  # `opened` waits for them
         assert not overflows(page)
         assert "alert(1)" in page.inner_text("main")
 
 
-_CUT = """() => [...document.querySelectorAll("figure[data-plot]")].flatMap((figure) => {
-  const box = figure.querySelector("svg").getBoundingClientRect();
+_CUT = """() => [...document.querySelectorAll(".plot")].flatMap((plot) => {
+  const box = plot.querySelector("svg").getBoundingClientRect();
   const isCut = ({ left, right }) => left < box.left - 2 || right > box.right + 2;
-  return [...figure.querySelectorAll("svg text")]
+  return [...plot.querySelectorAll("svg text")]
     .filter((text) => text.textContent && isCut(text.getBoundingClientRect()))
-    .map((text) => `${figure.dataset.plot}: ${text.textContent}`);
+    .map((text) => `${plot.parentElement.innerText}: ${text.textContent}`);
 })"""
 
 
-def test_no_text_of_a_plot_is_cut_on_a_very_narrow_page(browser: Browser, tmp_path: Path) -> None:
-    plots = SPECIFICATIONS
-    path = tmp_path / "plots.html"
-    path.write_bytes(document("plots", [figure(name, plots[name]) for name in plots], plots))
-    for page in at(browser, path, (320, 800), "light"):
+def test_no_text_of_a_plot_is_cut_on_a_very_narrow_page(browser: Browser, plots: Path) -> None:
+    for page in at(browser, plots, (320, 800), "light"):
         assert page.evaluate(_CUT) == []
 
 
@@ -108,10 +112,10 @@ def test_reports_are_drawn_and_accessible(
     for theme in THEMES:
         with watched(browser, tmp_path.as_uri(), theme=theme) as site:
             page = opened(site, path)
-            assert page.locator("figure svg text").count() > 50
+            assert page.locator(".plot svg text").count() > 50
             assert site.violations() == []
             page.set_viewport_size({"width": 390, "height": 800})
-            page.wait_for_function("document.querySelector('svg').clientWidth <= 390")
+            page.wait_for_function("document.querySelector('.plot svg').clientWidth <= 390")
             page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -123,9 +127,8 @@ def test_a_page_without_scripts_is_readable(browser: Browser, store: Store, tmp_
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     page.goto(path.as_uri())
-    assert "model.embed_tokens.weight" in page.inner_text("main")
-    page.locator("summary").first.click()
-    page.locator("details table").first.wait_for()
+    page.get_by_role("heading", name="m:latest").wait_for()
+    assert page.get_by_role("cell", name="model.embed_tokens.weight").first.is_visible()
     context.close()
 
 
@@ -140,6 +143,8 @@ def test_hostile_names_do_not_run(browser: Browser, store: Store, tmp_path: Path
     for path in (report, plan):
         with watched(browser, tmp_path.as_uri()) as site:
             page = opened(site, path)
+            for folded in page.locator("summary").all():
+                site.unfold(folded)
             site.expect(page.locator("img, b")).to_have_count(0)
             assert EVIL in (page.text_content("main") or "")
 
@@ -165,42 +170,32 @@ def test_a_plan_changes_with_its_controls(browser: Browser, tmp_path: Path) -> N
     with watched(browser, tmp_path.as_uri()) as site:
         page = opened(site, path)
 
-        def shown() -> list[str]:
-            found = page.locator("[data-plan]:visible").all()
-            return [str(one.get_attribute("data-plan")) for one in found]
-
-        assert shown() == ["int8-64"]
-        current = page.locator("tr[aria-current]")
+        plan = page.locator("#plan")
+        heading, current = plan.locator("h2"), page.locator("tr[aria-current]")
         sizes = page.locator("output[name=size]")
-        assert (current.inner_text()[:8], sizes.inner_text()) == (
-            "int8/64\t",
-            "6.9 MB, 10.00 bits per weight",
-        )
-        assert page.locator(".fits:visible").count() == 0
+        site.expect(heading).to_have_text("int8/64")
+        site.expect(current.locator("th")).to_have_text("int8/64")
+        site.expect(sizes).to_have_text("6.9 MB, 10.00 bits per weight")
+        fits = page.get_by_role("columnheader", name="Fits the target")
+        site.expect(fits).to_have_count(0)
         page.get_by_role("link", name="mxfp4/32").press("Enter")
-        assert shown() == ["mxfp4-32"]
+        site.expect(heading).to_have_text("mxfp4/32")
         assert page.url.endswith("plan.html#mxfp4-32")
         assert page.get_by_role("combobox", name="Type").input_value() == "mxfp4"
         page.reload()
-        assert shown() == ["mxfp4-32"]
+        site.expect(heading).to_have_text("mxfp4/32")
         page.get_by_role("combobox", name="Type").select_option("int8")
         page.get_by_role("combobox", name="Groups").select_option("128")
-        assert shown() == ["int8-128"]
+        site.expect(heading).to_have_text("int8/128")
         page.get_by_role("combobox", name="Type").select_option("nvfp4")
-        assert shown() == ["nvfp4-16"]
-        page.wait_for_selector("[data-plan=nvfp4-16] svg")
+        site.expect(heading).to_have_text("nvfp4/16")
+        plan.locator(".plot svg").wait_for()
         target = page.get_by_label("Target size")
         target.fill("6.0MB")
-        fits = dict(
-            zip(
-                *(
-                    page.locator(one).all_inner_texts()
-                    for one in ("tr[data-bytes] th", "tr[data-bytes] [data-fits]")
-                ),
-                strict=True,
-            )
-        )
-        assert (fits["nvfp4/16"], fits["int8/64"]) == ("yes", "no")
+        site.expect(fits).to_have_count(1)
+        rows = [row.split("\t") for row in page.locator("#plans tbody tr").all_inner_texts()]
+        found = {row[0]: row[2] for row in rows}
+        assert (found["nvfp4/16"], found["int8/64"]) == ("yes", "no")
         answer = page.locator("output[name=answer]")
         assert "Possible" in answer.inner_text()
         for text, said in [
@@ -212,6 +207,21 @@ def test_a_plan_changes_with_its_controls(browser: Browser, tmp_path: Path) -> N
             target.fill(text)
             assert said in answer.inner_text()
         assert site.violations() == []
+
+
+def test_a_report_finds_its_tensors(browser: Browser, store: Store, tmp_path: Path) -> None:
+    blobstore.import_model(PYCODE, "m", store=store, quant="int4")
+    path = tmp_path / "report.html"
+    assert run(["report", "m", "-o", str(path), "--store", str(store.root)]) == 0
+    with watched(browser, tmp_path.as_uri()) as site:
+        page = opened(site, path)
+        page.get_by_role("searchbox").fill("lm_head")
+        site.expect(page.locator("#found")).to_have_text("1 of 47 tensors, 1.11 MB")
+        page.get_by_role("link", name="lm_head.weight").click()
+        site.expect(page.locator("#tensor .plot svg")).to_have_count(1)
+        page.get_by_role("searchbox").fill("layers.1.mlp.up_proj")
+        page.get_by_role("link", name="model.layers.1.mlp.up_proj.weight").click()
+        site.expect(page.locator("#tensor")).to_contain_text("this page does not contain it")
 
 
 @pytest.mark.parametrize("name", SPECIFICATIONS)

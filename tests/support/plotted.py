@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
 
 from blobstore.inspection.distributions import Histogram, ValueDistribution
 from blobstore.plots.bars import shared
@@ -11,19 +10,10 @@ from blobstore.plots.heatmap import errors
 from blobstore.plots.histograms import distribution
 from blobstore.plots.points import frontier, scatter
 from blobstore.plots.specification import Specification
-from blobstore.plots.subjects import ModelBytes, ModelPoint, TensorError
+from blobstore.plots.subjects import ModelBytes, ModelPoint, TensorError, Weighed
 from blobstore.plots.treemap import treemap
 
 HOSTILE = "<img src=x onerror=alert(1)>'\"`</script><!--\n\u202e\\{{}}"
-
-
-class PlotTensor(NamedTuple):
-    """A tensor of a plot."""
-
-    name: str
-    type_name: str
-    shape: tuple[int, ...]
-    nbytes: int
 
 
 def layer_errors(layers: int, name: str = "model.layers") -> list[TensorError]:
@@ -54,7 +44,7 @@ def found_distribution(name: str = "a.weight", bits: int = 4) -> ValueDistributi
 
 
 _TENSORS = [
-    PlotTensor(f"model.layers.{n}.{part}.weight", kind, (64, 64), size)
+    Weighed(f"model.layers.{n}.{part}.weight", kind, (64, 64), size)
     for n in range(4)
     for part, kind, size in (("up", "int4/64", 2048), ("norm", "BF16", 128))
 ]
@@ -83,7 +73,7 @@ SPECIFICATIONS: dict[str, Specification] = {
     "empty frontier": frontier([]),
     "empty shared": shared([]),
     "empty distribution": distribution(_EMPTY),
-    "hostile treemap": treemap([PlotTensor(HOSTILE, HOSTILE, (2,), 4)]),
+    "hostile treemap": treemap([Weighed(HOSTILE, HOSTILE, (2,), 4)]),
     "hostile errors": errors(layer_errors(2, HOSTILE)),
     "hostile scatter": scatter(layer_errors(2, HOSTILE)),
     "hostile frontier": frontier([ModelPoint(HOSTILE, HOSTILE, 3, 0.1)]),

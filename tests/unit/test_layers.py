@@ -33,8 +33,8 @@ ROOMS = (
     {"artifacts"},
     {"distributed", "mlx_lm", "testing", "views"},
     {"plots"},
-    {"report"},
     {"web"},
+    {"report"},
     {"cli"},
     {"__init__", "__main__"},
 )

@@ -29,7 +29,7 @@ from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
     from blobstore.names import ModelName
-    from blobstore.report.gathering import ModelFindings
+    from blobstore.report.model import ModelReport
     from blobstore.source.addresses import Source
     from blobstore.views.checkpoints import (
         ChangedTensorView,
@@ -219,9 +219,9 @@ def report(
 
     A path that exists is a source, as for inspect: NAME:TAG is nearly always a stored model.
     """
-    from blobstore.report.gathering import gather
+    from blobstore.plots.specification import check_drawable
+    from blobstore.report.model import model_report
     from blobstore.report.placing import check_folder, check_place
-    from blobstore.report.rasters import check_drawable
 
     if output is None and png is None:
         raise UsageError("report has nothing to write", hint="Use -o FILE, or --png DIR.")
@@ -233,36 +233,37 @@ def report(
     opened = stores_at(store, lower, cache=CacheChoice())
     other = None if against is None else _side(against)
     with progress_bar() as progress:
-        found = gather(name, store=opened, against=other, jobs=jobs, progress=progress)
+        found = model_report(name, store=opened, against=other, jobs=jobs, progress=progress)
     show_view(_written(found, output, png, date, force=force), _show_report, as_json=as_json)
 
 
 def _written(
-    found: ModelFindings, output: str | None, png: str | None, date: str | None, *, force: bool
+    found: ModelReport, output: str | None, png: str | None, date: str | None, *, force: bool
 ) -> ReportView:
     """Write the page and the pictures, and return the view of them."""
-    from blobstore.report.model_page import model_page, model_plots
+    from blobstore.plots.specification import drawn_png
+    from blobstore.report.model import model_page
     from blobstore.report.placing import check_place, place_file, place_folder
-    from blobstore.report.rasters import drawn_png
     from blobstore.views.stores import ReportView
 
-    plots = model_plots(found)
-    pictures = {} if png is None else {Path(png, f"{key}.png"): plots[key] for key in plots}
+    pictures = (
+        {} if png is None else {Path(png, f"{key}.png"): found.plots[key] for key in found.plots}
+    )
     if png is not None:
         place_folder(Path(png))
     for path in pictures:
         check_place(str(path), force=force)
-    page = None if output is None else model_page(found, plots, date)
+    page = None if output is None else model_page(found, date)
     if output is not None and page is not None:
         place_file(Path(output), page, force=force)
     if png is not None:
         for path, plot in pictures.items():
             place_file(path, drawn_png(plot), force=force)
     return ReportView(
-        name=str(found.summary.name),
+        name=found.name,
         page=output,
         bytes=None if page is None else len(page),
-        plots=list(plots),
+        plots=list(found.plots),
         pictures=list(map(str, pictures)),
     )
 

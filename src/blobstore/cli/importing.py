@@ -549,8 +549,7 @@ def write_plan_page(
     """Write the page of a plan that was made with ``options``. Raises: as `place_file`."""
     from blobstore.importer.policies.options import ImportOptions
     from blobstore.report.placing import place_file
-    from blobstore.report.plan_choices import plan_choices
-    from blobstore.report.plan_page import plan_page
+    from blobstore.report.plans import plan_page
 
     given = ImportOptions.parse(**{**options, "target_size": None, "target_bpw": None})
-    place_file(Path(path), plan_page(plan_choices(made, given)), force=force)
+    place_file(Path(path), plan_page(made, given), force=force)

@@ -10,14 +10,19 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
+from blobstore.errors import UsageError
 from blobstore.plots.palette import COLOURS, OTHER, families
+from blobstore.plots.theme import Theme, configuration
 from blobstore.views.quantities import cut_text, printable
 
 Specification = dict[str, Any]
 """A Vega specification: JSON, ready to be parsed by Vega 6."""
 
+SCALE = 2
+"""Pixels of a picture for each of a page."""
 SCHEMA = "https://vega.github.io/schema/vega/v6.json"
 """The name of the format; Vega does not fetch it."""
 WIDTH = 960
@@ -105,3 +110,20 @@ def empty(description: str, sentence: str) -> Specification:
     plot = specification("empty", description, height=60)
     plot["marks"][0]["encode"]["update"]["text"] = {"value": sentence}
     return plot
+
+
+def drawn_png(plot: Specification, theme: Theme = "light") -> bytes:
+    """Return a plot as a PNG file. Raises: UsageError when vl-convert is not installed."""
+    spec = {key: value for key, value in plot.items() if key != "usermeta"}
+    spec["config"] = configuration(theme)
+    return cast("bytes", check_drawable().vega_to_png(spec, scale=SCALE, allowed_base_urls=[]))
+
+
+def check_drawable() -> ModuleType:
+    """Return vl-convert. Raises: UsageError when it is not installed."""
+    try:
+        import vl_convert
+    except ImportError as error:
+        hint = "Install the extra: pip install 'blobstore[plots]'."
+        raise UsageError("vl-convert is not installed", hint=hint) from error
+    return vl_convert

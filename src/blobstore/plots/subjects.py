@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 from blobstore.inspection.diff import ChangedTensor
-from blobstore.inspection.quality import TensorQuality
 from blobstore.views.checkpoints import TensorQualityView
 
 
-class Weighed(Protocol):
-    """A tensor and its stored bytes: a `LogicalTensor`, a `TensorFact`, a planned tensor."""
+class Weighed(NamedTuple):
+    """A tensor: its name, its type in words (``int4/64``), shape before packing, stored bytes."""
 
-    @property
-    def name(self) -> str:
-        """Its name, with the dots of its modules."""
-
-    @property
-    def type_name(self) -> str:
-        """What a person calls its type: ``int4/64``, ``BF16``."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape before packing."""
-
-    @property
-    def nbytes(self) -> int:
-        """Stored bytes, scales and biases included."""
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +37,6 @@ class TensorError:
     def weights(self) -> int:
         """The number of its weights."""
         return math.prod(self.shape)
-
-    @classmethod
-    def of(cls, tensor: TensorQuality) -> TensorError:
-        """Return the error that `measure_quality` measured."""
-        relative = tensor.errors.relative_rmse
-        return cls(tensor.name, tensor.type_name, tensor.shape, relative, tensor.kept)
 
     @classmethod
     def of_view(cls, tensor: TensorQualityView) -> TensorError:

@@ -1,1 +1,1 @@
-"""Reports: pages in one file, which need no server and ask none, and plots as PNG files."""
+"""Reports: the pages of a model and of a plan, in one file each, which asks no server."""

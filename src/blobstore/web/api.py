@@ -6,6 +6,7 @@ functions.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -165,13 +166,13 @@ def _model(served: Served, query: _Named) -> Answer:
         facts = served.open(model).document()
         return in_json({"name": str(model.name), **facts, "packed": model.is_packed})
 
-    return Answer(body, model.tag, is_kept=False)
+    return Answer(body, model.tag)
 
 
 def _tensors(served: Served, query: _OfModel) -> Answer:
     model = served.find(query.model)
     opened = lambda: served.open(model).columns_of(model.name, model.digest)  # noqa: E731
-    return Answer(opened, model.tag, is_kept=False)
+    return Answer(opened, model.tag)
 
 
 def _measured(served: Served, model: ServedModel, tensor: str) -> ValueDistribution:
@@ -208,7 +209,7 @@ def _usage_of(served: Served) -> Usage:
 
 def _treemap_plot(served: Served, query: _OfModel) -> Answer:
     model = served.find(query.model)
-    return Answer(lambda: served.open(model).treemap, model.tag, is_kept=False)
+    return Answer(lambda: served.open(model).treemap, model.tag)
 
 
 def _errors_plot(served: Served, query: _OfModel) -> Answer:
@@ -308,6 +309,13 @@ ROUTES: tuple[ApiRoute, ...] = (
     ),
     _plot("shared", "The bytes that models share", _shared_plot),
 )
+
+
+def answered(served: Served, path: str, **query: str) -> Any:
+    """Return the document at an address below ``/api/``. Raises: as its route."""
+    route = next(one for one in ROUTES if one.path == f"/api/{path}")
+    return json.loads(route.answer(served, route.query.model_validate(query)).body())
+
 
 _PROBLEMS = {
     "400": "A parameter is missing, unknown, too long, or given too often.",

@@ -7,9 +7,7 @@ read weights, so that a slow one does not keep a list waiting.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import anyio.to_thread
@@ -18,15 +16,16 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from blobstore.errors import BlobStoreError
-from blobstore.plots.palette import COLOURS, OTHER
 from blobstore.plots.theme import THEMES, configuration
 from blobstore.store.ports import Readable
 from blobstore.web.api import OPENAPI, ROUTES, ApiRoute, openapi, parsed
 from blobstore.web.guard import Guard, Hosts
+from blobstore.web.pages import FOLDER, PAGES, TYPES, colours_of_types, page
 from blobstore.web.responses import (
     FAILED,
     NOT_FOUND,
@@ -40,59 +39,32 @@ from blobstore.web.served import Served, in_json
 
 _QUICK, _SLOW = 4, 2
 """Threads for quick answers, and for those that read weights."""
-_JSON = "application/json"
-_THEMES = "/static/themes.json"
-"""Vega's configurations, of which a page passes one when it draws a plot."""
-_TYPES = "/static/types.css"
-"""The colours of types, as plots have them."""
-FOLDER = Path(__file__).parent / "static"
-PAGES: Mapping[str, tuple[str, str, str]] = {
-    "/": ("index.html", "Models", "models.js"),
-    "/model": ("model.html", "Model", "model.js"),
-    "/compare": ("compare.html", "Compare", "compare.js"),
-    "/usage": ("usage.html", "Usage", "usage.js"),
-}
-"""The addresses of pages: what is in their shell, their title and their script."""
-_CONTENT_TYPES: Mapping[str, str] = {
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".txt": "text/plain; charset=utf-8",
-}
-"""The content types of files that are served. A file of another kind is not."""
+_JSON, _HTML, _CSS = "application/json", "text/html; charset=utf-8", "text/css; charset=utf-8"
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
-@dataclass(frozen=True, slots=True)
-class StaticFile:
-    """A file of the package, in memory."""
+class _Static(StaticFiles):
+    """Files of the package. Links that lead out of it are not followed."""
 
-    content_type: str
-    data: bytes
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        """Return a file that a browser asks for again, and gets if it has changed."""
+        response = super().file_response(*args, **options)
+        response.headers["cache-control"] = "no-cache"
+        return response
 
 
-def application(
-    home: Readable,
-    hosts: Hosts,
-    *,
-    more: Iterable[BaseRoute] = (),
-    files: dict[str, StaticFile] | None = None,
-) -> ASGIApp:
-    """Return the application over a home.
-
-    ``more``: routes beside the API and the pages. ``files``: by address (None: the package's).
-    """
+def application(home: Readable, hosts: Hosts, *, more: Iterable[BaseRoute] = ()) -> ASGIApp:
+    """Return the application over a home. ``more``: routes beside the API and the pages."""
     served = Served(home)
     quick, slow = CapacityLimiter(_QUICK), CapacityLimiter(_SLOW)
-    listed = static_files() if files is None else files
-    made = {
-        OPENAPI: StaticFile(_JSON, in_json(openapi())),
-        _THEMES: StaticFile(_JSON, in_json({one: configuration(one) for one in THEMES})),
-        _TYPES: StaticFile(_CONTENT_TYPES[".css"], _colours_of_types().encode()),
-    }
+    themes = {one: configuration(one) for one in THEMES}
     routes: list[BaseRoute] = [
         *(Route(one.path, _api(one, served, slow if one.is_slow else quick)) for one in ROUTES),
-        *(Route(path, _file(one)) for path, one in {**listed, **made}.items()),
+        *(Route(path, _document(_HTML, page(path).encode())) for path in PAGES),
+        Route(OPENAPI, _document(_JSON, in_json(openapi()))),
+        Route("/static/themes.json", _document(_JSON, in_json(themes))),
+        Route(f"/static/{TYPES}", _document(_CSS, colours_of_types().encode())),
+        Mount("/static", _Static(directory=FOLDER)),
         *more,
     ]
     app = Starlette(routes=routes, exception_handlers=_HANDLERS)
@@ -102,12 +74,11 @@ def application(
 
 def _api(route: ApiRoute, served: Served, threads: CapacityLimiter) -> _Handler:
     def made(request: Request) -> Response:
-        query = request.scope["query_string"]
         try:
-            answer = route.answer(served, parsed(query, route.query))
+            answer = route.answer(served, parsed(request.scope["query_string"], route.query))
             if answer.tag is not None and is_known(answer.tag, request):
                 return unchanged(answer.tag)
-            body = served.body((route.path, query), answer)
+            body = answer.body()
         except BlobStoreError as error:
             return problem_of(error, served.without_folders)
         return with_tag(body, answer.tag or hashlib.sha256(body).hexdigest(), _JSON, request)
@@ -118,53 +89,13 @@ def _api(route: ApiRoute, served: Served, threads: CapacityLimiter) -> _Handler:
     return handle
 
 
-def _file(file: StaticFile) -> _Handler:
-    tag = hashlib.sha256(file.data).hexdigest()
+def _document(content_type: str, body: bytes) -> _Handler:
+    tag = hashlib.sha256(body).hexdigest()
 
     async def handle(request: Request) -> Response:
-        return with_tag(file.data, tag, file.content_type, request)
+        return with_tag(body, tag, content_type, request)
 
     return handle
-
-
-def _colours_of_types() -> str:
-    colours = {**COLOURS, "other": OTHER}
-    return "".join(f".type-{n.lower()} {{ --type: {c}; }}\n" for n, c in colours.items())
-
-
-def static_files(folder: Path = FOLDER) -> dict[str, StaticFile]:
-    """Return the files of a folder by their addresses: pages, and all others below ``/static/``.
-
-    Requests only look up their path in this list, so no path leads out of the package. Links are
-    not followed. Raises: OSError.
-    """
-    files = {address: _page(folder, address) for address in PAGES}
-    for path in _files(folder):
-        if content_type := _CONTENT_TYPES.get(path.suffix):
-            address = f"/static/{path.relative_to(folder).as_posix()}"
-            files[address] = StaticFile(content_type, path.read_bytes())
-    return files
-
-
-def _page(folder: Path, address: str) -> StaticFile:
-    file, title, script = PAGES[address]
-    text = (folder / "shell.html").read_text("utf-8")
-    text = text.replace("{title}", title).replace("{script}", script)
-    text = text.replace(
-        f'<li><a href="{address}">', f'<li><a href="{address}" aria-current="page">'
-    )
-    text = text.replace("{main}", (folder / file).read_text("utf-8"))
-    return StaticFile("text/html; charset=utf-8", text.encode())
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.is_symlink():
-            continue
-        if path.is_dir():
-            yield from _files(path)
-        elif path.is_file():
-            yield path
 
 
 async def _refused(_request: Request, error: Exception) -> Response:

@@ -19,9 +19,10 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import quote, urlencode
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -42,9 +43,9 @@ from blobstore.formats import strictjson
 from blobstore.formats.documents import MANIFEST_MEDIA_TYPE
 from blobstore.formats.oci import OCI_MANIFEST_MEDIA_TYPE
 from blobstore.io.ranges import OpenReader
-from blobstore.names import Digest
+from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Readable
-from blobstore.web.repositories import Repository, ServedManifest, ServedModels
+from blobstore.web.repositories import ServedManifest, ServedModels, repository
 from blobstore.web.responses import is_known
 
 _log = logging.getLogger("blobstore.web")
@@ -55,7 +56,6 @@ _MOST_LISTED = 1000
 _PIECE = 2**20
 """Bytes that are read and sent at once: 2.0 GB/s, and 0.4 in pieces of 64 KiB."""
 _RANGE = re.compile(r"bytes=[ \t]*(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})[ \t]*", re.ASCII)
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 _WEIGHT = re.compile(r"q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)", re.ASCII | re.IGNORECASE)
 _VERSION = {"docker-distribution-api-version": "registry/2.0"}
 
@@ -144,26 +144,24 @@ class _Distribution:
         return _json({**(more or {}), key: page}, 200, **fields)
 
     def manifest(self, request: Request) -> Response:
-        repository = _repository(request.path_params["name"])
+        named = _repository(request.path_params["name"])
         reference = request.path_params["reference"]
         tagged = ":" not in reference
         try:
             if tagged:
-                if _TAG.fullmatch(reference) is None:
-                    raise RefusedError(404, "MANIFEST_UNKNOWN", "not a tag")
                 oci = prefers_oci(request.headers.getlist("accept"))
-                found = self._models.tagged(repository, reference, oci=oci)
+                found = self._models.tagged(replace(named, tag=reference), oci=oci)
             else:
-                found = self._models.manifest(repository, _digest(reference))
+                found = self._models.manifest(named, _digest(reference))
         except BlobStoreError as error:
             raise _refusal(error, "MANIFEST_UNKNOWN") from error
         return _document(request, found, tagged=tagged)
 
     def blob(self, request: Request) -> Response:
         path = request.path_params["name"]
-        repository, digest = _repository(path), _digest(request.path_params["reference"])
+        named, digest = _repository(path), _digest(request.path_params["reference"])
         try:
-            reader = self._models.blob(repository, digest)
+            reader = self._models.blob(named, digest)
         except BlobStoreError as error:
             raise _refusal(error, "BLOB_UNKNOWN") from error
         tag, is_get = str(digest), request.method == "GET"
@@ -290,9 +288,9 @@ def _referrers(request: Request) -> Response:
     return _json(body, 200, **{"content-type": _INDEX_MEDIA_TYPE, **fields})
 
 
-def _repository(path: str) -> Repository:
+def _repository(path: str) -> ModelName:
     try:
-        return Repository.parse(path)
+        return repository(path)
     except UsageError as error:
         # A registry can't have it, so it is unknown; the specification's own tests ask for that.
         raise RefusedError(404, "NAME_UNKNOWN", error.message) from error
@@ -307,14 +305,10 @@ def _digest(text: str) -> Digest:
 
 def _page(request: Request) -> tuple[int, str | None]:
     """Return how many names a page has at most, and the name that it begins behind."""
-    try:
-        query = dict(parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=16))
-        text = query.get("n", str(_MOST_LISTED))
-        if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII):
-            return min(int(text), _MOST_LISTED), query.get("last") or None
-    except ValueError:
-        pass
-    raise RefusedError(400, "PAGINATION_NUMBER_INVALID", "n is not a number")
+    text = request.query_params.get("n", str(_MOST_LISTED))
+    if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) is None:
+        raise RefusedError(400, "PAGINATION_NUMBER_INVALID", "n is not a number")
+    return min(int(text), _MOST_LISTED), request.query_params.get("last") or None
 
 
 def _refusal(error: BlobStoreError, unknown: str) -> RefusedError:

@@ -16,68 +16,38 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
-from blobstore.errors import BlobStoreError, InvalidNameError, ModelNotFoundError, NotFoundError
+from blobstore.errors import BlobStoreError, ModelNotFoundError, NotFoundError
 from blobstore.formats.documents import MANIFEST_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.formats.oci import under_oci
 from blobstore.formats.signatures import SignatureManifest, is_tag_of_signatures
 from blobstore.io.ranges import BytesReader, OpenReader
-from blobstore.names import DEFAULT_HOST, DEFAULT_NAMESPACE, Digest, ModelName
+from blobstore.names import Digest, ModelName
 from blobstore.store.holders import holder_of
 from blobstore.store.ports import Readable
-from blobstore.web.recent import Recent
 
 _FRESH_S = 2
 """Seconds for which a manifest is not read again, when a blob is asked for."""
 _MOST_MANIFESTS = 8
-_MOST_NBYTES = 32 * 2**20
-"""Bytes of manifests that are kept. One of 50,000 layers has 10 MB."""
-_DEEPEST = 3
+"""Manifests that are kept. One of 50,000 layers has 10 MB."""
 _MEDIA_TYPE = re.compile(r"application/[a-z0-9.+-]+", re.ASCII | re.IGNORECASE)
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Repository:
-    """A repository: the models that differ in their tags only."""
+def repository(path: str) -> ModelName:
+    """Return the repository of a path: a name whose tag means nothing. Raises: InvalidNameError."""
+    return ModelName.parse(f"{path}:any")
 
-    host: str
-    namespace: str
-    model: str
 
-    @classmethod
-    def parse(cls, path: str) -> Repository:
-        """Return the repository of a path. Raises: InvalidNameError."""
-        parts = path.split("/")
-        if len(parts) > _DEEPEST:
-            raise InvalidNameError("a repository has at most three parts", rule="N1")
-        defaults = (DEFAULT_HOST, DEFAULT_NAMESPACE)[: _DEEPEST - len(parts)]
-        repository = cls(*defaults, *parts)
-        repository.name("any")
-        return repository
-
-    @classmethod
-    def of(cls, name: ModelName) -> Repository:
-        """Return the repository of a model."""
-        return cls(name.host, name.namespace, name.model)
-
-    @property
-    def folded(self) -> tuple[str, ...]:
-        """The parts in lower case: equal for the same repository."""
-        return (self.host.lower(), self.namespace.lower(), self.model.lower())
-
-    def name(self, tag: str) -> ModelName:
-        """Return the model with a tag. Raises: InvalidNameError."""
-        return ModelName(host=self.host, namespace=self.namespace, model=self.model, tag=tag)
-
-    def __str__(self) -> str:
-        path = f"{self.namespace}/{self.model}"
-        return path if self.host == DEFAULT_HOST else f"{self.host}/{path}"
+def path_of(repository: ModelName) -> str:
+    """Return the path of a repository."""
+    name = replace(repository, tag="any").short.removesuffix(":any")
+    return name if "/" in name else f"{repository.namespace}/{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,41 +100,38 @@ class ServedModels:
 
     def __init__(self, home: Readable) -> None:
         self._home = home
-        self._recent = Recent[_Tagged](
-            lambda one: len(one.own.raw), most_bytes=_MOST_NBYTES, most=_MOST_MANIFESTS
-        )
-        self._hits: dict[tuple[str, ...], ModelName] = {}
-        """The model of each repository that had the blob that was asked for last."""
+        self._last: dict[tuple[str, ...], tuple[float, _Tagged]] = {}
+        """When a model of each repository had what was asked for; the latest are last."""
 
     def repositories(self) -> list[str]:
         """Return the repositories, sorted. Raises: StorageError; RemoteError."""
-        return sorted({one.folded: str(one) for one in map(Repository.of, self._names())}.values())
+        return sorted({_key(name): path_of(name) for name in self._names()}.values())
 
-    def tags(self, repository: Repository) -> list[str]:
+    def tags(self, repository: ModelName) -> list[str]:
         """Return the tags of a repository, sorted, without those of signatures.
 
         Raises: ModelNotFoundError for an unknown repository; StorageError; RemoteError.
         """
         return sorted(name.tag for name in self._models(repository))
 
-    def tagged(self, repository: Repository, tag: str, *, oci: bool) -> ServedManifest:
+    def tagged(self, name: ModelName, *, oci: bool) -> ServedManifest:
         """Return the manifest of a tag, as it is now; with ``oci`` its twin of OCI's type.
 
         The tag of a manifest's signatures (`tag_of`) names the manifest of these.
 
-        Raises: NotFoundError; InvalidNameError; CorruptDataError for a manifest that is not valid;
-        StorageError; RemoteError.
+        Raises: NotFoundError; CorruptDataError for a manifest that is not valid; StorageError;
+        RemoteError.
         """
-        if is_tag_of_signatures(tag):
-            digest = Digest(tag.removeprefix("sha256-").removesuffix(".sig"))
-            model = self._first(repository, lambda one: one if one.own.digest == digest else None)
+        if is_tag_of_signatures(name.tag):
+            digest = Digest(name.tag.removeprefix("sha256-").removesuffix(".sig"))
+            model = self._first(name, lambda one: one if one.own.digest == digest else None)
             if (signed := model.signed()) is None:
                 raise NotFoundError(f"{digest} has no signatures")
             return signed[0]
-        model = self._read(repository.name(tag))
+        model = self._read(name)
         return model.twin if oci else model.own
 
-    def manifest(self, repository: Repository, digest: Digest) -> ServedManifest:
+    def manifest(self, repository: ModelName, digest: Digest) -> ServedManifest:
         """Return the manifest of a digest, if the repository has it. Raises: as `tagged`."""
 
         def picked(model: _Tagged) -> ServedManifest | None:
@@ -175,7 +142,7 @@ class ServedModels:
 
         return self._first(repository, picked)
 
-    def blob(self, repository: Repository, digest: Digest) -> OpenReader:
+    def blob(self, repository: ModelName, digest: Digest) -> OpenReader:
         """Return a reader of a blob that a manifest of the repository names.
 
         Raises: NotFoundError if none names it, or it is missing; CorruptDataError if its size
@@ -194,33 +161,29 @@ class ServedModels:
             return BytesReader(payload)
         return model.holder.blobs.open(Descriptor("", digest, model.sizes[key]))
 
-    def _first(self, repository: Repository, pick: Callable[[_Tagged], _T | None]) -> _T:
+    def _first(self, repository: ModelName, pick: Callable[[_Tagged], _T | None]) -> _T:
         """Return the first value that is picked of a repository's models with valid manifests.
 
-        Manifests are read again if none of those in memory has it. Raises: NotFoundError.
+        A client asks for the blobs of one model, so the model that had the last one is first.
+        Manifests are read again if it does not have it. Raises: NotFoundError.
         """
-        for is_fresh in (False, True):
-            for model in self._each(repository, is_fresh=is_fresh):
-                if (value := pick(model)) is not None:
-                    self._hits[repository.folded] = model.name
-                    return value
-        raise NotFoundError(f"repository {str(repository)!r} does not have it")
-
-    def _each(self, repository: Repository, *, is_fresh: bool) -> Iterator[_Tagged]:
-        last = self._hits.get(repository.folded)
-        if last is not None and not is_fresh:
-            slot = int(time.monotonic() / _FRESH_S)
-            with suppress(BlobStoreError):
-                yield self._recent.get((last, slot), lambda: self._read(last))
-            return
+        key, now = _key(repository), time.monotonic()
+        read, last = self._last.get(key, (now, None))
+        if last is not None and now < read + _FRESH_S and (value := pick(last)) is not None:
+            return value
         for name in self._models(repository):
             with suppress(BlobStoreError):
-                yield self._read(name)
+                model = self._read(name)
+                if (value := pick(model)) is not None:
+                    others = [item for item in self._last.copy().items() if item[0] != key]
+                    self._last = dict([*others, (key, (now, model))][-_MOST_MANIFESTS:])
+                    return value
+        raise NotFoundError(f"repository {path_of(repository)!r} does not have it")
 
-    def _models(self, repository: Repository) -> list[ModelName]:
-        names = [name for name in self._names() if Repository.of(name).folded == repository.folded]
+    def _models(self, repository: ModelName) -> list[ModelName]:
+        names = [name for name in self._names() if _key(name) == _key(repository)]
         if not names:
-            raise ModelNotFoundError(f"repository {str(repository)!r} not found")
+            raise ModelNotFoundError(f"repository {path_of(repository)!r} not found")
         return names
 
     def _names(self) -> list[ModelName]:
@@ -231,3 +194,8 @@ class ServedModels:
     def _read(self, asked: ModelName) -> _Tagged:
         holder = holder_of(asked, self._home)
         return _Tagged(holder.find(asked), holder, self._home)
+
+
+def _key(name: ModelName) -> tuple[str, ...]:
+    """Return what names of one repository have in common."""
+    return name.folded[:-1]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from blobstore._version import __version__
 from blobstore.errors import (
@@ -23,31 +24,28 @@ from blobstore.inspection.listing import describe, line_of
 from blobstore.model.loader import opened_tensor
 from blobstore.model.tensors import Tensor
 from blobstore.names import Digest, ModelName
+from blobstore.plots.subjects import Weighed
 from blobstore.plots.treemap import treemap
 from blobstore.store.holders import holder_of
 from blobstore.store.outlines import ModelOutline
 from blobstore.store.ports import Readable
 from blobstore.store.stored_model import StoredModel
 from blobstore.views.looked import LookedModelView, TensorColumnsView
-from blobstore.web.recent import Recent
 
-_OPENED, _OPENED_BYTES = 8, 16 * 2**20
-"""Models that stay open. One of 50,000 tensors takes 4 MB."""
-_BODIES, _BODIES_BYTES = 64, 4 * 2**20
-"""Finished answers that are kept: plots and differences."""
+_OPENED = 4
+"""Models whose answers are kept. Those of one with 50,000 tensors take 4 MB."""
+_LOCKS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A document in JSON, made by ``body`` when it is needed.
 
-    ``tag`` changes with the document; None: it is the digest of the body. ``is_kept``: the body is
-    kept for the next request, as far as there is room.
+    ``tag`` changes with the document; None: it is the digest of the body.
     """
 
     body: Callable[[], bytes]
     tag: str | None = None
-    is_kept: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +82,6 @@ class OpenedModel:
     counts: bytes
     treemap: bytes
 
-    @property
-    def nbytes(self) -> int:
-        """How much memory it takes."""
-        return sum(map(len, (self.facts, self.columns, self.counts, self.treemap)))
-
     def document(self) -> dict[str, Any]:
         """Return the answer without tensors, but for name and state."""
         document: dict[str, Any] = json.loads(self.facts)
@@ -114,10 +107,11 @@ class Served:
 
     def __init__(self, home: Readable) -> None:
         self.home = home
-        self._opened = Recent[OpenedModel](
-            lambda one: one.nbytes, most_bytes=_OPENED_BYTES, most=_OPENED
-        )
-        self._bodies = Recent[bytes](len, most_bytes=_BODIES_BYTES, most=_BODIES)
+        self._opened: dict[Digest, OpenedModel] = {}
+        self._lock = threading.Lock()
+        # A page asks for several answers at once: the first opens the model, the others wait.
+        # Models share these locks, so two may wait for each other, which is rare.
+        self._opening = [threading.Lock() for _ in range(_LOCKS)]
 
     @property
     def upper(self) -> Any:
@@ -151,13 +145,14 @@ class Served:
 
     def open(self, model: ServedModel) -> OpenedModel:
         """Return a model's answers. Raises: as `StoredModel.opened`; DocumentError."""
-        return self._opened.get(model.digest, lambda: _read(model))
-
-    def body(self, key: Hashable, answer: Answer) -> bytes:
-        """Return an answer's body. One with a tag is made once for ``key``, while it is kept."""
-        if answer.tag is None or not answer.is_kept:
-            return answer.body()
-        return self._bodies.get((key, answer.tag), answer.body)
+        with self._opening[hash(model.digest) % _LOCKS]:
+            opened = self._opened.get(model.digest) or _read(model)
+            with self._lock:
+                self._opened.pop(model.digest, None)
+                self._opened[model.digest] = opened
+                if len(self._opened) > _OPENED:
+                    del self._opened[next(iter(self._opened))]
+            return opened
 
     @contextmanager
     def tensor(self, model: ServedModel, name: str) -> Iterator[Tensor]:
@@ -175,15 +170,6 @@ class Served:
             yield tensor
 
 
-class _Row(NamedTuple):
-    """A tensor in short."""
-
-    name: str
-    type_name: str
-    shape: tuple[int, ...]
-    nbytes: int
-
-
 def _read(model: ServedModel) -> OpenedModel:
     """Return a model's answers, made of the headers of its blobs."""
     stored = model.stored()
@@ -197,7 +183,7 @@ def _read(model: ServedModel) -> OpenedModel:
     for whose, key in ((columns, "model"), (columns, "id"), (facts, "name"), (facts, "packed")):
         del whose[key]  # they belong to a name, not to the manifest
     types, sizes = [one.type_text for one in tensors.forms], [one.nbytes for one in tensors.forms]
-    drawn = treemap(map(_Row, tensors.names, types, [one.shape for one in tensors.forms], sizes))
+    drawn = treemap(map(Weighed, tensors.names, types, [one.shape for one in tensors.forms], sizes))
     return OpenedModel(*map(in_json, (facts, columns, tensors.counts, drawn)))
 
 

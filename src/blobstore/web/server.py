@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import resource
 import signal
 import socket
@@ -89,34 +88,23 @@ def _signals(server: uvicorn.Server) -> Iterator[None]:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound, and will listen. Raises: as `serve_at`."""
+    """Return a socket that listens. Raises: as `serve_at`."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        family, *_, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
         raise UsageError(f"can't listen at {host!r}: not an address or a known name") from error
-    # With the protocol: asyncio sets TCP_NODELAY only if that is TCP. Without it, a small blob
-    # would wait behind its head for the client's confirmation, which takes 40 ms.
-    bound = socket.socket(family, kind, protocol)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(not _is_any(host)))
-        bound.bind(address)
-        # Two servers may bind one port as long as neither listens.
-        bound.listen(_BACKLOG)
-        bound.settimeout(0)
+        bound = socket.create_server(
+            address, family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::"
+        )
     except OSError as error:
-        bound.close()
         raise _refusal(error, host, port) from error
+    # Without it, a small blob would wait behind its head for the client's confirmation: 40 ms.
+    # Connections inherit it; asyncio sets it only if the socket's protocol is named.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return bound
-
-
-def _is_any(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_unspecified
-    return False
 
 
 def _refusal(error: OSError, host: str, port: int) -> BlobStoreError:

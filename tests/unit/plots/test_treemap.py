@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 from support.large_models import tensor_names
 
 from blobstore.plots.palette import COLOURS
+from blobstore.plots.subjects import Weighed
 from blobstore.plots.treemap import MOST_RECTANGLES, rectangles, treemap
 
 
-class Tensor(NamedTuple):
-    """A tensor of a plot."""
-
-    name: str
-    type_name: str
-    shape: tuple[int, ...]
-    nbytes: int
-
-
-def tensors_named(names: list[str]) -> list[Tensor]:
+def tensors_named(names: list[str]) -> list[Weighed]:
     sizes = random.Random(1)
     types = ("int4/64", "BF16", "nvfp4/16")
     return [
-        Tensor(name, types[index % 3], (2, 2), sizes.randrange(10**6))
+        Weighed(name, types[index % 3], (2, 2), sizes.randrange(10**6))
         for index, name in enumerate(names)
     ]
 
@@ -92,13 +84,13 @@ def test_the_same_tensors_give_the_same_document() -> None:
     assert json.dumps(treemap(shuffled)) == json.dumps(treemap(SMALL))
 
 
-@pytest.mark.parametrize("tensors", [[], [Tensor("a", "BF16", (0,), 0)]], ids=["none", "no bytes"])
-def test_without_bytes_it_is_a_sentence(tensors: list[Tensor]) -> None:
+@pytest.mark.parametrize("tensors", [[], [Weighed("a", "BF16", (0,), 0)]], ids=["none", "no bytes"])
+def test_without_bytes_it_is_a_sentence(tensors: list[Weighed]) -> None:
     spec = treemap(tensors)
     assert spec["marks"][0]["encode"]["update"]["text"] == {"value": "There are no bytes to show."}
     assert spec["description"]
 
 
 def test_long_names_are_cut() -> None:
-    long = Tensor("a" * 100_000, "BF16", (1,), 4)
+    long = Weighed("a" * 100_000, "BF16", (1,), 4)
     assert len(json.dumps(treemap([long])["data"])) < 10_000

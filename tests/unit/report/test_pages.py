@@ -4,50 +4,74 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html.parser
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 from support import PYCODE
 from support.checkpoints import raw_safetensors, small_tensors, write_checkpoint
-from support.plotted import HOSTILE, layer_errors
+from support.plotted import HOSTILE
 
 import blobstore
 from blobstore.errors import UnsupportedSourceError
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.run import plan_import
 from blobstore.names import ModelName
-from blobstore.plots.specification import Specification
 from blobstore.plots.treemap import treemap
-from blobstore.report.gathering import gather
-from blobstore.report.model_page import model_page, model_plots
-from blobstore.report.page import document, figure
-from blobstore.report.plan_choices import plan_choices
-from blobstore.report.plan_page import plan_page
+from blobstore.report.model import model_page, model_report
+from blobstore.report.plans import plan_page
 from blobstore.store.local.store import Store, open_store
+from blobstore.web.pages import markup_of, page_in_file, table, table_of
 
 SCRIPT = re.compile(
     r"<script(?: type=\"(?P<type>[a-z/]+)\")?[^>]*>(?P<text>.*?)</script>", re.DOTALL
 )
 
 
-def policy_of(page: str) -> str:
+def policy_of(page: str) -> dict[str, str]:
     match = re.search('http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert match is not None
-    return match[1].replace("&#x27;", "'")
+    return dict(part.strip().split(" ", 1) for part in match[1].split(";"))
 
 
-def plots_of(page: str) -> dict[str, Any]:
-    match = re.search('<script type="application/json" id="plots">(.*?)</script>', page)
+def inlined(page: str) -> dict[str, Any]:
+    match = re.search('<script type="application/json" id="inlined">(.*?)</script>', page)
     assert match is not None
-    plots: dict[str, Any] = json.loads(match[1])
-    return plots
+    data: dict[str, Any] = json.loads(match[1])
+    return data
+
+
+def readable(page: str) -> str:
+    match = re.search("<noscript>(.*?)</noscript>", page, re.DOTALL)
+    assert match is not None
+    return match[1]
 
 
 def hashed(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+class Reader(html.parser.HTMLParser):
+    """Notes the tags and texts of a page."""
+
+    def __init__(self, markup: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.text = ""
+        self.feed(markup)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """See `HTMLParser`."""
+        self.tags.add(tag)
+
+    def handle_data(self, data: str) -> None:
+        """See `HTMLParser`."""
+        self.text += data
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +85,25 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture(scope="module")
 def page(store: Store) -> str:
-    found = gather("tiny:int4", store=store, against=str(PYCODE))
-    return model_page(found, model_plots(found), None).decode()
+    found = model_report("tiny:int4", store=store, against=str(PYCODE))
+    return model_page(found, None).decode()
+
+
+@given(st.text(st.characters(exclude_categories=["C", "Z"])) | st.just("<b>&amp;\"'"))
+def test_texts_come_back(value: str) -> None:
+    assert Reader(f"<p>{markup_of(value)}</p>").text == value
+
+
+def test_hostile_texts_are_text() -> None:
+    found = table(HOSTILE, [HOSTILE], [[HOSTILE]]) + table_of(
+        treemap([]) | {"description": HOSTILE}
+    )
+    assert Reader(found).tags <= {"p", "div", "table", "thead", "tbody", "tr", "th", "td"}
+    assert "\u202e" not in found
 
 
 def test_only_its_own_scripts_and_style_may_run(page: str) -> None:
-    policy = dict(part.split(" ", 1) for part in policy_of(page).split("; "))
+    policy = policy_of(page)
     scripts = [
         match["text"] for match in SCRIPT.finditer(page) if match["type"] != "application/json"
     ]
@@ -74,49 +111,63 @@ def test_only_its_own_scripts_and_style_may_run(page: str) -> None:
     assert policy["script-src"].split() == [hashed(script) for script in scripts]
     (style,) = re.findall("<style>(.*?)</style>", page, re.DOTALL)
     assert policy["style-src"] == hashed(style)
-    assert "unsafe" not in policy_of(page)
+    assert "unsafe" not in str(policy)
 
 
 def test_nothing_is_asked_of_anywhere(page: str) -> None:
-    markup = SCRIPT.sub("", page).replace(" content=", " ")
+    markup = SCRIPT.sub("", page).replace(" content=", " ").replace('href="#main"', "")
     assert not re.search(r"\b(src|href|action|srcset|poster|style|on[a-z]+)=", markup)
     assert not re.search(r"@import|url\(", markup)
 
 
-def test_it_shows_every_part(page: str) -> None:
-    for title in ("Bytes by module", "Errors", "Distributions", "How this page was made"):
-        assert f"<h2>{title}</h2>" in page
-    plots = plots_of(page)
-    assert list(plots)[:4] == ["treemap", "errors", "scatter", "distribution-1"]
-    assert set(re.findall('<figure data-plot="([^"]*)"', page)) == set(plots)
-    assert "usermeta" not in json.dumps(plots)
-    assert f"against the checkpoint {PYCODE.name}" in page
+def test_it_contains_the_answers_of_the_server(store: Store, page: str) -> None:
+    data = inlined(page)
+    answers = data["answers"]
+    assert list(answers)[:4] == ["model", "tensors", "plots/treemap", "quality"]
+    assert (
+        answers["model"]["id"]
+        == data["made"]["Manifest"]
+        == str(store.manifest("tiny:int4").digest)
+    )
+    assert answers["quality"]["against"] == PYCODE.name
+    assert len(answers["quality"]["result"]["tensors"]) == len(answers["tensors"]["names"])
+    assert {"plots/errors"} < answers.keys()
+    assert data["scatter"]["description"].startswith("Scatter plot")
+    drawn = [key for key in answers if key.startswith("plots/distribution ")]
+    assert 0 < len(drawn) <= 6
     assert str(PYCODE) not in page  # a path of this machine
 
 
+def test_its_tables_can_be_read_without_scripts(page: str) -> None:
+    text = Reader(readable(page)).text
+    for part in ("tiny:int4", "Qwen3ForCausalLM", "model.embed_tokens.weight", "Treemap:"):
+        assert part in text
+    assert "Heat map: relative rmse" in text
+    assert "Histogram of model.embed_tokens.weight" in text
+    assert "Manifest" in text
+
+
 def test_the_same_input_gives_the_same_bytes(store: Store, page: str) -> None:
-    found = gather("tiny:int4", store=store, against=str(PYCODE), jobs=1)
-    assert model_page(found, model_plots(found), None).decode() == page
-    assert "<dd>today</dd>" in model_page(found, model_plots(found), "today").decode()
+    found = model_report("tiny:int4", store=store, against=str(PYCODE), jobs=1)
+    assert model_page(found, None).decode() == page
+    assert inlined(model_page(found, "today").decode())["made"]["Made"] == "today"
 
 
 def test_against_another_model(store: Store) -> None:
-    found = gather("tiny:int4", store=store, against=ModelName.parse("tiny:int8"))
-    assert found.difference is not None
-    assert found.errors is not None
-    assert {one.name for one in found.errors} == {
-        one.after.name for one in found.difference.changed
-    }
-    assert all(one.source is not None for one in found.distributions)
-    text = model_page(found, model_plots(found), None).decode()
-    assert "<h2>Differences from tiny:int8</h2>" in text
+    found = model_report("tiny:int4", store=store, against=ModelName.parse("tiny:int8"))
+    assert list(found.plots)[:3] == ["treemap", "errors", "scatter"]
+    data = inlined(model_page(found, None).decode())
+    assert data["diff"]["a"] == "tiny:int8"
+    assert data["answers"]["quality"]["result"] is None
+    drawn = [plot for name, plot in found.plots.items() if name.startswith("distribution-")]
+    assert all({"stored", "source"} <= {one["name"] for one in plot["data"]} for plot in drawn)
+    assert "Differences from tiny:int8" in readable(model_page(found, None).decode())
 
 
-def test_without_another_side_it_says_how_to_measure(store: Store) -> None:
-    found = gather("tiny:int8", store=store)
-    assert (found.errors, found.basis) == (None, None)
-    text = model_page(found, model_plots(found), None).decode()
-    assert "blobstore report tiny:int8 --against SOURCE measures it" in text
+def test_without_another_side_there_are_no_errors(store: Store) -> None:
+    found = model_report("tiny:int8", store=store)
+    assert found.answers["quality"]["result"] is None
+    assert not {"errors", "scatter"} & found.plots.keys()
 
 
 def test_a_model_without_tensors_is_refused(store: Store) -> None:
@@ -124,84 +175,73 @@ def test_a_model_without_tensors_is_refused(store: Store) -> None:
 
     commit_model(store, "gguf")
     with pytest.raises(UnsupportedSourceError):
-        gather("gguf", store=store)
+        model_report("gguf", store=store)
 
 
-@pytest.mark.parametrize("number", [1000, 50_000])
-def test_pages_of_many_tensors_are_small(number: int) -> None:
-    from support.large_models import tensor_names
-    from support.plotted import PlotTensor
+def test_a_page_of_50000_tensors_is_small(tmp_path: Path) -> None:
+    from support.large_models import large_model
 
-    from blobstore.plots.heatmap import errors
-    from blobstore.plots.points import scatter
-
-    tensors = [PlotTensor(name, "int4/64", (64, 64), 2304) for name in tensor_names(number)]
-    plots = {
-        "treemap": treemap(tensors),
-        "errors": errors(layer_errors(number // 3)),
-        "scatter": scatter(layer_errors(number // 3)),
-    }
-    found = document("large", [figure(name, plot) for name, plot in plots.items()], plots)
-    assert len(found) < 2_000_000
+    store = open_store(tmp_path / "store")
+    large_model(store, "large", 50_000, together=1000)
+    assert len(model_page(model_report("large", store=store), None)) < 5_000_000
 
 
-def test_hostile_names_are_text() -> None:
-    plot: Specification = treemap([])
-    page = document(
-        HOSTILE, [figure(HOSTILE, plot | {"description": HOSTILE})], {HOSTILE: plot}
-    ).decode()
+def test_data_never_end_their_element() -> None:
+    data = {HOSTILE: HOSTILE, "answers": {}}
+    page = page_in_file(HOSTILE, ("model", "report"), data, table(HOSTILE, (), ())).decode()
     assert "<img" not in page
     assert "\u202e" not in page
-    assert list(plots_of(page)) == [HOSTILE]
+    assert inlined(page)[HOSTILE] == HOSTILE
     assert page.count("</script>") == 4
 
 
-def test_a_tensor_without_a_histogram_is_named(tmp_path: Path) -> None:
+def test_names_are_not_fields_of_the_shell() -> None:
+    page = page_in_file("{main}", ("plan",), {"a": "{noscript}"}, markup_of("{end}")).decode()
+    assert "<title>{main}</title>" in page
+    assert readable(page) == "{end}"
+    assert inlined(page)["a"] == "{noscript}"
+
+
+def test_a_tensor_without_a_histogram_is_left_out(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "s", small_tensors())
     header = {"odd": {"dtype": "C64", "shape": [2], "data_offsets": [0, 16]}}
     (source / "model.safetensors").write_bytes(raw_safetensors(header, bytes(16)))
     store = open_store(tmp_path / "store")
     blobstore.import_model(source, "m", store=store)
-    found = gather("m", store=store)
-    assert found.distributions == ()
-    page = model_page(found, model_plots(found), None).decode()
-    assert "Without a histogram: &#x27;odd&#x27; is complex: it has no histogram." in page
+    assert list(model_report("m", store=store).plots) == ["treemap"]
 
 
 def test_a_plan_shows_all_types(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "s", small_tensors())
     words = {"quant": "int8", "group_size": 32}
     asked = plan_import(source, **words)  # type: ignore[arg-type]
-    found = plan_choices(asked, ImportOptions.parse(**words))  # type: ignore[arg-type]
-    labels = [one.label for one in found.plans]
+    options = ImportOptions.parse(**words)  # type: ignore[arg-type]
+    page = plan_page(asked, options).decode()
+    data = inlined(page)
+    labels = [one["label"] for one in data["plans"]]
     assert labels == [
         *("int4/32", "int4/64", "int4/128", "int8/32", "int8/64", "int8/128"),
         *("nvfp4/16", "mxfp4/32", "mxfp8/32", "unquantized"),
     ]
-    assert found.refused == {}
-    assert found.chosen is not None
-    assert found.chosen.stored_bytes == asked.stored_bytes
-    for one in found.plans:
+    assert (data["refused"], data["asked"], data["target"]) == ({}, "int8/32", None)
+    for one in data["plans"]:
+        kind, groups = one["type"], int(one["groups"] or 0)
         alone = plan_import(
-            source, quant=one.quant_type and str(one.quant_type), group_size=one.group_size
+            source, quant=None if kind == "unquantized" else kind, group_size=groups or None
         )
-        assert (alone.stored_bytes, alone.bits_per_weight) == (
-            one.stored_bytes,
-            one.bits_per_weight,
-        )
-    assert found.reach is not None
-    smallest, largest = found.reach
-    sizes = [one.stored_bytes for one in found.plans]
+        assert (alone.stored_bytes, f"{alone.bits_per_weight:.2f}") == (one["bytes"], one["bits"])
+    smallest, largest = data["reach"]
+    sizes = [one["bytes"] for one in data["plans"]]
     assert smallest <= min(sizes) <= max(sizes) <= largest + 64
-    page = plan_page(found).decode()
-    assert page == plan_page(found).decode()
-    assert set(re.findall('data-plan="([^"]*)"', page)) == {one.key for one in found.plans}
+    assert page == plan_page(asked, options).decode()
     assert str(tmp_path) not in page
+    text = Reader(readable(page)).text
+    assert all(label in text for label in labels)
 
 
 def test_a_plan_for_a_target_is_shown_first(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "s", small_tensors())
     asked = plan_import(source, target_bpw=9)
-    found = plan_choices(asked, ImportOptions.parse())
-    assert found.chosen is None
-    assert next(iter(plots_of(plan_page(found).decode()))) == "asked"
+    data = inlined(plan_page(asked, ImportOptions.parse()).decode())
+    assert data["asked"] is None
+    assert data["target"]["bytes"] == asked.stored_bytes

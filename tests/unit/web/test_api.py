@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from support import PYCODE
+from support.large_models import blob_of
+from support.stores import link_by_hand
 from support.web_client import Client
 
 import blobstore
@@ -17,9 +21,11 @@ from blobstore.cli.main import run
 from blobstore.inspection.listing import summarize
 from blobstore.store.local.store import Store
 from blobstore.views.view import View
+from blobstore.web import served
 from blobstore.web.api import ROUTES
 from blobstore.web.application import application
 from blobstore.web.guard import Hosts
+from blobstore.web.served import OpenedModel, Served, ServedModel
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e.weight"
 PLAIN = "model.layers.0.mlp.up_proj.weight"
@@ -215,3 +221,28 @@ def test_errors_name_files_without_the_folder_of_the_store(
     listed = {one["name"]: one.get("error", "") for one in client.get("/api/models").json}
     assert f"blobs/{layer.digest.file_name}" in listed["small:int4"]
     assert not [text for text in (error, *listed.values()) if str(store.root) in text]
+
+
+def test_a_model_is_opened_once_while_it_is_one_of_the_last_four(
+    store: Store, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [model, *(f"small:{number}" for number in range(4))]
+    for number, name in enumerate(names[1:]):
+        link_by_hand(store, name, {f"{number}.weight": blob_of([f"{number}.weight"], "a")})
+    opened, go, read = [], threading.Event(), served._read
+
+    def noted(found: ServedModel) -> OpenedModel:
+        go.wait()
+        opened.append(str(found.name))
+        return read(found)
+
+    monkeypatch.setattr(served, "_read", noted)
+    models = Served(store)
+    found = [models.find(name) for name in names]
+    with ThreadPoolExecutor(3) as threads:
+        waiting = [threads.submit(models.open, found[0]) for _ in range(3)]
+        go.set()
+        assert len({id(one.result()) for one in waiting}) == 1
+    for one in (*found[1:4], found[0], found[4], found[0], found[1]):
+        models.open(one)
+    assert opened == [*names, names[1]]

@@ -17,7 +17,8 @@ WHOLE, MISSING = None, range(0)
         ("bytes=0-0", range(1)),
         ("bytes=3-", range(3, 10)),
         ("bytes=9-9", range(9, 10)),
-        ("bytes=5-99999999999999", range(5, 10)),
+        (f"bytes=5-{'9' * 18}", range(5, 10)),
+        (f"bytes={'0' * 17}5-", range(5, 10)),
         ("bytes=-3", range(7, 10)),
         ("bytes=-99", range(10)),
         ("bytes= 1-2 ", range(1, 3)),
@@ -33,7 +34,8 @@ WHOLE, MISSING = None, range(0)
         ("items=0-1", WHOLE),
         ("bytes=0-1x", WHOLE),
         ("bytes=٣-٤", WHOLE),  # digits, but not ASCII
-        (f"bytes={'9' * 5000}-", WHOLE),
+        (f"bytes={'9' * 19}-", WHOLE),
+        (f"bytes=0-{'9' * 19}", WHOLE),
     ],
 )
 def test_what_a_field_asks_for(field: str | None, part: range | None) -> None:

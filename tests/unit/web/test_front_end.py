@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.web.application import FOLDER, PAGES, static_files
+from blobstore.web.pages import FOLDER, PAGES, page
 
 FILES = sorted(
     path for path in FOLDER.rglob("*") if path.is_file() and path.parent.name != "vendor"
@@ -39,7 +39,7 @@ def test_scripts_make_no_markup_of_text(path: Path) -> None:
 
 @pytest.mark.parametrize("address", PAGES)
 def test_pages_have_no_inline_code(address: str) -> None:
-    assert INLINE.findall(static_files()[address].data.decode()) == []
+    assert INLINE.findall(page(address)) == []
 
 
 def test_nothing_is_requested_from_elsewhere() -> None:
@@ -54,18 +54,18 @@ def test_files_are_small_enough_to_read() -> None:
 
 def test_files_that_are_named_exist() -> None:
     """Pages and modules name files of the package, by their addresses or beside themselves."""
+    for address in PAGES:
+        for name in re.findall(r'(?:href|src)="/static/([^"]+)"', page(address)):
+            assert name == "types.css" or (FOLDER / name).is_file(), (address, name)
     for path in FILES:
         text = path.read_text()
-        for address in re.findall(r'(?:href|src)="/static/([^"]+)"', text):
-            if address not in ("types.css", "js/{script}"):
-                assert (FOLDER / address).is_file(), (path, address)
         for name in re.findall(r'from "\./([^"]+)"|import "\./([^"]+)"', text):
             assert (path.parent / "".join(name)).is_file(), (path, name)
 
 
 def test_every_script_is_used() -> None:
-    scripts = ["report.js", *(script for _, _, script in PAGES.values())]
-    text = "".join(path.read_text() for path in FILES) + "".join(f"/{name}" for name in scripts)
+    scripts = ["report", "plan", "theme-early", *(name for name, _ in PAGES.values())]
+    text = "".join(path.read_text() for path in FILES) + "".join(f"/{name}.js" for name in scripts)
     assert [path.name for path in SCRIPTS if f"/{path.name}" not in text] == []
 
 

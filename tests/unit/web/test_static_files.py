@@ -1,73 +1,64 @@
-"""Static files: those of the package by a list, and nothing else of the machine."""
+"""Static files: those of the package, and nothing else of the machine."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from support.web_client import Client
 
-from blobstore.store.local.store import Store
-from blobstore.web.application import PAGES, application, static_files
-from blobstore.web.guard import Hosts
+from blobstore.web import application
+from blobstore.web.pages import FOLDER, PAGES
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder of pages, with files that must not be served."""
-    folder = tmp_path / "static"
-    (folder / "js").mkdir(parents=True)
-    (folder / "shell.html").write_text("<title>{title}</title>{script}: {main}")
-    for name in ("index", "model", "compare", "usage"):
-        (folder / f"{name}.html").write_text(name)
-    (folder / "other.html").write_text("not a page")
-    (folder / "js" / "page.js").write_text("1")
-    (folder / "js" / "notes.md").write_text("not of a kind")
-    (folder / "icon.svg").write_text("<svg/>")
-    (tmp_path / "secret.js").write_text("secret")
-    (folder / "link.js").symlink_to(tmp_path / "secret.js")
-    (folder / "up").symlink_to(tmp_path)
-    return folder
-
-
-def test_only_files_of_known_kinds_are_listed(folder: Path) -> None:
-    found = static_files(folder)
-    assert {address: file.content_type for address, file in found.items()} == {
-        **dict.fromkeys(PAGES, "text/html; charset=utf-8"),
-        "/static/icon.svg": "image/svg+xml",
-        "/static/js/page.js": "text/javascript; charset=utf-8",
-    }
-    assert found["/model"].data == b"<title>Model</title>model.js: model"
-
-
-def test_files_are_answered_with_their_type_and_tag(folder: Path, store: Store) -> None:
-    client = Client(application(store, Hosts("127.0.0.1"), files=static_files(folder)))
+def test_files_are_answered_with_their_type_and_tag(client: Client) -> None:
     reply = client.get("/static/js/page.js")
-    assert (reply.status, reply.body) == (200, b"1")
-    assert reply.headers["content-type"] == "text/javascript; charset=utf-8"
+    assert (reply.status, reply.body) == (200, (FOLDER / "js/page.js").read_bytes())
+    assert reply.headers["content-type"].partition(";")[0].endswith("/javascript")
+    assert reply.headers["cache-control"] == "no-cache"
     assert client.get("/static/js/page.js", if_none_match=reply.headers["etag"]).status == 304
-    for path in (
-        "/static/js/notes.md",
-        "/static/other.html",
-        "/static/link.js",
-        "/static/up/secret.js",
-        "/static/js/../../secret.js",
-        "/static/js/%2e%2e/%2e%2e/secret.js",
+
+
+@pytest.mark.parametrize("address", PAGES)
+def test_pages_are_answered_with_their_tag(client: Client, address: str) -> None:
+    reply = client.get(address)
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    assert b'aria-current="page"' in reply.body or address == "/model"
+    assert client.get(address, if_none_match=reply.headers["etag"]).status == 304
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/js/../../application.py",
+        "/static/js/%2e%2e/%2e%2e/application.py",
+        "/static/..%2fapplication.py",
         "/static//etc/passwd",
+        "/static/%00",
+        "/static/js",
         "/static/",
         "/static",
         "//",
-    ):
-        assert client.get(path).status == 404, path
+    ],
+)
+def test_nothing_else_has_an_address(client: Client, path: str) -> None:
+    assert client.get(path).status == 404
+
+
+def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "static"
+    folder.mkdir()
+    (folder / "own.js").write_text("own")
+    (tmp_path / "secret.js").write_text("secret")
+    (folder / "link.js").symlink_to(tmp_path / "secret.js")
+    (folder / "up").symlink_to(tmp_path)
+    client = Client(Starlette(routes=[Mount("/static", application._Static(directory=folder))]))
+    found = [client.get(f"/static/{path}").status for path in ("own.js", "link.js", "up/secret.js")]
     client.close()
+    assert found == [200, 404, 404]
 
 
-def test_the_package_has_its_pages() -> None:
-    found = static_files()
-    assert found["/static/vendor/vega.min.js"].data.startswith(b"!function")
-
-
-def test_types_have_the_colours_of_plots(store: Store) -> None:
-    client = Client(application(store, Hosts("127.0.0.1")))
+def test_types_have_the_colours_of_plots(client: Client) -> None:
     assert ".type-int4 { --type: #0a74c4; }" in client.get("/static/types.css").body.decode()
-    client.close()

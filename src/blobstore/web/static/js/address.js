@@ -34,5 +34,3 @@ function put(found, changes) {
   }
 }
 
-/** Return the address of a model's page. */
-export const modelAddress = (name, more = {}) => address("/model", { name, ...more });

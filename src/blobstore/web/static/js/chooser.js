@@ -1,7 +1,6 @@
 /** The chooser of models to compare. */
 
-import { modelAddress } from "./address.js";
-import { el, isolated, visible } from "./dom.js";
+import { el, modelLink, visible } from "./dom.js";
 
 const BOX = { type: "search", placeholder: "Add a model", autocomplete: "off", spellcheck: "false" };
 
@@ -26,7 +25,7 @@ export function showChooser(place, models, chosen, onChoose) {
 
 function pick(name, onRemove) {
   const button = el("button", { type: "button", class: "quiet", "aria-label": `Remove ${visible(name)}`, onclick: onRemove }, "✕");
-  return el("li", {}, el("a", { href: modelAddress(name) }, isolated(name)), button);
+  return el("li", {}, modelLink(name), button);
 }
 
 /** Return a box that completes names of models, and the button that adds one. */

@@ -4,7 +4,7 @@ import { choose, query } from "./address.js";
 import { ask } from "./api.js";
 import { showChooser } from "./chooser.js";
 import { difference } from "./difference.js";
-import { byId, el } from "./dom.js";
+import { byId, el, section } from "./dom.js";
 import { showFrontier } from "./frontier.js";
 import { fill, missing } from "./loading.js";
 import { onBack, titled } from "./page.js";
@@ -45,11 +45,6 @@ function showComparison(names, models) {
   const part = section("Error against size");
   place.append(part.section);
   showFrontier(part.body, names, models);
-}
-
-function section(title) {
-  const body = el("div");
-  return { section: el("section", { "aria-label": title }, el("h2", {}, title), body), body };
 }
 
 fill(byId("comparison"), () => ask("models"), (models) => {

@@ -1,8 +1,7 @@
 /** The damage of a store, as the last `verify` found it. */
 
-import { modelAddress } from "./address.js";
 import { ask } from "./api.js";
-import { el, isolated, visible } from "./dom.js";
+import { el, isolated, modelLink, visible } from "./dom.js";
 import { commandLine, fill, missing } from "./loading.js";
 import { table } from "./table.js";
 import { age, counted, short, size, whole } from "./units.js";
@@ -59,7 +58,7 @@ const blobRow = (blob) => [
 ];
 
 const manifestRow = (model) => [
-  el("a", { href: modelAddress(model.name) }, isolated(model.name)),
+  modelLink(model.name),
   visible(model.reason),
 ];
 

@@ -1,7 +1,6 @@
 /** How one model differs from another: `diff`. */
 
-import { modelAddress } from "./address.js";
-import { el, isolated, visible } from "./dom.js";
+import { el, isolated, modelLink, visible } from "./dom.js";
 import { facts, table, twin } from "./table.js";
 import { typed } from "./types.js";
 import { counted, shape, size, whole } from "./units.js";
@@ -26,7 +25,7 @@ export function difference(found) {
 }
 
 const side = (name, nbytes) =>
-  el("span", {}, el("a", { href: modelAddress(name) }, isolated(name)), ` ${size(nbytes)}`);
+  el("span", {}, modelLink(name), ` ${size(nbytes)}`);
 
 function lists(found) {
   const sides = [["Only in A", found.removed], ["Only in B", found.added]];

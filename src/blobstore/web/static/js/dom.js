@@ -1,5 +1,8 @@
 /** Elements of the page. Text of a store becomes text nodes and attributes, never markup. */
 
+import { address } from "./address.js";
+import { inlined } from "./api.js";
+
 /**
  * Return a new element.
  *
@@ -48,6 +51,16 @@ export function byId(id) {
 /** Return text of a store, set apart from the direction of the text around it. */
 export function isolated(text, className) {
   return el("bdi", { class: className }, visible(text));
+}
+
+/** Return a link to a model's page, or the name alone in a file, which has no other pages. */
+export const modelLink = (name) =>
+  inlined ? isolated(name) : el("a", { href: address("/model", { name }) }, isolated(name));
+
+/** Return a section with a heading, and the place of its content. */
+export function section(title) {
+  const body = el("div");
+  return { section: el("section", { "aria-label": title }, el("h2", {}, title), body), body };
 }
 
 /** Characters that would not be seen, or would change the order of others. */

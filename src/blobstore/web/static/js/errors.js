@@ -40,7 +40,7 @@ export function showErrors(name) {
 function tally({ model, tensors }, measured, against) {
   const changed = tensors.filter((tensor) => !tensor.kept).length;
   const error = `${percent(model.relative_rmse)} relative error in ${counted(changed, "tensor")}`;
-  return `${error}${against ? ` against ${visible(against)}` : ""}, measured ${age(measured)}`;
+  return `${error}${against ? ` against ${visible(against)}` : ""}${measured ? `, measured ${age(measured)}` : ""}`;
 }
 
 function errorsTable(tensors) {

@@ -1,8 +1,7 @@
 /** Several models: the error of each against its size. */
 
-import { modelAddress } from "./address.js";
 import { ApiError, ask } from "./api.js";
-import { el, isolated } from "./dom.js";
+import { el, isolated, modelLink } from "./dom.js";
 import { commandLine, fill } from "./loading.js";
 import { showPlot } from "./plot.js";
 import { table } from "./table.js";
@@ -66,7 +65,7 @@ async function measured(name, models) {
 function rows(found) {
   const sorted = [...found].sort((a, b) => (a.model.size ?? 0) - (b.model.size ?? 0));
   return sorted.map(({ model, error, isMeasured, isThere }) => [
-    isThere ? el("a", { href: modelAddress(model.name) }, isolated(model.name)) : isolated(model.name),
+    isThere ? modelLink(model.name) : isolated(model.name),
     model.quant_type ? typed(model.quant_type) : "",
     model.size === null ? "" : size(model.size),
     !isThere ? "not found" : isMeasured ? percent(error) : "not measured",

@@ -1,7 +1,7 @@
 /** The page of a model: what it is, where its bytes are, its tensors, what quantization changed. */
 
 import { address, choose, query } from "./address.js";
-import { ask } from "./api.js";
+import { ask, inlined } from "./api.js";
 import { byId, el, isolated } from "./dom.js";
 import { showErrors } from "./errors.js";
 import { failure, fill, missing, once } from "./loading.js";
@@ -14,7 +14,7 @@ import { showTensor } from "./tensor.js";
 import { TensorTable } from "./tensor-table.js";
 import { tensorsOf } from "./tensors.js";
 
-const name = query().get("name") ?? "";
+export const name = inlined?.name ?? query().get("name") ?? "";
 
 if (name) show();
 else byId("summary").append(missing("This address names no model.", "blobstore list"));
@@ -27,11 +27,16 @@ function show() {
   fill(byId("summary"), () => ask("model", { name }), (model) => {
     byId("parts").hidden = false;
     byId("summary").append(summary(model));
-    const compare = address("/compare", { model: name });
-    byId("others").append(el("a", { class: "button", href: compare }, "Compare with …"));
+    if (!inlined) showLinks();
     fill(byId("weights"), columns, (found) => byId("weights").append(weights(tensorsOf(found))));
     showParts(columns);
   });
+}
+
+function showLinks() {
+  byId("crumbs").append(el("a", { href: "/" }, "Models"));
+  const compare = address("/compare", { model: name });
+  byId("others").append(el("a", { class: "button", href: compare }, "Compare with …"));
 }
 
 function showParts(columns) {

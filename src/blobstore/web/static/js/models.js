@@ -1,8 +1,8 @@
 /** The page of all models: filter, sort, choose some to compare. */
 
-import { address, choose, modelAddress, query } from "./address.js";
+import { address, choose, query } from "./address.js";
 import { ask } from "./api.js";
-import { byId, el, isolated, visible } from "./dom.js";
+import { byId, el, isolated, modelLink, visible } from "./dom.js";
 import { Grid } from "./grid.js";
 import { fill, missing } from "./loading.js";
 import { matcher, Ordered, orderOf, orderText } from "./ordering.js";
@@ -69,7 +69,7 @@ function tally(found, all) {
 }
 
 function nameCell(model) {
-  const link = el("a", { href: modelAddress(model.name) }, isolated(model.name));
+  const link = modelLink(model.name);
   const packed = model.packed ? el("span", { class: "badge" }, "packed") : null;
   const store = model.store ? el("span", { class: "soft" }, visible(model.store)) : null;
   if (!model.error) return el("span", { class: "name-cell" }, link, packed, store);

@@ -1,5 +1,6 @@
 /** Plots: specifications of Vega that the server makes, drawn here, and the same values as text. */
 
+import { inlined } from "./api.js";
 import { el, visibleLines } from "./dom.js";
 import { table, twin } from "./table.js";
 import { onTheme, theme } from "./theme.js";
@@ -9,20 +10,15 @@ const VENDOR = "/static/vendor";
 
 let loaded = null;
 
-/** Draw with this Vega, interpreter and themes, as a page in one file has them. */
-export const provide = (library) => {
-  loaded = Promise.resolve(library);
-};
-
 /** Return Vega, its interpreter and themes, which are loaded when the first plot is drawn. */
 const library = () => (loaded ??= load());
 
 async function load() {
+  if (inlined) return { vega: window.vega, expr: window.expressionInterpreter, themes: inlined.themes };
   const themes = fetch("/static/themes.json").then((answer) => answer.json());
   await script(`${VENDOR}/vega.min.js`);
   const { expressionInterpreter } = await import(`${VENDOR}/vega-interpreter.js`);
-  const { vega } = window;
-  return { vega, expr: expressionInterpreter, themes: await themes };
+  return { vega: window.vega, expr: expressionInterpreter, themes: await themes };
 }
 
 function script(source) {

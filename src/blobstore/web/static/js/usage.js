@@ -1,9 +1,8 @@
 /** The page of a store's disk space, and of the damage that the last `verify` found. */
 
-import { modelAddress } from "./address.js";
 import { ask } from "./api.js";
 import { showDamage } from "./damage.js";
-import { byId, el, isolated } from "./dom.js";
+import { byId, el, modelLink } from "./dom.js";
 import { fill, missing } from "./loading.js";
 import "./page.js";
 import { showPlot } from "./plot.js";
@@ -42,7 +41,7 @@ function totals(usage) {
 }
 
 function row(model) {
-  const link = el("a", { href: modelAddress(model.name) }, isolated(model.name));
+  const link = modelLink(model.name);
   const packed = model.packed ? el("span", { class: "badge" }, "packed") : null;
   const broken = model.error ? el("span", { class: "badge bad" }, "broken") : null;
   const name = el("span", { class: "name-cell" }, link, packed, broken);
