@@ -14,7 +14,7 @@ from mlx import core as mx, nn
 from mlx_lm import generate, utils
 from support import PYCODE, PYCODE_MOE, QUANT_TYPES, ROOT
 from support.checkpoints import write_checkpoint
-from support.stores import blob_path, manifest_path, open_files
+from support.stores import blob_path, manifest_path
 
 import blobstore
 from blobstore.cli.main import run
@@ -61,27 +61,6 @@ def quantized_by_mlx(source: Path, store: Store, *, in_float32: bool) -> Any:
         model.set_dtype(mx.float32)
     nn.quantize(model, class_predicate=settings)
     return model
-
-
-def test_few_files_are_open_while_weights_are_read(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """MLX has a file open from `mx.load` until its arrays are evaluated."""
-    blobstore.import_model(PYCODE, "m", store=store, quant="int4")
-    wanted = logits(blobstore.mlx_lm.load_network("m", store=store))
-    monkeypatch.setattr("blobstore.model.network._OPEN_FILES", 2)
-    seen: list[int] = []
-    evaluate = mx.eval
-
-    def counted(*arrays: Any) -> None:
-        seen.append(open_files())
-        evaluate(*arrays)
-
-    monkeypatch.setattr(mx, "eval", counted)
-    network = blobstore.mlx_lm.load_network("m", store=store)
-    assert len(seen) > 10
-    assert max(seen) - min(seen) <= 2
-    np.testing.assert_array_equal(logits(network), wanted)
 
 
 def test_perplexity_of_the_unquantized_fixture(store: Store) -> None:

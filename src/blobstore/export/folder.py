@@ -36,7 +36,7 @@ from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import ModelName
 from blobstore.store.local.locks import take_lock
 from blobstore.store.ports import Readable
-from blobstore.store.stored_model import StoredModel, bring
+from blobstore.store.stored_model import StoredModel
 
 _HINT = "Name a folder that does not exist, or an empty one."
 
@@ -198,7 +198,7 @@ def export_model(
     with store.lease():  # blobs are opened one by one, until the last was copied
         full = store.find(name)
         model = StoredModel(full, store.manifests.read(full), store)
-        bring(store, model.manifest)
+        store.prefetch(model.manifest.descriptors)
         plan = plan_export(model, options, verify=verify)
         started = time.monotonic()
         with staged(target) as staging:

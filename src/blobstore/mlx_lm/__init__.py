@@ -3,8 +3,7 @@
 | module | what it has |
 | --- | --- |
 | `loading` | `load`, `load_network`, and the check of a plan |
-| `model_texts` | what a model's layers and documents say about prompts and sampling |
-| `prompts` | the prompt for a conversation, by the model's chat template |
+| `prompts` | what a model says about prompts and sampling; the prompt for a conversation |
 | `template_process` | chat templates in a process of their own, with limits |
 | `sampling_settings` | the parameters of an answer, and which of them counts |
 | `conversation` | an answer, token by token; a conversation with its cache of keys and values |

@@ -22,7 +22,7 @@ from blobstore.errors import (
 )
 from blobstore.formats import strictjson
 from blobstore.formats.strictjson import StrictJsonError
-from blobstore.mlx_lm.model_texts import Message
+from blobstore.mlx_lm.prompts import Message
 from blobstore.mlx_lm.sampling_settings import MAX_COUNT, Sampling, temperature_of
 from blobstore.names import ModelName
 

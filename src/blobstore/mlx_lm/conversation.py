@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from blobstore.errors import UsageError
 from blobstore.mlx_lm.loading import build, tokenizer_of
-from blobstore.mlx_lm.model_texts import Message, texts_of
-from blobstore.mlx_lm.prompts import Prompts
+from blobstore.mlx_lm.prompts import Message, Prompts, texts_of
 from blobstore.mlx_lm.sampling_settings import PENALTIES, Sampling, choose_sampling
 from blobstore.mlx_lm.template_process import limit_templates
 from blobstore.model.loader import open_model

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-import os
 import tempfile
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +20,8 @@ from blobstore.errors import (
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
-from blobstore.io.copying import remove_tree
 from blobstore.io.durable import make_folder, os_errors
-from blobstore.mlx_lm.model_texts import generation_config
+from blobstore.mlx_lm.prompts import generation_config
 from blobstore.model import on_mlx_lm
 from blobstore.model.facts import Runs, TensorFacts, Verdict, float_dtype
 from blobstore.model.loader import Model, open_model
@@ -153,27 +150,27 @@ def tokenizer_of(model: Model) -> Any:
     if not on_mlx_lm.has_tokenizer(model.files()):  # transformers would make an empty one
         message = f"model {model.name} has no tokenizer"
         raise UnsupportedSourceError(message, model=str(model.name))
-    # Its name is known before it is made, so that an interruption leaves nothing.
-    folder = Path(tempfile.gettempdir(), f"blobstore-tokenizer-{os.urandom(8).hex()}")
-    try:
-        with os_errors("make", "a temporary folder"):
-            folder.mkdir(mode=0o700)
-        _write_files(model, folder)
+    with (
+        os_errors("make", "a temporary folder"),
+        tempfile.TemporaryDirectory(prefix="blobstore-tokenizer-") as folder,
+    ):
+        _write_files(model, Path(folder))
         utils, eos_token_ids = import_mlx_lm(), _eos_token_ids(model)
         with mlx_lm_errors("load the tokenizer of", str(model.name)):
             # Without the option, transformers asks at the terminal whether to run a model's code.
             return utils.load_tokenizer(
                 folder, {"trust_remote_code": False}, eos_token_ids=eos_token_ids
             )
-    finally:
-        with suppress(OSError):
-            remove_tree(folder)
 
 
 def _write_files(model: Model, folder: Path) -> None:
-    """Write the model's own files into ``folder``, but no code, which transformers might import."""
+    """Write the model's own files into ``folder``, but no code, which transformers might import.
+
+    A tokenizer's files are in one folder, or in folders of it.
+    """
     for name in model.files():
-        if name.startswith(_DRAFT_FILES) or name.endswith(_NOT_FOR_TOKENIZERS):
+        is_deep = name.count("/") > 1
+        if is_deep or name.startswith(_DRAFT_FILES) or name.endswith(_NOT_FOR_TOKENIZERS):
             continue
         try:
             path = folder / relative_path(name)

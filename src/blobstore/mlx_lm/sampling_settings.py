@@ -20,11 +20,11 @@ _MAX_TOKENS = 512
 MAX_COUNT: Final = 2**31 - 1
 _MAX_SEED = 2**63 - 1
 _PLENTY = 1e6
+"""No number of these has a meaning above it; of larger ones, MLX makes infinity or NaN."""
 PENALTIES: Final = ("repetition", "presence", "frequency")
 _CHARACTERS = 16
 _CONTEXT = 2**17
 """The context of a model that says none, for the characters of a prompt."""
-"""No number of these has a meaning above it; of larger ones, MLX makes infinity or NaN."""
 _COLDEST = 1e-30
 """A lower temperature counts as 0: MLX divides by it, in float32, and would get infinity."""
 

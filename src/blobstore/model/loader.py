@@ -12,7 +12,7 @@ the process with SIGBUS; the size is checked whenever a view is handed out.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -32,7 +32,7 @@ from blobstore.model.tensors import Library, MappedBlob, Tensor, parts_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.packing import unpacked
 from blobstore.store.ports import Readable, check_document_size, checked_bytes
-from blobstore.store.stored_model import StoredModel, TensorBlob, bring
+from blobstore.store.stored_model import StoredModel, TensorBlob
 
 Names = Literal["ollama", "mlx"]
 
@@ -239,38 +239,31 @@ def open_model(name: str | ModelName, *, store: Readable, verify: bool = False) 
     weights are used from the page cache, by any number of processes, and Ollama finds them too.
 
     A soft limit of open files that is too low for the model is raised, as far as the hard limit
-    allows.
+    allows. The model is opened again while its blobs are missing because another model replaced it.
 
     Raises: InvalidNameError; UnsupportedSourceError (no tensor blobs: a GGUF model); NotFoundError
     (no such model, a missing blob), CorruptDataError (a blob that is short, long, or no valid file;
     companions that don't fit; with ``verify``, bytes that are not the digest's), StorageError: each
     with ``model``, ``blob`` and, where there is one, ``tensor``, which the message names too.
     """
-    model = _open_whole(unpacked(name, store), store)
+    full, before = unpacked(name, store), b""
+    for left in reversed(range(_ATTEMPTS)):
+        with store.lease():
+            manifest = store.manifests.read(full)
+            is_last = not left or manifest.raw == before
+            before = manifest.raw
+            try:
+                store.prefetch(manifest.descriptors)
+                model = Model(full, manifest, store)
+            except NotFoundError:
+                if is_last:
+                    raise
+                continue
+            if is_last or model.missing is None:
+                break
     if verify:
         model.verify()
     return model
-
-
-def _open_whole(name: ModelName, store: Readable) -> Model:
-    """Return the model, opened again while its blobs are missing because another model replaced it.
-
-    Raises: as `open_model`.
-    """
-    for _ in range(_ATTEMPTS - 1):
-        with store.lease():
-            manifest = store.manifests.read(name)
-            with suppress(NotFoundError):
-                bring(store, manifest)
-                model = Model(name, manifest, store)
-                if model.missing is None:
-                    return model
-        if store.manifests.read(name).raw == manifest.raw:
-            break
-    with store.lease():
-        manifest = store.manifests.read(name)
-        bring(store, manifest)
-        return Model(name, manifest, store)
 
 
 def _split_companion(name: str, names: Container[str]) -> tuple[str, str]:

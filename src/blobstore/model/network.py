@@ -10,10 +10,8 @@ is one array.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -39,11 +37,8 @@ from blobstore.model.network_plan import (
 )
 from blobstore.model.sanitize import mlx_dtype
 from blobstore.model.tensors import Tensor, mlx_of, mlx_part, parts_of
-from blobstore.names import Digest
 
 _WORD_BITS = 32
-_OPEN_FILES = 256
-"""Blobs that MLX reads at once: a file of a blob is open until its arrays are evaluated."""
 _SUFFIXES = {"": ".weight", ".scale": ".scales", ".bias": ".biases"}
 
 
@@ -154,16 +149,9 @@ class OpenTensors:
         """Return arrays of a network for MLX by name, as `mlx` does, but evaluated."""
         import mlx.core as mx
 
-        blobs: dict[Digest, list[PlannedArray]] = defaultdict(list)
-        for array in arrays:
-            blobs[self._tensor(array.tensor).blob].append(array)
-        groups = iter(blobs.values())
-        found: dict[str, Any] = {}
-        while some := list(islice(groups, _OPEN_FILES)):
-            made = {array.name: self.mlx(array) for group in some for array in group}
-            mx.eval(list(made.values()))
-            found.update(made)
-        return found
+        made = {array.name: self.mlx(array) for array in arrays}
+        mx.eval(list(made.values()))
+        return made
 
     def global_scale(self, parameter: Parameter) -> Any:
         """Return the global scale of a parameter's codes, as an mlx array; None without one.
@@ -252,16 +240,10 @@ def _scaled(module: Any, scale: Any) -> Any:
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
     class ScaledLinear(nn.QuantizedLinear):  # type: ignore[misc]  # mlx has no types
-        def __init__(self) -> None:
-            nn.Module.__init__(self)  # QuantizedLinear's would quantize random weights
-
         def __call__(self, x: Any) -> Any:
             return super().__call__(x.astype(mx.float32) * self.global_scale).astype(x.dtype)
 
     class ScaledSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]  # as above
-        def __init__(self) -> None:
-            nn.Module.__init__(self)  # as above
-
         def __call__(self, x: Any, indices: Any, sorted_indices: bool = False) -> Any:  # noqa: FBT001, FBT002  # mlx-lm's
             options = {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
             arrays = (x.astype(mx.float32), self.weight, self.scales)
@@ -274,7 +256,9 @@ def _scaled(module: Any, scale: Any) -> Any:
             return products.astype(x.dtype)
 
     is_switch = type(module) is QuantizedSwitchLinear
-    scaled = ScaledSwitchLinear() if is_switch else ScaledLinear()
+    kind = ScaledSwitchLinear if is_switch else ScaledLinear
+    scaled = kind.__new__(kind)
+    nn.Module.__init__(scaled)  # its own would quantize random weights
     scaled.__dict__.update(module.__dict__)
     dict.update(scaled, module)  # Module.update is another method
     scaled.global_scale = scale.reshape(-1) if is_switch else scale

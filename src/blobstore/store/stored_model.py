@@ -97,15 +97,6 @@ class TensorBlob(BlobFile):
         return self.data_start + entry.begin
 
 
-def bring(home: Readable, manifest: Manifest) -> None:
-    """Bring a model's blobs near, in the manifest's order, if its home is far and has a cache.
-
-    Raises: NotFoundError, CorruptDataError for a blob; LimitExceededError for a cache that is too
-    small; StorageError.
-    """
-    home.prefetch(manifest.descriptors)
-
-
 class StoredModel:
     """What a manifest, its documents and the headers of its blobs mean.
 

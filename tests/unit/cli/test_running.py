@@ -16,8 +16,7 @@ import pytest
 from support.talking import CHAT_TEMPLATE, Letters, Parrot
 
 from blobstore.cli.main import run
-from blobstore.mlx_lm.model_texts import ModelTexts
-from blobstore.mlx_lm.prompts import Prompts
+from blobstore.mlx_lm.prompts import ModelTexts, Prompts
 
 Given = dict[str, Any]
 

@@ -7,8 +7,7 @@ from support.talking import CHAT_TEMPLATE, Letters, Parrot
 
 from blobstore.errors import UnsupportedSourceError, UsageError
 from blobstore.mlx_lm.conversation import Conversation, Generation, processors
-from blobstore.mlx_lm.model_texts import ModelTexts
-from blobstore.mlx_lm.prompts import Prompts
+from blobstore.mlx_lm.prompts import ModelTexts, Prompts
 from blobstore.mlx_lm.sampling_settings import Sampling
 
 

@@ -18,7 +18,7 @@ from blobstore.formats.documents import (
     PARAMS_MEDIA_TYPE,
     SYSTEM_MEDIA_TYPE,
 )
-from blobstore.mlx_lm.model_texts import ModelTexts, texts_of
+from blobstore.mlx_lm.prompts import ModelTexts, texts_of
 from blobstore.store.local.store import Store
 
 MODELFILE = """FROM .

@@ -8,8 +8,7 @@ import pytest
 from support.talking import CHAT_TEMPLATE, Letters
 
 from blobstore.errors import UnsupportedSourceError, UsageError
-from blobstore.mlx_lm.model_texts import ModelTexts
-from blobstore.mlx_lm.prompts import Prompts
+from blobstore.mlx_lm.prompts import ModelTexts, Prompts
 
 USER = {"role": "user", "content": "hi"}
 SYSTEM = {"role": "system", "content": "S"}
