@@ -32,11 +32,10 @@ from blobstore.io.ranges import RangeReader
 from blobstore.names import ModelName
 from blobstore.source.addresses import is_address
 from blobstore.source.files import other_weights
-from blobstore.source.folders import FIRST_READ, Folder
+from blobstore.source.folders import FIRST_READ, SUFFIX, Folder
 from blobstore.source.shards import (
     INDEX_NAME,
     SINGLE_NAME,
-    SUFFIX,
     ShardCheck,
     ShardIndex,
     WeightSet,

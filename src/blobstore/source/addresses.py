@@ -17,7 +17,7 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -169,20 +169,22 @@ def _local(text: str) -> LocalFolder:
 def _hub(remote: Remote, target: HubTarget, endpoint: str) -> HubFolder:
     from blobstore.source.hub import HubFolder
 
-    path = PurePosixPath(target.path)
-    if not _is_file(path.name):
-        return HubFolder(remote, target, endpoint)
-    above = "" if str(path.parent) == "." else str(path.parent)
-    return HubFolder(remote, replace(target, path=above), endpoint, path.name)
+    path, file = _split(target.path)
+    return HubFolder(remote, replace(target, path=path), endpoint, file)
 
 
 def _bucket(address: str, options: Mapping[str, str] | None) -> BucketFolder:
     from blobstore.source.clouds import BucketFolder
 
-    above, _, last = address.rstrip("/").rpartition("/")
-    scheme, _, rest = (above if _is_file(last) else address).partition("://")
-    bucket = open_bucket(f"{scheme.lower()}://{rest}", options)
-    return BucketFolder(bucket, file=last if _is_file(last) else None)
+    path, file = _split(address.rstrip("/"))
+    scheme, _, rest = path.partition("://")
+    return BucketFolder(open_bucket(f"{scheme.lower()}://{rest}", options), file=file)
+
+
+def _split(path: str) -> tuple[str, str | None]:
+    """Return a path as folder and file; None if it is not the name of a file."""
+    above, _, last = path.rpartition("/")
+    return (above, last) if _is_file(last) else (path, None)
 
 
 def _web(remote: Remote, url: str) -> WebFolder:

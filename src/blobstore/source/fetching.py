@@ -38,9 +38,13 @@ class FetchOptions:
     limit_rate: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("connections", self.connections), ("limit_rate", self.limit_rate)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is at least 1, not {value}")
+        limits = (
+            ("connections", self.connections, 1),
+            ("limit_rate", self.limit_rate, SLOWEST_LIMIT),
+        )
+        for name, value, least in limits:
+            if value is not None and value < least:
+                raise UsageError(f"{name} is at least {least:,}, not {value:,}")
 
 
 class Fetcher:
@@ -81,8 +85,6 @@ class RateLimit:
     """A token bucket. Safe to share between threads.
 
     ``rate``: bytes a second. ``wait`` waits for so many seconds, or less.
-
-    Raises: UsageError for less than 16 KiB a second, with which no request would end in time.
     """
 
     def __init__(
@@ -92,8 +94,6 @@ class RateLimit:
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
-        if rate < SLOWEST_LIMIT:
-            raise UsageError(f"a limit of {rate:,} bytes a second: at least {SLOWEST_LIMIT:,}")
         self.rate = rate
         self._clock = clock
         self._wait = wait

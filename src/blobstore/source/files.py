@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from blobstore.errors import AccessError, InvalidNameError, quoted
 from blobstore.formats.provenance import LeftOut
@@ -132,12 +133,11 @@ class KeptFile:
             raise not_declared(self.path, self.found.declared)
 
 
-@dataclass(frozen=True, slots=True)
-class OtherFiles:
+class OtherFiles(NamedTuple):
     """The files beside a checkpoint's own, kept and left out, each sorted by name."""
 
-    kept: tuple[KeptFile, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    kept: tuple[KeptFile, ...]
+    left_out: tuple[LeftOut, ...]
 
 
 def other_files(folder: Folder, own: Collection[str], without: Folder | None = None) -> OtherFiles:

@@ -190,12 +190,7 @@ class HubFolder(WebFolder):
     @property
     def base_url(self) -> str:
         """The address of its files, at the commit if that is known."""
-        return self._target.url(self._endpoint, self._commit)
-
-    @property
-    def revision(self) -> str | None:  # type: ignore[override]  # it is asked for
-        """The commit; None if the server does not answer the Hub's API."""
-        return self._commit
+        return self._target.url(self._endpoint, self.revision)
 
     @property
     def stem(self) -> str:
@@ -207,7 +202,9 @@ class HubFolder(WebFolder):
     def address(self) -> str:
         """The ``hf://`` address at the commit."""
         path = "/".join(filter(None, (self._target.path, self.file)))
-        return str(replace(self._target, revision=self._commit or self._target.revision, path=path))
+        return str(
+            replace(self._target, revision=self.revision or self._target.revision, path=path)
+        )
 
     def as_file(self) -> None:
         """Return None: the listing says which paths are files."""
@@ -224,8 +221,8 @@ class HubFolder(WebFolder):
         return [entries[name] for name in sorted(entries)][:most]
 
     @cached_property
-    def _commit(self) -> str | None:
-        """The commit of the revision; None if the server does not answer the Hub's API."""
+    def revision(self) -> str | None:  # type: ignore[override]  # it is asked for
+        """The commit; None if the server does not answer the Hub's API."""
         url = f"{self._api}/revision/{quote(self._target.revision, safe='')}"
         try:
             raw = self._remote.read_document(f"{url}?expand=sha", _MAX_ANSWER, self.budget)
@@ -239,11 +236,12 @@ class HubFolder(WebFolder):
     @cached_property
     def _listing(self) -> dict[str, dict[str, Entry]] | None:
         """The entries of each folder, by its path with ``/`` at its end; None without the API."""
-        if self._commit is None:
+        if self.revision is None:
             return None
         listing: dict[str, dict[str, Entry]] = {}
+        base = self.base_url  # not `place`: a listing may have names that can't be stored
         above = f"{self._target.path}/" if self._target.path else ""
-        for path, found in self._listed(self._commit):
+        for path, found in self._listed(self.revision):
             if not path.startswith(above):
                 continue
             *folders, name = path.removeprefix(above).split("/")
@@ -251,18 +249,12 @@ class HubFolder(WebFolder):
             for folder in folders[: MAX_DEPTH + 1]:  # nothing deeper is walked
                 entries = listing.setdefault(prefix, {})
                 if folder not in entries:
-                    entries[folder] = Entry(
-                        folder, self._listed_place(prefix + folder), is_folder=True
-                    )
+                    entries[folder] = Entry(folder, base + quote(prefix + folder), is_folder=True)
                 prefix += f"{folder}/"
             if len(folders) <= MAX_DEPTH:
-                entry = Entry(name, self._listed_place(prefix + name), found=found)
+                entry = Entry(name, base + quote(prefix + name), found=found)
                 listing.setdefault(prefix, {})[name] = entry
         return listing
-
-    def _listed_place(self, path: str) -> str:
-        """Return the address of a path in the listing, whose names may be unfit to be stored."""
-        return self.base_url + quote(path)
 
     def _listed(self, commit: str) -> list[tuple[str, Found]]:
         """Return all files of a commit. Raises: LimitExceededError for more than 100 pages."""
@@ -300,7 +292,7 @@ class HubFolder(WebFolder):
                 rule="R1",
                 path=reader.name,
             )
-        listed = Linked(found.declared, self._commit)
+        listed = Linked(found.declared, self.revision)
         check_linked(listed, reader.file.linked, reader.name)
         reader.file.linked = listed  # of which later replies are
         return found.identity

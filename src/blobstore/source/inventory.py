@@ -38,11 +38,10 @@ from blobstore.io.ranges import SourceReader
 from blobstore.names import file_name
 from blobstore.source.addresses import Source, folder_or_file, open_folder
 from blobstore.source.assembly import source_weights
-from blobstore.source.files import KeptFile, OtherFiles, other_files, other_weights
-from blobstore.source.folders import FIRST_READ, Folder, LocalFolder
+from blobstore.source.files import KeptFile, other_files, other_weights
+from blobstore.source.folders import FIRST_READ, SUFFIX, Folder, LocalFolder
 from blobstore.source.producers import OWN
 from blobstore.source.shards import (
-    SUFFIX,
     ShardCheck,
     ShardIndex,
     WeightSet,
@@ -63,8 +62,8 @@ from blobstore.source.weights import Form, SourceFile, SourceTensor, SourceWeigh
 class Inventory:
     """A checkpoint: its tensors by name, sorted; its JSON documents by file name, sorted.
 
-    ``path``: the path or address of the folder or file. ``other_files``: its other files, and what
-    was left out.
+    ``path``: the path or address of the folder or file. ``kept``: the files beside weights and
+    documents that are kept byte for byte; ``left_out``: the others. Both are sorted by name.
     """
 
     path: str
@@ -73,17 +72,8 @@ class Inventory:
     tensors: Mapping[str, SourceTensor]
     documents: Mapping[str, bytes]
     config: SourceConfig | None
-    other_files: OtherFiles = field(default_factory=OtherFiles)
-
-    @property
-    def kept(self) -> tuple[KeptFile, ...]:
-        """The files beside weights and documents that are kept byte for byte, sorted by name."""
-        return self.other_files.kept
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """The files and folders that are left out, sorted by name."""
-        return self.other_files.left_out
+    kept: tuple[KeptFile, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
     @cached_property
     def weights(self) -> tuple[SourceWeight, ...]:
@@ -149,9 +139,9 @@ def _read_folder(
         if CONFIG_NAME in documents
         else None
     )
-    others_found = other_files(folder, {*chosen, *documents}, without)
+    kept, left_out = other_files(folder, {*chosen, *documents}, without)
     files = tuple(file for file, _ in read)
-    return Inventory(folder.name, folder, files, _tensors(read), documents, config, others_found)
+    return Inventory(folder.name, folder, files, _tensors(read), documents, config, kept, left_out)
 
 
 def _read_documents(folder: Folder, names: Iterable[str]) -> dict[str, bytes]:

@@ -38,7 +38,7 @@ from blobstore.errors import (
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.budget import MAX_TEXT
 from blobstore.names import file_name
-from blobstore.source.folders import Folder, LocalFolder
+from blobstore.source.folders import SUFFIX, Folder, LocalFolder
 
 _FILES = frozenset({"adapter_model.safetensors", "adapters.safetensors"})
 _PEFT_PREFIX = "base_model.model."
@@ -73,7 +73,6 @@ def adapter_error(path: str) -> UnsupportedSourceError:
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-SUFFIX = ".safetensors"
 MAX_INDEX = MAX_TEXT
 MAX_INDEX_VALUES = 2_000_000
 """Values of an index: a checkpoint of 1,000,000 tensors needs one for each, and some more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blobstore.errors import UsageError
-from blobstore.source.fetching import RateLimit
+from blobstore.source.fetching import FetchOptions, RateLimit
 
 
 def test_bytes_come_no_faster_than_the_limit() -> None:
@@ -25,5 +25,5 @@ def test_bytes_come_no_faster_than_the_limit() -> None:
 
 
 def test_a_limit_with_which_no_request_would_end_is_refused() -> None:
-    with pytest.raises(UsageError, match="at least 16,384"):
-        RateLimit(1000)
+    with pytest.raises(UsageError, match="limit_rate is at least 16,384, not 1,000"):
+        FetchOptions(limit_rate=1000)

@@ -182,7 +182,6 @@ def test_another_version_is_not_fetched(server: Server, checkpoint: Path) -> Non
     assert script.asked[0].fields["if-range"] == '"v1"'
 
 
-@pytest.mark.parametrize("option", ["connections", "limit_rate"])
-def test_fetching_at_0_is_refused(option: str) -> None:
-    with pytest.raises(UsageError, match=f"{option} is at least 1, not 0"):
-        FetchOptions(**{option: 0})
+def test_fetching_at_0_is_refused() -> None:
+    with pytest.raises(UsageError, match="connections is at least 1, not 0"):
+        FetchOptions(connections=0)

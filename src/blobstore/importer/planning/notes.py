@@ -37,7 +37,7 @@ from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.policies.options import Experts, ImportOptions, Profile
 from blobstore.importer.policies.roles import needs_stacked_experts
 from blobstore.io.ranges import FileIdentity, Identity
-from blobstore.source.files import NOT_ITS_OWN, KeptFile, OtherFiles
+from blobstore.source.files import NOT_ITS_OWN, KeptFile
 from blobstore.source.inventory import Inventory, quant_type_of
 from blobstore.source.shards import INDEX_NAME
 from blobstore.source.weights import Form, SourceWeight
@@ -71,9 +71,7 @@ def storable(inventory: Inventory, profile: Profile, *, has_draft: bool) -> Inve
         return inventory  # with the weights that it has assembled
     left_out = (*inventory.left_out, *(LeftOut(name, found) for name, found in reasons.items()))
     kept = tuple(file for file in inventory.kept if file.name not in reasons)
-    return replace(
-        inventory, other_files=OtherFiles(kept, tuple(sorted(left_out, key=lambda one: one.name)))
-    )
+    return replace(inventory, kept=kept, left_out=tuple(sorted(left_out, key=lambda one: one.name)))
 
 
 def own_document(

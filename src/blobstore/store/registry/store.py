@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, closing
 from typing import Any, Self
 
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError
@@ -76,17 +76,14 @@ class RegistryStore(Home):
         self.blobs = RegistryBlobs(self._api, self._places, self.manifests.blobs)
         self._publishing = threading.Lock()
 
-    @contextmanager
     def session(
         self,
         source: str = "",  # noqa: ARG002  # the registry keeps what was sent
         name: ModelName | None = None,
-    ) -> Iterator[RegistrySession]:
-        session = RegistrySession(self._api, self.manifests, self._places, self._publishing, name)
-        try:
-            yield session
-        finally:
-            session.close()
+    ) -> AbstractContextManager[RegistrySession]:
+        return closing(
+            RegistrySession(self._api, self.manifests, self._places, self._publishing, name)
+        )
 
     def close(self) -> None:
         """Close all connections."""
