@@ -18,7 +18,7 @@ from blobstore.errors import UnsupportedSourceError
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.importer.run import plan_import
 from blobstore.inspection.listing import summarize
-from blobstore.source.inventory import classify
+from blobstore.source.inventory import kind_of
 
 MISLABELLED = {
     # An MLX config without `mode` is affine: Ollama forgets the type, and guesses it from shapes
@@ -40,7 +40,7 @@ unquantized = pytest.mark.parametrize("quant", ["none"])
 @every_source
 @unquantized
 def test_plan_is_equal(case: Case, source: str) -> None:
-    assert classify(case.plan.inventory.weights).value == case.record["kind"]
+    assert kind_of(case.plan.inventory.weights) == case.record["kind"]
     plan, recorded = [planned(blob) for blob in case.plan.blobs], case.record["blobs"]
     if source in MISLABELLED:
         for ours, theirs in zip(plan, recorded, strict=True):

@@ -23,7 +23,7 @@ from support.ollama_sources import INDEX
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.importer.planning.outputs import PlannedBlob
 from blobstore.inspection.listing import summarize
-from blobstore.source.inventory import classify
+from blobstore.source.inventory import kind_of
 
 Array = np.ndarray[Any, Any]
 
@@ -56,7 +56,7 @@ every_type = pytest.mark.parametrize("quant", ["none", *QUANT_TYPES])
 @every_source
 @every_type
 def test_plan_is_equal(case: Case) -> None:
-    assert classify(case.plan.inventory.weights).value == case.record["kind"]
+    assert kind_of(case.plan.inventory.weights) == case.record["kind"]
     assert [planned(blob) for blob in case.plan.blobs] == case.record["blobs"]
 
 

@@ -8,7 +8,6 @@ single ``.safetensors`` file is a checkpoint without documents.
 
 from __future__ import annotations
 
-import enum
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -56,6 +55,9 @@ from blobstore.source.shards import (
     weight_sets,
 )
 from blobstore.source.weights import Form, SourceFile, SourceTensor, SourceWeight
+
+FLOAT = "float"
+"""The kind of a checkpoint without quantized weights."""
 
 
 @dataclass(frozen=True)
@@ -276,23 +278,12 @@ def _tensors(read: list[tuple[SourceFile, Header]]) -> dict[str, SourceTensor]:
     return dict(sorted(tensors.items()))
 
 
-class SourceKind(enum.Enum):
-    """A kind of checkpoint.
-
-    The value is Ollama's name for it (x/create/classify.go, ollama/ollama@fb307609).
-    """
-
-    FLOAT = "float"
-    PREQUANTIZED = "prequantized"
-    BLOCK_FP8 = "block-fp8"
-
-
-def classify(weights: Iterable[SourceWeight]) -> SourceKind:
-    """Return the kind: prequantized when any weight is, else block FP8 when any weight is."""
+def kind_of(weights: Iterable[SourceWeight]) -> str:
+    """Return Ollama's name for a kind of checkpoint (x/create/classify.go, ollama@fb307609)."""
     forms = {weight.form for weight in weights}
     if Form.CODES in forms:
-        return SourceKind.PREQUANTIZED
-    return SourceKind.BLOCK_FP8 if Form.BLOCK_FP8 in forms else SourceKind.FLOAT
+        return "prequantized"
+    return "block-fp8" if Form.BLOCK_FP8 in forms else FLOAT
 
 
 def quant_type_of(weights: Sequence[SourceWeight], config: SourceConfig | None) -> QuantType | None:

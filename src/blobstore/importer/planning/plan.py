@@ -49,7 +49,7 @@ from blobstore.importer.policies.options import Experts, ImportOptions
 from blobstore.importer.policies.policy import Policy, policy_for
 from blobstore.importer.policies.roles import form_of_experts, inputs_first
 from blobstore.importer.policies.rules import Rule, RuleBook
-from blobstore.source.inventory import Inventory, SourceKind, classify
+from blobstore.source.inventory import FLOAT, Inventory, kind_of
 from blobstore.source.producers import OWN
 from blobstore.source.weights import Form, SourceWeight
 
@@ -254,11 +254,11 @@ class _Chooser:
 def _chooser(
     inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions, prefix: str
 ) -> _Chooser:
-    kind, asked = classify(weights), options.quant_type
+    kind, asked = kind_of(weights), options.quant_type
     wants_types = asked is not None or options.rules or options.target is not None
-    if kind is not SourceKind.FLOAT and not options.requantize and wants_types:
+    if kind != FLOAT and not options.requantize and wants_types:
         raise UnsupportedSourceError(
-            f"{inventory.path} is quantized already ({kind.value})",
+            f"{inventory.path} is quantized already ({kind})",
             path=inventory.path,
             hint="Import it without quant, rules and a target, or add requantize=True.",
         )

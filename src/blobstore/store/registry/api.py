@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.documents import Descriptor
@@ -18,10 +19,11 @@ from blobstore.io.budget import Budget
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.messages import Message, Reply
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
-from blobstore.io.workers import each
+from blobstore.io.workers import results_of
 from blobstore.store.registry.authorization import Authorization, Scope
 from blobstore.store.registry.logins import AnyLogin, Login
 
+_T = TypeVar("_T")
 HEAD_BYTES = 64 * 2**10
 """Bytes that may come besides a body: heads of replies, redirects, bodies of errors."""
 OK, CREATED, ACCEPTED, NO_CONTENT, PARTIAL = 200, 201, 202, 204, 206
@@ -96,9 +98,9 @@ class RegistryApi:
                     raise failure if reply.address == address else failure.at(str(address))
                 self._authorization.challenged(reply, ask.scope)
 
-    def at_once(self, blobs: Sequence[Descriptor], do: Callable[[Descriptor], None]) -> None:
-        """Do something with each blob, with as many requests at once as the client has."""
-        each(blobs, do, max(1, min(self.client.connections, len(blobs))), name="registry")
+    def at_once(self, blobs: Sequence[Descriptor], do: Callable[[Descriptor], _T]) -> list[_T]:
+        """Return what ``do`` gives for each blob; as many run at once as the client allows."""
+        return results_of(blobs, do, self.client.connections, name="registry")
 
     @contextmanager
     def _once(self, address: WebAddress, ask: Ask) -> Iterator[Reply]:

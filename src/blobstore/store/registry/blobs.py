@@ -121,15 +121,14 @@ class RegistryBlobs:
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         """See `Blobs`: those that their known repositories no longer have."""
-        wanted, there = unique(descriptors), set[Digest]()
+        wanted = unique(descriptors)
 
-        def look(blob: Descriptor) -> None:
-            for repository in self._places.known(blob.digest):
-                if Uploads(self._api, repository).size(blob.digest) == blob.size:
-                    there.add(blob.digest)
+        def is_there(blob: Descriptor) -> bool:
+            places = self._places.known(blob.digest)
+            return any(Uploads(self._api, one).size(blob.digest) == blob.size for one in places)
 
-        self._api.at_once(wanted, look)
-        return [blob for blob in wanted if blob.digest not in there]
+        there = self._api.at_once(wanted, is_there)
+        return [blob for blob, is_known in zip(wanted, there, strict=True) if not is_known]
 
     def digests(self) -> set[str]:
         """See `Blobs`: those that the registry's manifests name. It lists no others."""

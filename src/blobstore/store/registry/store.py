@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from typing import Any, Self
 
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError
@@ -138,14 +139,8 @@ class RegistrySession(Session):
         wanted = unique(descriptors)
         if self._repository is None:
             return wanted
-        repository, missing = self._repository, set()
-
-        def look(blob: Descriptor) -> None:
-            if not self._is_there(repository, blob):
-                missing.add(blob.digest)
-
-        self._api.at_once(wanted, look)
-        return [blob for blob in wanted if blob.digest in missing]
+        there = self._api.at_once(wanted, partial(self._is_there, self._repository))
+        return [blob for blob, is_there in zip(wanted, there, strict=True) if not is_there]
 
     def writer(
         self,
@@ -190,14 +185,8 @@ class RegistrySession(Session):
         between. ``below`` is refused: a registry has all blobs of its models.
         """
         manifest.check_limits()
-        repository, created = repository_of(name), set(self._sent)
         named = unique(blob for blob in manifest.descriptors if blob.digest not in below)
-
-        def bring(blob: Descriptor) -> None:
-            if self._bring(repository, blob):
-                created.add(blob.digest)
-
-        self._api.at_once(named, bring)
+        self._api.at_once(named, partial(self._bring, repository_of(name)))
         with self._publishing:
             spelled = self._manifests.spelled(name)
             if spelled != name:
@@ -205,24 +194,25 @@ class RegistrySession(Session):
             if expected is not None:
                 check_expected(name, self._manifests.raw(name), expected)
             self._manifests.put(name, manifest)
+        created = self._sent & {blob.digest for blob in named}
         self._sent.clear()
-        return created & {blob.digest for blob in named}
+        return created
 
-    def _bring(self, repository: str, blob: Descriptor) -> bool:
-        """Make sure that the repository has a blob; return whether its bytes were sent for that.
+    def _bring(self, repository: str, blob: Descriptor) -> None:
+        """Make sure that the repository has a blob.
 
         Raises: NotFoundError, CorruptDataError if neither the repository nor this session has it.
         """
         if self._places.known(blob.digest).get(repository) == blob.size:
-            return False
+            return
         spooled = self._spooled.get(blob.digest)
         if spooled is not None:
             check_blob_size(blob, spooled.size)
         if self._is_there(repository, blob):
-            return False
+            return
         if spooled is not None:
             self._send(repository, blob, spooled)
-            return True
+            return
         if (there := Uploads(self._api, repository).size(blob.digest)) is not None:
             check_blob_size(blob, there)
         raise blob_not_found(blob.digest)
