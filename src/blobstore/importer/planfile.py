@@ -40,7 +40,7 @@ from blobstore.io.durable import FILE_MODE, check_regular, os_errors, replace_fi
 from blobstore.io.ranges import FileIdentity, FileReader
 from blobstore.names import Digest
 from blobstore.source.addresses import OpenSource, Source, open_folder, without_secrets
-from blobstore.source.files import KeptFile, OtherFiles
+from blobstore.source.files import KeptFile
 from blobstore.source.folders import Folder
 from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.source.weights import SourceFile
@@ -69,7 +69,8 @@ class PlanSource(Document):
             found,
             documents=documents,
             config=found.config if CONFIG_NAME in documents else None,
-            other_files=OtherFiles(kept, self.left_out),
+            kept=kept,
+            left_out=self.left_out,
         )
         states = _states(inventory)
         for name in sorted(self.files.keys() | states.keys()):
