@@ -147,7 +147,7 @@ def warm_up(*, has_lm: bool) -> None:
     """Import what most commands need, once for all forked processes."""
     for name in blobstore.__all__:
         getattr(blobstore, name)
-    for name in ("blobstore.cli.main", "httpx2", "pydantic", "obstore", "uvicorn"):
+    for name in ("blobstore.cli.main", "pydantic", "obstore", "uvicorn"):
         importlib.import_module(name)
     if has_lm:  # not mlx: its threads would be missing in the forked processes
         importlib.import_module("transformers.models.auto.tokenization_auto")

@@ -8,7 +8,7 @@ from functools import partial
 from unittest import mock
 
 from blobstore.io.budget import RetryPolicy
-from blobstore.io.http import client
+from blobstore.io.http import client, connections
 
 _LONG_S = 600
 patient_policy = partial(RetryPolicy, connect_s=_LONG_S, silence_s=_LONG_S, deadline_s=4 * _LONG_S)
@@ -23,6 +23,6 @@ def patient_clients() -> Iterator[None]:
     """
     with (
         mock.patch.object(client, "RetryPolicy", patient_policy),
-        mock.patch.object(client, "_KEEP_ALIVE_S", 4 * _LONG_S),
+        mock.patch.object(connections, "_KEEP_ALIVE_S", 4 * _LONG_S),
     ):
         yield

@@ -51,7 +51,7 @@ LEADING_BACK = {
     ("source.fetching", "source.folders"),
     ("source.fetching", "source.weights"),
 }
-HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich", "httpx2", "httpcore2", "zstandard"}
+HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich", "truststore", "zstandard"}
 HEAVY |= {"cryptography", "nacl", "obstore", "dask", "distributed"}
 HEAVY |= {"starlette", "uvicorn", "anyio", "vl_convert", "playwright"}
 TOP_OF = {"web": {"starlette", "uvicorn", "anyio"}}  # `cli` imports `web` inside functions

@@ -235,8 +235,7 @@ class RequestLimits:
         self._budget = budget
         self.taken = 0
         self._start: float | None = None
-        self._cancellation = cancellation or Cancellation()
-        self._socket: socket.socket | None = None
+        self.cancellation = cancellation or Cancellation()
 
     @property
     def left(self) -> int:
@@ -259,7 +258,7 @@ class RequestLimits:
         Raises: RemoteError when its time is over, or it was cancelled; LimitExceededError when its
         checkpoint's time is over.
         """
-        self._cancellation.check(address)
+        self.cancellation.check(address)
         now = time.monotonic()
         self._start = now if self._start is None else self._start
         moved = self._total + self._sent
@@ -272,21 +271,6 @@ class RequestLimits:
                 temporary=True,
             )
         return left if self._budget is None else min(left, self._budget.seconds_left())
-
-    def sleep(self, seconds: float) -> None:
-        """Wait so long, or until the request is cancelled."""
-        self._cancellation.sleep(seconds)
-
-    def use(self, connection: socket.socket) -> None:
-        """Remember the connection that the request waits for."""
-        self.finish()
-        self._socket = connection
-        self._cancellation.add(connection)
-
-    def finish(self) -> None:
-        """Forget the connection."""
-        if self._socket is not None:
-            self._cancellation.discard(self._socket)
 
 
 MAX_HEADER = 100_000_000

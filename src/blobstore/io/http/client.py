@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import random
 import re
-import socket
-import ssl
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from threading import Lock, Semaphore
-from typing import TYPE_CHECKING, Self, TypeVar, cast
+from typing import Self, TypeVar
 
 from blobstore._version import __version__
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, UsageError
 from blobstore.io.budget import Budget, Cancellation, RequestLimits, RetryPolicy
-from blobstore.io.http.connections import CheckedBackend, RequestContext
+from blobstore.io.http.connections import Connections, remote_errors
 from blobstore.io.http.messages import Fields, Message, Reply, linked_of
 from blobstore.io.http.web_addresses import (
     MAX_REDIRECTS,
@@ -26,19 +24,11 @@ from blobstore.io.http.web_addresses import (
     redirected,
 )
 
-if TYPE_CHECKING:
-    import httpcore2
-
 _T = TypeVar("_T")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _REPEATING = frozenset({307, 308})
 """Redirects that repeat the method and the body (RFC 9110 section 15.4)."""
 _SAFE = frozenset({"GET", "HEAD"})
-_KEPT = 64
-"""Connections that are kept alive: to an endpoint, its content server, what they redirect to."""
-_KEEP_ALIVE_S = 30
-_CUT = "peer closed connection"
-"""h11's words for a body that ends too early."""
 _TOKEN = re.compile(r"[!-~]{1,4096}", re.ASCII)
 
 
@@ -61,8 +51,6 @@ class HttpClient:
         is_public: Callable[[str], bool] = is_public,
     ) -> None:
         """Raises: UsageError for an invalid token; StorageError, NotFoundError for ``ca_file``."""
-        import httpcore2
-
         if token is not None and _TOKEN.fullmatch(token) is None:
             raise UsageError(
                 "not a token: it is empty, too long, or contains a character that is not visible"
@@ -74,15 +62,8 @@ class HttpClient:
         self._token = token
         self._token_origin: tuple[str, str, int] | None = None
         self._lock = Lock()
-        self._backend = CheckedBackend(is_public, ca_file)
-        self._pool = httpcore2.ConnectionPool(
-            ssl_context=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),  # the backend has another
-            max_connections=None,  # `request` bounds them
-            max_keepalive_connections=_KEPT,
-            keepalive_expiry=_KEEP_ALIVE_S,
-            network_backend=cast("httpcore2.NetworkBackend", self._backend),
-        )
-        weakref.finalize(self, self._pool.close)
+        self._kept = Connections(is_public, ca_file)
+        weakref.finalize(self, self._kept.close)
 
     def start(self, url: str) -> RequestTarget:
         """Return where requests for ``url`` begin.
@@ -144,14 +125,11 @@ class HttpClient:
         """
         answered = partial(self._answered, message, target, limits, accept)
         with self._slots:
+            reply, at = self.retrying(answered, limits) if retries else answered()
             try:
-                reply, at = self.retrying(answered, limits) if retries else answered()
-                try:
-                    yield reply, at
-                finally:
-                    reply.close()
+                yield reply, at
             finally:
-                limits.finish()
+                reply.close()
 
     def retrying(self, work: Callable[[], _T], limits: RequestLimits) -> _T:
         """Return what ``work`` does, which is done again after temporary failures. As `pause`."""
@@ -180,7 +158,7 @@ class HttpClient:
             raise failure
         if attempt + 1 >= policy.attempts or wait > limits.seconds_left(failure.path):
             raise failure
-        limits.sleep(wait)
+        limits.cancellation.sleep(wait)
 
     def allow(self, connections: int) -> None:
         """Let so many requests run at once, if it is less than that now."""
@@ -190,8 +168,8 @@ class HttpClient:
                 self.connections = connections
 
     def close(self) -> None:
-        """Close all connections."""
-        self._pool.close()
+        """Close the connections that are kept."""
+        self._kept.close()
 
     def __enter__(self) -> Self:
         return self
@@ -210,7 +188,7 @@ class HttpClient:
         try:
             reply, at = self._followed(message, target, limits)
             if reply.status not in accept:
-                reply.discard()
+                reply.close()
                 raise reply.failure()
             reply.check_uncoded()
         except (RemoteError, NotFoundError) as error:
@@ -242,74 +220,37 @@ class HttpClient:
                 if message.has_credentials and target.address.origin != origin.origin:
                     raise origin.refuse(f"redirects credentials to {target.address}")
             finally:
-                reply.discard()
+                reply.close()
         raise target.address.refuse(f"is behind more than {MAX_REDIRECTS} redirects")
 
     def _ask(self, message: Message, target: RequestTarget, limits: RequestLimits) -> Reply:
-        import httpcore2
-
         address = target.address
         has_credentials = target.authorization is not None or message.has_credentials
-        context = RequestContext(target, limits, has_credentials)
-        request = httpcore2.Request(
-            message.method,
-            httpcore2.URL(
-                scheme=address.scheme, host=address.host, port=address.port, target=address.target
-            ),
-            headers=_fields(target, message),
-            content=message.body.pieces() if message.body is not None else None,
-            extensions={
-                "timeout": {
-                    "connect": limits.policy.connect_s,
-                    "read": limits.policy.silence_s,
-                    "write": limits.policy.silence_s,
-                }
-            },
-        )
-        with self._working(context):
-            response = self._pool.handle_request(request)
+        with remote_errors(address, limits):
+            connection = self._kept.take(target, limits, has_credentials=has_credentials)
+
+        working = partial(remote_errors, address, limits, connection)
+        body = message.body.pieces() if message.body is not None else None
         try:
+            with working():
+                response = connection.exchange(
+                    address, limits, message.method, partial(_fields, target, message), body
+                )
             return Reply(
                 address,
                 response,
-                partial(self._working, context),
+                connection,
+                working,
+                partial(self._kept.give_back, address, connection),
                 has_body=message.method != "HEAD",
                 authorization=target.authorization,
             )
-        except RemoteError:
-            response.close()
+        except BaseException:
+            connection.close()
             raise
 
-    @contextmanager
-    def _working(self, context: RequestContext) -> Iterator[None]:
-        """Count for ``context``, and turn what httpcore2 raises into our errors."""
-        import httpcore2
 
-        address = context.address
-        with self._backend.on(context):
-            try:
-                yield
-            except httpcore2.TimeoutException as error:
-                context.limits.seconds_left(address)  # raises when the request's time is over
-                connecting = isinstance(error, httpcore2.ConnectTimeout)
-                why = (
-                    "could not be reached"
-                    if connecting
-                    else f"sent nothing for {context.limits.policy.silence_s:g} seconds"
-                )
-                raise RemoteError(
-                    f"{address}: the server {why}", path=str(address), temporary=True
-                ) from error
-            except httpcore2.NetworkError as error:
-                context.limits.seconds_left(address)
-                raise _unreachable(address, error) from error
-            except httpcore2.ProtocolError as error:
-                failure = address.refuse(f"answers in broken HTTP: {str(error)[:200]}", "R1")
-                failure.temporary = _CUT in str(error)
-                raise failure from error
-
-
-def _fields(target: RequestTarget, message: Message) -> list[tuple[str, str]]:
+def _fields(target: RequestTarget, message: Message) -> dict[str, str]:
     fields = {
         "Host": target.address.authority,
         "User-Agent": f"blobstore/{__version__}",
@@ -320,34 +261,4 @@ def _fields(target: RequestTarget, message: Message) -> list[tuple[str, str]]:
         fields["Authorization"] = target.authorization
     if message.body is not None:
         fields["Content-Length"] = str(message.body.size)
-    return list((fields | dict(message.fields)).items())
-
-
-def _unreachable(address: WebAddress, error: Exception) -> RemoteError:
-    """Return our error for a connection that failed; it is temporary if a retry may succeed."""
-    cause = error.args[0] if error.args else error
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return RemoteError(
-            f"{address}: its certificate is not trusted: {cause.verify_message}",
-            path=str(address),
-            hint="Check the address; a private authority's certificates can be named.",
-        )
-    if isinstance(cause, ssl.SSLError) and not isinstance(
-        cause, ssl.SSLEOFError | ssl.SSLZeroReturnError
-    ):
-        return RemoteError(
-            f"{address}: TLS is not possible: {cause.reason or cause}", path=str(address)
-        )
-    if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
-        return RemoteError(
-            f"{address}: its host is unknown",
-            path=str(address),
-            hint="Check the name of the host. Proxies are not used.",
-        )
-    why = (cause.strerror or str(cause)) if isinstance(cause, OSError) else str(cause)
-    temporary = not isinstance(cause, ValueError)
-    return RemoteError(
-        f"{address}: {why.lower() or 'the connection broke'}",
-        path=str(address),
-        temporary=temporary,
-    )
+    return fields | dict(message.fields)

@@ -1,288 +1,318 @@
-"""Connections as httpcore2's pool asks for them, checked: to which address, how much, how long.
+"""Connections to checked addresses, over which `http.client` speaks HTTP/1.1.
 
-The pool opens connections through a network backend. `CheckedBackend` resolves a name itself,
-checks every address (rule R2), and connects to the address that it checked, so that a name can't
-resolve to something else a moment later (DNS rebinding). A kept-alive connection is checked again
-before each request. httpcore2 passes nothing of a request down to its connection, so the
-`RequestContext` is kept for the thread that makes the request and reads its reply.
+A name is resolved here, every address is checked (rule R2), and the checked address is connected
+to, so that a name can't resolve to something else a moment later (DNS rebinding). A kept-alive
+connection is checked again before each request. Bytes and seconds are counted at the socket.
 
-h11 takes bytes behind the end of a reply for the next one, and chunks of any length (RFC 9112
-sections 9.2 and 7.1). So a connection counts the bytes behind the head: `Reply.close` keeps it only
-if they are exactly the Content-Length; after chunks it is closed. A chunk of 2⁶³ bytes or more,
-whose length wraps around elsewhere, is refused.
+`http.client` is lax where a server could hide something, so a `Connection` gives it checked lines
+only (`_Lines`), and `Reply` checks the lengths that it made of them. Of interim replies it knows
+100 alone; others are skipped here. A connection is used again only after exactly Content-Length
+bytes, and if neither a byte nor the end came behind them. After chunks it is closed.
 """
 
 from __future__ import annotations
 
+import io
+import math
+import os
 import re
 import socket
 import ssl
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import TYPE_CHECKING, cast
 
 from blobstore.errors import RemoteError, UsageError, from_os_error
 from blobstore.io.budget import RequestLimits
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress, is_link_local
 
 if TYPE_CHECKING:
-    import httpcore2
+    from _typeshed import WriteableBuffer
 
-_HEAD_END = re.compile(rb"\n\r?\n")
-"""As h11 finds it."""
-_CHUNK_LENGTH = re.compile(rb"[0-9A-Fa-f]*")
-_CHUNK_LIMIT = 2**63
-_LONGEST_LINE = 2**14
-_BODY_READ = 2**19
-"""Bytes of a body that are read at once. httpcore2 asks for 64 KiB, and h11 takes any number:
-1 GB costs 2.5 s of processor time with 64 KiB, 0.8 s with these."""
+_LINE = re.compile(
+    rb"(?:HTTP/1\.[01] [1-9][0-9]{2}(?: [^\0\r\n]*)?"  # a status (RFC 9112 section 4)
+    rb"|[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\0\r\n]*"  # a field (5): not folded
+    rb"|[0-9A-Fa-f]{1,15}[ \t]*(?:;[^\0\r\n]*)?"  # the length of a chunk (7.1)
+    rb"|)\r?\n"
+)
+MAX_HEAD = 100 * 2**10
+"""Bytes of a reply's head, and those of interim replies before it."""
+_BUFFER = 2**16
+_KEEP_ALIVE_S = 30
+_INTERIM = frozenset(range(102, 200))
+_CA_FILES = (
+    "/etc/ssl/cert.pem",
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+)
+"""Where Linux distributions have certificates, for a Python that was built elsewhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
-    """A connection's view of the request that is made on it."""
+class _Lines(io.BufferedReader):
+    """What a server sends, for `http.client`, which reads heads and chunks by lines.
 
-    target: RequestTarget
-    limits: RequestLimits
-    has_credentials: bool
+    It would take folded fields, lone CRs as ends of lines, the end of the connection as the end of
+    a head, and ``-5`` or ``1_0`` as the length of a chunk. ``allowed``: bytes of lines to come.
+    """
+
+    allowed: float = 0
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(size)
+        self.allowed -= len(line)
+        if self.allowed < 0:
+            raise HTTPException(f"a head of more than {MAX_HEAD:,} bytes")
+        if _LINE.fullmatch(line) is None:
+            raise HTTPException(f"an invalid or unfinished line in a head: {line[:40]!r}")
+        return line
+
+    def close(self) -> None:
+        """Do nothing: `http.client` calls it at the end of a reply."""
+
+
+class _Received(io.RawIOBase):
+    """What a server sends, counted for the request that waits for it.
+
+    ``has_ended``: the server has closed the connection.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
+        self.request: tuple[WebAddress, RequestLimits] | None = None
+        self.has_ended = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Receive bytes, within the request's limits. Between requests it does not wait."""
+        view = memoryview(buffer)
+        if self.request is None:
+            self.socket.settimeout(0)
+            return self.socket.recv_into(view)
+        address, limits = self.request
+        if limits.left <= 0:
+            what = f"sends more than was asked for ({limits.taken:,} bytes with heads)"
+            raise address.refuse(what, "R1")
+        self.socket.settimeout(self.seconds(address, limits))
+        try:
+            count = self.socket.recv_into(view[: limits.left])
+        except ConnectionResetError:
+            count = 0  # an end, too: what came before it counts
+        limits.take(count)
+        self.has_ended = count == 0
+        return count
+
+    @staticmethod
+    def seconds(address: WebAddress, limits: RequestLimits) -> float:
+        """Return how long to wait for the next bytes."""
+        return min(limits.policy.silence_s, limits.seconds_left(address))
+
+    def close(self) -> None:
+        """Close the connection; a second call does nothing."""
+        super().close()
+        self.socket.close()
+
+
+class Connection:
+    """A connection to a checked address, for one request at a time.
+
+    For `http.client` it is a socket. ``public`` and ``link_local`` are of the peer's IP address.
+    """
+
+    def __init__(self, connected: socket.socket, *, public: bool, link_local: bool) -> None:
+        self.public = public
+        self.link_local = link_local
+        self._received = _Received(connected)
+        self._lines = _Lines(self._received, _BUFFER)
+        self._idle_since = 0.0
 
     @property
-    def address(self) -> WebAddress:
-        """The address of the request."""
-        return self.target.address
+    def has_ended(self) -> bool:
+        """Whether the server has closed it."""
+        return self._received.has_ended
 
-    def seconds(self, timeout: float | None) -> float:
-        """Return how long to wait for the next byte: ``timeout``, or less."""
-        left = self.limits.seconds_left(self.address)
-        return left if timeout is None else min(timeout, left)
+    def exchange(
+        self,
+        address: WebAddress,
+        limits: RequestLimits,
+        method: str,
+        fields: Callable[[], Mapping[str, str]],
+        body: Iterable[bytes] | None,
+    ) -> HTTPResponse:
+        """Send a request, and return the reply when its head has come.
 
-    def check(self, *, public: bool, link_local: bool) -> None:
-        """Raise RemoteError (rule R2) if the request may not go to such an IP address."""
-        if self.target.public_only and not public:
-            raise self.address.refuse(
-                "is in a private network, and a public server redirected to it"
-            )
-        if self.target.from_server and link_local:
-            raise self.address.refuse("has a link-local address, and a server redirected to it")
+        ``fields`` gives them when they are sent, so that no frame of ours holds a secret.
+
+        Raises: HTTPException, OSError; RemoteError, LimitExceededError as ``limits``.
+        """
+        self._received.request = address, limits
+        self._lines.allowed = MAX_HEAD
+        limits.cancellation.add(self._received.socket)
+        client = HTTPConnection(address.host, address.port)
+        client.sock = self
+        with suppress(BrokenPipeError, ConnectionResetError):  # the answer may say why
+            client.request(method, address.target, body, fields())
+        while True:
+            response = HTTPResponse(cast("socket.socket", self), method=method)
+            response.begin()
+            if response.status not in _INTERIM:
+                self._lines.allowed = math.inf  # of chunks
+                return response
+
+    def sendall(self, data: bytes) -> None:
+        """Send bytes, for `http.client`."""
+        left, socket = memoryview(data), self._received.socket
+        while left and self._received.request is not None:
+            socket.settimeout(_Received.seconds(*self._received.request))
+            left = left[socket.send(left) :]
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """Return what the server sends, for `http.client`."""
+        return self._lines
+
+    def finish(self) -> None:
+        """End the request, before the connection is kept."""
+        if self._received.request is not None:
+            self._received.request[1].cancellation.discard(self._received.socket)
+        self._received.request = None
+        self._idle_since = time.monotonic()
+
+    def is_usable(self) -> bool:
+        """Return True if nothing has come behind the last reply, and no end."""
+        if time.monotonic() - self._idle_since > _KEEP_ALIVE_S:
+            return False
+        try:
+            self._lines.peek()
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return True
+        except OSError:
+            pass
+        return False
+
+    def close(self) -> None:
+        """Close the socket; a second call does nothing."""
+        self.finish()
+        self._received.close()
 
 
-class CheckedBackend:
-    """An ``httpcore2.NetworkBackend``.
+class Connections:
+    """The connections of a client: new ones, and those kept alive. Safe to share between threads.
 
-    ``ca_file`` names certificates (PEM) to trust beside the system's. Raises: StorageError,
-    NotFoundError if it can't be read.
+    ``is_public`` says which IP addresses are public. ``ca_file`` names certificates (PEM) to trust
+    beside the system's. Raises: StorageError, NotFoundError if it can't be read.
     """
 
     def __init__(self, is_public: Callable[[str], bool], ca_file: str | None) -> None:
         self._is_public = is_public
-        self._local = threading.local()
         self._ca_file = ca_file
+        self._idle: defaultdict[tuple[str, str, int], list[Connection]] = defaultdict(list)
         if ca_file is not None:
             _tls_context(ca_file)
 
-    @property
-    def context(self) -> RequestContext:
-        """The request of the current thread."""
-        context: RequestContext = self._local.context
-        return context
+    def take(
+        self, target: RequestTarget, limits: RequestLimits, *, has_credentials: bool
+    ) -> Connection:
+        """Return a connection for a request, which may go there.
 
-    @property
-    def tls(self) -> ssl.SSLContext:
-        """What TLS connections trust."""
-        return _tls_context(self._ca_file)
-
-    @contextmanager
-    def on(self, context: RequestContext) -> Iterator[None]:
-        """Count the bytes that this thread takes within the block for ``context``."""
-        self._local.context = context
+        Raises: RemoteError (rule R2); UsageError for credentials in the clear on the internet;
+        OSError, UnicodeError.
+        """
+        connection = self._kept(target.address) or self._connected(target, limits)
         try:
-            yield
-        finally:
-            del self._local.context
+            target.check(public=connection.public, link_local=connection.link_local)
+            if has_credentials and connection.public:
+                _check_secret(target.address)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,  # noqa: ARG002  # the interface's
-        socket_options: Iterable[Any] | None = None,
-    ) -> CheckedConnection:
-        """Connect to the first of the allowed addresses of ``host`` that answers."""
-        import httpcore2
-
-        failure: Exception = httpcore2.ConnectError(f"{host} has no address")
-        for address in _resolve(host, port):
-            public, link_local = self._is_public(address), is_link_local(address)
-            try:
-                self.context.check(public=public, link_local=link_local)
-                stream = httpcore2.SyncBackend().connect_tcp(
-                    address, port, self.context.seconds(timeout), None, socket_options or ()
-                )
-            except (httpcore2.ConnectError, httpcore2.ConnectTimeout, RemoteError) as error:
-                failure = error
-            else:
-                return CheckedConnection(self, stream, public=public, link_local=link_local)
-        raise failure
-
-    def sleep(self, seconds: float) -> None:
-        """Wait. Part of the interface; not called, because retries are ours."""
-        self.context.limits.sleep(seconds)
-
-
-class CheckedConnection:
-    """An ``httpcore2.NetworkStream``, plain or TLS; it counts what is read."""
-
-    def __init__(
-        self,
-        backend: CheckedBackend,
-        stream: httpcore2.NetworkStream,
-        *,
-        public: bool,
-        link_local: bool,
-    ) -> None:
-        self._backend = backend
-        self._stream = stream
-        self._public = public
-        self._link_local = link_local
-        self._head: bytes | None = None
-        self._body_nbytes = 0
-        self._chunks: _ChunkLengths | None = None
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Send the first or the next bytes of a request. Raises: as `RequestContext.check`."""
-        context = self._backend.context
-        context.check(public=self._public, link_local=self._link_local)
-        if context.has_credentials and self._public and context.address.scheme == "http":
-            raise UsageError(
-                f"{context.address}: a token is not sent over the public internet without TLS",
-                path=str(context.address),
-                hint="Use https, or no token.",
-            )
-        context.limits.use(self._stream.get_extra_info("socket"))
-        self._head, self._body_nbytes, self._chunks = b"", 0, None
-        self._stream.write(buffer, context.seconds(timeout))
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return the next bytes, within the request's limits; none at the end."""
-        import httpcore2
-
-        context = self._backend.context
-        if context.limits.left <= 0:
-            what = f"sends more than was asked for ({context.limits.taken:,} bytes with heads)"
-            raise context.address.refuse(what, "R1")
-        longest = max_bytes if self._head is not None else _BODY_READ
-        length = min(longest, context.limits.left)
-        data = self._stream.read(length, context.seconds(timeout))
-        if not data and self._head is not None and b"HTTP/".startswith(self._head[:5]):
-            raise httpcore2.ReadError("it closed the connection before the end of an answer's head")
-        context.limits.take(len(data))
-        self._count(data)
-        return data
-
-    def _count(self, data: bytes) -> None:
-        """Count the bytes behind the head, and check the lengths of chunks."""
-        while self._head is not None:
-            head = self._head + data
-            end = _HEAD_END.search(head)
-            if end is None:
-                self._head = head
-                return
-            data = head[end.end() :]
-            is_interim = head[8:10] == b" 1"  # another head follows (RFC 9110 section 15.2)
-            self._head = b"" if is_interim else None
-            if not is_interim and b"\ntransfer-encoding" in head[: end.end()].lower():
-                self._chunks = _ChunkLengths()
-        self._body_nbytes += len(data)
-        if self._chunks is not None and not self._chunks.are_possible(data):
-            raise self._backend.context.address.refuse(
-                "answers with a chunk of 2⁶³ bytes or more", "R1"
-            )
-
-    def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,  # noqa: ARG002  # the pool's, which trusts nothing
-        server_hostname: str | None = None,
-        timeout: float | None = None,
-    ) -> CheckedConnection:
-        """Return the connection with TLS, which trusts what the backend does."""
-        import httpcore2
-
-        try:
-            stream = self._stream.start_tls(
-                self._backend.tls, server_hostname, self._backend.context.seconds(timeout)
-            )
-        except (ValueError, OSError) as error:  # a name that TLS can't send; broken certificates
-            self.close()
-            raise httpcore2.ConnectError(error) from error
-        return CheckedConnection(
-            self._backend, stream, public=self._public, link_local=self._link_local
-        )
+    def give_back(self, address: WebAddress, connection: Connection, *, keep: bool) -> None:
+        """Keep a connection for the next request to the same origin, or close it."""
+        if keep:
+            connection.finish()
+            self._idle[address.origin].append(connection)
+        else:
+            connection.close()
 
     def close(self) -> None:
-        """Close the socket."""
-        self._stream.close()
+        """Close all that are kept."""
+        for connections in list(self._idle.values()):
+            while connections:
+                connections.pop().close()
 
-    def get_extra_info(self, info: str) -> Any:
-        """Return a property of the connection.
+    def _kept(self, address: WebAddress) -> Connection | None:
+        connections = self._idle[address.origin]
+        while True:
+            try:
+                connection = connections.pop()
+            except IndexError:
+                return None
+            if connection.is_usable():
+                return connection
+            connection.close()
 
-        ``public``: whether the peer's address is. ``body_nbytes``: the bytes behind the head of the
-        current reply, with their framing.
-        """
-        if info == "public":
-            return self._public
-        if info == "body_nbytes":
-            return self._body_nbytes
-        return self._stream.get_extra_info(info)
+    def _connected(self, target: RequestTarget, limits: RequestLimits) -> Connection:
+        """Connect to the first of the allowed addresses of a host that answers."""
+        address = target.address
+        failure: Exception = OSError("it has no address")
+        context = _tls_context(self._ca_file) if address.scheme == "https" else None
+        for ip in _resolve(address.host, address.port):
+            public, link_local = self._is_public(ip), is_link_local(ip)
+            try:
+                target.check(public=public, link_local=link_local)
+                seconds = min(limits.policy.connect_s, limits.seconds_left(address))
+                connected = socket.create_connection((ip, address.port), seconds)
+            except TimeoutError as error:
+                failure = OSError("the server could not be reached")
+                failure.__cause__ = error
+            except (OSError, RemoteError) as error:
+                failure = error
+            else:
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if context is not None:
+                    connected = context.wrap_socket(connected, server_hostname=address.host)
+                return Connection(connected, public=public, link_local=link_local)
+        raise failure
 
 
-class _ChunkLengths:
-    """Follows the bytes of a chunked body from chunk to chunk."""
-
-    def __init__(self) -> None:
-        self._skip = 0
-        self._line = b""
-
-    def are_possible(self, data: bytes) -> bool:
-        """Take the next bytes; return False if the length of a chunk is 2⁶³ or more."""
-        while data:
-            if self._skip:
-                passed, data = min(self._skip, len(data)), data[self._skip :]
-                self._skip -= passed
-                continue
-            line, newline, data = data.partition(b"\n")
-            self._line = (self._line + line)[:_LONGEST_LINE]
-            if newline:
-                digits = _CHUNK_LENGTH.match(self._line)
-                self._skip = int(digits[0] or b"0", 16) if digits else 0
-                self._line = b""
-            if self._skip >= _CHUNK_LIMIT:
-                return False
-        return True
+def _check_secret(address: WebAddress) -> None:
+    if address.scheme == "http":
+        raise UsageError(
+            f"{address}: a token is not sent over the public internet without TLS",
+            path=str(address),
+            hint="Use https, or no token.",
+        )
 
 
 def _resolve(host: str, port: int) -> list[str]:
-    import httpcore2
-
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise httpcore2.ConnectError(error) from error
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
 
 @cache
 def _tls_context(ca_file: str | None) -> ssl.SSLContext:
-    """Return the context of connections that trust the system and ``ca_file``, for HTTP/1.1.
+    """Return the context of connections that trust the system and ``ca_file``.
 
     Reading the system's certificates takes 28 ms, so it is done when the first connection needs it.
+    OpenSSL's own default paths would be those of the environment.
     """
-    import httpx2
+    if sys.platform == "darwin":
+        import truststore
 
-    context = httpx2.create_ssl_context(trust_env=False)
+        context: ssl.SSLContext = truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    else:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        paths = ssl.get_default_verify_paths()
+        files = filter(os.path.isfile, (paths.openssl_cafile, *_CA_FILES))
+        context.load_verify_locations(next(files, None), paths.openssl_capath)
     context.set_alpn_protocols(["http/1.1"])
     try:
         if ca_file is not None:
@@ -290,3 +320,59 @@ def _tls_context(ca_file: str | None) -> ssl.SSLContext:
     except OSError as error:
         raise from_os_error(error, "read certificates from", ca_file) from error
     return context
+
+
+@contextmanager
+def remote_errors(
+    address: WebAddress, limits: RequestLimits, connection: Connection | None = None
+) -> Iterator[None]:
+    """Turn the errors of connections and `http.client` into ours, within the block.
+
+    They are temporary if a retry may succeed: when time is left, and the server closed or broke the
+    connection instead of answering in broken HTTP.
+    """
+    try:
+        yield
+    except TimeoutError as error:
+        limits.seconds_left(address)  # raises when the request's time is over
+        raise RemoteError(
+            f"{address}: the server sent nothing for {limits.policy.silence_s:g} seconds",
+            path=str(address),
+            temporary=True,
+        ) from error
+    except HTTPException as error:
+        limits.seconds_left(address)
+        failure = address.refuse(f"answers in broken HTTP: {str(error)[:200]}", "R1")
+        failure.temporary = connection is not None and connection.has_ended
+        raise failure from error
+    except (OSError, UnicodeError) as error:
+        limits.seconds_left(address)
+        raise _unreachable(address, error) from error
+
+
+def _unreachable(address: WebAddress, error: OSError | UnicodeError) -> RemoteError:
+    """Return our error for a connection that failed."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return RemoteError(
+            f"{address}: its certificate is not trusted: {error.verify_message}",
+            path=str(address),
+            hint="Check the address; a private authority's certificates can be named.",
+        )
+    if isinstance(error, ssl.SSLError) and not isinstance(
+        error, ssl.SSLEOFError | ssl.SSLZeroReturnError
+    ):
+        return RemoteError(
+            f"{address}: TLS is not possible: {error.reason or error}", path=str(address)
+        )
+    if isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN:
+        return RemoteError(
+            f"{address}: its host is unknown",
+            path=str(address),
+            hint="Check the name of the host. Proxies are not used.",
+        )
+    why = (isinstance(error, OSError) and error.strerror) or str(error)
+    return RemoteError(
+        f"{address}: {why.lower() or 'the connection broke'}",
+        path=str(address),
+        temporary=isinstance(error, OSError),
+    )

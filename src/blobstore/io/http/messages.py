@@ -13,7 +13,8 @@ Which bytes of a file a reply brings, and of which version of it. Sources: RFC 9
 
 Every reply, whatever it brings (RFC 9110, 9112):
 
-- its head has at most 256 field lines; h11 and the request's limits bound its bytes
+- its head has at most 100 fields in 100 KiB, with interim replies, and no line is folded
+- it has at most one ``Content-Length``, of ASCII digits, and no transfer coding but ``chunked``
 - it has no ``Content-Length`` beside a ``Transfer-Encoding``: two lengths are how replies are
   smuggled (9112 section 6.3)
 - it has no content coding: ``identity`` was asked for, ranges are of the coded form, and a few
@@ -24,14 +25,14 @@ Every reply, whatever it brings (RFC 9110, 9112):
 from __future__ import annotations
 
 import re
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from http.client import HTTPResponse, IncompleteRead
 from itertools import chain
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from blobstore.errors import (
     BlobStoreError,
@@ -40,17 +41,14 @@ from blobstore.errors import (
     NotFoundError,
     RemoteError,
 )
+from blobstore.io.http.connections import Connection
 from blobstore.io.http.web_addresses import Linked, WebAddress
 from blobstore.names import Digest
 
-if TYPE_CHECKING:
-    import httpcore2
-
 Fields = Sequence[tuple[str, str]]
 
-MAX_FIELDS = 256
 _SMALL_BODY = 4096
-_HELD_BACK = 32 * 2**10  # Linux doubles it for its own bookkeeping
+_PIECE = 2**20
 _LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
 _TEMPORARY = frozenset({429, 500, 502, 503, 504})
 _WITHOUT_BODY = frozenset({204, 304})
@@ -105,46 +103,46 @@ class Reply:
     """One reply.
 
     Its body is read once, by the thread that made the request, and only as far as it is asked for.
+    ``length``: bytes of the body as the head has it; None where it does not say.
+    ``from_public``: the server's address, the one that was connected to, is public.
     """
 
     def __init__(
         self,
         address: WebAddress,
-        response: httpcore2.Response,
+        response: HTTPResponse,
+        connection: Connection,
         working: Callable[[], AbstractContextManager[None]],
+        give_back: Callable[..., None],
         *,
         has_body: bool = True,
         authorization: str | None = None,
     ) -> None:
         """``has_body``: False for a reply to HEAD, whose length is that of another reply.
 
-        ``authorization``: the request's field.
+        ``authorization``: the request's field. Raises: RemoteError (rule R1).
         """
         self.address = address
         self.authorization = authorization
         self.status = response.status
-        self._has_body = has_body and self.status not in _WITHOUT_BODY
-        self._is_read = self._is_closed = False
+        self.from_public = connection.public
         self._response = response
-        self._connection: httpcore2.NetworkStream = response.extensions["network_stream"]
         self._working = working
-        self._fields: dict[str, list[str]] = {}
-        if len(response.headers) > MAX_FIELDS:
-            raise self.refuse(
-                f"answers with {len(response.headers):,} header fields, at most {MAX_FIELDS} are"
-                " read"
-            )
-        for name, value in response.headers:
-            self._fields.setdefault(name.decode("latin-1").lower(), []).append(
-                value.decode("latin-1")
-            )
-        if "content-length" in self._fields and "transfer-encoding" in self._fields:
+        self._give_back = give_back
+        self._is_closed = False
+        length, coding = self.field("content-length"), self.field("transfer-encoding")
+        if response.headers.defects:
+            raise self.refuse("answers with an invalid head")
+        if length is not None and coding is not None:
             raise self.refuse("gives its answer two lengths: Content-Length and Transfer-Encoding")
-
-    @property
-    def from_public(self) -> bool:
-        """Whether the server's address, the one that was connected to, is public."""
-        return bool(self._connection.get_extra_info("public"))
+        if length is not None and _LENGTH.fullmatch(length) is None:
+            raise self.refuse(f"answers with the Content-Length {length[:40]!r}")
+        if coding is not None and not response.chunked:
+            raise self.refuse(f"answers in the transfer coding {coding[:40]!r}")
+        self.length = None if length is None else int(length)
+        has_body = has_body and self.status not in _WITHOUT_BODY
+        self._left = self.length if has_body else 0
+        self._may_last = coding is None and not response.will_close
 
     def field(self, name: str) -> str | None:
         """Return a field's value, None where it is absent.
@@ -158,13 +156,7 @@ class Reply:
 
     def values(self, name: str) -> list[str]:
         """Return the values of a field that may be there several times, in their order."""
-        return self._fields.get(name, [])
-
-    @property
-    def length(self) -> int | None:
-        """Bytes of the body as the reply's head has it; None where it does not say."""
-        text = self.field("content-length")
-        return int(text) if text is not None and _LENGTH.fullmatch(text) else None
+        return [value.strip(" \t") for value in self._response.headers.get_all(name, [])]
 
     def next_page(self) -> str | None:
         """Return the reference to the next page of a list (RFC 8288: ``rel="next"``), or None."""
@@ -173,7 +165,7 @@ class Reply:
 
     def check_uncoded(self) -> None:
         """Raise RemoteError (rule R1), and close, when the body is coded in any way."""
-        coding = ", ".join(self._fields.get("content-encoding", []))
+        coding = ", ".join(self.values("content-encoding"))
         if coding not in ("", "identity"):
             self.close()
             raise self.refuse(f"answers in the coding {coding[:40]!r}, and identity was asked for")
@@ -183,14 +175,47 @@ class Reply:
 
         Raises: RemoteError when the connection breaks before its end.
         """
-        self._is_read = True
-        stream = self._response.iter_stream()
-        while True:
-            with self._working():
-                chunk = next(stream, None)
-            if chunk is None:
+        while self._left != 0:
+            with self._reading():
+                chunk = self._response.read1(_PIECE)
+                self._count(len(chunk))
+            if not chunk:
                 return
             yield chunk
+
+    def fill(self, buffer: memoryview) -> Iterator[int]:
+        """Fill ``buffer`` with a body of exactly its size; yield how many bytes each step adds.
+
+        Raises: as `chunks`; RemoteError (rule R1).
+        """
+        filled = 0
+        while filled < len(buffer) and self._left != 0:
+            with self._reading():
+                count = self._response.readinto(buffer[filled : filled + _PIECE])
+                self._count(count)
+            if count == 0:
+                break
+            filled += count
+            yield count
+        if filled < len(buffer) or any(self.chunks()):
+            raise self.refuse(f"sends another number of bytes than {len(buffer):,}")
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Read within the block. After an error the connection is not kept."""
+        try:
+            with self._working():
+                yield
+        except BaseException:
+            self._may_last = False
+            raise
+
+    def _count(self, nbytes: int) -> None:
+        """Count bytes of the body. Raises: IncompleteRead at an end that comes too early."""
+        if self._left is not None:
+            self._left -= nbytes
+            if nbytes == 0:
+                raise IncompleteRead(b"", self._left)
 
     def body(self, nbytes: int) -> Iterator[bytes]:
         """Yield a body of exactly ``nbytes``. Raises: as `chunks`; RemoteError (rule R1)."""
@@ -206,8 +231,6 @@ class Reply:
     def whole(self, limit: int) -> bytes:
         """Return the body. Raises: LimitExceededError beyond ``limit`` bytes; as `chunks`."""
         data = bytearray()
-        if self.length is None:
-            self.hold_back()  # it may be endless
         for chunk in chain((b"",), self.chunks()):  # the length is checked before any byte
             data += chunk
             if max(len(data), self.length or 0) > limit:
@@ -217,38 +240,18 @@ class Reply:
                 )
         return bytes(data)
 
-    def hold_back(self) -> None:
-        """Keep the kernel from receiving far ahead: for a body that will not be read to its end.
-
-        Left alone, Linux lets a connection's receive buffer grow to 6 MB.
-        """
-        with suppress(OSError):  # closed already
-            self._connection.get_extra_info("socket").setsockopt(
-                socket.SOL_SOCKET, socket.SO_RCVBUF, _HELD_BACK
-            )
-
     def close(self) -> None:
-        """Give the connection back. It is used again only after exactly the body's length."""
-        if self._is_closed:
-            return
-        expected = self.length if self._has_body else 0
-        if expected == 0 and not self._is_read:
-            with suppress(RemoteError):  # finds the end, without reading
-                for _ in self.chunks():
-                    pass
-        self._is_closed = True
-        if self._connection.get_extra_info("body_nbytes") != expected:
-            self._connection.close()
-        self._response.close()
+        """Give the connection back. It is used again only after exactly the body's length.
 
-    def discard(self) -> None:
-        """Close, after reading a small body: so a redirect or a 404 does not cost a connection."""
-        length = self.length if self._has_body and not self._is_read else None
-        if length is not None and length <= _SMALL_BODY:
-            with suppress(RemoteError):  # these bytes are not needed
+        The rest of a small body is read: so a redirect or a 404 does not cost a connection.
+        """
+        if self._may_last and self._left is not None and self._left <= _SMALL_BODY:
+            with suppress(RemoteError, LimitExceededError):  # these bytes are not needed
                 for _ in self.chunks():
                     pass
-        self.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._give_back(keep=self._may_last and self._left == 0)
 
     def refuse(self, what: str) -> RemoteError:
         """Return the error of a reply that breaks rule R1."""

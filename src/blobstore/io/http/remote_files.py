@@ -112,9 +112,8 @@ class RemoteFile:
                 ),
             )
             try:
-                for chunk in self._part(begin + done, begin + len(buffer), own):
-                    buffer[done : done + len(chunk)] = chunk
-                    done += len(chunk)
+                for count in self._part(begin + done, left, own):
+                    done += count
             except RemoteError as error:
                 if not error.temporary:
                     raise
@@ -125,21 +124,22 @@ class RemoteFile:
                 self._client.pause(attempt, own, failure)
                 attempt += 1
 
-    def _part(self, begin: int, end: int, limits: RequestLimits) -> Iterator[bytes]:
-        """Yield the first of the bytes ``[begin, end)``, as many as one reply brings."""
+    def _part(self, begin: int, buffer: memoryview, limits: RequestLimits) -> Iterator[int]:
+        """Fill the beginning of ``buffer`` with what one reply brings; yield as `Reply.fill`."""
         target = self._target
         if target is not self._start:
             try:
-                yield from self._part_at(target, begin, end, limits)
+                yield from self._part_at(target, begin, buffer, limits)
             except _ExpiredError:
                 pass
             else:
                 return
-        yield from self._part_at(self._start, begin, end, limits)
+        yield from self._part_at(self._start, begin, buffer, limits)
 
     def _part_at(
-        self, target: RequestTarget, begin: int, end: int, limits: RequestLimits
-    ) -> Iterator[bytes]:
+        self, target: RequestTarget, begin: int, buffer: memoryview, limits: RequestLimits
+    ) -> Iterator[int]:
+        end = begin + len(buffer)
         fields = (("Range", f"bytes={begin}-{end - 1}"), *self.version.condition)
         accept = _KNOWN if target is self._start else _KNOWN + _EXPIRED
         with self._client.get(target, limits, accept=accept, fields=fields, retries=False) as (
@@ -147,11 +147,10 @@ class RemoteFile:
             at,
         ):
             if reply.status in _EXPIRED:
-                reply.discard()
                 raise _ExpiredError
             nbytes = self._checked(reply, at, begin, end)
             self._target = at if at.address != self._start.address else self._start
-            yield from reply.body(nbytes)
+            yield from reply.fill(buffer[:nbytes])
 
     def _checked(self, reply: Reply, at: RequestTarget, begin: int, end: int) -> int:
         """Return how many bytes of the range a reply brings. Raises: as `fill`."""
@@ -266,7 +265,6 @@ class HttpReader:
 
     def _open_whole(self, reply: Reply, first_read: int, limits: RequestLimits) -> int | None:
         """Read a whole file's reply as far as is wanted, or to its end where the file is small."""
-        reply.hold_back()
         is_small = reply.length is not None and reply.length <= first_read
         for chunk in reply.chunks():
             self._head += chunk

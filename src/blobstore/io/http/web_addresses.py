@@ -21,7 +21,7 @@ import ipaddress
 import re
 from dataclasses import dataclass, field, replace
 from typing import Self
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode, urljoin
 
 from blobstore.errors import RemoteError, UsageError, quoted
 from blobstore.names import Digest
@@ -32,6 +32,13 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_PORT = 65535
 _MAX_TEXT = 8192
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?|[0-9a-f]*:[0-9a-f:.]*", re.ASCII)
+_ADDRESS = re.compile(
+    r"(https?)://([^/?#]+)([^?#]*)(\?[^#]*)?(?:#.*)?", re.ASCII | re.IGNORECASE | re.DOTALL
+)
+_AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::([0-9]{0,5}))?", re.ASCII | re.IGNORECASE)
+_IN_PATH = "%!$&'()*+,/:;=@[\\]^|"
+_IN_QUERY = _IN_PATH + "?`{}"
+"""What is not percent-encoded, beside letters, digits and ``_.-~``."""
 # A Location, by RFC 3986 section 4.1. "ht!tp://x" is refused: a scheme has no "!", and a relative
 # path has no colon in its first segment (section 4.2). The class has the printable characters that
 # an address may contain.
@@ -71,44 +78,40 @@ class WebAddress:
         Raises: UsageError (rule R2) for anything else than http and https, for a user name or
         password, a host or port that can't be.
         """
-        import httpx2
-
         if len(text) > _MAX_TEXT:
             raise _refused("it is too long", text)
-        try:
-            url = httpx2.URL(text)
-        except httpx2.InvalidURL as error:
-            raise _refused(str(error), text) from None
-        if url.scheme not in _DEFAULT_PORTS:
+        match = _ADDRESS.fullmatch(text)
+        if match is None or not text.isprintable():
             raise _refused("it is neither http nor https", text)
-        if url.userinfo:
+        scheme, authority, path, query = match.groups("")
+        if "@" in authority:
             raise UsageError(
                 "not a web address: a user name or password in it would show in messages and logs",
                 rule="R2",
             )
-        host = url.raw_host.decode("ascii")
-        port = _DEFAULT_PORTS[url.scheme] if url.port is None else url.port
-        if _HOST.fullmatch(host) is None:
+        place = _AUTHORITY.fullmatch(authority)
+        host = "" if place is None else _in_ascii(place[1].strip("[]"))
+        if place is None or _HOST.fullmatch(host) is None:
             raise _refused("its host is neither a name nor an IP address", text)
+        port = int(place[2] or _DEFAULT_PORTS[scheme.lower()])
         if not 0 < port <= _MAX_PORT:
             raise _refused(f"{port} is not a port", text)
-        return cls(url.scheme, host, port, url.raw_path.decode("ascii"))
+        target = _without_dots(quote(path or "/", _IN_PATH)) + quote(query, _IN_QUERY)
+        return cls(scheme.lower(), host, port, target)
 
     def join(self, reference: str) -> WebAddress:
         """Return the address that a server's ``Location`` names, from here (RFC 3986 section 5).
 
         Raises: RemoteError (rule R2) when it is not a reference, or does not lead to a web address.
         """
-        import httpx2
-
         refusal = self.refuse(
             f"redirects to {quoted(reference.partition('?')[0])}, which is not a web address"
         )
         if _REFERENCE.fullmatch(reference) is None:
             raise refusal
         try:
-            return WebAddress.parse(str(httpx2.URL(self.text).join(reference)))
-        except (UsageError, httpx2.InvalidURL):
+            return WebAddress.parse(urljoin(self.text, reference))
+        except (UsageError, ValueError):
             raise refusal from None
 
     def with_query(self, **fields: str) -> WebAddress:
@@ -168,6 +171,15 @@ class RequestTarget:
     public_only: bool = False
     from_server: bool = False
     linked: Linked | None = None
+
+    def check(self, *, public: bool, link_local: bool) -> None:
+        """Raise RemoteError (rule R2) if a request may not go to such an IP address."""
+        if self.public_only and not public:
+            raise self.address.refuse(
+                "is in a private network, and a public server redirected to it"
+            )
+        if self.from_server and link_local:
+            raise self.address.refuse("has a link-local address, and a server redirected to it")
 
 
 def redirected(
@@ -229,6 +241,19 @@ def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
         return ip
     translated = ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF) if ip in _NAT64 else None
     return ip.ipv4_mapped or ip.sixtofour or translated or ip
+
+
+def _in_ascii(host: str) -> str:
+    """Return a host as it is resolved, in lower case; "" for an invalid one."""
+    try:
+        return host.encode("idna").decode("ascii").lower()
+    except UnicodeError:
+        return ""
+
+
+def _without_dots(path: str) -> str:
+    """Return a path without ``.`` and ``..`` segments (RFC 3986 section 5.2.4)."""
+    return path if path.startswith("//") else urljoin("http://h", path).removeprefix("http://h")
 
 
 def _refused(why: str, text: str) -> UsageError:

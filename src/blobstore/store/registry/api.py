@@ -113,7 +113,6 @@ class RegistryApi:
             ask.message, target, limits, accept=accept, retries=ask.retries
         ) as (reply, _):
             yield reply
-            reply.discard()
 
 
 def check_login(

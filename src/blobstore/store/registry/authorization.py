@@ -271,7 +271,6 @@ class TokenServer:
             if at.address.origin != target.address.origin:
                 raise target.address.refuse(f"redirects a token request to {at.address}", RULE)
             if reply.status != _OK:
-                reply.discard()
                 raise self._refusal(reply.status, login)
             return _token_of(reply, asked)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import ssl
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.utils import formatdate
 from pathlib import Path
 from time import time
@@ -17,6 +18,7 @@ from support import FIXTURES
 from support.corpus import refusal
 from support.retry_policies import patient_policy
 from support.servers import (
+    KEEP_ALIVE,
     Asked,
     Server,
     head,
@@ -110,6 +112,111 @@ def test_a_reply_of_two_lengths_is_refused(server: Server, client: HttpClient) -
     error = failure(client, server.url)
     assert isinstance(error, RemoteError)
     assert "two lengths" in error.message
+
+
+WHOLE = b"Content-Length: 1\r\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (b"X: a\r\n b\r\n", "invalid or unfinished line"),
+        (b"X: a\r\n\tb\r\n", "invalid or unfinished line"),
+        (b" X: a\r\n", "invalid or unfinished line"),
+        (b"X: a\rContent-Length: 9\r\n", "invalid or unfinished line"),
+        (b"X: a\0b\r\n", "invalid or unfinished line"),
+        (b"Content-Length : 9\r\n", "invalid or unfinished line"),
+        (b"Content Length: 9\r\n", "invalid or unfinished line"),
+        (b": 9\r\n", "invalid or unfinished line"),
+        (b"no colon\r\n", "invalid or unfinished line"),
+        (b"abc\r\n", "invalid head"),  # it could be the length of a chunk
+        (b"HTTP/1.1 200 OK\r\n", "invalid head"),
+        (b"From me\r\n", "invalid or unfinished line"),
+        (b"Content-Length: 1\r\n", "2 fields"),
+        (b"Content-Length: 9\r\n", "2 fields"),
+        (b"Transfer-Encoding: chunked\r\n", "two lengths"),
+        (b"X: " + b"x" * 70_000 + b"\r\n", "invalid or unfinished line"),
+        (b"X: y\r\n" * 100, "got more than 100 headers"),
+        ((b"X: " + b"x" * 60_000 + b"\r\n") * 2, "more than 102,400 bytes"),
+    ],
+)
+def test_heads_that_hide_something(
+    line: bytes, text: str, server: Server, client: HttpClient
+) -> None:
+    script = server.play(lambda _: [b"HTTP/1.1 200 OK\r\n" + line + WHOLE + b"\r\nx"])
+    error = failure(client, server.url)
+    assert (error.rule, text in str(error)) == ("R1", True), error
+    assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("Content-Length: +1", "Content-Length: 1_0", "Content-Length: 1, 1", "Content-Length: "),
+        *("Content-Length: -1", "Content-Length: 0x1", "Content-Length: 9999999999999999999"),
+        *("Transfer-Encoding: gzip, chunked", "Transfer-Encoding: identity"),
+        *("Transfer-Encoding: ", "Transfer-Encoding: chunked ", "Transfer-Encoding: xchunked"),
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+    ],
+)
+def test_lengths_that_others_read_otherwise(line: str, server: Server, client: HttpClient) -> None:
+    script = server.play(lambda _: [head(200, line) + b"1\r\nx\r\n0\r\n\r\n"])
+    assert failure(client, server.url).rule == "R1"
+    assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "status", ["HTTP/2.0 200 x", "HTTP/1.1 +20 x", "HTTP/1.1 2_0 x", "HTTP/1.1 0200", "ICY 200 OK"]
+)
+def test_invalid_status_lines(status: str, server: Server, client: HttpClient) -> None:
+    script = server.play(lambda _: [status.encode() + b"\r\n" + WHOLE + b"\r\nx"])
+    assert failure(client, server.url).rule == "R1"
+    assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 20", b"HTTP/1.1 200 OK\r\nX: y\r\n"])
+def test_a_head_that_ends_too_early_is_asked_for_again(
+    begin: bytes, server: Server, client: HttpClient
+) -> None:
+    script = server.play(one_after_another([begin], reply(200, body=b"x")))
+    assert get(client, server.url) == b"x"
+    assert len(script.asked) == 2
+
+
+@pytest.mark.parametrize("more", [b"x", b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\ny"])
+@pytest.mark.parametrize("status", [200, 204, 304, 404])
+def test_bytes_behind_a_reply_never_answer_the_next_request(
+    status: int, more: bytes, server: Server, client: HttpClient
+) -> None:
+    length = b"" if status == 204 else b"Content-Length: 0\r\n"
+    first = b"HTTP/1.1 %d x\r\n%b\r\n" % (status, length)
+    script = server.play(one_after_another([first + more, KEEP_ALIVE], reply(200, body=b"right")))
+    with suppress(BlobStoreError):
+        get(client, server.url)
+    assert get(client, server.url) == b"right"
+    assert script.connections == 2
+
+
+def test_a_connection_that_is_to_be_closed_is_not_used_again(
+    server: Server, client: HttpClient
+) -> None:
+    for begin in (b"HTTP/1.1 200 OK\r\nConnection: close\r\n", b"HTTP/1.0 200 OK\r\n"):
+        answer = [begin + WHOLE + b"\r\nx", KEEP_ALIVE]
+        script = server.play(lambda _, answer=answer: answer)
+        assert [get(client, server.url) for _ in range(2)] == [b"x"] * 2
+        assert script.connections == 2
+
+
+def test_a_token_is_in_no_frame_of_an_error(server: Server) -> None:
+    server.play(lambda _: [])
+    with HttpClient("swordfish", retry_policy=RETRY_POLICY) as client:
+        error = failure(client, server.url)
+    frames = traceback.StackSummary.extract(
+        traceback.walk_tb(error.__traceback__), capture_locals=True
+    )
+    ours = [frame for frame in frames if "/blobstore/" in frame.filename]
+    assert ours
+    assert "swordfish" not in str([frame.locals for frame in ours])
 
 
 # Redirects
@@ -307,10 +414,10 @@ def test_a_kept_alive_connection_is_judged_again(server: Server) -> None:
         server.play(lambda _: redirect(f"http://private.test:{private.port}/"))
         with pytest.MonkeyPatch.context() as patch, public("127.0.0.1") as client:
             patch.setattr(socket, "getaddrinfo", names({"private.test": ["127.0.0.1"]}))
-            is_public = client._backend._is_public
-            client._backend._is_public = lambda _: False  # as the connection is made
+            is_public = client._kept._is_public
+            client._kept._is_public = lambda _: False  # as the connection is made
             assert get(client, f"http://private.test:{private.port}/") == b"x"
-            client._backend._is_public = is_public
+            client._kept._is_public = is_public
             assert "private network" in str(failure(client, server.url))
         assert len(script.asked) == 1
 

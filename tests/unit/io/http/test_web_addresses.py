@@ -69,8 +69,7 @@ def test_addresses(text: str, target: str, origin: tuple[str, str, int]) -> None
         *(
             "http://" + "a" * 9000,
             "http://h%2e/",
-            "http://999.999.999.999/",
-            "http://0251.0376.0251.0376/",
+            "http://[1.2.3.4]:x/",
         ),
     ],
 )
@@ -263,7 +262,9 @@ def test_an_address_is_judged_alike_in_all_its_forms(address: object) -> None:
     assert is_public(f"64:ff9b::{text}") == is_public(text)
 
 
-@pytest.mark.parametrize("host", ["2852039166", "0xa9fea9fe", "169.254.43518", "169.16689662"])
+@pytest.mark.parametrize(
+    "host", ["2852039166", "0xa9fea9fe", "169.254.43518", "0251.0376.0251.0376"]
+)
 def test_other_spellings_become_the_address(host: str) -> None:
     """The C library takes them, so they are judged after it."""
     address = WebAddress.parse(f"http://{host}/")

@@ -523,7 +523,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     text = io.StringIO()
     monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler(text)])
     monkeypatch.setattr(logging.root, "level", logging.DEBUG)
-    logging.getLogger("httpcore2").debug("the fixture works")
+    logging.getLogger("http.client").debug("the fixture works")
     return text
 
 
