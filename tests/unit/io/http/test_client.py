@@ -202,7 +202,7 @@ def test_a_connection_that_is_to_be_closed_is_not_used_again(
 ) -> None:
     for begin in (b"HTTP/1.1 200 OK\r\nConnection: close\r\n", b"HTTP/1.0 200 OK\r\n"):
         answer = [begin + WHOLE + b"\r\nx", KEEP_ALIVE]
-        script = server.play(lambda _, answer=answer: answer)
+        script = server.play(one_after_another(answer))
         assert [get(client, server.url) for _ in range(2)] == [b"x"] * 2
         assert script.connections == 2
 
