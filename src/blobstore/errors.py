@@ -104,7 +104,6 @@ class MissingFileError(NotFoundError, FileNotFoundError):
 
     @property
     def filename(self) -> str | None:
-        """The path, under the name that an OSError has for it."""
         return self.path
 
 
@@ -179,7 +178,6 @@ class AccessError(StorageError, PermissionError):
 
     @property
     def filename(self) -> str | None:
-        """The path, under the name that an OSError has for it."""
         return self.path
 
 

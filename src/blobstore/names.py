@@ -6,20 +6,14 @@ types/model/name.go in ollama/ollama@fb307609):
 from an index or a remote list is joined to a folder only when every ``/`` segment is an ordinary
 name. Rule D1: a digest is exactly ``sha256:`` and 64 lower-case hex digits. As a file name in
 ``blobs/``: ``sha256-`` and the same.
-
-`hint_for` says which models a user may have meant by a missing name. It lists a few folders, and
-follows no symbolic link.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from blobstore.errors import InvalidDigestError, InvalidNameError, quoted
@@ -242,53 +236,24 @@ def file_name(text: object) -> str:
     return name
 
 
-_MOST_ENTRIES = 10_000
 _MOST_MODELS = 3
 _MOST_NAMES = 8
 
 
-def hint_for(manifests: Path, name: ModelName) -> str:
+def hint_for(names: Iterable[ModelName], name: ModelName) -> str:
     """Return the hint for a missing model: its other tags, else the tags of similar names."""
-    if tags := _names(manifests, name, name.model):
-        return f"The store has {_some(tags)}."
-    models = _similar(name.model, _entries(manifests, name.host, name.namespace, folders=True))
-    if near := [found for model in models for found in _names(manifests, name, model)]:
-        return f"Did you mean {_some(near)}?"
-    return "blobstore list shows the models of the store."
-
-
-def _names(manifests: Path, name: ModelName, model: str) -> list[str]:
-    """Return the short names of the tags of ``model`` in the host and namespace of ``name``."""
-    above = (name.host, name.namespace, model)
-    tags = _entries(manifests, *above, folders=False)
-    return sorted(str(tag) for text in tags if (tag := ModelName.of_path((*above, text))))
-
-
-def _similar(model: str, others: list[str]) -> list[str]:
     from difflib import get_close_matches
 
-    by_lower_case = {other.lower(): other for other in sorted(others)}
-    return [
-        by_lower_case[match]
-        for match in get_close_matches(model.lower(), by_lower_case, _MOST_MODELS)
-    ]
-
-
-def _entries(manifests: Path, *parts: str, folders: bool) -> list[str]:
-    """Return the names of the folders, or of the files, in a folder.
-
-    Returns none if it can't be listed or is behind a link.
-    """
-    paths = list(accumulate(parts, Path.joinpath, initial=manifests))
-    try:
-        if any(path.is_symlink() for path in paths[1:]):
-            return []
-        with os.scandir(paths[-1]) as entries:
-            kind = os.DirEntry.is_dir if folders else os.DirEntry.is_file
-            some = islice(entries, _MOST_ENTRIES)
-            return [entry.name for entry in some if kind(entry, follow_symlinks=False)]
-    except OSError:
-        return []
+    models: dict[str, list[str]] = {}
+    for one in names:
+        if (one.host, one.namespace) == (name.host, name.namespace):
+            models.setdefault(one.model.lower(), []).append(str(one))
+    wanted = name.model.lower()
+    if wanted in models:
+        return f"The store has {_some(models[wanted])}."
+    if similar := get_close_matches(wanted, models, _MOST_MODELS):
+        return f"Did you mean {_some([one for model in similar for one in models[model]])}?"
+    return "blobstore list shows the models of the store."
 
 
 def _some(names: list[str]) -> str:

@@ -83,7 +83,6 @@ class ModuleQuantization(Document):
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that an object gives. Raises: InvalidError."""
         mode = value.get("mode", "affine")
         if mode not in _MODES:
             raise InvalidError(f"Input should be one of {', '.join(_MODES)}", "mode")
@@ -118,7 +117,6 @@ class QuantizationSettings(ModuleQuantization):
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that an object gives. Raises: InvalidError."""
         if missing := sorted({"bits", "group_size"} - value.keys()):
             raise InvalidError(f"{missing[0]} is missing")
         modules = {key: item for key, item in value.items() if isinstance(item, dict | bool)}
@@ -135,30 +133,17 @@ class QuantizationSettings(ModuleQuantization):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig(Document):
-    """The config.json of a checkpoint: the keys that an import reads, and in `sizes` all others."""
+    """The config.json of a checkpoint: the keys that are checked, and ``others`` as they are."""
 
     architectures: list[str] | None = None
     model_type: str | None = None
     quantization: QuantizationSettings | None = None
     quantization_config: dict[str, Any] | None = None
     text_config: dict[str, Any] | None = None
-    llm_config: Any = None
-    ffn_config: Any = None
-    # Checked when a quantization policy needs them: other imports do not depend on them.
-    num_hidden_layers: Any = None
-    num_experts: Any = None
-    norm_head: Any = None
-    mlp_only_layers: Any = None
-    mlp_layer_types: Any = None
-    has_vision: bool | None = None
-    vision_config: Any = None
-    audio_config: Any = None
-    sound_config: Any = None
     others: Annotated[Mapping[str, Any], Key(None)] = field(default_factory=dict)
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that an object gives. Raises: InvalidError."""
         known = {key for _, key, *_ in cls.json_keys()}
         others = {key: item for key, item in value.items() if key not in known}
         return {**super().fields_of(value), "others": others}

@@ -124,7 +124,6 @@ class Manifest(Document):
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that an object gives. Raises: InvalidError."""
         if "manifests" in value:
             raise InvalidError("an image index is not supported, only a manifest with layers")
         if not isinstance(value.get("schemaVersion"), int | None):
@@ -161,7 +160,6 @@ class Manifest(Document):
 
     @property
     def tensor_layers(self) -> tuple[Descriptor, ...]:
-        """The layers that hold tensors, in order."""
         return tuple(layer for layer in self.layers if layer.media_type == TENSOR_MEDIA_TYPE)
 
     @property

@@ -54,7 +54,6 @@ class DType(enum.Enum):
     def __new__(
         cls, name: str, bits: int = 0, array_name: str | None = None, mlx_name: str | None = None
     ) -> Self:
-        """Return the member of a row; its name is its value."""
         member = object.__new__(cls)
         member._value_ = name
         member.bits = bits

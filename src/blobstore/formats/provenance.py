@@ -134,7 +134,6 @@ class Provenance(Document):
 
     @property
     def tensor_names(self) -> frozenset[str]:
-        """The names of all tensors of the source's files."""
         return frozenset(name for file in self.sources for name in file.tensors)
 
     @property

@@ -94,7 +94,6 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes."""
         return self.dtype.nbytes(self.shape)
 
 

@@ -88,7 +88,6 @@ class DockerReference:
 
     @classmethod
     def of(cls, name: ModelName) -> DockerReference:
-        """Return the identity of a model, with its tag."""
         *repository, tag = name.path_parts
         return cls("/".join(repository).lower(), tag)
 
@@ -148,7 +147,6 @@ class Signature:
 
     @classmethod
     def of(cls, payload: bytes, value: bytes) -> Signature:
-        """Return the signature with these bytes."""
         return cls(payload, {SIGNATURE_KEY: base64.b64encode(value).decode()})
 
     @classmethod
@@ -179,7 +177,6 @@ class Signature:
         }
 
     def encode(self) -> bytes:
-        """Return the bytes of its file."""
         data = base64.b64encode(self.payload).decode()
         return strictjson.encode({**self.layer, "data": data})
 
@@ -235,7 +232,6 @@ class SignatureManifest:
 
     @classmethod
     def of(cls, signatures: Iterable[Signature]) -> SignatureManifest:
-        """Return the manifest of these signatures, the first of their model."""
         shell: dict[str, Any] = {
             "schemaVersion": 2,
             "mediaType": None,

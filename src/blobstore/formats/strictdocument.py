@@ -45,7 +45,6 @@ class InvalidError(ValueError):
         self.place = place
 
     def within(self, key: str | int) -> InvalidError:
-        """Return the error as one of the value that contains this one at ``key``."""
         return InvalidError(self.reason, key, *self.place)
 
     def __str__(self) -> str:
@@ -66,7 +65,6 @@ class AtMost:
     most: int
 
     def check(self, value: str | list[Any]) -> None:
-        """Raise InvalidError for more."""
         if len(value) > self.most:
             kind, unit = ("String", "characters") if isinstance(value, str) else ("List", "items")
             raise InvalidError(f"{kind} should have at most {self.most} {unit}")
@@ -80,7 +78,6 @@ class Between:
     most: float = math.inf
 
     def check(self, value: int | None) -> None:
-        """Raise InvalidError for one beyond them."""
         if value is not None and value < self.least:
             raise InvalidError(f"Input should be greater than or equal to {self.least}")
         if value is not None and value > self.most:
@@ -213,22 +210,22 @@ def _any_of(checks: list[Check], value: Any) -> Any:
 def _items(check: Check, kind: type, value: Any) -> Any:
     if not isinstance(value, list | tuple):
         raise InvalidError(f"Input should be a valid {kind.__name__}")
-    found = []
-    for index, item in enumerate(value):
-        try:
-            found.append(check(item))
-        except InvalidError as error:
-            raise error.within(index) from None
-    return kind(found)
+    checked: list[Any] = []
+    try:
+        for item in value:
+            checked.append(check(item))  # noqa: PERF401  # its length is the place of an error
+    except InvalidError as error:
+        raise error.within(len(checked)) from None
+    return kind(checked)
 
 
 def _members(check: Check, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidError("Input should be a valid dictionary")
-    found = {}
+    checked = {}
     for key, item in value.items():
         try:
-            found[key] = check(item)
+            checked[key] = check(item)
         except InvalidError as error:
             raise error.within(key) from None
-    return found
+    return checked

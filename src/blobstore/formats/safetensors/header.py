@@ -107,7 +107,6 @@ class TensorEntry:
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes."""
         return self.end - self.begin
 
 

@@ -188,7 +188,10 @@ def _is_of_mtp(inventory: Inventory) -> Callable[[str], bool]:
     """
     config = inventory.config
     said = (
-        (config.num_hidden_layers, (config.text_config or {}).get("num_hidden_layers"))
+        (
+            config.others.get("num_hidden_layers"),
+            (config.text_config or {}).get("num_hidden_layers"),
+        )
         if config is not None
         else ()
     )
@@ -339,9 +342,10 @@ def _capabilities(
     inventory: Inventory, config: SourceConfig, family: ParserFamily | None
 ) -> Iterator[str]:
     yield "completion"
-    if config.vision_config is not None or config.has_vision:
+    others = config.others
+    if others.get("vision_config") is not None or others.get("has_vision"):
         yield "vision"
-    if config.audio_config is not None or config.sound_config is not None:
+    if others.get("audio_config") is not None or others.get("sound_config") is not None:
         yield "audio"
     if family is not None and family.tools:
         yield "tools"

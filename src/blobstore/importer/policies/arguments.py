@@ -155,20 +155,13 @@ class SizeTarget:
             raise UsageError(
                 "give one target: a size or bits per weight", hint="Leave out one of the two."
             )
-        value = nbytes if nbytes is not None else bits
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 < value < math.inf
-        ):
+        value, kinds = (bits, (int, float)) if nbytes is None else (nbytes, (int,))
+        if type(value) not in kinds or not 0 < (value or 0) < math.inf:
             raise UsageError(
                 f"invalid target: {value!r}",
-                hint="A size in bytes, or bits per weight such as 4.25.",
+                hint="A size in whole bytes, or bits per weight such as 4.25.",
             )
-        if nbytes is not None and not isinstance(nbytes, int):
-            raise UsageError(f"invalid size: {nbytes!r}", hint="Give whole bytes.")
         return cls(nbytes, bits)
 
     def budget(self, parameters: int) -> int:
-        """Return the bytes that a model of so many parameters may have."""
         return self.nbytes if self.nbytes is not None else int((self.bits or 0) * parameters / 8)

@@ -247,11 +247,9 @@ class ImportOptions:
         return dtype.is_float and len(shape) > 1 and quantization.divides(shape)
 
     def global_scale_of(self, quantization: Quantization) -> tuple[int, ...] | None:
-        """Return the shape of the global scale that tensors of that quantization get, or None."""
         return (1,) if self.global_scale and quantization.quant_type is QuantType.NVFP4 else None
 
     def importance_of(self, name: str) -> Any:
-        """Return the importance of the columns of a source's tensor, or None."""
         return None if self.importance is None else self.importance.vectors.get(name)
 
     def row_divisor(self, quantization: Quantization) -> int:
@@ -263,7 +261,6 @@ class ImportOptions:
         return math.lcm(quantization.group_size, aligned_to)
 
     def fits(self, quant_type: QuantType, shape: tuple[int, ...]) -> bool:
-        """Return True when the rows of ``shape`` can be quantized to the type."""
         return shape[-1] % self.row_divisor(self.quantization(quant_type)) == 0
 
     def misfit(self, quant_type: QuantType, shape: tuple[int, ...]) -> str:

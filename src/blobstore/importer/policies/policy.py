@@ -207,7 +207,7 @@ def _nemotron_h(config: SourceConfig) -> TypesOf:
     The fp4 types give 8 bits to attention too, and at some layers to outputs. Convolutions and
     gates are kept, and the other modalities' tensors. int4 promotes as in general.
     """
-    layers = _count(config, "num_hidden_layers", config.llm_config)
+    layers = _count(config, "num_hidden_layers", config.others.get("llm_config"))
     modalities = ("vision_model.", "mlp1.", "sound_encoder.", "sound_projection.")
     attention = tuple(f".mixer.{part}_proj.weight" for part in "qkvo")
     outputs = tuple(
@@ -261,9 +261,9 @@ def _laguna(config: SourceConfig) -> TypesOf:
     (mxfp8 keeps them all), of routed ones mxfp8 keeps them. int4 and int8 follow the general
     policy. Earlier versions (ollama/ollama#17237, July 2026) keep embedding and head.
     """
-    kinds = _list(config.mlp_layer_types, str, "mlp_layer_types")
+    kinds = _list(config, "mlp_layer_types", str)
     dense = {layer for layer, kind in enumerate(kinds) if kind == "dense"}
-    dense.update(_list(config.mlp_only_layers, int, "mlp_only_layers"))
+    dense.update(_list(config, "mlp_only_layers", int))
     # Laguna XS has 40 layers, and its first is dense.
     layers = _count(config, "num_hidden_layers") or len(kinds) or 40
     dense = dense or {0}
@@ -359,7 +359,7 @@ def policy_for(
 
 def _normalizes_head(config: SourceConfig) -> bool:
     if config.model_type in ("bailing_moe", "bailing_moe_linear"):
-        return config.norm_head is True
+        return config.others.get("norm_head") is True
     return config.model_type == "baichuan_m1"
 
 
@@ -380,7 +380,8 @@ def _invalid(what: str) -> DocumentError:
     return DocumentError(f"config.json: {what} (rule Q1)", rule="Q1")
 
 
-def _list(value: Any, kind: type, key: str) -> list[Any]:
+def _list(config: SourceConfig, key: str, kind: type) -> list[Any]:
+    value = config.others.get(key)
     if value is None:
         return []
     if not isinstance(value, list) or not all(type(item) is kind for item in value):
@@ -391,7 +392,7 @@ def _list(value: Any, kind: type, key: str) -> list[Any]:
 def _count(config: SourceConfig, key: str, section: object = None) -> int:
     """Return the first number of that key in config.json or a section that is not 0, else 0."""
     inner: Mapping[str, Any] = section if isinstance(section, dict) else {}
-    for value in (getattr(config, key), inner.get(key)):
+    for value in (config.others.get(key), inner.get(key)):
         if value is not None and (type(value) is not int or value < 0):
             raise _invalid(f"{key} is {quoted(value)}, not a whole number")
         if value:

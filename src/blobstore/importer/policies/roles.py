@@ -168,7 +168,6 @@ class ModelRoles(Roles):
         return shape[0] in self.experts or _STACKS.search(name) is not None
 
     def kept_as(self, name: str, shape: Shape) -> str | None:
-        """See `Roles`."""
         if name.endswith(("_bias", ".bias")):
             return "a bias"
         role = super(ModelRoles, self).kept_as(name, shape)
@@ -206,7 +205,7 @@ def _numbers(config: SourceConfig | None, keys: tuple[str, ...]) -> frozenset[in
     """
     if config is None:
         return frozenset()
-    inner = (config.text_config, config.llm_config, config.ffn_config)
+    inner = (config.text_config, *map(config.others.get, ("llm_config", "ffn_config")))
     sections = [config.sizes, *(section for section in inner if isinstance(section, dict))]
     values = (section.get(key) for section in sections for key in keys)
     return frozenset(value for value in values if type(value) is int and value > 1)
@@ -223,7 +222,6 @@ class InputsFirst:
     to_hidden: str
 
     def contains(self, name: str) -> bool:
-        """Return True when the row is about the tensor of that name."""
         either = f"{self.from_hidden}|{self.to_hidden}"
         return re.fullmatch(either, name, re.ASCII) is not None
 

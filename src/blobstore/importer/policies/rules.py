@@ -86,7 +86,6 @@ class Rule:
         return _ESCAPED.sub(r"\1", self.pattern)
 
     def matching(self, names: Collection[str]) -> list[str]:
-        """Return those of the names that the pattern is like."""
         if (name := self.literal) is not None:
             return [name] if name in names else []
         pattern = re.compile(translate(self.pattern))
@@ -157,7 +156,6 @@ class _PolicyDocument(Document):
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that an object gives. Raises: InvalidError for other keys, too."""
         fields = super(_PolicyDocument, cls).fields_of(value)
         if others := [key for key in value if key not in cls.__slots__]:
             raise InvalidError("Extra inputs are not permitted", others[0])

@@ -282,7 +282,8 @@ class ManifestFolder:
 
     def missing(self, name: ModelName, hint: str | None = None) -> NotFoundError:
         """Return the error for a missing model; the default hint names similar models."""
-        hint = hint or hint_for(self.path, name)
+        if hint is None:
+            hint = hint_for(self.names(), name)
         return ModelNotFoundError(f"model {str(name)!r} not found", model=str(name), hint=hint)
 
     def _path(self, name: ModelName) -> Path:
