@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack
+from uuid import uuid4
 
 from blobstore.errors import BlobStoreError, RemoteError, UsageError
 from blobstore.formats.documents import Descriptor
@@ -27,9 +27,8 @@ from blobstore.importer.planfile import decode_plan, encode_plan, plan_bytes, re
 from blobstore.importer.planning.outputs import ImportPlan
 from blobstore.importer.policies.arguments import ImportArguments
 from blobstore.importer.run import ImportResult, plan_import
-from blobstore.importer.work.shared_plan import SharedPlan
 from blobstore.importer.work.tasks import Task, grouped, tasks_of
-from blobstore.importer.work.worker import commit_shared, make_tasks
+from blobstore.importer.work.worker import SharedPlan, commit_shared, make_tasks
 from blobstore.importer.writing import least_memory, usual_memory
 from blobstore.io.workers import Progress, begun
 from blobstore.names import Digest, ModelName
@@ -123,7 +122,13 @@ def run_plan_on(
     with tempfile.TemporaryDirectory(prefix="blobstore-") as folder:
         digest = Digest.of(sent if path is None else plan_bytes(path))
         shared = SharedPlan.of(plan, digest, path or Path(folder, "plan.json"))
-        how = {"sent": sent, "store": store, "open_source": open_source, "memory": memory}
+        how = {
+            "import_key": uuid4().hex,
+            "sent": sent,
+            "store": store,
+            "open_source": open_source,
+            "memory": memory,
+        }
         _make_all(client, shared, store, retries, progress, how)
         result = commit_shared(shared, full, store=store, force=force)
     return replace(result, seconds=time.monotonic() - started)
@@ -172,8 +177,9 @@ def _made(
     from distributed import as_completed
 
     workers = len(client.nthreads()) or _UNKNOWN_WORKERS
-    nbytes = sum(task.source_bytes for task in tasks) // (_GROUPS * workers)
-    groups = list(grouped(tasks, max(1, min(nbytes, _GROUP_BYTES))))
+    nbytes = [task.source_bytes for task in tasks]
+    share = sum(nbytes) // (_GROUPS * workers)
+    groups = list(grouped(tasks, nbytes, max(1, min(share, _GROUP_BYTES))))
     numbers = [[task.number for task in group] for group in groups]
     futures = client.map(make_blobs, numbers, retries=retries, pure=False, **how)
     places = dict(zip(futures, groups, strict=True))
@@ -219,6 +225,7 @@ beside each other would wait for Python's lock."""
 def make_blobs(
     numbers: list[int],
     *,
+    import_key: str,
     sent: bytes,
     store: Home,
     open_source: OpenSource,
@@ -228,16 +235,22 @@ def make_blobs(
     threads, memory = _means(memory)
     with _turn:
         _stop_profiler()
-        plan, tasks = _planned(sent, open_source)
+        plan, tasks = _planned(import_key, sent, open_source)
         with store.session(plan.inventory.folder.key) as session:
             made = make_tasks(plan, [tasks[n] for n in numbers], session, threads, memory)
     return made
 
 
-@lru_cache(maxsize=1)
-def _planned(sent: bytes, open_source: OpenSource) -> tuple[ImportPlan, tuple[Task, ...]]:
-    plan = decode_plan(sent, "of the client", open_source=open_source)
-    return plan, tasks_of(plan)
+_plans: dict[str, tuple[ImportPlan, tuple[Task, ...]]] = {}
+"""On a worker: the plan of the last import, by the import's key."""
+
+
+def _planned(key: str, sent: bytes, open_source: OpenSource) -> tuple[ImportPlan, tuple[Task, ...]]:
+    if key not in _plans:
+        _plans.clear()
+        plan = decode_plan(sent, "of the client", open_source=open_source)
+        _plans[key] = plan, tasks_of(plan)
+    return _plans[key]
 
 
 def _stop_profiler() -> None:

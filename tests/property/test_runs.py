@@ -95,7 +95,7 @@ def ranges_of(run: Run) -> list[tuple[int, int]]:
             case GlobalScale(_, at):
                 found.append((at, at + 4))
             case Values(output, _, _, count, starts):
-                sizes = output.part_bytes(count)
+                sizes = output.stored_of(count).sizes
                 assert starts.keys() == sizes.keys()
                 found += [(at, at + sizes[suffix]) for suffix, at in starts.items()]
     return [(begin, end) for begin, end in found if begin < end]

@@ -105,7 +105,7 @@ class RunMaker:
             return
         arrays = [
             place.array(step.at[part.suffix], part.shape[0], numpy_dtype(part.dtype))
-            for part in output.stored_parts(values.size)
+            for part in output.stored_of(values.size).parts
         ]
         column = step.start % source.shape[-1]
         choice = ScaleChoice(options.method, options.importance_of(source.name), column, factor)
@@ -348,7 +348,7 @@ def _values(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Values]
         for start in range(0, elements, most):
             count = min(most, elements - start)
             yield Values(tensor, source, start, count, dict(at))
-            for suffix, nbytes in tensor.part_bytes(count).items():
+            for suffix, nbytes in tensor.stored_of(count).sizes.items():
                 at[suffix] += nbytes
 
 
@@ -363,7 +363,7 @@ def _values_at_once(tensor: OutputTensor, source: SourceWeight) -> int:
 def _large(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Atom]:
     """Yield a tensor that no run holds: its weight in parts, its companions in the gap behind."""
     values = list(_values(tensor, begins))
-    gap = tensor.nbytes - sum(tensor.part_bytes(step.count)[""] for step in values)
+    gap = tensor.nbytes - sum(tensor.stored_of(step.count).sizes[""] for step in values)
     for number, step in enumerate(values):
         is_last = number == len(values) - 1
         scale = (
@@ -374,5 +374,8 @@ def _large(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Atom]:
         read, elements = step.source.nbytes, step.source.elements
         source_bytes = read * (step.start + step.count) // elements - read * step.start // elements
         yield Atom(
-            (step, *scale), tensor.part_bytes(step.count)[""], source_bytes, gap if is_last else 0
+            (step, *scale),
+            tensor.stored_of(step.count).sizes[""],
+            source_bytes,
+            gap if is_last else 0,
         )

@@ -28,9 +28,8 @@ from blobstore.importer.allocation import (
     least_bytes,
     measure,
 )
-from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob
+from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, StoredArrays
 from blobstore.importer.planning.plan import make_plan, plan_blobs
-from blobstore.importer.planning.stored_arrays import StoredArrays
 from blobstore.importer.policies.arguments import SizeTarget
 from blobstore.importer.policies.options import Experts, ImportOptions
 from blobstore.importer.policies.policy import policy_for

@@ -27,12 +27,12 @@ from blobstore.source.weights import SourceTensor
 
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 12))
-def test_a_partition_is_whole_and_as_even_as_can_be(costs: list[int], count: int) -> None:
+def test_a_partition_is_whole_and_about_even(costs: list[int], count: int) -> None:
     ranges = partition(costs, count)
     assert len(ranges) == count
     assert [n for begin, end in ranges for n in range(begin, end)] == list(range(len(costs)))
     largest = max((sum(costs[begin:end]) for begin, end in ranges), default=0)
-    assert largest == _least_largest(costs, count)
+    assert _least_largest(costs, count) <= largest <= 2 * _least_largest(costs, count)
 
 
 def _least_largest(costs: list[int], count: int) -> int:

@@ -185,15 +185,9 @@ def check_readable(blobs: Iterable[PlannedBlob]) -> None:
 
 def _kind(blob: PlannedBlob) -> object:
     """Return what decides how a blob is read; None if names do, too."""
-    tensor, *others = blob.tensors
     # Metadata with a dot in their key are about a tensor, and long names may be beyond a limit.
-    if any("." in key for key in blob.metadata):
-        return None
-    if any(len(one.name) > _LONG_NAME for one in blob.tensors):
-        return None
-    if others:
-        return blob.pattern
-    return tensor.stored, tensor.quantization, tensor.transposed, tuple(blob.metadata.items())
+    is_long = any(len(one.name) > _LONG_NAME for one in blob.tensors)
+    return None if is_long or any("." in key for key in blob.metadata) else blob.pattern
 
 
 def _check_readable(blob: PlannedBlob) -> None:

@@ -23,13 +23,58 @@ from blobstore.formats.provenance import Coverage
 from blobstore.formats.quant import Part, Quantization
 from blobstore.formats.safetensors.codec import HeaderPattern, encode_header, lay_out
 from blobstore.formats.safetensors.header import TensorEntry
-from blobstore.importer.planning.stored_arrays import StoredArrays, group_pattern
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict
 from blobstore.model.runtimes import verdicts
 from blobstore.source.files import KeptFile
 from blobstore.source.inventory import Inventory
 from blobstore.source.weights import Form, SourceWeight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredArrays:
+    """The arrays of a tensor, in stored order, and their bytes: by suffix, and of all.
+
+    Tensors of one dtype, shape and type share one value: it is made once for 100,000 tensors.
+    """
+
+    parts: tuple[Part, ...]
+    sizes: Mapping[str, int]
+    nbytes: int
+
+    @staticmethod
+    @functools.lru_cache(maxsize=4096)
+    def of(
+        dtype: DType,
+        shape: tuple[int, ...],
+        quantization: Quantization | None,
+        global_scale: tuple[int, ...] | None,
+    ) -> StoredArrays:
+        """Return the arrays of a tensor of that dtype and shape before quantization."""
+        if quantization is None:
+            parts: tuple[Part, ...] = (Part("", dtype, shape),)
+        else:
+            parts = tuple(quantization.parts(shape, dtype, global_scale=global_scale))
+        sizes = {part.suffix: part.nbytes for part in parts}
+        return StoredArrays(parts, MappingProxyType(sizes), sum(sizes.values()))
+
+    @property
+    def companions(self) -> tuple[Part, ...]:
+        """The arrays other than the weight itself: scales, biases, a global scale."""
+        return self.parts[1:]
+
+
+@functools.lru_cache(maxsize=256)
+def _pattern(
+    members: tuple[tuple[str, StoredArrays], ...], metadata: tuple[tuple[str, str], ...], align: int
+) -> HeaderPattern:
+    """Return the headers of blobs with these tensors: ends of their names, and arrays."""
+    arrays = [
+        (rest + part.suffix, part.dtype, part.shape)
+        for rest, stored in members
+        for part in stored.parts
+    ]
+    return HeaderPattern(arrays, dict(metadata), align)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +167,9 @@ class OutputTensor:
             transposed=self.transposed,
         )
 
-    def part_bytes(self, count: int) -> Mapping[str, int]:
-        """Return the stored bytes of ``count`` values, whole groups of them, by array suffix."""
-        return StoredArrays.of(self.dtype, (count,), self.quantization, None).sizes
-
-    def stored_parts(self, count: int) -> tuple[Part, ...]:
+    def stored_of(self, count: int) -> StoredArrays:
         """Return the arrays of ``count`` values, whole groups of them, without a global scale."""
-        return StoredArrays.of(self.dtype, (count,), self.quantization, None).parts
+        return StoredArrays.of(self.dtype, (count,), self.quantization, None)
 
 
 def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> Mapping[str, str]:
@@ -210,19 +251,15 @@ class PlannedBlob:
         Blobs of one tensor are alike, and groups of experts whose tensors have equal names within
         the group.
         """
+        prefix = self._prefix
+        members = tuple([(one.name[len(prefix) :], one.stored) for one in self.tensors])
+        if len(members) > 1 and not (
+            all(one.name.startswith(f"{prefix}.") for one in self.tensors)
+            and all("." not in key for key in self.metadata)  # else they name tensors
+        ):
+            return None
         alignment = self.options.header_alignment(self.data_size)
-        metadata = tuple(self.metadata.items())
-        if len(self.tensors) == 1:
-            return self.tensors[0].stored.pattern(metadata, alignment)
-        start = len(self.name)
-        members = tuple([(one.name[start:], one.stored) for one in self.tensors])
-        is_group = all(
-            one.name.startswith(self.name) and rest.startswith(".")
-            for one, (rest, _) in zip(self.tensors, members, strict=True)
-        )
-        if not is_group or any("." in key for key in self.metadata):
-            return None  # its metadata name tensors
-        return group_pattern(members, metadata, alignment)
+        return _pattern(members, tuple(self.metadata.items()), alignment)
 
     @property
     def _prefix(self) -> str:

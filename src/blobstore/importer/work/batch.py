@@ -26,13 +26,12 @@ from blobstore.errors import BlobStoreError, DocumentError, UnfinishedPlanError
 from blobstore.formats import strictjson
 from blobstore.formats.strictdocument import AtMost, Document, InvalidError, Key, check_of
 from blobstore.importer.model_names import check_tag
-from blobstore.importer.planfile import plan_bytes, write_plan
+from blobstore.importer.planfile import VERSION, plan_bytes, write_plan
 from blobstore.importer.policies.arguments import ImportArguments
 from blobstore.importer.policies.rules import parse_settings
 from blobstore.importer.run import plan_import
-from blobstore.importer.work.shared_plan import SharedPlan
 from blobstore.importer.work.tasks import check_shard, shard_of
-from blobstore.importer.work.worker import commit_shared, do_tasks
+from blobstore.importer.work.worker import SharedPlan, commit_shared, do_tasks
 from blobstore.io.durable import make_folder, os_errors
 from blobstore.io.ranges import FileReader
 from blobstore.io.workers import Progress, silent
@@ -85,8 +84,9 @@ class BatchModel(Document):
 
     @property
     def key(self) -> str:
-        """A hash of all of it."""
+        """A hash of all of it, and of the version of plans."""
         document = {
+            "plan": VERSION,
             "source": self.source,
             "name": str(self.model_name),
             "options": dict(self.options),

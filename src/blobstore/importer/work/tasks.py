@@ -1,7 +1,7 @@
 """Tasks: a plan's blobs in portions that any machine can make, and shards of them. Pure.
 
 Tasks depend on the plan only, not on the number of workers, so that workers that divide it
-differently agree on them. A blob belongs to the file that most of its bytes come from. Tasks have
+differently agree on them. A blob belongs to the file that its first bytes come from. Tasks have
 blobs of one file, in the order of their bytes in it. So a worker reads a file from its beginning to
 its end.
 
@@ -12,16 +12,16 @@ that share blobs, up to a limit. A file at that limit is read by both tasks.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import Final
+from typing import Final, TypeVar
 
 from blobstore.errors import UsageError
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
 from blobstore.source.weights import SourceFile
 
+_T = TypeVar("_T")
 TASK_BLOBS: Final = 256
 _LEAST_BYTES: Final = 2**20
 _MOST_BYTES: Final = 256 * 2**20
@@ -55,37 +55,30 @@ def tasks_of(plan: ImportPlan) -> tuple[Task, ...]:
     """Return all tasks of a plan."""
     files = [file for inventory in plan.inventories for file in inventory.files]
     numbers = {file.path: number for number, file in enumerate(files)}
-    extents = [_extents(blob, numbers) for blob in plan.blobs]
-    units = _units(files, extents)
-    places = []
-    for number, begins in enumerate(extents):
-        file = max(begins, key=lambda one: (begins[one][0], -one))
-        places.append((units[file], file, begins[file][1], number))
+    extents = []
+    for blob in plan.blobs:
+        parts = (part for source in blob.sources for part in source.parts.values())
+        places = sorted((numbers[part.file.path], part.offset) for part in parts)
+        extents.append((places[0], places[-1]))
+    units = _units(files, [(first, last) for (first, _), (last, _) in extents])
+    ordered = sorted(range(len(extents)), key=lambda number: extents[number])
     most = min(max(_LEAST_BYTES, plan.source_bytes // _TASKS), _MOST_BYTES)
     tasks: list[Task] = []
-    for unit, members in groupby(sorted(places), key=lambda place: place[0]):
-        blobs = [plan.blobs[place[3]] for place in members]
+    for unit, members in groupby(ordered, key=lambda number: units[extents[number][0][0]]):
+        blobs = [plan.blobs[number] for number in members]
         is_whole = files[unit].declared is not None
-        for portion in [blobs] if is_whole else _portions(blobs, most):
+        costs = [max(blob.source_bytes, most // TASK_BLOBS) for blob in blobs]
+        for portion in [blobs] if is_whole else grouped(blobs, costs, most):
             tasks.append(Task(len(tasks), unit, tuple(portion)))
     return tuple(tasks)
 
 
-def _extents(blob: PlannedBlob, numbers: dict[str, int]) -> dict[int, tuple[int, int]]:
-    """Return how many bytes of each file a blob needs, and where they begin."""
-    nbytes: Counter[int] = Counter()
-    begins: dict[int, int] = {}
-    for source in blob.sources:
-        for part in source.parts.values():
-            file = numbers[part.file.path]
-            nbytes[file] += part.nbytes
-            begins[file] = min(part.offset, begins.get(file, part.offset))
-    return {file: (nbytes[file], begin) for file, begin in begins.items()}
+def _units(files: Sequence[SourceFile], extents: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the first file of the unit that each file belongs to.
 
-
-def _units(files: Sequence[SourceFile], extents: Iterable[dict[int, tuple[int, int]]]) -> list[int]:
-    """Return the first file of the unit that each file belongs to."""
-    shared = {number for one in extents for number in range(min(one) + 1, max(one) + 1)}
+    ``extents``: the first and the last file of each blob.
+    """
+    shared = {number for first, last in extents for number in range(first + 1, last + 1)}
     most = max(sum(file.size for file in files) // _UNITS, _LEAST_UNIT)
     units: list[int] = []
     nbytes = 0
@@ -100,23 +93,11 @@ def _units(files: Sequence[SourceFile], extents: Iterable[dict[int, tuple[int, i
     return units
 
 
-def _portions(blobs: Iterable[PlannedBlob], most: int) -> Iterator[list[PlannedBlob]]:
-    taken: list[PlannedBlob] = []
-    nbytes = 0
-    for blob in blobs:
-        if taken and (nbytes + blob.source_bytes > most or len(taken) == TASK_BLOBS):
-            yield taken
-            taken, nbytes = [], 0
-        taken.append(blob)
-        nbytes += blob.source_bytes
-    yield taken
-
-
-def grouped(tasks: Sequence[Task], most: int) -> Iterator[list[Task]]:
-    """Yield consecutive tasks that read about ``most`` bytes together."""
-    ends = accumulate(task.source_bytes for task in tasks)
-    for _, members in groupby(zip(tasks, ends, strict=True), key=lambda pair: pair[1] // most):
-        yield [task for task, _ in members]
+def grouped(items: Sequence[_T], costs: Iterable[int], most: int) -> Iterator[list[_T]]:
+    """Yield consecutive items that cost about ``most`` together."""
+    ends = accumulate(costs)
+    for _, members in groupby(zip(items, ends, strict=True), key=lambda pair: pair[1] // most):
+        yield [item for item, _ in members]
 
 
 def shard_of(tasks: Sequence[Task], index: int, count: int) -> tuple[Task, ...]:
@@ -145,32 +126,20 @@ def check_shard(index: int, count: int) -> None:
 
 
 def partition(costs: Sequence[int], count: int) -> list[tuple[int, int]]:
-    """Return ``count`` consecutive ranges of ``costs``, whose largest sum is as small as possible.
+    """Return ``count`` consecutive ranges of ``costs``, with sums as near to even as they come.
 
-    Ranges at the end are empty if there are fewer costs than ranges.
-    """
-    low, high = max(costs, default=0), sum(costs)
-    while low < high:
-        middle = (low + high) // 2
-        if len(_filled(costs, middle, 0)) <= count:
-            high = middle
-        else:
-            low = middle + 1
-    found = _filled(costs, low, count)
-    return found + [(len(costs), len(costs))] * (count - len(found))
-
-
-def _filled(costs: Sequence[int], most: int, count: int) -> list[tuple[int, int]]:
-    """Return consecutive ranges with sums of at most ``most``.
-
-    They end earlier where ``count`` ranges would otherwise not get one cost each.
+    Ranges are empty only if there are fewer costs than ranges.
     """
     ranges: list[tuple[int, int]] = []
-    begin = total = 0
-    for number, cost in enumerate(costs):
-        is_last = count - len(ranges) > len(costs) - number
-        if number > begin and (total + cost > most or is_last):
-            ranges.append((begin, number))
-            begin, total = number, 0
-        total += cost
-    return [*ranges, (begin, len(costs))] if costs else []
+    end, left = 0, sum(costs)
+    for ranges_left in range(count, 0, -1):
+        begin, total = end, 0
+        share = left / ranges_left
+        while end < len(costs) - (ranges_left - 1) or begin == end < len(costs):
+            if begin < end and ranges_left > 1 and total + costs[end] / 2 > share:
+                break
+            total += costs[end]
+            end += 1
+        ranges.append((begin, end))
+        left -= total
+    return ranges
