@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import Final, TypeVar
 
 from blobstore.errors import UsageError
@@ -93,11 +93,18 @@ def _units(files: Sequence[SourceFile], extents: Iterable[tuple[int, int]]) -> l
     return units
 
 
-def grouped(items: Sequence[_T], costs: Iterable[int], most: int) -> Iterator[list[_T]]:
-    """Yield consecutive items that cost about ``most`` together."""
-    ends = accumulate(costs)
-    for _, members in groupby(zip(items, ends, strict=True), key=lambda pair: pair[1] // most):
-        yield [item for item, _ in members]
+def grouped(items: Iterable[_T], costs: Iterable[int], most: int) -> Iterator[list[_T]]:
+    """Yield consecutive items that cost ``most`` together, or one that costs more."""
+    group: list[_T] = []
+    total = 0
+    for item, cost in zip(items, costs, strict=True):
+        if group and total + cost > most:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += cost
+    if group:
+        yield group
 
 
 def shard_of(tasks: Sequence[Task], index: int, count: int) -> tuple[Task, ...]:
