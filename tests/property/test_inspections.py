@@ -14,8 +14,9 @@ from support.packed import PACKED
 from support.sparse import Tensors, header, write_sparse_folder
 
 from blobstore.inspection.inspect import inspect
-from blobstore.inspection.inspection import Inspection, inspection_document, tree_of
+from blobstore.inspection.inspection import Inspection, tree_of
 from blobstore.source.producers import ASIDE, COUNTED
+from blobstore.views.documents import document_of, to_json
 
 SUFFIXES = sorted(
     {suffix for row in COUNTED for suffix in (row.weight, *row.companions)}
@@ -84,7 +85,7 @@ def test_whatever_the_names_each_stored_tensor_is_counted_once(
 ) -> None:
     found = inspected(tensors, config, min(shards, len(tensors)))
     assert_counted_once(found, tensors)
-    json.dumps(inspection_document(found))
+    to_json(found)
 
 
 @given(
@@ -123,6 +124,6 @@ def test_json_has_the_header_exactly(
         path.write_bytes(raw_safetensors(json.dumps(entries, ensure_ascii=False).encode()))
         with path.open("ab") as file:
             file.truncate(path.stat().st_size + nbytes)
-        document = json.loads(json.dumps(inspection_document(inspect(path)), ensure_ascii=True))
+        document = document_of(inspect(path))
     assert document["header"] == entries
     assert list(document["header"]) == list(entries)

@@ -47,7 +47,8 @@ def public_attributes(kind: type) -> dict[str, Any]:
             for name, annotation in inspect.get_annotations(base).items():
                 found.setdefault(name, annotation)
             found = {**vars(base), **dict.fromkeys(_set_by(base)), **found}
-    return {name: value for name, value in sorted(found.items()) if not name.startswith("_")}
+    hidden = ("_", "KEYS")  # the keys of a result in JSON are in docs/json.md
+    return {name: value for name, value in sorted(found.items()) if not name.startswith(hidden)}
 
 
 def _set_by(kind: type) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,11 +21,9 @@ from blobstore.cli.output import (
     printable,
     progress_bar,
     reason,
-    short,
     shortened,
-    show_json,
+    show_result,
     show_table,
-    show_view,
     size,
     with_flags,
 )
@@ -41,9 +40,12 @@ from blobstore.cli.stores import (
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
+    from blobstore.importer.repair import RepairResult
+    from blobstore.names import ModelName
+    from blobstore.store.care.prune import PruneResult, UndoResult
+    from blobstore.store.care.usage import ModelUsage, Usage
     from blobstore.store.care.verify import VerifyResult
-    from blobstore.views.packs import PackView, UnpackView
-    from blobstore.views.stores import ModelUsageView, PruneView, RepairView, UndoView, UsageView
+    from blobstore.store.packing import PackedModel, UnpackedModel
 
 
 EXIT_DAMAGED = 3
@@ -103,24 +105,17 @@ def verify(
             raise typer.Exit(EXIT_DAMAGED)
         return
     from blobstore.store.care.verify import Sample, verify as check
-    from blobstore.store.care.verify_record import verify_record
+    from blobstore.views.verify_records import keep_verify
 
     part = Sample.parse(sample) if sample is not None else None
     layers, upper = stores_at(store, lower), store_at(store)
     options: dict[str, Any] = {"quick": quick, "sample": part, "jobs": jobs}
     with progress_bar() as progress:
         result = check(upper, names or (), **options, progress=progress, lower=layers.lower)
-    is_whole = not quick and sample is None  # another one does not know what it has not read
-    kept = None if names else upper.results
-    if kept is not None and (is_whole or not result.is_sound or kept.read_verify() is None):
-        kept.keep_verify(verify_record(upper, result, quick=quick, sample=sample))
+    if not names:
+        keep_verify(upper, result, quick=quick, sample=sample)
     with suppress(ReaderGoneError):  # the exit code tells the result, too
-        if as_json:
-            from blobstore.views.stores import VerifyView
-
-            show_json(VerifyView.model_validate(result))
-        else:
-            _show_verify(result)
+        show_result(result, _show_verify, as_json=as_json)
     if not result.is_sound:
         raise typer.Exit(EXIT_DAMAGED)
 
@@ -172,7 +167,6 @@ def repair(
 ) -> None:
     """Restore a model's manifest and damaged blobs. Exits with 3 if some could not be rebuilt."""
     from blobstore.importer.repair import repair_model
-    from blobstore.views.stores import RepairView
 
     opened = folder_store_at("repair", store, wait)
     beside = {"importance": importance, "draft": draft, "modelfile": modelfile}
@@ -187,21 +181,21 @@ def repair(
             open_source=source_at,
         )
     with suppress(ReaderGoneError):
-        show_view(RepairView.model_validate(result), _show_repair, as_json=as_json)
+        show_result(result, _show_repair, as_json=as_json)
     if result.remaining:
         raise typer.Exit(EXIT_DAMAGED)
 
 
-def _show_repair(view: RepairView) -> None:
-    if view.manifest_restored:
-        emit(f"Restored the manifest of {view.name}")
-    for left in view.remaining:
-        emit(printable(f"Not repaired: {left.digest}: {with_flags(left.reason)}"))
+def _show_repair(result: RepairResult) -> None:
+    if result.manifest_restored:
+        emit(f"Restored the manifest of {result.name}")
+    for left in result.remaining:
+        emit(printable(f"Not repaired: {left.blob.digest}: {with_flags(left.reason)}"))
     verdict = "all sound"
-    if view.repaired or view.remaining:
-        made = f"{len(view.repaired)} made again ({size(view.bytes)})"
-        verdict = f"{made}, {len(view.remaining)} still damaged"
-    emit(f"Checked {counted(view.checked, 'blob')} of {view.name}: {verdict}")
+    if result.repaired or result.remaining:
+        made = f"{len(result.repaired)} made again ({size(result.repaired_bytes)})"
+        verdict = f"{made}, {len(result.remaining)} still damaged"
+    emit(f"Checked {counted(result.checked, 'blob')} of {result.name}: {verdict}")
 
 
 def prune(
@@ -239,7 +233,6 @@ def prune(
 ) -> None:
     """Move blobs that no model needs to the trash. What the previous prune put there is deleted."""
     from blobstore.store.care import prune as care
-    from blobstore.views.stores import PruneView, UndoView
 
     opened = store_at(store, wait)
     if undo:
@@ -247,7 +240,7 @@ def prune(
         if dry_run or sole_owner or forget or grace is not None:
             others = "--dry-run, --forget, --grace and --sole-owner"
             raise UsageError(f"--undo restores all that the last prune took: leave out {others}")
-        show_view(UndoView.of(care.undo_prune(opened)), _show_undo, as_json=as_json)
+        show_result(care.undo_prune(opened), _show_undo, as_json=as_json)
         return
     grace_s = _parse_duration(grace) if grace is not None else care.DAY_S
     options: dict[str, Any] = {
@@ -256,9 +249,8 @@ def prune(
         "forget": forget,
         "dry_run": dry_run,
     }
-    view = PruneView.of(care.prune(opened, **options), dry_run=dry_run)
-    has_trash = opened.root is not None
-    show_view(view, partial(_show_prune, has_trash=has_trash), as_json=as_json)
+    show = partial(_show_prune, has_trash=opened.root is not None)
+    show_result(care.prune(opened, **options), show, as_json=as_json)
 
 
 def _parse_duration(text: str) -> float:
@@ -277,46 +269,49 @@ def _parse_duration(text: str) -> float:
     )
 
 
-def _show_prune(view: PruneView, *, has_trash: bool = True) -> None:
+def _show_prune(result: PruneResult, *, has_trash: bool = True) -> None:
     rows = [
-        (short(blob.digest), size(blob.size), duration(blob.age), blob.reason)
-        for blob in view.blobs[: min(view.removed, _SHOWN)]
+        (blob.digest.short, size(blob.size), duration(blob.age), blob.reason)
+        for blob in result.removed[:_SHOWN]
     ]
     if rows:
         show_table(("BLOB", "SIZE", "AGE", "WHY"), rows)
-    if view.removed > _SHOWN:
-        emit(f"… and {view.removed - _SHOWN} more")
-    move, remove, free = _WOULD if view.dry_run else _DID
-    until = ": prune --undo brings back what is there, the next prune deletes it"
-    told = until if view.removed and not view.dry_run else ""
-    blobs = _blobs(view.removed, view.bytes)
-    emit(f"{move} {blobs} to the trash{told}" if has_trash else f"{remove} {blobs}")
-    if view.forgotten:
-        copies = f"the copies of the manifest of {_models(view.forgotten)}"
+    if len(result.removed) > _SHOWN:
+        emit(f"… and {len(result.removed) - _SHOWN} more")
+    move, remove, free = _WOULD if result.dry_run else _DID
+    undo = ": prune --undo brings back what is there, the next prune deletes it"
+    blobs = _blobs(len(result.removed), result.removed_bytes)
+    if has_trash:
+        emit(f"{move} {blobs} to the trash{undo if rows and not result.dry_run else ''}")
+    else:
+        emit(f"{remove} {blobs}")
+    if result.forgotten:
+        copies = f"the copies of the manifest of {_models(result.forgotten)}"
         emit(f"{move} {copies} to the trash, too")
-    if view.kept:
-        emit(f"Spared {_blobs(view.kept, view.kept_bytes)} within the grace time")
-    if view.leftovers:
-        nbytes = sum(leftover.size for leftover in view.leftovers)
-        emit(f"{remove} {counted(len(view.leftovers), 'leftover')} ({size(nbytes)})")
-    if view.freed:
-        emit(f"{free} {size(view.freed)} of the trash before")
+    if result.spared:
+        spared = _blobs(len(result.spared), result.spared_bytes)
+        emit(f"Spared {spared} within the grace time")
+    if result.leftovers:
+        nbytes = sum(leftover.nbytes for leftover in result.leftovers)
+        emit(f"{remove} {counted(len(result.leftovers), 'leftover')} ({size(nbytes)})")
+    if result.freed:
+        emit(f"{free} {size(result.freed)} of the trash before")
 
 
 def _blobs(number: int, nbytes: int) -> str:
     return f"{counted(number, 'blob')} ({size(nbytes)})"
 
 
-def _models(names: list[str]) -> str:
-    return f"{counted(len(names), 'model')} ({shortened(names, _SHOWN)})"
+def _models(names: Sequence[ModelName]) -> str:
+    return f"{counted(len(names), 'model')} ({shortened(list(map(str, names)), _SHOWN)})"
 
 
-def _show_undo(view: UndoView) -> None:
-    emit(f"Gave back {_blobs(view.restored, view.bytes)}")
-    if view.kept:
-        emit(f"Left {view.kept} in the trash: the store has them again, or they are damaged")
-    if view.without_manifest:
-        emit(f"Still without a manifest: {_models(view.without_manifest)}")
+def _show_undo(result: UndoResult) -> None:
+    emit(f"Gave back {_blobs(len(result.restored), result.nbytes)}")
+    if result.kept:
+        emit(f"Left {len(result.kept)} in the trash: the store has them again, or they are damaged")
+    if result.without_manifest:
+        emit(f"Still without a manifest: {_models(result.without_manifest)}")
         emit("Mount the disk on which their manifests lie, or restore each: blobstore repair NAME")
 
 
@@ -332,27 +327,26 @@ def du(
     UNIQUE is what rm would free, SHARED is needed by other models too.
     """
     from blobstore.store.care.usage import measure_usage
-    from blobstore.views.stores import UsageView
 
     opened = store_at(store)
-    show_view(UsageView.of(measure_usage(opened, names or ())), _show_usage, as_json=as_json)
+    show_result(measure_usage(opened, names or ()), _show_usage, as_json=as_json)
 
 
-def _show_usage(view: UsageView) -> None:
-    show_table(("NAME", "SIZE", "UNIQUE", "SHARED"), list(map(_usage_row, view.models)))
-    needless = f"{size(view.reclaimable)} needed by no model"
-    emit(f"{counted(view.blobs, 'blob')}, {size(view.bytes)}; {needless}")
-    if view.trash:
-        emit(f"{size(view.trash)} in the trash")
-    if view.packed:
-        emit(f"{size(view.packed)} in packed files")
+def _show_usage(usage: Usage) -> None:
+    show_table(("NAME", "SIZE", "UNIQUE", "SHARED"), list(map(_usage_row, usage.models)))
+    needless = f"{size(usage.reclaimable)} needed by no model"
+    emit(f"{counted(usage.blobs, 'blob')}, {size(usage.nbytes)}; {needless}")
+    if usage.trash:
+        emit(f"{size(usage.trash)} in the trash")
+    if usage.packed:
+        emit(f"{size(usage.packed)} in packed files")
 
 
-def _usage_row(view: ModelUsageView) -> tuple[str, ...]:
-    name = f"{view.name} (packed)" if view.packed else view.name
-    if view.bytes is None or view.unique is None or view.shared is None:
-        return (name, "broken", "", reason(view.error))
-    return (name, size(view.bytes), size(view.unique), size(view.shared))
+def _usage_row(model: ModelUsage) -> tuple[str, ...]:
+    name = f"{model.name} (packed)" if model.is_packed else str(model.name)
+    if model.nbytes is None or model.unique is None or model.shared is None:
+        return (name, "broken", "", reason(model.error.message if model.error else ""))
+    return (name, size(model.nbytes), size(model.unique), size(model.shared))
 
 
 def pack(
@@ -368,20 +362,19 @@ def pack(
     """
     from blobstore.names import ModelName
     from blobstore.store.packing import pack as pack_model
-    from blobstore.views.packs import PackView
 
     asked = ModelName.parse(name)
     with progress_bar() as progress:
         done = pack_model(folder_store_at("pack", store, wait), asked, jobs=jobs, progress=progress)
-    show_view(PackView.of(done), _show_pack, as_json=as_json)
+    show_result(done, _show_pack, as_json=as_json)
 
 
-def _show_pack(view: PackView) -> None:
-    share = f"{view.stored / view.size:.0%} of {size(view.size)}" if view.size else "no bytes"
-    emit(f"Packed {view.name}: {counted(view.blobs, 'blob')}, {size(view.stored)} ({share})")
-    emit(f"Freed {size(view.freed)}")
-    if view.reason is not None:
-        emit(f"Kept {size(view.kept)} of plain blobs: {view.reason}")
+def _show_pack(done: PackedModel) -> None:
+    share = f"{done.stored / done.nbytes:.0%} of {size(done.nbytes)}" if done.nbytes else "no bytes"
+    emit(f"Packed {done.name}: {counted(done.blobs, 'blob')}, {size(done.stored)} ({share})")
+    emit(f"Freed {size(done.removal.removed_bytes)}")
+    if done.removal.reason is not None:
+        emit(f"Kept {size(done.removal.kept_bytes)} of plain blobs: {done.removal.reason}")
 
 
 def unpack(
@@ -394,15 +387,14 @@ def unpack(
     """Restore a packed model's plain blobs."""
     from blobstore.names import ModelName
     from blobstore.store.packing import unpack as unpack_model
-    from blobstore.views.packs import UnpackView
 
     asked = ModelName.parse(name)
     with progress_bar() as progress:
         done = unpack_model(
             folder_store_at("unpack", store, wait), asked, jobs=jobs, progress=progress
         )
-    show_view(UnpackView.model_validate(done), _show_unpack, as_json=as_json)
+    show_result(done, _show_unpack, as_json=as_json)
 
 
-def _show_unpack(view: UnpackView) -> None:
-    emit(f"Unpacked {view.name}: {counted(view.blobs, 'blob')}, {size(view.bytes)}")
+def _show_unpack(done: UnpackedModel) -> None:
+    emit(f"Unpacked {done.name}: {counted(done.blobs, 'blob')}, {size(done.nbytes)}")

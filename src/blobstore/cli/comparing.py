@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,26 +21,21 @@ from blobstore.cli.output import (
     printable,
     progress_bar,
     shape,
+    show_result,
     show_table,
-    show_view,
     size,
 )
 from blobstore.cli.stores import CacheChoice, LowerOption, StoreOption, source_at, stores_at
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
+    from blobstore.inspection.comparison import Errors
+    from blobstore.inspection.diff import ChangedTensor, ModelDiff, TensorFact
+    from blobstore.inspection.quality import ModelQuality
     from blobstore.names import ModelName
     from blobstore.report.model import ModelReport
     from blobstore.source.addresses import Source
-    from blobstore.views.checkpoints import (
-        ChangedTensorView,
-        DiffView,
-        ErrorsView,
-        QualityErrorsView,
-        QualityView,
-        TensorFactView,
-    )
-    from blobstore.views.stores import ReportView
+    from blobstore.views.command_results import WrittenReport
 
 
 _HEADINGS = ("TENSOR", "TYPE", "SHAPE", "RMSE", "RELATIVE", "LARGEST", "COSINE", "SATURATED")
@@ -63,27 +59,26 @@ def quality(
 ) -> None:
     """Show what quantization changed. Lists the error of each tensor, the largest first."""
     from blobstore.inspection.quality import measure_quality
-    from blobstore.views.checkpoints import QualityView
-    from blobstore.views.records import keep_quality
+    from blobstore.views.quality_records import keep_quality
 
     opened, source = stores_at(store, lower, cache=CacheChoice()), source_at(against)
     with progress_bar() as progress:
         report = measure_quality(name, source, store=opened, jobs=jobs, progress=progress)
-    view = QualityView.of(report)
     keep_quality(opened, report, source)
-    show_view(view, _show_quality, as_json=as_json)
+    show_result(report, _show_quality, as_json=as_json)
     if plot and not as_json:
-        _plot(view)
+        _plot(report)
 
 
-def _plot(view: QualityView) -> None:
+def _plot(report: ModelQuality) -> None:
     """Draw the errors in the terminal's width; in colour if it is a terminal (no-color.org)."""
     from blobstore.plots.subjects import TensorError
     from blobstore.plots.terminal import error_lines
+    from blobstore.views.documents import document_of
 
     encoding = (sys.stdout.encoding or "ascii").lower()
     lines = error_lines(
-        map(TensorError.of_view, view.tensors),
+        map(TensorError.of_document, document_of(report)["tensors"]),
         shutil.get_terminal_size().columns,
         ascii_only=not encoding.startswith("utf"),
         colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
@@ -91,25 +86,26 @@ def _plot(view: QualityView) -> None:
     emit("\n".join(["", *lines]) if lines else "No tensor was changed.")
 
 
-def _show_quality(view: QualityView) -> None:
+def _show_quality(report: ModelQuality) -> None:
     rows = [
-        (tensor.name, tensor.quant_type or tensor.dtype or "", shape(tensor.shape), *_cells(tensor))
-        for tensor in view.tensors
+        (tensor.name, tensor.type_name, shape(tensor.shape), *_cells(tensor.errors))
+        for tensor in report.tensors
         if not tensor.kept
     ]
     if rows:
-        total = (view.name, f"{len(rows)} tensors", count(view.model.weights), *_cells(view.model))
-        show_table(_HEADINGS, [*rows, total])
-    if kept := sum(tensor.kept for tensor in view.tensors):
+        total = report.errors
+        last = (str(report.name), f"{len(rows)} tensors", count(total.count), *_cells(total))
+        show_table(_HEADINGS, [*rows, last])
+    if kept := sum(tensor.kept for tensor in report.tensors):
         are = "tensor is stored as it was" if kept == 1 else "tensors are stored as they were"
         emit(f"{kept} {are}")
 
 
-def _cells(errors: QualityErrorsView) -> tuple[str, ...]:
+def _cells(errors: Errors) -> tuple[str, ...]:
     return (*_figures(errors), f"{errors.saturated:.3%}")
 
 
-def _figures(errors: ErrorsView) -> tuple[str, ...]:
+def _figures(errors: Errors) -> tuple[str, ...]:
     relative = errors.relative_rmse
     return (
         f"{errors.rmse:.4g}",
@@ -136,46 +132,45 @@ def diff(
     Lists tensors added, removed and changed, types, and shared bytes.
     """
     from blobstore.inspection.diff import diff_models
-    from blobstore.views.checkpoints import DiffView
 
     found = diff_models(
         a, b, store=stores_at(store, lower, cache=CacheChoice()), error=error, jobs=jobs
     )
     heading = "RMSE, RELATIVE, LARGEST, COSINE" if error else ""
-    show_view(DiffView.of(found), lambda view: _show_diff(view, heading), as_json=as_json)
+    show_result(found, partial(_show_diff, heading=heading), as_json=as_json)
 
 
-def _show_diff(view: DiffView, heading: str) -> None:
-    rows = [("-", *_fact_cells(fact), "") for fact in view.removed]
-    rows += [("+", *_fact_cells(fact), "") for fact in view.added]
-    rows += [("~", *_change_cells(change)) for change in view.changed]
+def _show_diff(found: ModelDiff, *, heading: str) -> None:
+    rows = [("-", *_fact_cells(fact), "") for fact in found.removed]
+    rows += [("+", *_fact_cells(fact), "") for fact in found.added]
+    rows += [("~", *_change_cells(change)) for change in found.changed]
     if rows:
         headings = ("", "TENSOR", "TYPE", "SHAPE", "SIZE", heading)
         show_table(headings, sorted(rows, key=lambda row: row[1]))
-    documents = view.documents
+    documents = found.documents
     for sign, names in (("-", documents.removed), ("+", documents.added), ("~", documents.changed)):
         for name in names:
             emit(printable(f"{sign} {name}"))
-    added = f"{counted(len(view.added), 'tensor')} added"
-    changes = f"{added}, {len(view.removed)} removed, {len(view.changed)} changed"
-    shared = f"{size(view.shared_bytes)} shared of {size(view.bytes.a)} and {size(view.bytes.b)}"
-    emit(f"{changes}, {view.equal} equal; {shared}")
+    added = f"{counted(len(found.added), 'tensor')} added"
+    changes = f"{added}, {len(found.removed)} removed, {len(found.changed)} changed"
+    both = " and ".join(map(size, found.nbytes))
+    emit(f"{changes}, {found.equal} equal; {size(found.shared_bytes)} shared of {both}")
 
 
-def _fact_cells(fact: TensorFactView) -> tuple[str, ...]:
-    return (fact.name, fact.type, shape(fact.shape), size(fact.bytes))
+def _fact_cells(fact: TensorFact) -> tuple[str, ...]:
+    return (fact.name, fact.type_name, shape(fact.shape), size(fact.nbytes))
 
 
-def _change_cells(change: ChangedTensorView) -> tuple[str, ...]:
+def _change_cells(change: ChangedTensor) -> tuple[str, ...]:
     before, after = _fact_cells(change.before)[1:], _fact_cells(change.after)[1:]
     cells = (
         old if old == new else f"{old} → {new}" for old, new in zip(before, after, strict=True)
     )
-    errors = change.error
+    name, errors = change.before.name, change.errors
     if errors is None:
-        return (change.name, *cells, "")
+        return (name, *cells, "")
     odd = f", {errors.odd_values} infinite or NaN on one side" if errors.odd_values else ""
-    return (change.name, *cells, ", ".join(_figures(errors)) + odd)
+    return (name, *cells, ", ".join(_figures(errors)) + odd)
 
 
 def report(
@@ -234,17 +229,17 @@ def report(
     other = None if against is None else _side(against)
     with progress_bar() as progress:
         found = model_report(name, store=opened, against=other, jobs=jobs, progress=progress)
-    show_view(_written(found, output, png, date, force=force), _show_report, as_json=as_json)
+    show_result(_written(found, output, png, date, force=force), _show_report, as_json=as_json)
 
 
 def _written(
     found: ModelReport, output: str | None, png: str | None, date: str | None, *, force: bool
-) -> ReportView:
-    """Write the page and the pictures, and return the view of them."""
+) -> WrittenReport:
+    """Write the page and the pictures."""
     from blobstore.plots.specification import drawn_png
     from blobstore.report.model import model_page
     from blobstore.report.placing import check_place, place_file, place_folder
-    from blobstore.views.stores import ReportView
+    from blobstore.views.command_results import WrittenReport
 
     pictures = (
         {} if png is None else {Path(png, f"{key}.png"): found.plots[key] for key in found.plots}
@@ -259,21 +254,21 @@ def _written(
     if png is not None:
         for path, plot in pictures.items():
             place_file(path, drawn_png(plot), force=force)
-    return ReportView(
+    return WrittenReport(
         name=found.name,
         page=output,
-        bytes=None if page is None else len(page),
+        nbytes=None if page is None else len(page),
         plots=list(found.plots),
         pictures=list(map(str, pictures)),
     )
 
 
-def _show_report(view: ReportView) -> None:
-    if view.page is not None and view.bytes is not None:
-        emit(f"{printable(view.page)}: {counted(len(view.plots), 'plot')}, {size(view.bytes)}")
-    if view.pictures:
-        folder = os.path.dirname(view.pictures[0])  # noqa: PTH120  # as it was given
-        emit(f"{printable(folder)}: {counted(len(view.pictures), 'picture')}")
+def _show_report(done: WrittenReport) -> None:
+    if done.page is not None and done.nbytes is not None:
+        emit(f"{printable(done.page)}: {counted(len(done.plots), 'plot')}, {size(done.nbytes)}")
+    if done.pictures:
+        folder = os.path.dirname(done.pictures[0])  # noqa: PTH120  # as it was given
+        emit(f"{printable(folder)}: {counted(len(done.pictures), 'picture')}")
 
 
 def _side(text: str) -> Source | ModelName:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
@@ -20,10 +21,9 @@ from blobstore.cli.output import (
     printable,
     progress_bar,
     rate,
-    short,
     show_replaced,
+    show_result,
     show_table,
-    show_view,
     size,
 )
 from blobstore.cli.stores import (
@@ -39,11 +39,11 @@ from blobstore.cli.stores import (
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
+    from blobstore.export.folder import ExportResult
     from blobstore.names import ModelName
     from blobstore.store.archive.archive import Archive
     from blobstore.store.local.store import Store
-    from blobstore.views.archived import ArchivedModelView, LoadedModelView, SaveView
-    from blobstore.views.checkpoints import ExportView
+    from blobstore.views.command_results import ArchivedModel, LoadedModel, SavedArchive
 
 
 _PIPE = "-"
@@ -101,16 +101,16 @@ def save(
             progress=progress,
         )
     if output != _PIPE:
-        from blobstore.views.archived import SaveView
+        from blobstore.views.command_results import SavedArchive
 
-        view = SaveView.of(output, os.path.getsize(output), done)  # noqa: PTH202  # as it was given
-        show_view(view, _show_saved, as_json=as_json)
+        nbytes = os.path.getsize(output)  # noqa: PTH202  # as it was given
+        show_result(SavedArchive(output, nbytes, done), _show_saved, as_json=as_json)
 
 
-def _show_saved(view: SaveView) -> None:
-    names = ", ".join(view.models)
-    what = f"{counted(view.blobs, 'blob')} ({size(view.blob_bytes)})"
-    emit(f"Saved {names} to {printable(view.file)}: {what}, a file of {size(view.bytes)}")
+def _show_saved(saved: SavedArchive) -> None:
+    names = ", ".join(map(str, saved.models))
+    what = f"{counted(saved.blobs, 'blob')} ({size(saved.blob_bytes)})"
+    emit(f"Saved {names} to {printable(saved.file)}: {what}, a file of {size(saved.nbytes)}")
 
 
 def load(
@@ -156,8 +156,7 @@ def load(
             _list(archive, chosen, as_json=as_json)
         else:
             target = store_at(store, wait, may_be_new=True)
-            views = _loaded(archive, chosen, target, jobs)
-            show_view(views, _show_loaded, as_json=as_json)
+            show_result(_loaded(archive, chosen, target, jobs), _show_loaded, as_json=as_json)
 
 
 def _chosen(archive: Archive, names: Sequence[str]) -> list[ModelName]:
@@ -167,27 +166,30 @@ def _chosen(archive: Archive, names: Sequence[str]) -> list[ModelName]:
 
 
 def _list(archive: Archive, names: Sequence[ModelName], *, as_json: bool) -> None:
-    from blobstore.views.archived import ArchivedModelView
+    from blobstore.views.command_results import ArchivedModel
 
-    views = [ArchivedModelView.of(name, archive.manifests.read(name)) for name in names]
-    show_view(views, _show_listed, as_json=as_json)
+    models = [ArchivedModel(name, archive.manifests.read(name)) for name in names]
+    show_result(models, _show_listed, as_json=as_json)
     if archive.unnamed:
         manifests = counted(len(archive.unnamed), "model")
-        note(f"{manifests} without a name: {', '.join(short(str(one)) for one in archive.unnamed)}")
+        note(f"{manifests} without a name: {', '.join(one.short for one in archive.unnamed)}")
 
 
-def _show_listed(views: list[ArchivedModelView]) -> None:
-    rows = [(one.name, short(one.id), size(one.size), f"{one.blobs:,}") for one in views]
+def _show_listed(models: list[ArchivedModel]) -> None:
+    rows = [
+        (str(one.name), one.manifest.digest.short, size(one.manifest.size), f"{one.blobs:,}")
+        for one in models
+    ]
     show_table(["NAME", "ID", "SIZE", "BLOBS"], rows)
 
 
 def _loaded(
     archive: Archive, names: Sequence[ModelName], target: Store, jobs: int | None
-) -> list[LoadedModelView]:
+) -> list[LoadedModel]:
     from blobstore.formats.oci import check_is_model
-    from blobstore.store.ports import id_of
+    from blobstore.store.ports import id_of, replaced_id
     from blobstore.store.transfer import transfer
-    from blobstore.views.archived import LoadedModelView
+    from blobstore.views.command_results import LoadedModel
 
     if not names and archive.unnamed:
         message = f"the model of {archive.address} has no name"
@@ -196,15 +198,18 @@ def _loaded(
     with progress_bar() as progress:
         done = transfer(names, archive, target, check=check_is_model, jobs=jobs, progress=progress)
         archive.finish()
-    return [LoadedModelView.of(*pair) for pair in zip(done, before, strict=True)]
+    return [
+        LoadedModel(replace(one, replaced=replaced_id(old, one.digest)))
+        for one, old in zip(done, before, strict=True)
+    ]
 
 
-def _show_loaded(views: list[LoadedModelView]) -> None:
-    for view in views:
-        copied = f"{counted(view.copied.blobs, 'blob')} ({size(view.copied.bytes)})"
-        there = f", {view.there.blobs:,} were there" if view.there.blobs else ""
-        emit(f"Loaded {view.name}: {copied}{there}")
-        show_replaced(view.replaced)
+def _show_loaded(models: list[LoadedModel]) -> None:
+    for done in (model.done for model in models):
+        copied = f"{counted(done.copied.blobs, 'blob')} ({size(done.copied.nbytes)})"
+        there = f", {done.there.blobs:,} were there" if done.there else ""
+        emit(f"Loaded {done.name}: {copied}{there}")
+        show_replaced(done.replaced)
 
 
 def export(
@@ -250,7 +255,6 @@ def export(
     from blobstore.export.folder import export_model
     from blobstore.export.planned_files import AS_SOURCE
     from blobstore.model.mlx_lm_package import delay_package
-    from blobstore.views.checkpoints import ExportView
 
     if form == "mlx":
         delay_package("mlx_lm")
@@ -268,16 +272,16 @@ def export(
         )
     for text in result.notes:
         note(text)
-    show_view(ExportView.of(result), _show_export, as_json=as_json)
+    show_result(result, _show_export, as_json=as_json)
 
 
-def _show_export(view: ExportView) -> None:
-    emit(f"{view.name} in {printable(view.folder)}: {len(view.files)} files")
-    emit(f"{size(view.bytes)} in {view.seconds:.2f} s, {rate(view.bytes, view.seconds)}")
-    if view.loads_in == ["blobstore"]:
+def _show_export(result: ExportResult) -> None:
+    emit(f"{result.name} in {printable(str(result.folder))}: {len(result.files)} files")
+    emit(f"{size(result.nbytes)} in {result.seconds:.2f} s, {rate(result.nbytes, result.seconds)}")
+    if result.loads_in == ("blobstore",):
         others = "; mlx-lm needs --format mlx, transformers --dequantize bfloat16"
-    elif "transformers" not in view.loads_in:
+    elif "transformers" not in result.loads_in:
         others = "; transformers needs --dequantize bfloat16, without --format mlx"
     else:
         others = ""
-    emit(f"Loads in {', '.join(view.loads_in)}{others}")
+    emit(f"Loads in {', '.join(result.loads_in)}{others}")

@@ -31,8 +31,8 @@ from blobstore.cli.output import (
     show_coverage,
     show_json,
     show_replaced,
+    show_result,
     show_table,
-    show_view,
     size,
     with_flags,
 )
@@ -49,10 +49,11 @@ from blobstore.importer.policies.arguments import ImportArguments, Option
 if TYPE_CHECKING:
     from blobstore.importer.planning.outputs import ImportPlan
     from blobstore.importer.run import ImportResult
+    from blobstore.importer.work.batch import Batch
+    from blobstore.importer.work.worker import WorkResult
     from blobstore.io.workers import Progress
     from blobstore.model.facts import Verdict
     from blobstore.names import ModelName
-    from blobstore.views.worked import BatchView, WorkView
 
 
 Memory = Annotated[
@@ -351,13 +352,12 @@ def _print_notes(made: ImportPlan) -> None:
 
 def show_import(result: ImportResult, *, as_json: bool) -> None:
     """Print what an import did."""
-    if as_json:
-        from blobstore.views.checkpoints import ImportView
+    show_result(result, _show_import, as_json=as_json)
 
-        show_json(ImportView.model_validate(result))
-        return
+
+def _show_import(result: ImportResult) -> None:
     emit(f"{result.name}   {result.digest.short}")
-    show_replaced(None if result.replaced is None else str(result.replaced))
+    show_replaced(result.replaced)
     stored = f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored"
     emit(f"{stored}, {result.bits_per_weight:.2f} bits per weight")
     saved = f" ({size(result.saved_bytes)} saved)" if result.saved_bytes else ""
@@ -373,14 +373,22 @@ def show_import(result: ImportResult, *, as_json: bool) -> None:
 
 def _show_planned(made: ImportPlan, runs_in: Sequence[Verdict], *, as_json: bool) -> None:
     if as_json:
-        from blobstore.views.checkpoints import PlanView
-
-        show_json(PlanView.of(made, runs_in))
+        show_json(_plan_document(made, runs_in))
         return
     _show_tensors(made)
     for verdict in runs_in:
         emit(printable(with_flags(verdict.sentence)))
     show_coverage(made.coverage)
+
+
+def _plan_document(made: ImportPlan, runs_in: Sequence[Verdict]) -> dict[str, Any]:
+    from blobstore.views.documents import document_of
+
+    document: dict[str, Any] = document_of(made) | {"runs_in": document_of(runs_in)}
+    if made.options.target is not None:
+        for tensor in (tensor for blob in document["blobs"] for tensor in blob["tensors"]):
+            tensor["relative_error"] = made.relative_errors.get(tensor["name"])
+    return document
 
 
 def _show_tensors(made: ImportPlan) -> None:
@@ -456,20 +464,18 @@ def work(
         "verify_reuse": verify_reuse,
     }
     if batch is not None:
-        from blobstore.importer.work.batch import work_on_batch
-        from blobstore.views.worked import BatchView
+        from blobstore.importer.work.batch import Batch, work_on_batch
 
-        found = BatchView.of(work_on_batch(batch, **settings))
-        show_view(found, _show_batch, as_json=as_json)
+        found = Batch(work_on_batch(batch, **settings))
+        show_result(found, _show_batch, as_json=as_json)
         return _FAILED if found.failed else 0
     if plan is None:
         raise UsageError("work needs a PLAN", hint="blobstore plan SOURCE -o PLAN writes it.")
     from blobstore.importer.work.worker import work_on_plan
-    from blobstore.views.worked import WorkView
 
     with progress_bar() as progress:
         result = work_on_plan(plan, source=source, progress=progress, **settings)
-    show_view(WorkView.model_validate(result), _show_work, as_json=as_json)
+    show_result(result, _show_work, as_json=as_json)
     return 0
 
 
@@ -481,25 +487,25 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(match["index"]), int(match["count"])
 
 
-def _show_work(view: WorkView) -> None:
-    if view.made:
-        done = f"{view.made} of {counted(view.tasks, 'task')} done now"
-        emit(f"{done}: {counted(view.blobs, 'blob')}, {size(view.stored_bytes)}")
-        emit(f"{view.seconds:.2f} s, {rate(view.source_bytes, view.seconds)}")
+def _show_work(result: WorkResult) -> None:
+    if result.made:
+        done = f"{result.made} of {counted(result.tasks, 'task')} done now"
+        emit(f"{done}: {counted(result.blobs, 'blob')}, {size(result.stored_bytes)}")
+        emit(f"{result.seconds:.2f} s, {rate(result.source_bytes, result.seconds)}")
     else:
-        emit(f"{counted(view.tasks, 'task')}, all done before")
+        emit(f"{counted(result.tasks, 'task')}, all done before")
     emit("blobstore commit PLAN publishes the model when all shards are done")
 
 
-def _show_batch(view: BatchView) -> None:
+def _show_batch(batch: Batch) -> None:
     rows = [
         [
-            model.name,
+            str(model.name),
             model.state,
-            model.digest.removeprefix("sha256:")[:12] if model.digest else "",
+            model.digest.short if model.digest else "",
             model.error or (f"{counted(model.waits_for, 'task')} left" if model.waits_for else ""),
         ]
-        for model in view.models
+        for model in batch.models
     ]
     show_table(["MODEL", "STATE", "ID", ""], rows)
 

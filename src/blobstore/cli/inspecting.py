@@ -116,9 +116,7 @@ def inspect(
     )
     found = everything.only(filters) if filters else everything
     if as_json:
-        from blobstore.inspection.inspection import inspection_document
-
-        show_json(inspection_document(found), compact=True)
+        show_json(found, compact=True)
         return
     _show(found, len(everything.tensors))
     if tensors:

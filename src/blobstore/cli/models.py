@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,8 +30,8 @@ from blobstore.cli.output import (
     show_coverage,
     show_facts,
     show_json,
+    show_result,
     show_table,
-    show_view,
     size,
     with_flags,
 )
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from blobstore.inspection.listing import BrokenModel, ListedModel, ModelDetails, ModelSummary
     from blobstore.names import ModelName
     from blobstore.store.stored import StoredTensor
-    from blobstore.views.stores import CopyView, NewNameView, RemovalView
+    from blobstore.views.command_results import CopiedModel, RemovedModel, RenamedModel
 
 
 _SHOWN = 20
@@ -75,21 +76,9 @@ def list_(
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
     cache = CacheChoice()
     upper, opened = store_at(store, may_be_new=True), stores_at(store, lower, cache=cache)
-    of_several = bool(opened.lower)
-    found = [
-        (
-            model,
-            (upper if _is_packed(model) else opened.home_of(model.name)).address
-            if of_several
-            else None,
-        )
-        for model in list_models(opened)
-    ]
-    found.sort(key=lambda item: _ORDERS[sort](item[0]))
+    found = sorted(list_models(opened), key=_ORDERS[sort])
     if as_json:
-        from blobstore.views.stores import ListItemView
-
-        show_json([ListItemView.of(model, place) for model, place in found])
+        show_json(found)
     elif found:
         _show_list(found)
     else:
@@ -115,10 +104,6 @@ def _newer_names(store: Any) -> list[ModelName]:
     return [] if store.newer is None else store.newer.names()
 
 
-def _is_packed(model: ListedModel | BrokenModel) -> bool:
-    return getattr(model, "is_packed", False)
-
-
 def _by_time(model: ListedModel | BrokenModel) -> float:
     modified = getattr(model, "modified", None)
     return math.inf if modified is None else -modified.timestamp()
@@ -131,16 +116,16 @@ _ORDERS: Mapping[str, Callable[[ListedModel | BrokenModel], float]] = {
 }
 
 
-def _show_list(found: list[tuple[ListedModel | BrokenModel, str | None]]) -> None:
+def _show_list(found: Sequence[ListedModel | BrokenModel]) -> None:
     headings = ["NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"]
-    rows = [_list_row(model) for model, _ in found]
-    if any(_is_packed(model) for model, _ in found):
+    rows = [_list_row(model) for model in found]
+    if any(model.is_packed for model in found):
         headings.append("STATE")
-        packed = ["packed" if _is_packed(model) else "" for model, _ in found]
+        packed = ["packed" if model.is_packed else "" for model in found]
         rows = [(*row, state) for row, state in zip(rows, packed, strict=True)]
-    if any(place for _, place in found):
+    if any(model.store for model in found):
         headings.append("STORE")
-        rows = [(*row, place or "") for row, (_, place) in zip(rows, found, strict=True)]
+        rows = [(*row, model.store or "") for row, model in zip(rows, found, strict=True)]
     show_table(headings, rows)
 
 
@@ -186,9 +171,9 @@ def show(
         if upper.newer is not None and upper.newer.has(full):
             note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
     if as_json:
-        from blobstore.views.stores import ModelView
+        from blobstore.views.command_results import ShownModel
 
-        show_json(ModelView.of(summary, details, covered))
+        show_json(ShownModel(summary, details, covered))
         return
     _show_model(summary, details)
     if covered is not None:
@@ -244,25 +229,28 @@ def rm(
     """Remove models, and the blobs that no other model needs."""
     from blobstore.names import ModelName
     from blobstore.store.holders import holder_of
-    from blobstore.views.stores import RemovalView
+    from blobstore.views.command_results import RemovedModel
 
     asked = list(map(ModelName.parse, names))
     opened = stores_at(store, lower, wait)
-    views = []
+    done = []
     # All or none: a typing error must not remove half of them.
     for full in dict.fromkeys([holder_of(one, opened).find(one) for one in asked]):
-        views.append(RemovalView.of(full, opened.remove(full)))
+        done.append(RemovedModel(full, opened.remove(full)))
         if not as_json:
             with suppress(ReaderGoneError):  # the other models were to be removed all the same
-                _show_removal(views[-1])
+                _show_removal(done[-1])
     if as_json:
-        show_json(views)
+        show_json(done)
 
 
-def _show_removal(view: RemovalView) -> None:
-    emit(f"Removed {view.name}: {counted(view.removed, 'blob')}, {size(view.bytes)}")
-    if view.reason is not None:
-        emit(f"Kept {counted(view.kept, 'blob')} ({size(view.kept_bytes)}): {view.reason}")
+def _show_removal(done: RemovedModel) -> None:
+    removal = done.removal
+    gone = f"{counted(len(removal.removed), 'blob')}, {size(removal.removed_bytes)}"
+    emit(f"Removed {done.name}: {gone}")
+    if removal.reason is not None:
+        kept = f"{counted(len(removal.kept), 'blob')} ({size(removal.kept_bytes)})"
+        emit(f"Kept {kept}: {removal.reason}")
 
 
 ReplaceOption = Annotated[
@@ -299,26 +287,26 @@ def cp(
         )
     from blobstore.names import ModelName
     from blobstore.store.holders import holder_of
-    from blobstore.views.stores import NewNameView
+    from blobstore.views.command_results import RenamedModel
 
     asked, wanted = ModelName.parse(source), ModelName.parse(source if target is None else target)
     opened = stores_at(store, lower, wait)
     if to is None:
         old = holder_of(asked, opened).find(asked)
-        view = NewNameView(source=old, name=opened.copy(asked, wanted, replace=force))
-        show_view(view, lambda view: _show_new_name("Copied", view), as_json=as_json)
+        new = RenamedModel(old, opened.copy(asked, wanted, replace=force))
+        show_result(new, partial(_show_new_name, "Copied"), as_json=as_json)
     else:
         there = store_at(to, wait, may_be_new=True)
         copy = _copy_to(opened, asked, wanted, there, jobs, replace=force)
-        show_view(copy, _show_copy, as_json=as_json)
+        show_result(copy, _show_copy, as_json=as_json)
 
 
 def _copy_to(
     source: Any, name: ModelName, wanted: ModelName, target: Any, jobs: int | None, *, replace: bool
-) -> CopyView:
+) -> CopiedModel:
     from blobstore.store.ports import already_exists, id_of
     from blobstore.store.transfer import transfer
-    from blobstore.views.stores import CopyView
+    from blobstore.views.command_results import CopiedModel
 
     if Path(source.address) in (Path(target.address), *Path(target.address).parents):
         what = "is" if source.address == target.address else "lies in"
@@ -330,13 +318,20 @@ def _copy_to(
     pairs = {str(name): str(wanted)}
     with progress_bar() as progress:
         (done,) = transfer(pairs, source, target, jobs=jobs, progress=progress)
-    return CopyView.of(done, target.address)
+    return CopiedModel(done, target.address)
 
 
-def _show_copy(view: CopyView) -> None:
-    told = (f"{way.blobs:,} {how} ({size(way.bytes)})" for how, way in view.ways.items())
-    where = f"{view.name} in {printable(view.store)}"
-    emit(f"Copied {view.source} to {where}: {', '.join(told) or 'no blobs'}")
+def _show_copy(copy: CopiedModel) -> None:
+    done = copy.done
+    ways = {
+        "there": done.there,
+        "linked": done.linked,
+        "cloned": done.cloned,
+        "copied": done.copied,
+    }
+    parts = (f"{way.blobs:,} {how} ({size(way.nbytes)})" for how, way in ways.items() if way)
+    where = f"{done.name} in {printable(copy.store)}"
+    emit(f"Copied {done.source} to {where}: {', '.join(parts) or 'no blobs'}")
 
 
 def mv(
@@ -351,14 +346,14 @@ def mv(
     """Give a model another name."""
     from blobstore.names import ModelName
     from blobstore.store.holders import holder_of
-    from blobstore.views.stores import NewNameView
+    from blobstore.views.command_results import RenamedModel
 
     asked, wanted = ModelName.parse(source), ModelName.parse(target)
     opened = stores_at(store, lower, wait)
     old = holder_of(asked, opened).find(asked)
-    view = NewNameView(source=old, name=opened.move(asked, wanted, replace=force))
-    show_view(view, lambda view: _show_new_name("Moved", view), as_json=as_json)
+    new = RenamedModel(old, opened.move(asked, wanted, replace=force))
+    show_result(new, partial(_show_new_name, "Moved"), as_json=as_json)
 
 
-def _show_new_name(done: str, view: NewNameView) -> None:
-    emit(f"{done} {view.source} to {view.name}")
+def _show_new_name(done: str, model: RenamedModel) -> None:
+    emit(f"{done} {model.source} to {model.name}")

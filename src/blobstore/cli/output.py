@@ -31,7 +31,7 @@ from blobstore.views.quantities import (
 if TYPE_CHECKING:
     from blobstore.formats.provenance import Coverage, Tally
     from blobstore.io.workers import Progress
-    from blobstore.views.view import CoverageView, TallyView
+    from blobstore.names import Digest
 
 
 @contextmanager
@@ -162,16 +162,18 @@ def with_flags(hint: str) -> str:
 
 
 def show_json(document: Any, *, compact: bool = False) -> None:
-    """Print one JSON document of views on stdout.
+    """Print results as one JSON document on stdout.
 
     ``compact``: on one line, which takes a tenth of the time for a large document.
     """
-    emit(json.dumps(document, indent=None if compact else 2, default=lambda view: view.document()))
+    from blobstore.views.documents import encoded
+
+    emit(json.dumps(document, indent=None if compact else 2, default=encoded))
 
 
-def show_view(view: Any, show: Callable[[Any], object], *, as_json: bool) -> None:
-    """Print views as one JSON document, or by a function that prints them as lines and tables."""
-    (show_json if as_json else show)(view)
+def show_result(result: Any, show: Callable[[Any], object], *, as_json: bool) -> None:
+    """Print results as one JSON document, or by a function that prints them as lines and tables."""
+    (show_json if as_json else show)(result)
 
 
 def reason(message: str) -> str:
@@ -203,15 +205,10 @@ def shortened(names: Sequence[str], most: int, number: int | None = None) -> str
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def short(digest: str) -> str:
-    """Return the first 12 digits of a digest."""
-    return digest.removeprefix("sha256:")[:12]
-
-
-def show_replaced(digest: str | None) -> None:
+def show_replaced(digest: Digest | None) -> None:
     """Print the ID of a model that another one replaced; nothing without one."""
     if digest is not None:
-        emit(f"Replaced {short(digest)}, which had this name")
+        emit(f"Replaced {digest.short}, which had this name")
 
 
 def cut(text: str, longest: int) -> str:
@@ -258,7 +255,7 @@ def parse_size(text: str) -> int:
 _MOST_NAMES = 5
 
 
-def show_coverage(coverage: Coverage | CoverageView) -> None:
+def show_coverage(coverage: Coverage) -> None:
     """Print what is stored of a source.
 
     One line, and one more for each thing to know: tensors that are counted apart, derived or left
@@ -284,8 +281,7 @@ def show_coverage(coverage: Coverage | CoverageView) -> None:
     emit(printable("\n".join(lines), keep="\n"))
 
 
-def _share(tally: Tally | TallyView, noun: str) -> str:
-    covered = tally.stored + sum(tally.derived.values())
+def _share(tally: Tally, noun: str) -> str:
     if tally.source is None:
-        return counted(covered, noun)
-    return f"{covered:,} of {counted(tally.source, noun)}"
+        return counted(tally.covered, noun)
+    return f"{tally.covered:,} of {counted(tally.source, noun)}"

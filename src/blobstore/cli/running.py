@@ -156,9 +156,19 @@ def _show(answer: Generation, seed: int | None, *, as_json: bool) -> None:
         if not as_json:
             emit(shown_piece(piece), end="")
     if as_json:
-        from blobstore.views.stores import RunView
+        from blobstore.views.command_results import RunAnswer
 
-        show_json(RunView.of(answer, seed))
+        show_json(
+            RunAnswer(
+                text=answer.text,
+                tokens=answer.tokens,
+                prompt_tokens=answer.prompt_tokens,
+                seconds=answer.seconds,
+                tokens_per_second=answer.tokens_per_second,
+                finish_reason=answer.finish_reason,
+                seed=seed,
+            )
+        )
     else:
         emit()
 

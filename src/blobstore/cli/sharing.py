@@ -7,6 +7,7 @@ import sys
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +24,7 @@ from blobstore.cli.output import (
     printable,
     progress_bar,
     show_replaced,
-    show_view,
+    show_result,
     size,
 )
 from blobstore.cli.signing import KeyOption, PolicyOption, policy_of
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from blobstore.store.ports import Readable
     from blobstore.store.registry.logins import Credentials, Login
     from blobstore.store.registry.push_pull import RegistryAccess
-    from blobstore.views.shared import SharedView
+    from blobstore.store.transfer import Transferred
 
 
 def push(
@@ -90,7 +91,6 @@ def push(
 ) -> None:
     """Send a model to a registry. Only blobs that the registry lacks are sent."""
     from blobstore.store.registry.push_pull import push
-    from blobstore.views.shared import SharedView
 
     access = _access(insecure=insecure, ca_file=ca_file, realm=realm)
     source = store_at(store)
@@ -106,8 +106,7 @@ def push(
         done = push(
             name, model, to=to, neighbours=source, access=access, jobs=jobs, progress=progress
         )
-    view = SharedView.of(done)
-    show_view(view, lambda view: _show("Pushed", "sent", view), as_json=as_json)
+    show_result(done, partial(_show, "Pushed", "sent"), as_json=as_json)
 
 
 def _check_artifact(kind: str | None, to: str | None, given: Mapping[str, str]) -> None:
@@ -172,7 +171,6 @@ def pull(
 ) -> None:
     """Fetch a model from a registry. A pull that was interrupted continues where it stopped."""
     from blobstore.store.registry.push_pull import pull
-    from blobstore.views.shared import SharedView
 
     access = _access(insecure=insecure, ca_file=ca_file, realm=realm)
     required = policy_of(key, policy) if key is not None or policy is not None else None
@@ -187,8 +185,7 @@ def pull(
             jobs=jobs,
             progress=progress,
         )
-    view = SharedView.of(done)
-    show_view(view, lambda view: _show("Pulled", "fetched", view), as_json=as_json)
+    show_result(done, partial(_show, "Pulled", "fetched"), as_json=as_json)
 
 
 def _access(*, insecure: bool, ca_file: str | None, realm: list[str] | None) -> RegistryAccess:
@@ -199,18 +196,18 @@ def _access(*, insecure: bool, ca_file: str | None, realm: list[str] | None) -> 
     )
 
 
-def _show(done: str, moved: str, view: SharedView) -> None:
+def _show(verb: str, moved: str, done: Transferred) -> None:
     ways = [
-        f"{way.blobs:,} {how} ({size(way.bytes)})"
-        for how, way in (("were there", view.there), (moved, view.moved))
-        if way.blobs
+        f"{way.blobs:,} {how} ({size(way.nbytes)})"
+        for how, way in (("were there", done.there), (moved, done.moved))
+        if way
     ]
-    renamed = f" as {view.name}" if view.name != view.source else ""
-    emit(f"{done} {view.source}{renamed}: {', '.join(ways) or 'no blobs'}")
-    if view.signatures:
-        emit(f"{done} {counted(view.signatures, 'signature')}")
-    emit(f"Digest: {view.digest}")
-    show_replaced(view.replaced)
+    renamed = f" as {done.name}" if done.name != done.source else ""
+    emit(f"{verb} {done.source}{renamed}: {', '.join(ways) or 'no blobs'}")
+    if done.signatures:
+        emit(f"{verb} {counted(done.signatures, 'signature')}")
+    emit(f"Digest: {done.digest}")
+    show_replaced(done.replaced)
 
 
 Host = Annotated[str, typer.Argument(metavar="HOST", help="A registry: HOST or HOST:PORT.")]

@@ -18,8 +18,7 @@ from blobstore.cli.output import (
     counted,
     emit,
     printable,
-    short,
-    show_view,
+    show_result,
 )
 from blobstore.cli.stores import StoreOption, WaitOption, store_at
 from blobstore.errors import UsageError
@@ -27,7 +26,7 @@ from blobstore.errors import UsageError
 if TYPE_CHECKING:
     from blobstore.formats.signatures import DockerReference
     from blobstore.store.signing.signature_policy import SignaturePolicy
-    from blobstore.views.signed import SignatureCheckView, SignedView
+    from blobstore.store.signing.signed_models import CheckedModel, SignedModel
 
 
 KeyOption = Annotated[
@@ -54,13 +53,11 @@ def verify_signatures(
 ) -> bool:
     """Check and show the signatures of models; return whether all are signed as required."""
     from blobstore.store.signing.signed_models import check_signatures
-    from blobstore.views.signed import SignatureCheckView
 
     checked = check_signatures(names or (), store, policy_of(key, policy, identity))
-    views = list(map(SignatureCheckView.of, checked))
     with suppress(ReaderGoneError):  # the exit code tells the result, too
-        show_view(views, _show_checked, as_json=as_json)
-    return all(view.accepted for view in views)
+        show_result(checked, _show_checked, as_json=as_json)
+    return all(model.is_accepted for model in checked)
 
 
 def policy_of(key: str | None, policy: str | None, identity: str | None = None) -> SignaturePolicy:
@@ -79,18 +76,18 @@ def policy_of(key: str | None, policy: str | None, identity: str | None = None) 
     return SignaturePolicy.of_key(public, identity_of(identity))
 
 
-def _show_checked(views: Sequence[SignatureCheckView]) -> None:
-    for view in views:
-        if not view.accepted:
-            emit(printable(view.error))
-        elif not view.signatures:
-            emit(f"{view.name} ({short(view.digest)}) needs no signature")
-        for one in view.signatures:
-            said = f"{view.name} ({short(view.digest)}) is signed by {one.key}"
-            emit(printable(f"{said} for {one.identity}"))
-    refused = sum(not view.accepted for view in views)
+def _show_checked(models: Sequence[CheckedModel]) -> None:
+    for model in models:
+        named = f"{model.name} ({model.digest.short})"
+        if model.error is not None:
+            emit(printable(model.error.message))
+        elif not model.accepted:
+            emit(f"{named} needs no signature")
+        for one in model.accepted:
+            emit(printable(f"{named} is signed by {one.key.name} for {one.identity}"))
+    refused = sum(not model.is_accepted for model in models)
     verdict = f"{refused} refused" if refused else "all accepted"
-    emit(f"Checked the signatures of {counted(len(views), 'model')}: {verdict}")
+    emit(f"Checked the signatures of {counted(len(models), 'model')}: {verdict}")
 
 
 def identity_of(text: str | None) -> DockerReference | None:
@@ -149,21 +146,19 @@ def sign(
     from blobstore.store.signing.key_pairs import MAX_KEY_FILE, PrivateKey
     from blobstore.store.signing.signature_policy import read_file
     from blobstore.store.signing.signed_models import sign_model
-    from blobstore.views.signed import SignedView
 
     opened = store_at(store, wait)
     signed_for = identity_of(identity)
     found = [holder_of(name, opened).find(name) for name in names]
     private = PrivateKey.parse(read_file(Path(key), MAX_KEY_FILE), key, lambda: _password(key))
     signed = [sign_model(name, opened, private, identity=signed_for) for name in found]
-    views = list(map(SignedView.model_validate, signed))
-    show_view(views, _show_signed, as_json=as_json)
+    show_result(signed, _show_signed, as_json=as_json)
 
 
-def _show_signed(views: Sequence[SignedView]) -> None:
-    for view in views:
-        verb = "Signed" if view.is_new else "Already signed"
-        emit(f"{verb} {view.name} ({short(view.digest)}) for {view.identity}")
+def _show_signed(models: Sequence[SignedModel]) -> None:
+    for model in models:
+        verb = "Signed" if model.is_new else "Already signed"
+        emit(f"{verb} {model.name} ({model.digest.short}) for {model.identity}")
 
 
 def _generate(prefix: str) -> None:

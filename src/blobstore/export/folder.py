@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from blobstore.errors import BusyError, StorageError, UsageError, quoted
 from blobstore.export.contents import plan_export
@@ -139,20 +140,36 @@ def _taken(path: Path) -> StorageError:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file that was written."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExportResult:
-    """The result of an export.
+    """What an export wrote.
 
     ``files``: sizes in bytes by path in ``folder``; ``notes``: sentences about what was left out or
-    changed; ``seconds``: the time of writing; ``loads_in``: the programs that read such a folder,
-    if they know the architecture.
+    changed; ``seconds``: the time of writing.
     """
+
+    KEYS = ("name", "folder", "files=written", "bytes=nbytes", "notes", "seconds", "loads_in")
 
     name: ModelName
     folder: Path
     files: dict[str, int]
     notes: tuple[str, ...]
     seconds: float
-    loads_in: tuple[str, ...]
+    loads_in: Annotated[
+        tuple[str, ...], "programs that read the folder, if they know the architecture"
+    ]
+
+    @property
+    def written(self) -> list[WrittenFile]:
+        """The files that were written."""
+        return [WrittenFile(*item) for item in self.files.items()]
 
     @property
     def nbytes(self) -> int:

@@ -46,9 +46,11 @@ class Tally(Document):
     add up to ``source``; a folder that is left out counts as one file.
     """
 
-    source: Annotated[int | None, Between(0)]
+    source: Annotated[int | None, Between(0), "null when it was not recorded"]
     stored: Annotated[int, Between(0)]
-    derived: Mapping[str, int] = field(default_factory=dict)
+    derived: Annotated[Mapping[str, int], "how many, by how they were made"] = field(
+        default_factory=dict
+    )
     left_out: tuple[LeftOut, ...] = ()
 
     @property
@@ -68,16 +70,14 @@ class Tally(Document):
 
 @dataclass(frozen=True, slots=True)
 class Coverage(Document):
-    """The coverage of a source's tensors and of its files.
-
-    ``heads``: how many of the tensors belong to heads and models beside the main one.
-    ``kept_whole``: the files of weights that are kept as files and not quantized.
-    """
+    """The coverage of a source's tensors and of its files."""
 
     tensors: Tally
     files: Tally
-    heads: Mapping[str, int] = field(default_factory=dict)
-    kept_whole: tuple[str, ...] = ()
+    heads: Annotated[Mapping[str, int], "tensors of heads and models beside the main one"] = field(
+        default_factory=dict
+    )
+    kept_whole: Annotated[tuple[str, ...], "files of weights that are kept as files"] = ()
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:

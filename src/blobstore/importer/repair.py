@@ -193,6 +193,8 @@ def _usual_options(file_type: str | None, *, has_draft: bool) -> Iterator[Import
 class RemainingBlob:
     """A damaged blob that could not be made again, and why not."""
 
+    KEYS = ("digest=blob.digest", "name=blob.name", "reason")
+
     blob: Descriptor
     reason: str
 
@@ -204,11 +206,30 @@ class RepairResult:
     ``manifest_restored``: the manifest was damaged or gone, and is again what was written.
     """
 
+    KEYS = (
+        "name",
+        "checked",
+        "repaired=repaired_digests",
+        "bytes=repaired_bytes",
+        "manifest_restored",
+        "remaining",
+    )
+
     name: ModelName
     checked: int
     repaired: tuple[Descriptor, ...]
     remaining: tuple[RemainingBlob, ...]
     manifest_restored: bool
+
+    @property
+    def repaired_digests(self) -> list[Digest]:
+        """The digests of the blobs that were made again."""
+        return [blob.digest for blob in self.repaired]
+
+    @property
+    def repaired_bytes(self) -> int:
+        """Their bytes."""
+        return sum(blob.size for blob in self.repaired)
 
 
 def repair_model(

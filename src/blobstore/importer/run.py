@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Annotated, Unpack
 
 from blobstore.errors import NotFoundError, UsageError
 from blobstore.formats.documents import CONFIG_MEDIA_TYPE, Descriptor, Manifest
@@ -46,28 +46,41 @@ from blobstore.store.ports import Finished, Home, Session, id_of, replaced_id
 class ImportResult:
     """What an import did.
 
-    ``created`` blobs are new to the store, ``reused`` ones were there; sizes are in bytes.
-
-    ``recalled`` of the tensor blobs were not even made again: an earlier import of the same bytes
-    had made them. ``runs_in``: where the model runs, and why not elsewhere. ``coverage``: what is
-    stored of the source. ``replaced``: the ID of the model that had the name before, if it is
-    another one.
+    ``created`` blobs are new to the store, ``reused`` ones were there.
     """
 
+    KEYS = (
+        "name",
+        "digest",
+        "blobs",
+        "created",
+        "reused",
+        "recalled",
+        "source_bytes",
+        "stored_bytes",
+        "new_bytes",
+        "saved_bytes",
+        "bits_per_weight",
+        "seconds",
+        "runs_in",
+        "coverage",
+        "replaced",
+    )
+
     name: ModelName
-    digest: Digest
+    digest: Annotated[Digest, "of the manifest"]
     manifest: Manifest
     created: int
     reused: int
-    recalled: int
+    recalled: Annotated[int, "tensor blobs that an earlier import had made"]
     source_bytes: int
     stored_bytes: int
     new_bytes: int
     bits_per_weight: float
     seconds: float
     runs_in: tuple[Verdict, ...]
-    coverage: Coverage
-    replaced: Digest | None = None
+    coverage: Annotated[Coverage, "what is stored of the source"]
+    replaced: Annotated[Digest | None, "the ID of the model that had the name before"] = None
 
     @property
     def blobs(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from blobstore import kernels
 from blobstore.kernels.arrays import Array, QuantizedArray
 from blobstore.model.tensors import StoredArray, Tensor
 
+Figure = Annotated[float, float | None]
+"""A number; in JSON null for infinity and NaN."""
 CHUNK_WEIGHTS = 2**19
 """Weights compared at a time by one thread: a whole number of groups of every type."""
 _WHOLE_GROUPS = 128
@@ -23,17 +26,26 @@ _WHOLE_GROUPS = 128
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Sums over weights ``w`` and what they are read back as, ``r``.
+    """How far values are from each other: sums over weights and what they are read back as.
 
     Sums of two runs can be added.
     """
+
+    KEYS: ClassVar[tuple[str, ...]] = (
+        "weights=count",
+        "rmse",
+        "relative_rmse",
+        "max_error",
+        "cosine",
+        "saturated",
+    )
 
     count: int = 0
     squared_error: float = 0.0
     squared_weight: float = 0.0
     squared_read: float = 0.0
     product: float = 0.0
-    max_error: float = 0.0
+    max_error: Figure = 0.0
     saturated_count: int = 0
 
     @classmethod
@@ -61,7 +73,7 @@ class Errors:
         )
 
     @property
-    def rmse(self) -> float:
+    def rmse(self) -> Figure:
         """Root of the mean squared error, in the weights' unit; 0 of no weights."""
         return math.sqrt(self.squared_error / max(1, self.count))
 
@@ -76,7 +88,7 @@ class Errors:
         return math.sqrt(self.squared_error / self.squared_weight) if self.squared_weight else None
 
     @property
-    def cosine(self) -> float:
+    def cosine(self) -> Figure:
         """Cosine of the angle between the weights and the values read back, as vectors.
 
         1 if they are equal, 0 if either is all zeros.

@@ -34,6 +34,8 @@ class InspectedFile:
     the bytes of the whole file, None where a server does not say.
     """
 
+    KEYS = ("name", "bytes=nbytes")
+
     name: str
     place: str
     nbytes: int | None

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -32,6 +33,8 @@ _NO_NUMBERS = frozenset({DType.C64, DType.F4, DType.F6_E2M3, DType.F6_E3M2})
 class TensorFact:
     """A tensor of one of the models: its type in words, shape before packing and stored bytes."""
 
+    KEYS = ("name", "type=type_name", "shape", "bytes=nbytes")
+
     name: str
     type_name: str
     shape: tuple[int, ...]
@@ -44,18 +47,30 @@ class TensorFact:
 
 
 @dataclass(frozen=True, slots=True)
+class ValueErrors(Errors):
+    """How far a tensor's values in one model are from those in the other.
+
+    Values that are infinite or NaN and not so in both are not among the errors.
+    """
+
+    KEYS = ("weights=count", "rmse", "relative_rmse", "max_error", "cosine", "odd_values")
+
+    odd_values: Annotated[int, "values that are infinite or NaN on one side only"] = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ChangedTensor:
     """A tensor that is not the same in both models.
 
     ``errors``: of the values after against those before, where they were asked for and can be
-    compared: both of one shape, and of numbers. ``odd_values``: values that are infinite or NaN and
-    not so in both, which are not counted.
+    compared: both of one shape, and of numbers.
     """
+
+    KEYS = ("name=before.name", "before", "after", "error=errors")
 
     before: TensorFact
     after: TensorFact
-    errors: Errors | None = None
-    odd_values: int = 0
+    errors: Annotated[ValueErrors | None, "with --error"] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +83,47 @@ class DocumentDiff:
 
 
 @dataclass(frozen=True, slots=True)
+class Sides:
+    """A number for each of two models."""
+
+    a: int
+    b: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDiff:
-    """How model ``b`` differs from ``a``: tensors by name, sorted, and everything else.
+    """How model b differs from a: tensors by name, sorted, and everything else.
 
     ``equal`` tensors are the same, bit for bit. ``shared_bytes`` are those of blobs that both have,
     ``nbytes`` all of each.
     """
+
+    KEYS = (
+        "a",
+        "b",
+        "added",
+        "removed",
+        "changed",
+        "equal",
+        "documents",
+        "shared_bytes",
+        "bytes=sides",
+    )
 
     a: ModelName
     b: ModelName
     added: tuple[TensorFact, ...]
     removed: tuple[TensorFact, ...]
     changed: tuple[ChangedTensor, ...]
-    equal: int
+    equal: Annotated[int, "tensors"]
     documents: DocumentDiff
     shared_bytes: int
     nbytes: tuple[int, int]
+
+    @property
+    def sides(self) -> Sides:
+        """Bytes of all blobs of each."""
+        return Sides(*self.nbytes)
 
 
 def diff_models(
@@ -213,7 +253,7 @@ def _compared(before: Tensor, after: Tensor, *, error: bool) -> ChangedTensor | 
             odd += _leave_out_odd(*exact)
             found = Errors.between(*exact)
         errors += found
-    return ChangedTensor(*facts, errors, odd)
+    return ChangedTensor(*facts, ValueErrors(**asdict(errors), odd_values=odd))
 
 
 def _leave_out_odd(before: Array, after: Array) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from blobstore.errors import UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import QuantType
 from blobstore.importer.planning.outputs import OutputTensor
-from blobstore.inspection.comparison import as_float64, stored_run
+from blobstore.inspection.comparison import Figure, as_float64, stored_run
 from blobstore.kernels.arrays import Array, QuantizedArray
 from blobstore.kernels.scales import code_type
 from blobstore.model.tensors import StoredArray, Tensor
@@ -39,12 +40,12 @@ class Histogram:
     ``infinite`` and ``nan`` are counted apart. ``rms``: the root mean square of the finite values.
     """
 
-    low: float
-    high: float
+    low: Figure
+    high: Figure
     counts: tuple[int, ...]
     infinite: int
     nan: int
-    rms: float
+    rms: Figure
 
     @property
     def total(self) -> int:
@@ -64,21 +65,21 @@ class Histogram:
 class ValueDistribution:
     """The distribution of a stored tensor.
 
-    ``size``: its values; ``read``: those that were read, all or a sample. ``values`` and ``source``
-    (the values beside it, such as those of its source; None without) have the same bins.
-    ``codes``: how often each code occurs, None of an unquantized tensor; ``code_values``: the
-    number that each code stands for before it is scaled, NaN for E4M3's codes of NaN.
+    ``values`` and ``source`` (the values beside it, such as those of its source; None without) have
+    the same bins. ``code_values``: NaN for E4M3's codes of NaN.
     """
 
     name: str
-    type_name: str
-    shape: tuple[int, ...]
-    size: int
-    read: int
+    type_name: Annotated[str, "int4/64, or a dtype"]
+    shape: Annotated[tuple[int, ...], "before packing"]
+    size: Annotated[int, "values of the tensor"]
+    read: Annotated[int, "values that were read: all, or a sample"]
     values: Histogram
     source: Histogram | None = None
-    codes: tuple[int, ...] | None = None
-    code_values: tuple[float, ...] | None = None
+    codes: Annotated[
+        tuple[int, ...] | None, "how often each code occurs; null if not quantized"
+    ] = None
+    code_values: Annotated[tuple[Figure, ...] | None, "what each code stands for, unscaled"] = None
 
     @property
     def is_sample(self) -> bool:

@@ -28,43 +28,6 @@ from blobstore.inspection.counting import (
 )
 
 
-def inspection_document(inspection: Inspection) -> dict[str, Any]:
-    """Return the JSON document of an inspection: headers, an index, counts, notes.
-
-    It has ``header``, or ``index`` and ``headers`` by file name.
-    For several files without an index, one is made of their tensors. A stored model's files are its
-    blobs, by their layers' names.
-    """
-    document: dict[str, Any] = {"sharded": inspection.sharded}
-    headers = {name: _header(header) for name, header in inspection.headers.items()}
-    if inspection.sharded:
-        document |= {"index": _index(inspection), "headers": headers}
-    else:
-        document["header"] = next(iter(headers.values()))
-    return document | {
-        "parameter_count": dict(inspection.parameter_count),
-        "parameters": inspection.parameters,
-        "name": inspection.name,
-        "kind": inspection.kind.value,
-        "files": [{"name": file.name, "bytes": file.nbytes} for file in inspection.files],
-        "tensors": len(inspection.tensors),
-        "bytes": inspection.nbytes,
-        "bits_per_weight": inspection.bits_per_weight,
-        "quantization": [
-            {
-                "type": found.type,
-                "bits": found.bits,
-                "group_size": found.group_size,
-                "format": found.format,
-                "tensors": found.tensors,
-                "parameters": found.parameters,
-            }
-            for found in inspection.quantizations
-        ],
-        "notes": list(inspection.notes),
-    }
-
-
 def _header(header: Header) -> dict[str, Any]:
     entries: dict[str, Any] = {"__metadata__": dict(header.metadata)} if header.metadata else {}
     for name, entry in header.tensors.items():
@@ -74,13 +37,6 @@ def _header(header: Header) -> dict[str, Any]:
             "data_offsets": (entry.begin, entry.end),
         }
     return entries
-
-
-def _index(inspection: Inspection) -> Mapping[str, Any]:
-    if inspection.index is not None:
-        return inspection.index
-    places = {name: file.name for file in inspection.files for name in file.header.tensors}
-    return {"metadata": {"total_size": inspection.nbytes}, "weight_map": places}
 
 
 MODELSPEC = "modelspec."
@@ -98,7 +54,10 @@ class TargetKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """The contents of a target, from its headers; no weight is read.
+    """What a checkpoint or a stored model holds; huggingface.js's keys come first.
+
+    No weight is read. In JSON headers are those of the files: ``__metadata__``, and tensors with
+    ``dtype``, ``shape`` and ``data_offsets``.
 
     ``name`` is the path, address or model's name; ``files`` are in the order of their names, a
     stored model's blobs in the order of its manifest. ``index`` is the shard index's JSON object,
@@ -106,6 +65,23 @@ class Inspection:
     packing. ``metadata`` are the files' ``__metadata__`` where they agree; a stored model's are
     those of the files that it was imported from. ``notes`` are sentences for the user.
     """
+
+    KEYS = (
+        "sharded",
+        "header?=single_header",
+        "index?=full_index",
+        "headers?=all_headers",
+        "parameter_count",
+        "parameters",
+        "name",
+        "kind",
+        "files",
+        "tensors=len(tensors)",
+        "bytes=nbytes",
+        "bits_per_weight",
+        "quantization=quantizations",
+        "notes",
+    )
 
     name: str
     kind: TargetKind
@@ -127,6 +103,26 @@ class Inspection:
     def headers(self) -> dict[str, Header]:
         """The files' headers by file name, as they lie in the files."""
         return {file.name: file.header for file in self.files}
+
+    @property
+    def single_header(self) -> Mapping[str, Any] | None:
+        """The header as JSON when it is one file, else None."""
+        return None if self.sharded else _header(self.files[0].header)
+
+    @property
+    def full_index(self) -> Mapping[str, Any] | None:
+        """The index when it is sharded, or one made of the files; else None."""
+        if self.index is not None or not self.sharded:
+            return self.index
+        places = {name: file.name for file in self.files for name in file.header.tensors}
+        return {"metadata": {"total_size": self.nbytes}, "weight_map": places}
+
+    @property
+    def all_headers(self) -> Mapping[str, Any] | None:
+        """The headers as JSON by file name when it is sharded, else None."""
+        if not self.sharded:
+            return None
+        return {name: _header(header) for name, header in self.headers.items()}
 
     @property
     def parameter_count(self) -> Mapping[str, int]:

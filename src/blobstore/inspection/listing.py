@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.formats.documents import (
@@ -41,19 +41,31 @@ _Weights = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedModel:
-    """A stored model in a line.
+    """A model of a store; one that can't be read has ``error`` and null for what is unknown.
 
-    ``size`` is in bytes, every blob counted once; ``modified`` is its manifest's time, UTC, or None
-    when that is out of range. ``is_packed``: it has to be unpacked before it is used.
+    ``modified`` is its manifest's time, UTC, or None when that is out of range. ``is_packed``: it
+    has to be unpacked before it is used.
     """
 
+    KEYS: ClassVar[tuple[str, ...]] = (
+        "name",
+        "id",
+        "size",
+        "modified",
+        "quant_type",
+        "parameters",
+        "store?",
+        "packed?=is_packed",
+    )
+
     name: ModelName
-    id: Digest
-    modified: datetime | None
-    size: int
+    id: Annotated[Digest, "the manifest's digest"]
+    modified: Annotated[datetime | None, "RFC 3339"]
+    size: Annotated[int, "bytes of its blobs, each counted once"]
     parameters: int
     quant_type: str
-    is_packed: bool = False
+    is_packed: Annotated[bool, "if it is: true"] = False
+    store: Annotated[str | None, "where it lies, when there are lower stores"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,8 +267,22 @@ def stored_coverage(store: Readable, manifest: Manifest) -> Coverage:
 class BrokenModel:
     """A model that can't be read, and why."""
 
+    KEYS = (
+        "name",
+        "id=_unknown",
+        "size=_unknown",
+        "modified=_unknown",
+        "quant_type=_unknown",
+        "parameters=_unknown",
+        "error",
+        "store?",
+    )
+
     name: ModelName
-    error: BlobStoreError
+    error: Annotated[BlobStoreError, "why it can't be read"]
+    is_packed: bool = False
+    store: Annotated[str | None, "where it lies, when there are lower stores"] = None
+    _unknown: ClassVar[None] = None
 
 
 def list_models(store: Readable) -> list[ListedModel | BrokenModel]:
@@ -274,11 +300,16 @@ def list_models(store: Readable) -> list[ListedModel | BrokenModel]:
     if packed is not None and (names := packed.manifests.names()):
         whole = {model.name.folded for model in models}
         others = _listed(packed, [name for name in names if name.folded not in whole])
-        models += [
-            replace(one, is_packed=True) if isinstance(one, ListedModel) else one for one in others
-        ]
+        models += [replace(one, is_packed=True) for one in others]
         models.sort(key=lambda model: model.name)
-    return models
+    if not store.lower:
+        return models
+    placed = []
+    for one in models:
+        with suppress(NotFoundError):  # removed meanwhile
+            home = store.upper if one.is_packed else store.home_of(one.name)
+            placed.append(replace(one, store=home.address))
+    return placed
 
 
 def _listed(

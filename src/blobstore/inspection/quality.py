@@ -39,26 +39,50 @@ from blobstore.store.ports import Readable
 
 @dataclass(frozen=True, slots=True)
 class TensorQuality:
-    """One tensor of a stored model.
+    """What quantization or conversion changed of a tensor.
 
-    ``type_name``: its quantized type, else its dtype; ``kept``: it is stored as it was, and not
-    counted.
+    ``kept``: it is stored as it was, and not counted.
     """
 
+    KEYS = (
+        "name",
+        "quant_type",
+        "dtype",
+        "kept",
+        "shape",
+        "weights=errors.count",
+        "rmse=errors.rmse",
+        "relative_rmse=errors.relative_rmse",
+        "max_error=errors.max_error",
+        "cosine=errors.cosine",
+        "saturated=errors.saturated",
+    )
+
     name: str
-    type_name: str
-    quantized: bool
+    quant_type: str | None
+    dtype: str | None
     kept: bool
     shape: tuple[int, ...]
     errors: Errors
 
+    @property
+    def type_name(self) -> str:
+        """Its quantized type, else its dtype."""
+        return self.quant_type or self.dtype or ""
+
+    @property
+    def quantized(self) -> bool:
+        return self.quant_type is not None
+
 
 @dataclass(frozen=True, slots=True)
 class ModelQuality:
-    """A stored model against its source: ``tensors`` by relative rmse, the largest first.
+    """What quantization changed: tensors by relative rmse, the largest first.
 
     ``manifest``: the digest of its manifest when it was opened.
     """
+
+    KEYS = ("name", "tensors", "model=errors")
 
     name: ModelName
     manifest: Digest
@@ -189,10 +213,9 @@ def _measure(
         else:
             errors += _compare(tensor, start, chunk, stored_run(stored, start, chunk.size))
         progress(chunk.nbytes, tensor.name)
-    type_name = str(tensor.quant_type if tensor.quant_type is not None else tensor.dtype)
-    return TensorQuality(
-        tensor.name, type_name, tensor.quant_type is not None, kept, tensor.shape, errors
-    )
+    quant_type = None if tensor.quant_type is None else str(tensor.quant_type)
+    dtype = str(tensor.dtype) if quant_type is None else None
+    return TensorQuality(tensor.name, quant_type, dtype, kept, tensor.shape, errors)
 
 
 def _chunks(made_from: OutputTensor, readers: SourceReaders) -> Iterator[tuple[int, Array]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from blobstore.errors import UsageError
 from blobstore.formats.dtypes import DType, fits_mlx
@@ -210,15 +210,12 @@ class Runs(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a model runs in a runtime of that version.
-
-    ``reason``: for YES what it runs as, else the obstacle.
-    """
+    """Whether a model runs in a runtime of that version."""
 
     runtime: str
     version: str
-    runs: Runs
-    reason: str
+    runs: Annotated[Runs, "yes, no or unknown"]
+    reason: Annotated[str, "for yes what it runs as, else the obstacle"]
 
     @property
     def sentence(self) -> str:

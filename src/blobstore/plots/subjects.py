@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from blobstore.inspection.diff import ChangedTensor
-from blobstore.views.checkpoints import TensorQualityView
 
 
 class Weighed(NamedTuple):
@@ -39,10 +39,10 @@ class TensorError:
         return math.prod(self.shape)
 
     @classmethod
-    def of_view(cls, tensor: TensorQualityView) -> TensorError:
-        """Return the error that a store kept."""
-        kind = tensor.quant_type or tensor.dtype or ""
-        return cls(tensor.name, kind, tuple(tensor.shape), tensor.relative_rmse, tensor.kept)
+    def of_document(cls, tensor: Mapping[str, Any]) -> TensorError:
+        """Return the error that a store kept, as ``quality --json`` prints it."""
+        kind, shape = tensor["quant_type"] or tensor["dtype"] or "", tuple(tensor["shape"])
+        return cls(tensor["name"], kind, shape, tensor["relative_rmse"], tensor["kept"])
 
     @classmethod
     def of_change(cls, change: ChangedTensor) -> TensorError:

@@ -33,9 +33,9 @@ from blobstore.plots.subjects import TensorError
 from blobstore.source.addresses import Source, is_address
 from blobstore.source.weights import SourceReaders
 from blobstore.store.ports import Readable
-from blobstore.views.checkpoints import DiffView, QualityView
+from blobstore.views.documents import document_of
+from blobstore.views.quality_records import KeptQuality, kept_quality
 from blobstore.views.quantities import counted, shape, size
-from blobstore.views.records import KeptQualityView, kept_quality
 from blobstore.web.api import answered
 from blobstore.web.pages import FOLDER, markup_of, page_in_file, table, table_of
 from blobstore.web.served import Served
@@ -81,21 +81,20 @@ def model_report(
         kept = kept_quality(store, model.name, model.manifest.digest)
         if isinstance(against, ModelName):
             found = diff_models(against, model.name, store=store, error=True, jobs=jobs)
-            diff, errors = DiffView.of(found), list(map(TensorError.of_change, found.changed))
+            diff, errors = document_of(found), list(map(TensorError.of_change, found.changed))
         elif against is not None:
             measured = measure_quality(
                 model.name, against, store=store, jobs=jobs, progress=progress
             )
-            kept = KeptQualityView(
-                model=model.name,
-                id=model.manifest.digest,
-                measured=None,
+            kept = KeptQuality(
+                model.name,
+                model.manifest.digest,
                 against=source_label(against),
-                result=QualityView.of(measured),
+                result=document_of(measured),
             )
         if errors is None and kept.result is not None:
-            errors = list(map(TensorError.of_view, kept.result.tensors))
-        answers = _answers(str(model.name), store) | {"quality": kept.document()}
+            errors = list(map(TensorError.of_document, kept.result["tensors"]))
+        answers = _answers(str(model.name), store) | {"quality": document_of(kept)}
         plots = {"treemap": answers["plots/treemap"]}
         if errors is not None:
             plots |= {"errors": errors_plot(errors), "scatter": scatter(errors)}
@@ -105,7 +104,7 @@ def model_report(
         drawn = _distributions([model[tensor] for tensor in chosen], readers)
         for number, (tensor, plot) in enumerate(drawn, 1):
             answers[f"plots/distribution {tensor}"] = plots[f"distribution-{number}"] = plot
-    return ModelReport(str(model.name), answers, diff and diff.document(), plots)
+    return ModelReport(str(model.name), answers, diff, plots)
 
 
 def model_page(report: ModelReport, made: str | None) -> bytes:

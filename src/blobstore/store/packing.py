@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from blobstore import hashing
 from blobstore.errors import ModelNotFoundError, StorageError
@@ -30,25 +30,36 @@ from blobstore.store.transfer import kept_for_the_next
 
 @dataclass(frozen=True, slots=True)
 class PackedModel:
-    """A model that is packed now.
+    """A model that is packed.
 
-    ``nbytes``: bytes of its blobs; ``stored``: of their packed form. ``removal``: which of its
-    blobs were removed.
+    ``removal``: which of its plain blobs were removed, and why others could not be.
     """
+
+    KEYS = (
+        "name",
+        "blobs",
+        "size=nbytes",
+        "stored",
+        "freed=removal.removed_bytes",
+        "kept=removal.kept_bytes",
+        "reason=removal.reason",
+    )
 
     name: ModelName
     blobs: int
-    nbytes: int
-    stored: int
+    nbytes: Annotated[int, "bytes of its blobs"]
+    stored: Annotated[int, "bytes of their packed form"]
     removal: Removal
 
 
 @dataclass(frozen=True, slots=True)
 class UnpackedModel:
-    """A model that is whole now: how many blobs, and bytes, were unpacked."""
+    """A model that is whole again."""
+
+    KEYS = ("name", "blobs", "bytes=nbytes")
 
     name: ModelName
-    blobs: int
+    blobs: Annotated[int, "blobs that were unpacked"]
     nbytes: int
 
 

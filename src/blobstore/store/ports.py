@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from blobstore.errors import (
     BlobStoreError,
@@ -82,7 +82,17 @@ class Removal:
 
     removed: tuple[Descriptor, ...]
     kept: tuple[Descriptor, ...] = ()
-    reason: str | None = None
+    reason: Annotated[str | None, "why they had to stay"] = None
+
+    @property
+    def removed_bytes(self) -> int:
+        """Bytes of the blobs that were removed."""
+        return sum(blob.size for blob in self.removed)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the blobs that had to stay."""
+        return sum(blob.size for blob in self.kept)
 
 
 class Blobs(Protocol):
@@ -350,6 +360,8 @@ class BlobState:
 @dataclass(frozen=True, slots=True)
 class Leftover:
     """Our own file, folder or object that is no longer needed, its bytes, and the reason."""
+
+    KEYS = ("path", "size=nbytes", "reason")
 
     path: Path
     nbytes: int

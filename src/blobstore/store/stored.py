@@ -37,6 +37,8 @@ class StoredTensor:
     ``[..., out, in]``, so that groups run along the inputs.
     """
 
+    KEYS = ("name", "dtype", "shape", "quant_type", "group_size", "size=nbytes")
+
     name: str
     entries: Mapping[str, TensorEntry]
     quantization: Quantization | None

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Annotated
 
 from blobstore import hashing
 from blobstore.errors import (
@@ -40,21 +41,67 @@ Check = Callable[[Manifest, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Transferred:
-    """A model that is in the target now, as ``name``; ``source`` is its name in the source.
+class Amount:
+    """How many blobs, and bytes."""
 
-    ``digest``: of its manifest. ``blobs`` and ``nbytes``: how many blobs, and bytes, came in which
-    way. ``signatures``: how many signatures are new in the target. ``replaced``: the ID of the
-    model that had the name before; set by `pull`.
+    KEYS = ("blobs", "bytes=nbytes")
+
+    blobs: int
+    nbytes: int
+
+    def __bool__(self) -> bool:
+        return self.blobs > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """A model that was copied from one store to another.
+
+    ``blobs`` and ``nbytes``: how many blobs, and bytes, by the way in which they got there.
     """
 
-    source: ModelName
-    name: ModelName
-    digest: Digest
+    KEYS = ("source", "name", "digest", "there", "moved", "signatures", "replaced")
+
+    source: Annotated[ModelName, "its name in the source"]
+    name: Annotated[ModelName, "its name in the target"]
+    digest: Annotated[Digest, "of its manifest"]
     blobs: Mapping[How, int]
     nbytes: Mapping[How, int]
-    signatures: int = 0
-    replaced: Digest | None = None
+    signatures: Annotated[int, "those that are new in the target"] = 0
+    replaced: Annotated[
+        Digest | None, "for pull and load: the ID of the model that had the name before"
+    ] = None
+
+    @property
+    def there(self) -> Amount:
+        """Blobs that the target had."""
+        return self._amount(How.THERE)
+
+    @property
+    def moved(self) -> Amount:
+        """Blobs that were sent or fetched."""
+        return self._amount(*self.blobs.keys() - {How.THERE})
+
+    @property
+    def copied(self) -> Amount:
+        """Blobs that were copied."""
+        return self._amount(How.COPIED)
+
+    @property
+    def cloned(self) -> Amount:
+        """Blobs that share their blocks."""
+        return self._amount(How.CLONED)
+
+    @property
+    def linked(self) -> Amount:
+        """Blobs that are the same file."""
+        return self._amount(How.LINKED)
+
+    def _amount(self, *ways: How) -> Amount:
+        return Amount(
+            sum(self.blobs.get(how, 0) for how in ways),
+            sum(self.nbytes.get(how, 0) for how in ways),
+        )
 
 
 def transfer(

@@ -1,75 +1,74 @@
-"""The view that each command prints with ``--json``, its JSON Schema, and the page of them all."""
+"""The class that each command prints with ``--json``, its JSON Schema, and the page of them all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, Final
 
-from pydantic import TypeAdapter
-
 from blobstore.errors import UsageError
-from blobstore.views.archived import ArchivedModelView, LoadedModelView, SaveView
-from blobstore.views.checkpoints import (
-    DiffView,
-    ExportView,
-    ImportView,
-    InspectionView,
-    PlanView,
-    QualityView,
+from blobstore.export.folder import ExportResult
+from blobstore.importer.planning.outputs import ImportPlan
+from blobstore.importer.repair import RepairResult
+from blobstore.importer.run import ImportResult
+from blobstore.importer.work.batch import Batch
+from blobstore.importer.work.worker import WorkResult
+from blobstore.inspection.diff import ModelDiff
+from blobstore.inspection.inspection import Inspection
+from blobstore.inspection.listing import BrokenModel, ListedModel
+from blobstore.inspection.quality import ModelQuality
+from blobstore.store.care.prune import PruneResult, UndoResult
+from blobstore.store.care.usage import Usage
+from blobstore.store.care.verify import VerifyResult
+from blobstore.store.packing import PackedModel, UnpackedModel
+from blobstore.store.signing.signed_models import CheckedModel, SignedModel
+from blobstore.store.transfer import Transferred
+from blobstore.views.command_results import (
+    ArchivedModel,
+    CopiedModel,
+    LoadedModel,
+    RemovedModel,
+    RenamedModel,
+    RunAnswer,
+    SavedArchive,
+    ShownModel,
+    WrittenReport,
 )
-from blobstore.views.packs import PackView, UnpackView
-from blobstore.views.shared import SharedView
-from blobstore.views.signed import SignatureCheckView, SignedView
-from blobstore.views.stores import (
-    CopyView,
-    ListItemView,
-    ModelView,
-    NewNameView,
-    PruneView,
-    RemovalView,
-    RepairView,
-    ReportView,
-    RunView,
-    UndoView,
-    UsageView,
-    VerifyView,
-)
-from blobstore.views.worked import BatchView, WorkView
+from blobstore.views.documents import schema_of
 
-VIEWS: Final[dict[str, Any]] = {
-    "import": ImportView,
-    "plan": PlanView,
-    "work": WorkView,
-    "work --batch": BatchView,
-    "commit": ImportView,
-    "list": list[ListItemView],
-    "show": ModelView,
-    "inspect": InspectionView,
-    "rm": list[RemovalView],
-    "cp": CopyView,
-    "mv": NewNameView,
-    "push": SharedView,
-    "pull": SharedView,
-    "save": SaveView,
-    "load": list[LoadedModelView],
-    "load --list": list[ArchivedModelView],
-    "verify": VerifyView,
-    "verify --key": list[SignatureCheckView],
-    "sign": list[SignedView],
-    "repair": RepairView,
-    "prune": PruneView,
-    "prune --undo": UndoView,
-    "du": UsageView,
-    "diff": DiffView,
-    "export": ExportView,
-    "quality": QualityView,
-    "report": ReportView,
+DOCUMENTS: Final[dict[str, Any]] = {
+    "import": ImportResult,
+    "plan": ImportPlan,
+    "work": WorkResult,
+    "work --batch": Batch,
+    "commit": ImportResult,
+    "list": list[ListedModel | BrokenModel],
+    "show": ShownModel,
+    "inspect": Inspection,
+    "rm": list[RemovedModel],
+    "cp": CopiedModel,
+    "mv": RenamedModel,
+    "push": Transferred,
+    "pull": Transferred,
+    "save": SavedArchive,
+    "load": list[LoadedModel],
+    "load --list": list[ArchivedModel],
+    "verify": VerifyResult,
+    "verify --key": list[CheckedModel],
+    "sign": list[SignedModel],
+    "repair": RepairResult,
+    "prune": PruneResult,
+    "prune --undo": UndoResult,
+    "du": Usage,
+    "diff": ModelDiff,
+    "export": ExportResult,
+    "quality": ModelQuality,
+    "report": WrittenReport,
     "metadata get": dict[str, str],
     "metadata set": dict[str, str],
     "metadata rm": dict[str, str],
-    "run": RunView,
-    "pack": PackView,
-    "unpack": UnpackView,
+    "run": RunAnswer,
+    "pack": PackedModel,
+    "unpack": UnpackedModel,
 }
 
 
@@ -78,11 +77,19 @@ def schema(command: str) -> dict[str, Any]:
 
     Raises: UsageError for another command.
     """
-    if command not in VIEWS:
+    if command not in DOCUMENTS:
         raise UsageError(
-            f"no command {command!r} prints JSON", hint=f"Use one of: {', '.join(VIEWS)}."
+            f"no command {command!r} prints JSON", hint=f"Use one of: {', '.join(DOCUMENTS)}."
         )
-    return TypeAdapter(VIEWS[command]).json_schema(mode="serialization")
+    definitions: dict[str, Any] = {}
+    found = schema_of(DOCUMENTS[command], definitions)
+    if "$ref" in found:
+        found = definitions.pop(_name(found))
+    return found | {"$defs": definitions} if definitions else found
+
+
+def _name(reference: dict[str, Any]) -> str:
+    return str(reference["$ref"]).rpartition("/")[2]
 
 
 def page() -> str:
@@ -93,33 +100,36 @@ def page() -> str:
         "Schema. Keys that are\nmarked *optional* are left out where they say nothing. This page "
         "is made by `blobstore schema --page`.\n"
     )
-    return head + "".join(f"\n## `{command}`\n\n{_section(command)}" for command in VIEWS)
+    return head + "".join(f"\n## `{command}`\n\n{_section(command)}" for command in DOCUMENTS)
 
 
 def _section(command: str) -> str:
     found = schema(command)
-    what = found.get("description", "").partition("\n\n")[0]
-    if found.get("type") == "array":
-        found = found | found["$defs"][found["items"]["$ref"].rpartition("/")[2]]
-        what = f"A list. {found.get('description', '')}"
+    kinds = found.get("$defs", {})
+    start = "A list. " if "items" in found else ""
+    if "items" in found:
+        items = found["items"].get("anyOf", [found["items"]])
+        first, *others = [kinds[_name(item)] for item in items]
+        found = dict(first)
+        for other in others:  # has the keys of the first, and more
+            found["properties"] = other["properties"] | first["properties"]
+            found["required"] = [key for key in other["required"] if key in first["required"]]
     if "properties" not in found:
         return "A map of texts to texts.\n"
-    rows = "".join(
-        f"| `{key}` | {kind} | {says} |\n"
-        for key, kind, says in _rows(found, found.get("$defs", {}), "")
-    )
-    return f"{what}\n\n| key | type | what |\n|---|---|---|\n{rows}"
+    what = found["description"].partition("\n\n")[0].replace("\n", " ")
+    cells = _rows(found, kinds, "")
+    rows = "".join(f"| `{key}` | {kind} | {says} |\n" for key, kind, says in cells)
+    return f"{start}{what}\n\n| key | type | what |\n|---|---|---|\n{rows}"
 
 
 def _rows(
     node: dict[str, Any], kinds: dict[str, Any], prefix: str
 ) -> Iterator[tuple[str, str, str]]:
-    required = set(node.get("required", ()))
+    required = set(node["required"])
     for key, value in node["properties"].items():
         kind, inner, suffix = _kind(value, kinds)
         says = value.get("description", "")
-        optional = "" if key in required else "*optional* " if says else "*optional*"
-        yield f"{prefix}{key}", kind, f"{optional}{says}"
+        yield f"{prefix}{key}", kind, says if key in required else f"*optional* {says}".strip()
         if inner is not None:
             yield from _rows(inner, kinds, f"{prefix}{key}{suffix}.")
 
@@ -127,7 +137,7 @@ def _rows(
 def _kind(value: dict[str, Any], kinds: dict[str, Any]) -> tuple[str, dict[str, Any] | None, str]:
     """Return the name of a type, the object in it, if any, and the text between it and its keys."""
     if "$ref" in value:
-        return "object", kinds[value["$ref"].rpartition("/")[2]], ""
+        return "object", kinds[_name(value)], ""
     if "anyOf" in value:
         parts = [_kind(part, kinds) for part in value["anyOf"]]
         inner = next((part for part in parts if part[1] is not None), ("", None, ""))
@@ -135,11 +145,6 @@ def _kind(value: dict[str, Any], kinds: dict[str, Any]) -> tuple[str, dict[str, 
     if value.get("type") == "array":
         kind, inner_node, _ = _kind(value["items"], kinds)
         return f"list of {kind}s", inner_node, "[]"
-    if value.get("type") == "object":
-        of = value.get("additionalProperties")
-        return (
-            (f"map to {_kind(of, kinds)[0]}" if isinstance(of, dict) and of else "object"),
-            None,
-            "",
-        )
-    return str(value.get("type", "any")), None, ""
+    of = value.get("additionalProperties")
+    kind = f"map to {_kind(of, kinds)[0]}" if of and of is not True else value.get("type", "any")
+    return kind, None, ""

@@ -1,24 +1,24 @@
 """``/api/``: one table of addresses, of which the server and the OpenAPI document are made.
 
-A query is a pydantic model, an answer a view of ``--json`` or a plot, made by the library's own
+A query is a pydantic model, an answer a document of ``--json`` or a plot, made by the library's own
 functions.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from blobstore._version import __version__
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
-from blobstore.inspection.diff import diff_models
+from blobstore.inspection.diff import ModelDiff, diff_models
 from blobstore.inspection.distributions import ValueDistribution, distribution_of
-from blobstore.inspection.listing import list_models
+from blobstore.inspection.listing import BrokenModel, ListedModel, list_models
 from blobstore.names import Digest
 from blobstore.plots.bars import shared
 from blobstore.plots.heatmap import errors
@@ -26,20 +26,10 @@ from blobstore.plots.histograms import distribution
 from blobstore.plots.points import frontier
 from blobstore.plots.subjects import ModelBytes, ModelPoint, TensorError
 from blobstore.store.care.usage import Usage, measure_usage
-from blobstore.views.checkpoints import DiffView, QualityView
-from blobstore.views.looked import (
-    DistributionView,
-    LookedModelView,
-    ProblemView,
-    TensorColumnsView,
-)
-from blobstore.views.records import (
-    KeptQualityView,
-    KeptVerifyView,
-    kept_quality,
-    kept_verify,
-)
-from blobstore.views.stores import ListItemView, UsageView
+from blobstore.views.api_documents import ModelAnswer, Problem, TensorColumns, TensorDistribution
+from blobstore.views.documents import encoded, schema_of
+from blobstore.views.quality_records import KeptQuality, kept_quality
+from blobstore.views.verify_records import KeptVerify, kept_verify
 from blobstore.web.served import Answer, Served, ServedModel, in_json
 
 OPENAPI = "/api/openapi.json"
@@ -127,13 +117,13 @@ def parsed(query: bytes, kind: type[Query]) -> Query:
 class ApiRoute:
     """An address of the API.
 
-    ``view``: the type of the answer; ``answer`` makes it of a home and the query. ``is_slow``: it
+    ``kind``: the type of the answer; ``answer`` makes it of a home and the query. ``is_slow``: it
     reads weights.
     """
 
     path: str
     what: str
-    view: Any
+    kind: Any
     answer: Callable[[Served, Any], Answer]
     query: type[Query] = Query
     is_slow: bool = False
@@ -144,19 +134,17 @@ def _models(served: Served, _query: Query) -> Answer:
         models = list_models(served.home)
         if not models:
             served.require()
-        views = []
-        for model in models:
-            address = None
-            if served.home.lower:  # one of several stores
-                is_packed = getattr(model, "is_packed", False)
-                address = (served.upper if is_packed else served.home.home_of(model.name)).address
-            view = ListItemView.of(model, address)
-            if view.error:
-                view = view.model_copy(update={"error": served.without_folders(view.error)})
-            views.append(view)
-        return in_json(views)
+        return in_json([_without_folders(served, model) for model in models])
 
     return Answer(listed)
+
+
+def _without_folders(served: Served, model: ListedModel | BrokenModel) -> Any:
+    """Return a model's document, whose error has no folder of this machine."""
+    document = encoded(model)
+    if isinstance(model, BrokenModel):
+        document["error"] = served.without_folders(model.error.message)
+    return document
 
 
 def _model(served: Served, query: _Named) -> Answer:
@@ -185,7 +173,7 @@ def _distribution(served: Served, query: _OfTensor) -> Answer:
 
     def body() -> bytes:
         result = _measured(served, model, query.tensor)
-        return in_json(DistributionView.of(model.name, str(model.digest), result))
+        return in_json(TensorDistribution(model.name, model.digest, result))
 
     return Answer(body, model.tag)
 
@@ -198,7 +186,7 @@ def _quality(served: Served, query: _OfModel) -> Answer:
 def _diff(served: Served, query: _Pair) -> Answer:
     a, b = served.find(query.a), served.find(query.b)
     tag = Digest.of(f"{a.name} {a.tag} {b.name} {b.tag}".encode()).hex
-    return Answer(lambda: in_json(DiffView.of(diff_models(a.name, b.name, store=served.home))), tag)
+    return Answer(lambda: in_json(diff_models(a.name, b.name, store=served.home)), tag)
 
 
 def _usage_of(served: Served) -> Usage:
@@ -214,7 +202,9 @@ def _treemap_plot(served: Served, query: _OfModel) -> Answer:
 
 def _errors_plot(served: Served, query: _OfModel) -> Answer:
     model = served.find(query.model)
-    return Answer(lambda: in_json(errors(map(TensorError.of_view, _kept(served, model).tensors))))
+    return Answer(
+        lambda: in_json(errors(map(TensorError.of_document, _kept(served, model)["tensors"])))
+    )
 
 
 def _distribution_plot(served: Served, query: _OfTensor) -> Answer:
@@ -229,20 +219,25 @@ def _frontier_plot(served: Served, query: _OfModels) -> Answer:
 
 def _shared_plot(served: Served, _query: Query) -> Answer:
     def body() -> bytes:
-        sound = (one for one in _usage_of(served).models if one.error is None)
-        return in_json(shared(ModelBytes(str(one.name), one.unique, one.shared) for one in sound))
+        return in_json(
+            shared(
+                ModelBytes(str(one.name), one.unique, one.shared)
+                for one in _usage_of(served).models
+                if one.unique is not None and one.shared is not None
+            )
+        )
 
     return Answer(body)
 
 
 def _point(served: Served, model: ServedModel) -> ModelPoint:
     """Return a model's place; one whose weights are all zeros has no error."""
-    error = _kept(served, model).model.relative_rmse or 0.0
+    error = _kept(served, model)["model"]["relative_rmse"] or 0.0
     facts = served.open(model).document()
     return ModelPoint(str(model.name), facts["quant_type"] or "", facts["size"], error)
 
 
-def _kept(served: Served, model: ServedModel) -> QualityView:
+def _kept(served: Served, model: ServedModel) -> Mapping[str, Any]:
     """Return what `quality` kept of a model. Raises: UnsupportedSourceError without one."""
     result = kept_quality(served.home, model.name, model.digest).result
     if result is None:
@@ -261,13 +256,15 @@ def _plot(
 
 
 ROUTES: tuple[ApiRoute, ...] = (
-    ApiRoute("/api/models", "All models, sorted by name.", list[ListItemView], _models),
-    ApiRoute("/api/model", "A model without its tensors.", LookedModelView, _model, _Named),
-    ApiRoute("/api/tensors", "The tensors of a model.", TensorColumnsView, _tensors, _OfModel),
+    ApiRoute(
+        "/api/models", "All models, sorted by name.", list[ListedModel | BrokenModel], _models
+    ),
+    ApiRoute("/api/model", "A model without its tensors.", ModelAnswer, _model, _Named),
+    ApiRoute("/api/tensors", "The tensors of a model.", TensorColumns, _tensors, _OfModel),
     ApiRoute(
         "/api/distribution",
         "How the values of a tensor are distributed.",
-        DistributionView,
+        TensorDistribution,
         _distribution,
         _OfTensor,
         is_slow=True,
@@ -275,21 +272,21 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
         "/api/quality",
         "The last result of `blobstore quality` for a model.",
-        KeptQualityView,
+        KeptQuality,
         _quality,
         _OfModel,
     ),
-    ApiRoute("/api/diff", "How model b differs from a.", DiffView, _diff, _Pair, is_slow=True),
+    ApiRoute("/api/diff", "How model b differs from a.", ModelDiff, _diff, _Pair, is_slow=True),
     ApiRoute(
         "/api/usage",
         "What blobs take.",
-        UsageView,
-        lambda served, _: Answer(lambda: in_json(UsageView.of(_usage_of(served)))),
+        Usage,
+        lambda served, _: Answer(lambda: in_json(_usage_of(served))),
     ),
     ApiRoute(
         "/api/damage",
         "The last result of `blobstore verify` for the store.",
-        KeptVerifyView,
+        KeptVerify,
         lambda served, _: Answer(lambda: in_json(kept_verify(served.home))),
     ),
     _plot("treemap", "Bytes by module", _treemap_plot, _OfModel),
@@ -332,20 +329,18 @@ _PROBLEMS = {
 
 def openapi() -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of the routes, and of its own address."""
-    views: dict[str, Any] = {one.path: one.view for one in ROUTES} | {"problem": ProblemView}
-    by_key, definitions = TypeAdapter.json_schemas(
-        [(key, "serialization", TypeAdapter(view)) for key, view in views.items()],
-        ref_template="#/components/schemas/{model}",
-    )
-    schemas = {key: schema for (key, _), schema in by_key.items()}
-    problems = {code: _content(says, schemas["problem"]) for code, says in _PROBLEMS.items()}
+    schemas: dict[str, Any] = {}
+    place = "#/components/schemas/"
+    problem = schema_of(Problem, schemas, place)
+    problems = {code: _content(says, problem) for code, says in _PROBLEMS.items()}
     paths: dict[str, Any] = {}
     for route in ROUTES:
+        answer = _content("The answer.", schema_of(route.kind, schemas, place))
         operation = {
             "operationId": route.path.removeprefix("/api/").replace("/", "_"),
             "summary": route.what,
             "parameters": _parameters(route.query),
-            "responses": {"200": _content("The answer.", schemas[route.path]), **problems},
+            "responses": {"200": answer, **problems},
         }
         paths[route.path] = {"get": operation}
     own = {"type": "object", "additionalProperties": True}
@@ -357,7 +352,7 @@ def openapi() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "blobstore", "version": __version__, "description": says},
         "paths": paths,
-        "components": {"schemas": definitions.get("$defs", {})},
+        "components": {"schemas": schemas},
     }
 
 

@@ -20,7 +20,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.views.looked import ProblemView
+from blobstore.views.api_documents import Problem
 from blobstore.web.served import in_json
 
 BAD_REQUEST, NOT_FOUND, CONFLICT = 400, 404, 409
@@ -41,7 +41,7 @@ _STATUSES: tuple[tuple[tuple[type[BlobStoreError], ...], int], ...] = (
 
 def problem(status: int, error: str, hint: str | None = None) -> Response:
     """Return an error as a document."""
-    body = in_json(ProblemView(error=error, hint=hint))
+    body = in_json(Problem(error, hint))
     return Response(body, status, media_type="application/json")
 
 

@@ -30,7 +30,8 @@ from blobstore.store.holders import holder_of
 from blobstore.store.outlines import ModelOutline
 from blobstore.store.ports import Readable
 from blobstore.store.stored_model import StoredModel
-from blobstore.views.looked import LookedModelView, TensorColumnsView
+from blobstore.views.api_documents import ModelAnswer, TensorColumns
+from blobstore.views.documents import encoded, to_json
 
 _OPENED = 4
 """Models whose answers are kept. Those of one with 50,000 tensors take 4 MB."""
@@ -178,16 +179,14 @@ def _read(model: ServedModel) -> OpenedModel:
         tensors = ModelOutline.of(stored, stored.tensor_layers)
         line = line_of(model.holder, model.name, manifest, tensors.forms)
         details = describe(model.holder, manifest, tensors)
-    columns = TensorColumnsView.of(model.name, str(model.digest), tensors).document()
-    facts = LookedModelView.of(line, details, manifest, len(tensors)).document()
+    columns = encoded(TensorColumns(model.name, model.digest, tensors))
+    facts = encoded(ModelAnswer(line, details, manifest, len(tensors)))
     for whose, key in ((columns, "model"), (columns, "id"), (facts, "name"), (facts, "packed")):
         del whose[key]  # they belong to a name, not to the manifest
-    types, sizes = [one.type_text for one in tensors.forms], [one.nbytes for one in tensors.forms]
-    drawn = treemap(map(Weighed, tensors.names, types, [one.shape for one in tensors.forms], sizes))
+    drawn = treemap(map(Weighed, *(columns[key] for key in ("names", "types", "shapes", "sizes"))))
     return OpenedModel(*map(in_json, (facts, columns, tensors.counts, drawn)))
 
 
 def in_json(document: Any) -> bytes:
-    """Return views as one JSON document, in ASCII as ``--json`` prints it."""
-    text = json.dumps(document, separators=(",", ":"), default=lambda view: view.document())
-    return text.encode("ascii")
+    """Return results as one JSON document, in ASCII as ``--json`` prints it."""
+    return to_json(document).encode("ascii")

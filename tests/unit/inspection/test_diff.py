@@ -179,7 +179,7 @@ def test_values_that_are_no_numbers(store: Store) -> None:
     link(store, "b", {"w": np.array([inf, nan, inf, 2, 5], np.float32)})
     (change,) = diff_models("a", "b", store=store, error=True).changed
     assert change.errors is not None
-    assert (change.odd_values, change.errors.max_error) == (1, 2)
+    assert (change.errors.odd_values, change.errors.max_error) == (1, 2)
 
 
 def test_documents_and_texts(store: Store, tmp_path: Any) -> None:

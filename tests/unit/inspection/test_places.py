@@ -23,8 +23,9 @@ from blobstore.errors import (
     UnsupportedSourceError,
 )
 from blobstore.inspection.inspect import inspect
-from blobstore.inspection.inspection import TargetKind, inspection_document
+from blobstore.inspection.inspection import TargetKind
 from blobstore.store.local.store import Store
+from blobstore.views.documents import document_of
 
 TENSORS = {f"layers.{number}.weight": ("BF16", (8, number + 1)) for number in range(10)}
 COUNT = {"BF16": 8 * 55}
@@ -161,10 +162,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     for target in (path, tmp_path):
         found = inspect(target)
         assert found.parameter_count == COUNT
-        assert (
-            json.loads(json.dumps(inspection_document(found)))["files"][0]["name"]
-            == "\udcff.safetensors"
-        )
+        assert document_of(found)["files"][0]["name"] == "\udcff.safetensors"
 
 
 def _edit_index(folder: Path, **weight_map: str | None) -> None:

@@ -18,7 +18,9 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.layered import LayeredStore
 from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
-from blobstore.views.records import keep_quality, kept_quality, kept_verify
+from blobstore.views.documents import document_of
+from blobstore.views.quality_records import keep_quality, kept_quality
+from blobstore.views.verify_records import kept_verify
 
 M = ModelName.parse("m")
 
@@ -45,8 +47,8 @@ def test_quality_is_kept(store: Store, source: Path, capsys: pytest.CaptureFixtu
     assert timedelta() <= datetime.now(UTC) - view.measured < timedelta(minutes=5)
     assert view.against == "tiny"
     assert view.result is not None
-    assert view.result.document() == printed
-    assert view.document()["result"] == printed
+    assert view.result == printed
+    assert document_of(view)["result"] == printed
 
 
 def test_what_is_no_longer_true_is_dropped(store: Store) -> None:
@@ -65,8 +67,8 @@ def test_what_is_no_longer_true_is_dropped(store: Store) -> None:
     view = kept_verify(store)
     assert (view.blobs, view.damaged, view.odd) == (2, 1, 0)
     assert view.result is not None
-    (blob,) = view.result.damaged
-    assert blob.digest == str(Digest.of(b"damaged"))
+    (blob,) = view.result["damaged"]
+    assert blob["digest"] == str(Digest.of(b"damaged"))
 
 
 def test_quality_is_of_a_manifest(store: Store, source: Path, tmp_path: Path) -> None:
@@ -90,10 +92,12 @@ def test_a_model_that_is_replaced_while_it_is_measured_gets_no_result(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda text: text[:-9], "the document: Invalid JSON"),
-        (lambda text: text.replace(b'"version":1', b'"version":2'), "version: Input should be 1"),
-        (lambda text: text.replace(b'"rmse"', b'"rms"', 1), "Field required"),
-        (lambda text: text.replace(b'"kept"', b'"x":1,"kept"', 1), "Extra inputs"),
+        (lambda text: text[:-9], "invalid JSON"),
+        (lambda text: text.replace(b'"version":1', b'"version":2'), "version: not 1"),
+        (lambda text: text.replace(b'"rmse"', b'"rms"', 1), "rmse: missing"),
+        (lambda text: text.replace(b'"kept"', b'"x":1,"kept"', 1), "x: unknown"),
+        (lambda text: text.replace(b'"weights":', b'"weights":1.', 1), "not of type integer"),
+        (lambda text: text.replace(b'"measured":"', b'"measured":"x', 1), "measured: not a time"),
     ],
 )
 def test_a_damaged_record_is_an_error(
@@ -140,8 +144,8 @@ def test_verify_is_kept(store: Store, capsys: pytest.CaptureFixture[str]) -> Non
     view = kept_verify(store)
     assert (view.quick, view.sample, view.damaged, view.broken) == (True, "1/1", 1, 0)
     assert view.result is not None
-    assert view.result.document() == printed
-    assert view.document()["result"] == printed
+    assert view.result == printed
+    assert document_of(view)["result"] == printed
 
 
 def test_verify_of_some_models_is_not_kept(store: Store) -> None:
@@ -153,7 +157,7 @@ def test_verify_of_some_models_is_not_kept(store: Store) -> None:
 def test_much_damage_is_counted_and_some_of_it_listed(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blobstore.store.care.verify_record.MOST_ROWS", 2)
+    monkeypatch.setattr("blobstore.views.verify_records.MOST_ROWS", 2)
     blobs = [bytes([number]) for number in range(5)]
     commit_model(store, "m", *blobs)
     for blob in blobs:
@@ -161,4 +165,4 @@ def test_much_damage_is_counted_and_some_of_it_listed(
     assert run(["verify", "--store", str(store.root)]) == 3
     view = kept_verify(store)
     assert view.result is not None
-    assert (view.damaged, len(view.result.damaged)) == (5, 2)
+    assert (view.damaged, len(view.result["damaged"])) == (5, 2)

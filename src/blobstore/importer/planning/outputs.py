@@ -9,7 +9,7 @@ import functools
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
 from blobstore.formats.documents import (
@@ -89,6 +89,18 @@ class OutputTensor:
     begins with its name.
     """
 
+    KEYS = (
+        "name",
+        "dtype",
+        "shape",
+        "quant_type=quantization.quant_type",
+        "group_size=quantization.group_size",
+        "transposed",
+        "kept",
+        "sources=source_names",
+        "relative_error?",
+    )
+
     name: str
     sources: tuple[SourceWeight, ...]
     dtype: DType
@@ -96,7 +108,9 @@ class OutputTensor:
     quantization: Quantization | None = None
     global_scale: tuple[int, ...] | None = None
     copies_codes: bool = False
-    kept: str | None = None
+    kept: Annotated[str | None, "why it is not quantized"] = None
+    relative_error: ClassVar[Annotated[float | None, "with a target: what was measured"]] = None
+    """Only in JSON; see `ImportPlan.relative_errors`."""
 
     stored: StoredArrays = field(init=False, repr=False, compare=False)
 
@@ -204,10 +218,12 @@ def _described(tensor: OutputTensor, options: ImportOptions) -> tuple[tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class PlannedBlob:
-    """One tensor blob: its layer name, its tensors in stored order, its metadata, its options.
+    """A tensor blob: its layer name, its tensors in stored order, its metadata, its options.
 
     Nothing is kept that can be made of these: there may be 100,000 blobs.
     """
+
+    KEYS = ("name", "size", "metadata", "tensors")
 
     name: str
     tensors: tuple[OutputTensor, ...]
@@ -324,6 +340,8 @@ class ImportPlan:
     root mean square error that was measured, relative to that of the weights, where types were
     chosen for a target. ``notes``: what a user should know about the choice.
     """
+
+    KEYS = ("blobs", "stored_bytes", "bits_per_weight", "coverage", "runs_in")
 
     inventories: tuple[Inventory, ...]
     options: ImportOptions

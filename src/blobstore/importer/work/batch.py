@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Final, get_args, get_type_hints
+from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
 
 from blobstore.errors import BlobStoreError, DocumentError, UnfinishedPlanError
 from blobstore.formats import strictjson
@@ -116,16 +116,48 @@ class _Batch(Document):
 class BatchResult:
     """The outcome of one model of a list. ``source`` is without signatures and passwords.
 
-    ``digest`` is that of its manifest, if it was published. Otherwise ``error`` says why it failed,
-    or ``waits_for`` how many tasks are left, which other workers do. ``made``: tasks done here.
+    ``error``: why it failed.
     """
+
+    KEYS = ("name", "source", "state", "made", "digest", "waits_for", "error")
 
     name: ModelName
     source: str
-    made: int = 0
-    digest: Digest | None = None
-    waits_for: int = 0
+    made: Annotated[int, "tasks that were done now"] = 0
+    digest: Annotated[Digest | None, "of the manifest, if the model was published"] = None
+    waits_for: Annotated[int, "tasks that other workers have to do"] = 0
     error: str | None = None
+
+    @property
+    def state(self) -> Literal["imported", "waiting", "failed"]:
+        """Whether it is imported, waits for other workers, or has failed."""
+        if self.error is not None:
+            return "failed"
+        return "imported" if self.digest is not None else "waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a worker did of a list of models."""
+
+    KEYS = ("imported", "waiting", "failed", "models")
+
+    models: list[BatchResult]
+
+    @property
+    def imported(self) -> int:
+        return self._number("imported")
+
+    @property
+    def waiting(self) -> int:
+        return self._number("waiting")
+
+    @property
+    def failed(self) -> int:
+        return self._number("failed")
+
+    def _number(self, state: str) -> int:
+        return sum(model.state == state for model in self.models)
 
 
 def read_batch(path: str | os.PathLike[str]) -> tuple[BatchModel, ...]:

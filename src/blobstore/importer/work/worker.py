@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from blobstore.errors import (
     BlobStoreError,
@@ -211,19 +211,35 @@ def _is_sound(blob: Descriptor, store: Home, header: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkResult:
-    """The outcome of a shard: ``made`` of its ``tasks`` were done now, the others before.
+    """What a worker did of a plan: tasks of a shard, of which others may have been done before.
 
     Bytes are those of the tasks that were made: read from the source, and in blobs.
     """
 
-    plan: Digest
+    KEYS = (
+        "plan",
+        "shard=shard_text",
+        "tasks",
+        "made",
+        "blobs",
+        "source_bytes",
+        "stored_bytes",
+        "seconds",
+    )
+
+    plan: Annotated[Digest, "digest of the plan's file"]
     shard: tuple[int, int]
-    tasks: int
-    made: int
-    blobs: int
+    tasks: Annotated[int, "tasks of the shard"]
+    made: Annotated[int, "tasks that were done now"]
+    blobs: Annotated[int, "blobs of these"]
     source_bytes: int
     stored_bytes: int
     seconds: float
+
+    @property
+    def shard_text(self) -> str:
+        """I/N, counted from 0."""
+        return f"{self.shard[0]}/{self.shard[1]}"
 
 
 def work_on_plan(

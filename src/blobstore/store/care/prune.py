@@ -9,8 +9,9 @@ grace time are spared: other programs write blobs before their manifest, without
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from blobstore.errors import StorageError, UsageError
 from blobstore.names import Digest, ModelName
@@ -26,30 +27,66 @@ LEAST_GRACE_S = 3600.0
 class UnneededBlob:
     """A blob that no manifest names: size in bytes, seconds since its last write, and file."""
 
+    KEYS = ("digest", "size", "age", "reason", "kept")
+
     digest: Digest
     size: int
     age_s: float
     path: Path
+    kept: bool = False
+
+    @property
+    def age(self) -> int:
+        """Seconds since its last write."""
+        return int(self.age_s)
 
     @property
     def reason(self) -> str:
-        """Why it is not needed."""
-        return "no manifest names it"
+        return "it is within the grace time" if self.kept else "no manifest names it"
 
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
     """What a clean-up removed, or would: blobs to the trash if there is one, leftovers for good.
 
-    ``spared`` blobs are too young. ``forgotten``: missing models, the copies of whose manifests
-    were moved to the trash. ``freed``: bytes of the trash of the previous clean-up, now deleted.
+    ``spared`` blobs are too young.
     """
+
+    KEYS = (
+        "dry_run",
+        "removed=len(removed)",
+        "bytes=removed_bytes",
+        "kept=len(spared)",
+        "kept_bytes=spared_bytes",
+        "freed",
+        "blobs",
+        "leftovers",
+        "forgotten",
+    )
 
     removed: tuple[UnneededBlob, ...]
     spared: tuple[UnneededBlob, ...]
     leftovers: tuple[Leftover, ...]
-    forgotten: tuple[ModelName, ...]
-    freed: int
+    forgotten: Annotated[
+        tuple[ModelName, ...], "models of which only copies of manifests were left"
+    ]
+    freed: Annotated[int, "bytes of the trash of the clean-up before, now deleted"]
+    dry_run: bool = False
+
+    @property
+    def removed_bytes(self) -> int:
+        """Bytes of the blobs that were removed."""
+        return sum(blob.size for blob in self.removed)
+
+    @property
+    def spared_bytes(self) -> int:
+        """Bytes of the blobs that are too young."""
+        return sum(blob.size for blob in self.spared)
+
+    @property
+    def blobs(self) -> tuple[UnneededBlob, ...]:
+        """All of them, those that were removed first."""
+        return self.removed + self.spared
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +98,21 @@ class UndoResult:
     as before the prune. `repair_model` restores a manifest from its copy.
     """
 
+    KEYS = ("restored=len(restored)", "bytes=nbytes", "kept=len(kept)", "blobs", "without_manifest")
+
     restored: tuple[tuple[Digest, int], ...]
     kept: tuple[tuple[Digest, int], ...]
     without_manifest: tuple[ModelName, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blobs that were restored."""
+        return sum(nbytes for _, nbytes in self.restored)
+
+    @property
+    def blobs(self) -> list[Digest]:
+        """The digests of the blobs that were restored."""
+        return [digest for digest, _ in self.restored]
 
 
 def prune(
@@ -96,7 +145,7 @@ def prune(
     _check_grace(care, grace_s, sole_owner=sole_owner)
     decision = _decide(care, grace_s, None, forget=forget)
     if dry_run or not care.exists:
-        return decision.result(care.trash_nbytes())
+        return decision.result(care.trash_nbytes(), dry_run=dry_run)
     with care.alone(wait_s, sole_owner=sole_owner):
         decision = _decide(care, grace_s, decision.references, forget=forget)
         freed = care.remove(
@@ -105,7 +154,7 @@ def prune(
             decision.forgotten,
             decision.references,
         )
-    return decision.result(freed)
+    return decision.result(freed, dry_run=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +167,11 @@ class _Decision:
     forgotten: tuple[ModelName, ...]
     references: References
 
-    def result(self, freed: int) -> PruneResult:
+    def result(self, freed: int, *, dry_run: bool) -> PruneResult:
         """Return the result of carrying it out."""
-        return PruneResult(self.removed, self.spared, self.leftovers, self.forgotten, freed)
+        return PruneResult(
+            self.removed, self.spared, self.leftovers, self.forgotten, freed, dry_run
+        )
 
 
 def _decide(care: Care, grace_s: float, known: References | None, *, forget: bool) -> _Decision:
@@ -133,7 +184,7 @@ def _decide(care: Care, grace_s: float, known: References | None, *, forget: boo
     blobs = _unneeded(care, digests - needed)
     # A clock that was set back gives blobs a negative age: they stay.
     removed = tuple(blob for blob in blobs if blob.age_s >= grace_s)
-    spared = tuple(blob for blob in blobs if blob.age_s < grace_s)
+    spared = tuple(replace(blob, kept=True) for blob in blobs if blob.age_s < grace_s)
     obstacle = references.obstacle or _without_blobs(care, needed, digests)
     if obstacle is None:
         unneeded = {blob.digest.hex for blob in blobs}

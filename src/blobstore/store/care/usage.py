@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from blobstore.errors import BlobStoreError
 from blobstore.names import ModelName
@@ -18,39 +19,37 @@ from blobstore.store.references import Needs, References
 
 @dataclass(frozen=True, slots=True)
 class ModelUsage:
-    """The bytes of a model's blobs, each counted once; ``unique``: those that no other needs.
+    """What a model takes, each of its blobs counted once; null where its manifest can't be read.
 
-    ``error``: why its manifest can't be read; the bytes are 0 then. ``is_packed``: the bytes are
-    those of the packed files that it needs, also for the blobs of its base.
+    Of a packed model the bytes are those of the packed files that it needs.
     """
 
-    name: ModelName
-    nbytes: int
-    unique: int
-    error: BlobStoreError | None = None
-    is_packed: bool = False
+    KEYS = ("name", "bytes=nbytes", "unique", "shared", "error?", "packed?=is_packed")
 
-    @property
-    def shared(self) -> int:
-        """Bytes of blobs that other models also need."""
-        return self.nbytes - self.unique
+    name: ModelName
+    nbytes: int | None
+    unique: Annotated[int | None, "bytes that rm would free"]
+    shared: Annotated[int | None, "bytes that other models need too"]
+    error: Annotated[BlobStoreError | None, "why its manifest can't be read"] = None
+    is_packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The number and bytes of a store's blobs, and its models, sorted by name.
+    """What blobs take: all of them, and those of models, sorted by name.
 
-    ``reclaimable``: bytes of blobs that no manifest names, which `prune` removes when they are old
-    enough; 0 while a manifest can't be read, because it removes none then. ``trash``: bytes of the
-    blobs in the trash. ``packed``: bytes of the packed files, which are not among ``nbytes``.
+    ``reclaimable``: `prune` removes them when they are old enough; 0 while a manifest can't be
+    read, because it removes none then.
     """
+
+    KEYS = ("blobs", "bytes=nbytes", "models", "reclaimable", "trash", "packed?")
 
     blobs: int
     nbytes: int
     models: tuple[ModelUsage, ...]
-    reclaimable: int
-    trash: int
-    packed: int = 0
+    reclaimable: Annotated[int, "bytes that no model needs"]
+    trash: Annotated[int, "bytes of the blobs in the trash"]
+    packed: Annotated[int, "bytes of packed files, which are not among the others"] = 0
 
 
 def measure_usage(store: Readable, names: Sequence[str | ModelName] = ()) -> Usage:
@@ -114,10 +113,10 @@ def _of_model(
 ) -> ModelUsage:
     needs = references.models.get(name)
     if needs is None:
-        return ModelUsage(name, 0, 0, references.broken.get(name))
+        return ModelUsage(name, None, None, None, references.broken.get(name))
     nbytes = sum(_sizes(needs, there))
-    both = needs.keys() & shared
-    return ModelUsage(name, nbytes, nbytes - sum(needs[digest] for digest in both & there))
+    common = sum(needs[digest] for digest in needs.keys() & shared & there)
+    return ModelUsage(name, nbytes, nbytes - common, common)
 
 
 def _sizes(needs: Needs, there: AbstractSet[str]) -> Iterable[int]:

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache
+from typing import Annotated
 
 from blobstore.errors import BlobStoreError, NotFoundError, UsageError
 from blobstore.formats.checkpoint import settings_of
@@ -160,6 +161,7 @@ def _key(raw: bytes) -> bytes:
     return hashlib.sha256(raw).digest()
 
 
+_MOST_NAMES = 100
 _PART = re.compile(r"(?P<number>[0-9]{1,9})/(?P<count>[0-9]{1,9})", re.ASCII)
 
 
@@ -168,13 +170,30 @@ class DamagedBlob:
     """A damaged blob, the reason, and the models and tensors that are affected.
 
     ``tensors``: those of its header if that can be read, else the names that the manifests give the
-    blob.
+    blob. JSON has at most 100 models and tensors: a blob may belong to thousands.
     """
+
+    KEYS = (
+        "digest",
+        "reason",
+        "models=first_models",
+        "model_count=len(models)",
+        "tensors=first_tensors",
+        "tensor_count=len(tensors)",
+    )
 
     digest: Digest
     reason: str
     models: tuple[ModelName, ...]
     tensors: tuple[str, ...]
+
+    @property
+    def first_models(self) -> tuple[ModelName, ...]:
+        return self.models[:_MOST_NAMES]
+
+    @property
+    def first_tensors(self) -> tuple[str, ...]:
+        return self.tensors[:_MOST_NAMES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +206,12 @@ class BrokenManifest:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """The result of `verify`: ``checked`` blobs, ``nbytes`` hashed, damage, and odd files.
+    """What is damaged: blobs, sorted by digest, and manifests, by name; and odd files."""
 
-    Damaged blobs are sorted by digest, broken manifests by name.
-    """
+    KEYS = ("checked", "bytes=nbytes", "damaged", "broken", "odd")
 
-    checked: int
-    nbytes: int
+    checked: Annotated[int, "blobs"]
+    nbytes: Annotated[int, "bytes that were hashed"]
     damaged: tuple[DamagedBlob, ...]
     broken: tuple[BrokenManifest, ...]
     odd: tuple[OddFile, ...]

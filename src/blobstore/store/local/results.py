@@ -1,7 +1,7 @@
 """Results: what `quality` measured of a model, the last `verify` of a store.
 
 ``.blobstore/results/verify.json``, and by the sha256 of a manifest ``results/quality/<hex>.json``
-are documents, made and read by views/records.py. ``results/tensors/<hex>.json``, which versions
+are documents, made and read by views/*_records.py. ``results/tensors/<hex>.json``, which versions
 before kept for pages, are only removed. Each replaces the one before it. They are written only if
 the store belongs to the user. A manifest names its blobs by digest, so a result stays right
 whatever happens to the model's name; it is removed with the last model of its manifest.

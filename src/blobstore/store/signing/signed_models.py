@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from blobstore.errors import SignatureError, UsageError
 from blobstore.formats.signatures import DockerReference, Payload, Signature
@@ -22,31 +23,41 @@ from blobstore.store.signing.signature_policy import Accepted, SignaturePolicy
 
 @dataclass(frozen=True, slots=True)
 class SignedModel:
-    """A model that was signed: what is signed, for which identity, and by which key.
-
-    ``is_new``: False if the model had this signature already.
-    """
+    """A model that was signed."""
 
     name: ModelName
-    digest: Digest
-    identity: DockerReference
-    key: Digest
-    is_new: bool
+    digest: Annotated[Digest, "of its manifest, which is what is signed"]
+    identity: Annotated[DockerReference, "for which it is signed"]
+    key: Annotated[Digest, "sha256 of the public key, as SubjectPublicKeyInfo in DER"]
+    is_new: Annotated[bool, "false if it had this signature"]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedModel:
-    """A model whose signatures were checked: those that count, or the ``error``.
+    """Whether a model is signed as a key or a policy requires.
 
-    ``signatures``: how many the model has. Without an error, ``accepted`` is empty where the policy
-    requires no signature.
+    Without an error, ``accepted`` is empty where the policy requires no signature.
     """
 
+    KEYS = (
+        "name",
+        "digest",
+        "accepted=is_accepted",
+        "found=signatures",
+        "signatures=accepted",
+        "error?",
+    )
+
     name: ModelName
-    digest: Digest
-    signatures: int
-    accepted: Sequence[Accepted] = ()
-    error: SignatureError | None = None
+    digest: Annotated[Digest, "of its manifest, which is what is signed"]
+    signatures: Annotated[int, "signatures that the model has"]
+    accepted: Annotated[Sequence[Accepted], "those that count"] = ()
+    error: Annotated[SignatureError | None, "what is missing"] = None
+
+    @property
+    def is_accepted(self) -> bool:
+        """True without an error."""
+        return self.error is None
 
 
 def sign_model(

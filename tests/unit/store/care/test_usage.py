@@ -13,7 +13,7 @@ from blobstore.store.care.usage import measure_usage
 from blobstore.store.local.store import Store
 
 
-def figures(store: Store, *names: str) -> dict[str, tuple[int, int, int]]:
+def figures(store: Store, *names: str) -> dict[str, tuple[int | None, ...]]:
     return {
         str(model.name): (model.nbytes, model.unique, model.shared)
         for model in measure_usage(store, names).models

@@ -1,0 +1,142 @@
+"""What a store keeps of the last `verify`, and what is still true of it later."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from blobstore.names import Digest, ModelName
+from blobstore.store.care.verify import VerifyResult
+from blobstore.store.ports import Readable
+from blobstore.views.documents import read_record, to_json
+
+MOST_ROWS = 1000
+"""Damaged blobs, broken manifests and odd files that are listed. The record counts all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """``files``: the inode numbers of the damaged blobs and manifests, by digest or name."""
+
+    KEYS = (
+        "version",
+        "verified",
+        "quick",
+        "sample",
+        "damaged",
+        "broken",
+        "odd",
+        "files?",
+        "result",
+    )
+
+    version: Literal[1]
+    verified: datetime
+    quick: bool
+    sample: str | None
+    damaged: int
+    broken: int
+    odd: int
+    files: Mapping[str, int | None]
+    result: VerifyResult
+
+
+@dataclass(frozen=True, slots=True)
+class KeptVerify:
+    """The last result of `verify` for the whole store; null if it is missing.
+
+    Faults that it lists are left out once their blobs or manifests were written anew or removed,
+    and odd files once they are gone.
+    """
+
+    verified: Annotated[datetime | None, "RFC 3339"] = None
+    quick: Annotated[bool, "tensor blobs were not hashed"] = False
+    sample: Annotated[str | None, "the part of the blobs that was checked, such as 1/7"] = None
+    blobs: Annotated[int, "blobs in the store now"] = 0
+    damaged: Annotated[int, "damaged blobs; the result lists at most 1,000"] = 0
+    broken: Annotated[int, "broken manifests; the result lists at most 1,000"] = 0
+    odd: Annotated[int, "odd files; the result lists at most 1,000"] = 0
+    result: Annotated[Mapping[str, Any] | None, VerifyResult | None] = None
+
+
+def keep_verify(store: Any, result: VerifyResult, *, quick: bool, sample: str | None) -> None:
+    """Keep the result of a `verify` of all models; ``sample``: the part that was checked.
+
+    A quick one, or that of a sample, that finds nothing does not replace another.
+    """
+    results = store.upper.results
+    is_whole = not quick and sample is None  # another one does not know what it has not read
+    if results is None or not (is_whole or not result.is_sound or results.read_verify() is None):
+        return
+    listed = replace(
+        result,
+        damaged=result.damaged[:MOST_ROWS],
+        broken=result.broken[:MOST_ROWS],
+        odd=result.odd[:MOST_ROWS],
+    )
+    faulty = [str(blob.digest) for blob in listed.damaged]
+    faulty += [str(model.name) for model in listed.broken]
+    record = _Record(
+        version=1,
+        verified=datetime.now(UTC),
+        quick=quick,
+        sample=sample,
+        damaged=len(result.damaged),
+        broken=len(result.broken),
+        odd=len(result.odd),
+        files={name: _file_number(store, name) for name in faulty},
+        result=listed,
+    )
+    results.keep_verify(to_json(record).encode())
+
+
+def kept_verify(home: Readable) -> KeptVerify:
+    """Return what is still true of the last `verify` of a store.
+
+    Raises: DocumentError for a record that is damaged; StorageError.
+    """
+    store: Any = home.upper
+    found = None if store.results is None else store.results.read_verify()
+    if found is None:
+        return KeptVerify()
+    record = read_record(_Record, found, "Run verify again: it is replaced.")
+    said, files = record["result"], record.get("files", {})
+    names = {str(name) for name in store.manifests.names()}
+
+    def stands(name: str, models: Iterable[str]) -> bool:
+        number = _file_number(store, name)
+        is_needed = number is not None or not names.isdisjoint(models)
+        return is_needed and files.get(name, number) == number
+
+    left = {
+        "damaged": [blob for blob in said["damaged"] if stands(blob["digest"], blob["models"])],
+        "broken": [model for model in said["broken"] if stands(model["name"], [model["name"]])],
+        "odd": [file for file in said["odd"] if os.path.lexists(file["path"])],
+    }
+    counts = {key: record[key] - len(said[key]) + len(rows) for key, rows in left.items()}
+    return KeptVerify(
+        verified=datetime.fromisoformat(record["verified"]),
+        quick=record["quick"],
+        sample=record["sample"],
+        blobs=len(store.blobs.listing().named) + len(store.packed.blobs.digests()),
+        result=said | left,
+        **counts,
+    )
+
+
+def _file_number(store: Any, name: str) -> int | None:
+    """Return the inode number of a blob or manifest, None if there is no such file.
+
+    ``name``: a digest, or a model's name. A file that is written anew gets another number.
+    """
+    with suppress(OSError):
+        if name.startswith("sha256:"):
+            path = store.blobs.path / Digest.parse(name).file_name
+        else:
+            path = store.manifests.path.joinpath(*ModelName.parse(name).path_parts)
+        return int(path.lstat().st_ino)
+    return None

@@ -1,0 +1,153 @@
+"""Results as documents: null for infinity, texts for names, and no keys that say nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from blobstore.errors import StorageError
+from blobstore.formats.documents import Descriptor
+from blobstore.inspection.comparison import Errors
+from blobstore.inspection.listing import BrokenModel, ListedModel
+from blobstore.model.facts import Runs, Verdict
+from blobstore.names import Digest, ModelName
+from blobstore.store.care.usage import ModelUsage
+from blobstore.store.care.verify import DamagedBlob
+from blobstore.store.ports import Removal
+from blobstore.views.command_results import RemovedModel
+from blobstore.views.documents import check, document_of, schema_of
+
+NAME = ModelName.parse("m")
+DIGEST = Digest.of(b"")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "sentence"),
+    [
+        (Verdict("A", "1", Runs.YES, "llama"), "Runs in A 1 (llama)"),
+        (Verdict("B", "2", Runs.NO, "no such model"), "Does not run in B 2: no such model"),
+        (Verdict("C", "3", Runs.UNKNOWN, "who knows"), "Uncertain in C 3: who knows"),
+    ],
+)
+def test_a_verdict_in_words(verdict: Verdict, sentence: str) -> None:
+    assert verdict.sentence == sentence
+    assert document_of(verdict) == {
+        "runtime": verdict.runtime,
+        "version": verdict.version,
+        "runs": verdict.runs.value,
+        "reason": verdict.reason,
+    }
+
+
+def test_figures_that_json_does_not_have_are_null() -> None:
+    document = document_of(Errors(1, math.inf, 1.0, 1.0, math.nan, math.inf))
+    assert document["rmse"] is document["max_error"] is document["cosine"] is None
+    assert document["weights"] == 1
+
+
+def test_blobs_are_counted_and_summed() -> None:
+    blobs = tuple(Descriptor(media_type="x", digest=DIGEST, size=size) for size in (3, 4))
+    removed = document_of(RemovedModel(NAME, Removal(blobs[:1], blobs, "why")))
+    assert list(removed.values()) == ["m:latest", 1, 3, 2, "why"]
+    assert list(removed) == ["name", "removed", "bytes", "kept", "reason"]
+
+
+def test_a_damaged_blob_lists_a_hundred_models() -> None:
+    blob = document_of(DamagedBlob(DIGEST, "torn", (NAME,) * 1000, ("x",)))
+    assert (len(blob["models"]), blob["model_count"]) == (100, 1000)
+    assert (blob["digest"], blob["tensors"], blob["tensor_count"]) == (str(DIGEST), ["x"], 1)
+
+
+def test_broken_models_have_nulls_and_a_reason() -> None:
+    error = StorageError("no disk", hint="mount it")
+    item = document_of(BrokenModel(NAME, error))
+    assert {key for key, value in item.items() if value is not None} == {"name", "error"}
+    usage = document_of(ModelUsage(NAME, None, None, None, error))
+    assert (usage["bytes"], usage["unique"], usage["error"]) == (None, None, "no disk")
+
+
+def test_moments_are_whole_seconds() -> None:
+    moment = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+    model = ListedModel(
+        name=NAME,
+        id=DIGEST,
+        modified=moment,
+        size=1,
+        parameters=1,
+        quant_type="int4",
+        store="/there",
+    )
+    document = document_of(model)
+    assert document["modified"] == "2026-01-02T03:04:05Z"
+    assert list(document)[-1] == "store"  # and not whether it is packed
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A part."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A whole.
+
+    More about it.
+    """
+
+    KEYS = ("path", "size=inner.size", "parts=len(parts)", "of?", "by")
+
+    path: Annotated[Path, "where"]
+    inner: Inner | None
+    parts: tuple[float, ...] = ()
+    of: dict[str, int] | None = None
+    by: Annotated[dict[str, Any], Inner] = ...  # type: ignore[assignment]
+
+
+def test_a_path_of_attributes_ends_at_none() -> None:
+    whole = document_of(Outer(Path("a"), None, (1.0, math.nan), {}, {"size": 1}))
+    assert whole == {"path": "a", "size": None, "parts": 2, "of": {}, "by": {"size": 1}}
+    definitions: dict[str, Any] = {}
+    assert schema_of(Outer, definitions) == {"$ref": "#/$defs/Outer"}
+    assert definitions["Outer"]["properties"] == {
+        "path": {"type": "string", "description": "where"},
+        "size": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "parts": {"type": "integer"},
+        "of": {
+            "anyOf": [
+                {"type": "object", "additionalProperties": {"type": "integer"}},
+                {"type": "null"},
+            ]
+        },
+        "by": {"$ref": "#/$defs/Inner"},
+    }
+    assert definitions["Outer"]["required"] == ["path", "size", "parts", "by"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"path": 1}, ".path: not of type string"),
+        ({"size": True}, ".size: not of type integer"),
+        ({"of": {"a": "b"}}, ".of.a: not of type integer"),
+        ({"by": {}}, ".by.size: missing"),
+        ({"by": {"size": 1, "x": 1}}, ".by.x: unknown"),
+        ({}, None),
+    ],
+)
+def test_what_does_not_fit_a_schema(change: dict[str, Any], says: str | None) -> None:
+    definitions: dict[str, Any] = {}
+    schema = schema_of(Outer, definitions)
+    value = {"path": "a", "size": None, "parts": 2, "by": {"size": 1}} | change
+    if says is None:
+        check(value, schema, definitions)
+        return
+    with pytest.raises(ValueError, match=says) as caught:
+        check(value, schema, definitions)
+    assert str(caught.value) == says
