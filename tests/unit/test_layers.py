@@ -56,7 +56,6 @@ HEAVY |= {"cryptography", "nacl", "obstore", "dask", "distributed"}
 HEAVY |= {"starlette", "uvicorn", "anyio", "vl_convert", "playwright"}
 TOP_OF = {"web": {"starlette", "uvicorn", "anyio"}}  # `cli` imports `web` inside functions
 TOP_OF["mlx_lm/chat_service.py"] = {"mlx", "mlx_lm"}  # `cli` imports it inside a function
-TOP_OF["mlx_lm/chat_answers.py"] = {"mlx_lm"}  # only chat_service imports it
 NUMPY_FREE = {"errors", "names", "hashing", "io", "formats", "store"}
 ONLY_CLI_READS = {"environ", "getenv", "argv"}
 

@@ -18,7 +18,6 @@ from blobstore.export.exported_arrays import Checkpoint, Origin, output_arrays
 from blobstore.export.planned_files import (
     INDEX_NAME,
     CopiedBlob,
-    ExportFormat,
     ExportOptions,
     ExportPlan,
     OutputArray,
@@ -103,7 +102,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> ExportPla
     """
     quantization: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
-    if options.format is ExportFormat.MLX:
+    if options.is_mlx:
         from blobstore.export.mlx_arrays import mlx_arrays  # and NumPy, which copies do not need
 
         raw = checkpoint.documents.get(CONFIG_NAME)
@@ -208,7 +207,7 @@ def _metadata(
     checkpoint: Checkpoint, arrays: Sequence[OutputArray], options: ExportOptions
 ) -> tuple[dict[str, str], set[str]]:
     """Return a file's metadata, and the keys of the source's files that had to be left out."""
-    if options.format is ExportFormat.MLX:
+    if options.is_mlx:
         return {"format": "mlx"}, set()
     found, unequal = checkpoint.origin.metadata_of(array.weight for array in arrays)
     described = dict(_described(arrays))
@@ -297,7 +296,7 @@ def _plan_draft(draft: Checkpoint, options: ExportOptions) -> ExportPlan:
     try:
         return plan_checkpoint(draft, options)
     except UnsupportedSourceError as error:
-        if options.format is not ExportFormat.MLX:
+        if not options.is_mlx:
             raise
         # Ollama knows architectures of drafts that mlx-lm does not.
         return ExportPlan(notes=(f"the draft model was left out: {error}",))
@@ -319,7 +318,7 @@ def _text_layers(model: StoredModel) -> Iterator[texts.TextLayer]:
         is_file = layer.media_type in (JSON_MEDIA_TYPE, FILE_MEDIA_TYPE) and layer.name is not None
         if layer.media_type != TENSOR_MEDIA_TYPE and not is_file:
             is_known = layer.media_type in TEXT_LAYERS
-            yield texts.TextLayer(layer.media_type, model.read(layer) if is_known else b"")
+            yield layer.media_type, model.read(layer) if is_known else b""
 
 
 def _stored_files(model: StoredModel) -> Iterator[CopiedBlob]:

@@ -25,7 +25,6 @@ from blobstore.export.contents import plan_export
 from blobstore.export.files import write_files
 from blobstore.export.planned_files import (
     DEFAULT_SHARD,
-    ExportFormat,
     ExportOptions,
     ExportPlan,
 )
@@ -231,7 +230,7 @@ def _loads_in(plan: ExportPlan, options: ExportOptions) -> tuple[str, ...]:
     Of folders of both models in fixtures, transformers 5 and mlx-lm refuse int4 and nvfp4 codes in
     Ollama's layout, and transformers also those in MLX's; it misses the experts of MLX's layout.
     """
-    if options.format is ExportFormat.MLX:
+    if options.is_mlx:
         return ("mlx-lm", "blobstore")
     has_codes = any(array.dtype is DType.U32 for shard in plan.shards for array in shard.arrays)
     return ("blobstore",) if has_codes else ("transformers", "mlx-lm", "blobstore")

@@ -10,7 +10,6 @@ two.
 
 from __future__ import annotations
 
-import enum
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,22 +36,15 @@ DEFAULT_SHARD = 5_000_000_000
 AS_SOURCE = "source"
 
 
-class ExportFormat(enum.Enum):
-    """The names of quantized tensors in the folder: as stored, or mlx-lm's."""
-
-    SAFETENSORS = "safetensors"
-    MLX = "mlx"
-
-
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
     """What a user asks of an export, checked.
 
-    ``dequantize``: the dtype of all floats, or None. ``max_shard_size``: bytes; None keeps the
-    source's files.
+    ``is_mlx``: the arrays and names are mlx-lm's. ``dequantize``: the dtype of all floats, or None.
+    ``max_shard_size``: bytes; None keeps the source's files.
     """
 
-    format: ExportFormat
+    is_mlx: bool
     dequantize: DType | None
     max_shard_size: int | None
 
@@ -61,30 +53,27 @@ class ExportOptions:
         cls, name: str, dequantize: str | DType | None, max_shard_size: int | str
     ) -> ExportOptions:
         """Return the options. Raises: UsageError for an unknown word or an invalid size."""
-        try:
-            chosen = ExportFormat(name)
-        except ValueError:
-            raise UsageError(
-                f"unknown format {name!r}", hint="Use one of: safetensors, mlx."
-            ) from None
+        if name not in ("safetensors", "mlx"):
+            raise UsageError(f"unknown format {name!r}", hint="Use one of: safetensors, mlx.")
+        is_mlx = name == "mlx"
         dtype = DType.parse_float(dequantize) if isinstance(dequantize, str) else dequantize
         if dtype is not None and not dtype.is_float:
             raise UsageError(
                 f"weights are dequantized to bfloat16, float16 or float32, not {dtype}"
             )
         if max_shard_size == AS_SOURCE:
-            if chosen is ExportFormat.MLX:
+            if is_mlx:
                 raise UsageError(
                     "the source's files hold other tensors than mlx-lm's",
                     hint="Give a size, such as 5GB.",
                 )
-            return cls(chosen, dtype, None)
+            return cls(is_mlx, dtype, None)
         if type(max_shard_size) is not int or max_shard_size < 1:
             raise UsageError(
                 f"invalid shard size: {max_shard_size!r}",
                 hint=f"Give bytes, or {AS_SOURCE!r} for the source's files.",
             )
-        return cls(chosen, dtype, max_shard_size)
+        return cls(is_mlx, dtype, max_shard_size)
 
 
 def shard_index(files: Mapping[str, list[str]], total_size: int) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from blobstore.errors import (
@@ -39,12 +39,8 @@ NAME = "Modelfile"
 _HEAD = "FROM .\n"
 
 
-@dataclass(frozen=True, slots=True)
-class TextLayer:
-    """A layer that is neither tensors nor a JSON document: its media type and its bytes."""
-
-    media_type: str
-    data: bytes
+TextLayer = tuple[str, bytes]
+"""A layer that is neither tensors nor a JSON document: its media type and its bytes."""
 
 
 def modelfile(
@@ -71,31 +67,30 @@ def modelfile(
 
 def _commands(layer: TextLayer) -> tuple[str, str | None]:
     """Return what a layer is, for a message, and the commands that give it back, or None."""
-    what = TEXT_LAYERS.get(layer.media_type)
+    media_type, data = layer
+    what = TEXT_LAYERS.get(media_type)
     if what is None:
-        return f"a layer of type {quoted(layer.media_type)}", None
+        return f"a layer of type {quoted(media_type)}", None
     try:
-        text = "".join(_lines(layer))
+        text = "".join(_lines(media_type, data))
         (back,) = Modelfile.parse((_HEAD + text).encode()).layers()
-        is_same = back[0] == layer.media_type and (
-            back[1] == layer.data or _is_same_json(back[1], layer.data)
-        )
+        is_same = back == layer or (back[0] == media_type and _is_same_json(back[1], data))
     except (BlobStoreError, TypeError, ValueError, AttributeError, KeyError):
         is_same = False  # no import makes such a layer
     return f"the {what.lower()}", text if is_same else None
 
 
-def _lines(layer: TextLayer) -> Iterator[str]:
-    if layer.media_type == PARAMS_MEDIA_TYPE:
-        for key, item in strictjson.parse(layer.data).items():
+def _lines(media_type: str, data: bytes) -> Iterator[str]:
+    if media_type == PARAMS_MEDIA_TYPE:
+        for key, item in strictjson.parse(data).items():
             for one in item if isinstance(item, list) else [item]:
                 text = one if isinstance(one, str) else strictjson.encode(one).decode()
                 yield f"PARAMETER {key} {_value(text)}\n"
-    elif layer.media_type == MESSAGES_MEDIA_TYPE:
-        for message in strictjson.parse(layer.data):
+    elif media_type == MESSAGES_MEDIA_TYPE:
+        for message in strictjson.parse(data):
             yield f"MESSAGE {message['role']} {_value(message['content'])}\n"
     else:
-        yield f"{TEXT_LAYERS[layer.media_type]} {_value(layer.data.decode())}\n"
+        yield f"{TEXT_LAYERS[media_type]} {_value(data.decode())}\n"
 
 
 def _is_same_json(one: bytes, other: bytes) -> bool:

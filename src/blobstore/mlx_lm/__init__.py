@@ -8,8 +8,7 @@
 | `sampling_settings` | the parameters of an answer, and which of them counts |
 | `conversation` | an answer, token by token; a conversation with its cache of keys and values |
 | `chat_requests` | requests of OpenAI's protocol, checked |
-| `chat_service` | the thread that answers them, by mlx-lm's `BatchGenerator` |
-| `chat_answers` | answers in OpenAI's form, whole or streamed |
+| `chat_service` | the thread that answers them, by mlx-lm's `BatchGenerator`, in OpenAI's form |
 """
 
 from blobstore.mlx_lm.loading import check_plan, load, load_network, planned_network

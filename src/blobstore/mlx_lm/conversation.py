@@ -297,10 +297,10 @@ def load_language_model(
     """
     with open_model(name, store=store) as model:
         texts = texts_of(model)
-        chosen = choose_sampling(given, texts.parameters, texts.generation, texts.context)
-        seed = chosen.sampling.seed
+        sampling, notes = choose_sampling(given, texts.parameters, texts.generation, texts.context)
+        seed = sampling.seed
         seed = random.SystemRandom().randrange(2**32) if seed is None else seed
-        sampling = replace(chosen.sampling, seed=seed)
+        sampling = replace(sampling, seed=seed)
         import_mlx_lm()
         import mlx.core as mx
 
@@ -309,4 +309,4 @@ def load_language_model(
         limit_templates(tokenizer, sampling.most_characters)
         prompts = Prompts(str(model.name), tokenizer, texts, is_raw)
         loaded = LanguageModel(str(model.name), network, tokenizer, sampling)
-        return loaded, prompts, chosen.notes
+        return loaded, prompts, notes

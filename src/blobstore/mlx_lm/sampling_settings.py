@@ -195,20 +195,12 @@ _OTHER_GENERATION: Final = frozenset(
 _NEUTRAL: Final[tuple[Any, ...]] = (None, 0, 1, 0.0, 1.0, False, [], {})
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The parameters that count, and notes on those that are not used."""
-
-    sampling: Sampling
-    notes: tuple[str, ...] = ()
-
-
 def choose_sampling(
     given: Mapping[str, Any],
     parameters: Mapping[str, Any],
     generation: Mapping[str, Any],
     context: int | None,
-) -> Chosen:
+) -> tuple[Sampling, tuple[str, ...]]:
     """Return the parameters of answers, and notes on those of the model that are not used.
 
     ``given``: fields of `Sampling`, of the command line; None is not given. ``parameters``: a
@@ -228,7 +220,7 @@ def choose_sampling(
     sampling = replace(sampling, context=min(limits, default=None))
     if sampling.repeat_last_n == NO_LIMIT:
         sampling = replace(sampling, repeat_last_n=sampling.context or MAX_COUNT)
-    return Chosen(sampling, tuple(notes))
+    return sampling, tuple(notes)
 
 
 def read_field(name: str, value: Any, key: str | None = None) -> Any:

@@ -43,7 +43,8 @@ def network_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
     Raises: UsageError without the ``lm`` extra; what mlx-lm raises, ValueError among it for an
     unknown type.
     """
-    name = module_for(config) if _has_our_version() else None
+    # Where its version is not that of our table, its own is asked.
+    name = module_for(config) if importlib.metadata.version("mlx-lm") == VERSION else None
     if name is not None:
         module = importlib.import_module(f"{_NAME}.models.{name}")
         return module.Model, module.ModelArgs
@@ -51,14 +52,6 @@ def network_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
     options = signature(import_mlx_lm().load_model).parameters
     classes: tuple[Any, Any] = options["get_model_classes"].default(config)
     return classes
-
-
-def _has_our_version() -> bool:
-    """Return True if mlx-lm's table of architectures is ours; else it has to be asked."""
-    try:
-        return importlib.metadata.version("mlx-lm") == VERSION
-    except importlib.metadata.PackageNotFoundError:
-        return False
 
 
 class _Delayed(ModuleType):

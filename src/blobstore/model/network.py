@@ -256,7 +256,7 @@ def _scaled(module: Any, scale: Any) -> Any:
             return products.astype(x.dtype)
 
     is_switch = type(module) is QuantizedSwitchLinear
-    kind = ScaledSwitchLinear if is_switch else ScaledLinear
+    kind: Any = ScaledSwitchLinear if is_switch else ScaledLinear
     scaled = kind.__new__(kind)
     nn.Module.__init__(scaled)  # its own would quantize random weights
     scaled.__dict__.update(module.__dict__)

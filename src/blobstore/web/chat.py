@@ -26,8 +26,7 @@ from blobstore.web.guard import CHAT as PREFIX
 from blobstore.web.responses import BAD_REQUEST, BUSY, FAILED, METHOD_NOT_ALLOWED, NOT_FOUND
 
 if TYPE_CHECKING:
-    from blobstore.mlx_lm.chat_answers import ChatAnswer
-    from blobstore.mlx_lm.chat_service import ChatService, Event
+    from blobstore.mlx_lm.chat_service import ChatAnswer, ChatService, Event
 
 _log = logging.getLogger("blobstore.web")
 _FORBIDDEN, _TOO_LARGE = 403, 413

@@ -96,20 +96,20 @@ def test_a_parser_of_the_users_choice_alone(store: Store, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "layer",
     [
-        TextLayer(SYSTEM_MEDIA_TYPE, b'a """\n in the middle of lines that end with "\n"""\n'),
-        TextLayer(SYSTEM_MEDIA_TYPE, b"an escape \x1b[31m"),
-        TextLayer(TEMPLATE_MEDIA_TYPE, b"\xff\xfe no text"),
-        TextLayer(PARAMS_MEDIA_TYPE, b'{"mirostat":1}'),
-        TextLayer(PARAMS_MEDIA_TYPE, b'{"temperature":{"a":1}}'),
-        TextLayer(PARAMS_MEDIA_TYPE, b'{"x\\nSYSTEM injected":1}'),
-        TextLayer(PARAMS_MEDIA_TYPE, b"[]"),
-        TextLayer(MESSAGES_MEDIA_TYPE, b'[{"role":"user\\nSYSTEM x","content":"y"}]'),
-        TextLayer(MESSAGES_MEDIA_TYPE, b'[{"role":"user"}]'),
-        TextLayer("application/vnd.ollama.image.adapter", b""),
+        (SYSTEM_MEDIA_TYPE, b'a """\n in the middle of lines that end with "\n"""\n'),
+        (SYSTEM_MEDIA_TYPE, b"an escape \x1b[31m"),
+        (TEMPLATE_MEDIA_TYPE, b"\xff\xfe no text"),
+        (PARAMS_MEDIA_TYPE, b'{"mirostat":1}'),
+        (PARAMS_MEDIA_TYPE, b'{"temperature":{"a":1}}'),
+        (PARAMS_MEDIA_TYPE, b'{"x\\nSYSTEM injected":1}'),
+        (PARAMS_MEDIA_TYPE, b"[]"),
+        (MESSAGES_MEDIA_TYPE, b'[{"role":"user\\nSYSTEM x","content":"y"}]'),
+        (MESSAGES_MEDIA_TYPE, b'[{"role":"user"}]'),
+        ("application/vnd.ollama.image.adapter", b""),
     ],
 )
 def test_what_a_modelfile_can_not_say_is_left_out_and_said(layer: TextLayer) -> None:
-    kept = TextLayer(LICENSE_MEDIA_TYPE, b"MIT")
+    kept = (LICENSE_MEDIA_TYPE, b"MIT")
     text, notes = modelfile([layer, kept], ModelConfig(), None, draft=False)
     assert text == b"FROM .\nLICENSE MIT\n"
     assert len(notes) == 1

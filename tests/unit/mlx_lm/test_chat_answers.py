@@ -28,7 +28,7 @@ def answered(
     texts: list[str], reason: str = "stop", path: str = CHAT, state: str = "normal", **given: Any
 ) -> tuple[Any, list[Any]]:
     """Return an answer of these pieces, and the chunks of its stream."""
-    from blobstore.mlx_lm.chat_answers import ChatAnswer, Piece, Prompt
+    from blobstore.mlx_lm.chat_service import ChatAnswer, Piece, Prompt
 
     document = {"model": "m", "stream": False, **given}
     answer = ChatAnswer(path, document, TOKENIZER, Prompt([1, 2, 3], state, 2))

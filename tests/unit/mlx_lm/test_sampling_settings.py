@@ -19,7 +19,7 @@ def chosen(
     generation: dict[str, Any] | None = None,
     context: int | None = None,
 ) -> Sampling:
-    return choose_sampling(given or {}, parameters or {}, generation or {}, context).sampling
+    return choose_sampling(given or {}, parameters or {}, generation or {}, context)[0]
 
 
 def test_without_any_source_the_defaults_of_mlx_lm_count() -> None:
@@ -100,13 +100,13 @@ def test_an_invalid_value_of_the_command_line_is_wrong_use(name: str, value: Any
 
 def test_unknown_parameters_are_said() -> None:
     layer = {"num_gpu": 1, "temperature": 0.5, "mirostat_new": 2}
-    notes = choose_sampling({}, layer, {}, None).notes
+    notes = choose_sampling({}, layer, {}, None)[1]
     assert notes == ("parameters of the model that mlx-lm does not have: mirostat_new, num_gpu",)
 
 
 def test_what_transformers_would_do_and_mlx_lm_does_not_is_said() -> None:
     generation = {"num_beams": 4, "typical_p": 1.0, "bos_token_id": 0, "top_k": "x", **GENERATION}
-    notes = choose_sampling({}, {}, generation, None).notes
+    notes = choose_sampling({}, {}, generation, None)[1]
     assert notes == (
         "generation_config.json: top_k is 'x', which was ignored",
         "generation_config.json: mlx-lm does not have num_beams",
