@@ -34,8 +34,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux"),
 ]
 ALL = pytest.param(None, marks=pytest.mark.long, id="all")
-LAST = ("fsync", 1)
-"""The sync of the new folder's parent: the folder exists, but may be lost in a power cut."""
+LAST = ("fsync", 6)
+"""The sync of the new folder's parent, after those of four files and the folder."""
 
 
 class Case:
