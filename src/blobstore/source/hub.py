@@ -225,7 +225,7 @@ class HubFolder(WebFolder):
         """The commit; None if the server does not answer the Hub's API."""
         url = f"{self._api}/revision/{quote(self._target.revision, safe='')}"
         try:
-            raw = self._remote.read_document(f"{url}?expand=sha", _MAX_ANSWER, self.budget)
+            raw = self._remote.read_page(f"{url}?expand=sha", _MAX_ANSWER, self.budget)[0]
         except NotFoundError:
             return None
         commit = strictjson.parse_object(raw, url, rule="R1").get("sha")
@@ -279,7 +279,7 @@ class HubFolder(WebFolder):
 
     def _identity(self, reader: HttpReader) -> Identity:
         """Return the identity that the listing gives: the content's hash."""
-        from blobstore.io.http.messages import check_linked
+        from blobstore.io.http.messages import Version
         from blobstore.io.http.web_addresses import Linked
 
         found = self._known(self._name_of(reader)) if self._listing is not None else None
@@ -292,9 +292,9 @@ class HubFolder(WebFolder):
                 rule="R1",
                 path=reader.name,
             )
-        listed = Linked(found.declared, self.revision)
-        check_linked(listed, reader.file.linked, reader.name)
-        reader.file.linked = listed  # of which later replies are
+        listed = Version(found.size, linked=Linked(found.declared, self.revision))
+        listed.check_same(reader.version, reader.name)
+        reader.file.version = replace(reader.version, linked=listed.linked)
         return found.identity
 
 

@@ -266,8 +266,7 @@ class WebFile(SourceReader):
         self.name = reader.name
         self.identity = identity
         self.size = reader.version.size or 0
-        linked = reader.file.linked
-        self.declared = linked.digest if linked is not None else None
+        self.declared = reader.version.linked.digest
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly ``length`` bytes from ``offset``. Raises: as `HttpReader.read`."""

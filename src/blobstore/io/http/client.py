@@ -246,7 +246,7 @@ class HttpClient:
                 authorization=target.authorization,
             )
         except BaseException:
-            connection.close()
+            connection.disconnect()
             raise
 
 

@@ -5,7 +5,7 @@ to, so that a name can't resolve to something else a moment later (DNS rebinding
 connection is checked again before each request. Bytes and seconds are counted at the socket.
 
 `http.client` is lax where a server could hide something, so a `Connection` gives it checked lines
-only (`_Lines`), and `Reply` checks the lengths that it made of them. Of interim replies it knows
+only, and `Reply` checks the lengths that it made of them. Of interim replies it knows
 100 alone; others are skipped here. A connection is used again only after exactly Content-Length
 bytes, and if neither a byte nor the end came behind them. After chunks it is closed.
 """
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from http.client import HTTPConnection, HTTPException, HTTPResponse
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from blobstore.errors import RemoteError, UsageError, from_os_error
 from blobstore.io.budget import RequestLimits
@@ -54,28 +54,6 @@ _CA_FILES = (
 """Where Linux distributions have certificates, for a Python that was built elsewhere."""
 
 
-class _Lines(io.BufferedReader):
-    """What a server sends, for `http.client`, which reads heads and chunks by lines.
-
-    It would take folded fields, lone CRs as ends of lines, the end of the connection as the end of
-    a head, and ``-5`` or ``1_0`` as the length of a chunk. ``allowed``: bytes of lines to come.
-    """
-
-    allowed: float = 0
-
-    def readline(self, size: int | None = -1, /) -> bytes:
-        line = super().readline(size)
-        self.allowed -= len(line)
-        if self.allowed < 0:
-            raise HTTPException(f"a head of more than {MAX_HEAD:,} bytes")
-        if _LINE.fullmatch(line) is None:
-            raise HTTPException(f"an invalid or unfinished line in a head: {line[:40]!r}")
-        return line
-
-    def close(self) -> None:
-        """Do nothing: `http.client` calls it at the end of a reply."""
-
-
 class _Received(io.RawIOBase):
     """What a server sends, counted for the request that waits for it.
 
@@ -93,14 +71,13 @@ class _Received(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         """Receive bytes, within the request's limits. Between requests it does not wait."""
         view = memoryview(buffer)
+        self.wait_at_most()
         if self.request is None:
-            self.socket.settimeout(0)
             return self.socket.recv_into(view)
         address, limits = self.request
         if limits.left <= 0:
             what = f"sends more than was asked for ({limits.taken:,} bytes with heads)"
             raise address.refuse(what, "R1")
-        self.socket.settimeout(self.seconds(address, limits))
         try:
             count = self.socket.recv_into(view[: limits.left])
         except ConnectionResetError:
@@ -109,10 +86,13 @@ class _Received(io.RawIOBase):
         self.has_ended = count == 0
         return count
 
-    @staticmethod
-    def seconds(address: WebAddress, limits: RequestLimits) -> float:
-        """Return how long to wait for the next bytes."""
-        return min(limits.policy.silence_s, limits.seconds_left(address))
+    def wait_at_most(self) -> None:
+        """Let the next call of the socket wait as long as the request allows."""
+        seconds = 0.0
+        if self.request is not None:
+            address, limits = self.request
+            seconds = min(limits.policy.silence_s, limits.seconds_left(address))
+        self.socket.settimeout(seconds)
 
     def close(self) -> None:
         """Close the connection; a second call does nothing."""
@@ -120,17 +100,22 @@ class _Received(io.RawIOBase):
         self.socket.close()
 
 
-class Connection:
+class Connection(io.BufferedReader):
     """A connection to a checked address, for one request at a time.
 
-    For `http.client` it is a socket. ``public`` and ``link_local`` are of the peer's IP address.
+    For `http.client` it is a socket, and the file of what the server sends. That library would take
+    folded fields, lone CRs as ends of lines, the end of the connection as the end of a head, and
+    ``-5`` or ``1_0`` as the length of a chunk, so `readline` checks each line.
+
+    ``public`` and ``link_local`` are of the peer's IP address.
     """
 
     def __init__(self, connected: socket.socket, *, public: bool, link_local: bool) -> None:
+        self._received = _Received(connected)
+        super().__init__(self._received, _BUFFER)
         self.public = public
         self.link_local = link_local
-        self._received = _Received(connected)
-        self._lines = _Lines(self._received, _BUFFER)
+        self._allowed: float = 0
         self._idle_since = 0.0
 
     @property
@@ -153,7 +138,7 @@ class Connection:
         Raises: HTTPException, OSError; RemoteError, LimitExceededError as ``limits``.
         """
         self._received.request = address, limits
-        self._lines.allowed = MAX_HEAD
+        self._allowed = MAX_HEAD
         limits.cancellation.add(self._received.socket)
         client = HTTPConnection(address.host, address.port)
         client.sock = self
@@ -163,19 +148,31 @@ class Connection:
             response = HTTPResponse(cast("socket.socket", self), method=method)
             response.begin()
             if response.status not in _INTERIM:
-                self._lines.allowed = math.inf  # of chunks
+                self._allowed = math.inf  # of chunks
                 return response
 
     def sendall(self, data: bytes) -> None:
         """Send bytes, for `http.client`."""
-        left, socket = memoryview(data), self._received.socket
-        while left and self._received.request is not None:
-            socket.settimeout(_Received.seconds(*self._received.request))
-            left = left[socket.send(left) :]
+        left = memoryview(data)
+        while left:
+            self._received.wait_at_most()
+            left = left[self._received.socket.send(left) :]
 
-    def makefile(self, _mode: str) -> io.BufferedReader:
+    def makefile(self, _mode: str) -> Self:
         """Return what the server sends, for `http.client`."""
-        return self._lines
+        return self
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(size)
+        self._allowed -= len(line)
+        if self._allowed < 0:
+            raise HTTPException(f"a head of more than {MAX_HEAD:,} bytes")
+        if _LINE.fullmatch(line) is None:
+            raise HTTPException(f"an invalid or unfinished line in a head: {line[:40]!r}")
+        return line
+
+    def close(self) -> None:
+        """Do nothing: `http.client` calls it at the end of a reply."""
 
     def finish(self) -> None:
         """End the request, before the connection is kept."""
@@ -189,14 +186,14 @@ class Connection:
         if time.monotonic() - self._idle_since > _KEEP_ALIVE_S:
             return False
         try:
-            self._lines.peek()
+            self.peek()
         except (BlockingIOError, ssl.SSLWantReadError):
             return True
         except OSError:
             pass
         return False
 
-    def close(self) -> None:
+    def disconnect(self) -> None:
         """Close the socket; a second call does nothing."""
         self.finish()
         self._received.close()
@@ -230,7 +227,7 @@ class Connections:
             if has_credentials and connection.public:
                 _check_secret(target.address)
         except BaseException:
-            connection.close()
+            connection.disconnect()
             raise
         return connection
 
@@ -240,13 +237,13 @@ class Connections:
             connection.finish()
             self._idle[address.origin].append(connection)
         else:
-            connection.close()
+            connection.disconnect()
 
     def close(self) -> None:
         """Close all that are kept."""
         for connections in list(self._idle.values()):
             while connections:
-                connections.pop().close()
+                connections.pop().disconnect()
 
     def _kept(self, address: WebAddress) -> Connection | None:
         connections = self._idle[address.origin]
@@ -257,7 +254,7 @@ class Connections:
                 return None
             if connection.is_usable():
                 return connection
-            connection.close()
+            connection.disconnect()
 
     def _connected(self, target: RequestTarget, limits: RequestLimits) -> Connection:
         """Connect to the first of the allowed addresses of a host that answers."""

@@ -42,7 +42,7 @@ from blobstore.errors import (
     RemoteError,
 )
 from blobstore.io.http.connections import Connection
-from blobstore.io.http.web_addresses import Linked, WebAddress
+from blobstore.io.http.web_addresses import UNLINKED, Linked, RequestTarget, WebAddress
 from blobstore.names import Digest
 
 Fields = Sequence[tuple[str, str]]
@@ -310,22 +310,11 @@ _LINKED_DIGEST = re.compile(r'"?([0-9a-f]{64})"?', re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40,64}", re.ASCII)
 
 
-def linked_of(reply: Reply) -> Linked | None:
-    """Return what a reply's head declares of the file that it redirects to; None if nothing."""
+def linked_of(reply: Reply) -> Linked:
+    """Return what a reply's head declares of the file that it redirects to."""
     etag = _LINKED_DIGEST.fullmatch(reply.field("x-linked-etag") or "")
     commit = _COMMIT.fullmatch(reply.field("x-repo-commit") or "")
-    if etag is None and commit is None:
-        return None
-    digest = Digest(etag[1]) if etag is not None else None
-    return Linked(digest, commit[0] if commit is not None else None)
-
-
-def check_linked(known: Linked | None, other: Linked | None, name: str) -> None:
-    """Raise CorruptDataError when a later reply declares another file."""
-    if known is None or other is None:
-        return
-    if differ((known.digest, other.digest), (known.commit, other.commit)):
-        raise changed(name)
+    return Linked(Digest(etag[1]) if etag else None, commit[0] if commit else None)
 
 
 _CONTENT_RANGE = re.compile(
@@ -364,16 +353,21 @@ def check_part(reply: Reply, begin: int, end: int) -> tuple[int, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """The version of a file, by its server; None for fields that the server does not send."""
+    """The version of a file, by its server; None for fields that the server does not send.
+
+    ``linked``: what it, or a redirect to it, declares besides.
+    """
 
     size: int | None
-    etag: str | None
-    modified: str | None
+    etag: str | None = None
+    modified: str | None = None
+    linked: Linked = UNLINKED
 
     @classmethod
-    def of(cls, reply: Reply, size: int | None) -> Self:
-        """Return the version in a reply's head."""
-        return cls(size, reply.field("etag"), reply.field("last-modified"))
+    def of(cls, reply: Reply, target: RequestTarget, size: int | None) -> Self:
+        """Return the version in a reply's head; redirects led to ``target``."""
+        linked = target.linked if any(target.linked) else linked_of(reply)
+        return cls(size, reply.field("etag"), reply.field("last-modified"), linked)
 
     @property
     def condition(self) -> tuple[tuple[str, str], ...]:
@@ -389,14 +383,11 @@ class Version:
 
         Fields that only one has do not count.
         """
-        etags, times = (self.etag, other.etag), (self.modified, other.modified)
-        if differ((self.size, other.size), etags, times):
-            raise changed(name)
-
-
-def differ(*pairs: tuple[object, object]) -> bool:
-    """Return True if both sides of a pair are known and unequal."""
-    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
+        mine = (self.size, self.etag, self.modified, *self.linked)
+        theirs = (other.size, other.etag, other.modified, *other.linked)
+        for known, new in zip(mine, theirs, strict=True):
+            if None not in (known, new) and known != new:
+                raise changed(name)
 
 
 def changed(name: str) -> CorruptDataError:

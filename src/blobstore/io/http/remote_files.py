@@ -34,11 +34,9 @@ from blobstore.io.http.messages import (
     Reply,
     Version,
     changed,
-    check_linked,
     check_part,
-    linked_of,
 )
-from blobstore.io.http.web_addresses import Linked, RequestTarget
+from blobstore.io.http.web_addresses import RequestTarget
 from blobstore.io.workers import pooled
 
 _T = TypeVar("_T")
@@ -57,31 +55,20 @@ Wanted = Callable[[bytes | bytearray], int | None]
 """Gives how many first bytes of a file are wanted, from those that are there; None: no more."""
 
 
-class _ExpiredError(Exception):
-    """The address that redirects led to has expired."""
-
-
 class RemoteFile:
     """A version of a file on a web server. Safe to share between threads.
 
     ``start`` is the file's own address, ``target`` the one that redirects from it led to last.
-    ``linked``: what the server, or a redirect to it, says of the file besides.
     """
 
     def __init__(
-        self,
-        client: HttpClient,
-        start: RequestTarget,
-        target: RequestTarget,
-        version: Version,
-        linked: Linked | None,
+        self, client: HttpClient, start: RequestTarget, target: RequestTarget, version: Version
     ) -> None:
         self._client = client
         self.name = str(start.address)
         self._start = start
         self._target = target
         self.version = version
-        self.linked = linked
 
     def fill(
         self,
@@ -100,17 +87,9 @@ class RemoteFile:
         patient = replace(self._client.retry_policy, **_PATIENCE)
         done = attempt = 0
         while done < len(buffer):
-            left = buffer[done:]
+            before, left = done, buffer[done:]
             own = limits or RequestLimits(patient, len(left) + _OVERHEAD, cancellation=cancellation)
-            at, failure = (
-                done,
-                RemoteError(
-                    f"{self.name}: {attempt + 1} replies did not bring the bytes"
-                    f" {begin}-{begin + len(buffer) - 1} (rule R1)",
-                    rule="R1",
-                    path=self.name,
-                ),
-            )
+            failure = None
             try:
                 for count in self._part(begin + done, left, own):
                     done += count
@@ -118,53 +97,46 @@ class RemoteFile:
                 if not error.temporary:
                     raise
                 failure = error
-            if done - at >= _PROGRESS:
-                attempt = 0
-            elif done < len(buffer):
-                self._client.pause(attempt, own, failure)
-                attempt += 1
+            attempt = 0 if done - before >= _PROGRESS else attempt + 1
+            if attempt and done < len(buffer):
+                asked = f"{begin}-{begin + len(buffer) - 1}"
+                self._client.pause(attempt - 1, own, failure or self._lacks(attempt, asked))
+
+    def _lacks(self, replies: int, asked: str) -> RemoteError:
+        what = f"{self.name}: {replies} replies did not bring the bytes {asked} (rule R1)"
+        return RemoteError(what, rule="R1", path=self.name)
 
     def _part(self, begin: int, buffer: memoryview, limits: RequestLimits) -> Iterator[int]:
-        """Fill the beginning of ``buffer`` with what one reply brings; yield as `Reply.fill`."""
-        target = self._target
-        if target is not self._start:
-            try:
-                yield from self._part_at(target, begin, buffer, limits)
-            except _ExpiredError:
-                pass
-            else:
-                return
-        yield from self._part_at(self._start, begin, buffer, limits)
+        """Fill the beginning of ``buffer`` with what one reply brings; yield as `Reply.fill`.
 
-    def _part_at(
-        self, target: RequestTarget, begin: int, buffer: memoryview, limits: RequestLimits
-    ) -> Iterator[int]:
+        If the address that redirects led to has expired, the file's own gives another.
+        """
         end = begin + len(buffer)
         fields = (("Range", f"bytes={begin}-{end - 1}"), *self.version.condition)
-        accept = _KNOWN if target is self._start else _KNOWN + _EXPIRED
-        with self._client.get(target, limits, accept=accept, fields=fields, retries=False) as (
-            reply,
-            at,
-        ):
-            if reply.status in _EXPIRED:
-                raise _ExpiredError
-            nbytes = self._checked(reply, at, begin, end)
-            self._target = at if at.address != self._start.address else self._start
-            yield from reply.fill(buffer[:nbytes])
+        for target in dict.fromkeys((self._target, self._start)):
+            accept = _KNOWN if target == self._start else _KNOWN + _EXPIRED
+            with self._client.get(target, limits, accept=accept, fields=fields, retries=False) as (
+                reply,
+                at,
+            ):
+                if reply.status in _KNOWN:
+                    nbytes = self._checked(reply, at, begin, end)
+                    self._target = at
+                    yield from reply.fill(buffer[:nbytes])
+                    return
 
     def _checked(self, reply: Reply, at: RequestTarget, begin: int, end: int) -> int:
         """Return how many bytes of the range a reply brings. Raises: as `fill`."""
-        if reply.status == _NOT_SATISFIABLE and self.version.size is None:
-            raise _short(self.name, end)
         size = self.version.size
+        if reply.status == _NOT_SATISFIABLE and size is None:
+            raise _short(self.name, end)
         if reply.status == _PART:
             stop, size = check_part(reply, begin, end)
         elif reply.status == _OK and begin == 0 and reply.length == size == end:
             stop = end
         else:
             raise changed(self.name)
-        self.version.check_same(Version.of(reply, size), self.name)
-        check_linked(self.linked, at.linked or linked_of(reply), self.name)
+        self.version.check_same(Version.of(reply, at, size), self.name)
         return stop - begin
 
 
@@ -205,15 +177,16 @@ class HttpReader:
         self._head = bytearray()
         fields = (("Range", f"bytes=0-{first_read - 1}"),)
         with client.get(start, limits, accept=_KNOWN, fields=fields) as (reply, at):
-            size = self._open(reply, first_read, limits)
-            self.version = Version.of(reply, size)
-            linked = at.linked or linked_of(reply)
-            target = at if at.address != start.address else start
-            self.has_ranges = reply.status != _OK or len(self._head) == size
-        self.file = RemoteFile(client, start, target, self.version, linked)
-        self.size = size
+            self.size = self._open(reply, first_read, limits)
+            self.file = RemoteFile(client, start, at, Version.of(reply, at, self.size))
+            self.has_ranges = reply.status != _OK or len(self._head) == self.size
         if self.has_ranges:
             self._complete(limits)
+
+    @property
+    def version(self) -> Version:
+        """The version that every later reply must have."""
+        return self.file.version
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly ``length`` bytes from ``offset``, by a request for those not kept.
@@ -332,15 +305,6 @@ class Remote(HttpClient):
 
         return pooled(urls, work_on, self.connections, cancellation.cancel, name="remote")
 
-    def read_document(self, url: str, limit: int, budget: Budget | None = None) -> bytes:
-        """Return all of the small file at ``url``, within ``budget``.
-
-        Raises: LimitExceededError when it has more than ``limit`` bytes: of more than ``limit`` + 1
-        nothing is asked, and with the replies' heads at most 64 KiB more are taken. NotFoundError,
-        RemoteError: as `HttpClient.get`.
-        """
-        return self.read_page(url, limit, budget)[0]
-
     def read_page(
         self,
         url: str,
@@ -351,7 +315,9 @@ class Remote(HttpClient):
     ) -> tuple[bytes, str | None]:
         """Return all of a small file, and the address of the next page (RFC 8288: ``rel="next"``).
 
-        Raises: as `read_document`.
+        Raises: LimitExceededError when it has more than ``limit`` bytes: of more than ``limit`` + 1
+        nothing is asked, and with the replies' heads at most 64 KiB more are taken. NotFoundError,
+        RemoteError: as `HttpClient.get`.
         """
         own = limits or self.limits(0, budget)
         own.extend(limit + 1 + _OVERHEAD)

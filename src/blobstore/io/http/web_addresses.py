@@ -20,7 +20,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import NamedTuple, Self
 from urllib.parse import quote, urlencode, urljoin
 
 from blobstore.errors import RemoteError, UsageError, quoted
@@ -143,8 +143,7 @@ class WebAddress:
         return RemoteError(f"{self} {what} (rule {rule})", rule=rule, path=str(self))
 
 
-@dataclass(frozen=True, slots=True)
-class Linked:
+class Linked(NamedTuple):
     """A file's digest and commit from the head of a redirect; None if not declared.
 
     The Hugging Face Hub redirects from a file's address to a signed one of another server, and says
@@ -153,8 +152,11 @@ class Linked:
     `get_hf_file_metadata`.
     """
 
-    digest: Digest | None
-    commit: str | None
+    digest: Digest | None = None
+    commit: str | None = None
+
+
+UNLINKED = Linked()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ class RequestTarget:
     authorization: str | None = field(default=None, repr=False)
     public_only: bool = False
     from_server: bool = False
-    linked: Linked | None = None
+    linked: Linked = UNLINKED
 
     def check(self, *, public: bool, link_local: bool) -> None:
         """Raise RemoteError (rule R2) if a request may not go to such an IP address."""
@@ -187,7 +189,7 @@ def redirected(
     location: str | None,
     *,
     from_public: bool,
-    linked: Linked | None = None,
+    linked: Linked = UNLINKED,
 ) -> RequestTarget:
     """Return where a redirect of the server at ``target`` leads.
 
@@ -207,7 +209,7 @@ def redirected(
         target.authorization if is_same else None,
         public_only=target.public_only or from_public,
         from_server=target.from_server or not is_same,
-        linked=linked or target.linked,
+        linked=linked if any(linked) else target.linked,
     )
 
 

@@ -212,8 +212,8 @@ def test_lengths_of_chunks_that_are_none(length: str, server: Server, remote: Re
 
 def test_a_document_is_read_up_to_its_limit(server: Server, remote: Remote) -> None:
     script = server.play(lambda _: reply(200, body=b"x" * 1000))
-    assert remote.read_document(server.url, 1000) == b"x" * 1000
-    assert isinstance(refusal(lambda: remote.read_document(server.url, 999)), LimitExceededError)
+    assert remote.read_page(server.url, 1000)[0] == b"x" * 1000
+    assert isinstance(refusal(lambda: remote.read_page(server.url, 999)), LimitExceededError)
     assert [asked.range for asked in script.asked] == [None, None]
 
 
@@ -222,11 +222,11 @@ def test_a_document_whose_connection_breaks_is_asked_for_again(
 ) -> None:
     cut = [head(200, "Content-Length: 1000") + b"x" * 100]
     script = server.play(one_after_another(cut, reply(200, body=b"x" * 1000)))
-    assert remote.read_document(server.url, 1000) == b"x" * 1000
+    assert remote.read_page(server.url, 1000)[0] == b"x" * 1000
     assert len(script.asked) == 2
 
     script = server.play(lambda _: cut)
-    assert isinstance(refusal(lambda: remote.read_document(server.url, 1000)), RemoteError)
+    assert isinstance(refusal(lambda: remote.read_page(server.url, 1000)), RemoteError)
     assert len(script.asked) == remote.retry_policy.attempts
 
 
@@ -234,7 +234,7 @@ def test_a_document_whose_connection_breaks_is_asked_for_again(
 def test_an_endless_document(make: Make, server: Server, remote: Remote) -> None:
     script = server.play(make(b"x" * 2000))
     assert isinstance(
-        refusal(lambda: remote.read_document(server.url, 1000)), LimitExceededError | RemoteError
+        refusal(lambda: remote.read_page(server.url, 1000)), LimitExceededError | RemoteError
     )
     assert script.sent <= LINUX_RECEIVE_BUFFER
 

@@ -49,7 +49,7 @@ def client() -> Iterator[Remote]:
 
 def opened(client: Remote, url: str, version: Version = SAME) -> RemoteFile:
     start = client.start(url)
-    return RemoteFile(client, start, start, version, None)
+    return RemoteFile(client, start, start, version)
 
 
 def filled(file: RemoteFile, begin: int = 0, end: int = len(DATA)) -> bytes:
@@ -243,7 +243,7 @@ def test_a_signed_address_is_used_until_it_expires(
     content = other_server.play(signed.content)
     step = 16 * KIB
     file = opened(client, server.url)
-    file.linked = Linked(Digest.of(DATA), None)
+    file.version = replace(file.version, linked=Linked(Digest.of(DATA)))
     assert b"".join(filled(file, at, at + step) for at in range(0, len(DATA), step)) == DATA
     assert (len(start.asked), signed.given) == (2, 2)
     assert [asked.fields.get("authorization") for asked in start.asked] == ["Bearer secret"] * 2
@@ -361,5 +361,5 @@ def test_a_chunk_whose_length_wraps_around_elsewhere(server: Server, client: Rem
     script = server.play(
         lambda _: [head(200, "Transfer-Encoding: chunked") + b"8000000000000000\r\n"]
     )
-    assert refusal(lambda: client.read_document(server.url, 1000)).rule == "R1"
+    assert refusal(lambda: client.read_page(server.url, 1000)).rule == "R1"
     assert len(script.asked) == 1
