@@ -279,7 +279,7 @@ class HubFolder(WebFolder):
 
     def _identity(self, reader: HttpReader) -> Identity:
         """Return the identity that the listing gives: the content's hash."""
-        from blobstore.io.http.messages import Version
+        from blobstore.io.http.remote_files import Version
         from blobstore.io.http.web_addresses import Linked
 
         found = self._known(self._name_of(reader)) if self._listing is not None else None

@@ -143,7 +143,7 @@ class WebFolder(Folder):
 
     def open(self, name: str, identity: Identity | None = None) -> WebFile:
         """Return a reader of one file, which makes one request for each range."""
-        from blobstore.io.http.messages import changed
+        from blobstore.io.http.remote_files import changed
 
         wanted = header_end if name.endswith(SUFFIX) and identity is None else None
         source = self._source(self._remote.open(self.url(name), wanted=wanted))

@@ -21,6 +21,6 @@ beyond. Weights get eight attempts, and 330 seconds: the Hub's windows have 300.
 deadline beside the limit of silence. Only the lookup of a name has no other limit than the
 resolver's own.
 
-*What comes back.* Rule R1, `blobstore.io.http.messages`, of lines that
+*What comes back.* Rule R1, `blobstore.io.http.client`, of lines that
 `blobstore.io.http.connections` has checked.
 """

@@ -1,28 +1,51 @@
-"""HttpClient: one request with redirects, retries and credentials (policy: `blobstore.io.http`)."""
+"""HttpClient: one request with redirects, retries and credentials, and its reply.
+
+The policy: `blobstore.io.http`. Rule R1 for every reply, whatever it brings (RFC 9110, 9112):
+
+- its head has at most 100 fields in 100 KiB, with interim replies, and no line is folded
+- it has at most one ``Content-Length``, of ASCII digits, and no transfer coding but ``chunked``
+- it has no ``Content-Length`` beside a ``Transfer-Encoding``: two lengths are how replies are
+  smuggled (9112 section 6.3)
+- it has no content coding: ``identity`` was asked for, ranges are of the coded form, and a few
+  kilobytes can expand to gigabytes (9110 section 8.4)
+- a field that is to be there once is there once
+"""
 
 from __future__ import annotations
 
 import random
 import re
+import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import partial
+from http.client import HTTPResponse, IncompleteRead
+from itertools import chain
 from threading import Lock, Semaphore
 from typing import Self, TypeVar
 
 from blobstore._version import __version__
-from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, UsageError
+from blobstore.errors import (
+    BlobStoreError,
+    LimitExceededError,
+    NotFoundError,
+    RemoteError,
+    UsageError,
+)
 from blobstore.io.budget import Budget, Cancellation, RequestLimits, RetryPolicy
-from blobstore.io.http.connections import Connections, remote_errors
-from blobstore.io.http.messages import Fields, Message, Reply, linked_of
+from blobstore.io.http.connections import Connection, Connections, remote_errors
 from blobstore.io.http.web_addresses import (
     MAX_REDIRECTS,
+    Linked,
     RequestTarget,
     WebAddress,
     is_public,
     redirected,
 )
+from blobstore.names import Digest
 
 _T = TypeVar("_T")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -30,6 +53,268 @@ _REPEATING = frozenset({307, 308})
 """Redirects that repeat the method and the body (RFC 9110 section 15.4)."""
 _SAFE = frozenset({"GET", "HEAD"})
 _TOKEN = re.compile(r"[!-~]{1,4096}", re.ASCII)
+Fields = Sequence[tuple[str, str]]
+
+_SMALL_BODY = 4096
+_PIECE = 2**20
+_LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
+_TEMPORARY = frozenset({429, 500, 502, 503, 504})
+_WITHOUT_BODY = frozenset({204, 304})
+_NOT_FOUND = 404
+_RATE_LIMIT = re.compile(r'"[^"]{0,64}"((?:\s*;\s*[a-z]+\s*=\s*[0-9]{1,9})+)', re.ASCII)
+_PARAMETER = re.compile(r"([a-z]+)\s*=\s*([0-9]{1,9})", re.ASCII)
+_NEXT = re.compile(r'<([^<>]{1,4096})>;[^,]*rel="?next"?', re.ASCII | re.IGNORECASE)
+_HINTS = {
+    401: "Give a token, if it is private (for the Hugging Face Hub: HF_TOKEN); the Hub answers so"
+    " for what does not exist, too.",
+    403: "The token, if there is one, does not allow it; access to a gated repository has to be"
+    " asked for on its page first.",
+    404: "Check the address; of a repository also its revision.",
+    416: "The file is shorter than it was said to be.",
+    429: "Too many requests were made; with a token servers often allow more.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The body of a request: ``size`` bytes, which ``pieces`` returns again for each attempt.
+
+    ``has_credentials``: it is treated as an Authorization field is. It is not sent over the public
+    internet without TLS, and a redirect to another origin is refused.
+    """
+
+    size: int
+    pieces: Callable[[], Iterable[bytes]]
+    has_credentials: bool = False
+
+    @classmethod
+    def of(cls, data: bytes, *, has_credentials: bool = False) -> Body:
+        """Return a body of bytes in memory."""
+        return cls(len(data), lambda: (data,), has_credentials)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Method, fields and body of a request."""
+
+    method: str
+    fields: Fields = ()
+    body: Body | None = None
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether the body contains credentials."""
+        return self.body is not None and self.body.has_credentials
+
+
+class Reply:
+    """One reply.
+
+    Its body is read once, by the thread that made the request, and only as far as it is asked for.
+    ``length``: bytes of the body as the head has it; None where it does not say.
+    ``from_public``: the server's address, the one that was connected to, is public.
+    """
+
+    def __init__(
+        self,
+        target: RequestTarget,
+        response: HTTPResponse,
+        connection: Connection,
+        kept: Connections,
+        limits: RequestLimits,
+        *,
+        has_body: bool = True,
+    ) -> None:
+        """``has_body``: False for a reply to HEAD, whose length is that of another reply.
+
+        ``kept``: what the connection goes back to. Raises: RemoteError (rule R1).
+        """
+        self.address = target.address
+        self.authorization = target.authorization
+        self.status = response.status
+        self.from_public = connection.public
+        self._response = response
+        self._connection = connection
+        self._kept: Connections | None = kept
+        self._limits = limits
+        length, coding = self.field("content-length"), self.field("transfer-encoding")
+        if response.headers.defects:
+            raise self.refuse("answers with an invalid head")
+        if length is not None and coding is not None:
+            raise self.refuse("gives its answer two lengths: Content-Length and Transfer-Encoding")
+        if length is not None and _LENGTH.fullmatch(length) is None:
+            raise self.refuse(f"answers with the Content-Length {length[:40]!r}")
+        if coding is not None and not response.chunked:
+            raise self.refuse(f"answers in the transfer coding {coding[:40]!r}")
+        self.length = None if length is None else int(length)
+        has_body = has_body and self.status not in _WITHOUT_BODY
+        self._left = self.length if has_body else 0
+        self._may_last = coding is None and not response.will_close
+
+    def field(self, name: str) -> str | None:
+        """Return a field's value, None where it is absent.
+
+        Raises: RemoteError (rule R1) when it is there twice.
+        """
+        values = self.values(name)
+        if len(values) > 1:
+            raise self.refuse(f"answers with {len(values)} fields {name}")
+        return values[0] if values else None
+
+    def values(self, name: str) -> list[str]:
+        """Return the values of a field that may be there several times, in their order."""
+        return [value.strip(" \t") for value in self._response.headers.get_all(name, [])]
+
+    def next_page(self) -> str | None:
+        """Return the reference to the next page of a list (RFC 8288: ``rel="next"``), or None."""
+        following = _NEXT.search(self.field("link") or "")
+        return following[1] if following is not None else None
+
+    def check_uncoded(self) -> None:
+        """Raise RemoteError (rule R1), and close, when the body is coded in any way."""
+        coding = ", ".join(self.values("content-encoding"))
+        if coding not in ("", "identity"):
+            self.close()
+            raise self.refuse(f"answers in the coding {coding[:40]!r}, and identity was asked for")
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the body in pieces as they come.
+
+        Raises: RemoteError when the connection breaks before its end.
+        """
+        while self._left != 0:
+            with remote_errors(self.address, self._limits, self._connection):
+                chunk = self._response.read1(_PIECE)
+                self._count(len(chunk))
+            if not chunk:
+                return
+            yield chunk
+
+    def fill(self, buffer: memoryview) -> Iterator[int]:
+        """Fill ``buffer`` with a body of exactly its size; yield how many bytes each step adds.
+
+        Raises: as `chunks`; RemoteError (rule R1).
+        """
+        filled = 0
+        while filled < len(buffer) and self._left != 0:
+            with remote_errors(self.address, self._limits, self._connection):
+                count = self._response.readinto(buffer[filled : filled + _PIECE])
+                self._count(count)
+            if count == 0:
+                break
+            filled += count
+            yield count
+        if filled < len(buffer) or any(self.chunks()):
+            raise self.refuse(f"sends another number of bytes than {len(buffer):,}")
+
+    def _count(self, nbytes: int) -> None:
+        """Count bytes of the body. Raises: IncompleteRead at an end that comes too early."""
+        if self._left is not None:
+            self._left -= nbytes
+            if nbytes == 0:
+                raise IncompleteRead(b"", self._left)
+
+    def body(self, nbytes: int) -> Iterator[bytes]:
+        """Yield a body of exactly ``nbytes``. Raises: as `chunks`; RemoteError (rule R1)."""
+        left = nbytes
+        for chunk in self.chunks():
+            left -= len(chunk)
+            if left < 0:
+                break
+            yield chunk
+        if left:
+            raise self.refuse(f"sends another number of bytes than {nbytes:,}")
+
+    def whole(self, limit: int) -> bytes:
+        """Return the body. Raises: LimitExceededError beyond ``limit`` bytes; as `chunks`."""
+        data = bytearray()
+        for chunk in chain((b"",), self.chunks()):  # the length is checked before any byte
+            data += chunk
+            if max(len(data), self.length or 0) > limit:
+                raise LimitExceededError(
+                    f"limit exceeded: {self.address} has more than {limit:,} bytes",
+                    path=str(self.address),
+                )
+        return bytes(data)
+
+    def close(self, *, rest: bool = True) -> None:
+        """Give the connection back. It is used again only after exactly the body's length.
+
+        ``rest``: the rest of a small body is read, so that a redirect or a 404 does not cost a
+        connection. A second call does nothing.
+        """
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return
+        if rest and self._may_last and self._left is not None and self._left <= _SMALL_BODY:
+            with suppress(RemoteError, LimitExceededError):  # these bytes are not needed
+                for _ in self.chunks():
+                    pass
+        is_whole = self._may_last and self._left == 0
+        kept.give_back(self.address, self._connection, keep=is_whole)
+
+    def refuse(self, what: str) -> RemoteError:
+        """Return the error of a reply that breaks rule R1."""
+        return RemoteError(
+            f"{self.address} {what} (rule R1)",
+            rule="R1",
+            path=str(self.address),
+            status=self.status,
+        )
+
+    def failure(self, detail: str = "", hint: str | None = None) -> BlobStoreError:
+        """Return the status's error: `NotFoundError` for 404, `RemoteError` for every other.
+
+        ``detail``: the server's own message. ``hint``: None for one that fits files.
+        """
+        hint = _HINTS.get(self.status) if hint is None else hint
+        said = f": {detail}" if detail else ""
+        if self.status == _NOT_FOUND:
+            return NotFoundError(
+                f"{self.address} does not exist (the server answers 404{said})",
+                path=str(self.address),
+                hint=hint,
+            )
+        return RemoteError(
+            f"{self.address}: the server answers {self.status}{said}",
+            path=str(self.address),
+            status=self.status,
+            temporary=self.status in _TEMPORARY,
+            retry_after_s=self._retry_after(),
+            hint=hint,
+        )
+
+    def _retry_after(self) -> float:
+        """Return the seconds that the server asks to wait, 0 for none.
+
+        ``Retry-After`` (RFC 9110 section 10.2.3), or ``RateLimit: "name";r=0;t=38``: no requests
+        are left for 38 seconds, as the Hugging Face Hub says it (IETF
+        draft-ietf-httpapi-ratelimit-headers-09; huggingface_hub@2.4.0 utils/_http.py
+        `parse_ratelimit_headers`).
+        """
+        waits = [0.0]
+        for text in self.values("retry-after"):
+            if _LENGTH.fullmatch(text):
+                waits.append(float(text))
+                continue
+            with suppress(ValueError, OverflowError):
+                waits.append(parsedate_to_datetime(text).timestamp() - time.time())
+        for limit in _RATE_LIMIT.finditer(", ".join(self.values("ratelimit"))):
+            numbers = dict(_PARAMETER.findall(limit[1]))
+            if numbers.get("r") == "0":
+                waits.append(float(numbers.get("t", 0)) + 1)  # in whole seconds
+        return max(waits)
+
+
+_LINKED_DIGEST = re.compile(r'"?([0-9a-f]{64})"?', re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40,64}", re.ASCII)
+
+
+def linked_of(reply: Reply) -> Linked:
+    """Return what a reply's head declares of the file that it redirects to."""
+    etag = _LINKED_DIGEST.fullmatch(reply.field("x-linked-etag") or "")
+    commit = _COMMIT.fullmatch(reply.field("x-repo-commit") or "")
+    return Linked(Digest(etag[1]) if etag else None, commit[0] if commit else None)
 
 
 class HttpClient:
@@ -128,8 +413,10 @@ class HttpClient:
             reply, at = self.retrying(answered, limits) if retries else answered()
             try:
                 yield reply, at
-            finally:
-                reply.close()
+            except BaseException:
+                reply.close(rest=False)
+                raise
+            reply.close()
 
     def retrying(self, work: Callable[[], _T], limits: RequestLimits) -> _T:
         """Return what ``work`` does, which is done again after temporary failures. As `pause`."""
@@ -229,22 +516,13 @@ class HttpClient:
         with remote_errors(address, limits):
             connection = self._kept.take(target, limits, has_credentials=has_credentials)
 
-        working = partial(remote_errors, address, limits, connection)
         body = message.body.pieces() if message.body is not None else None
+        fields = partial(_fields, target, message)
         try:
-            with working():
-                response = connection.exchange(
-                    address, limits, message.method, partial(_fields, target, message), body
-                )
-            return Reply(
-                address,
-                response,
-                connection,
-                working,
-                partial(self._kept.give_back, address, connection),
-                has_body=message.method != "HEAD",
-                authorization=target.authorization,
-            )
+            with remote_errors(address, limits, connection):
+                response = connection.exchange(address, limits, message.method, fields, body)
+            has_body = message.method != "HEAD"
+            return Reply(target, response, connection, self._kept, limits, has_body=has_body)
         except BaseException:
             connection.disconnect()
             raise

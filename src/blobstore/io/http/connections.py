@@ -111,17 +111,12 @@ class Connection(io.BufferedReader):
     """
 
     def __init__(self, connected: socket.socket, *, public: bool, link_local: bool) -> None:
-        self._received = _Received(connected)
-        super().__init__(self._received, _BUFFER)
+        self.received = _Received(connected)
+        super().__init__(self.received, _BUFFER)
         self.public = public
         self.link_local = link_local
         self._allowed: float = 0
         self._idle_since = 0.0
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the server has closed it."""
-        return self._received.has_ended
 
     def exchange(
         self,
@@ -137,9 +132,9 @@ class Connection(io.BufferedReader):
 
         Raises: HTTPException, OSError; RemoteError, LimitExceededError as ``limits``.
         """
-        self._received.request = address, limits
+        self.received.request = address, limits
         self._allowed = MAX_HEAD
-        limits.cancellation.add(self._received.socket)
+        limits.cancellation.add(self.received.socket)
         client = HTTPConnection(address.host, address.port)
         client.sock = self
         with suppress(BrokenPipeError, ConnectionResetError):  # the answer may say why
@@ -155,8 +150,8 @@ class Connection(io.BufferedReader):
         """Send bytes, for `http.client`."""
         left = memoryview(data)
         while left:
-            self._received.wait_at_most()
-            left = left[self._received.socket.send(left) :]
+            self.received.wait_at_most()
+            left = left[self.received.socket.send(left) :]
 
     def makefile(self, _mode: str) -> Self:
         """Return what the server sends, for `http.client`."""
@@ -176,9 +171,9 @@ class Connection(io.BufferedReader):
 
     def finish(self) -> None:
         """End the request, before the connection is kept."""
-        if self._received.request is not None:
-            self._received.request[1].cancellation.discard(self._received.socket)
-        self._received.request = None
+        if self.received.request is not None:
+            self.received.request[1].cancellation.discard(self.received.socket)
+        self.received.request = None
         self._idle_since = time.monotonic()
 
     def is_usable(self) -> bool:
@@ -196,7 +191,7 @@ class Connection(io.BufferedReader):
     def disconnect(self) -> None:
         """Close the socket; a second call does nothing."""
         self.finish()
-        self._received.close()
+        self.received.close()
 
 
 class Connections:
@@ -340,7 +335,7 @@ def remote_errors(
     except HTTPException as error:
         limits.seconds_left(address)
         failure = address.refuse(f"answers in broken HTTP: {str(error)[:200]}", "R1")
-        failure.temporary = connection is not None and connection.has_ended
+        failure.temporary = connection is not None and connection.received.has_ended
         raise failure from error
     except (OSError, UnicodeError) as error:
         limits.seconds_left(address)

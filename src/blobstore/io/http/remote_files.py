@@ -13,6 +13,17 @@ led to is used until it does, then the original one gives another.
 A server may answer a request for a range with the whole file (RFC 9110 section 14.2). Then the
 reply is read as far as is wanted and the connection is closed. The size that such a reply gives
 is a claim about bytes that were not read, so it counts only when all of them came.
+
+Rule R1, of which bytes of a file a reply brings, and of which version of it. Sources: RFC 9110
+sections 14.4 (Content-Range), 15.3.7 (206), 8.8 (validators), 13.1.5 (If-Range).
+
+- a 206 has exactly one ``Content-Range: bytes first-last/total`` of ASCII digits; ``total`` may be
+  ``*``, unknown
+- ``first`` is the asked one, ``last`` not beyond the asked one and not before ``first``, ``total``
+  beyond ``last``
+- its body has ``last - first + 1`` bytes, and so has its Content-Length, where it has one
+- it is not ``multipart/byteranges``, which answers several ranges
+- total, ETag and Last-Modified, where they are given, are the same on every reply
 """
 
 from __future__ import annotations
@@ -20,23 +31,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
 
 from blobstore.errors import (
+    CorruptDataError,
     RemoteError,
     ShortReadError,
     UnsupportedSourceError,
 )
 from blobstore.io.budget import Budget, Cancellation, RequestLimits
-from blobstore.io.http.client import HttpClient
-from blobstore.io.http.messages import (
-    Reply,
-    Version,
-    changed,
-    check_part,
-)
-from blobstore.io.http.web_addresses import RequestTarget
+from blobstore.io.http.client import HttpClient, Reply, linked_of
+from blobstore.io.http.web_addresses import UNLINKED, Linked, RequestTarget
 from blobstore.io.workers import pooled
 
 _T = TypeVar("_T")
@@ -53,6 +59,89 @@ _PATIENCE = {"attempts": 8, "longest_wait_s": 330, "deadline_s": 400}
 
 Wanted = Callable[[bytes | bytearray], int | None]
 """Gives how many first bytes of a file are wanted, from those that are there; None: no more."""
+
+
+_CONTENT_RANGE = re.compile(
+    r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)", re.ASCII | re.IGNORECASE
+)
+_MAX_SIZE = 2**63 - 1
+_STRONG = re.compile(r'"[!#-~]*"', re.ASCII)
+
+
+def check_part(reply: Reply, begin: int, end: int) -> tuple[int, int | None]:
+    """Return the end of the range in a 206 that answers ``[begin, end)``, and the file's size.
+
+    The size is None where the server does not say it.
+
+    Raises: RemoteError (rule R1) for any other reply.
+    """
+    text = reply.field("content-range")
+    match = _CONTENT_RANGE.fullmatch(text or "")
+    if match is None:
+        raise reply.refuse(f"answers 206 with the Content-Range {(text or 'none')[:60]!r}")
+    first, last = int(match[1]), int(match[2])
+    total = None if match[3] == "*" else int(match[3])
+    right = first == begin and first <= last < end and (total is None or last < total <= _MAX_SIZE)
+    if not right:
+        raise reply.refuse(
+            f"answers a request for bytes {begin}-{end - 1} with the Content-Range {text!r}"
+        )
+    if (reply.field("content-type") or "").lower().startswith("multipart/byteranges"):
+        raise reply.refuse("answers one range in several parts")
+    if reply.length not in (None, last + 1 - first):
+        raise reply.refuse(
+            f"has a Content-Length of {reply.length} beside the Content-Range {text!r}"
+        )
+    return last + 1, total
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The version of a file, by its server; None for fields that the server does not send.
+
+    ``linked``: what it, or a redirect to it, declares besides.
+    """
+
+    size: int | None
+    etag: str | None = None
+    modified: str | None = None
+    linked: Linked = UNLINKED
+
+    @classmethod
+    def of(cls, reply: Reply, target: RequestTarget, size: int | None) -> Self:
+        """Return the version in a reply's head; redirects led to ``target``."""
+        linked = target.linked if any(target.linked) else linked_of(reply)
+        return cls(size, reply.field("etag"), reply.field("last-modified"), linked)
+
+    @property
+    def condition(self) -> tuple[tuple[str, str], ...]:
+        """An If-Range field, if the server gave a strong validator (RFC 9110 section 13.1.5)."""
+        return (
+            (("If-Range", self.etag),)
+            if self.etag is not None and _STRONG.fullmatch(self.etag)
+            else ()
+        )
+
+    def check_same(self, other: Version, name: str) -> None:
+        """Raise CorruptDataError when a later reply is of another version.
+
+        Fields that only one has do not count.
+        """
+        mine = (self.size, self.etag, self.modified, *self.linked)
+        theirs = (other.size, other.etag, other.modified, *other.linked)
+        for known, new in zip(mine, theirs, strict=True):
+            if None not in (known, new) and known != new:
+                raise changed(name)
+
+
+def changed(name: str) -> CorruptDataError:
+    """Return the error of a file that is not the same on its server any more."""
+    return CorruptDataError(
+        f"{name} changed while it was read",
+        path=name,
+        rule="R1",
+        hint="Read it again from its beginning.",
+    )
 
 
 class RemoteFile:

@@ -16,8 +16,7 @@ from blobstore.errors import BlobStoreError
 from blobstore.formats.documents import Descriptor
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.budget import Budget
-from blobstore.io.http.client import HttpClient
-from blobstore.io.http.messages import Message, Reply
+from blobstore.io.http.client import HttpClient, Message, Reply
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 from blobstore.io.workers import results_of
 from blobstore.store.registry.authorization import Authorization, Scope

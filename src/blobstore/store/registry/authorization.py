@@ -39,8 +39,7 @@ from urllib.parse import urlencode
 from blobstore.errors import AuthenticationError, BlobStoreError, UsageError, quoted
 from blobstore.formats import strictjson
 from blobstore.formats.strictdocument import Document, InvalidError
-from blobstore.io.http.client import HttpClient
-from blobstore.io.http.messages import Body, Message, Reply
+from blobstore.io.http.client import Body, HttpClient, Message, Reply
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 from blobstore.store.registry.logins import AnyLogin, Login, Secret
 

@@ -27,7 +27,8 @@ from blobstore import hashing
 from blobstore.errors import NotFoundError, RemoteError, ShortReadError
 from blobstore.formats.documents import Descriptor
 from blobstore.io.budget import Budget, RequestLimits
-from blobstore.io.http.messages import Body, Fields, Message, Reply, check_part
+from blobstore.io.http.client import Body, Fields, Message, Reply
+from blobstore.io.http.remote_files import check_part
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.io.ranges import OpenReader, in_buffer
 from blobstore.names import Digest

@@ -33,7 +33,7 @@ from blobstore.formats.signatures import (
 )
 from blobstore.formats.strictjson import check_limit, parse_object
 from blobstore.io.budget import Budget
-from blobstore.io.http.messages import Body, Message, Reply
+from blobstore.io.http.client import Body, Message, Reply
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName

@@ -28,8 +28,7 @@ from support.servers import (
 
 from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, RemoteError
 from blobstore.io.budget import Cancellation
-from blobstore.io.http.messages import Version
-from blobstore.io.http.remote_files import RemoteFile
+from blobstore.io.http.remote_files import RemoteFile, Version
 from blobstore.io.http.web_addresses import Linked
 from blobstore.names import Digest
 

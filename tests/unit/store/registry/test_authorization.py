@@ -35,8 +35,7 @@ from support.token_server import (
 import blobstore
 from blobstore.errors import AuthenticationError, RemoteError, UsageError
 from blobstore.io.budget import RetryPolicy
-from blobstore.io.http.client import HttpClient
-from blobstore.io.http.messages import Message
+from blobstore.io.http.client import HttpClient, Message
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 from blobstore.store.registry import authorization as authorization_module
 from blobstore.store.registry.api import check_login
