@@ -59,7 +59,6 @@ _NOT_QUICK = frozenset(
             "kernels/test_kernel_refusals.py",
             "kernels/test_search.py",
             "kernels/test_targets.py",
-            "store/local/test_journal.py",
         ),
         *(
             "store/local/test_lock.py",
@@ -71,7 +70,7 @@ _NOT_QUICK = frozenset(
 )
 """Files of tests/unit that take more than 2.5 s of processor time each (docs/development.md)."""
 Snapshot = dict[str, str]
-_HINTS = (".blobstore/lock", ".blobstore/names", ".blobstore/journal/")
+_HINTS = (".blobstore/lock", ".blobstore/names", ".blobstore/hints/")
 
 
 def _is_quick(path: Path) -> bool:

@@ -72,7 +72,7 @@ def interrupt(store: Store) -> Path:
     with suppress(KeyboardInterrupt), store.session("source") as session:
         session.note(KEY, session.put(DATA))
         raise KeyboardInterrupt
-    (left,) = store.root.glob(".blobstore/tmp/*/sha256-*")
+    (left,) = store.kept.left.iterdir()
     return left
 
 

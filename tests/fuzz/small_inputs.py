@@ -384,7 +384,7 @@ def own_files(choices: Choices, folder: Path) -> Line:
     for _ in range(choices.randint(1, 3)):
         place = choices.choice(
             (
-                f"journal/{choices.getrandbits(256):064x}", "cache/summaries", "lock", "names",
+                "hints/journal", "hints/summaries", "lock", "names",
                 f"copies/registry.ollama.ai/library/m/latest/{0:064x}",
                 f"trash/{0:016x}/sha256-{0:064x}-5",
                 f"tmp/1-{0:016x}/sha256-{0:064x}", f"tmp/1-{0:016x}/manifest",

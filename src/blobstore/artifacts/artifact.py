@@ -51,17 +51,15 @@ from blobstore.formats.oci import (
 )
 from blobstore.formats.tar import END, folder_header, in_blocks, member_header
 from blobstore.hashing.stage import HashStage
-from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader, JoinedReader, OpenReader, Segment
 from blobstore.io.workers import Progress, begun, results_of, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.archive.archive import FixedManifests
 from blobstore.store.ports import (
+    Blobs,
     Readable,
     blob_not_found,
     check_blob_size,
-    check_document_size,
-    checked_bytes,
     unique,
 )
 from blobstore.store.stored import StoredTensor
@@ -224,7 +222,7 @@ Opened = Mapping[Digest, Callable[[], OpenReader]]
 _KINDS = ("modelpack", "image", "oci")
 
 
-class _Blobs:
+class _Blobs(Blobs):
     """The blobs of an artifact. See `Blobs`."""
 
     def __init__(self, opened: Opened, descriptors: Iterable[Descriptor]) -> None:
@@ -237,22 +235,11 @@ class _Blobs:
         check_blob_size(descriptor, self._sizes[descriptor.digest])
         return self._opened[descriptor.digest]()
 
-    def read(self, descriptor: Descriptor) -> bytes:
-        check_document_size(descriptor)
-        with self.open(descriptor) as reader:
-            return checked_bytes(reader.read(0, reader.size), descriptor)
-
-    def headers(self, descriptors: Sequence[Descriptor], _budget: Budget) -> list[None]:
-        return [None] * len(descriptors)
-
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         return [blob for blob in unique(descriptors) if self._sizes.get(blob.digest) != blob.size]
 
     def digests(self) -> set[str]:
         return {digest.hex for digest in self._opened}
-
-    def sequence(self, descriptors: Sequence[Descriptor]) -> None:
-        """Return None: any number can be read at once."""
 
 
 class Artifact(Readable):

@@ -15,28 +15,27 @@ from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.signatures import MAX_SIGNATURES, Signature
 from blobstore.formats.strictjson import check_limit
 from blobstore.hashing.stage import HashStage
-from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import (
+    Blobs,
     Expected,
     Home,
     How,
+    Manifests,
     Removal,
     Session,
     blob_not_found,
     check_blob_size,
-    check_document_size,
     check_expected,
     check_reader_size,
     other_spelling,
-    spelled_among,
     unique,
     wrong_bytes,
 )
 
 
-class _Blobs:
+class _Blobs(Blobs):
     """Bytes by digest. See `Blobs`."""
 
     def __init__(self) -> None:
@@ -49,13 +48,6 @@ class _Blobs:
         check_blob_size(descriptor, len(data))
         return BytesReader(data, f"blob {descriptor.digest}")
 
-    def read(self, descriptor: Descriptor) -> bytes:
-        check_document_size(descriptor)
-        return self.open(descriptor).read(0, descriptor.size)
-
-    def headers(self, descriptors: Sequence[Descriptor], _budget: Budget) -> list[None]:
-        return [None] * len(descriptors)
-
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         return [blob for blob in unique(descriptors) if self._size(blob.digest) != blob.size]
 
@@ -66,9 +58,6 @@ class _Blobs:
     def digests(self) -> set[str]:
         return {digest.hex for digest in list(self._blobs)}
 
-    def sequence(self, descriptors: Sequence[Descriptor]) -> None:
-        """Return None: any number can be read at once."""
-
     def keep(self, blobs: dict[Digest, bytes]) -> None:
         """Add blobs whose digests are known to be right."""
         self._blobs.update(blobs)
@@ -77,7 +66,7 @@ class _Blobs:
         self._blobs.pop(digest, None)
 
 
-class _Manifests:
+class _Manifests(Manifests):
     """Manifests by name. See `Manifests`."""
 
     def __init__(self) -> None:
@@ -86,20 +75,11 @@ class _Manifests:
     def names(self) -> list[ModelName]:
         return sorted(self._manifests)
 
-    def spelled(self, name: ModelName) -> ModelName:
-        return spelled_among(self.names(), name)
-
-    def read(self, name: ModelName) -> Manifest:
+    def text(self, name: ModelName) -> bytes:
         raw = self.raw(name)
         if raw is None:
             raise ModelNotFoundError(f"model {str(name)!r} not found", model=str(name))
-        return Manifest.parse(raw, f"the manifest of {name}")
-
-    def text(self, name: ModelName) -> bytes:
-        return self.read(name).raw
-
-    def modified(self, name: ModelName) -> None:
-        """Return None: the time is not kept."""
+        return raw
 
     def raw(self, name: ModelName) -> bytes | None:
         """Return the bytes of a model's manifest, None if it is missing."""

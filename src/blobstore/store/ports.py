@@ -110,12 +110,17 @@ class Blobs(Protocol):
 
         Raises: as `open`; LimitExceededError for a large one; DigestMismatchError.
         """
+        check_document_size(descriptor)
+        with self.open(descriptor) as reader:
+            return checked_bytes(reader.read(0, reader.size), descriptor)
 
     def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> Sequence[Header | None]:
         """Return the headers of blobs of tensors, and count them.
 
         None for each that has to be read from an open blob: many homes read no header here.
         """
+        del budget
+        return [None] * len(descriptors)
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         """Return those of ``descriptors``, each digest once, without a blob of their size."""
@@ -128,6 +133,8 @@ class Blobs(Protocol):
 
         None if any number can be read at once, in any order.
         """
+        del descriptors
+        return None  # else mypy takes it for abstract
 
 
 class Manifests(Protocol):
@@ -141,18 +148,26 @@ class Manifests(Protocol):
 
         Raises: AmbiguousNameError if the home has several other spellings.
         """
+        return spelled_among(self.names(), name)
 
     def read(self, name: ModelName) -> Manifest:
         """Return the manifest of ``name``, and the bytes it was read from (`Manifest.raw`).
 
         Raises: NotFoundError; DocumentError if it is not valid; StorageError; with ``model``.
         """
+        raw = self.text(name)
+        try:
+            return Manifest.parse(raw, f"the manifest of {name}")
+        except BlobStoreError as error:
+            raise error.about(model=str(name)) from None
 
     def text(self, name: ModelName) -> bytes:
         """Return the bytes of a manifest, unparsed. Raises: NotFoundError; StorageError."""
 
     def modified(self, name: ModelName) -> datetime | None:
         """Return when the manifest was written, None if that is unknown."""
+        del name
+        return None  # else mypy takes it for abstract
 
 
 class Summaries(Protocol):
@@ -515,15 +530,14 @@ class Care:
     def rest(
         self,
         references: References,
-        there: AbstractSet[str],
         spared: AbstractSet[str],
         grace_s: float,
     ) -> tuple[Sequence[Leftover], Sequence[ModelName]]:
         """Return our own files that are of no use, and the missing models to forget.
 
-        ``there``: the blobs that will stay; ``spared``: those of them that are young.
+        ``spared``: the unneeded blobs that are too young to go.
         """
-        del references, there, spared, grace_s
+        del references, spared, grace_s
         return (), ()
 
     def remove(

@@ -212,7 +212,7 @@ def test_killed_imports_go_on(killed: list[Store], several: Path) -> None:
 def test_damaged_blobs_of_killed_imports_are_made_again(killed: list[Store], several: Path) -> None:
     want = outcome(several, MemoryStore(), quant="int4")
     for number, left in enumerate(killed):
-        for path in left.root.glob(".blobstore/tmp/*/sha256-*"):
+        for path in left.root.glob(".blobstore/*/**/sha256-*"):
             match number % 3:
                 case 0:
                     path.unlink()

@@ -38,7 +38,7 @@ from blobstore.io.budget import Budget
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import prune
 from blobstore.store.local.blobs import BlobFolder
-from blobstore.store.local.journal import SummaryCache
+from blobstore.store.local.hints import HintFile, SummaryHints
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.ports import Summary
 
@@ -216,7 +216,7 @@ def test_only_the_stores_owner_leaves_a_cache(
     """Folders that root left would be in the way of everybody else's imports."""
     link_by_hand(store, "m", {"a": A})
     real = os.geteuid()
-    monkeypatch.setattr("blobstore.store.local.journal.os.geteuid", lambda: real + 1)
+    monkeypatch.setattr("blobstore.store.local.hints.os.geteuid", lambda: real + 1)
     assert isinstance(list_models(store)[0], ListedModel)
     assert not (store.root / ".blobstore").exists()
     monkeypatch.undo()
@@ -233,7 +233,7 @@ def test_a_cache_that_can_not_be_written_or_read_is_none(store: Store) -> None:
         assert isinstance(list_models(store)[0], ListedModel)
 
 
-@pytest.mark.parametrize("link", [".blobstore", ".blobstore/cache"])
+@pytest.mark.parametrize("link", [".blobstore", ".blobstore/hints"])
 def test_nothing_is_written_through_a_link(store: Store, tmp_path: Path, link: str) -> None:
     link_by_hand(store, "m", {"a": A})
     (tmp_path / "outside").mkdir()
@@ -244,7 +244,7 @@ def test_nothing_is_written_through_a_link(store: Store, tmp_path: Path, link: s
 
 
 def test_lines_that_are_torn_changed_or_foreign_are_passed_over(tmp_path: Path) -> None:
-    cache = SummaryCache(tmp_path / "x" / "summaries", tmp_path)
+    cache = SummaryHints(HintFile(tmp_path / "x" / "summaries", tmp_path))
     keys = [f"{number:064x}" for number in range(3)]
     cache.add(dict.fromkeys(keys, ONE))
     assert cache.read() == dict.fromkeys(keys, ONE)

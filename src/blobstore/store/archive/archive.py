@@ -28,12 +28,13 @@ from blobstore.formats.oci import (
 )
 from blobstore.formats.strictjson import check_limit
 from blobstore.formats.tar import Member
-from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.archive.members import Members
 from blobstore.store.archive.tar_contents import Contents, contents_of, contents_of_pipe
 from blobstore.store.ports import (
+    Blobs,
+    Manifests,
     Readable,
     blob_not_found,
     check_blob_size,
@@ -46,7 +47,7 @@ from blobstore.store.ports import (
 _PREFIX = blob_path(Digest("0" * 64))[:-64]
 
 
-class _Blobs:
+class _Blobs(Blobs):
     """The blobs of an archive. See `Blobs`."""
 
     def __init__(self, contents: Contents, members: Members) -> None:
@@ -79,9 +80,6 @@ class _Blobs:
         """Return the bytes of a blob, checked against its digest. Raises: as `read`."""
         with self.open(descriptor) as reader:
             return checked_bytes(reader.read(0, reader.size), descriptor)
-
-    def headers(self, descriptors: Sequence[Descriptor], _budget: Budget) -> list[None]:
-        return [None] * len(descriptors)
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         return [blob for blob in unique(descriptors) if self._size(blob.digest) != blob.size]
@@ -137,7 +135,7 @@ class _LastRange(OpenReader):
         return data
 
 
-class FixedManifests:
+class FixedManifests(Manifests):
     """Manifests that are all known, of the home called ``what``. See `Manifests`."""
 
     def __init__(self, what: str, manifests: dict[ModelName, bytes]) -> None:
@@ -167,9 +165,6 @@ class FixedManifests:
             hint = f"It has {names}." if names else "Its models have no names."
             raise ModelNotFoundError(message, model=str(name), hint=hint)
         return self._raw[name]
-
-    def modified(self, name: ModelName) -> None:
-        """Return None: the time is not kept."""
 
 
 class Archive(Readable):

@@ -4,29 +4,35 @@ A blob is written to its place as soon as it is complete, and is invisible until
 it. Blobs whose digest comes last (those that are made piece by piece) wait in a temporary file of
 their own, which is freed when they are written. So the disk holds only what is being made. A lease
 keeps a clean-up from removing them, and the manifest comes last, by a conditional write.
+
+What was made is noted in ``.blobstore/made/<key>``, a digest and a size, so that workers on other
+machines find it. A note is written after its blob, many at a time. A killed session loses those
+that it has not written yet, and their blobs are made again.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from blobstore.errors import BlobStoreError, ConflictError
+from blobstore.errors import BlobStoreError, ConflictError, LimitExceededError, NotFoundError
 from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
+from blobstore.formats.strictjson import encode, parse_object
 from blobstore.hashing import Bytes, digests
 from blobstore.hashing.stage import HashStage
 from blobstore.io.objects import Bucket
 from blobstore.io.ranges import BytesReader, OpenReader
-from blobstore.io.workers import results_of
+from blobstore.io.workers import each, results_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.bucket.bucket_writes import LARGE_AT_ONCE, SMALL, write_blob
 from blobstore.store.bucket.leases import Lease, renew_lapsed
-from blobstore.store.bucket.made_notes import MadeNotes
 from blobstore.store.bucket.object_blobs import REQUESTS, BucketBlobs
+from blobstore.store.bucket.object_keys import made_key
 from blobstore.store.bucket.object_manifests import BucketManifests, TagState
-from blobstore.store.bucket.winner import lost_race
 from blobstore.store.ports import (
     Expected,
     Finished,
@@ -39,6 +45,11 @@ from blobstore.store.ports import (
     unique,
 )
 from blobstore.store.spool import Spool, SpoolWriter
+
+_MAX_NOTE = 4096
+_NOTES_TOGETHER = 4 * REQUESTS
+_FLUSH_EVERY_S = 2.0
+_SHOWN = 3
 
 
 class BucketSession(Session):
@@ -67,7 +78,8 @@ class BucketSession(Session):
         self._there: set[Digest] = set()
         self._written: dict[Digest, int] = {}
         self._created: set[Digest] = set()
-        self._notes = MadeNotes(bucket, blobs)
+        self._notes: dict[str, bytes] = {}
+        self._flushed_at = time.monotonic()
 
     def write(self, blob: Descriptor, reader: OpenReader) -> Descriptor:
         """Write a blob, unless it is there. Raises: as `write_blob`."""
@@ -103,13 +115,50 @@ class BucketSession(Session):
         return SpoolWriter(blob, written)
 
     def recall(self, key: str, size: int, *, verify: bool) -> Descriptor | None:
-        return self._notes.recall(key, size, verify=verify)
+        """See `Session`: one request for the note, one for the blob."""
+        digest = self._noted(key, size) or Digest.from_file_name(f"sha256-{key}")
+        if digest is None or self._blobs.size(digest) != size:
+            return None
+        blob = Descriptor(media_type="", digest=digest, size=size)
+        with suppress(NotFoundError):
+            if not verify:
+                return blob
+            with self._blobs.open(blob) as reader:
+                if reader.digest() == digest:
+                    return blob
+        return None
+
+    def _noted(self, key: str, size: int) -> Digest | None:
+        """Return the digest in a note, None if it is missing, of another size, or not a note."""
+        try:
+            raw, _ = self._bucket.get(made_key(key), limit=_MAX_NOTE)
+        except (NotFoundError, LimitExceededError):
+            return None
+        with suppress(BlobStoreError):
+            said = parse_object(raw, "a note", rule="L1", limit=_MAX_NOTE)
+            if said.get("size") == size:
+                return Digest.parse(said.get("digest"))
+        return None
 
     def note(self, key: str, blob: Descriptor) -> None:
-        self._notes.note(key, blob)
+        raw = encode({"digest": str(blob.digest), "size": blob.size})
+        with self._mutex:
+            self._notes[made_key(key)] = raw
+            is_young = time.monotonic() - self._flushed_at < _FLUSH_EVERY_S
+            if len(self._notes) < _NOTES_TOGETHER and is_young:
+                return
+        self.keep()
 
     def keep(self) -> None:
-        self._notes.flush()
+        """See `Session`: what was written is kept; the notes of it are written now."""
+        with self._mutex:
+            self._flushed_at = time.monotonic()
+            items, self._notes = list(self._notes.items()), {}
+        if items:
+            each(items, lambda item: self._put(*item), min(REQUESTS, len(items)), name="notes")
+
+    def _put(self, key: str, raw: bytes) -> None:
+        self._bucket.put(key, raw)
 
     def open(self, blob: Descriptor) -> OpenReader:
         return self._blobs.open(blob)
@@ -164,7 +213,7 @@ class BucketSession(Session):
         """
         manifest.check_limits()
         named = unique(blob for blob in manifest.descriptors if blob.digest not in below)
-        self._notes.flush()
+        self.keep()
         before = self._manifests.state(name)
         if before.raw is None and (spelled := self._manifests.spelled(name)) != name:
             raise other_spelling(name, spelled)
@@ -217,5 +266,40 @@ class BucketSession(Session):
     def close(self) -> None:
         """End the lease. Notes that can't be written are lost: what they say is made again."""
         with suppress(BlobStoreError):
-            self._notes.flush()
+            self.keep()
         self._lease.close()
+
+
+def lost_race(name: ModelName, raw: bytes | None, blobs: BucketBlobs) -> ConflictError:
+    """Return the error for a tag that another writer moved.
+
+    ``raw``: the manifest that the tag has now, None if it was removed.
+    """
+    hint = "Check the model, and try again."
+    if raw is None:
+        message = f"another writer removed {name} meanwhile, or there never was one"
+        return ConflictError(message, model=str(name), hint=hint)
+    said = f"it is sha256:{Digest.of(raw).hex}{_origin(raw, blobs)}"
+    return ConflictError(
+        f"another writer moved {name} meanwhile: {said}", model=str(name), hint=hint
+    )
+
+
+def _origin(raw: bytes, blobs: BucketBlobs) -> str:
+    """Return a manifest's size, type and source for a message, as far as they can be read."""
+    try:
+        manifest = Manifest.parse(raw)
+        said = f", {manifest.size:,} bytes in {len(manifest.layers):,} layers"
+    except BlobStoreError:
+        return ""
+    try:
+        document = manifest.document(OWN_DOCUMENT)
+        if document is None:
+            return said
+        found = Provenance.parse(blobs.read(document))
+    except BlobStoreError:
+        return said
+    quant = (found.options or {}).get("quant")
+    files = [file.name for file in found.sources[:_SHOWN]]
+    more = ", …" if len(found.sources) > _SHOWN else ""
+    return f"{said}, imported{f' as {quant}' if quant else ''} from {', '.join(files)}{more}"

@@ -111,12 +111,11 @@ class BucketCare(Care):
     def rest(
         self,
         references: References,
-        there: AbstractSet[str],
         spared: AbstractSet[str],
         grace_s: float,
     ) -> tuple[Sequence[Leftover], Sequence[ModelName]]:
         """See `Care`: leases that expired long ago, and old signatures that no model has."""
-        del there, spared
+        del spared
         now, bucket = datetime.fromtimestamp(self.now(), UTC), self._bucket
         why = "the lease of a session that was killed"
         leftovers = [Leftover(Path(key), 0, why) for key in expired(bucket, now)]

@@ -20,10 +20,9 @@ from blobstore.io.workers import results_of
 from blobstore.names import Digest
 from blobstore.store.bucket.object_keys import BLOBS, blob_key, digest_in
 from blobstore.store.ports import (
+    Blobs,
     blob_not_found,
     check_blob_size,
-    check_document_size,
-    checked_bytes,
     unique,
 )
 
@@ -70,7 +69,7 @@ class ObjectReader(OpenReader):
             yield from in_buffer(chunks, buffer)
 
 
-class BucketBlobs:
+class BucketBlobs(Blobs):
     """The blobs of a bucket. See `Blobs`.
 
     ``named``: returns the blobs that the bucket's manifests name, in hex digits.
@@ -88,11 +87,6 @@ class BucketBlobs:
             raise blob_not_found(descriptor.digest, place)
         check_blob_size(descriptor, size, place)
         return ObjectReader(self._bucket, descriptor)
-
-    def read(self, descriptor: Descriptor) -> bytes:
-        check_document_size(descriptor)
-        with self.open(descriptor) as reader:
-            return checked_bytes(reader.read(0, descriptor.size), descriptor)
 
     def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> list[Header | None]:
         """See `Blobs`: several at once."""
@@ -116,9 +110,6 @@ class BucketBlobs:
         """See `Blobs`: those that manifests name. Sessions write the others, before a manifest."""
         named = self._named()
         return named & {digest.hex for digest in self.listing()} if named else named
-
-    def sequence(self, descriptors: Sequence[Descriptor]) -> None:
-        """See `Blobs`: None, several are read at once."""
 
     def size(self, digest: Digest) -> int | None:
         """Return the size of the object of a blob, None if it is missing."""

@@ -8,13 +8,13 @@ from datetime import datetime
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, ModelNotFoundError, NotFoundError
-from blobstore.formats.documents import MAX_MANIFEST, Manifest
+from blobstore.formats.documents import MAX_MANIFEST
 from blobstore.io.objects import Bucket, ObjectState, ObjectVersion
 from blobstore.io.workers import results_of
 from blobstore.names import ModelName
 from blobstore.store.bucket.object_blobs import REQUESTS
 from blobstore.store.bucket.object_keys import MANIFESTS, manifest_key, model_of
-from blobstore.store.ports import spelled_among
+from blobstore.store.ports import Manifests, spelled_among
 from blobstore.store.references import References
 
 
@@ -26,7 +26,7 @@ class TagState:
     version: ObjectVersion | None
 
 
-class BucketManifests:
+class BucketManifests(Manifests):
     """The manifests of a bucket. See `Manifests`."""
 
     def __init__(self, bucket: Bucket) -> None:
@@ -57,14 +57,6 @@ class BucketManifests:
         except NotFoundError:
             return False
         return True
-
-    def read(self, name: ModelName) -> Manifest:
-        try:
-            return Manifest.parse(self.text(name), f"the manifest of {name}")
-        except NotFoundError:
-            raise
-        except BlobStoreError as error:
-            raise error.about(model=str(name)) from None
 
     def text(self, name: ModelName) -> bytes:
         """See `Manifests`. Raises: LimitExceededError for one of over 64 MiB."""

@@ -191,8 +191,8 @@ def _decide(care: Care, grace_s: float, known: References | None, *, forget: boo
         obstacle = care.obstacle(references, unneeded, len(removed), forget=forget)
     if obstacle is not None:
         raise obstacle.at("nothing is removed")
-    gone, waiting = ({blob.digest.hex for blob in some} for some in (removed, spared))
-    leftovers, forgotten = care.rest(references, digests - gone, waiting, grace_s)
+    waiting = {blob.digest.hex for blob in spared}
+    leftovers, forgotten = care.rest(references, waiting, grace_s)
     return _Decision(
         removed=removed,
         spared=spared,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, NotFoundError
-from blobstore.formats.documents import MAX_DOCUMENT, Descriptor
+from blobstore.formats.documents import Descriptor
 from blobstore.formats.safetensors.codec import headers_in
 from blobstore.formats.safetensors.header import Header
 from blobstore.io.budget import Budget
@@ -26,9 +26,8 @@ from blobstore.io.durable import (
 from blobstore.io.ranges import FileReader, is_coarse
 from blobstore.names import Digest
 from blobstore.store.ports import (
+    Blobs,
     blob_not_found,
-    check_document_size,
-    checked_bytes,
     of_size,
     unique,
 )
@@ -52,7 +51,7 @@ class BlobListing:
     others: tuple[os.DirEntry[str], ...]
 
 
-class BlobFolder:
+class BlobFolder(Blobs):
     """The ``blobs/`` folder of a store: no link is followed, only regular files are opened."""
 
     def __init__(self, path: Path) -> None:
@@ -86,9 +85,6 @@ class BlobFolder:
             entries = self._entries()
             names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
         return {name[_PREFIX:] for name in names if name.startswith((_START, _OLD_START))}
-
-    def sequence(self, descriptors: Sequence[Descriptor]) -> None:
-        """See `Blobs`: None, files can be read at once."""
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         """Yield the entries of the folder, none if it does not exist. Raises: StorageError."""
@@ -161,15 +157,6 @@ class BlobFolder:
         """See `Blobs`; None for a blob that has an old Ollama's name."""
         files = [(f"{_START}{blob.digest.hex}", blob.size) for blob in descriptors]
         return headers_in(self.path, files, budget)
-
-    def read(self, descriptor: Descriptor, limit: int = MAX_DOCUMENT) -> bytes:
-        """Return the bytes of a small blob (a config, a JSON document), checked against its digest.
-
-        Raises: as `open`; LimitExceededError over ``limit`` bytes; DigestMismatchError.
-        """
-        check_document_size(descriptor, limit)
-        with self.open(descriptor) as reader:
-            return checked_bytes(reader.read(0, reader.size), descriptor)
 
     def check(self, descriptor: Descriptor) -> None:
         """Raise, as `open`, unless the blob is a regular file of the descriptor's size."""

@@ -27,7 +27,7 @@ from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.backups import CopiedModels, MissingModel
 from blobstore.store.local.blobs import BlobListing
-from blobstore.store.local.leftovers import remove_leftover
+from blobstore.store.local.kept import remove_leftover
 from blobstore.store.local.manifests import DEPTH, ManifestFolder
 from blobstore.store.local.store_folder import StoreFolder
 from blobstore.store.ports import BlobState, Care, Leftover, OddFile
@@ -175,13 +175,12 @@ class FolderCare(Care):
     def rest(
         self,
         references: References,
-        there: AbstractSet[str],
         spared: AbstractSet[str],
         grace_s: float,
     ) -> tuple[Sequence[Leftover], Sequence[ModelName]]:
         store = self._store
         manifests = store.digests_of(references, self._copied)
-        leftovers = store.leftovers(grace_s, lambda digest: digest.hex in there)
+        leftovers = store.leftovers(grace_s)
         missing = self._copied.missing
         return (
             [*leftovers, *store.signatures.unneeded(manifests, grace_s)],
@@ -207,6 +206,7 @@ class FolderCare(Care):
         known = {key.hex() for key in references.parsed}
         store.summaries.keep(known | store.packed.ids())
         store.results.keep_only(manifests)
+        store.forget_made()
         return freed
 
     def undo(

@@ -1,38 +1,168 @@
-"""Kept blobs: what sessions made for a later one, complete and durable, in ``.blobstore/kept/``.
+"""Blobs that no manifest names yet, and the folders of the sessions that make them.
 
-Many machines make the blobs of one plan, and one of them publishes the model, perhaps days later.
-Until then the blobs lie here, each under its digest, so that a later session finds one by its name,
-however many sessions made them. A blob is moved here when it is complete, hashed and durable, as
-into ``blobs/``, where a starting Ollama would delete it: no manifest names it yet.
+A session writes to its folder under ``.blobstore/tmp/``, and holds a lock on it, so a folder that
+can be locked has no owner. A lock on a folder is not sent to a file server (Linux fs/nfs/dir.c:
+`nfs_dir_operations` has no ``flock``), so there the session holds a lock on a file in its folder,
+which other machines see. The next session moves the finished blobs of a killed one to
+``.blobstore/left/``, and removes everything else. Their bytes may never have been written to the
+disk, so they are hashed before they are used. They are removed after a day.
+
+``.blobstore/kept/`` has blobs that were made for a later session, complete, hashed and durable.
+Many machines make the blobs of one plan, and one of them publishes the model, perhaps days later. A
+clean-up spares them for a week. In ``blobs/`` a starting Ollama would delete them.
 """
 
 from __future__ import annotations
 
+import fcntl
+import math
 import os
+import re
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from blobstore.errors import NotFoundError
-from blobstore.hashing.stage import HashStage
-from blobstore.io.durable import listed, make_folder, os_errors, sync_folder
+from blobstore.io.copying import remove_tree
+from blobstore.io.durable import (
+    FOLDER_MODE,
+    create_file,
+    listed,
+    make_folder,
+    may_be_shared,
+    os_errors,
+    remove_if_there,
+    sync_folder,
+)
+from blobstore.io.ranges import close_quietly
 from blobstore.names import Digest
-from blobstore.store.local.blobs import FinishedBlob, Stamp
-from blobstore.store.local.journal import JournalEntry
+from blobstore.store.local.blobs import FinishedBlob, renewed
+from blobstore.store.local.locks import locked, take_lock
 from blobstore.store.ports import Leftover
 
 KEPT_S: Final = 7 * 24 * 3600
 """How long a clean-up spares a kept blob, in seconds."""
+_LEFT_S: Final = 24 * 3600
+_UNOWNED = "new-"
+_OWNER = "owner"
+"""The file whose lock is held where a folder's lock stays on its machine."""
+_OURS = re.compile(r"(new|[0-9]+)-[0-9a-f]{16}", re.ASCII)
+
+
+def remove_leftover(leftover: Leftover) -> None:
+    """Remove it with its contents. Only for a holder of its lock, or of the store's alone.
+
+    Raises: StorageError.
+    """
+    path = leftover.path
+    with os_errors("remove", path):
+        if path.is_dir() and not path.is_symlink():
+            remove_tree(path)
+        else:
+            remove_if_there(path)
+
+
+def make_owned_folder(parent: Path) -> tuple[Path, int]:
+    """Return a new folder in ``parent``, and an open descriptor of it, or in it, with its lock.
+
+    Raises: OSError.
+    """
+    try:
+        return _make_owned(parent)
+    except FileNotFoundError:  # another import saw a folder a day old: the clock has just jumped
+        return _make_owned(parent)
+
+
+def _make_owned(parent: Path) -> tuple[Path, int]:
+    make_folder(parent)
+    suffix = os.urandom(8).hex()
+    # Under this name no process takes it for a leftover before it is locked.
+    unowned = parent / f"{_UNOWNED}{suffix}"
+    unowned.mkdir(mode=FOLDER_MODE)
+    fd = -1
+    try:
+        if may_be_shared(unowned):
+            fd = create_file(unowned / _OWNER)
+        else:
+            fd = os.open(unowned, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        take_lock(fd, fcntl.LOCK_EX, math.inf)  # another import's clean-up may hold it just now
+        return unowned.rename(parent / f"{os.getpid()}-{suffix}"), fd
+    except BaseException:
+        if fd >= 0:
+            close_quietly(fd)
+        with suppress(OSError):
+            remove_tree(unowned)
+        raise
 
 
 class KeptBlobs:
-    """The folder of kept blobs. Safe to share between processes and machines."""
+    """The blobs that no manifest names yet, in our folder ``private``.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Safe to share between processes and machines.
+    """
+
+    def __init__(self, private: Path) -> None:
+        self.path = private / "kept"
+        self.left = private / "left"
+        self.sessions = private / "tmp"
+
+    @contextmanager
+    def owned_folder(self) -> Iterator[Path]:
+        """Make a folder of this process, and remove it with its contents at the end.
+
+        Raises: StorageError.
+        """
+        self.clean()
+        with os_errors("write to the store", self.sessions):
+            folder, fd = make_owned_folder(self.sessions)
+        try:
+            yield folder
+        finally:
+            close_quietly(fd)  # NFS and FUSE keep an open file under another name
+            with suppress(OSError):  # the next session removes it
+                remove_tree(folder)
+
+    def clean(self) -> None:
+        """Take over what killed sessions finished, and remove the rest; failures are ignored.
+
+        So is what was taken over a day ago.
+        """
+        for folder in self._folders():
+            is_left = False
+            with _owned(folder) as is_mine, suppress(OSError):
+                is_left = is_mine and not (
+                    folder.name.startswith(_UNOWNED) and is_young(folder, _LEFT_S)
+                )
+                if is_left:
+                    self._take_over(folder)
+                    remove_tree(folder)
+            if is_left:  # no process owns it again: its name is random
+                with suppress(OSError):  # NFS and FUSE let it go when the lock's file is closed
+                    folder.rmdir()
+        with suppress(OSError):
+            for entry in listed(self.left):
+                if not is_young(Path(entry.path), _LEFT_S):
+                    Path(entry.path).unlink()
+
+    def _take_over(self, folder: Path) -> None:
+        for digest, path in _finished(folder):
+            make_folder(self.left, durable=False)
+            if not is_young(path, _LEFT_S / 2):  # else its stamp is the one in the journal
+                renewed(str(path))
+            path.rename(self.left / digest.file_name)
+
+    def take(self, digest: Digest, folder: Path) -> Path | None:
+        """Move the blob of a killed session into ``folder``, which is the caller's.
+
+        Return its path; None if there is none. Raises: StorageError.
+        """
+        left, path = self.left / digest.file_name, folder / digest.file_name
+        if os.path.lexists(left):
+            with suppress(FileNotFoundError), os_errors("take over", path):
+                return left.rename(path)
+        return None
 
     def add(self, blobs: Iterable[FinishedBlob]) -> None:
         """Move finished blobs here, whose bytes are durable, and make their names durable.
@@ -45,39 +175,73 @@ class KeptBlobs:
                 blob.path.rename(self.path / blob.digest.file_name)
             sync_folder(self.path)
 
-    def under(self, key: str, size: int, stage: HashStage, *, verify: bool) -> FinishedBlob | None:
-        """Return the blob of ``size`` bytes whose digest has the hex digits ``key``, or None.
+    def digests(self) -> Iterator[str]:
+        """Yield the hex digits of all blobs here. Raises: StorageError."""
+        for folder in (self.path, self.left):
+            with os_errors("list", folder):
+                names = [entry.name for entry in listed(folder)]
+            yield from (name.removeprefix("sha256-") for name in names)
 
-        With ``verify`` it is hashed. Raises: StorageError.
+    def stale(self, grace_s: float) -> Iterator[Leftover]:
+        """Yield what a clean-up may remove.
+
+        What killed sessions finished is spared for ``grace_s`` seconds; kept blobs for a week,
+        unless that is 0. Raises: StorageError.
         """
-        path = self.path / f"sha256-{key}"
+        for folder in self._folders():
+            if _OURS.fullmatch(folder.name):
+                with _owned(folder) as is_mine, suppress(OSError):
+                    if is_mine:
+                        yield from _unused(folder, grace_s)
+        yield from _older(self.left, grace_s, "left by a killed import")
+        kept_s = KEPT_S if grace_s else 0
+        yield from _older(self.path, kept_s, "made for a model that was never published")
+
+    def _folders(self) -> Iterator[Path]:
+        with suppress(OSError):
+            yield from sorted(path for path in self.sessions.iterdir() if not path.is_symlink())
+
+
+def _owned(folder: Path) -> AbstractContextManager[bool]:
+    """Hold a folder's lock; yield False if it has an owner."""
+    owner = folder / _OWNER
+    if os.path.lexists(owner):
+        return locked(owner, os.O_RDWR | os.O_NONBLOCK, fcntl.LOCK_EX)
+    return locked(folder, os.O_DIRECTORY, fcntl.LOCK_EX)
+
+
+def _finished(folder: Path) -> Iterator[tuple[Digest, Path]]:
+    """Yield the finished blobs in a session's folder. Raises: OSError."""
+    for path in sorted(folder.iterdir()):
         digest = Digest.from_file_name(path.name)
-        if digest is None:
-            return None
-        with suppress(NotFoundError), os_errors("access", path):
-            status = path.lstat()
-            stamp = Stamp.of(status)
-            if not (stat.S_ISREG(status.st_mode) and status.st_size == size):
-                return None
-            if verify:
-                return JournalEntry(key, digest, size, stamp).blob_at(path, stage, verify=True)
-            return FinishedBlob(digest, size, self.path, stamp)
-        return None
+        if digest is not None and stat.S_ISREG(path.lstat().st_mode):
+            yield digest, path
 
-    def digests(self) -> Iterator[Digest]:
-        """Yield the digests of all kept blobs. Raises: StorageError."""
-        yield from filter(None, (Digest.from_file_name(entry.name) for entry in self._entries()))
 
-    def stale(self, kept_s: float) -> Iterator[Leftover]:
-        """Yield the files here that are older than ``kept_s`` seconds. Raises: StorageError."""
-        now = time.time()
-        for entry in self._entries():
+def is_young(path: Path, age_s: float) -> bool:
+    """Return True if a file or folder changed in the last ``age_s`` seconds. Raises: OSError."""
+    return path.lstat().st_mtime > time.time() - age_s
+
+
+def _unused(folder: Path, grace_s: float) -> Iterator[Leftover]:
+    finished = {path for _, path in _finished(folder)} if is_young(folder, grace_s) else set()
+    others = [path for path in sorted(folder.iterdir()) if path not in finished]
+    if not finished:
+        yield Leftover(folder, sum(map(_nbytes, others)), "left by a killed import")
+        return
+    for path in others:
+        if path.name != _OWNER:  # its lock protects the rest
+            yield Leftover(path, _nbytes(path), "left unfinished by a killed import")
+
+
+def _older(folder: Path, age_s: float, reason: str) -> Iterator[Leftover]:
+    with os_errors("list", folder):
+        paths = [Path(entry.path) for entry in listed(folder)]
+        for path in paths:
             with suppress(FileNotFoundError):  # it has just been published
-                status = entry.stat(follow_symlinks=False)
-                if now - status.st_mtime > kept_s:
-                    reason = "made for a model that was never published"
-                    yield Leftover(Path(entry.path), status.st_size, reason)
+                if not is_young(path, age_s):
+                    yield Leftover(path, _nbytes(path), reason)
 
-    def _entries(self) -> list[os.DirEntry[str]]:
-        with os_errors("list", self.path):
-            return listed(self.path)
+
+def _nbytes(path: Path) -> int:
+    return path.lstat().st_size

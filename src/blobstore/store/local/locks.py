@@ -5,9 +5,8 @@ writers share it, a clean-up holds it alone, and opening a model shares it if it
 ``.blobstore/names``: held alone for the moment in which a manifest is checked and then linked or
 removed, by processes that share the other lock. Ollama takes neither.
 
-Holders are asked of the kernel. Linux lists every flock in /proc/locks, and again in the fdinfo of
-its descriptor. Other systems do not, and holders on other machines are not found. Source:
-proc_locks(5), proc_pid_fdinfo(5) ("lock:").
+Holders are asked of the kernel. Linux lists every flock in /proc/locks (proc_locks(5)). Other
+systems do not, and holders on other machines are not found.
 """
 
 from __future__ import annotations
@@ -18,101 +17,49 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.errors import BusyError, StorageError
 from blobstore.io.durable import FILE_MODE, make_folder, os_errors
 from blobstore.io.ranges import close_quietly
 
-_PROC = Path("/proc")
 _FLOCK = re.compile(
     r"[0-9]+: FLOCK +[A-Z]+ +(READ|WRITE) +(?P<pid>[0-9]+) [0-9a-f]+:[0-9a-f]+:(?P<inode>[0-9]+) ",
     re.ASCII,
 )
 _LONGEST_COMMAND = 120
-_START_FIELD = 19  # proc_pid_stat(5): starttime is field 22; fields are counted from the third here
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A process that holds a lock: its number, command line ("" if unknown), and running time."""
-
-    pid: int
-    command: str
-    running_s: float | None
-
-    def __str__(self) -> str:
-        if self.pid == os.getpid():
-            return "this process itself"
-        command = f" ({self.command})" if self.command else ""
-        since = f", started {_duration(self.running_s)} ago" if self.running_s is not None else ""
-        return f"process {self.pid}{command}{since}"
-
-
-def holders_of(fd: int) -> list[Holder]:
-    """Return the processes that hold a flock on the file that is open as ``fd``.
+def holders_of(fd: int) -> list[str]:
+    """Return the processes that hold a flock on the file that is open as ``fd``, for messages.
 
     The list is empty where the kernel does not tell.
     """
     try:
         inode = os.fstat(fd).st_ino
+        locks = Path("/proc/locks").read_text(errors="replace")
     except OSError:
         return []
-    pids = {pid for pid, found in _locks(_PROC / "locks") if found == inode}
-    return [_described(pid) for pid in sorted(pids) if _holds(pid, inode)]
+    matches = _FLOCK.finditer(locks)
+    pids = {int(match["pid"]) for match in matches if int(match["inode"]) == inode}
+    return [text for pid in sorted(pids) if (text := _described(pid)) is not None]
 
 
-def _locks(path: Path) -> list[tuple[int, int]]:
-    """Return the process and the inode of each flock that a file of /proc lists."""
+def _described(pid: int) -> str | None:
+    """Return a text that names a process; None if it has ended, but a child has its lock."""
+    if pid == os.getpid():
+        return "this process itself"
     try:
-        text = path.read_text(errors="replace")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except FileNotFoundError:
+        return None
     except OSError:
-        return []
-    return [(int(match["pid"]), int(match["inode"])) for match in _FLOCK.finditer(text)]
-
-
-def _holds(pid: int, inode: int) -> bool:
-    """Return True if a descriptor of the process has the lock now, or if that can't be read.
-
-    A forked child keeps a lock when the process that took it has ended, and another process may
-    have got the number of that one.
-    """
-    try:
-        descriptors = list((_PROC / str(pid) / "fdinfo").iterdir())
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return any(found == inode for descriptor in descriptors for _, found in _locks(descriptor))
-
-
-def _described(pid: int) -> Holder:
-    try:
-        words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        words = []
+        return f"process {pid}"
     # The folders of the interpreter and the program are left out.
     command = " ".join(" ".join([*(Path(word).name for word in words[:2]), *words[2:]]).split())
     if len(command) > _LONGEST_COMMAND:
         command = f"{command[:_LONGEST_COMMAND]}…"
-    return Holder(pid, command, _running(pid))
-
-
-def _running(pid: int) -> float | None:
-    try:
-        fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        started = int(fields[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def _duration(seconds: float) -> str:
-    for length, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= length:
-            return f"{int(seconds // length)} {unit}"
-    return f"{int(seconds)} s"
+    return f"process {pid} ({command})" if command else f"process {pid}"
 
 
 _POLL_S = 0.02
@@ -182,7 +129,7 @@ class StoreLock:
 
     def _busy(self, fd: int) -> BusyError:
         found = holders_of(fd)
-        named = ", ".join(map(str, found[:_NAMED])) or "another process"
+        named = ", ".join(found[:_NAMED]) or "another process"
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         message = f"the store is in use by {named}{more} ({self._path})"
         hint = "Try again later, or wait for it: `wait_s=SECONDS`."

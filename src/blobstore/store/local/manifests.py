@@ -29,7 +29,7 @@ from blobstore.io.durable import (
 )
 from blobstore.io.ranges import FileReader
 from blobstore.names import ModelName, hint_for
-from blobstore.store.ports import ambiguous
+from blobstore.store.ports import Manifests, ambiguous
 
 _REMOVALS = 100
 """How often a folder may be removed before its manifest is in it."""
@@ -39,7 +39,7 @@ _LARGE = 2**20
 """Bytes from which a manifest is searched for NUL bytes before it is read: it may be a hole."""
 
 
-class ManifestFolder:
+class ManifestFolder(Manifests):
     """The ``manifests/`` folder of a store. No symbolic link below it is followed."""
 
     def __init__(self, path: Path) -> None:
@@ -126,13 +126,6 @@ class ManifestFolder:
             names = [entry.name for entry in listed(folder)]
         # Only ASCII: the Kelvin sign is a k in lower case, and is in no name.
         return [name for name in names if name.isascii() and name.lower() == part.lower()]
-
-    def read(self, name: ModelName) -> Manifest:
-        raw = self.text(name)
-        try:
-            return Manifest.parse(raw, f"the manifest of {name}")
-        except BlobStoreError as error:
-            raise error.about(model=str(name)) from error
 
     def texts(self) -> Iterator[tuple[ModelName, bytes | BlobStoreError]]:
         """Yield every name with its bytes, or with the error of reading them."""

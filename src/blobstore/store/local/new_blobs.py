@@ -22,7 +22,6 @@ from blobstore.io.durable import PAGE, os_errors, remove_if_there, sync
 from blobstore.io.ranges import FileReader, OpenReader
 from blobstore.names import Digest
 from blobstore.store.local.blobs import FinishedBlob, Stamp, old_ns, renewed
-from blobstore.store.local.leftovers import partial_name
 from blobstore.store.local.writer import BlobWriter, write_whole
 from blobstore.store.ports import Finished, How
 
@@ -84,7 +83,12 @@ class NewBlobs:
         self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
     ) -> BlobWriter:
         """Return a writer. See `Session.writer`."""
-        return self._writer(self._number(), size, finished, stage)
+
+        def both(blob: FinishedBlob) -> None:
+            self.add(blob)
+            finished(blob)
+
+        return BlobWriter(self._folder, self._number(), size, both, stage, syncs=self._syncs)
 
     def put_all(self, blobs: Sequence[Bytes]) -> list[FinishedBlob]:
         """Write small blobs. See `Session.put_all`."""
@@ -99,35 +103,26 @@ class NewBlobs:
         for how, share in ((How.CLONED, clone), (How.LINKED, link)):
             if reader.fileno() is not None and share(reader, place):
                 return how, self._shared(place, descriptor)
-        if reader.is_remote:
-            return How.COPIED, self._fetched(descriptor, reader)
         return How.COPIED, self.copy(reader)
 
     def copy(self, reader: OpenReader) -> FinishedBlob:
         """Return the blob of a reader's bytes, copied in pieces of 1 MiB."""
         if reader.size <= _CHUNK:
             return self.put_all([reader.read(0, reader.size)])[0]
-        return self._copied(reader, self._number(), 0)
+        made: list[FinishedBlob] = []
+        hashed = threading.Event()
+        done = 0
+        with closing(self.writer(reader.size, made.append, self._stage)) as writer:
+            for piece in reader.pieces(memoryview(mmap.mmap(-1, _CHUNK))):
+                hashed.clear()
+                writer.put(done, piece, aligned=done % PAGE == 0, hashed=hashed.set)
+                self._stage.work_until(hashed)
+                done += len(piece)
+            writer.check()
+        return made[0]
 
     def _number(self) -> str:
         return str(next(self._numbers))
-
-    def _writer(
-        self,
-        name: str,
-        size: int,
-        finished: Callable[[Any], None],
-        stage: HashStage | None,
-        *,
-        in_order: bool = False,
-    ) -> BlobWriter:
-        def both(blob: FinishedBlob) -> None:
-            self.add(blob)
-            finished(blob)
-
-        return BlobWriter(
-            self._folder, name, size, both, stage, syncs=self._syncs, in_order=in_order
-        )
 
     def _put(self, digest: Digest, data: memoryview) -> FinishedBlob:
         blob = write_whole(self._folder, digest, data, self._number(), syncs=self._syncs)
@@ -147,45 +142,3 @@ class NewBlobs:
                 place.rename(blob.path)
         self.add(blob)
         return blob
-
-    def _fetched(self, descriptor: Descriptor, reader: OpenReader) -> FinishedBlob:
-        """Return a blob from a server; the bytes that the folder has of it are not fetched.
-
-        If the whole has another digest then, it is fetched again from its start.
-        """
-        name = partial_name(descriptor.digest)
-        begun = self._begun(self._folder / name, reader.size)
-        if not begun and reader.size <= _CHUNK:
-            return self.copy(reader)
-        blob = self._copied(reader, name, begun)
-        if begun and blob.digest != descriptor.digest:
-            _log.info("the first bytes of %s were wrong: it is fetched again", descriptor.digest)
-            self.discard(blob)
-            blob = self._copied(reader, name, 0)
-        return blob
-
-    def _begun(self, path: Path, size: int) -> int:
-        """Return how many bytes of a blob a file has; a file that is too long is removed."""
-        with os_errors("access", path):
-            nbytes = path.lstat().st_size if os.path.lexists(path) else 0
-            if nbytes > size:
-                remove_if_there(path)
-        return nbytes if nbytes <= size else 0
-
-    def _copied(self, reader: OpenReader, name: str, begun: int) -> FinishedBlob:
-        """Copy a reader's bytes to the file ``name``, which has the first ``begun`` of them."""
-        made: list[FinishedBlob] = []
-        hashed = threading.Event()
-        done = begun
-        with closing(
-            self._writer(name, reader.size, made.append, self._stage, in_order=reader.is_remote)
-        ) as writer:
-            if begun:
-                writer.go_on(begun, hashed.set)
-                self._stage.work_until(hashed)
-            for piece in reader.pieces(memoryview(mmap.mmap(-1, _CHUNK)), begun):
-                hashed.clear()
-                writer.put(done, piece, aligned=done % PAGE == 0, hashed=hashed.set)
-                self._stage.work_until(hashed)
-                done += len(piece)
-        return made[0]

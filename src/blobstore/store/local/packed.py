@@ -21,7 +21,7 @@ from blobstore.errors import BlobStoreError, StorageError
 from blobstore.formats.documents import Descriptor
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.local.leftovers import remove_leftover
+from blobstore.store.local.kept import remove_leftover
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.packed_blobs import PackedBlobs, file_size
 from blobstore.store.ports import Care, Leftover, Readable, Removal, Summaries

@@ -7,13 +7,11 @@ small ones, and packed blobs against those of a base model.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, StorageError
-from blobstore.formats.documents import MAX_DOCUMENT, Descriptor
-from blobstore.formats.safetensors.header import Header
-from blobstore.io.budget import Budget
+from blobstore.formats.documents import Descriptor
 from blobstore.io.durable import listed, make_folder, os_errors, sync_folder
 from blobstore.io.ranges import FileReader, OpenReader
 from blobstore.names import Digest
@@ -21,9 +19,8 @@ from blobstore.store.packed.before import BlobFrames, PackedIndex
 from blobstore.store.packed.files import PackedReader, index_of_before, packed_frames
 from blobstore.store.packed.frames import Frames
 from blobstore.store.ports import (
+    Blobs,
     blob_not_found,
-    check_document_size,
-    checked_bytes,
     of_size,
     unique,
     wrong_bytes,
@@ -32,7 +29,7 @@ from blobstore.store.ports import (
 _MANY_NAME = re.compile(r"many-[0-9a-f]{64}", re.ASCII)
 
 
-class PackedBlobs:
+class PackedBlobs(Blobs):
     """The packed files of a store, as the plain bytes of their blobs. See `Blobs`."""
 
     def __init__(self, path: Path) -> None:
@@ -47,16 +44,6 @@ class PackedBlobs:
         """
         return of_size(descriptor, self._reader(descriptor.digest))
 
-    def read(self, descriptor: Descriptor) -> bytes:
-        check_document_size(descriptor, MAX_DOCUMENT)
-        with self.open(descriptor) as reader:
-            return checked_bytes(reader.read(0, reader.size), descriptor)
-
-    def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> Sequence[Header | None]:
-        """See `Blobs`: None for each."""
-        del budget
-        return [None] * len(descriptors)
-
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         """See `Blobs`. Raises: StorageError."""
         there = self.digests()
@@ -65,9 +52,6 @@ class PackedBlobs:
     def digests(self) -> set[str]:
         """See `Blobs`. Raises: StorageError."""
         return {digest for digests in self.files().values() for digest in digests}
-
-    def sequence(self, descriptors: Sequence[Descriptor]) -> None:
-        """See `Blobs`: None."""
 
     def files(self) -> dict[str, Collection[str]]:
         """Return the names of the packed files, with the hex digits of the blobs in each.

@@ -2,10 +2,9 @@
 
 Blobs are written to a folder of the session under ``.blobstore/tmp/``; `publish` makes them
 durable, moves them to ``blobs/``, and links the manifest last. A failed session leaves the store as
-it was. A killed one leaves its folder, whose finished blobs the next import of the same source
-takes over (leftovers.py). Ollama does not see temporary blobs, however long an import takes: a
-starting Ollama deletes unreferenced files over an hour old from ``blobs/`` (server/images.go
-`PruneLayers`, ollama/ollama@fb307609).
+it was. A killed one leaves its folder, whose finished blobs later imports use (kept.py). Ollama
+does not see temporary blobs, however long an import takes: a starting Ollama deletes unreferenced
+files over an hour old from ``blobs/`` (server/images.go `PruneLayers`, ollama/ollama@fb307609).
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from blobstore.errors import StorageError
@@ -44,9 +42,8 @@ from blobstore.store.local.blobs import (
     Stamp,
     kept_young,
 )
-from blobstore.store.local.journal import Journal, JournalEntry
-from blobstore.store.local.kept import KeptBlobs
-from blobstore.store.local.leftovers import Leftovers, make_owned_folder, partial_name
+from blobstore.store.local.journal import Journal, MadeBlob
+from blobstore.store.local.kept import KeptBlobs, make_owned_folder
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.new_blobs import NewBlobs
@@ -81,7 +78,6 @@ class LocalSession(Session):
         blobs: BlobFolder,
         manifests: ManifestFolder,
         copies: ManifestCopies,
-        temporary_folder: Path,
         journal: Journal,
         names: StoreLock,
         kept: KeptBlobs,
@@ -94,12 +90,10 @@ class LocalSession(Session):
         self._names = names
         self._kept = kept
         self._published = published  # called while the lock of names is held
-        self._leftovers = Leftovers(temporary_folder)
-        self._leftovers.clean()
-        self._left = self._leftovers.names()
-        with os_errors("write to the store", temporary_folder):
+        kept.clean()
+        with os_errors("write to the store", kept.sessions):
             # Opened before the first write, so that syncfs on it reports every write error since.
-            self._folder, self._folder_fd = make_owned_folder(temporary_folder)
+            self._folder, self._folder_fd = make_owned_folder(kept.sessions)
             try:
                 for place in (blobs.path, manifests.path):
                     check_one_mount(self._folder, place)
@@ -132,35 +126,17 @@ class LocalSession(Session):
         return self._new.copy(reader)
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
-        """See `Session`. The blob shares a file's blocks or inode if it can, and is hashed.
-
-        What an earlier session has of a blob that comes from a server is not asked for again.
-        """
+        """See `Session`. The blob shares a file's blocks or inode if it can, and is hashed."""
         key = descriptor.digest.hex
         if descriptor.digest in self._new.made or self.recall(key, descriptor.size, verify=False):
             return How.THERE
         check_reader_size(descriptor, reader)
-        if reader.is_remote:
-            self._take_over_bytes(descriptor)
         how, blob = self._new.take(descriptor, reader)
         if blob.digest != descriptor.digest:
             self._new.discard(blob)
             raise wrong_bytes(descriptor, reader)
         self.note(key, blob)
         return how
-
-    def _take_over_bytes(self, descriptor: Descriptor) -> None:
-        """Take over the bytes that a killed session has of a blob: all, or the first ones.
-
-        It is hashed again in any case, so it needs no entry of the journal.
-        """
-        partial = partial_name(descriptor.digest)
-        for name in self._left & {descriptor.digest.file_name, partial}:
-            with self._mutex:
-                left = self._leftovers.find(name)
-                if left is not None and self._leftovers.take(left, self._folder):
-                    with os_errors("take over", left):
-                        (self._folder / name).rename(self._folder / partial)
 
     def note(self, key: str, blob: FinishedBlob) -> None:
         with self._mutex:
@@ -183,20 +159,26 @@ class LocalSession(Session):
         return FileReader(blob.path, follow=False)
 
     def recall(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
-        """Return the blob that an earlier import made for ``key``, or None if it is gone.
+        """See `Session`.
 
-        The blob is in the store, or was kept (kept.py), or a killed import left it. It is hashed if
-        its file was written to since, if it was not durable when it was noted, or with ``verify``.
-        A blob of a killed import is written back first, and hashed from the disk (`write_back`):
-        the error of a failed write may have been reported to other processes only. May be called
-        from several threads. Raises: StorageError.
+        The blob is in the store, or was kept, or a killed session left it (kept.py). It is hashed
+        if its file was written to since it was noted, or was not durable then. What a killed
+        session left is written back first, and hashed from the disk (`write_back`): the error of a
+        failed write may have been reported to other processes only.
         """
-        with self._mutex:
-            entry = self._journal.find(key)
-        if entry is not None and entry.size == size:
-            blob = self._known(entry, verify=verify)
+        made = self._journal.find(key)
+        blob = None
+        if made is not None and made.size == size:
+            place = self._blobs.path / made.digest.file_name
+            stored = made.at(place, self._stage, verify=verify)
+            blob = kept_young(stored) if stored is not None else None
+        elif (digest := Digest.from_file_name(f"sha256-{key}")) is not None:
+            made = MadeBlob(digest, size, None)
         else:
-            blob = self._kept.under(key, size, self._stage, verify=verify)
+            return None
+        if blob is None:
+            kept = self._kept.path / made.digest.file_name
+            blob = made.at(kept, self._stage, verify=verify) or self._left(made, verify=verify)
         if blob is not None:
             with self._mutex:
                 self._keyed[key] = blob
@@ -204,23 +186,12 @@ class LocalSession(Session):
                 self._new.add(blob)
         return blob
 
-    def _known(self, entry: JournalEntry, *, verify: bool) -> FinishedBlob | None:
-        place = self._blobs.path / entry.digest.file_name
-        stored = entry.blob_at(place, self._stage, verify=verify)
-        if (blob := kept_young(stored) if stored is not None else None) is not None:
-            return blob
-        kept = self._kept.path / entry.digest.file_name
-        return entry.blob_at(kept, self._stage, verify=verify) or self._take_over(
-            entry, verify=verify
-        )
-
-    def _take_over(self, entry: JournalEntry, *, verify: bool) -> FinishedBlob | None:
-        with self._mutex:  # else another thread of ours may hold the lock of the same folder
-            left = self._leftovers.find(entry.digest.file_name)
-            if left is None or not self._leftovers.take(left, self._folder):
-                return None
-        path = self._folder / left.name
-        blob = entry.blob_at(path, self._stage, verify=verify, settle=write_back)
+    def _left(self, made: MadeBlob, *, verify: bool) -> FinishedBlob | None:
+        if (path := self._kept.take(made.digest, self._folder)) is None:
+            return None
+        if made.stamp is None:
+            made = made._replace(is_durable=False)
+        blob = made.at(path, self._stage, verify=verify, settle=write_back)
         if blob is None:
             # It is removed at once: the kernel reports a lost write only once, so the next import
             # might not see it.
@@ -318,15 +289,13 @@ class LocalSession(Session):
 
         Without them, the next import only has more to do.
         """
-        made = ((key, self._keyed[key]) for key in keys)
-        entries = (
-            JournalEntry(
-                key, blob.digest, blob.size, stamps.get(blob.digest, blob.stamp), is_durable
-            )
-            for key, blob in made
+        blobs = ((key, self._keyed[key]) for key in keys)
+        made = (
+            (key, MadeBlob(one.digest, one.size, stamps.get(one.digest, one.stamp), is_durable))
+            for key, one in blobs
         )
         try:
-            self._journal.append(entries)
+            self._journal.append(made)
         except StorageError as error:
             _log.log(level, "the blobs of this import are not in the journal: %s", error)
 
@@ -346,7 +315,7 @@ class LocalSession(Session):
             if not (keep_finished or self._is_kept):
                 with suppress(OSError):  # the next import removes it
                     remove_tree(self._folder)
-            self._leftovers.clean()
+            self._kept.clean()
 
     def _keep_finished(self) -> None:
         """Make the finished blobs durable, move them to the kept ones, and note them as durable."""

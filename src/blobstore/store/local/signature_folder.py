@@ -19,7 +19,7 @@ from blobstore.formats.signatures import MAX_FILE, MAX_SIGNATURES, Signature
 from blobstore.io.copying import remove_tree
 from blobstore.io.durable import listed, make_folder, os_errors, read_own, replace_file, sync_folder
 from blobstore.names import Digest, ModelName
-from blobstore.store.local.leftovers import is_young
+from blobstore.store.local.kept import is_young
 from blobstore.store.local.locks import StoreLock, refuse_link
 from blobstore.store.ports import Leftover
 

@@ -27,10 +27,8 @@ from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io.durable import check_one_mount
 from blobstore.names import ModelName
 from blobstore.store.local.journal import Journal
-from blobstore.store.local.leftovers import owned_folder
-from blobstore.store.local.removal import manifest_digests, remove_unreferenced
 from blobstore.store.local.session import LocalSession
-from blobstore.store.local.store_folder import StoreFolder
+from blobstore.store.local.store_folder import StoreFolder, manifest_digests, remove_unreferenced
 from blobstore.store.ports import Care, Home, Removal, check_expected, publish_named
 
 _log = logging.getLogger("blobstore.store.local.store")
@@ -51,23 +49,21 @@ class Store(StoreFolder, Home):
     @contextmanager
     def session(
         self,
-        source: str = "",
+        source: str = "",  # noqa: ARG002  # one journal has the blobs of all
         name: ModelName | None = None,  # noqa: ARG002  # all blobs are in one folder
     ) -> Iterator[LocalSession]:
-        """See `Home`. ``source`` selects the journal; the store's lock is held shared meanwhile.
+        """See `Home`. The store's lock is held shared meanwhile.
 
-        After a KeyboardInterrupt finished blobs are kept, for the next import of the source.
+        After a KeyboardInterrupt finished blobs are kept, for the next import.
         Raises: BusyError while a clean-up holds the lock alone; StorageError.
         """
         with self._lock.shared():
             self._names.make()
-            journal = Journal(self._private / "journal", source)
             session = LocalSession(
                 self.blobs,
                 self.manifests,
                 self.copies,
-                self._private / "tmp",
-                journal,
+                Journal(self.made),
                 self._names,
                 self.kept,
                 self.packed.replaced,
@@ -249,7 +245,7 @@ class Store(StoreFolder, Home):
         """
         with self._lock.shared(), self._packing.exclusive(wait_s=10):
             self._names.make()
-            with owned_folder(self._private / "tmp") as folder:
+            with self.kept.owned_folder() as folder:
                 check_one_mount(folder, Path(self.packed.address))
                 yield folder
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Set as AbstractSet
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from blobstore.errors import (
@@ -13,25 +13,25 @@ from blobstore.errors import (
     NotFoundError,
     StorageError,
 )
-from blobstore.formats.documents import Manifest
+from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io.durable import is_remote, os_errors
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.backups import CopiedModels, ManifestCopies, Trash
 from blobstore.store.local.blobs import BlobFolder
-from blobstore.store.local.journal import SummaryCache
+from blobstore.store.local.hints import (
+    HintFile,
+    ResultFolder,
+    ShareHints,
+    SummaryHints,
+    unused_notes,
+)
 from blobstore.store.local.kept import KeptBlobs
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.newer import NewerManifests
 from blobstore.store.local.packed import PackedModels
-from blobstore.store.local.removal import manifest_digests, unused_files
-from blobstore.store.local.results import ResultFolder
-from blobstore.store.local.shares import ShareNotes
 from blobstore.store.local.signature_folder import SignatureFolder
-from blobstore.store.ports import (
-    Leftover,
-    Readable,
-)
+from blobstore.store.ports import Leftover, Readable, Removal
 from blobstore.store.references import References
 
 PRIVATE = ".blobstore"
@@ -48,9 +48,9 @@ class StoreFolder(Readable):
     manifests: ManifestFolder
     packed: PackedModels
     signatures: SignatureFolder
-    summaries: SummaryCache
+    summaries: SummaryHints
     results: ResultFolder
-    shares: ShareNotes
+    shares: ShareHints
     newer: NewerManifests
 
     def __init__(self, root: str | os.PathLike[str], *, wait_s: float | None = None) -> None:
@@ -71,11 +71,13 @@ class StoreFolder(Readable):
         self.newer = NewerManifests(self.root / "manifests-v2", self.blobs)
         self._private = self.root / PRIVATE
         self.copies = ManifestCopies(self._private / "copies")
-        self.shares = ShareNotes(self._private / "cache" / "shares")
-        self.summaries = SummaryCache(self._private / "cache" / "summaries", self.root)
+        hints = self._private / "hints"
+        self.made = HintFile(hints / "journal")
+        self.shares = ShareHints(HintFile(hints / "shares"))
+        self.summaries = SummaryHints(HintFile(hints / "summaries", self.root))
         self.trash = Trash(self._private / "trash", self.blobs.path, self.copies)
         self.packed = PackedModels(self._private / "packed", self.lease, self.summaries)
-        self.kept = KeptBlobs(self._private / "kept")
+        self.kept = KeptBlobs(self._private)
         self._lock = StoreLock(self._private / "lock", wait_s)
         self._packing = StoreLock(self._private / "packing", wait_s)
         self._names = StoreLock(self._private / "names", _NAMES_WAIT_S)
@@ -153,12 +155,65 @@ class StoreFolder(Readable):
         raw, strays = self.manifests.texts(), self.manifests.strays()
         return References.read(raw, strays, self.newer.needs(), known)
 
-    def leftovers(self, kept_s: float, is_there: Callable[[Digest], bool]) -> list[Leftover]:
-        """Return `unused_files`, and packed files that are of no use.
+    def forget_made(self) -> None:
+        """Remove from the journal what is gone. Only for a holder of the exclusive lock.
 
-        Raises: StorageError; CorruptDataError for the manifest of a packed model.
+        Raises: StorageError.
+        """
+        there = {*self.blobs.digests(), *self.kept.digests()}
+        self.made.keep(lambda _key, text: text.partition(" ")[0] in there)
+
+    def leftovers(self, grace_s: float) -> list[Leftover]:
+        """Return our own files that are of no use: of killed imports, notes, and packed files.
+
+        ``grace_s``: as in `KeptBlobs.stale`. Raises: StorageError; CorruptDataError for the
+        manifest of a packed model.
         """
         packed = self.models() if self.packed.names() else ()
         whole = [name for name, manifest in packed if isinstance(manifest, Manifest)]
-        unused = unused_files(self._private, self.kept, kept_s, is_there)
+        unused = (*self.kept.stale(grace_s), *unused_notes(self._private))
         return [*unused, *self.packed.leftovers(whole)]
+
+
+def manifest_digests(names: Iterable[ModelName], *folders: ManifestFolder) -> set[str]:
+    """Return the hex digits of the manifests that these names have, if they can be read."""
+    found = set()
+    for name in names:
+        for manifests in folders:
+            with suppress(StorageError):
+                if (raw := manifests.raw(name)) is not None:
+                    found.add(Digest.of(raw).hex)
+    return found
+
+
+def remove_unreferenced(
+    candidates: tuple[Descriptor, ...],
+    references: References,
+    blobs: BlobFolder,
+    copied: Callable[[AbstractSet[ModelName]], CopiedModels],
+) -> Removal:
+    """Remove those of ``candidates`` that no manifest names, except those that a lost model needs.
+
+    ``copied`` returns the models with copies of their manifests. Only for a holder of the store's
+    exclusive lock. Raises: StorageError.
+    """
+    if (obstacle := references.obstacle) is not None:
+        return Removal((), candidates, obstacle.message)
+    needed = references.needed()
+    orphans = {blob.digest: blob for blob in candidates if blob.digest.hex not in needed}
+    try:
+        found = copied(references.names)
+        named = blobs.listing().named.keys() if found.missing else set()
+        lost = found.lost(named - needed - {digest.hex for digest in orphans})
+    except StorageError as error:
+        return Removal((), candidates, error.message)
+    saved = {digest: model for model in lost for digest in model.needs}
+    removed = tuple(
+        blob for digest, blob in orphans.items() if digest.hex not in saved and blobs.remove(digest)
+    )
+    kept = tuple(blob for digest, blob in orphans.items() if digest.hex in saved)
+    if not kept:
+        return Removal(removed)
+    name = saved[kept[0].digest.hex].name
+    reason = f"{name} may need them: its manifest is gone, but blobs that only it needs exist"
+    return Removal(removed, kept, reason)

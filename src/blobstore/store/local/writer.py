@@ -25,7 +25,6 @@ from blobstore.io.durable import (
     DIRECT_FROM,
     create_file,
     open_direct,
-    open_or_create,
     os_errors,
     sync,
     write_aligned,
@@ -37,10 +36,6 @@ from blobstore.store.local.blobs import FinishedBlob, Stamp
 
 _READ_BACK = 2**19
 """Bytes of a gap that are read back at a time."""
-
-
-def _nothing() -> None:
-    pass
 
 
 def write_whole(
@@ -72,13 +67,12 @@ def write_whole(
 class _Memory:
     """Memory for a piece that is read back.
 
-    It is taken from ``spare``, and given back when the piece was hashed; ``then`` is called then.
-    Fresh memory is filled with zeros, which takes half as long as to hash it.
+    It is taken from ``spare``, and given back when the piece was hashed. Fresh memory is filled
+    with zeros, which takes half as long as to hash it.
     """
 
-    def __init__(self, spare: list[bytearray], then: Callable[[], None]) -> None:
+    def __init__(self, spare: list[bytearray]) -> None:
         self._spare = spare
-        self._then = then
         self._data: bytearray | None = None
 
     def take(self) -> memoryview:
@@ -92,15 +86,12 @@ class _Memory:
         data, self._data = self._data, None
         if data is not None:
             self._spare.append(data)
-        self._then()
 
 
 class BlobWriter:
     """Writes and hashes one blob of ``size`` bytes into ``folder``. See `Session.writer`.
 
     When its last byte is hashed, the blob is durable with ``syncs``, and ``finished`` is called.
-    ``in_order``: it is written from its start to its end, and the file is as long as what was
-    written so far, so that another session can go on; ``name`` may exist then.
     """
 
     def __init__(
@@ -112,9 +103,7 @@ class BlobWriter:
         stage: HashStage | None = None,
         *,
         syncs: bool = False,
-        in_order: bool = False,
     ) -> None:
-        self._in_order = in_order
         self._folder = folder
         self._path = folder / name
         self._size = size
@@ -151,34 +140,20 @@ class BlobWriter:
         if self._hashes_itself:
             self._stage.work_while(lambda: True)
 
-    def _add_read_back(
-        self, begin: int, end: int, hashed: Callable[[], None] = lambda: None
-    ) -> None:
-        """Let bytes of the file be hashed in their turn; ``hashed`` is called after the last."""
+    def _add_read_back(self, begin: int, end: int) -> None:
+        """Let bytes of the file be hashed in their turn."""
         for start in range(begin, end, _READ_BACK):
             length = min(_READ_BACK, end - start)
-            then = hashed if start + length == end else _nothing
-            memory = _Memory(self._stage.spare, then)
+            memory = _Memory(self._stage.spare)
             read = partial(self._read_back, start, length, memory)
             self._hash.add(start, Piece(length, read, memory.give_back))
-
-    def go_on(self, nbytes: int, hashed: Callable[[], None]) -> None:
-        """Go on behind the first ``nbytes`` of the file, which are hashed again.
-
-        ``hashed`` is called then. Raises: as `put`.
-        """
-        self._open()
-        self._add_read_back(0, nbytes, hashed)
 
     def _open(self) -> None:
         with self._mutex, os_errors("create", self._path):
             if self._fd >= 0:
                 return
             is_large = self._size >= DIRECT_FROM
-            if self._in_order:
-                self._fd = open_or_create(self._path)
-            else:
-                self._fd = create_file(self._path, self._size if is_large else 0)
+            self._fd = create_file(self._path, self._size if is_large else 0)
             self._direct = open_direct(self._path) if is_large else -1
 
     def _write(
@@ -210,6 +185,10 @@ class BlobWriter:
             self._path.rename(self._folder / digest.file_name)
         self.close()
         self._finished(FinishedBlob(digest, self._size, self._folder, stamp))
+
+    def check(self) -> None:
+        """Raise the error that the blob failed for, perhaps in a thread that hashed it."""
+        self._hash.check()
 
     def release(self) -> None:
         self._hash.abandon()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import count
@@ -26,17 +26,16 @@ from urllib.parse import urlencode
 from blobstore import hashing
 from blobstore.errors import NotFoundError, RemoteError, ShortReadError
 from blobstore.formats.documents import Descriptor
-from blobstore.io.budget import Budget, RequestLimits
+from blobstore.io.budget import RequestLimits
 from blobstore.io.http.client import Body, Fields, Message, Reply
 from blobstore.io.http.remote_files import check_part
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.io.ranges import OpenReader, in_buffer
 from blobstore.names import Digest
 from blobstore.store.ports import (
+    Blobs,
     blob_not_found,
     check_blob_size,
-    check_document_size,
-    checked_bytes,
     unique,
     wrong_bytes,
 )
@@ -90,7 +89,7 @@ class Places:
         return [other for other in every if other != repository]
 
 
-class RegistryBlobs:
+class RegistryBlobs(Blobs):
     """The blobs of a registry, in the repositories that are known to have them. See `Blobs`.
 
     ``all_named`` gives the blobs that the registry's manifests name.
@@ -113,13 +112,6 @@ class RegistryBlobs:
             check_blob_size(descriptor, next(iter(sizes.values())), str(self._api.root))
         return BlobReader(self._api, fitting[0], descriptor)
 
-    def read(self, descriptor: Descriptor) -> bytes:
-        check_document_size(descriptor)
-        return checked_bytes(self.open(descriptor).read(0, descriptor.size), descriptor)
-
-    def headers(self, descriptors: Sequence[Descriptor], _budget: Budget) -> list[None]:
-        return [None] * len(descriptors)
-
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         """See `Blobs`: those that their known repositories no longer have."""
         wanted = unique(descriptors)
@@ -134,9 +126,6 @@ class RegistryBlobs:
     def digests(self) -> set[str]:
         """See `Blobs`: those that the registry's manifests name. It lists no others."""
         return {blob.digest.hex for blob in self._all_named()}
-
-    def sequence(self, descriptors: Sequence[Descriptor]) -> None:
-        """See `Blobs`: None, several are downloaded at once."""
 
 
 class BlobReader(OpenReader):

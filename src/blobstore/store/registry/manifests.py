@@ -37,7 +37,7 @@ from blobstore.io.http.client import Body, Message, Reply
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import ambiguous, unique
+from blobstore.store.ports import Manifests, ambiguous, unique
 from blobstore.store.registry.api import (
     ACCEPTED,
     CREATED,
@@ -68,7 +68,7 @@ _NAMES_S = 600
 _UNSUPPORTED = (400, 405)
 
 
-class RegistryManifests:
+class RegistryManifests(Manifests):
     """The models of a registry by name. See `Manifests`.
 
     ``host`` is the registry in the names of its models. ``pinned``: the digests that the manifests
@@ -143,9 +143,6 @@ class RegistryManifests:
             return self.text(name)
         except NotFoundError:
             return None
-
-    def modified(self, name: ModelName) -> None:
-        """Return None: a registry does not tell."""
 
     def digest(self, name: ModelName) -> str | None:
         """Return the digest of a model's manifest as the registry says it, None if it is missing.

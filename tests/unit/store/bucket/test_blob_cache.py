@@ -123,22 +123,6 @@ def test_another_folder_is_refused(store: BucketStore, tmp_path: Path) -> None:
         cached(store, tmp_path / "file")
 
 
-def test_what_a_killed_process_fetched_is_used(store: BucketStore, tmp_path: Path) -> None:
-    near = cached(store, tmp_path)
-    near.prefetch([descriptor_of(TWO)])
-    left = tmp_path / ".blobstore" / "tmp" / "session-dead"
-    left.mkdir(parents=True)
-    (left / f"partial-{Digest.of(ONE).hex}").write_bytes(ONE[:50_000])
-    store.bucket.put(blob_key(Digest.of(ONE)), bytes(50_000) + ONE[50_000:])
-    try:
-        near.prefetch([descriptor_of(ONE)])
-    except DigestMismatchError:
-        store.bucket.put(blob_key(Digest.of(ONE)), ONE)
-        near.prefetch([descriptor_of(ONE)])
-    assert blobs_in(tmp_path) == {Digest.of(ONE).hex, Digest.of(TWO).hex}
-    assert verify(Store(tmp_path)).is_sound
-
-
 @pytest.mark.parametrize("damage", ["changed", "cut", "link", "pipe"])
 def test_a_damaged_blob_is_fetched_again(store: BucketStore, tmp_path: Path, damage: str) -> None:
     near = cached(store, tmp_path / "cache")

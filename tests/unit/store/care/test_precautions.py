@@ -158,9 +158,9 @@ def test_blobs_on_a_disk_that_is_not_mounted(
     os.utime(blob_path(store, b"orphan"), (0, 0))
     prune(store)
     unmount(store, "blobs")
-    journals = list((store.root / ".blobstore/journal").iterdir())
+    journal = (store.root / ".blobstore/hints/journal").read_bytes()
     is_refused(store, snapshot, "contains none of them", str(store.root / "blobs"), "mounted?")
-    assert list((store.root / ".blobstore/journal").iterdir()) == journals
+    assert (store.root / ".blobstore/hints/journal").read_bytes() == journal
     mount(store, "blobs")
     assert prune(store).freed == len(b"orphan")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -43,16 +42,10 @@ def busy(path: Path) -> BusyError:
 
 
 def test_all_sharers_are_named_with_their_commands(path: Path) -> None:
-    before = time.monotonic()
     with process(HOLD_LOCK, path, "shared") as one, process(HOLD_LOCK, path, "shared") as two:
         message = busy(path).message
-        with path.open() as lock:
-            holders = holders_of(lock.fileno())
-        longest = time.monotonic() - before + 1  # the kernel counts in ticks
         for child in (one, two):
             assert f"process {child.pid} (python" in message
-        assert message.count(", started ") == 2
-        assert [0 <= (holder.running_s or 0) <= longest for holder in holders] == [True, True]
         assert "\n" not in message
     assert "StoreLock" in message
 

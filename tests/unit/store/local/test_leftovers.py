@@ -19,10 +19,13 @@ import pytest
 from support.stores import blob_path, commit_model, process
 
 from blobstore.errors import StorageError
-from blobstore.names import Digest
-from blobstore.store.local import leftovers, session
-from blobstore.store.local.leftovers import Leftovers, make_owned_folder
+from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.io.ranges import BytesReader
+from blobstore.names import Digest, ModelName
+from blobstore.store.local import kept, session
+from blobstore.store.local.kept import KeptBlobs, make_owned_folder
 from blobstore.store.local.store import Store
+from blobstore.store.ports import How
 
 DAY_S = 24 * 3600
 ONE = Digest.of(b"one")
@@ -60,7 +63,7 @@ def interrupted(store: Store, data: bytes) -> Path:
     with suppress(KeyboardInterrupt), store.session("source") as begun:
         begun.note(KEY, begun.put(data))
         raise KeyboardInterrupt
-    (left,) = store.root.glob(".blobstore/tmp/*/sha256-*")
+    (left,) = store.kept.left.iterdir()
     return left
 
 
@@ -81,18 +84,19 @@ def test_half_written_files_go_with_the_next_import_of_anything(store: Store, pa
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("age_s", [0, DAY_S - 100])
-def test_finished_blobs_are_kept_for_a_day(store: Store, parent: Path, age_s: float) -> None:
-    folder = leave(parent, "1-dead", finished=b"one", age_s=age_s)
-    commit_model(store, "m", b"two")
-    assert names(folder) == [ONE.file_name]
-    assert not blob_path(store, b"one").exists()
-
-
-def test_after_a_day_they_go_too(store: Store, parent: Path) -> None:
+@pytest.mark.parametrize("age_s", [0, DAY_S - 100, DAY_S + 100])
+def test_finished_blobs_wait_for_a_day(store: Store, parent: Path, age_s: float) -> None:
+    """The day begins when the next session takes them over: an import may take longer."""
     folder = leave(parent, "1-dead", finished=b"one", age_s=DAY_S + 100)
     commit_model(store, "m", b"two")
     assert not folder.exists()
+    (left,) = store.kept.left.iterdir()
+    assert left.read_bytes() == b"one"
+    then = time.time() - age_s
+    os.utime(left, (then, then))
+    commit_model(store, "n", b"three")
+    assert left.exists() == (age_s < DAY_S)
+    assert not blob_path(store, b"one").exists()
 
 
 @pytest.mark.parametrize("age_s", [0, DAY_S - 100])
@@ -119,44 +123,42 @@ def test_what_a_living_import_has_is_never_touched(
         before = names(folder)
         assert ONE.file_name in before
         os.utime(folder, (time.time() - age_s, time.time() - age_s))
-        leftovers = Leftovers(parent)
-        leftovers.clean()
+        store.kept.clean()
         commit_model(store, "m", b"two")
-        assert not leftovers.take(folder / ONE.file_name, store.root)
         assert names(folder) == before
+        assert store.kept.take(ONE, store.root) is None
         child.kill()
         child.wait()
-        os.utime(folder)
-        assert leftovers.take(folder / ONE.file_name, store.root)
-    assert (store.root / ONE.file_name).read_bytes() == b"one"
-    leftovers.clean()
+        store.kept.clean()
+        path = store.kept.take(ONE, store.root)
+    assert path is not None
+    assert path.read_bytes() == b"one"
     assert names(parent) == []
 
 
 def test_what_is_taken_is_moved_once(tmp_path: Path) -> None:
-    parent, mine = tmp_path / "tmp", tmp_path / "mine"
-    folder = leave(parent, "1-dead", finished=b"one")
+    blobs, mine = KeptBlobs(tmp_path), tmp_path / "mine"
+    path = leave(blobs.sessions, "1-dead", finished=b"one") / ONE.file_name
     mine.mkdir()
-    leftovers = Leftovers(parent)
-    path = leftovers.find(ONE.file_name)
-    assert path == folder / ONE.file_name
     inode = path.stat().st_ino
-    assert leftovers.take(path, mine)
-    assert not leftovers.take(path, mine)
-    assert leftovers.find(ONE.file_name) is None
+    blobs.clean()
+    assert blobs.take(ONE, mine) == mine / ONE.file_name
+    assert blobs.take(ONE, mine) is None
     assert (mine / ONE.file_name).stat().st_ino == inode
 
 
 @pytest.mark.parametrize("kind", ["folder", "link", "dangling link", "FIFO"])
 def test_what_is_no_file_is_no_blob(tmp_path: Path, kind: str) -> None:
-    path = leave(tmp_path, "1-dead") / ONE.file_name
+    blobs = KeptBlobs(tmp_path)
+    path = leave(blobs.sessions, "1-dead") / ONE.file_name
     if kind == "folder":
         path.mkdir()
     elif kind == "FIFO":
         os.mkfifo(path)
     else:
         path.symlink_to("0123456789abcdef" if kind == "link" else "nowhere")
-    assert Leftovers(tmp_path).find(ONE.file_name) is None
+    blobs.clean()
+    assert blobs.take(ONE, tmp_path) is None
 
 
 def test_links_and_files_beside_the_folders_are_not_followed(
@@ -167,17 +169,17 @@ def test_links_and_files_beside_the_folders_are_not_followed(
     (parent / "1-link").symlink_to(outside)
     (parent / "2-file").write_bytes(b"mine")
     os.mkfifo(parent / "3-fifo")
-    assert Leftovers(parent).find(ONE.file_name) is None
     commit_model(store, "m", b"two")
+    assert not store.kept.left.exists()
     assert names(parent) == ["1-link", "2-file", "3-fifo"]
     assert len(names(outside)) == 3
 
 
 def test_nothing_is_left_of_folders_that_are_not_there(tmp_path: Path) -> None:
-    leftovers = Leftovers(tmp_path / "none")
-    leftovers.clean()
-    assert leftovers.find(ONE.file_name) is None
-    assert not leftovers.take(tmp_path / "none/1-dead/x", tmp_path)
+    blobs = KeptBlobs(tmp_path / "none")
+    blobs.clean()
+    assert blobs.take(ONE, tmp_path) is None
+    assert list(blobs.stale(0)) == []
 
 
 def test_imports_begin_and_clean_up_at_once(tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_imports_begin_and_clean_up_at_once(tmp_path: Path) -> None:
     def begin() -> None:
         try:
             while time.monotonic() < until:
-                folder, fd = make_owned_folder(tmp_path)
+                folder, fd = make_owned_folder(tmp_path / "tmp")
                 assert folder.is_dir()
                 os.close(fd)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -197,7 +199,7 @@ def test_imports_begin_and_clean_up_at_once(tmp_path: Path) -> None:
 
     def clean() -> None:
         while time.monotonic() < until:
-            Leftovers(tmp_path).clean()
+            KeptBlobs(tmp_path).clean()
 
     threads = [threading.Thread(target=work) for work in (begin, begin, clean, clean)]
     for thread in threads:
@@ -217,17 +219,15 @@ def test_an_ingest_that_is_interrupted_keeps_what_is_finished(store: Store, pare
 
     with pytest.raises(KeyboardInterrupt):
         interrupt()
-    (folder,) = parent.iterdir()
-    assert names(folder) == [ONE.file_name]
-    with store.session("other") as session:
-        assert session.recall("0" * 64, 3, verify=False) is None
+    assert names(parent) == []
+    assert names(store.kept.left) == [ONE.file_name]
     with store.session("source") as session:
         assert session.recall("0" * 64, 4, verify=False) is None
         assert session.recall("1" * 64, 3, verify=False) is None
         blob = session.recall("0" * 64, 3, verify=True)
         assert blob is not None
         assert blob.path.read_bytes() == b"one"
-        assert names(folder) == []
+        assert names(store.kept.left) == []
     assert names(parent) == []
 
 
@@ -235,7 +235,7 @@ def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(
     store: Store, parent: Path, logged: list[str]
 ) -> None:
     (store.root / ".blobstore").mkdir(parents=True)
-    (store.root / ".blobstore/journal").write_bytes(b"in the way")
+    (store.root / ".blobstore/hints").write_bytes(b"in the way")
 
     def interrupt() -> None:
         with store.session("source") as session:
@@ -245,8 +245,7 @@ def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(
     with pytest.raises(KeyboardInterrupt):
         interrupt()
     assert "not in the journal" in "\n".join(logged)
-    (folder,) = parent.iterdir()
-    assert Leftovers(parent).take(folder / ONE.file_name, store.root)
+    assert store.kept.take(ONE, store.root) is not None
 
 
 def test_what_was_not_durable_is_hashed_whatever_its_stamp_says(
@@ -324,30 +323,45 @@ def test_blobs_are_recalled_by_many_threads_at_once(store: Store) -> None:
 
 
 def test_what_can_not_be_taken_over_is_an_error_that_says_where(tmp_path: Path) -> None:
-    left, mine = leave(tmp_path, "1-0123456789abcdef", finished=b"one"), tmp_path / "mine"
+    blobs, mine = KeptBlobs(tmp_path), tmp_path / "mine"
+    leave(blobs.sessions, "1-0123456789abcdef", finished=b"one")
+    blobs.clean()
     (mine / ONE.file_name).mkdir(parents=True)
     with pytest.raises(StorageError, match=r"can't take over .*sha256-"):
-        Leftovers(tmp_path).take(left / ONE.file_name, mine)
+        blobs.take(ONE, mine)
+
+
+@pytest.mark.parametrize(("left", "is_used"), [(b"one", True), (b"two", False)])
+def test_what_a_killed_transfer_left_is_hashed_instead_of_copied(
+    store: Store, parent: Path, left: bytes, is_used: bool
+) -> None:
+    """No journal is needed: the blob has the name of its digest."""
+    leave(parent, "1-0123456789abcdef")
+    (parent / "1-0123456789abcdef" / ONE.file_name).write_bytes(left)
+    blob = Descriptor(media_type="x/y", digest=ONE, size=3)
+    with store.session() as session:
+        how = session.add(blob, BytesReader(b"one"))
+        assert (how is How.THERE) == is_used
+        session.publish(ModelName.parse("m"), Manifest(config=None, layers=(blob,)))
+    assert blob_path(store, b"one").read_bytes() == b"one"
 
 
 def test_a_folder_on_a_file_server_is_owned_by_the_lock_of_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Locks on folders stay on their machine there: another machine sees the file's lock only."""
-    monkeypatch.setattr(leftovers, "may_be_shared", lambda _: True)  # no server is needed to be one
-    folder, fd = make_owned_folder(tmp_path)
+    monkeypatch.setattr(kept, "may_be_shared", lambda _: True)  # no server is needed to be one
+    blobs = KeptBlobs(tmp_path)
+    folder, fd = make_owned_folder(blobs.sessions)
     (folder / "1").write_bytes(b"half")
     assert (folder / "owner").exists()
     other = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as any other machine could
     os.close(other)
     (folder / ONE.file_name).write_bytes(b"one")
-    Leftovers(tmp_path).clean()
+    blobs.clean()
     assert names(folder) == ["1", ONE.file_name]
     os.close(fd)  # the import was killed
-    Leftovers(tmp_path).clean()
-    assert names(folder) == [ONE.file_name]
-    (tmp_path / "mine").mkdir()
-    assert Leftovers(tmp_path).take(folder / ONE.file_name, tmp_path / "mine")
-    Leftovers(tmp_path).clean()
+    blobs.clean()
     assert not folder.exists()
+    assert names(blobs.left) == [ONE.file_name]

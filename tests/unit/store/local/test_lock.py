@@ -157,7 +157,7 @@ with open_store(sys.argv[1]).session() as session:
     assert (len(removal.removed), removal.reason) == (1, None)
 
 
-@pytest.mark.parametrize("name", ["", "tmp", "journal", "trash", "copies"])
+@pytest.mark.parametrize("name", ["", "tmp", "hints", "trash", "copies"])
 def test_nothing_is_written_through_a_link(store: Store, tmp_path: Path, name: str) -> None:
     (elsewhere := tmp_path / "elsewhere").mkdir()
     commit_model(store, "m", b"one")

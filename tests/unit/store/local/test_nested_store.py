@@ -32,6 +32,7 @@ OURS = [
     ".blobstore/copies/registry.ollama.ai/library/m/latest",
     ".blobstore/trash",
     ".blobstore/trash/0123456789abcdef",
+    ".blobstore/hints",
     ".blobstore/journal",
     ".blobstore/cache",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +26,6 @@ from blobstore.io.ranges import FileReader, real_path
 from blobstore.names import ModelName
 from blobstore.store.care.prune import prune
 from blobstore.store.care.verify import verify
-from blobstore.store.local import journal as journal_module
 from blobstore.store.local.store import Store
 
 TERABYTE = 2**40
@@ -59,10 +57,8 @@ def test_what_is_read_is_a_regular_file_up_to_a_limit(tmp_path: Path) -> None:
 
 def test_vast_files_of_ours_break_nothing(store: Store, tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source")
-    journal = vast(
-        store.root / ".blobstore/journal" / hashlib.sha256(os.fsencode(source)).hexdigest()
-    )
-    summaries = vast(store.root / ".blobstore/cache/summaries")
+    journal = vast(store.root / ".blobstore/hints/journal")
+    summaries = vast(store.root / ".blobstore/hints/summaries")
     blobstore.import_model(source, "m", store=store)
     copies = store.root / ".blobstore/copies" / "/".join(M.path_parts)
     copy = vast(copies / ("0" * 64))
@@ -75,10 +71,7 @@ def test_vast_files_of_ours_break_nothing(store: Store, tmp_path: Path) -> None:
     assert store.copies.of(M) == [store.manifests.read_bytes(M)]
     vast(copy)
     vast(summaries)
-    other = vast(store.root / ".blobstore/journal" / ("0" * 64))
-    (leftover,) = prune(store).leftovers
-    assert (leftover.path, leftover.reason) == (other, "a journal that is too large to be read")
-    assert not other.exists()
+    assert prune(store).leftovers == ()
     assert summaries.stat().st_size == 0
 
 
@@ -128,18 +121,6 @@ def test_of_a_manifest_with_a_hole_only_the_beginning_is_read(
         DocumentError, match="the manifest of m:latest is not valid JSON: it contains a NUL byte"
     ):
         store.manifest(M)
-
-
-def test_a_journal_of_empty_lines_is_read_in_linear_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No object is made for a line that is no entry: 120 MB of newlines took 20 s, and take 1 s."""
-    made: list[object] = []
-    monkeypatch.setattr(journal_module.JournalEntry, "parse", made.append)
-    path = tmp_path / hashlib.sha256(b"s").hexdigest()
-    path.write_bytes(b"\n" * 100_000)
-    assert journal_module.Journal(tmp_path, "s").find("0" * 64) is None
-    assert made == []
 
 
 def test_folders_are_made_without_recursion(tmp_path: Path) -> None:

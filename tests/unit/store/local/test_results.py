@@ -11,7 +11,7 @@ from support.stores import commit_model, unprivileged
 from blobstore.errors import LimitExceededError
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import prune
-from blobstore.store.local import results as module
+from blobstore.store.local import hints as module
 from blobstore.store.local.store import Store
 
 
@@ -25,7 +25,6 @@ def with_results(store: Store, name: str, blob: bytes) -> Digest:
     """Store a model with results; return the digest of its manifest."""
     digest = commit_model(store, name, blob).digest
     store.results.keep("quality", digest, b"quality")
-    store.results.keep("tensors", digest, b"tensors")
     return digest
 
 
@@ -47,9 +46,9 @@ def test_rm_removes_the_results_of_the_last_model_of_a_manifest(store: Store) ->
     digest, other = with_results(store, "m", b"one"), with_results(store, "n", b"two")
     store.copy("m", "second")
     store.remove("m")
-    assert len(kept(store)) == 4
+    assert len(kept(store)) == 2
     store.remove("second")
-    assert kept(store) == {f"{kind}/{other.hex}.json" for kind in ("quality", "tensors")}
+    assert kept(store) == {f"quality/{other.hex}.json"}
     assert store.results.read("quality", digest) is None
 
 
@@ -62,7 +61,7 @@ def test_prune_removes_the_results_of_manifests_that_are_gone(store: Store) -> N
     (folder / f"{digest.hex}.json.0123456789abcdef").write_bytes(b"unfinished")
     (folder / "notes.txt").write_bytes(b"of another program")
     prune(store)
-    found = {f"{kind}/{one.hex}.json" for kind in ("quality", "tensors") for one in (digest, other)}
+    found = {f"quality/{one.hex}.json" for one in (digest, other)}
     assert kept(store) == found | {"verify.json", "quality/notes.txt"}
 
 

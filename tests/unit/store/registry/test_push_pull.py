@@ -107,8 +107,8 @@ def test_notes_that_are_wrong_do_no_harm(store: Store, host: str) -> None:
     store.shares.add(Share(host, "never/was", manifest))
     store.shares.add(Share(host, "never/was", manifest))
     assert store.shares.read() == {Share(host, "never/was", manifest)}
-    path = store.root / ".blobstore" / "cache" / "shares"
-    path.write_text(path.read_text() + f"{host} ../? {manifest.hex}\nnonsense\n")
+    path = store.root / ".blobstore" / "hints" / "shares"
+    path.write_text(path.read_text() + f"{manifest.hex} {host} ../? {manifest.hex}\nnonsense\n")
     assert store.shares.read() == {Share(host, "never/was", manifest)}
     assert push("m", store, to=f"{host}/ns/m:a").blobs == {How.COPIED: 3}
     path.write_bytes(b"x" * 2**21)

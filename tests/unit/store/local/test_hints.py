@@ -1,0 +1,123 @@
+"""Hints: what was noted is found again, whatever else is in the file.
+
+A line is a hint and never an error.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blobstore.errors import StorageError
+from blobstore.names import Digest
+from blobstore.store.local import hints as module
+from blobstore.store.local.blobs import Stamp
+from blobstore.store.local.hints import HintFile
+from blobstore.store.local.journal import Journal, MadeBlob
+
+KEYS = [f"{number:064x}" for number in range(3)]
+
+
+def made(number: int, *, size: int = 100, is_durable: bool = True) -> MadeBlob:
+    """Return a blob that was made."""
+    digest = Digest.of(b"%d" % number)
+    return MadeBlob(digest, size, Stamp(1000 + number, 2**60 + number), is_durable)
+
+
+def test_a_journal_is_read_back(tmp_path: Path) -> None:
+    blobs = [made(0), made(1, size=0), made(2, size=10**15 - 1, is_durable=False)]
+    journal = Journal(HintFile(tmp_path / "hints" / "journal"))
+    journal.append([])
+    assert list(tmp_path.iterdir()) == []
+    for key, blob in zip(KEYS, blobs, strict=True):
+        journal.append([(key, made(9)), (key, blob)])
+    again = Journal(HintFile(tmp_path / "hints" / "journal"))
+    assert [again.find(key) for key in KEYS] == blobs
+    assert again.find("f" * 64) is None
+
+
+@pytest.mark.parametrize("text", ["", "x", made(0).encode().upper(), made(0).encode() + " 1"])
+def test_other_texts_are_not_blobs(text: str) -> None:
+    assert MadeBlob.parse(text) is None
+
+
+def test_a_file_that_was_torn_at_any_byte_loses_that_line_only(tmp_path: Path) -> None:
+    """A killed import, or a full disk, may end a file anywhere. The next import adds to it."""
+    path = tmp_path / "file"
+    HintFile(path).add([(KEYS[0], "first")])
+    whole = path.read_bytes()
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        HintFile(path).add([(KEYS[1], "second")])
+        expected = {KEYS[1]: "second"} | ({KEYS[0]: "first"} if end >= len(whole) - 1 else {})
+        assert HintFile(path).read() == expected, end
+
+
+LINE = b"%b text 00000000\n" % KEYS[2].encode()
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [b"", b"\n\n\n", bytes(10_000), bytes(range(256)) * 40, b"a" * 5_000_000, LINE, LINE.upper()],
+    ids=["nothing", "empty lines", "zeros", "noise", "one vast line", "a wrong sum", "capitals"],
+)
+def test_foreign_bytes_are_passed_over(tmp_path: Path, foreign: bytes) -> None:
+    path = tmp_path / "file"
+    HintFile(path).add([(KEYS[0], "first")])
+    path.write_bytes(foreign + b"\n" + path.read_bytes() + foreign)
+    HintFile(path).add([(KEYS[1], "second")])
+    assert HintFile(path).read() == {KEYS[0]: "first", KEYS[1]: "second"}
+
+
+def test_a_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LARGEST", 4000)
+    file = HintFile(tmp_path / "file")
+    for number in range(100):
+        file.add((key, str(number)) for key in KEYS)
+        assert (tmp_path / "file").stat().st_size < 4000
+    assert file.read() == dict.fromkeys(KEYS, "99")
+    file.add((f"{number:064x}", "another") for number in range(40))
+    file.add([(KEYS[0], "so many are forgotten")])
+    assert file.read() == {KEYS[0]: "so many are forgotten"}
+
+
+ADD = """
+import sys
+from pathlib import Path
+from blobstore.store.local.hints import HintFile
+for number in range(int(sys.argv[2]), int(sys.argv[2]) + 3000, 3):
+    HintFile(Path(sys.argv[1])).add((f"{one:064x}", str(one)) for one in range(number, number + 3))
+"""
+
+
+def test_two_processes_add_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    children = [
+        subprocess.Popen([sys.executable, "-c", ADD, str(path), start]) for start in ("0", "3000")
+    ]
+    assert [child.wait() for child in children] == [0, 0]
+    assert HintFile(path).read() == {f"{number:064x}": str(number) for number in range(6000)}
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "dangling link", "FIFO"])
+def test_something_else_in_its_place_stays(tmp_path: Path, kind: str) -> None:
+    path, outside = tmp_path / "file", tmp_path / "outside"
+    outside.write_bytes(b"mine")
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(outside if kind == "link" else tmp_path / "nowhere")
+    mode = path.lstat().st_mode
+    assert HintFile(path).read() == {}
+    with pytest.raises(StorageError) as caught:
+        HintFile(path).add([(KEYS[0], "first")])
+    assert caught.value.path == str(path)
+    assert path.lstat().st_mode == mode
+    assert outside.read_bytes() == b"mine"
+    assert not (tmp_path / "nowhere").exists()
