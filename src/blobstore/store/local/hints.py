@@ -6,8 +6,8 @@ none is made twice. ``summaries``: what a list shows of a model, by the sha256 o
 a key of 64 hex digits, a text, and the CRC-32 of both; the newest line of a key counts. Torn and
 foreign lines are ignored. A hint is never trusted over bytes.
 
-``.blobstore/results/`` has documents, made and read by views/*_records.py: what the last `verify` of
-the store found (``verify.json``), and what `quality` measured of a model, by the sha256 of its
+``.blobstore/results/`` has documents, made and read by views/*_records.py: what the last `verify`
+of the store found (``verify.json``), and what `quality` measured of a model, by the sha256 of its
 manifest (``quality/<hex>.json``). Each replaces the one before it.
 
 A manifest names its blobs by digest, so summaries and results stay right whatever happens to the
