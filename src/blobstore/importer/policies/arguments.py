@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
 from blobstore.errors import UsageError
+from blobstore.formats.quant import QuantType
 
 PolicyFunction = Callable[[str, tuple[int, ...], str], str | None]
 """Decides of an output tensor by its name, shape and dtype."""
 
 StrPath = str | os.PathLike[str]
+*_FIRST, _LAST = (kind.value for kind in QuantType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,7 @@ class ImportArguments(TypedDict, total=False):
 
     quant: Annotated[
         str | None,
-        Option(
-            "int4, int8, nvfp4, mxfp4 or mxfp8 [default: keep the weights as they are].", "TYPE"
-        ),
+        Option(f"{', '.join(_FIRST)} or {_LAST} [default: keep the weights as they are].", "TYPE"),
     ]
     group_size: Annotated[
         int | None,

@@ -32,7 +32,7 @@ from blobstore.errors import (
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.safetensors.codec import header_of
-from blobstore.formats.strictdocument import AtMost, Document, InvalidError, validated
+from blobstore.formats.strictdocument import AtMost, Document, InvalidError, check_of, validated
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.ranges import FileReader
 from blobstore.kernels.arrays import Array
@@ -47,7 +47,7 @@ _ESCAPED = re.compile(r"\[([*?[])\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Document):
     """One rule: a pattern in the shell's syntax, and a type, with a group size if it names one.
 
     The type None keeps the tensors.
@@ -56,6 +56,10 @@ class Rule:
     pattern: str
     quant_type: QuantType | None
     group_size: int | None = None
+
+    @classmethod
+    def checked(cls, value: Any) -> Rule:
+        return cls.parse(check_of(str)(value))
 
     @classmethod
     def parse(cls, text: str) -> Rule:
@@ -146,24 +150,7 @@ Source: CPython Lib/tomllib/_parser.py `key_value_rule`, `create_dict_rule`.
 
 
 @dataclass(frozen=True, slots=True)
-class _PolicyDocument(Document):
-    """A policy file."""
-
-    quant: str | None = None
-    method: str | None = None
-    groups: dict[str, int] = field(default_factory=dict)
-    rules: Annotated[list[str], AtMost(10_000)] = field(default_factory=list)
-
-    @classmethod
-    def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
-        fields = super(_PolicyDocument, cls).fields_of(value)
-        if others := [key for key in value if key not in cls.__slots__]:
-            raise InvalidError("Extra inputs are not permitted", others[0])
-        return fields
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyFile:
+class PolicyFile(Document):
     """What a policy file says; None where it says nothing.
 
     ``groups``: the group size to use for each type.
@@ -172,7 +159,21 @@ class PolicyFile:
     quant: str | None = None
     method: str | None = None
     groups: Mapping[QuantType, int] = field(default_factory=dict)
-    rules: tuple[Rule, ...] = ()
+    rules: Annotated[list[Rule], AtMost(10_000)] = field(default_factory=list)
+
+    @classmethod
+    def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if others := [key for key in value if key not in cls.__slots__]:
+            raise InvalidError("Extra inputs are not permitted", others[0])
+        fields = super(PolicyFile, cls).fields_of(value)
+        groups = {QuantType.parse(kind): size for kind, size in fields.get("groups", {}).items()}
+        for kind, size in groups.items():
+            Quantization(kind, size)  # which raises when the type has no such groups
+        if fields.get("method") is not None:
+            check_method(fields["method"])
+        if fields.get("quant") not in (None, "none"):
+            QuantType.parse(fields["quant"])
+        return {**fields, "groups": groups}
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> PolicyFile:
@@ -186,21 +187,10 @@ class PolicyFile:
             _check_size(reader, _LARGEST_FILE, "a policy")
             raw = reader.read(0, reader.size)
         try:
-            document = validated(
-                _PolicyDocument, parse_settings(raw, reader.name, "O1"), reader.name, "O1"
-            )
-            groups = {QuantType.parse(kind): size for kind, size in document.groups.items()}
-            for kind, size in groups.items():
-                Quantization(kind, size)
-            if document.method is not None:
-                check_method(document.method)
-            if document.quant not in (None, "none"):
-                QuantType.parse(str(document.quant))
-            rules = tuple(map(Rule.parse, document.rules))
+            return validated(cls, parse_settings(raw, reader.name, "O1"), reader.name, "O1")
         except BlobStoreError as error:
-            found = error.about(path=reader.name)
-            raise found if reader.name in error.message else found.at(reader.name) from None
-        return cls(document.quant, document.method, groups, rules)
+            named = error.about(path=reader.name)
+            raise named if reader.name in error.message else named.at(reader.name) from None
 
 
 def _check_size(reader: FileReader, most: int, what: str) -> None:

@@ -53,7 +53,7 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
         "int4",
         "search",
         {QuantType.INT4: 64, QuantType.INT8: 128},
-        (Rule("a", QuantType.INT8), Rule("*", None)),
+        [Rule("a", QuantType.INT8), Rule("*", None)],
     )
 
 
