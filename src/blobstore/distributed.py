@@ -181,7 +181,7 @@ def _made(
     share = sum(nbytes) // (_GROUPS * workers)
     groups = list(grouped(tasks, nbytes, max(1, min(share, _GROUP_BYTES))))
     numbers = [[task.number for task in group] for group in groups]
-    futures = client.map(make_blobs, numbers, retries=retries, pure=False, **how)
+    futures = client.map(make_group, numbers, retries=retries, pure=False, **how)
     places = dict(zip(futures, groups, strict=True))
     try:
         for future in as_completed(futures, loop=client.loop):
@@ -222,7 +222,7 @@ _turn = threading.Lock()
 beside each other would wait for Python's lock."""
 
 
-def make_blobs(
+def make_group(
     numbers: list[int],
     *,
     import_key: str,
@@ -236,9 +236,7 @@ def make_blobs(
     with _turn:
         _stop_profiler()
         plan, tasks = _planned(import_key, sent, open_source)
-        with store.session(plan.inventory.folder.key) as session:
-            made = make_tasks(plan, [tasks[n] for n in numbers], session, threads, memory)
-    return made
+        return make_tasks(plan, [tasks[n] for n in numbers], store, threads, memory)
 
 
 _plans: dict[str, tuple[ImportPlan, tuple[Task, ...]]] = {}

@@ -7,7 +7,7 @@ type than the model gets is refused first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Unpack
 
@@ -243,24 +243,38 @@ def make_blob(
     chosen = tuple(blob for blob in plan.blobs if blob.name == name)
     if not chosen:
         raise NotFoundError(f"the plan has no blob {name!r}", blob=name)
+    return make_blobs(plan, chosen, store, jobs=jobs, memory=memory, fetch=fetch)[0]
+
+
+def make_blobs(
+    plan: ImportPlan,
+    blobs: Sequence[PlannedBlob],
+    store: Home,
+    *,
+    jobs: int,
+    memory: int | None,
+    progress: Progress = silent,
+    verify_reuse: bool = False,
+    fetch: FetchOptions | None = None,
+) -> list[Digest]:
+    """Make tensor blobs of a plan, and leave them, durable, for a later session."""
     with store.session(plan.inventory.folder.key) as session:
         if not session.remembers:
             raise UsageError(
                 f"{store.address} does not remember what was made",
-                hint="Import into a store in a folder.",
+                hint="Work in a store in a folder, or in a bucket.",
             )
-        only = replace(plan, layers=chosen)
-        (blob,) = write_blobs(
-            only,
+        written = write_blobs(
+            replace(plan, layers=tuple(blobs)),
             session,
             jobs,
             working_memory(memory, jobs),
-            silent,
-            verify_reuse=False,
+            progress,
+            verify_reuse=verify_reuse,
             fetch=fetch,
-        ).blobs
+        )
         session.keep()
-    return blob.digest
+    return [blob.digest for blob in written.blobs]
 
 
 def run_plan(

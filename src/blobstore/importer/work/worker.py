@@ -16,7 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final
@@ -34,9 +34,8 @@ from blobstore.importer.model_names import check_tag, default_name
 from blobstore.importer.planfile import decode_plan, plan_bytes
 from blobstore.importer.planning.outputs import ImportPlan
 from blobstore.importer.recalling import WrittenBlobs
-from blobstore.importer.run import ImportResult, publish_plan, working_memory
+from blobstore.importer.run import ImportResult, make_blobs, publish_plan, working_memory
 from blobstore.importer.work.tasks import Task, grouped, shard_of, tasks_of
-from blobstore.importer.writing import write_blobs
 from blobstore.io.durable import make_folder, os_errors, read_own, replace_file
 from blobstore.io.workers import Progress, begun, each, silent, threads
 from blobstore.names import Digest, ModelName
@@ -297,12 +296,12 @@ def do_tasks(
     for group in grouped(tasks, [task.source_bytes for task in tasks], _AT_ONCE):
         with store.session(shared.plan.inventory.folder.key) as session:
             missing = shared.unfinished(group, session, store, verify=verify_reuse, jobs=workers)
-            nbytes = [sum(task.source_bytes for task in tasks) for tasks in (group, missing)]
-            progress(nbytes[0] - nbytes[1], "")
-            made = make_tasks(
-                shared.plan, missing, session, workers, budget, progress, verify_reuse=verify_reuse
-            )
-        for task, blobs in zip(missing, made, strict=True):  # they are durable now
+        nbytes = [sum(task.source_bytes for task in some) for some in (group, missing)]
+        progress(nbytes[0] - nbytes[1], "")
+        made = make_tasks(
+            shared.plan, missing, store, workers, budget, progress, verify_reuse=verify_reuse
+        )
+        for task, blobs in zip(missing, made, strict=True):
             shared.write_receipt(task, blobs)
         done += missing
     return done
@@ -311,29 +310,27 @@ def do_tasks(
 def make_tasks(
     plan: ImportPlan,
     tasks: Sequence[Task],
-    session: Session,
+    store: Home,
     jobs: int,
-    memory: int,
+    memory: int | None,
     progress: Progress = silent,
     *,
     verify_reuse: bool = False,
 ) -> list[list[Descriptor]]:
-    """Return the blobs of each task. They are durable when the session has ended.
-
-    Raises: UsageError for a store that does not remember what was made; as `write_blobs`.
-    """
-    if not session.remembers:
-        raise UsageError(
-            "the store does not remember what was made",
-            hint="Work in a store in a folder, or in a bucket.",
-        )
-    if not tasks:
+    """Return the blobs of each task, durable in the store. Raises: as `make_blobs`."""
+    planned = [blob for task in tasks for blob in task.blobs]
+    if not planned:
         return []
-    layers = tuple(blob for task in tasks for blob in task.blobs)
-    only = replace(plan, layers=layers)
-    written = write_blobs(only, session, jobs, memory, progress, verify_reuse=verify_reuse)
-    session.keep()
-    digests = iter([blob.digest for blob in written.blobs])
+    made = make_blobs(
+        plan,
+        planned,
+        store,
+        jobs=jobs,
+        memory=memory,
+        progress=progress,
+        verify_reuse=verify_reuse,
+    )
+    digests = iter(made)
     return [described(task, [next(digests) for _ in task.blobs]) for task in tasks]
 
 
