@@ -14,8 +14,7 @@ from support.plotted import SPECIFICATIONS
 
 import blobstore
 from blobstore.cli.main import run
-from blobstore.plots.specification import drawn_png
-from blobstore.plots.theme import THEMES
+from blobstore.plots.specification import THEMES, drawn_png
 from blobstore.store.local.store import Store
 from blobstore.web.pages import page_in_file
 

@@ -11,10 +11,7 @@ from blobstore.views.quantities import count, counted, size
 
 MOST_POINTS = 1500
 _HEIGHT = 360
-_HEAD, _FOOT = 16, 18
-"""Pixels above the largest error and below an error of 0, in which a name can be written."""
 _ROWS = 100
-_LETTER, _LINE = 6.6, 15.0
 
 
 def scatter(tensors: Iterable[TensorError]) -> Specification:
@@ -72,15 +69,13 @@ def frontier(models: Iterable[ModelPoint]) -> Specification:
         + "."
     )
     points, rows = [], []
-    for one, wide, narrow in zip(found, _labels(found, 800), _labels(found, 280), strict=True):
+    for one in found:
         error, nbytes = f"{one.relative_rmse:.3%}", size(one.nbytes)
         points.append(
             {
                 "x": one.nbytes,
                 "y": one.relative_rmse,
                 "type": family_of_type(one.type_name),
-                "wide": wide,
-                "narrow": narrow,
                 "name": one.name,
                 "tip": tip_of(one.name, f"{nbytes}, relative rmse {error}"),
             }
@@ -106,49 +101,3 @@ def _front(found: Sequence[ModelPoint]) -> list[ModelPoint]:
         if not front or one.relative_rmse < front[-1].relative_rmse:
             front.append(one)
     return front
-
-
-def _labels(found: Sequence[ModelPoint], width: int) -> list[str]:
-    """Return where each name is written in a plot of that width: '' where there is no room.
-
-    A name keeps away from the edges, from all points and from the names before it.
-    """
-    left, right = found[0].nbytes, max(one.nbytes for one in found)
-    top = max(one.relative_rmse for one in found) or 1.0
-    points = [
-        (
-            12 + (one.nbytes - left) / max(1, right - left) * (width - 24),
-            _HEAD + (1 - one.relative_rmse / top) * (_HEIGHT - 110 - _HEAD - _FOOT),
-        )
-        for one in found
-    ]
-    taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in points]
-    places = []
-    for index, one in enumerate(found):
-        x, y = points[index]
-        length = len(one.name) * _LETTER
-        # The front is a line to the right and down: names keep out of its way.
-        boxes = {
-            "left": (x - 6 - length, y, x - 6, y + _LINE),
-            "right": (x + 6, y - _LINE, x + 6 + length, y),
-            "below": (x - length / 2, y + 7, x + length / 2, y + 7 + _LINE),
-        }
-        place = next(
-            (
-                word
-                for word, box in boxes.items()
-                if box[0] >= 0
-                and box[2] <= width
-                and box[3] <= _HEIGHT - 110
-                and not any(_overlap(box, other) for i, other in enumerate(taken) if i != index)
-            ),
-            "",
-        )
-        places.append(place)
-        if place:
-            taken.append(boxes[place])
-    return places
-
-
-def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from blobstore.errors import UsageError
 from blobstore.plots.palette import COLOURS, OTHER, families
-from blobstore.plots.theme import Theme, configuration
 from blobstore.views.quantities import cut_text, printable
 
+Theme = Literal["light", "dark"]
+THEMES: tuple[Theme, ...] = ("light", "dark")
 Specification = dict[str, Any]
 """A Vega specification: JSON, ready to be parsed by Vega 6."""
 
@@ -65,6 +66,15 @@ def specification(
         **parts,
         "usermeta": {"table": {"columns": list(columns), "rows": _readable(list(rows))}},
     }
+
+
+def configuration(theme: Theme) -> dict[str, Any]:
+    """Return the Vega configuration of a theme: all colours and fonts that do not mean a type.
+
+    A page passes it when it parses a specification: ``vega.parse(specification, configuration)``.
+    """
+    configurations: dict[str, dict[str, Any]] = json.loads(_template("themes"))
+    return configurations[theme]
 
 
 @cache

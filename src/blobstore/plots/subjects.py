@@ -52,8 +52,7 @@ class TensorError:
         return cls(after.name, after.type_name, after.shape, relative)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPoint:
+class ModelPoint(NamedTuple):
     """A model among others: its bytes, and its error against one source for all of them.
 
     ``type_name``: the type of most of its weights. ``relative_rmse``: of all its weights.
@@ -65,8 +64,7 @@ class ModelPoint:
     relative_rmse: float
 
 
-@dataclass(frozen=True, slots=True)
-class ModelBytes:
+class ModelBytes(NamedTuple):
     """The bytes of a model's blobs: those that no other model needs, and those that others do."""
 
     name: str

@@ -34,47 +34,31 @@ def error_lines(
     rows: dict[str, list[Cell]] = {}
     for cell in found:
         rows.setdefault(cell.row, []).append(cell)
-    worst = sorted(rows, key=lambda row: -max(cell.error for cell in rows[row]))[:_MOST_ROWS]
-    shown = [row for row in rows if row in worst]
-    labels = row_labels(found)
+    largest = {row: max(cell.error for cell in rows[row]) for row in rows}
+    worst = sorted(rows, key=lambda row: -largest[row])[:_MOST_ROWS]
+    labels = {row: printable(label) for row, label in row_labels(found).items() if row in worst}
     layers = sorted({cell.column for cell in found if cell.column is not None})
-    longest = max(len(labels[row]) for row in shown)
-    names = min(longest, max(12, width - _FIGURE - 2 - max(_LEAST_BARS, len(layers))))
+    room_of_names = max(12, width - _FIGURE - 2 - max(_LEAST_BARS, len(layers)))
+    names = min(max(map(len, labels.values())), room_of_names)
     room = max(1, width - names - _FIGURE - 2)
     bars = max(1, min(len(layers), room))
     each = max(1, min(_WIDEST, room // bars))
-    levels = _Levels(highest, _ASCII if ascii_only else _BLOCKS, colours=colours)
-    first = f" of layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else ""
-    lines = [f"Relative rmse{first}, and the largest"[:width]]
-    for row in shown:
-        label = printable(labels[row])
-        label = (
-            label if len(label) <= names else f"{'~' if ascii_only else '…'}{label[1 - names :]}"
-        )
-        drawn = levels.drawn(_merged(rows[row], layers, bars), each)
-        largest = max(cell.error for cell in rows[row])
-        lines.append(f"{label:<{names}} {drawn} {largest:>{_FIGURE - 1}.3%}")
-    return lines
+    signs, cut = (_ASCII, "~") if ascii_only else (_BLOCKS, "…")
 
-
-class _Levels:
-    """How high bars are drawn."""
-
-    def __init__(self, highest: float, signs: str, *, colours: bool) -> None:
-        self._highest = highest
-        self._signs = signs
-        self._colours = colours
-
-    def drawn(self, values: Sequence[float | None], each: int) -> str:
-        """Return bars of ``each`` characters."""
-        return "".join(self._sign(value, each) for value in values)
-
-    def _sign(self, value: float | None, each: int) -> str:
+    def drawn(value: float | None) -> str:
         if value is None:
             return " " * each
-        level = min(len(self._signs) - 1, int(value / self._highest * len(self._signs)))
-        sign = self._signs[level] * each
-        return f"\x1b[{_COLOURS[level]}m{sign}\x1b[0m" if self._colours else sign
+        level = min(len(signs) - 1, int(value / highest * len(signs)))
+        sign = signs[level] * each
+        return f"\x1b[{_COLOURS[level]}m{sign}\x1b[0m" if colours else sign
+
+    first = f" of layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else ""
+    lines = [f"Relative rmse{first}, and the largest"[:width]]
+    for row, label in labels.items():
+        name = label if len(label) <= names else f"{cut}{label[1 - names :]}"
+        plot = "".join(map(drawn, _merged(rows[row], layers, bars)))
+        lines.append(f"{name:<{names}} {plot} {largest[row]:>{_FIGURE - 1}.3%}")
+    return lines
 
 
 def _merged(row: list[Cell], layers: Sequence[int], bars: int) -> list[float | None]:

@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from blobstore.errors import BlobStoreError
-from blobstore.plots.theme import THEMES, configuration
+from blobstore.plots.specification import THEMES, configuration
 from blobstore.store.ports import Readable
 from blobstore.web.api import OPENAPI, ROUTES, ApiRoute, openapi, parsed
 from blobstore.web.guard import Guard, Hosts

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.plots.palette import COLOURS, OTHER
-from blobstore.plots.specification import Specification
-from blobstore.plots.theme import THEMES, configuration
+from blobstore.plots.specification import THEMES, Specification, configuration
 from blobstore.views.quantities import cut_text, printable
 
 FOLDER = Path(__file__).parent / "static"

@@ -1,4 +1,4 @@
-"""Error against size: the front, points that stand for many, names that do not overlap."""
+"""Error against size: the front, points that stand for many."""
 
 from __future__ import annotations
 
@@ -54,14 +54,6 @@ def test_the_front_has_the_models_that_none_beats() -> None:
         "beaten too": "no",
     }
     assert spec["data"][1]["values"] == [{"x": 10, "y": 0.3}, {"x": 20, "y": 0.1}]
-
-
-def test_names_are_written_where_there_is_room() -> None:
-    near = [ModelPoint(f"a model with a long name {n}", "int4", 1000 + n, 0.1) for n in range(20)]
-    far = ModelPoint("far", "int8", 10_000, 0.01)
-    points = frontier([*near, far])["data"][0]["values"]
-    assert points[-1]["wide"]
-    assert 1 <= sum(bool(point["wide"]) for point in points) < 10
 
 
 def test_bars_begin_where_the_part_before_ends() -> None:

@@ -12,8 +12,8 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import QuantType
 from blobstore.plots.heatmap import errors
 from blobstore.plots.palette import COLOURS, OTHER, colour_of, family_of_type, ink_of
+from blobstore.plots.specification import THEMES, Theme, configuration
 from blobstore.plots.subjects import TensorError
-from blobstore.plots.theme import THEMES, Theme, configuration
 
 
 def contrast(one: str, other: str) -> float:
