@@ -39,11 +39,6 @@ def family_of_type(type_name: str) -> str:
     return "integers" if name.startswith(_INTEGERS) else "other"
 
 
-def colour_of(type_name: str) -> str:
-    """Return the colour of a type, as ``#rrggbb``."""
-    return COLOURS.get(family_of_type(type_name), OTHER)
-
-
 def ink_of(type_name: str) -> str:
     """Return the colour of text on a type's colour: black or white, whichever has more contrast."""
     return _WHITE if family_of_type(type_name) in _DARK else _BLACK

@@ -1,7 +1,7 @@
 """A treemap: the bytes of a model by module, coloured by type.
 
 A model of many tensors is drawn coarser, until there are few enough rectangles: first experts of a
-layer together, then whole parts of a layer, then whole layers, and the smallest modules together.
+layer together, then whole parts of a layer, then whole layers, and then all layers.
 Each rectangle is of one type, and the sum of all is the model's bytes.
 """
 
@@ -22,7 +22,7 @@ _HEIGHT = 480
 _HEADER = 16
 _LONGEST = 120
 _ROWS = 200
-_OTHERS = "other modules"
+_ALL = "all modules"
 
 
 class Rectangle(NamedTuple):
@@ -50,14 +50,15 @@ _COARSENESS: tuple[Callable[[str], str], ...] = (
 def rectangles(tensors: Iterable[Weighed], most: int = MOST_RECTANGLES) -> list[Rectangle]:
     """Return at most ``most`` rectangles, whose bytes are those of all the tensors.
 
-    They are sorted by module and part. Under the last coarseness, modules beyond the largest ones
-    are one, ``other modules``.
+    They are sorted by module and part. If there are more modules than that, all are one,
+    ``all modules``.
     """
     rows = [(*module_and_part(one.name), one.type_name, one.nbytes) for one in tensors]
     for coarser in _COARSENESS:
         if (found := _drawn(rows, coarser, most)) is not None:
             return sorted(found, key=natural)
-    return _with_others(_drawn(rows, _COARSENESS[-1], len(rows)) or [], most)
+    together = [(_ALL, "", type_name, nbytes) for _, _, type_name, nbytes in rows]
+    return sorted(_drawn(together, _COARSENESS[-1], len(rows)) or [], key=natural)
 
 
 def _drawn(rows: list[_Row], coarser: Callable[[str], str], most: int) -> list[Rectangle] | None:
@@ -75,20 +76,6 @@ def _drawn(rows: list[_Row], coarser: Callable[[str], str], most: int) -> list[R
         else:
             return None
     return [Rectangle(*place, number, total) for place, (number, total) in sums.items()]
-
-
-def _with_others(found: list[Rectangle], most: int) -> list[Rectangle]:
-    """Return the largest rectangles, and one of each type for all others."""
-    types = len({one.type_name for one in found})
-    order = sorted(found, key=lambda one: (-one.nbytes, one))
-    kept, others = order[: max(0, most - types)], order[max(0, most - types) :]
-    sums: dict[str, Rectangle] = {}
-    for one in others:
-        before = sums.get(one.type_name, Rectangle(_OTHERS, "", one.type_name, 0, 0))
-        sums[one.type_name] = before._replace(
-            tensors=before.tensors + one.tensors, nbytes=before.nbytes + one.nbytes
-        )
-    return sorted([*kept, *sums.values()], key=natural)
 
 
 def treemap(tensors: Iterable[Weighed], most: int = MOST_RECTANGLES) -> Specification:
@@ -151,7 +138,7 @@ def _tree(found: list[Rectangle], total: int, modules: list[str]) -> list[dict[s
             "short": _cut(name.rpartition(".")[2]),
             "tip": tip_of(_cut(place), f"{says} ({one.nbytes / total:.1%})"),
         }
-        if one.module != _OTHERS and len(place) <= _LONGEST and place.isprintable():
+        if one.module != _ALL and len(place) <= _LONGEST and place.isprintable():
             row["place"] = place  # by which a page lists its tensors
         rows.append(row)
     return rows

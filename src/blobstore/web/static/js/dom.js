@@ -34,7 +34,7 @@ export function choiceLink(href, onFollow, attributes, ...children) {
 }
 
 /** Return the children that are there: numbers as text, without absent ones. */
-export function nodes(children) {
+function nodes(children) {
   const found = children.flat();
   return found
     .filter((child) => child !== null && child !== undefined && child !== false)

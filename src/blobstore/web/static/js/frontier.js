@@ -75,13 +75,10 @@ function rows(found) {
 
 /** Return whether no other model is smaller and better. */
 function isFront(model, error, found) {
-  if (error === null || model.size === null) return false;
-  return !found.some(
-    (other) =>
-      other.error !== null &&
-      other.model.size !== null &&
-      other.model.size <= (model.size) &&
-      other.error <= error &&
-      (other.model.size < (model.size) || other.error < error),
-  );
+  const isBetter = (other) =>
+    other.error !== null &&
+    other.model.size <= model.size &&
+    other.error <= error &&
+    (other.model.size < model.size || other.error < error);
+  return error !== null && !found.some(isBetter);
 }

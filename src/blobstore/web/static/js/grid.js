@@ -34,18 +34,18 @@ export class Grid {
   }
 
   /** Show other rows, from the first one on. */
-  show(items, { keep = false } = {}) {
+  show(items) {
     this.#items = items;
-    this.#active = Math.max(0, Math.min(keep ? this.#active : 0, items.length - 1));
+    this.#active = 0;
     this.root.setAttribute("aria-rowcount", String(items.length + 1));
     this.body.style.height = `${items.length * this.#rowHeight()}px`;
-    if (!keep) this.root.scrollTop = 0;
+    this.root.scrollTop = 0;
     for (const row of this.#drawn.values()) row.remove();
     this.#drawn.clear();
     this.#draw();
   }
 
-  /** Draw again what depends on `isChosen` and `rowClass`. */
+  /** Draw again what depends on `isChosen`. */
   refresh() {
     for (const [item, row] of this.#drawn) this.#mark(item, row);
   }
@@ -122,7 +122,7 @@ export class Grid {
     const cells = this.options.columns.map((column) =>
       el("div", { role: "gridcell", class: `cell ${column.key}` }, column.cell(item)),
     );
-    const row = el("div", { role: "row" }, cells);
+    const row = el("div", { role: "row", class: "grid-row" }, cells);
     this.#mark(item, row);
     this.#drawn.set(item, row);
     this.body.append(row);
@@ -130,7 +130,6 @@ export class Grid {
   }
 
   #mark(item, row) {
-    row.className = `grid-row ${this.options.rowClass?.(item) ?? ""}`;
     if (this.options.isChosen) {
       row.setAttribute("aria-selected", String(this.options.isChosen(item)));
     }

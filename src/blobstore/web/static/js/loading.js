@@ -4,7 +4,7 @@ import { ApiError } from "./api.js";
 import { el, isolated, visible } from "./dom.js";
 
 /** Fill a place with what a promise gives; an error is shown there, with a button to try again. */
-export async function fill(place, get, draw, expected = () => null) {
+export async function fill(place, get, draw) {
   place.setAttribute("aria-busy", "true");
   if (!place.hasChildNodes()) place.append(el("p", { class: "waiting" }, "Loading …"));
   try {
@@ -14,8 +14,7 @@ export async function fill(place, get, draw, expected = () => null) {
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") return;
     if (!(error instanceof ApiError)) reportError(error);
-    const known = error instanceof ApiError ? expected(error) : null;
-    place.replaceChildren(known ?? failure(error, () => fill(place, get, draw, expected)));
+    place.replaceChildren(failure(error, () => fill(place, get, draw)));
   } finally {
     place.removeAttribute("aria-busy");
   }
@@ -47,7 +46,7 @@ export function failure(error, again) {
 }
 
 /** Return a hint whose `commands` are set as code. */
-export function hinted(hint) {
+function hinted(hint) {
   const parts = visible(hint).split(/`([^`]+)`/);
   return el("p", { class: "hint" }, parts.map((part, i) => (i % 2 ? el("code", {}, part) : part)));
 }

@@ -126,7 +126,6 @@ const TABLE = {
         model.modified ? el("time", { datetime: model.modified, title: model.modified }, age(model.modified)) : "",
     },
   ],
-  rowClass: (model) => (model.error ? "broken" : ""),
 };
 
 await fill(byId("models"), () => ask("models"), show);
