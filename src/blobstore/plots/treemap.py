@@ -7,6 +7,7 @@ Each rectangle is of one type, and the sum of all is the model's bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -64,18 +65,15 @@ def rectangles(tensors: Iterable[Weighed], most: int = MOST_RECTANGLES) -> list[
 def _drawn(rows: list[_Row], coarser: Callable[[str], str], most: int) -> list[Rectangle] | None:
     """Return the rectangles of one coarseness, unsorted; None if there are more than ``most``."""
     parts = {part: coarser(part) for part in {part for _, part, _, _ in rows}}  # few: layers repeat
-    sums: dict[tuple[str, str, str], list[int]] = {}
+    numbers: Counter[tuple[str, str, str]] = Counter()
+    sums: Counter[tuple[str, str, str]] = Counter()
     for module, part, type_name, nbytes in rows:
         place = (module, parts[part], type_name)
-        if place in sums:
-            found = sums[place]
-            found[0] += 1
-            found[1] += nbytes
-        elif len(sums) < most:
-            sums[place] = [1, nbytes]
-        else:
-            return None
-    return [Rectangle(*place, number, total) for place, (number, total) in sums.items()]
+        numbers[place] += 1
+        sums[place] += nbytes
+    if len(sums) > most:
+        return None
+    return [Rectangle(*place, numbers[place], sums[place]) for place in sums]
 
 
 def treemap(tensors: Iterable[Weighed], most: int = MOST_RECTANGLES) -> Specification:
@@ -109,11 +107,10 @@ def treemap(tensors: Iterable[Weighed], most: int = MOST_RECTANGLES) -> Specific
 
 
 def _shares(found: list[Rectangle], total: int) -> str:
-    sums: dict[str, int] = {}
+    sums: Counter[str] = Counter()
     for one in found:
-        sums[one.type_name] = sums.get(one.type_name, 0) + one.nbytes
-    order = sorted(sums.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} {nbytes / total:.1%}" for name, nbytes in order)
+        sums[one.type_name] += one.nbytes
+    return ", ".join(f"{name} {nbytes / total:.1%}" for name, nbytes in sums.most_common())
 
 
 def _tree(found: list[Rectangle], total: int, modules: list[str]) -> list[dict[str, Any]]:

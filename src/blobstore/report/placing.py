@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,8 +22,7 @@ def check_place(path: str, *, force: bool) -> None:
         hint = "Name a file, such as report.html."
         raise UsageError(f"{path!r} is not the path of a file", path=path, hint=hint)
     with os_errors("write", path):
-        if not stat.S_ISDIR(Path(path).parent.stat().st_mode):
-            raise _no_folder(path)
+        os.stat(f"{Path(path).parent}/.")  # noqa: PTH116  # a file there is an error
         with suppress(FileNotFoundError):
             os.lstat(path)  # the name may be too long
         check_regular(path)
@@ -35,9 +32,9 @@ def check_place(path: str, *, force: bool) -> None:
 
 def check_folder(path: str) -> None:
     """Raise StorageError if something other than a folder is there."""
-    if os.path.lexists(path) and not Path(path).is_dir():
-        with os_errors("make the folder", path):
-            raise _no_folder(path)
+    with os_errors("make the folder", path):
+        if os.path.lexists(path):
+            os.stat(f"{path}/.")  # noqa: PTH116  # a file there is an error
 
 
 def place_file(path: Path, data: bytes, *, force: bool = False) -> None:
@@ -55,10 +52,6 @@ def place_file(path: Path, data: bytes, *, force: bool = False) -> None:
             add_file(path, data, temporary=temporary, syncs=True)
         except FileExistsError as error:
             raise _exists(os.fspath(path)) from error
-
-
-def _no_folder(path: str) -> NotADirectoryError:
-    return NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
 
 
 def _exists(path: str) -> UsageError:
