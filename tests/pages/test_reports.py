@@ -90,7 +90,8 @@ _CUT = """() => [...document.querySelectorAll(".plot")].flatMap((plot) => {
   const box = plot.querySelector("svg").getBoundingClientRect();
   const isCut = ({ left, right }) => left < box.left - 2 || right > box.right + 2;
   return [...plot.querySelectorAll("svg text")]
-    .filter((text) => text.textContent && isCut(text.getBoundingClientRect()))
+    .filter((text) => text.textContent && text.getAttribute("opacity") !== "0")
+    .filter((text) => isCut(text.getBoundingClientRect()))
     .map((text) => `${plot.parentElement.innerText}: ${text.textContent}`);
 })"""
 

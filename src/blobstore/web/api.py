@@ -7,7 +7,7 @@ functions.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import parse_qs
@@ -19,18 +19,18 @@ from blobstore.errors import UnsupportedSourceError, UsageError, quoted
 from blobstore.inspection.diff import ModelDiff, diff_models
 from blobstore.inspection.distributions import ValueDistribution, distribution_of
 from blobstore.inspection.listing import BrokenModel, ListedModel, list_models
-from blobstore.names import Digest
 from blobstore.plots.bars import shared
 from blobstore.plots.heatmap import errors
 from blobstore.plots.histograms import distribution
 from blobstore.plots.points import frontier
+from blobstore.plots.specification import Specification
 from blobstore.plots.subjects import ModelBytes, ModelPoint, TensorError
 from blobstore.store.care.usage import Usage, measure_usage
 from blobstore.views.api_documents import ModelAnswer, Problem, TensorColumns, TensorDistribution
 from blobstore.views.documents import encoded, schema_of
 from blobstore.views.quality_records import KeptQuality, kept_quality
 from blobstore.views.verify_records import KeptVerify, kept_verify
-from blobstore.web.served import Answer, Served, ServedModel, in_json
+from blobstore.web.served import Served, ServedModel, in_json
 
 OPENAPI = "/api/openapi.json"
 _MAX_FIELDS = 64
@@ -53,6 +53,14 @@ class Query(BaseModel):
     """No parameters; subclasses add theirs."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @property
+    def models(self) -> list[str]:
+        """The names of models that it has, each once in a list."""
+        values = [value for name, value in self if name != "tensor"]
+        if values and isinstance(values[0], list):
+            return list(dict.fromkeys(values[0]))
+        return values
 
 
 _Name = Annotated[
@@ -117,26 +125,29 @@ def parsed(query: bytes, kind: type[Query]) -> Query:
 class ApiRoute:
     """An address of the API.
 
-    ``kind``: the type of the answer; ``answer`` makes it of a home and the query. ``is_slow``: it
-    reads weights.
+    ``kind``: the type of the answer; ``answer`` makes it, or its JSON, of a home, the query and the
+    models that this names. ``is_fixed``: it changes with these alone. ``is_slow``: reads weights.
     """
 
     path: str
     what: str
     kind: Any
-    answer: Callable[[Served, Any], Answer]
+    answer: Callable[..., Any]
     query: type[Query] = Query
+    is_fixed: bool = False
     is_slow: bool = False
 
+    def body(self, served: Served, query: Query, models: Sequence[ServedModel]) -> bytes:
+        """Return the answer as JSON. Raises: BlobStoreError."""
+        document = self.answer(served, query, *models)
+        return document if isinstance(document, bytes) else in_json(document)
 
-def _models(served: Served, _query: Query) -> Answer:
-    def listed() -> bytes:
-        models = list_models(served.home)
-        if not models:
-            served.require()
-        return in_json([_without_folders(served, model) for model in models])
 
-    return Answer(listed)
+def _models(served: Served, _query: Query) -> list[Any]:
+    models = list_models(served.home)
+    if not models:
+        served.require()
+    return [_without_folders(served, model) for model in models]
 
 
 def _without_folders(served: Served, model: ListedModel | BrokenModel) -> Any:
@@ -147,87 +158,60 @@ def _without_folders(served: Served, model: ListedModel | BrokenModel) -> Any:
     return document
 
 
-def _model(served: Served, query: _Named) -> Answer:
-    model = served.find(query.name)
-
-    def body() -> bytes:
-        facts = served.open(model).document()
-        return in_json({"name": str(model.name), **facts, "packed": model.is_packed})
-
-    return Answer(body, model.tag)
+def _model(served: Served, _query: Query, model: ServedModel) -> dict[str, Any]:
+    facts = served.open(model).document()
+    return {"name": str(model.name), **facts, "packed": model.is_packed}
 
 
-def _tensors(served: Served, query: _OfModel) -> Answer:
-    model = served.find(query.model)
-    opened = lambda: served.open(model).columns_of(model.name, model.digest)  # noqa: E731
-    return Answer(opened, model.tag)
+def _tensors(served: Served, _query: Query, model: ServedModel) -> bytes:
+    return served.open(model).columns_of(model.name, model.digest)
 
 
-def _measured(served: Served, model: ServedModel, tensor: str) -> ValueDistribution:
-    with served.tensor(model, tensor) as opened:
+def _measured(served: Served, query: _OfTensor, model: ServedModel) -> ValueDistribution:
+    with served.tensor(model, query.tensor) as opened:
         return distribution_of(opened)
 
 
-def _distribution(served: Served, query: _OfTensor) -> Answer:
-    model = served.find(query.model)
-
-    def body() -> bytes:
-        result = _measured(served, model, query.tensor)
-        return in_json(TensorDistribution(model.name, model.digest, result))
-
-    return Answer(body, model.tag)
+def _distribution(served: Served, query: _OfTensor, model: ServedModel) -> TensorDistribution:
+    return TensorDistribution(model.name, model.digest, _measured(served, query, model))
 
 
-def _quality(served: Served, query: _OfModel) -> Answer:
-    model = served.find(query.model)
-    return Answer(lambda: in_json(kept_quality(served.home, model.name, model.digest)))
+def _quality(served: Served, _query: Query, model: ServedModel) -> KeptQuality:
+    return kept_quality(served.home, model.name, model.digest)
 
 
-def _diff(served: Served, query: _Pair) -> Answer:
-    a, b = served.find(query.a), served.find(query.b)
-    tag = Digest.of(f"{a.name} {a.tag} {b.name} {b.tag}".encode()).hex
-    return Answer(lambda: in_json(diff_models(a.name, b.name, store=served.home)), tag)
+def _diff(served: Served, _query: Query, a: ServedModel, b: ServedModel) -> ModelDiff:
+    return diff_models(a.name, b.name, store=served.home)
 
 
-def _usage_of(served: Served) -> Usage:
+def _usage(served: Served, _query: Query) -> Usage:
     """Return what the blobs of the store take; lower stores are not counted."""
     served.require()
     return measure_usage(served.upper)
 
 
-def _treemap_plot(served: Served, query: _OfModel) -> Answer:
-    model = served.find(query.model)
-    return Answer(lambda: served.open(model).treemap, model.tag)
+def _treemap_plot(served: Served, _query: Query, model: ServedModel) -> bytes:
+    return served.open(model).treemap
 
 
-def _errors_plot(served: Served, query: _OfModel) -> Answer:
-    model = served.find(query.model)
-    return Answer(
-        lambda: in_json(errors(map(TensorError.of_document, _kept(served, model)["tensors"])))
+def _errors_plot(served: Served, _query: Query, model: ServedModel) -> Specification:
+    return errors(map(TensorError.of_document, _kept(served, model)["tensors"]))
+
+
+def _distribution_plot(served: Served, query: _OfTensor, model: ServedModel) -> Specification:
+    return distribution(_measured(served, query, model))
+
+
+def _frontier_plot(served: Served, _query: Query, *models: ServedModel) -> Specification:
+    return frontier([_point(served, model) for model in models])
+
+
+def _shared_plot(served: Served, query: Query) -> Specification:
+    return shared(
+        ModelBytes(str(one.name), one.unique, one.shared)
+        for one in _usage(served, query).models
+        if one.unique is not None and one.shared is not None
     )
-
-
-def _distribution_plot(served: Served, query: _OfTensor) -> Answer:
-    model = served.find(query.model)
-    return Answer(lambda: in_json(distribution(_measured(served, model, query.tensor))), model.tag)
-
-
-def _frontier_plot(served: Served, query: _OfModels) -> Answer:
-    models = [served.find(name) for name in dict.fromkeys(query.model)]
-    return Answer(lambda: in_json(frontier([_point(served, one) for one in models])))
-
-
-def _shared_plot(served: Served, _query: Query) -> Answer:
-    def body() -> bytes:
-        return in_json(
-            shared(
-                ModelBytes(str(one.name), one.unique, one.shared)
-                for one in _usage_of(served).models
-                if one.unique is not None and one.shared is not None
-            )
-        )
-
-    return Answer(body)
 
 
 def _point(served: Served, model: ServedModel) -> ModelPoint:
@@ -248,25 +232,28 @@ def _kept(served: Served, model: ServedModel) -> Mapping[str, Any]:
     return result
 
 
-def _plot(
-    kind: str, what: str, answer: Any, query: type[Query] = Query, *, is_slow: bool = False
-) -> ApiRoute:
+def _plot(kind: str, what: str, answer: Any, query: type[Query] = Query, **more: bool) -> ApiRoute:
     says = f"{what}: a specification of Vega."
-    return ApiRoute(f"/api/plots/{kind}", says, dict[str, Any], answer, query, is_slow)
+    return ApiRoute(f"/api/plots/{kind}", says, dict[str, Any], answer, query, **more)
 
 
 ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
         "/api/models", "All models, sorted by name.", list[ListedModel | BrokenModel], _models
     ),
-    ApiRoute("/api/model", "A model without its tensors.", ModelAnswer, _model, _Named),
-    ApiRoute("/api/tensors", "The tensors of a model.", TensorColumns, _tensors, _OfModel),
+    ApiRoute(
+        "/api/model", "A model without its tensors.", ModelAnswer, _model, _Named, is_fixed=True
+    ),
+    ApiRoute(
+        "/api/tensors", "The tensors of a model.", TensorColumns, _tensors, _OfModel, is_fixed=True
+    ),
     ApiRoute(
         "/api/distribution",
         "How the values of a tensor are distributed.",
         TensorDistribution,
         _distribution,
         _OfTensor,
+        is_fixed=True,
         is_slow=True,
     ),
     ApiRoute(
@@ -276,26 +263,30 @@ ROUTES: tuple[ApiRoute, ...] = (
         _quality,
         _OfModel,
     ),
-    ApiRoute("/api/diff", "How model b differs from a.", ModelDiff, _diff, _Pair, is_slow=True),
     ApiRoute(
-        "/api/usage",
-        "What blobs take.",
-        Usage,
-        lambda served, _: Answer(lambda: in_json(_usage_of(served))),
+        "/api/diff",
+        "How model b differs from a.",
+        ModelDiff,
+        _diff,
+        _Pair,
+        is_fixed=True,
+        is_slow=True,
     ),
+    ApiRoute("/api/usage", "What blobs take.", Usage, _usage),
     ApiRoute(
         "/api/damage",
         "The last result of `blobstore verify` for the store.",
         KeptVerify,
-        lambda served, _: Answer(lambda: in_json(kept_verify(served.home))),
+        lambda served, _: kept_verify(served.home),
     ),
-    _plot("treemap", "Bytes by module", _treemap_plot, _OfModel),
+    _plot("treemap", "Bytes by module", _treemap_plot, _OfModel, is_fixed=True),
     _plot("errors", "Errors by layer, as `blobstore quality` kept them", _errors_plot, _OfModel),
     _plot(
         "distribution",
         "The values and codes of a tensor",
         _distribution_plot,
         _OfTensor,
+        is_fixed=True,
         is_slow=True,
     ),
     _plot(
@@ -311,7 +302,8 @@ ROUTES: tuple[ApiRoute, ...] = (
 def answered(served: Served, path: str, **query: str) -> Any:
     """Return the document at an address below ``/api/``. Raises: as its route."""
     route = next(one for one in ROUTES if one.path == f"/api/{path}")
-    return json.loads(route.answer(served, route.query.model_validate(query)).body())
+    given = route.query.model_validate(query)
+    return json.loads(route.body(served, given, list(map(served.find, given.models))))
 
 
 _PROBLEMS = {

@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from blobstore._version import __version__
 from blobstore.errors import BlobStoreError
 from blobstore.plots.specification import THEMES, configuration
 from blobstore.store.ports import Readable
@@ -74,14 +75,18 @@ def application(home: Readable, hosts: Hosts, *, more: Iterable[BaseRoute] = ())
 
 def _api(route: ApiRoute, served: Served, threads: CapacityLimiter) -> _Handler:
     def made(request: Request) -> Response:
+        tag = None
         try:
-            answer = route.answer(served, parsed(request.scope["query_string"], route.query))
-            if answer.tag is not None and is_known(answer.tag, request):
-                return unchanged(answer.tag)
-            body = answer.body()
+            query = parsed(request.scope["query_string"], route.query)
+            models = [served.find(name) for name in query.models]
+            if route.is_fixed:
+                tag = "-".join([*(model.digest.hex for model in models), __version__])
+                if is_known(tag, request):
+                    return unchanged(tag)
+            body = route.body(served, query, models)
         except BlobStoreError as error:
             return problem_of(error, served.without_folders)
-        return with_tag(body, answer.tag or hashlib.sha256(body).hexdigest(), _JSON, request)
+        return with_tag(body, tag or hashlib.sha256(body).hexdigest(), _JSON, request)
 
     async def handle(request: Request) -> Response:
         return await anyio.to_thread.run_sync(made, request, limiter=threads)

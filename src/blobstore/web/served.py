@@ -6,13 +6,12 @@ import json
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from blobstore._version import __version__
 from blobstore.errors import (
     StorageError,
     TensorNotFoundError,
@@ -39,17 +38,6 @@ _LOCKS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A document in JSON, made by ``body`` when it is needed.
-
-    ``tag`` changes with the document; None: it is the digest of the body.
-    """
-
-    body: Callable[[], bytes]
-    tag: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model, the part of the home that has it, and the bytes of its manifest."""
 
@@ -58,11 +46,6 @@ class ServedModel:
     raw: bytes
     digest: Digest
     is_packed: bool
-
-    @property
-    def tag(self) -> str:
-        """Changes with the answers about the model, also with an update of blobstore."""
-        return f"{self.digest.hex}-{__version__}"
 
     def stored(self) -> StoredModel:
         """Return what the manifest means. Raises: DocumentError."""
