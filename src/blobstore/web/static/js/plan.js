@@ -46,7 +46,7 @@ function showPlan(place, plan) {
   ];
   const rows = () =>
     plan.largest.map(([name, ...cells]) => [el("span", { class: "module" }, isolated(name)), ...cells]);
-  const picture = el("div");
+  const picture = el("div", { class: "listed" });
   place.append(
     facts(known),
     ...plan.notes.map((note) => el("p", {}, visible(note))),
