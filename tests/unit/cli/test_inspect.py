@@ -324,7 +324,7 @@ def test_inspecting_loads_neither_numpy_nor_a_web_client(tmp_path: Path) -> None
 import sys
 from blobstore.cli.main import run
 assert run(["inspect", sys.argv[1], "--tensors", "--tree"]) == 0
-heavy = {"numpy", "mlx", "torch", "http.client", "blobstore.formats.documents", "blobstore.kernels"}
+heavy = {"numpy", "mlx", "torch", "http.client", "pydantic", "blobstore.kernels"}
 assert not heavy & set(sys.modules)
 """
     folder = write_sparse_folder(
