@@ -118,7 +118,7 @@ def line_of(
 ) -> ListedModel:
     """Return a model's line, whose tensors were read. Raises: as `summarize`, for its config."""
     config = StoredModel(name, manifest, store).config
-    weights = weights_by_type(tensors)
+    weights = _weights_of(tensors)
     return ListedModel(
         name=name,
         id=manifest.digest,
@@ -225,16 +225,11 @@ def model_type(config: ModelConfig, counts: Mapping[str, int]) -> str:
     return min(counts, key=lambda kind: (kind not in _QUANTIZED, -counts[kind], kind))
 
 
-def weights_by_type(tensors: Iterable[_Typed]) -> dict[str, int]:
-    """Return the number of weights of each quantized type or dtype, the most frequent first."""
-    return dict(sorted(_weights_of(tensors).items(), key=lambda item: (-item[1], item[0])))
-
-
-def _weights_of(tensors: Iterable[_Typed]) -> dict[str, int]:
-    weights: dict[str, int] = {}
+def _weights_of(tensors: Iterable[_Typed]) -> Counter[str]:
+    """Return the number of weights of each quantized type or dtype."""
+    weights: Counter[str] = Counter()
     for tensor in tensors:
-        kind = tensor.type_name
-        weights[kind] = weights.get(kind, 0) + tensor.parameters
+        weights[tensor.type_name] += tensor.parameters
     return weights
 
 
