@@ -9,8 +9,8 @@ own; nothing in it is escaped. ``#`` begins a comment where a command could begi
 PARAMETER and MESSAGE have one more word before the value. A line ends with LF, CR or both.
 Characters that do not print are left out. Source: ollama/ollama@00dc3af8 parser/parser.go
 `ParseFile`, read as a grammar. It differs on purpose: bytes that are not text in the file's
-encoding are refused (Ollama puts U+FFFD into the prompt), several spaces may stand before the second
-word (Ollama reads an empty word), and characters that do not print may stand in a command's word.
+encoding are refused (Ollama puts U+FFFD into the prompt), several spaces may stand before the
+second word (Ollama reads an empty word), and characters that do not print may stand in a command.
 """
 
 from __future__ import annotations
