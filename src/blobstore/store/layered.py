@@ -28,10 +28,10 @@ from blobstore.store.ports import (
     Readable,
     Removal,
     Session,
+    Signatures,
     publish_named,
     unique,
 )
-from blobstore.store.signature_port import Signatures
 
 _T = TypeVar("_T")
 

@@ -58,9 +58,9 @@ from blobstore.store.sessions import (
     How as How,
     Intake as Intake,
     Session as Session,
+    Signatures as Signatures,
     Writer as Writer,
 )
-from blobstore.store.signature_port import Signatures
 
 
 @dataclass(frozen=True, slots=True)

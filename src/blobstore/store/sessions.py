@@ -1,4 +1,4 @@
-"""Sessions of a store: the half of the ports that writes. See ports.py."""
+"""Sessions of a store, and its signatures: parts of the ports. See ports.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from blobstore.errors import NotFoundError
 from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.formats.signatures import Signature
 from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
 from blobstore.io.ranges import BytesReader, OpenReader
@@ -180,4 +181,26 @@ class Session(Intake, Protocol):
         CorruptDataError if a blob of the manifest is neither in the session nor in the home with
         its size; LimitExceededError for a manifest that could not be read back; StorageError. The
         name keeps its manifest then.
+        """
+
+
+class Signatures(Protocol):
+    """Signatures of manifests, by digest.
+
+    They may come before the manifest: a model that must be signed is never visible without them.
+    """
+
+    def read(self, name: ModelName, digest: Digest) -> Sequence[Signature]:
+        """Return the signatures of a manifest that ``name`` has, or will have.
+
+        They are not verified. Homes that keep signatures by the digest alone ignore ``name``.
+
+        Raises: CorruptDataError, LimitExceededError if they can't be read; StorageError,
+        RemoteError.
+        """
+
+    def add(self, name: ModelName, digest: Digest, signatures: Sequence[Signature]) -> int:
+        """Add those signatures that the home lacks, durably; return how many these are.
+
+        Raises: LimitExceededError for too many of one manifest; StorageError, RemoteError.
         """

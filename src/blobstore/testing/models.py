@@ -24,6 +24,9 @@ from blobstore.errors import (
 from blobstore.formats.documents import Manifest
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
+from blobstore.store.care.prune import prune
+from blobstore.store.care.usage import measure_usage
+from blobstore.store.care.verify import verify
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home, How, Session
 from blobstore.store.transfer import transfer
@@ -234,6 +237,28 @@ class ModelTests(HomeTests):
         home.remove("m")
         assert Digest.of(b"one").hex in home.blobs.digests()
         assert blobs_of(home, "n") == [b"one"]
+
+    # Care
+
+    def test_care(self, home: Home) -> None:
+        """Blobs are checked, counted, and spared by a clean-up as long as a model needs them."""
+        commit(home, "m", b"one", b"shared", with_config=False)
+        commit(home, "n", b"three", b"shared", with_config=False)
+        found = verify(home)
+        assert (found.is_sound, found.checked, found.nbytes) == (True, 3, 14)
+        usage = measure_usage(home)
+        assert (usage.blobs, usage.nbytes) == (3, 14)
+        counted = {one.name.model: (one.nbytes, one.unique) for one in usage.models}
+        assert counted == {"m": (9, 3), "n": (11, 5)}
+        home.remove("m")
+        if home.upper.care().can_prune:
+            prune(home, grace_s=0, sole_owner=True)
+            assert measure_usage(home).reclaimable == 0
+        else:
+            with pytest.raises(UsageError):
+                prune(home)
+        assert verify(home, ["n"]).is_sound
+        assert blobs_of(home, "n") == [b"three", b"shared"]
 
 
 class TransferTests(HomeTests):

@@ -15,8 +15,7 @@ from blobstore.errors import SignatureError, UsageError
 from blobstore.formats.signatures import DockerReference, Payload, Signature
 from blobstore.names import Digest, ModelName
 from blobstore.store.holders import holder_of
-from blobstore.store.ports import Home, Readable
-from blobstore.store.signature_port import Signatures
+from blobstore.store.ports import Home, Readable, Signatures
 from blobstore.store.signing.key_pairs import PrivateKey
 from blobstore.store.signing.signature_policy import Accepted, SignaturePolicy
 
