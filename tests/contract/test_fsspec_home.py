@@ -14,25 +14,23 @@ import pytest
 from blobstore.errors import BlobStoreError, ModelNotFoundError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.hashing.stage import HashStage
-from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import verify
 from blobstore.store.ports import (
+    Blobs,
     Expected,
     Home,
     How,
+    Manifests,
     Removal,
     Session,
     blob_not_found,
     check_blob_size,
-    check_document_size,
     check_expected,
     check_reader_size,
-    checked_bytes,
     other_spelling,
-    spelled_among,
     unique,
     wrong_bytes,
 )
@@ -70,7 +68,7 @@ class Files:
         self._fs.rm_file(f"{self._root}/{name}")
 
 
-class FsspecBlobs:
+class FsspecBlobs(Blobs):
     """See `Blobs`."""
 
     def __init__(self, files: Files) -> None:
@@ -83,13 +81,6 @@ class FsspecBlobs:
         check_blob_size(descriptor, len(data))
         return BytesReader(data, f"blob {descriptor.digest}")
 
-    def read(self, descriptor: Descriptor) -> bytes:
-        check_document_size(descriptor)
-        return checked_bytes(self.open(descriptor).read(0, descriptor.size), descriptor)
-
-    def headers(self, descriptors: Sequence[Descriptor], _budget: Budget) -> list[None]:
-        return [None] * len(descriptors)
-
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         sizes = {name: len(self.files.get(name) or b"") for name in self.files.names()}
         return [blob for blob in unique(descriptors) if sizes.get(blob.digest.hex) != blob.size]
@@ -97,11 +88,8 @@ class FsspecBlobs:
     def digests(self) -> set[str]:
         return set(self.files.names())
 
-    def sequence(self, descriptors: Sequence[Descriptor]) -> None:
-        """Any number can be read at once."""
 
-
-class FsspecManifests:
+class FsspecManifests(Manifests):
     """See `Manifests`."""
 
     def __init__(self, files: Files) -> None:
@@ -115,20 +103,11 @@ class FsspecManifests:
         """Return the name of a model's file."""
         return "!".join(name.path_parts)
 
-    def spelled(self, name: ModelName) -> ModelName:
-        return spelled_among(self.names(), name)
-
-    def read(self, name: ModelName) -> Manifest:
-        return Manifest.parse(self.text(name), f"the manifest of {name}")
-
     def text(self, name: ModelName) -> bytes:
         raw = self.files.get(self.file(name))
         if raw is None:
             raise ModelNotFoundError(f"model {str(name)!r} not found", model=str(name))
         return raw
-
-    def modified(self, name: ModelName) -> None:
-        """The time is not kept."""
 
 
 class Writer:

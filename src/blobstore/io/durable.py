@@ -269,11 +269,6 @@ def create_file(path: str | Path, size: int = 0, *, mode: int = FILE_MODE) -> in
     return fd
 
 
-def open_or_create(path: str | Path) -> int:
-    """Return an open file that is there, or a new one; a link is an error. Raises: OSError."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
-
-
 def reserve(fd: int, size: int) -> None:
     """Give a new file ``size`` bytes of zeros, and their place on the disk if that is possible.
 

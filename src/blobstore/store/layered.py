@@ -25,6 +25,7 @@ from blobstore.store.ports import (
     Expected,
     Home,
     How,
+    Manifests,
     Readable,
     Removal,
     Session,
@@ -77,7 +78,7 @@ class _Blobs:
         return next((order for order in found if order is not None), None)
 
 
-class _Manifests:
+class _Manifests(Manifests):
     """The manifests of several homes. See `Manifests`."""
 
     def __init__(self, homes: Sequence[Readable]) -> None:

@@ -164,6 +164,16 @@ class Manifests(Protocol):
     def text(self, name: ModelName) -> bytes:
         """Return the bytes of a manifest, unparsed. Raises: NotFoundError; StorageError."""
 
+    def texts(self) -> Iterator[tuple[ModelName, bytes | BlobStoreError]]:
+        """Yield every name with its bytes, or with the error of reading them."""
+        for name in self.names():
+            try:
+                yield name, self.text(name)
+            except NotFoundError:
+                continue  # it was removed after the names were read
+            except BlobStoreError as error:
+                yield name, error.kept()
+
     def modified(self, name: ModelName) -> datetime | None:
         """Return when the manifest was written, None if that is unknown."""
         del name
@@ -471,16 +481,7 @@ class Care:
 
         Raises: StorageError if they can't be listed.
         """
-        return References.read(self._texts(), (), (), known)
-
-    def _texts(self) -> Iterator[tuple[ModelName, bytes | BlobStoreError]]:
-        for name in self.home.manifests.names():
-            try:
-                yield name, self.home.manifests.text(name)
-            except NotFoundError:
-                continue  # it was removed after it was listed
-            except BlobStoreError as error:
-                yield name, error.kept()
+        return References.read(self.home.manifests.texts(), (), (), known)
 
     def states(self, digests: Iterable[str]) -> Mapping[str, BlobState]:  # noqa: ARG002  # see below
         """Return the states of those blobs that are there; none if the home can't tell."""

@@ -127,16 +127,6 @@ class ManifestFolder(Manifests):
         # Only ASCII: the Kelvin sign is a k in lower case, and is in no name.
         return [name for name in names if name.isascii() and name.lower() == part.lower()]
 
-    def texts(self) -> Iterator[tuple[ModelName, bytes | BlobStoreError]]:
-        """Yield every name with its bytes, or with the error of reading them."""
-        for name in self.names():
-            try:
-                yield name, self.text(name)
-            except NotFoundError:
-                continue  # it was removed after the names were read
-            except BlobStoreError as error:
-                yield name, error.kept()
-
     def text(self, name: ModelName) -> bytes:
         """Return the bytes of a manifest that is to be parsed.
 
