@@ -10,7 +10,7 @@ import { counted, percent, size } from "./units.js";
 
 const NOT_FOUND = 404;
 
-const MOST_DRAWN = 60; // models that the server takes at once (web/parameters.py)
+const MOST_DRAWN = 60; // models that the server takes at once (web/api.py)
 const MOST_COMMANDS = 5; // the number of the others is said
 const HEADS = [
   { title: "Name" },
