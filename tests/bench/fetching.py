@@ -80,7 +80,7 @@ def measure(url: str, name: str, threads: Sequence[int], connections: int | None
 
 
 def through_library(client: HttpClient, url: str, begin: int, buffer: memoryview) -> None:
-    """Fill memory with a body that h11 read."""
+    """Read a body in pieces, as registries' blobs are."""
     fields = (("Range", f"bytes={begin}-{begin + len(buffer) - 1}"),)
     limits = client.limits(len(buffer) + 2**16)
     with client.get(client.start(url), limits, accept=(206,), fields=fields) as (reply, _):
