@@ -286,7 +286,7 @@ def list_models(store: Readable) -> list[ListedModel | BrokenModel]:
     Packed models are among them, unless a whole one has the name.
 
     Missing blobs are found every time. Headers are read only of models that were never listed
-    before (store/local/journal.py says why, and what is written).
+    before (store/local/hints.py says why, and what is written).
 
     Raises: StorageError when the folders can't be listed.
     """

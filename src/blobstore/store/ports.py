@@ -67,7 +67,7 @@ from blobstore.store.sessions import (
 class Summary:
     """What a list shows of a model.
 
-    ``is_plain``: its manifest is formatted as Ollama formats them (local/references.py).
+    ``is_plain``: its manifest is formatted as Ollama formats them (store/references.py).
     """
 
     size: int
