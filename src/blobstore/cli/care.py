@@ -6,11 +6,13 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import blobstore
 from blobstore.cli.output import (
+    LONGEST_REASON,
     Jobs,
     JsonOption,
     Model,
@@ -20,14 +22,13 @@ from blobstore.cli.output import (
     emit,
     printable,
     progress_bar,
-    reason,
     shortened,
     show_result,
     show_table,
     size,
     with_flags,
 )
-from blobstore.cli.signing import KeyOption, PolicyOption, verify_signatures
+from blobstore.cli.sharing import KeyOption, PolicyOption, verify_signatures
 from blobstore.cli.stores import (
     LowerOption,
     StoreOption,
@@ -38,10 +39,10 @@ from blobstore.cli.stores import (
     stores_at,
 )
 from blobstore.errors import UsageError
+from blobstore.names import ModelName
 
 if TYPE_CHECKING:
     from blobstore.importer.repair import RepairResult
-    from blobstore.names import ModelName
     from blobstore.store.care.prune import PruneResult, UndoResult
     from blobstore.store.care.usage import ModelUsage, Usage
     from blobstore.store.care.verify import VerifyResult
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 
 
 EXIT_DAMAGED = 3
-
-
 _WOULD, _DID = ("Would move", "Would remove", "Would free"), ("Moved", "Removed", "Freed")
 
 
@@ -104,14 +103,21 @@ def verify(
         if not verify_signatures(stores_at(store, lower), names, key, policy, identity, as_json):
             raise typer.Exit(EXIT_DAMAGED)
         return
-    from blobstore.store.care.verify import Sample, verify as check
+    from blobstore.store.care.verify import Sample
     from blobstore.views.verify_records import keep_verify
 
     part = Sample.parse(sample) if sample is not None else None
     layers, upper = stores_at(store, lower), store_at(store)
-    options: dict[str, Any] = {"quick": quick, "sample": part, "jobs": jobs}
     with progress_bar() as progress:
-        result = check(upper, names or (), **options, progress=progress, lower=layers.lower)
+        result = blobstore.verify(
+            upper,
+            names or (),
+            quick=quick,
+            sample=part,
+            jobs=jobs,
+            progress=progress,
+            lower=layers.lower,
+        )
     if not names:
         keep_verify(upper, result, quick=quick, sample=sample)
     with suppress(ReaderGoneError):  # the exit code tells the result, too
@@ -166,16 +172,15 @@ def repair(
     as_json: JsonOption = False,
 ) -> None:
     """Restore a model's manifest and damaged blobs. Exits with 3 if some could not be rebuilt."""
-    from blobstore.importer.repair import repair_model
-
     opened = folder_store_at("repair", store, wait)
-    beside = {"importance": importance, "draft": draft, "modelfile": modelfile}
     with progress_bar() as progress:
-        result = repair_model(
+        result = blobstore.repair_model(
             name,
             source and source_at(source),
             store=opened,
-            **beside,
+            importance=importance,
+            draft=draft,
+            modelfile=modelfile,
             jobs=jobs,
             progress=progress,
             open_source=source_at,
@@ -232,33 +237,28 @@ def prune(
     as_json: JsonOption = False,
 ) -> None:
     """Move blobs that no model needs to the trash. What the previous prune put there is deleted."""
-    from blobstore.store.care import prune as care
-
     opened = store_at(store, wait)
     if undo:
         opened = folder_store_at("prune --undo", store, wait)
         if dry_run or sole_owner or forget or grace is not None:
             others = "--dry-run, --forget, --grace and --sole-owner"
             raise UsageError(f"--undo restores all that the last prune took: leave out {others}")
-        show_result(care.undo_prune(opened), _show_undo, as_json=as_json)
+        show_result(blobstore.undo_prune(opened), _show_undo, as_json=as_json)
         return
-    grace_s = _parse_duration(grace) if grace is not None else care.DAY_S
-    options: dict[str, Any] = {
-        "grace_s": grace_s,
-        "sole_owner": sole_owner,
-        "forget": forget,
-        "dry_run": dry_run,
-    }
+    result = blobstore.prune(
+        opened,
+        grace_s=_parse_duration(grace),
+        sole_owner=sole_owner,
+        forget=forget,
+        dry_run=dry_run,
+    )
     show = partial(_show_prune, has_trash=opened.root is not None)
-    show_result(care.prune(opened, **options), show, as_json=as_json)
+    show_result(result, show, as_json=as_json)
 
 
-def _parse_duration(text: str) -> float:
-    """Return the seconds of a time span such as 24h, 90m or 2d; a number alone is seconds.
-
-    Raises: UsageError.
-    """
-    match = _DURATION.fullmatch(text.strip())
+def _parse_duration(text: str | None) -> float:
+    """Return the seconds of a time span such as 24h, 90m or 2d; a number alone is seconds."""
+    match = _DURATION.fullmatch("24h" if text is None else text.strip())
     if match is None:
         raise UsageError(
             f"invalid time span {text!r}", hint="Write a number with s, m, h or d, such as 24h."
@@ -326,10 +326,7 @@ def du(
 
     UNIQUE is what rm would free, SHARED is needed by other models too.
     """
-    from blobstore.store.care.usage import measure_usage
-
-    opened = store_at(store)
-    show_result(measure_usage(opened, names or ()), _show_usage, as_json=as_json)
+    show_result(blobstore.measure_usage(store_at(store), names or ()), _show_usage, as_json=as_json)
 
 
 def _show_usage(usage: Usage) -> None:
@@ -345,7 +342,7 @@ def _show_usage(usage: Usage) -> None:
 def _usage_row(model: ModelUsage) -> tuple[str, ...]:
     name = f"{model.name} (packed)" if model.is_packed else str(model.name)
     if model.nbytes is None or model.unique is None or model.shared is None:
-        return (name, "broken", "", reason(model.error.message if model.error else ""))
+        return (name, "broken", "", (model.error.message if model.error else "")[:LONGEST_REASON])
     return (name, size(model.nbytes), size(model.unique), size(model.shared))
 
 
@@ -360,12 +357,10 @@ def pack(
 
     Opening the model unpacks it. Ollama does not see it while it is packed.
     """
-    from blobstore.names import ModelName
-    from blobstore.store.packing import pack as pack_model
-
     asked = ModelName.parse(name)
+    opened = folder_store_at("pack", store, wait)
     with progress_bar() as progress:
-        done = pack_model(folder_store_at("pack", store, wait), asked, jobs=jobs, progress=progress)
+        done = blobstore.pack(opened, asked, jobs=jobs, progress=progress)
     show_result(done, _show_pack, as_json=as_json)
 
 
@@ -385,14 +380,10 @@ def unpack(
     as_json: JsonOption = False,
 ) -> None:
     """Restore a packed model's plain blobs."""
-    from blobstore.names import ModelName
-    from blobstore.store.packing import unpack as unpack_model
-
     asked = ModelName.parse(name)
+    opened = folder_store_at("unpack", store, wait)
     with progress_bar() as progress:
-        done = unpack_model(
-            folder_store_at("unpack", store, wait), asked, jobs=jobs, progress=progress
-        )
+        done = blobstore.unpack(opened, asked, jobs=jobs, progress=progress)
     show_result(done, _show_unpack, as_json=as_json)
 
 

@@ -132,54 +132,40 @@ class _Position:
     arguments: int = 0
     option: Any = None
     ended: bool = False
-    """After ``--``: whatever comes is an argument."""
+    """After ``--``: all that follows is an argument."""
     store: str | None = None
 
     def step(self, word: str) -> None:
         """Take a finished word."""
         if self.option is not None:
-            self._take(self.option, word)
+            if self.option.name == "store":
+                self.store = word
             self.option = None
-        elif word == "--" and not self.ended:
+        elif not self.is_option(word):
+            if commands := _commands(self.command):
+                self.command = commands.get(word)
+            else:
+                self.arguments += 1
+        elif word == "--":
             self.ended = True
-        elif self.is_option(word):
-            name, equals, value = word.partition("=")
-            option = self.option_named(name)
-            if equals:
-                self._take(option, value)
-            elif option is not None and not option.is_flag:
-                self.option = option
-        elif _commands(self.command):
-            self.command = _commands(self.command).get(word)
         else:
-            self.arguments += 1
+            name, equals, value = word.partition("=")
+            options = _parameters(self.command, "option")
+            self.option = next((o for o in options if name in o.opts and not o.is_flag), None)
+            if equals and self.option is not None:
+                self.step(value)
 
     def is_option(self, word: str) -> bool:
         """Return True for a word that is an option, or the beginning of one."""
-        return word.startswith("-") and not self.ended
-
-    def option_named(self, name: str) -> Any:
-        """Return the command's option of that name; None if it has no such option."""
-        return next(
-            (option for option in _parameters(self.command, "option") if name in option.opts), None
-        )
-
-    def _take(self, option: Any, value: str) -> None:
-        if option is not None and "--store" in option.opts:
-            self.store = value
+        return self.option is None and word.startswith("-") and not self.ended
 
     @property
     def metavar(self) -> str:
-        """What is said to be expected here: of the option that waits, else of the argument.
-
-        Empty when nothing is.
-        """
-        if self.option is not None:
-            return self.option.metavar or ""
+        """What fits here: of the option without a value, else of the argument; empty if nothing."""
         arguments = _parameters(self.command, "argument")
-        if self.arguments < len(arguments):
-            return arguments[self.arguments].metavar or ""
-        return arguments[-1].metavar or "" if arguments and arguments[-1].nargs < 0 else ""
+        left = arguments[self.arguments :] or [one for one in arguments[-1:] if one.nargs < 0]
+        parameters = [self.option] if self.option is not None else left
+        return (parameters[0].metavar or "") if parameters else ""
 
 
 def answers_for(
@@ -187,36 +173,35 @@ def answers_for(
 ) -> Answers:
     """Return the completions of the last of the ``words``; ``models`` lists those of a store."""
     *before, current = words
-    position = _Position(root)
+    position, start = _Position(root), ""
     for word in before:
         position.step(word)
-    if position.option is None and position.is_option(current):
-        name, equals, value = current.partition("=")
+    if position.is_option(current):
+        name, equals, current = current.partition("=")
         if not equals:
-            return Answers(_beginning(current, _described_options(position.command)))
-        position.option = position.option_named(name)
-        found = _values(position, value, models) if position.option is not None else Answers()
-        return Answers(
-            tuple((f"{name}={word}", meaning) for word, meaning in found.words), found.files
-        )
-    if position.option is None and _commands(position.command):
+            return Answers(_beginning(name, _described_options(position.command)))
+        position.step(name)
+        if position.option is None:
+            return Answers()
+        start = f"{name}="
+    elif position.option is None and _commands(position.command):
         return Answers(_beginning(current, _described_commands(position.command)))
-    return _values(position, current, models)
+    kinds = frozenset(position.metavar.split("|"))
+    found = _words(position, models, kinds)
+    fitting = tuple((start + word, "") for word in found if word.startswith(current))
+    return Answers(fitting, bool(kinds & _PATHS))
 
 
-def _values(
-    position: _Position, current: str, models: Callable[[str | None], list[str]]
-) -> Answers:
-    metavar = position.metavar
-    kinds = frozenset(metavar.split("|"))
-    words: list[str] = metavar.split("|") if _CHOICES.fullmatch(metavar) else []
-    if metavar == "TYPE":
+def _words(
+    position: _Position, models: Callable[[str | None], list[str]], kinds: frozenset[str]
+) -> list[str]:
+    if position.metavar == "TYPE":
         from blobstore.formats.quant import QuantType
 
-        words = [kind.value for kind in QuantType]
-    elif kinds & _MODELS:
-        words = models(position.store)
-    return Answers(_beginning(current, ((word, "") for word in words)), bool(kinds & _PATHS))
+        return [kind.value for kind in QuantType]
+    if kinds & _MODELS:
+        return models(position.store)
+    return position.metavar.split("|") if _CHOICES.fullmatch(position.metavar) else []
 
 
 def _beginning(current: str, answers: Iterator[Answer]) -> tuple[Answer, ...]:

@@ -1,16 +1,18 @@
-"""``export``, ``save`` and ``load``: models as files."""
+"""``export``, ``save`` and ``load``: models as files; ``metadata get``, ``set`` and ``rm``."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+import blobstore
 from blobstore.cli.output import (
+    PLAIN,
     Jobs,
     JsonOption,
     Model,
@@ -21,11 +23,15 @@ from blobstore.cli.output import (
     printable,
     progress_bar,
     rate,
+    show_facts,
+    show_help,
+    show_json,
     show_replaced,
     show_result,
     show_table,
     size,
 )
+from blobstore.cli.parsing import LightCommand
 from blobstore.cli.stores import (
     CacheOption,
     CacheSizeOption,
@@ -36,13 +42,10 @@ from blobstore.cli.stores import (
     store_at,
     stores_at,
 )
-from blobstore.errors import UsageError
+from blobstore.errors import NotFoundError, UsageError, quoted
 
 if TYPE_CHECKING:
-    from blobstore.export.folder import ExportResult
     from blobstore.names import ModelName
-    from blobstore.store.archive.archive import Archive
-    from blobstore.store.local.store import Store
     from blobstore.views.command_results import ArchivedModel, LoadedModel, SavedArchive
 
 
@@ -80,8 +83,6 @@ def save(
     A file that exists is kept, unless --force. skopeo reads the plain form: skopeo copy
     oci-archive:FILE:NAME …
     """
-    from blobstore.store.archive.saving import save_models
-
     if output == _PIPE:
         if as_json:
             raise UsageError("--json and -o - both need the standard output")
@@ -91,7 +92,7 @@ def save(
     target: str | BinaryIO = sys.stdout.buffer if output == _PIPE else output
     opened = stores_at(store, lower)
     with progress_bar() as progress:
-        done = save_models(
+        done = blobstore.save_models(
             names,
             target,
             store=opened,
@@ -143,13 +144,11 @@ def load(
     The archive may also be one of skopeo or docker. Every byte is checked before a model is
     visible. A model of the same name is replaced.
     """
-    from blobstore.store.archive.archive import open_archive
-
     if file == _PIPE and sys.stdin.isatty():
         hint = "Name a file, or use a pipe: ssh HOST blobstore save NAME -o - | blobstore load -"
         raise UsageError("standard input is a terminal, not a pipe", hint=hint)
     source: str | BinaryIO = sys.stdin.buffer if file == _PIPE else file
-    with open_archive(source, name=as_name) as archive:
+    with blobstore.open_archive(source, name=as_name) as archive:
         chosen = _chosen(archive, names or [])
         if listed:
             archive.finish()
@@ -159,13 +158,12 @@ def load(
             show_result(_loaded(archive, chosen, target, jobs), _show_loaded, as_json=as_json)
 
 
-def _chosen(archive: Archive, names: Sequence[str]) -> list[ModelName]:
-    """Return the models that are named, all without names, in the archive's order."""
+def _chosen(archive: blobstore.Archive, names: Sequence[str]) -> list[ModelName]:
     wanted = {archive.find(name) for name in names}
     return [name for name in archive.manifests.in_order() if not names or name in wanted]
 
 
-def _list(archive: Archive, names: Sequence[ModelName], *, as_json: bool) -> None:
+def _list(archive: blobstore.Archive, names: Sequence[ModelName], *, as_json: bool) -> None:
     from blobstore.views.command_results import ArchivedModel
 
     models = [ArchivedModel(name, archive.manifests.read(name)) for name in names]
@@ -184,11 +182,13 @@ def _show_listed(models: list[ArchivedModel]) -> None:
 
 
 def _loaded(
-    archive: Archive, names: Sequence[ModelName], target: Store, jobs: int | None
+    archive: blobstore.Archive,
+    names: Sequence[ModelName],
+    target: blobstore.Store,
+    jobs: int | None,
 ) -> list[LoadedModel]:
     from blobstore.formats.oci import check_is_model
     from blobstore.store.ports import id_of, replaced_id
-    from blobstore.store.transfer import transfer
     from blobstore.views.command_results import LoadedModel
 
     if not names and archive.unnamed:
@@ -196,7 +196,9 @@ def _loaded(
         raise UsageError(message, hint="Give it one: --as NAME.")
     before = [id_of(target, target.target(name)) for name in names]
     with progress_bar() as progress:
-        done = transfer(names, archive, target, check=check_is_model, jobs=jobs, progress=progress)
+        done = blobstore.transfer(
+            names, archive, target, check=check_is_model, jobs=jobs, progress=progress
+        )
         archive.finish()
     return [
         LoadedModel(replace(one, replaced=replaced_id(old, one.digest)))
@@ -252,14 +254,13 @@ def export(
 
     It gets shards and their index, config and tokenizer.
     """
-    from blobstore.export.folder import export_model
     from blobstore.export.planned_files import AS_SOURCE
     from blobstore.model.mlx_lm_package import delay_package
 
     if form == "mlx":
         delay_package("mlx_lm")
     with progress_bar() as progress:
-        result = export_model(
+        result = blobstore.export_model(
             name,
             folder,
             store=cached_stores_at(store, lower, cache, cache_size),
@@ -275,7 +276,7 @@ def export(
     show_result(result, _show_export, as_json=as_json)
 
 
-def _show_export(result: ExportResult) -> None:
+def _show_export(result: blobstore.ExportResult) -> None:
     emit(f"{result.name} in {printable(str(result.folder))}: {len(result.files)} files")
     emit(f"{size(result.nbytes)} in {result.seconds:.2f} s, {rate(result.nbytes, result.seconds)}")
     if result.loads_in == ("blobstore",):
@@ -285,3 +286,119 @@ def _show_export(result: ExportResult) -> None:
     else:
         others = ""
     emit(f"Loads in {', '.join(result.loads_in)}{others}")
+
+
+_MOST_INPUT = 100_000_000
+File = Annotated[str, typer.Argument(metavar="FILE", help="A .safetensors file.")]
+InPlace = Annotated[
+    bool,
+    typer.Option("--in-place", help="Fail if the change can't be made without a new file."),
+]
+metadata = typer.Typer(
+    help="Read and edit the metadata of a .safetensors file.", callback=show_help, **PLAIN
+)
+
+
+@metadata.command("get", cls=LightCommand)
+def get_metadata(
+    file: File,
+    key: Annotated[
+        str | None, typer.Argument(metavar="KEY", help="One key [default: all of them].")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show all metadata, or the value of one key."""
+    values = blobstore.read_metadata(file)
+    if key is None:
+        _show_metadata(values, as_json=as_json)
+    elif key not in values:
+        raise NotFoundError(f"{file} has no metadata {quoted(key)}", path=file)
+    elif as_json:
+        show_json(values[key])
+    else:
+        emit(printable(values[key], keep="\n\t"))
+
+
+@metadata.command("set", cls=LightCommand)
+def set_metadata(
+    file: File,
+    key: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY_OR_JSON",
+            help="A key; without VALUE, a JSON object, or - to read one from stdin.",
+        ),
+    ],
+    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="The new value.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Remove all other keys.")] = False,
+    in_place: InPlace = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Set one key, or those of a JSON object of texts."""
+    changes: Mapping[str, str | None] = _parse(key) if value is None else {key: value}
+    _edit(file, changes, replace=replace, in_place=in_place, as_json=as_json)
+
+
+@metadata.command("rm", cls=LightCommand)
+def remove_metadata(
+    file: File,
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY", help="Keys to remove; if one is missing, nothing changes."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Remove every key.")] = False,
+    in_place: InPlace = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove keys."""
+    if bool(keys) == everything:
+        raise UsageError("name the keys to remove, or say --all")
+    _edit(file, dict.fromkeys(keys or ()), replace=everything, in_place=in_place, as_json=as_json)
+
+
+def _parse(text: str) -> dict[str, str | None]:
+    from blobstore.formats.strictjson import parse_object
+    from blobstore.io.durable import os_errors
+
+    if text == _PIPE:
+        with os_errors("read", "standard input"):
+            raw = sys.stdin.buffer.read(_MOST_INPUT + 1)
+    elif text.lstrip().startswith("{"):
+        raw = text.encode(errors="surrogatepass")
+    else:
+        raise UsageError(
+            f"the value for {quoted(text)} is missing",
+            hint="Give KEY and VALUE, a JSON object, or - for stdin.",
+        )
+    value = parse_object(raw, "the metadata", rule="F9", limit=_MOST_INPUT)
+    if wrong := [key for key, item in value.items() if not isinstance(item, str)]:
+        raise UsageError(f"the value of {quoted(wrong[0])} is not a string", rule="F9")
+    return value
+
+
+def _edit(
+    file: str, changes: Mapping[str, str | None], *, replace: bool, in_place: bool, as_json: bool
+) -> None:
+    with progress_bar() as progress:
+        edit = blobstore.edit_metadata(
+            file, changes, replace=replace, in_place=in_place, progress=progress
+        )
+    if as_json:
+        _show_metadata(edit.metadata, as_json=True)
+    else:
+        emit(_said(file, edit))
+
+
+def _said(file: str, edit: blobstore.MetadataEdit) -> str:
+    name = printable(file)
+    if edit.copied_bytes is None:
+        return f"Edited {name} in place" if edit.changed else f"{name} has these metadata already"
+    took = f"{edit.seconds:.2f} s, {rate(edit.copied_bytes, edit.seconds)}"
+    return f"Wrote {name} anew: {size(edit.copied_bytes)} in {took}"
+
+
+def _show_metadata(values: Mapping[str, str], *, as_json: bool) -> None:
+    if as_json:
+        show_json(dict(values))
+    elif values:
+        show_facts({printable(key): value for key, value in values.items()})

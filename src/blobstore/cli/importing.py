@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
+import blobstore
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
@@ -43,17 +44,14 @@ from blobstore.cli.stores import (
     source_at,
     stores_at,
 )
-from blobstore.errors import UsageError
+from blobstore.errors import InvalidNameError, UsageError
 from blobstore.importer.policies.arguments import ImportArguments, Option
+from blobstore.names import ModelName
 
 if TYPE_CHECKING:
-    from blobstore.importer.planning.outputs import ImportPlan
-    from blobstore.importer.run import ImportResult
     from blobstore.importer.work.batch import Batch
     from blobstore.importer.work.worker import WorkResult
     from blobstore.io.workers import Progress
-    from blobstore.model.facts import Verdict
-    from blobstore.names import ModelName
 
 
 Memory = Annotated[
@@ -62,21 +60,6 @@ Memory = Annotated[
         "--memory",
         metavar="SIZE",
         help="Memory for the work [default: 32MB, and 32MB per thread].",
-    ),
-]
-Connections = Annotated[
-    int | None,
-    typer.Option(
-        "--connections",
-        metavar="N",
-        min=1,
-        help="Requests at once to the source's server [default: 8].",
-    ),
-]
-LimitRate = Annotated[
-    str | None,
-    typer.Option(
-        "--limit-rate", metavar="SIZE", help="Bytes a second to fetch at most, such as 20MB."
     ),
 ]
 VerifyReuse = Annotated[
@@ -91,32 +74,13 @@ Force = Annotated[
         "--force", help="Allow a tag that says another type, such as :int4 for int8 weights."
     ),
 ]
-Planned = Annotated[
-    str | None,
-    typer.Option(
-        "--plan",
-        metavar="FILE",
-        help="Carry out a plan that plan -o wrote; SOURCE is where it is now.",
-    ),
-]
-On = Annotated[
-    str | None,
-    typer.Option(
-        "--on",
-        metavar="ADDRESS",
-        help="Let the workers of a Dask cluster make the blobs: dask://HOST:PORT (extra: dask).",
-    ),
-]
-CopyUp = Annotated[
-    bool, typer.Option("--copy-up", help="Write all blobs, also those that a lower store has.")
-]
 
 
 # What a command line makes of a value's type; of all others a text.
-_TYPES: dict[Any, Any] = {kind: kind for kind in (bool, int | None, float | None)}
-
-
-_TYPES[Sequence[str]] = list[str] | None
+_TYPES: dict[Any, Any] = {
+    **{kind: kind for kind in (bool, int | None, float | None)},
+    Sequence[str]: list[str] | None,
+}
 
 
 def takes_import_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -130,7 +94,6 @@ def takes_import_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameter(name: str, kind: Any, option: Option) -> inspect.Parameter:
-    """Return the parameter of a command for an option of the table."""
     parse = parse_size if name == "target_size" else None
     flags = typer.Option(*flags_of(name), metavar=option.metavar, help=option.help, parser=parse)
     return inspect.Parameter(
@@ -167,25 +130,54 @@ def import_(
     *,
     jobs: Jobs = None,
     memory: Memory = None,
-    connections: Connections = None,
-    limit_rate: LimitRate = None,
+    connections: Annotated[
+        int | None,
+        typer.Option(
+            "--connections",
+            metavar="N",
+            min=1,
+            help="Requests at once to the source's server [default: 8].",
+        ),
+    ] = None,
+    limit_rate: Annotated[
+        str | None,
+        typer.Option(
+            "--limit-rate", metavar="SIZE", help="Bytes a second to fetch at most, such as 20MB."
+        ),
+    ] = None,
     verify_reuse: VerifyReuse = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")
     ] = False,
     force: Force = False,
-    planned: Planned = None,
-    on: On = None,
+    planned: Annotated[
+        str | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            help="Carry out a plan that plan -o wrote; SOURCE is where it is now.",
+        ),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="ADDRESS",
+            help="Let the workers of a Dask cluster make the blobs: dask://HOST:PORT "
+            "(extra: dask).",
+        ),
+    ] = None,
     wait: WaitOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
-    copy_up: CopyUp = False,
+    copy_up: Annotated[
+        bool, typer.Option("--copy-up", help="Write all blobs, also those that a lower store has.")
+    ] = False,
     as_json: JsonOption = False,
     **options: Any,
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
     from blobstore.importer.model_names import check_tag, default_name
-    from blobstore.importer.run import plan_import, run_plan
     from blobstore.source.fetching import FetchOptions
 
     if name is None and (options["modelfile"] is not None or planned is not None):
@@ -200,7 +192,9 @@ def import_(
     how: Any = {"jobs": jobs, "fetch": fetch}
     with progress_bar() as progress:
         made = (
-            plan_import(source, progress=progress, open_source=source_at, **how, **options)
+            blobstore.plan_import(
+                source, progress=progress, open_source=source_at, **how, **options
+            )
             if planned is None
             else _travelled(planned, source, options)
         )
@@ -218,7 +212,7 @@ def import_(
         if on is not None:
             result = _run_on(on, made, target, home, planned, budget, progress)
         else:
-            result = run_plan(
+            result = blobstore.run_plan(
                 made,
                 target,
                 home,
@@ -227,18 +221,18 @@ def import_(
                 progress=progress,
                 **how,
             )
-    show_import(result, as_json=as_json)
+    show_result(result, _show_import, as_json=as_json)
 
 
 def _run_on(
     address: str,
-    made: ImportPlan,
+    made: blobstore.ImportPlan,
     target: ModelName,
     home: Any,
     path: str | None,
     memory: int | None,
     progress: Progress | None,
-) -> ImportResult:
+) -> blobstore.ImportResult:
     from blobstore.distributed import connected, run_plan_on
 
     with connected(address) as client:
@@ -255,21 +249,16 @@ def _run_on(
         )
 
 
-def _travelled(planned: str, source: str | None, options: Any) -> ImportPlan:
-    from blobstore.importer.planfile import read_plan
-
+def _travelled(planned: str, source: str | None, options: Any) -> blobstore.ImportPlan:
     if given := [
         name for name, value in options.items() if value not in (None, [], False, "default")
     ]:
         message = f"{flags_of(given[0])[0]} can't be used with --plan, which has decided everything"
         raise UsageError(message, hint="Make the plan with it.")
-    return read_plan(planned, source=source, open_source=source_at)
+    return blobstore.read_plan(planned, source=source, open_source=source_at)
 
 
 def _model_name(text: str, modelfile: str | None) -> ModelName:
-    from blobstore.errors import InvalidNameError
-    from blobstore.names import ModelName
-
     try:
         return ModelName.parse(text)
     except InvalidNameError as error:
@@ -321,14 +310,14 @@ def plan(
     **options: Any,
 ) -> None:
     """Show what an import would write. Lists its tensors and their types; nothing is stored."""
-    from blobstore.importer.run import plan_import
-
     if html is not None:
         from blobstore.report.placing import check_place
 
         check_place(html, force=force)
     with progress_bar() as progress:
-        made = plan_import(source, jobs=jobs, progress=progress, open_source=source_at, **options)
+        made = blobstore.plan_import(
+            source, jobs=jobs, progress=progress, open_source=source_at, **options
+        )
     _print_notes(made)
     runs_in = made.runs_in
     if check:
@@ -337,25 +326,18 @@ def plan(
         checked = check_plan(made)
         runs_in = tuple(checked if one.runtime == checked.runtime else one for one in runs_in)
     if output is not None:
-        from blobstore.importer.planfile import write_plan
-
-        write_plan(made, output)
+        blobstore.write_plan(made, output)
     if html is not None:
         write_plan_page(made, html, options, force=force)
     _show_planned(made, runs_in, as_json=as_json)
 
 
-def _print_notes(made: ImportPlan) -> None:
+def _print_notes(made: blobstore.ImportPlan) -> None:
     for text in (*made.options.modelfile.notes, *made.notes):
         note(text)
 
 
-def show_import(result: ImportResult, *, as_json: bool) -> None:
-    """Print what an import did."""
-    show_result(result, _show_import, as_json=as_json)
-
-
-def _show_import(result: ImportResult) -> None:
+def _show_import(result: blobstore.ImportResult) -> None:
     emit(f"{result.name}   {result.digest.short}")
     show_replaced(result.replaced)
     stored = f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored"
@@ -371,7 +353,9 @@ def _show_import(result: ImportResult) -> None:
     show_coverage(result.coverage)
 
 
-def _show_planned(made: ImportPlan, runs_in: Sequence[Verdict], *, as_json: bool) -> None:
+def _show_planned(
+    made: blobstore.ImportPlan, runs_in: Sequence[blobstore.Verdict], *, as_json: bool
+) -> None:
     if as_json:
         show_json(_plan_document(made, runs_in))
         return
@@ -381,7 +365,9 @@ def _show_planned(made: ImportPlan, runs_in: Sequence[Verdict], *, as_json: bool
     show_coverage(made.coverage)
 
 
-def _plan_document(made: ImportPlan, runs_in: Sequence[Verdict]) -> dict[str, Any]:
+def _plan_document(
+    made: blobstore.ImportPlan, runs_in: Sequence[blobstore.Verdict]
+) -> dict[str, Any]:
     from blobstore.views.documents import document_of
 
     document: dict[str, Any] = document_of(made) | {"runs_in": document_of(runs_in)}
@@ -391,7 +377,7 @@ def _plan_document(made: ImportPlan, runs_in: Sequence[Verdict]) -> dict[str, An
     return document
 
 
-def _show_tensors(made: ImportPlan) -> None:
+def _show_tensors(made: blobstore.ImportPlan) -> None:
     headings = ["TENSOR", "TYPE", "SHAPE", "SIZE"]
     rows = []
     for tensor in made.tensors:
@@ -416,11 +402,12 @@ Source = Annotated[
     str | None,
     typer.Option("--source", metavar="SOURCE", help="Where the plan's source is now."),
 ]
-PlanFile = Annotated[str | None, typer.Argument(metavar="PLAN", help="A file that plan -o wrote.")]
 
 
 def work(
-    plan: PlanFile = None,
+    plan: Annotated[
+        str | None, typer.Argument(metavar="PLAN", help="A file that plan -o wrote.")
+    ] = None,
     *,
     shard: Annotated[
         str,
@@ -464,17 +451,15 @@ def work(
         "verify_reuse": verify_reuse,
     }
     if batch is not None:
-        from blobstore.importer.work.batch import Batch, work_on_batch
+        from blobstore.importer.work.batch import Batch
 
-        found = Batch(work_on_batch(batch, **settings))
+        found = Batch(blobstore.work_on_batch(batch, **settings))
         show_result(found, _show_batch, as_json=as_json)
         return _FAILED if found.failed else 0
     if plan is None:
         raise UsageError("work needs a PLAN", hint="blobstore plan SOURCE -o PLAN writes it.")
-    from blobstore.importer.work.worker import work_on_plan
-
     with progress_bar() as progress:
-        result = work_on_plan(plan, source=source, progress=progress, **settings)
+        result = blobstore.work_on_plan(plan, source=source, progress=progress, **settings)
     show_result(result, _show_work, as_json=as_json)
     return 0
 
@@ -532,10 +517,8 @@ def commit(
     as_json: JsonOption = False,
 ) -> None:
     """Publish a model that work has made."""
-    from blobstore.importer.work.worker import commit_plan
-
     with progress_bar() as progress:
-        result = commit_plan(
+        result = blobstore.commit_plan(
             plan,
             name,
             store=stores_at(store, lower, wait),
@@ -546,11 +529,11 @@ def commit(
             force=force,
             progress=progress,
         )
-    show_import(result, as_json=as_json)
+    show_result(result, _show_import, as_json=as_json)
 
 
 def write_plan_page(
-    made: ImportPlan, path: str, options: Mapping[str, Any], *, force: bool
+    made: blobstore.ImportPlan, path: str, options: Mapping[str, Any], *, force: bool
 ) -> None:
     """Write the page of a plan that was made with ``options``. Raises: as `place_file`."""
     from blobstore.importer.policies.options import ImportOptions

@@ -1,46 +1,58 @@
-"""``inspect``, and ``metadata get``, ``set`` and ``rm``."""
+"""``inspect``, ``quality``, ``diff`` and ``report``."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import blobstore
 from blobstore.cli.output import (
-    PLAIN,
+    Jobs,
     JsonOption,
+    Model,
     count,
+    counted,
     cut,
     emit,
     printable,
     progress_bar,
-    rate,
     shape,
     shortened,
     show_facts,
-    show_help,
     show_json,
+    show_result,
     show_table,
     size,
 )
-from blobstore.cli.parsing import LightCommand
 from blobstore.cli.stores import (
+    CACHE,
     LowerOption,
     StoreOption,
     bucket_options,
     hub_endpoint,
+    source_at,
     stores_at,
     token_for,
 )
-from blobstore.errors import NotFoundError, UsageError, quoted
+from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
+    from blobstore.inspection.comparison import Errors
     from blobstore.inspection.counting import LogicalTensor
-    from blobstore.inspection.inspection import Branch, Inspection
-    from blobstore.inspection.metadata import MetadataEdit
+    from blobstore.inspection.diff import ChangedTensor, ModelDiff, TensorFact
+    from blobstore.inspection.inspection import Branch
+    from blobstore.names import ModelName
+    from blobstore.report.model import ModelReport
+    from blobstore.source.addresses import Source
+    from blobstore.views.command_results import WrittenReport
 
 
 _LONGEST_NAME = 96
@@ -49,18 +61,6 @@ _LARGE_VALUE = 2000
 _MOST_VALUES = 40
 _MOST_TYPES = 3
 _INDENT = "  "
-_STDIN = "-"
-_MOST_INPUT = 100_000_000
-File = Annotated[str, typer.Argument(metavar="FILE", help="A .safetensors file.")]
-InPlace = Annotated[
-    bool,
-    typer.Option("--in-place", help="Fail if the change can't be made without a new file."),
-]
-
-
-metadata = typer.Typer(
-    help="Read and edit the metadata of a .safetensors file.", callback=show_help, **PLAIN
-)
 
 
 def inspect(
@@ -127,7 +127,7 @@ def inspect(
         _show_tree(found, depth)
 
 
-def _show(found: Inspection, of: int) -> None:
+def _show(found: blobstore.Inspection, of: int) -> None:
     from blobstore.inspection.inspection import MODELSPEC
 
     by_type: dict[str, int] = {}
@@ -161,7 +161,7 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count(number)}" for name, number in ordered if number)
 
 
-def _show_quantizations(found: Inspection) -> None:
+def _show_quantizations(found: blobstore.Inspection) -> None:
     rows = [
         (
             one.type,
@@ -179,10 +179,7 @@ def _show_quantizations(found: Inspection) -> None:
 
 
 def _show_values(heading: str, values: Mapping[str, str]) -> None:
-    """Show keys and values.
-
-    Long values are cut, and of large ones, such as pictures, only the size is shown.
-    """
+    """Show keys and values: long ones are cut, large ones, such as pictures, only their size."""
     if not values:
         return
     rows = [
@@ -201,7 +198,7 @@ def _value(text: str) -> str:
     )
 
 
-def _show_tensors(found: Inspection, sort: str) -> None:
+def _show_tensors(found: blobstore.Inspection, sort: str) -> None:
     in_files = len(found.files) > 1
     headings = ("TENSOR", "TYPE", "SHAPE", "PARAMETERS", "SIZE", *(("FILE",) if in_files else ()))
     rows = []
@@ -233,7 +230,7 @@ _ORDERS: Mapping[str, Callable[[Iterable[LogicalTensor]], Iterable[LogicalTensor
 }
 
 
-def _show_tree(found: Inspection, depth: int | None) -> None:
+def _show_tree(found: blobstore.Inspection, depth: int | None) -> None:
     from blobstore.inspection.inspection import tree_of
 
     rows = [_branch_row(branch) for branch in tree_of(found.tensors, depth)]
@@ -251,108 +248,245 @@ def _branch_row(branch: Branch) -> tuple[str, ...]:
     )
 
 
-@metadata.command("get", cls=LightCommand)
-def get_metadata(
-    file: File,
-    key: Annotated[
-        str | None, typer.Argument(metavar="KEY", help="One key [default: all of them].")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show all metadata, or the value of one key."""
-    from blobstore.inspection.metadata import read_metadata
-
-    values = read_metadata(file)
-    if key is None:
-        _show_metadata(values, as_json=as_json)
-    elif key not in values:
-        raise NotFoundError(f"{file} has no metadata {quoted(key)}", path=file)
-    elif as_json:
-        show_json(values[key])
-    else:
-        emit(printable(values[key], keep="\n\t"))
+_HEADINGS = ("TENSOR", "TYPE", "SHAPE", "RMSE", "RELATIVE", "LARGEST", "COSINE", "SATURATED")
 
 
-@metadata.command("set", cls=LightCommand)
-def set_metadata(
-    file: File,
-    key: Annotated[
+def quality(
+    name: Model,
+    against: Annotated[
         str,
-        typer.Argument(
-            metavar="KEY_OR_JSON",
-            help="A key; without VALUE, a JSON object, or - to read one from stdin.",
+        typer.Option(
+            "--against", metavar="SOURCE", help="The checkpoint that the model was imported from."
         ),
     ],
-    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="The new value.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Remove all other keys.")] = False,
-    in_place: InPlace = False,
+    jobs: Jobs = None,
+    store: StoreOption = None,
+    lower: LowerOption = None,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Draw the errors by layer after the table.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Set one key, or those of a JSON object of texts."""
-    changes: Mapping[str, str | None] = _parse(key) if value is None else {key: value}
-    _edit(file, changes, replace=replace, in_place=in_place, as_json=as_json)
+    """Show what quantization changed. Lists the error of each tensor, the largest first."""
+    from blobstore.views.quality_records import keep_quality
 
-
-@metadata.command("rm", cls=LightCommand)
-def remove_metadata(
-    file: File,
-    keys: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY", help="Keys to remove; if one is missing, nothing changes."),
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Remove every key.")] = False,
-    in_place: InPlace = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Remove keys."""
-    if bool(keys) == everything:
-        raise UsageError("name the keys to remove, or say --all")
-    _edit(file, dict.fromkeys(keys or ()), replace=everything, in_place=in_place, as_json=as_json)
-
-
-def _parse(text: str) -> dict[str, str | None]:
-    from blobstore.formats.strictjson import parse_object
-    from blobstore.io.durable import os_errors
-
-    if text == _STDIN:
-        with os_errors("read", "standard input"):
-            raw = sys.stdin.buffer.read(_MOST_INPUT + 1)
-    elif text.lstrip().startswith("{"):
-        raw = text.encode(errors="surrogatepass")
-    else:
-        raise UsageError(
-            f"the value for {quoted(text)} is missing",
-            hint="Give KEY and VALUE, a JSON object, or - for stdin.",
-        )
-    value = parse_object(raw, "the metadata", rule="F9", limit=_MOST_INPUT)
-    if wrong := [key for key, item in value.items() if not isinstance(item, str)]:
-        raise UsageError(f"the value of {quoted(wrong[0])} is not a string", rule="F9")
-    return value
-
-
-def _edit(
-    file: str, changes: Mapping[str, str | None], *, replace: bool, in_place: bool, as_json: bool
-) -> None:
-    from blobstore.inspection.metadata import edit_metadata
-
+    opened, source = stores_at(store, lower, cache=CACHE), source_at(against)
     with progress_bar() as progress:
-        edit = edit_metadata(file, changes, replace=replace, in_place=in_place, progress=progress)
-    if as_json:
-        _show_metadata(edit.metadata, as_json=True)
-    else:
-        emit(_said(file, edit))
+        report = blobstore.measure_quality(name, source, store=opened, jobs=jobs, progress=progress)
+    keep_quality(opened, report, source)
+    show_result(report, _show_quality, as_json=as_json)
+    if plot and not as_json:
+        _plot(report)
 
 
-def _said(file: str, edit: MetadataEdit) -> str:
-    name = printable(file)
-    if edit.copied_bytes is None:
-        return f"Edited {name} in place" if edit.changed else f"{name} has these metadata already"
-    took = f"{edit.seconds:.2f} s, {rate(edit.copied_bytes, edit.seconds)}"
-    return f"Wrote {name} anew: {size(edit.copied_bytes)} in {took}"
+def _plot(report: blobstore.ModelQuality) -> None:
+    """Draw the errors in the terminal's width; in colour if it is a terminal (no-color.org)."""
+    from blobstore.plots.subjects import TensorError
+    from blobstore.plots.terminal import error_lines
+    from blobstore.views.documents import document_of
+
+    encoding = (sys.stdout.encoding or "ascii").lower()
+    lines = error_lines(
+        map(TensorError.of_document, document_of(report)["tensors"]),
+        shutil.get_terminal_size().columns,
+        ascii_only=not encoding.startswith("utf"),
+        colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
+    )
+    emit("\n".join(["", *lines]) if lines else "No tensor was changed.")
 
 
-def _show_metadata(values: Mapping[str, str], *, as_json: bool) -> None:
-    if as_json:
-        show_json(dict(values))
-    elif values:
-        show_facts({printable(key): value for key, value in values.items()})
+def _show_quality(report: blobstore.ModelQuality) -> None:
+    rows = [
+        (
+            tensor.name,
+            tensor.type_name,
+            shape(tensor.shape),
+            *_figures(tensor.errors),
+            f"{tensor.errors.saturated:.3%}",
+        )
+        for tensor in report.tensors
+        if not tensor.kept
+    ]
+    if rows:
+        total = report.errors
+        last = (
+            str(report.name),
+            f"{len(rows)} tensors",
+            count(total.count),
+            *_figures(total),
+            f"{total.saturated:.3%}",
+        )
+        show_table(_HEADINGS, [*rows, last])
+    if kept := sum(tensor.kept for tensor in report.tensors):
+        are = "tensor is stored as it was" if kept == 1 else "tensors are stored as they were"
+        emit(f"{kept} {are}")
+
+
+def _figures(errors: Errors) -> tuple[str, ...]:
+    relative = errors.relative_rmse
+    return (
+        f"{errors.rmse:.4g}",
+        "" if relative is None else f"{relative:.3%}",
+        f"{errors.max_error:.4g}",
+        f"{errors.cosine:.6f}",
+    )
+
+
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="A stored model.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The stored model to compare it with.")],
+    error: Annotated[
+        bool,
+        typer.Option("--error", help="Also measure how much the values of changed tensors differ."),
+    ] = False,
+    jobs: Jobs = None,
+    store: StoreOption = None,
+    lower: LowerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how model B differs from A.
+
+    Lists tensors added, removed and changed, types, and shared bytes.
+    """
+    found = blobstore.diff_models(
+        a, b, store=stores_at(store, lower, cache=CACHE), error=error, jobs=jobs
+    )
+    heading = "RMSE, RELATIVE, LARGEST, COSINE" if error else ""
+    show_result(found, partial(_show_diff, heading=heading), as_json=as_json)
+
+
+def _show_diff(found: ModelDiff, *, heading: str) -> None:
+    rows = [("-", *_fact_cells(fact), "") for fact in found.removed]
+    rows += [("+", *_fact_cells(fact), "") for fact in found.added]
+    rows += [("~", *_change_cells(change)) for change in found.changed]
+    if rows:
+        headings = ("", "TENSOR", "TYPE", "SHAPE", "SIZE", heading)
+        show_table(headings, sorted(rows, key=lambda row: row[1]))
+    documents = found.documents
+    for sign, names in (("-", documents.removed), ("+", documents.added), ("~", documents.changed)):
+        for name in names:
+            emit(printable(f"{sign} {name}"))
+    added = f"{counted(len(found.added), 'tensor')} added"
+    changes = f"{added}, {len(found.removed)} removed, {len(found.changed)} changed"
+    both = " and ".join(map(size, found.nbytes))
+    emit(f"{changes}, {found.equal} equal; {size(found.shared_bytes)} shared of {both}")
+
+
+def _fact_cells(fact: TensorFact) -> tuple[str, ...]:
+    return (fact.name, fact.type_name, shape(fact.shape), size(fact.nbytes))
+
+
+def _change_cells(change: ChangedTensor) -> tuple[str, ...]:
+    before, after = _fact_cells(change.before)[1:], _fact_cells(change.after)[1:]
+    cells = (
+        old if old == new else f"{old} → {new}" for old, new in zip(before, after, strict=True)
+    )
+    name, errors = change.before.name, change.errors
+    if errors is None:
+        return (name, *cells, "")
+    odd = f", {errors.odd_values} infinite or NaN on one side" if errors.odd_values else ""
+    return (name, *cells, ", ".join(_figures(errors)) + odd)
+
+
+def report(
+    name: Model,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="SOURCE|MODEL",
+            help="Measure the error now: against the checkpoint, or a stored model "
+            "[default: what quality has kept].",
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The page to write, as HTML."),
+    ] = None,
+    png: Annotated[
+        str | None,
+        typer.Option(
+            "--png", metavar="DIR", help="Write the plots as PNG files too (extra: plots)."
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files that already exist.")
+    ] = False,
+    date: Annotated[
+        str | None,
+        typer.Option(
+            "--date",
+            metavar="TEXT",
+            help="The date to write on the page. Without it, the same input gives the same bytes.",
+        ),
+    ] = None,
+    jobs: Jobs = None,
+    store: StoreOption = None,
+    lower: LowerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a page about a model: plots and tables in one file.
+
+    A path that exists is a source, as for inspect: NAME:TAG is nearly always a stored model.
+    """
+    from blobstore.plots.specification import check_drawable
+    from blobstore.report.model import model_report
+    from blobstore.report.placing import check_folder, check_place
+
+    if output is None and png is None:
+        raise UsageError("report has nothing to write", hint="Use -o FILE, or --png DIR.")
+    if png is not None:
+        check_drawable()
+        check_folder(png)
+    if output is not None:
+        check_place(output, force=force)
+    opened = stores_at(store, lower, cache=CACHE)
+    other = None if against is None else _side(against)
+    with progress_bar() as progress:
+        found = model_report(name, store=opened, against=other, jobs=jobs, progress=progress)
+    show_result(_written(found, output, png, date, force=force), _show_report, as_json=as_json)
+
+
+def _written(
+    found: ModelReport, output: str | None, png: str | None, date: str | None, *, force: bool
+) -> WrittenReport:
+    from blobstore.plots.specification import drawn_png
+    from blobstore.report.model import model_page
+    from blobstore.report.placing import check_place, place_file, place_folder
+    from blobstore.views.command_results import WrittenReport
+
+    pictures = (
+        {} if png is None else {Path(png, f"{key}.png"): found.plots[key] for key in found.plots}
+    )
+    if png is not None:
+        place_folder(Path(png))
+    for path in pictures:
+        check_place(str(path), force=force)
+    page = None if output is None else model_page(found, date)
+    if output is not None and page is not None:
+        place_file(Path(output), page, force=force)
+    for path, plot in pictures.items():
+        place_file(path, drawn_png(plot), force=force)
+    return WrittenReport(
+        name=found.name,
+        page=output,
+        nbytes=None if page is None else len(page),
+        plots=list(found.plots),
+        pictures=list(map(str, pictures)),
+    )
+
+
+def _show_report(done: WrittenReport) -> None:
+    if done.page is not None and done.nbytes is not None:
+        emit(f"{printable(done.page)}: {counted(len(done.plots), 'plot')}, {size(done.nbytes)}")
+    if done.pictures:
+        folder = os.path.dirname(done.pictures[0])  # noqa: PTH120  # as it was given
+        emit(f"{printable(folder)}: {counted(len(done.pictures), 'picture')}")
+
+
+def _side(text: str) -> Source | ModelName:
+    """Return a stored model's name, or a source: a path that exists, or an address."""
+    from blobstore.inspection.places import parse_target
+
+    target = parse_target(text)
+    return target.model if target.is_model and target.model is not None else source_at(text)

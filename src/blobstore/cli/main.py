@@ -8,23 +8,21 @@ once.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import gc
 import io
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, NoReturn
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from blobstore._version import __version__
 from blobstore.cli.output import PLAIN, ReaderGoneError, emit, fail, show_help, show_json
 from blobstore.cli.parsing import LazyGroup, makers_of
-from blobstore.cli.stores import let_commands_end
+from blobstore.cli.stores import is_one_command
 from blobstore.errors import BlobStoreError, UsageError
 
 EXIT_FAILED = 1
@@ -73,17 +71,17 @@ _HEADINGS = {
     },
     "Checkpoints and quality": {
         "inspect": "inspecting:inspect",
-        "quality": "comparing:quality",
-        "diff": "comparing:diff",
-        "report": "comparing:report",
-        "metadata": "inspecting:metadata",
+        "quality": "inspecting:quality",
+        "diff": "inspecting:diff",
+        "report": "inspecting:report",
+        "metadata": "files:metadata",
     },
     "Sharing": {
         "push": "sharing:push",
         "pull": "sharing:pull",
         "save": "files:save",
         "load": "files:load",
-        "sign": "signing:sign",
+        "sign": "sharing:sign",
         "serve": "running:serve",
         "login": "sharing:login",
         "logout": "sharing:logout",
@@ -166,30 +164,15 @@ def main() -> None:
     Errors are one line on stderr.
     """
     _open_closed_streams()
-    let_commands_end()
+    is_one_command.set()
     gc.set_threshold(_ALLOCATIONS)
     # NumPy's library of linear algebra starts a thread for each core when it is loaded. Nothing
     # here multiplies matrices with NumPy.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    _end(run(sys.argv[1:]))
-
-
-def _end(code: int) -> NoReturn:
-    """End the process, whose output is written and whose files are closed.
-
-    Python would first free its modules one by one, for a sixth of the time of a small import; the
-    system frees them at once. What another thread or an exit function has to do still is done.
-    """
+    code = run(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the rest without a traceback
-    if threading.active_count() > 1:
-        sys.exit(code)
-    atexit._run_exitfuncs()  # noqa: SLF001  # Python has no public name for it
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:
-        sys.exit(code)  # Python reports it
-    os._exit(code)
+    gc.freeze()  # Python need not search the objects of the modules for cycles before it ends
+    sys.exit(code)
 
 
 def _open_closed_streams() -> None:
@@ -204,7 +187,6 @@ def _open_closed_streams() -> None:
 
 @functools.cache
 def _command_line() -> Callable[..., Any]:
-    """Return the command line as typer builds it, once."""
     return typer.main.get_command(app)
 
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import blobstore
 from blobstore.cli.output import (
+    LONGEST_REASON,
     Jobs,
     JsonOption,
     Model,
@@ -25,7 +27,6 @@ from blobstore.cli.output import (
     note,
     printable,
     progress_bar,
-    reason,
     shape,
     show_coverage,
     show_facts,
@@ -36,7 +37,7 @@ from blobstore.cli.output import (
     with_flags,
 )
 from blobstore.cli.stores import (
-    CacheChoice,
+    CACHE,
     LowerOption,
     StoreOption,
     WaitOption,
@@ -44,10 +45,10 @@ from blobstore.cli.stores import (
     stores_at,
 )
 from blobstore.errors import StorageError, UsageError
+from blobstore.names import ModelName
 
 if TYPE_CHECKING:
     from blobstore.inspection.listing import BrokenModel, ListedModel, ModelDetails, ModelSummary
-    from blobstore.names import ModelName
     from blobstore.store.stored import StoredTensor
     from blobstore.views.command_results import CopiedModel, RemovedModel, RenamedModel
 
@@ -70,13 +71,10 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List the models of the store, the newest first."""
-    from blobstore.inspection.listing import list_models
-
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
-    cache = CacheChoice()
-    upper, opened = store_at(store, may_be_new=True), stores_at(store, lower, cache=cache)
-    found = sorted(list_models(opened), key=_ORDERS[sort])
+    opened = stores_at(store, lower, cache=CACHE)
+    found = sorted(blobstore.list_models(opened), key=_ORDERS[sort])
     if as_json:
         show_json(found)
     elif found:
@@ -84,7 +82,7 @@ def list_(
     else:
         emit(printable(f"No models in {opened.address} yet. Import one: blobstore import FOLDER"))
     with _unreadable_is_noted():
-        if newer := _newer_names(upper):
+        if (newest := opened.upper.newer) is not None and (newer := newest.names()):
             names = ", ".join(map(str, newer[:_SHOWN])) + (", …" if len(newer) > _SHOWN else "")
             models = counted(len(newer), "model")
             note(f"a newer Ollama has {models} in manifests-v2/, not listed here: {names}")
@@ -92,16 +90,10 @@ def list_(
 
 @contextmanager
 def _unreadable_is_noted() -> Iterator[None]:
-    """Print a note instead of failing if manifests-v2/ can't be read."""
     try:
         yield
     except StorageError as error:
         note(f"the models of newer Ollamas are unknown: {error.message}")
-
-
-def _newer_names(store: Any) -> list[ModelName]:
-    """Return the models that only newer Ollamas read; a bucket has none."""
-    return [] if store.newer is None else store.newer.names()
 
 
 def _by_time(model: ListedModel | BrokenModel) -> float:
@@ -134,7 +126,7 @@ def _list_row(model: ListedModel | BrokenModel) -> tuple[str, ...]:
 
     name = str(model.name)
     if isinstance(model, BrokenModel):
-        return (name, "", "", "broken", "", reason(model.error.message))
+        return (name, "", "", "broken", "", model.error.message[:LONGEST_REASON])
     numbers = (model.quant_type, count(model.parameters), age(model.modified))
     return (name, model.id.short, size(model.size), *numbers)
 
@@ -155,11 +147,10 @@ def show(
 ) -> None:
     """Show a model: its architecture, type and size."""
     from blobstore.inspection.listing import describe, stored_coverage, summarize
-    from blobstore.names import ModelName
     from blobstore.store.holders import holder_of
 
     asked = ModelName.parse(name)
-    upper, opened = store_at(store, may_be_new=True), stores_at(store, lower)
+    opened = stores_at(store, lower)
     home = holder_of(asked, opened)
     full = home.find(asked)
     manifest = home.manifests.read(full)
@@ -168,7 +159,7 @@ def show(
     details = describe(home, manifest, summary.tensors)
     covered = stored_coverage(home, manifest) if coverage else None
     with _unreadable_is_noted():
-        if upper.newer is not None and upper.newer.has(full):
+        if (newest := opened.upper.newer) is not None and newest.has(full):
             note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
     if as_json:
         from blobstore.views.command_results import ShownModel
@@ -227,7 +218,6 @@ def rm(
     as_json: JsonOption = False,
 ) -> None:
     """Remove models, and the blobs that no other model needs."""
-    from blobstore.names import ModelName
     from blobstore.store.holders import holder_of
     from blobstore.views.command_results import RemovedModel
 
@@ -285,16 +275,11 @@ def cp(
             "cp needs a NEW_NAME, or another store",
             hint="blobstore cp --help shows what is possible.",
         )
-    from blobstore.names import ModelName
-    from blobstore.store.holders import holder_of
-    from blobstore.views.command_results import RenamedModel
-
     asked, wanted = ModelName.parse(source), ModelName.parse(source if target is None else target)
     opened = stores_at(store, lower, wait)
     if to is None:
-        old = holder_of(asked, opened).find(asked)
-        new = RenamedModel(old, opened.copy(asked, wanted, replace=force))
-        show_result(new, partial(_show_new_name, "Copied"), as_json=as_json)
+        rename = partial(opened.copy, asked, wanted, replace=force)
+        _give_name("Copied", opened, asked, rename, as_json=as_json)
     else:
         there = store_at(to, wait, may_be_new=True)
         copy = _copy_to(opened, asked, wanted, there, jobs, replace=force)
@@ -305,7 +290,6 @@ def _copy_to(
     source: Any, name: ModelName, wanted: ModelName, target: Any, jobs: int | None, *, replace: bool
 ) -> CopiedModel:
     from blobstore.store.ports import already_exists, id_of
-    from blobstore.store.transfer import transfer
     from blobstore.views.command_results import CopiedModel
 
     if Path(source.address) in (Path(target.address), *Path(target.address).parents):
@@ -317,7 +301,7 @@ def _copy_to(
         raise already_exists(found)  # before gigabytes are copied
     pairs = {str(name): str(wanted)}
     with progress_bar() as progress:
-        (done,) = transfer(pairs, source, target, jobs=jobs, progress=progress)
+        (done,) = blobstore.transfer(pairs, source, target, jobs=jobs, progress=progress)
     return CopiedModel(done, target.address)
 
 
@@ -344,15 +328,20 @@ def mv(
     as_json: JsonOption = False,
 ) -> None:
     """Give a model another name."""
-    from blobstore.names import ModelName
+    asked, wanted = ModelName.parse(source), ModelName.parse(target)
+    opened = stores_at(store, lower, wait)
+    rename = partial(opened.move, asked, wanted, replace=force)
+    _give_name("Moved", opened, asked, rename, as_json=as_json)
+
+
+def _give_name(
+    done: str, store: Any, asked: ModelName, rename: Callable[[], ModelName], *, as_json: bool
+) -> None:
     from blobstore.store.holders import holder_of
     from blobstore.views.command_results import RenamedModel
 
-    asked, wanted = ModelName.parse(source), ModelName.parse(target)
-    opened = stores_at(store, lower, wait)
-    old = holder_of(asked, opened).find(asked)
-    new = RenamedModel(old, opened.move(asked, wanted, replace=force))
-    show_result(new, partial(_show_new_name, "Moved"), as_json=as_json)
+    old = holder_of(asked, store).find(asked)  # as it is written there; gone after a move
+    show_result(RenamedModel(old, rename()), partial(_show_new_name, done), as_json=as_json)
 
 
 def _show_new_name(done: str, model: RenamedModel) -> None:

@@ -60,8 +60,6 @@ def progress_bar() -> Iterator[Progress | None]:
     task = bar.add_task("", total=None)
 
     class Shown:
-        """A bar over as many bytes as it is told."""
-
         def begin(self, total: int) -> None:
             bar.start()
             bar.reset(task, total=total)
@@ -82,7 +80,8 @@ Jobs = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Model = Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")]
 _LONGEST_MESSAGE = 1000
-_LONGEST_REASON = 120
+LONGEST_REASON = 120
+"""Of why something is broken, in a row of a table."""
 _FLAGS = {
     "rules": ("--rule",),
     "alignment": ("--align",),
@@ -174,11 +173,6 @@ def show_json(document: Any, *, compact: bool = False) -> None:
 def show_result(result: Any, show: Callable[[Any], object], *, as_json: bool) -> None:
     """Print results as one JSON document, or by a function that prints them as lines and tables."""
     (show_json if as_json else show)(result)
-
-
-def reason(message: str) -> str:
-    """Return why something is broken, as short as a row of a table has room for."""
-    return message[:_LONGEST_REASON]
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import typer
@@ -48,7 +48,6 @@ class LightCommand(TyperCommand):
     """A command whose options cost nothing if they are not given."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the arguments and options."""
         parameters = super().get_params(ctx)
         _lighten(parameters)
         return parameters
@@ -59,12 +58,9 @@ class _Commands(Mapping[str, Any]):
 
     def __init__(self, makers: Mapping[str, Callable[[], Any]]) -> None:
         self._makers = makers
-        self._made: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
-            self._made[name] = self._makers[name]()
-        return self._made[name]
+        return self._makers[name]()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._makers)
@@ -83,11 +79,9 @@ class LazyGroup(TyperGroup):
         self.commands = _Commands(self.makers)  # type: ignore[assignment]  # nothing adds commands
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # typer passes it
-        """Return the names of the commands."""
         return list(self.commands)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options, which cost nothing if they are not given."""
         parameters = super().get_params(ctx)
         _lighten(parameters)
         return parameters
@@ -98,6 +92,7 @@ def makers_of(places: Mapping[str, str], *, hidden: bool = False) -> dict[str, C
     return {name: partial(_command, name, place, hidden) for name, place in places.items()}
 
 
+@cache
 def _command(name: str, place: str, hidden: bool) -> Any:  # a partial's argument
     module, _, function = place.partition(":")
     found = getattr(importlib.import_module(f"blobstore.cli.{module}"), function)

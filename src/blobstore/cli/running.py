@@ -29,9 +29,10 @@ from blobstore.cli.stores import (
     LowerOption,
     StoreOption,
     cached_stores_at,
-    heed_interrupts,
+    is_one_command,
 )
 from blobstore.errors import BlobStoreError, UsageError, quoted
+from blobstore.names import ModelName
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -44,43 +45,6 @@ _STDIN = "-"
 _KEPT = "\n\t\u200c\u200d"
 """What a terminal shows well, and Python does not count as printable: the last two join letters, as
 in many emoji."""
-
-
-Temperature = Annotated[
-    float | None,
-    typer.Option("--temperature", "--temp", metavar="T", help="0 takes the most likely token."),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option("--top-p", metavar="P", help="Only tokens that together are so likely."),
-]
-TopK = Annotated[
-    int | None, typer.Option("--top-k", metavar="K", help="Only the K likeliest tokens; 0: all.")
-]
-MinP = Annotated[
-    float | None,
-    typer.Option("--min-p", metavar="P", help="Only tokens P times as likely as the likeliest."),
-]
-RepeatPenalty = Annotated[
-    float | None,
-    typer.Option("--repeat-penalty", metavar="X", help="Above 1: repeat less."),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option("--seed", metavar="N", help="For the same text again [default: a random one]."),
-]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option("--max-tokens", metavar="N", help="Stop after N tokens; -1: no limit."),
-]
-Context = Annotated[
-    int | None,
-    typer.Option("--context", metavar="N", help="Tokens of prompt and answer together."),
-]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option("--stop", metavar="TEXT", help="A text that ends the answer; repeatable."),
-]
 
 
 def run(
@@ -100,15 +64,46 @@ def run(
         bool,
         typer.Option("--raw", "--no-template", help="Continue the text, without a template."),
     ] = False,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    min_p: MinP = None,
-    repeat_penalty: RepeatPenalty = None,
-    seed: Seed = None,
-    max_tokens: MaxTokens = None,
-    context: Context = None,
-    stop: Stop = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option("--temperature", "--temp", metavar="T", help="0 takes the most likely token."),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option("--top-p", metavar="P", help="Only tokens that together are so likely."),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", metavar="K", help="Only the K likeliest tokens; 0: all."),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            "--min-p", metavar="P", help="Only tokens P times as likely as the likeliest."
+        ),
+    ] = None,
+    repeat_penalty: Annotated[
+        float | None,
+        typer.Option("--repeat-penalty", metavar="X", help="Above 1: repeat less."),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed", metavar="N", help="For the same text again [default: a random one]."
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", metavar="N", help="Stop after N tokens; -1: no limit."),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option("--context", metavar="N", help="Tokens of prompt and answer together."),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", metavar="TEXT", help="A text that ends the answer; repeatable."),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Say how many tokens an answer has, and how fast.")
     ] = False,
@@ -130,13 +125,14 @@ def run(
         "context": context,
         "stop": stop,
     }
-    from blobstore.names import ModelName
-
     full = ModelName.parse(name)
     _check(given)
     text = _prompt(prompt, as_json=as_json)
     opened = cached_stores_at(store, lower, cache, cache_size)
-    model, prompts, notes = _loaded(full, opened, given, is_raw=raw)
+    from blobstore.mlx_lm.conversation import load_language_model
+
+    with loading(str(full)):
+        model, prompts, notes = load_language_model(full, store=opened, given=given, is_raw=raw)
     for one in notes:
         note(one)
     _note_unused(prompts, system)
@@ -151,7 +147,6 @@ def run(
 
 
 def _show(answer: Generation, seed: int | None, *, as_json: bool) -> None:
-    """Print an answer as it is written; as a document when it is whole."""
     for piece in answer:
         if not as_json:
             emit(shown_piece(piece), end="")
@@ -184,14 +179,6 @@ def _check(given: dict[str, Any]) -> None:
                 read_field(name, value, flags_of(name)[0])
         except UsageError as error:
             raise UsageError(error.message, hint=hint) from None
-
-
-def _loaded(name: Any, store: Any, given: dict[str, Any], *, is_raw: bool) -> Any:
-    """Return what `load_language_model` returns."""
-    from blobstore.mlx_lm.conversation import load_language_model
-
-    with loading(str(name)):
-        return load_language_model(name, store=store, given=given, is_raw=is_raw)
 
 
 @contextmanager
@@ -253,7 +240,7 @@ def shown_piece(piece: str) -> str:
 
 
 def figures(answer: Generation) -> str:
-    """Return how long an answer is, and how fast it came."""
+    """Return how long an answer is, and how fast."""
     speed = answer.tokens_per_second
     rate = "" if speed is None else f", {speed:.1f} tokens/s"
     return (
@@ -284,7 +271,7 @@ def hold_conversation(
     """
     from blobstore.mlx_lm.conversation import Conversation
 
-    heed_interrupts()
+    is_one_command.clear()
     _edit_lines()
     conversation = Conversation(model, prompts, system)
     if prompts.continues:
@@ -380,7 +367,6 @@ def _answer(
 
 
 def _limit(answer: Generation, context: int | None) -> str:
-    """Return what ended an answer that the model did not end."""
     if context is not None and answer.prompt_tokens + answer.tokens >= context:
         return f"the context of {context:,} is full, /clear empties it"
     return "--max-tokens allows more"

@@ -1,22 +1,25 @@
-"""``push`` and ``pull``, ``login`` and ``logout``, and where logins are found."""
+"""``push`` and ``pull``, ``login`` and ``logout``, ``sign``, and the check of signatures."""
 
 from __future__ import annotations
 
 import os
 import sys
 import unicodedata
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import blobstore
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
     Model,
+    ReaderGoneError,
     counted,
     emit,
     note,
@@ -27,16 +30,30 @@ from blobstore.cli.output import (
     show_result,
     size,
 )
-from blobstore.cli.signing import KeyOption, PolicyOption, policy_of
 from blobstore.cli.stores import StoreOption, WaitOption, store_at
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
+    from blobstore.formats.signatures import DockerReference
     from blobstore.io.workers import Progress
     from blobstore.store.ports import Readable
     from blobstore.store.registry.logins import Credentials, Login
-    from blobstore.store.registry.push_pull import RegistryAccess
+    from blobstore.store.signing.signed_models import CheckedModel, SignedModel
     from blobstore.store.transfer import Transferred
+
+
+KeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--key", metavar="FILE", help="Require a signature by this public key, for the repository."
+    ),
+]
+PolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--policy", metavar="FILE", help="Require the signatures of this containers policy.json."
+    ),
+]
 
 
 def push(
@@ -90,8 +107,6 @@ def push(
     as_json: JsonOption = False,
 ) -> None:
     """Send a model to a registry. Only blobs that the registry lacks are sent."""
-    from blobstore.store.registry.push_pull import push
-
     access = _access(insecure=insecure, ca_file=ca_file, realm=realm)
     source = store_at(store)
     files = {"format": form, "dequantize": dequantize, "max_shard_size": max_shard_size}
@@ -103,14 +118,13 @@ def push(
             model = opened.enter_context(
                 _opened_artifact(name, source, artifact, given, jobs=jobs, progress=progress)
             )
-        done = push(
+        done = blobstore.push(
             name, model, to=to, neighbours=source, access=access, jobs=jobs, progress=progress
         )
     show_result(done, partial(_show, "Pushed", "sent"), as_json=as_json)
 
 
 def _check_artifact(kind: str | None, to: str | None, given: Mapping[str, str]) -> None:
-    """Raise UsageError for options of an artifact without one, or an artifact without its name."""
     if kind is None and given:
         flag = next(iter(given)).replace("_", "-")
         raise UsageError(f"--{flag} is for --artifact modelpack or image")
@@ -132,7 +146,6 @@ def _opened_artifact(
     jobs: int | None,
     progress: Progress | None,
 ) -> Iterator[Readable]:
-    from blobstore.artifacts.artifact import open_artifact
     from blobstore.export.planned_files import AS_SOURCE
     from blobstore.model.mlx_lm_package import delay_package
 
@@ -142,7 +155,9 @@ def _opened_artifact(
     shard = options.get("max_shard_size", AS_SOURCE)
     if shard != AS_SOURCE:
         options["max_shard_size"] = parse_size(shard)
-    with open_artifact(name, store, kind, **options, jobs=jobs, progress=progress) as made:
+    with blobstore.open_artifact(
+        name, store, kind, **options, jobs=jobs, progress=progress
+    ) as made:
         for text in made.notes:
             note(text)
         yield made
@@ -170,13 +185,11 @@ def pull(
     as_json: JsonOption = False,
 ) -> None:
     """Fetch a model from a registry. A pull that was interrupted continues where it stopped."""
-    from blobstore.store.registry.push_pull import pull
-
     access = _access(insecure=insecure, ca_file=ca_file, realm=realm)
     required = policy_of(key, policy) if key is not None or policy is not None else None
     target = store_at(store, wait, may_be_new=True)
     with progress_bar() as progress:
-        done = pull(
+        done = blobstore.pull(
             name,
             target,
             name=new_name,
@@ -188,10 +201,10 @@ def pull(
     show_result(done, partial(_show, "Pulled", "fetched"), as_json=as_json)
 
 
-def _access(*, insecure: bool, ca_file: str | None, realm: list[str] | None) -> RegistryAccess:
-    from blobstore.store.registry.push_pull import RegistryAccess
-
-    return RegistryAccess(
+def _access(
+    *, insecure: bool, ca_file: str | None, realm: list[str] | None
+) -> blobstore.RegistryAccess:
+    return blobstore.RegistryAccess(
         insecure=insecure, credentials=credentials(), realms=realms_of(realm), ca_file=ca_file
     )
 
@@ -294,13 +307,11 @@ def realms_of(given: list[str] | None) -> list[str]:
 
 
 def _split(host: str) -> tuple[str | None, str]:
-    """Return the scheme of a HOST, None without one, and the rest."""
     scheme, separator, rest = host.rpartition("://")
     return (scheme if separator else None), rest
 
 
 def _given_login(user: str | None, *, password_stdin: bool, token_stdin: bool) -> Login:
-    """Return the login that the options and stdin, or a prompt, give. Raises: UsageError."""
     from blobstore.store.registry.logins import Login, Secret
 
     if token_stdin:
@@ -319,7 +330,6 @@ def _given_login(user: str | None, *, password_stdin: bool, token_stdin: bool) -
 
 
 def _piped(what: str) -> str:
-    """Return a secret from stdin, without the end of its line. Raises: UsageError."""
     raw = sys.stdin.buffer.read(_LONGEST_SECRET + 1)
     if len(raw) > _LONGEST_SECRET:
         raise UsageError(f"the {what} on stdin is longer than {_LONGEST_SECRET:,} bytes")
@@ -327,9 +337,6 @@ def _piped(what: str) -> str:
 
 
 def _asked(user: str | None) -> tuple[str, str]:
-    """Ask for the missing parts; the password is not shown. Raises: UsageError."""
-    import getpass
-
     if not sys.stdin.isatty():
         raise UsageError(
             "the password can't be asked for: standard input is not a terminal",
@@ -337,7 +344,7 @@ def _asked(user: str | None) -> tuple[str, str]:
         )
     try:
         named = user or input("User: ")
-        return named, _checked(getpass.getpass("Password: ").encode(), "password")
+        return named, _checked(getpass("Password: ").encode(), "password")
     except EOFError:
         raise UsageError("the input ended before the password") from None
 
@@ -350,3 +357,156 @@ def _checked(raw: bytes, what: str) -> str:
     if not secret or any(unicodedata.category(character) == "Cc" for character in secret):
         raise UsageError(f"the {what} is empty, or contains a line break or a control character")
     return secret
+
+
+def verify_signatures(
+    store: Any,
+    names: list[str] | None,
+    key: str | None,
+    policy: str | None,
+    identity: str | None,
+    as_json: bool,
+) -> bool:
+    """Check and show the signatures of models; return whether all are signed as required."""
+    checked = blobstore.check_signatures(names or (), store, policy_of(key, policy, identity))
+    with suppress(ReaderGoneError):  # the exit code tells the result, too
+        show_result(checked, _show_checked, as_json=as_json)
+    return all(model.is_accepted for model in checked)
+
+
+def policy_of(
+    key: str | None, policy: str | None, identity: str | None = None
+) -> blobstore.SignaturePolicy:
+    """Return what --key or --policy requires. Raises: UsageError unless one of them is given."""
+    if (key is None) == (policy is None):
+        raise UsageError("signatures are checked with either --key or --policy")
+    if policy is not None:
+        if identity is not None:
+            raise UsageError("--identity needs --key; a policy has signedIdentity instead")
+        return blobstore.SignaturePolicy.read(Path(policy))
+    path = key or ""
+    public = blobstore.PublicKey.parse(_read_key(path), path)
+    return blobstore.SignaturePolicy.of_key(public, identity_of(identity))
+
+
+def _read_key(path: str) -> bytes:
+    from blobstore.store.signing.key_pairs import MAX_KEY_FILE
+    from blobstore.store.signing.signature_policy import read_file
+
+    return read_file(Path(path), MAX_KEY_FILE)
+
+
+def _show_checked(models: Sequence[CheckedModel]) -> None:
+    for model in models:
+        named = f"{model.name} ({model.digest.short})"
+        if model.error is not None:
+            emit(printable(model.error.message))
+        elif not model.accepted:
+            emit(f"{named} needs no signature")
+        for one in model.accepted:
+            emit(printable(f"{named} is signed by {one.key.name} for {one.identity}"))
+    refused = sum(not model.is_accepted for model in models)
+    verdict = f"{refused} refused" if refused else "all accepted"
+    emit(f"Checked the signatures of {counted(len(models), 'model')}: {verdict}")
+
+
+def identity_of(text: str | None) -> DockerReference | None:
+    """Return the identity in ``--identity``, None without one. Raises: InvalidNameError."""
+    from blobstore.formats.signatures import DockerReference
+
+    return None if text is None else DockerReference.parse(text)
+
+
+_PASSWORD = "COSIGN_PASSWORD"  # noqa: S105  # the name of a variable
+
+
+def sign(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Stored models to sign.")
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            metavar="FILE",
+            help="The private key: PEM (PKCS #8), or cosign's cosign.key. Its password is asked "
+            "for [default: $COSIGN_PASSWORD].",
+        ),
+    ] = None,
+    identity: Annotated[
+        str | None,
+        typer.Option(
+            "--identity",
+            metavar="REFERENCE",
+            help="Sign for HOST/NAMESPACE/MODEL[:TAG] [default: the model's repository].",
+        ),
+    ] = None,
+    generate: Annotated[
+        str | None,
+        typer.Option(
+            "--generate-key",
+            metavar="PREFIX",
+            help="Instead of signing, write a new pair of keys: PREFIX.key and PREFIX.pub.",
+        ),
+    ] = None,
+    wait: WaitOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Sign models by the digests of their manifests, as cosign does. Blobs are not read."""
+    if generate is not None:
+        if names or key is not None or identity is not None:
+            raise UsageError("--generate-key makes keys and signs nothing: leave out the rest")
+        _generate(generate)
+        return
+    if not names or key is None:
+        hint = "blobstore sign NAME --key FILE, or --generate-key PREFIX to make a key."
+        raise UsageError("sign needs a NAME and a --key", hint=hint)
+    from blobstore.store.holders import holder_of
+
+    opened = store_at(store, wait)
+    signed_for = identity_of(identity)
+    found = [holder_of(name, opened).find(name) for name in names]
+    private = blobstore.PrivateKey.parse(_read_key(key), key, lambda: _password(key))
+    signed = [blobstore.sign_model(name, opened, private, identity=signed_for) for name in found]
+    show_result(signed, _show_signed, as_json=as_json)
+
+
+def _show_signed(models: Sequence[SignedModel]) -> None:
+    for model in models:
+        verb = "Signed" if model.is_new else "Already signed"
+        emit(f"{verb} {model.name} ({model.digest.short}) for {model.identity}")
+
+
+def _generate(prefix: str) -> None:
+    """Write a new pair of keys, or no file. Raises: UsageError if one exists; StorageError."""
+    from blobstore.io.durable import os_errors, write_new_file
+
+    private, public = Path(f"{prefix}.key"), Path(f"{prefix}.pub")
+    for path in (private, public):
+        if os.path.lexists(path):
+            raise UsageError(
+                f"{path} already exists", path=str(path), hint="Choose another PREFIX."
+            )
+    made = blobstore.PrivateKey.generate()
+    encrypted = made.encrypted(_password(str(private), is_new=True))
+    with ExitStack() as undo:
+        for path, mode, data in ((private, 0o600, encrypted), (public, 0o644, made.public.pem)):
+            with os_errors("write", path):
+                write_new_file(path, data, mode=mode, syncs=True)
+            undo.callback(path.unlink, missing_ok=True)
+        undo.pop_all()  # both are there
+    emit(f"Wrote {private}, the private key, and {public}, the public key")
+
+
+def _password(path: str, *, is_new: bool = False) -> str:
+    """Return the password of a key: from the environment, else from the user, twice if new."""
+    if (password := os.environ.get(_PASSWORD)) is not None:
+        return password
+    if not sys.stdin.isatty():
+        hint = f"Set {_PASSWORD}, or run the command in a terminal."
+        raise UsageError(f"{path} needs a password", path=path, hint=hint)
+    password = getpass(f"Password of {printable(path)}: ")
+    if is_new and getpass("The same again: ") != password:
+        raise UsageError("the two passwords differ")
+    return password

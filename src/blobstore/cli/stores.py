@@ -14,19 +14,17 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import blobstore
 from blobstore.cli.output import parse_size
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
     from socket import socket
-
-    from blobstore.source.folders import Folder
 
 
 StoreOption = Annotated[
@@ -73,33 +71,31 @@ def store_at(
     Raises: NotFoundError when one that is named does not exist, and it is not ``may_be_new``: the
     path is misspelt.
     """
-    from blobstore.store.local.store import open_store
-
     if folder == "":
         raise UsageError("--store is empty", hint="Is a variable unset?")
     environment = os.environ.get("BLOBSTORE_STORE") or os.environ.get("OLLAMA_MODELS")
     named = folder or environment or None
     if named is not None and "://" in named:
-        return store_in_bucket(named, wait_s, cache)
-    store = open_store(named, wait_s=wait_s)
+        return _store_in_bucket(named, wait_s, cache)
+    store = blobstore.open_store(named, wait_s=wait_s)
     if named is not None and not may_be_new:
         store.require()
     return store
 
 
-def source_at(address: str) -> str | Folder:
+def source_at(address: str) -> str | blobstore.Folder:
     """Return an address as an open folder, with the Hub's token where it is the Hub's.
 
     The token is a secret between its owner and the Hub. A path is returned as it is.
 
     Raises: as `open_folder`.
     """
-    from blobstore.source.addresses import is_address, open_folder
+    from blobstore.source.addresses import is_address
 
     if not is_address(address):
         return address
     endpoint = hub_endpoint()
-    return open_folder(
+    return blobstore.open_folder(
         address,
         token=token_for(address, endpoint),
         endpoint=endpoint,
@@ -148,9 +144,7 @@ def stores_at(
         below = [store for store in below if store.address != upper.address]
     if not below:
         return upper
-    from blobstore.store.layered import LayeredStore
-
-    return LayeredStore(upper, below, copies_up=copies_up)
+    return blobstore.LayeredStore(upper, below, copies_up=copies_up)
 
 
 CacheOption = Annotated[
@@ -168,24 +162,18 @@ CacheSizeOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class CacheChoice:
-    """What ``--cache`` and ``--cache-size`` say about the cache of a bucket's blobs."""
+CacheChoice = tuple[str | None, str | None]
+"""What ``--cache`` and ``--cache-size`` say about the cache of a bucket's blobs."""
+CACHE: CacheChoice = (None, None)
+"""The cache that the environment names, or the default."""
 
-    folder: str | None = None
-    size: str | None = None
 
-    @property
-    def place(self) -> str:
-        """The cache's folder."""
-        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
-        return self.folder or os.environ.get("BLOBSTORE_CACHE") or f"{home}/blobstore"
+def _open_cache(folder: str | None, nbytes: str | None) -> Any:
+    from blobstore.store.bucket.blob_cache import CACHE_NBYTES, BlobCache
 
-    def open(self) -> Any:
-        """Return the cache. Raises: UsageError for an invalid size, or a folder of another kind."""
-        from blobstore.store.bucket.blob_cache import CACHE_NBYTES, BlobCache
-
-        return BlobCache(self.place, CACHE_NBYTES if self.size is None else parse_size(self.size))
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    place = folder or os.environ.get("BLOBSTORE_CACHE") or f"{home}/blobstore"
+    return BlobCache(place, CACHE_NBYTES if nbytes is None else parse_size(nbytes))
 
 
 def cached_stores_at(
@@ -195,7 +183,7 @@ def cached_stores_at(
 
     Raises: UsageError if a cache is asked for, and no store is in a bucket.
     """
-    opened = stores_at(store, lower, cache=CacheChoice(cache, cache_size))
+    opened = stores_at(store, lower, cache=(cache, cache_size))
     is_asked_for = cache is not None or cache_size is not None
     if is_asked_for and not any(home.has_cache for home in (opened.upper, *opened.lower)):
         message = f"a cache is for a store in a bucket, and {opened.address} is a folder"
@@ -203,17 +191,12 @@ def cached_stores_at(
     return opened
 
 
-def store_in_bucket(address: str, wait_s: float | None, cache: CacheChoice | None) -> Any:
-    """Return the store at the address of a bucket.
-
-    Raises: UsageError for another address, or without the extra `cloud`; as `CacheChoice.open`.
-    """
+def _store_in_bucket(address: str, wait_s: float | None, cache: CacheChoice | None) -> Any:
     from blobstore.io.objects import open_bucket
-    from blobstore.store.bucket.bucket_store import BucketStore
 
-    kept = cache.open() if cache is not None else None
+    kept = None if cache is None else _open_cache(*cache)
     bucket = open_bucket(address, bucket_options(address))
-    return BucketStore(bucket, cache=kept, wait_s=wait_s)
+    return blobstore.BucketStore(bucket, cache=kept, wait_s=wait_s)
 
 
 def folder_store_at(
@@ -257,25 +240,16 @@ def places_of(text: str) -> list[str]:
 
 _GRACE_S = 5.0
 _EXIT = 130
-_ends = threading.Event()
-
-
-def let_commands_end() -> None:
-    """Allow `end_soon_when_interrupted`, in a process that is one command."""
-    _ends.set()
-
-
-def heed_interrupts() -> None:
-    """From now on the command itself answers Ctrl-C, and goes on."""
-    _ends.clear()
+is_one_command = threading.Event()
+"""Set in a process that is one command, until the command answers Ctrl-C itself, and goes on."""
 
 
 def end_soon_when_interrupted() -> None:
     """From now on let Ctrl-C end this command within five seconds.
 
-    Nothing changes in a process that is more than a command, or that handles Ctrl-C itself.
+    Nothing changes unless `is_one_command`.
     """
-    if _ends.is_set() and threading.current_thread() is threading.main_thread():
+    if is_one_command.is_set() and threading.current_thread() is threading.main_thread():
         _begin()
 
 
@@ -291,12 +265,12 @@ def _begin() -> None:
 
 def _watch(hears: socket, _tells: socket) -> None:
     """Wait for Ctrl-C; ``_tells`` stays open as long."""
-    while signal.SIGINT not in hears.recv(1) or not _is_ours():
+    while signal.SIGINT not in hears.recv(1) or not _ends_the_command():
         pass
     time.sleep(_GRACE_S)
     os.write(2, b"Error: interrupted\n")
     os._exit(_EXIT)
 
 
-def _is_ours() -> bool:
-    return _ends.is_set() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+def _ends_the_command() -> bool:
+    return is_one_command.is_set() and signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -23,7 +23,7 @@ except KeyboardInterrupt:
     pass
 time.sleep({sleep})
 """
-COMMAND = "stores.let_commands_end()"
+COMMAND = "stores.is_one_command.set()"
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ COMMAND = "stores.let_commands_end()"
     [
         (COMMAND, "", 600, 130),
         ("", "", 0.2, 0),
-        (COMMAND, "stores.heed_interrupts()", 0.2, 0),
+        (COMMAND, "stores.is_one_command.clear()", 0.2, 0),
     ],
     ids=["command", "library", "conversation"],
 )

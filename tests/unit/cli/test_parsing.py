@@ -76,7 +76,7 @@ def test_a_text_is_not_changed() -> None:
 def test_a_command_is_built_once_and_when_it_is_asked_for() -> None:
     code = (
         "import sys; from blobstore.cli.main import run; run(['list', '--store', '/nowhere']);"
-        "print([name for name in ('care', 'comparing', 'inspecting', 'completion')"
+        "print([name for name in ('care', 'inspecting', 'completion')"
         " if f'blobstore.cli.{name}' in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

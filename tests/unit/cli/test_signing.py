@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from support.stores import blob_path, commit_model
 
-import blobstore.cli.signing
+import blobstore.cli.sharing
 from blobstore.cli.main import run
 from blobstore.store.local.store import Store
 from blobstore.store.signing.key_pairs import PrivateKey, PublicKey
@@ -203,7 +203,7 @@ def test_the_password_is_asked_for(
     code, _, err = cli("sign", "m", "--key", key_of(locked))
     assert (code, "Hint: Set COSIGN_PASSWORD" in err) == (2, True)
     typed = iter(["wrong", "secret", "one", "two"])
-    monkeypatch.setattr(blobstore.cli.signing, "getpass", lambda _prompt: next(typed))
+    monkeypatch.setattr(blobstore.cli.sharing, "getpass", lambda _prompt: next(typed))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     code, out, err = cli("sign", "m", "--key", key_of(locked))
     assert (code, "wrong password" in err, "secret" in out + err) == (2, True, False)
