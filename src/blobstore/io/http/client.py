@@ -2,7 +2,7 @@
 
 The policy: `blobstore.io.http`. Rule R1 for every reply, whatever it brings (RFC 9110, 9112):
 
-- its head has at most 100 fields in 100 KiB, with interim replies, and no line is folded
+- its head has fewer than 100 fields in 100 KiB, with interim replies, and no line is folded
 - it has at most one ``Content-Length``, of ASCII digits, and no transfer coding but ``chunked``
 - it has no ``Content-Length`` beside a ``Transfer-Encoding``: two lengths are how replies are
   smuggled (9112 section 6.3)
@@ -63,7 +63,7 @@ _WITHOUT_BODY = frozenset({204, 304})
 _NOT_FOUND = 404
 _RATE_LIMIT = re.compile(r'"[^"]{0,64}"((?:\s*;\s*[a-z]+\s*=\s*[0-9]{1,9})+)', re.ASCII)
 _PARAMETER = re.compile(r"([a-z]+)\s*=\s*([0-9]{1,9})", re.ASCII)
-_NEXT = re.compile(r'<([^<>]{1,4096})>;[^,]*rel="?next"?', re.ASCII | re.IGNORECASE)
+_NEXT = re.compile(r'<([^<>]{1,4096})>;[^,<]*rel="?next"?', re.ASCII | re.IGNORECASE)
 _HINTS = {
     401: "Give a token, if it is private (for the Hugging Face Hub: HF_TOKEN); the Hub answers so"
     " for what does not exist, too.",
@@ -209,10 +209,10 @@ class Reply:
 
     def _count(self, nbytes: int) -> None:
         """Count bytes of the body. Raises: IncompleteRead at an end that comes too early."""
+        if nbytes == 0 and (self._left is not None or self._connection.received.is_broken):
+            raise IncompleteRead(b"", self._left)
         if self._left is not None:
             self._left -= nbytes
-            if nbytes == 0:
-                raise IncompleteRead(b"", self._left)
 
     def body(self, nbytes: int) -> Iterator[bytes]:
         """Yield a body of exactly ``nbytes``. Raises: as `chunks`; RemoteError (rule R1)."""

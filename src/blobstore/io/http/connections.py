@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 _LINE = re.compile(
     rb"(?:HTTP/1\.[01] [1-9][0-9]{2}(?: [^\0\r\n]*)?"  # a status (RFC 9112 section 4)
-    rb"|[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\0\r\n]*"  # a field (5): not folded
+    rb"|(?!(?i:content-type):[^!-~]*(?i:multipart/))"  # into whose parts `email` would look
+    rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\0\r\n]*"  # a field (5): not folded
     rb"|[0-9A-Fa-f]{1,15}[ \t]*(?:;[^\0\r\n]*)?"  # the length of a chunk (7.1)
     rb"|)\r?\n"
 )
@@ -44,6 +45,8 @@ MAX_HEAD = 100 * 2**10
 """Bytes of a reply's head, and those of interim replies before it."""
 _BUFFER = 2**16
 _KEEP_ALIVE_S = 30
+_MOST_IDLE = 256
+"""Connections that are kept: redirects can lead to any number of servers."""
 _INTERIM = frozenset(range(102, 200))
 _CA_FILES = (
     "/etc/ssl/cert.pem",
@@ -57,13 +60,14 @@ _CA_FILES = (
 class _Received(io.RawIOBase):
     """What a server sends, counted for the request that waits for it.
 
-    ``has_ended``: the server has closed the connection.
+    ``has_ended``: the server has closed the connection. ``is_broken``: without the end that TCP and
+    TLS have for that, so there may have been more.
     """
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
         self.request: tuple[WebAddress, RequestLimits] | None = None
-        self.has_ended = False
+        self.has_ended = self.is_broken = False
 
     def readable(self) -> bool:
         return True
@@ -80,8 +84,8 @@ class _Received(io.RawIOBase):
             raise address.refuse(what, "R1")
         try:
             count = self.socket.recv_into(view[: limits.left])
-        except ConnectionResetError:
-            count = 0  # an end, too: what came before it counts
+        except (ConnectionResetError, ssl.SSLEOFError):
+            count, self.is_broken = 0, True  # what came before it counts
         limits.take(count)
         self.has_ended = count == 0
         return count
@@ -105,7 +109,8 @@ class Connection(io.BufferedReader):
 
     For `http.client` it is a socket, and the file of what the server sends. That library would take
     folded fields, lone CRs as ends of lines, the end of the connection as the end of a head, and
-    ``-5`` or ``1_0`` as the length of a chunk, so `readline` checks each line.
+    ``-5`` or ``1_0`` as the length of a chunk, so `readline` checks each line. The parameters of a
+    multipart type can keep `email`, its parser of heads, busy for half a minute, or make it fail.
 
     ``public`` and ``link_local`` are of the peer's IP address.
     """
@@ -230,6 +235,8 @@ class Connections:
         """Keep a connection for the next request to the same origin, or close it."""
         if keep:
             connection.finish()
+            if sum(map(len, list(self._idle.values()))) >= _MOST_IDLE:
+                self.close()
             self._idle[address.origin].append(connection)
         else:
             connection.disconnect()
@@ -237,8 +244,9 @@ class Connections:
     def close(self) -> None:
         """Close all that are kept."""
         for connections in list(self._idle.values()):
-            while connections:
-                connections.pop().disconnect()
+            with suppress(IndexError):  # it is empty, perhaps by another thread
+                while True:
+                    connections.pop().disconnect()
 
     def _kept(self, address: WebAddress) -> Connection | None:
         connections = self._idle[address.origin]
@@ -270,7 +278,9 @@ class Connections:
             else:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if context is not None:
-                    connected = context.wrap_socket(connected, server_hostname=address.host)
+                    connected = context.wrap_socket(
+                        connected, server_hostname=address.host, suppress_ragged_eofs=False
+                    )
                 return Connection(connected, public=public, link_local=link_local)
         raise failure
 

@@ -22,7 +22,7 @@ sections 14.4 (Content-Range), 15.3.7 (206), 8.8 (validators), 13.1.5 (If-Range)
 - ``first`` is the asked one, ``last`` not beyond the asked one and not before ``first``, ``total``
   beyond ``last``
 - its body has ``last - first + 1`` bytes, and so has its Content-Length, where it has one
-- it is not ``multipart/byteranges``, which answers several ranges
+- it is not ``multipart/byteranges``, which answers several ranges: no reply is multipart
 - total, ETag and Last-Modified, where they are given, are the same on every reply
 """
 
@@ -86,8 +86,6 @@ def check_part(reply: Reply, begin: int, end: int) -> tuple[int, int | None]:
         raise reply.refuse(
             f"answers a request for bytes {begin}-{end - 1} with the Content-Range {text!r}"
         )
-    if (reply.field("content-type") or "").lower().startswith("multipart/byteranges"):
-        raise reply.refuse("answers one range in several parts")
     if reply.length not in (None, last + 1 - first):
         raise reply.refuse(
             f"has a Content-Length of {reply.length} beside the Content-Range {text!r}"

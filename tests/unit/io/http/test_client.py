@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -136,6 +137,8 @@ WHOLE = b"Content-Length: 1\r\n"
         (b"Content-Length: 9\r\n", "2 fields"),
         (b"Transfer-Encoding: chunked\r\n", "two lengths"),
         (b"X: " + b"x" * 70_000 + b"\r\n", "invalid or unfinished line"),
+        (b"Content-Type: multipart/x; boundary*=a; boundary*1=b\r\n", "invalid or unfinished line"),
+        (b'content-type:\xa0Multipart/x; a="' + b";" * 60_000 + b"\r\n", "invalid or unfinished"),
         (b"X: y\r\n" * 100, "got more than 100 headers"),
         ((b"X: " + b"x" * 60_000 + b"\r\n") * 2, "more than 102,400 bytes"),
     ],
@@ -205,6 +208,61 @@ def test_a_connection_that_is_to_be_closed_is_not_used_again(
         script = server.play(one_after_another(answer))
         assert [get(client, server.url) for _ in range(2)] == [b"x"] * 2
         assert script.connections == 2
+
+
+def test_a_body_without_a_length_ends_as_its_protocol_has_it(
+    server: Server, client: HttpClient
+) -> None:
+    """A reset, or an end of TCP within TLS, can be anybody's (RFC 9112 section 9.8)."""
+    body = [b"HTTP/1.1 200 OK\r\n\r\nabc"]
+    server.play(lambda _: body)
+    assert get(client, server.url) == b"abc"
+    reset = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        for _ in range(RETRY_POLICY.attempts):
+            connection, _ = reset.accept()
+            connection.recv(1)  # what is left unread makes the end a reset
+            connection.sendall(body[0])
+            connection.close()
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{reset.getsockname()[1]}/"
+    with reset, client.get(client.start(url), client.limits(2**20), accept=(200,)) as (one, _):
+        error = refusal(lambda: list(one.chunks()))
+    assert isinstance(error, RemoteError)
+    assert error.temporary
+    with (
+        tls_server() as secure,
+        HttpClient(retry_policy=RETRY_POLICY, ca_file=str(CERTIFICATE)) as trusting,
+    ):
+        secure.play(lambda _: body)  # and no close_notify
+        assert isinstance(failure(trusting, secure.url), RemoteError)
+
+
+def test_connections_to_any_number_of_servers_are_not_kept(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_MOST_IDLE", 3)
+    found = names({f"{number}.test": ["127.0.0.1"] for number in range(5)})
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    script = server.play(lambda _: reply(200, body=b"x"))
+    with HttpClient(retry_policy=RETRY_POLICY) as client:
+        for number in (1, 2, 3, 1, 4, 1):
+            assert get(client, f"http://{number}.test:{server.port}/") == b"x"
+    assert [asked.connection == script.asked[0].connection for asked in script.asked] == [
+        *(True, False, False),
+        *(True, False, False),
+    ]
+
+
+def test_references_to_a_next_page_are_found_in_time(server: Server, client: HttpClient) -> None:
+    """It took 18 seconds when each of them was looked at to the end of the field."""
+    link = "Link: " + "<a>;" * 15_000 + '<b>; rel="next"'
+    server.play(lambda _: reply(200, link))
+    with client.get(client.start(server.url), client.limits(2**20), accept=(200,)) as (one, _):
+        assert one.next_page() == "b"
 
 
 def test_a_token_is_in_no_frame_of_an_error(server: Server) -> None:
