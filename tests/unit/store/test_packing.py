@@ -368,7 +368,7 @@ def test_nothing_is_removed_while_a_packed_file_can_not_be_read(
         raise StorageError("can't read: input/output error")
 
     other = open_store(one.root)
-    monkeypatch.setattr(packed_blobs, "index_of_before", fails)
+    monkeypatch.setattr(packed_blobs, "read_index", fails)
     assert "can't read: input/output error" in str(other.remove("n").reason)
     with pytest.raises(StorageError):
         prune(other, grace_s=0, sole_owner=True)

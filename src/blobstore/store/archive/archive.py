@@ -11,7 +11,7 @@ before the last blob of its last model is complete.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO, Self
 
@@ -30,8 +30,13 @@ from blobstore.formats.strictjson import check_limit
 from blobstore.formats.tar import Member
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.archive.members import Members
-from blobstore.store.archive.tar_contents import Contents, contents_of, contents_of_pipe
+from blobstore.store.archive.tar_contents import (
+    Contents,
+    Members,
+    Range,
+    contents_of,
+    contents_of_pipe,
+)
 from blobstore.store.ports import (
     Blobs,
     Manifests,
@@ -66,11 +71,11 @@ class _Blobs(Blobs):
             raise blob_not_found(descriptor.digest, self._contents.name)
         check_blob_size(descriptor, member.size, self._contents.name)
         name = f"blob {descriptor.digest} of {self._contents.name}"
-        reader = self._contents.range(member.offset, member.size, name)
         rank = self._order.get(descriptor.digest)
         if rank is not None and rank == len(self._order) - 1:
-            return _LastRange(reader, self._members.all)
-        return reader
+            # The last blob of a pipe: the archive's end is checked before its last byte is given.
+            return Range(self._contents, member.offset, member.size, name, self._members.all)
+        return Range(self._contents, member.offset, member.size, name)
 
     def read(self, descriptor: Descriptor) -> bytes:
         check_document_size(descriptor)
@@ -106,33 +111,6 @@ def _is_blob(path: str) -> bool:
 
 def _offset(member: Member | None) -> int:
     return -1 if member is None else member.offset  # a missing blob is an error at once
-
-
-class _LastRange(OpenReader):
-    """The last blob of a pipe: the archive's end is checked before its last byte is given."""
-
-    identity = None
-
-    def __init__(self, reader: OpenReader, check_end: Callable[[], object]) -> None:
-        self.name = reader.name
-        self.size = reader.size
-        self._reader = reader
-        self._check_end = check_end
-        if self.size == 0:
-            check_end()
-
-    def readinto(self, offset: int, buffer: memoryview) -> None:
-        """See `OpenReader`."""
-        self._reader.readinto(offset, buffer)
-        if offset + len(buffer) == self.size:
-            self._check_end()
-
-    def read(self, offset: int, length: int) -> bytes:
-        """See `OpenReader`."""
-        data = self._reader.read(offset, length)
-        if offset + length == self.size:
-            self._check_end()
-        return data
 
 
 class FixedManifests(Manifests):
@@ -207,7 +185,7 @@ class Archive(Readable):
             message = f"{self.address}: not a valid archive: it has no {path} (rule A2)"
             raise CorruptDataError(message, rule="A2", path=self.address)
         check_limit(f"{path} of {self.address}", member.size, "bytes", MAX_INDEX, "A2")
-        with self._contents.range(member.offset, member.size, path) as reader:
+        with Range(self._contents, member.offset, member.size, path) as reader:
             return reader.read(0, member.size)
 
     def _manifests_of(self, entries: Sequence[OciDescriptor]) -> dict[Digest, bytes]:

@@ -20,7 +20,6 @@ from typing import Any
 
 from blobstore.errors import BlobStoreError, ConflictError, LimitExceededError, NotFoundError
 from blobstore.formats.documents import Descriptor, Manifest
-from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 from blobstore.formats.strictjson import encode, parse_object
 from blobstore.hashing import Bytes, digests
 from blobstore.hashing.stage import HashStage
@@ -28,10 +27,14 @@ from blobstore.io.objects import Bucket
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.io.workers import each, results_of
 from blobstore.names import Digest, ModelName
-from blobstore.store.bucket.bucket_writes import LARGE_AT_ONCE, SMALL, write_blob
 from blobstore.store.bucket.leases import Lease, renew_lapsed
-from blobstore.store.bucket.object_blobs import REQUESTS, BucketBlobs
-from blobstore.store.bucket.object_keys import made_key
+from blobstore.store.bucket.object_blobs import (
+    LARGE_AT_ONCE,
+    REQUESTS,
+    SMALL,
+    BucketBlobs,
+    made_key,
+)
 from blobstore.store.bucket.object_manifests import BucketManifests, TagState
 from blobstore.store.ports import (
     Expected,
@@ -49,7 +52,6 @@ from blobstore.store.spool import Spool, SpoolWriter
 _MAX_NOTE = 4096
 _NOTES_TOGETHER = 4 * REQUESTS
 _FLUSH_EVERY_S = 2.0
-_SHOWN = 3
 
 
 class BucketSession(Session):
@@ -82,11 +84,11 @@ class BucketSession(Session):
         self._flushed_at = time.monotonic()
 
     def write(self, blob: Descriptor, reader: OpenReader) -> Descriptor:
-        """Write a blob, unless it is there. Raises: as `write_blob`."""
+        """Write a blob, unless it is there. Raises: as `BucketBlobs.write`."""
         if blob.digest in self._there:
             return blob
         with self._large if blob.size > SMALL else self._small:
-            is_new = write_blob(self._bucket, self._blobs, blob, reader)
+            is_new = self._blobs.write(blob, reader)
         with self._mutex:
             self._there.add(blob.digest)
             if is_new:
@@ -218,7 +220,7 @@ class BucketSession(Session):
         if before.raw is None and (spelled := self._manifests.spelled(name)) != name:
             raise other_spelling(name, spelled)
         if expected is not None and before.raw not in expected:
-            raise lost_race(name, before.raw, self._blobs)
+            raise lost_race(name, before.raw)
         if self._lease.has_lapsed:  # a clean-up may have removed what was there
             renew_lapsed(self._bucket, self._lease, self._wait_s)
             self._check(named)
@@ -261,7 +263,7 @@ class BucketSession(Session):
         try:
             self._manifests.put(name, manifest.raw, before)
         except ConflictError:
-            raise lost_race(name, self._manifests.state(name).raw, self._blobs) from None
+            raise lost_race(name, self._manifests.state(name).raw) from None
 
     def close(self) -> None:
         """End the lease. Notes that can't be written are lost: what they say is made again."""
@@ -270,7 +272,7 @@ class BucketSession(Session):
         self._lease.close()
 
 
-def lost_race(name: ModelName, raw: bytes | None, blobs: BucketBlobs) -> ConflictError:
+def lost_race(name: ModelName, raw: bytes | None) -> ConflictError:
     """Return the error for a tag that another writer moved.
 
     ``raw``: the manifest that the tag has now, None if it was removed.
@@ -279,27 +281,9 @@ def lost_race(name: ModelName, raw: bytes | None, blobs: BucketBlobs) -> Conflic
     if raw is None:
         message = f"another writer removed {name} meanwhile, or there never was one"
         return ConflictError(message, model=str(name), hint=hint)
-    said = f"it is sha256:{Digest.of(raw).hex}{_origin(raw, blobs)}"
-    return ConflictError(
-        f"another writer moved {name} meanwhile: {said}", model=str(name), hint=hint
-    )
-
-
-def _origin(raw: bytes, blobs: BucketBlobs) -> str:
-    """Return a manifest's size, type and source for a message, as far as they can be read."""
-    try:
+    what = ""
+    with suppress(BlobStoreError):
         manifest = Manifest.parse(raw)
-        said = f", {manifest.size:,} bytes in {len(manifest.layers):,} layers"
-    except BlobStoreError:
-        return ""
-    try:
-        document = manifest.document(OWN_DOCUMENT)
-        if document is None:
-            return said
-        found = Provenance.parse(blobs.read(document))
-    except BlobStoreError:
-        return said
-    quant = (found.options or {}).get("quant")
-    files = [file.name for file in found.sources[:_SHOWN]]
-    more = ", …" if len(found.sources) > _SHOWN else ""
-    return f"{said}, imported{f' as {quant}' if quant else ''} from {', '.join(files)}{more}"
+        what = f", {manifest.size:,} bytes in {len(manifest.layers):,} layers"
+    message = f"another writer moved {name} meanwhile: it is {Digest.of(raw)}{what}"
+    return ConflictError(message, model=str(name), hint=hint)

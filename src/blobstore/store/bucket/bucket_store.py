@@ -17,13 +17,11 @@ from blobstore.errors import BlobStoreError, UsageError
 from blobstore.formats.documents import Descriptor
 from blobstore.io.objects import Bucket, open_bucket
 from blobstore.names import ModelName
-from blobstore.store.bucket.blob_cache import CACHE_NBYTES, BlobCache
+from blobstore.store.bucket.blob_cache import CACHE_NBYTES, BlobCache, CachedBlobs
 from blobstore.store.bucket.bucket_session import BucketSession
-from blobstore.store.bucket.bucket_signatures import BucketSignatures
-from blobstore.store.bucket.cached_blobs import CachedBlobs
 from blobstore.store.bucket.leases import LEASE_S, LONGEST_LEASE_S, open_lease, require_conditions
 from blobstore.store.bucket.object_blobs import BucketBlobs
-from blobstore.store.bucket.object_manifests import BucketManifests
+from blobstore.store.bucket.object_manifests import BucketManifests, BucketSignatures
 from blobstore.store.ports import Care, Home, Removal, unique
 
 _Name = str | ModelName

@@ -18,8 +18,15 @@ from blobstore.io.objects import Bucket, ObjectState
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.bucket.leases import SweepLease, expired, require_conditions
-from blobstore.store.bucket.object_blobs import REQUESTS, BucketBlobs, ObjectReader
-from blobstore.store.bucket.object_keys import BLOBS, SIGNATURES, blob_key, digest_in
+from blobstore.store.bucket.object_blobs import (
+    BLOBS,
+    REQUESTS,
+    SIGNATURES,
+    BucketBlobs,
+    ObjectReader,
+    blob_key,
+    digest_in,
+)
 from blobstore.store.bucket.object_manifests import BucketManifests
 from blobstore.store.ports import BlobState, Care, Leftover, OddFile, Readable, blob_not_found
 from blobstore.store.references import References

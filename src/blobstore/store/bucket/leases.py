@@ -29,7 +29,7 @@ from typing import Any
 from blobstore.errors import BlobStoreError, BusyError, ConflictError, NotFoundError, StorageError
 from blobstore.formats.strictjson import encode, parse_object
 from blobstore.io.objects import Bucket, ObjectVersion
-from blobstore.store.bucket.object_keys import LEASES, PROBES, SWEEP
+from blobstore.store.bucket.object_blobs import LEASES, PROBES, SWEEP
 
 _log = logging.getLogger("blobstore.store.bucket")
 

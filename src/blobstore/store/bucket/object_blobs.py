@@ -1,15 +1,22 @@
-"""Blobs in a bucket: objects by digest, read in ranges.
+"""Blobs in a bucket: objects by digest, read in ranges; and the keys of all objects.
 
 An object under a blob's key is not trusted: any user with write permission could have put it
 there. Its size is checked when it is opened, and its bytes by everything that keeps them.
+
+A blob is never changed. It is written only if it is missing, and its bytes are known to be right
+before its object appears. A large blob is written in parts, which become an object together: first
+the bucket is asked for it, and two writers at once replace it by the same bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 
-from blobstore.errors import BlobStoreError, NotFoundError, ShortReadError
+from blobstore import hashing
+from blobstore.errors import BlobStoreError, ConflictError, NotFoundError, ShortReadError
 from blobstore.formats.documents import Descriptor
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header
@@ -17,19 +24,60 @@ from blobstore.io.budget import Budget
 from blobstore.io.objects import Bucket, ObjectState
 from blobstore.io.ranges import OpenReader, in_buffer
 from blobstore.io.workers import results_of
-from blobstore.names import Digest
-from blobstore.store.bucket.object_keys import BLOBS, blob_key, digest_in
-from blobstore.store.ports import (
-    Blobs,
-    blob_not_found,
-    check_blob_size,
-    unique,
-)
+from blobstore.names import Digest, ModelName
+from blobstore.store.ports import Blobs, blob_not_found, check_blob_size, unique, wrong_bytes
 
+BLOBS = "blobs/"
+MANIFESTS = "manifests/"
+PRIVATE = ".blobstore/"
+LEASES = f"{PRIVATE}leases/"
+MADE = f"{PRIVATE}made/"
+PROBES = f"{PRIVATE}probes/"
+SIGNATURES = f"{PRIVATE}signatures/"
+SWEEP = f"{PRIVATE}sweep"
+
+_PLAIN = re.compile(r"[0-9A-Za-z]{1,128}", re.ASCII)
 REQUESTS = 16
 """Requests at once for many small objects."""
 _HEAD = 4096
 """Bytes in which the headers of most blobs end."""
+SMALL = 4 * 2**20
+"""Bytes of a blob that is written in one request."""
+_PART = 8 * 2**20
+_MOST_PARTS = 9_000
+"""S3 takes 10,000 parts of one object (Amazon S3 User Guide, "Multipart upload limits")."""
+_AT_ONCE = 4
+"""Parts of one blob at once."""
+LARGE_AT_ONCE = 4
+"""Blobs in parts at once. Together they hold 160 MiB."""
+_PIECE = 2**20
+
+
+def blob_key(digest: Digest) -> str:
+    """Return the key of a blob."""
+    return BLOBS + digest.file_name
+
+
+def manifest_key(name: ModelName) -> str:
+    """Return the key of a model's manifest."""
+    return MANIFESTS + "/".join(name.path_parts)
+
+
+def made_key(key: str) -> str:
+    """Return the key of the note about the blob that was made for ``key``."""
+    return MADE + (key if _PLAIN.fullmatch(key) else hashlib.sha256(key.encode()).hexdigest())
+
+
+def digest_in(key: str) -> Digest | None:
+    """Return the digest of the blob with a key, None if it is not the key of a blob."""
+    return Digest.from_file_name(key.removeprefix(BLOBS)) if key.startswith(BLOBS) else None
+
+
+def model_of(key: str) -> ModelName | None:
+    """Return the name of the model whose manifest has a key, None if it is not that of a model."""
+    if not key.startswith(MANIFESTS):
+        return None
+    return ModelName.of_path(key.removeprefix(MANIFESTS).split("/"))
 
 
 class ObjectReader(OpenReader):
@@ -133,3 +181,50 @@ class BucketBlobs(Blobs):
         """Return the objects of all blobs. Other objects beside them are left out."""
         found = ((digest_in(state.key), state) for state in self._bucket.objects(BLOBS))
         return {digest: state for digest, state in found if digest is not None}
+
+    def write(self, descriptor: Descriptor, reader: OpenReader) -> bool:
+        """Write a blob whose bytes ``reader`` has, unless it is there; return whether it was not.
+
+        An object of another size in its place is replaced. Raises: DigestMismatchError for other
+        bytes, and nothing is written then.
+        """
+        if descriptor.size <= SMALL:
+            return self._write_small(descriptor, reader)
+        if self.size(descriptor.digest) == descriptor.size:
+            return False
+        part = max(_PART, _rounded(descriptor.size // _MOST_PARTS))
+        pieces = _checked(descriptor, reader)
+        self._bucket.upload(blob_key(descriptor.digest), pieces, part=part, at_once=_AT_ONCE)
+        return True
+
+    def _write_small(self, descriptor: Descriptor, reader: OpenReader) -> bool:
+        data = reader.read(0, reader.size)
+        if hashing.digests([memoryview(data)])[0].hex() != descriptor.digest.hex:
+            raise wrong_bytes(descriptor, reader)
+        key = blob_key(descriptor.digest)
+        while True:
+            try:
+                self._bucket.put(key, data, if_absent=True)
+            except ConflictError:
+                found = self.state(descriptor.digest)
+                if found is None:  # it was removed meanwhile
+                    continue
+                if found.size == descriptor.size:
+                    return False
+                self._bucket.replace(key, data, found.version)
+            return True
+
+
+def _checked(descriptor: Descriptor, reader: OpenReader) -> Iterator[bytes]:
+    """Yield all bytes. Raises: DigestMismatchError behind the last of other bytes."""
+    stream = hashing.stream()
+    for piece in reader.pieces(memoryview(bytearray(_PIECE))):
+        data = bytes(piece)
+        hashing.update_all([stream], [memoryview(data)])
+        yield data
+    if stream.digest().hex() != descriptor.digest.hex:
+        raise wrong_bytes(descriptor, reader)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // 2**20) * 2**20

@@ -15,9 +15,8 @@ from blobstore.formats.documents import Descriptor
 from blobstore.io.durable import listed, make_folder, os_errors, sync_folder
 from blobstore.io.ranges import FileReader, OpenReader
 from blobstore.names import Digest
-from blobstore.store.packed.before import BlobFrames, PackedIndex
-from blobstore.store.packed.files import PackedReader, index_of_before, packed_frames
-from blobstore.store.packed.frames import Frames
+from blobstore.store.packed.before import PackedIndex, blob_frames, read_index
+from blobstore.store.packed.files import Frames, PackedReader, packed_frames
 from blobstore.store.ports import (
     Blobs,
     blob_not_found,
@@ -74,7 +73,7 @@ class PackedBlobs(Blobs):
             index = self._index(name)
         except (CorruptDataError, NotFoundError):  # another process may have removed it
             return ()
-        return index.by_digest.keys() if index is not None else ()
+        return index.frames.keys() if index is not None else ()
 
     def _index(self, name: str) -> PackedIndex | None:
         """Return the index of a packed file of earlier versions, None for one of today's.
@@ -86,7 +85,7 @@ class PackedBlobs(Blobs):
         path = self.path / name
         with FileReader(path, follow=False) as file:
             try:
-                index = index_of_before(file)
+                index = read_index(file)
             except BlobStoreError as error:
                 raise error.at(str(path), path=str(path)) from error
         if index is not None and _MANY_NAME.fullmatch(name):
@@ -137,10 +136,10 @@ class PackedBlobs(Blobs):
     def _names(self, digest: Digest) -> Iterator[str]:
         """Yield the names of the files that may have a blob; the folder is listed last."""
         yield digest.file_name
-        if not any(digest.hex in index.by_digest for index in self._many.values()):
+        if not any(digest.hex in index.frames for index in self._many.values()):
             self.files()
         for name, index in list(self._many.items()):
-            if digest.hex in index.by_digest:
+            if digest.hex in index.frames:
                 yield name
 
     def _opened(self, path: Path, digest: Digest) -> PackedReader:
@@ -152,13 +151,12 @@ class PackedBlobs(Blobs):
             raise error.at(str(path), path=str(path)) from error
 
     def _frames(self, file: FileReader, name: str, digest: Digest) -> Frames:
-        index = self._many.get(name) or index_of_before(file)
+        index = self._many.get(name) or read_index(file)
         if index is None:
             return packed_frames(file)
-        blob = index.by_digest.get(digest.hex)
-        if blob is None:
+        if digest.hex not in index.frames:
             raise blob_not_found(digest, file.name)
-        return BlobFrames(file, index, blob, self.open_of)
+        return blob_frames(file, index, digest.hex, self.open_of)
 
     def stored(self, digests: Collection[str]) -> int:
         """Return the stored bytes of those of ``digests`` that are packed. Raises: StorageError."""
@@ -166,7 +164,7 @@ class PackedBlobs(Blobs):
         for name, inside in self.files().items():
             shared = [digest for digest in inside if digest in digests]
             if name in self._many:
-                nbytes += sum(self._many[name].by_digest[digest].stored for digest in shared)
+                nbytes += sum(map(self._many[name].stored, shared))
             elif shared:
                 nbytes += self.size(name)
         return nbytes

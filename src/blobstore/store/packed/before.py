@@ -11,15 +11,18 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate
+from functools import cache
+from itertools import accumulate, islice
+from typing import Any
 
 from blobstore.errors import CorruptDataError
 from blobstore.io.ranges import FileReader, OpenReader
 from blobstore.names import Digest
+from blobstore.store.packed.files import Frames
 
-MAGIC = b"BSPACK\x01\n"
+_MAGIC = b"BSPACK\x01\n"
 
 _END = b"BSPEND\x01\n"
 _MAX_INDEX = 2**26
@@ -27,9 +30,8 @@ _MAX_FRAME = 2**20
 _TRAILER = struct.Struct("<QQ32s8s")
 """Offset and length of the index, its sha256, and `_END`."""
 _COUNTS = struct.Struct("<III")
-_BLOB = struct.Struct("<32sQI")
-_BASE = struct.Struct("<32sQ")
-_FRAME = struct.Struct("<IBBHQI4I")
+_TABLES = (struct.Struct("<32sQI"), struct.Struct("<32sQ"), struct.Struct("<IBBHQI4I"))
+"""A blob: its digest, size and number of frames. A base: its digest and size. A frame."""
 _WIDTHS = (1, 2, 4)
 
 OpenBase = Callable[[Digest, int], OpenReader]
@@ -38,54 +40,44 @@ OpenBase = Callable[[Digest, int], OpenReader]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame: its plain bytes, and the stored length of each plane.
+    """A frame: its plain bytes, its place in the file, and the stored length of each plane.
 
-    ``is_coded``: whether zstandard coded the plane. ``checksum``: the CRC-32 of the stored bytes.
-    ``base``: the number of the base blob, if any, and ``base_offset`` of the bytes in it.
+    ``coded``: bit k is set if zstandard coded plane k. ``checksum``: the CRC-32 of the stored
+    bytes. ``base``: the number of the base blob, from 1, or 0; ``base_offset`` of the bytes in it.
     """
 
     nbytes: int
-    parts: tuple[int, ...]
-    is_coded: tuple[bool, ...]
+    place: int
+    lengths: Sequence[int]
+    coded: int
     checksum: int
-    base: int | None
+    base: int
     base_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class PackedBlob:
-    """A blob of a packed file; ``offset`` of its first stored byte counts from the file's."""
-
-    digest: Digest
-    size: int
-    frames: tuple[Frame, ...]
-    offset: int
-
-    @property
-    def stored(self) -> int:
-        """Stored bytes, without the index."""
-        return sum(sum(frame.parts) for frame in self.frames)
 
 
 @dataclass(frozen=True)
 class PackedIndex:
-    """The blobs of a packed file in order; digest and size of the base blobs they need."""
+    """The frames of each blob of a packed file, by the hex digits of the blob's digest.
 
-    blobs: tuple[PackedBlob, ...]
-    bases: tuple[tuple[Digest, int], ...]
+    ``bases``: digest and size of the base blobs that they need.
+    """
 
-    @cached_property
-    def by_digest(self) -> Mapping[str, PackedBlob]:
-        """The blobs by the hex digits of their digests."""
-        return {blob.digest.hex: blob for blob in self.blobs}
+    frames: Mapping[str, Sequence[Frame]]
+    bases: Sequence[tuple[Digest, int]]
+
+    def stored(self, digest: str) -> int:
+        """Return the stored bytes of a blob, without the index."""
+        return sum(sum(frame.lengths) for frame in self.frames[digest])
 
 
-def read_index(file: OpenReader) -> PackedIndex:
-    """Return the index of a file that begins with `MAGIC`.
+def read_index(file: OpenReader) -> PackedIndex | None:
+    """Return the index of a packed file of earlier versions, None for one of today's.
 
     Raises: CorruptDataError if it is damaged or contradictory; StorageError.
     """
-    if file.size < len(MAGIC) + _TRAILER.size:
+    if file.read(0, min(file.size, len(_MAGIC))) != _MAGIC:
+        return None
+    if file.size < len(_MAGIC) + _TRAILER.size:
         raise _damaged("its end is not that of a packed file")
     trailer = file.read(file.size - _TRAILER.size, _TRAILER.size)
     offset, length, sha256, end = _TRAILER.unpack(trailer)
@@ -95,121 +87,81 @@ def read_index(file: OpenReader) -> PackedIndex:
     if hashlib.sha256(raw).digest() != sha256:
         raise _damaged("its index is damaged")
     try:
-        index = _parsed(raw)
+        blobs, bases, fields = _tables(raw)
     except struct.error:
         raise _damaged("its index has the wrong length") from None
-    if len(MAGIC) + sum(blob.stored for blob in index.blobs) != offset:
+    frames = list(_frames(fields, len(bases)))
+    if len(_MAGIC) + sum(sum(frame.lengths) for frame in frames) != offset:
         raise _damaged("its frames do not end where its index begins")
-    return index
-
-
-def _parsed(raw: bytes) -> PackedIndex:
-    blobs, bases, frames = _COUNTS.unpack_from(raw)
-    first = _COUNTS.size + blobs * _BLOB.size
-    frames_at = first + bases * _BASE.size
-    if frames_at + frames * _FRAME.size != len(raw):
-        raise _damaged("its index has the wrong length")
-    heads = list(_BLOB.iter_unpack(raw[_COUNTS.size : first]))
-    if sum(count for _, _, count in heads) != frames:
-        raise _damaged("its blobs have another number of frames than its index")
-    parsed = (_frame(fields, bases) for fields in _FRAME.iter_unpack(raw[frames_at:]))
-    known = _BASE.iter_unpack(raw[first:frames_at])
+    rest = iter(frames)
     return PackedIndex(
-        tuple(_blobs(heads, parsed)),
-        tuple((Digest(digest.hex()), size) for digest, size in known),
+        {digest.hex(): list(islice(rest, count)) for digest, _, count in blobs},
+        [(Digest(digest.hex()), size) for digest, size in bases],
     )
 
 
-def _blobs(
-    heads: Sequence[tuple[bytes, int, int]], frames: Iterator[Frame]
-) -> Iterator[PackedBlob]:
-    offset = len(MAGIC)
-    for digest, size, count in heads:
-        own = tuple(next(frames) for _ in range(count))
-        blob = PackedBlob(Digest(digest.hex()), size, own, offset)
-        if sum(frame.nbytes for frame in own) != size:
-            raise _damaged(f"the frames of blob {blob.digest} have another size than the blob")
-        offset += blob.stored
-        yield blob
+def _tables(raw: bytes) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the blobs, the bases and the frames of an index. Raises: struct.error."""
+    at = _COUNTS.size
+    for table, count in zip(_TABLES, _COUNTS.unpack_from(raw), strict=True):
+        end = at + count * table.size
+        if end > len(raw):
+            raise struct.error
+        yield list(table.iter_unpack(raw[at:end]))
+        at = end
 
 
-def _frame(fields: tuple[int, ...], bases: int) -> Frame:
-    """Return a frame. Raises: CorruptDataError for one that can't be decoded."""
-    nbytes, width, coded, base, base_offset, checksum, *lengths = fields
-    if not 0 < nbytes <= _MAX_FRAME or width not in _WIDTHS or nbytes % width or base > bases:
-        raise _damaged("its index describes an impossible frame")
-    parts, plane = tuple(lengths[:width]), nbytes // width
-    is_coded = tuple(bool(coded >> number & 1) for number in range(width))
-    sizes_fit = all(
-        length < plane if has_code else length == plane
-        for length, has_code in zip(parts, is_coded, strict=True)
-    )
-    if not sizes_fit or coded >> width or any(lengths[width:]):
-        raise _damaged("its index describes an impossible frame")
-    return Frame(nbytes, parts, is_coded, checksum, base - 1 if base else None, base_offset)
+def _frames(rows: Sequence[tuple[int, ...]], bases: int) -> Iterator[Frame]:
+    """Yield the frames in order. Raises: CorruptDataError for one that can't be decoded."""
+    place = len(_MAGIC)
+    for nbytes, width, coded, base, base_offset, checksum, *lengths in rows:
+        if not 0 < nbytes <= _MAX_FRAME or width not in _WIDTHS or nbytes % width or base > bases:
+            raise _damaged("its index describes an impossible frame")
+        yield Frame(nbytes, place, lengths[:width], coded, checksum, base, base_offset)
+        place += sum(lengths[:width])
 
 
-class BlobFrames:
-    """The frames of one blob of a packed file. See `Frames`."""
+def blob_frames(file: FileReader, index: PackedIndex, digest: str, open_base: OpenBase) -> Frames:
+    """Return the frames of one blob of a packed file; closing them closes the file, too."""
+    frames = index.frames[digest]
+    opened = ExitStack()
+    opened.callback(file.close)
+    base_of = cache(lambda number: opened.enter_context(open_base(*index.bases[number - 1])))
 
-    def __init__(
-        self, file: FileReader, index: PackedIndex, blob: PackedBlob, open_base: OpenBase
-    ) -> None:
-        self.starts = list(accumulate((frame.nbytes for frame in blob.frames), initial=0))
-        self._places = list(
-            accumulate((sum(frame.parts) for frame in blob.frames), initial=blob.offset)
-        )
-        self._file = file
-        self._index = index
-        self._frames = blob.frames
-        self._open_base = open_base
-        self._bases: dict[Digest, OpenReader] = {}
-
-    def decoded(self, number: int) -> bytes:
-        """See `Frames`. Raises: CorruptDataError; as the base's reader."""
+    def decoded(number: int) -> bytes:
         from blobstore.kernels.planes import join_rotated_planes
 
-        frame = self._frames[number]
-        stored = self._file.read(self._places[number], sum(frame.parts))
-        if zlib.crc32(stored) != frame.checksum:
-            place = self._places[number]
-            raise CorruptDataError(f"the bytes at {place:,} do not match their checksum")
-        planes = b"".join(_planes(stored, frame))
-        return join_rotated_planes(planes, len(frame.parts), self._base(frame))
+        frame = frames[number]
+        base = None
+        if frame.base:
+            base = base_of(frame.base).read(frame.base_offset, frame.nbytes)
+        return join_rotated_planes(_planes(file, frame), len(frame.lengths), base)
 
-    def _base(self, frame: Frame) -> bytes | None:
-        if frame.base is None:
-            return None
-        digest, size = self._index.bases[frame.base]
-        if digest not in self._bases:
-            self._bases[digest] = self._open_base(digest, size)
-        return self._bases[digest].read(frame.base_offset, frame.nbytes)
-
-    def close(self) -> None:
-        """See `Frames`."""
-        for reader in self._bases.values():
-            reader.close()
-        self._file.close()
+    starts = list(accumulate((frame.nbytes for frame in frames), initial=0))
+    return Frames(starts, decoded, opened.close)
 
 
-def _planes(stored: bytes, frame: Frame) -> Iterator[bytes]:
+def _planes(file: FileReader, frame: Frame) -> bytes:
+    """Return the planes of a frame. Raises: CorruptDataError; StorageError."""
     import zstandard
 
-    nbytes = frame.nbytes // len(frame.parts)
-    begin = 0
-    for length, is_coded in zip(frame.parts, frame.is_coded, strict=True):
-        part = stored[begin : begin + length]
-        begin += length
-        if not is_coded:
-            yield part
-            continue
-        try:
-            # Before anything is allocated for it.
-            if zstandard.frame_content_size(part) != nbytes:
-                raise CorruptDataError("a zstandard frame has another size than its plane")
-            yield zstandard.ZstdDecompressor().decompress(part)
-        except zstandard.ZstdError as error:
-            raise CorruptDataError(f"a zstandard frame is damaged: {error}") from None
+    stored = file.read(frame.place, sum(frame.lengths))
+    if zlib.crc32(stored) != frame.checksum:
+        raise CorruptDataError(f"the bytes at {frame.place:,} do not match their checksum")
+    planes = []
+    for number, length in enumerate(frame.lengths):
+        plane, stored = stored[:length], stored[length:]
+        if frame.coded >> number & 1:
+            try:
+                # Before anything is allocated for it.
+                if zstandard.frame_content_size(plane) == frame.nbytes // len(frame.lengths):
+                    plane = zstandard.ZstdDecompressor().decompress(plane)
+            except zstandard.ZstdError as error:
+                raise CorruptDataError(f"a zstandard frame is damaged: {error}") from None
+        planes.append(plane)
+    if len(joined := b"".join(planes)) != frame.nbytes:
+        raise CorruptDataError("a plane has another size than its frame says")
+    return joined
 
 
 def _damaged(what: str) -> CorruptDataError:

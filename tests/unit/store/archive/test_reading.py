@@ -378,9 +378,9 @@ def test_paths_are_limited_in_all(
     """A million paths of 4 KiB would take gigabytes, and little of a compressed file."""
     path = tmp_path / "a.tar"
     path.write_bytes(tar_of([*files, *((f"{number}/{'x' * 200}", b"") for number in range(20))]))
-    monkeypatch.setattr("blobstore.store.archive.members.MAX_PATHS", 5000)
+    monkeypatch.setattr("blobstore.store.archive.tar_contents.MAX_PATHS", 5000)
     open_archive(path).close()
-    monkeypatch.setattr("blobstore.store.archive.members.MAX_PATHS", 4000)
+    monkeypatch.setattr("blobstore.store.archive.tar_contents.MAX_PATHS", 4000)
     with pytest.raises(LimitExceededError, match="4,000 bytes of paths"):
         open_archive(path)
 
@@ -427,7 +427,7 @@ def test_extensions_without_an_end(tmp_path: Path) -> None:
 
 
 def test_headers_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blobstore.store.archive.members.MAX_MEMBERS", 100)
+    monkeypatch.setattr("blobstore.store.archive.tar_contents.MAX_MEMBERS", 100)
     folders = (member_header(f"{number}/", 0) for number in itertools.count())
     path = compressed(tmp_path / "a.tar.zst", itertools.islice(folders, 101))
     with pytest.raises(LimitExceededError, match="100 headers of files"):

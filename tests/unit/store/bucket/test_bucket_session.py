@@ -23,9 +23,9 @@ from blobstore.formats.documents import Descriptor
 from blobstore.importer.run import make_blob, plan_import, run_plan
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest
-from blobstore.store.bucket import bucket_writes, leases
+from blobstore.store.bucket import leases, object_blobs
 from blobstore.store.bucket.bucket_store import BucketStore
-from blobstore.store.bucket.object_keys import (
+from blobstore.store.bucket.object_blobs import (
     LEASES,
     MADE,
     MANIFESTS,
@@ -219,7 +219,7 @@ def test_moved_and_copied_names() -> None:
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blobs of over 1000 bytes are written in parts."""
-    monkeypatch.setattr(bucket_writes, "SMALL", 1000)
+    monkeypatch.setattr(object_blobs, "SMALL", 1000)
 
 
 @pytest.mark.usefixtures("parts")

@@ -31,7 +31,7 @@ from blobstore.store.bucket import object_manifests
 from blobstore.store.bucket.blob_cache import BlobCache
 from blobstore.store.bucket.bucket_store import BucketStore
 from blobstore.store.bucket.leases import LONGEST_LEASE_S, read_sweep, sessions_in
-from blobstore.store.bucket.object_keys import LEASES, SIGNATURES, SWEEP, blob_key, manifest_key
+from blobstore.store.bucket.object_blobs import LEASES, SIGNATURES, SWEEP, blob_key, manifest_key
 from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import Sample, verify
 from blobstore.store.memory import MemoryStore

@@ -16,7 +16,7 @@ from blobstore.io.objects import Bucket, ObjectVersion
 from blobstore.names import Digest
 from blobstore.store.bucket.bucket_store import BucketStore
 from blobstore.store.bucket.leases import Lease, read_sweep
-from blobstore.store.bucket.object_keys import LEASES, SIGNATURES, SWEEP, blob_key, manifest_key
+from blobstore.store.bucket.object_blobs import LEASES, SIGNATURES, SWEEP, blob_key, manifest_key
 from blobstore.store.care.prune import PruneResult, prune
 from blobstore.testing.blobs import M, N, blobs_of, commit, manifest_of
 
