@@ -87,14 +87,13 @@ class _Blobs(Blobs):
             return checked_bytes(reader.read(0, reader.size), descriptor)
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        return [blob for blob in unique(descriptors) if self._size(blob.digest) != blob.size]
-
-    def _size(self, digest: Digest) -> int | None:
-        member = self._members.find(blob_path(digest))
-        return None if member is None else member.size
+        found = ((blob, self._members.find(blob_path(blob.digest))) for blob in unique(descriptors))
+        return [blob for blob, member in found if member is None or member.size != blob.size]
 
     def digests(self) -> set[str]:
-        return {path.removeprefix(_PREFIX) for path in self._members.all() if _is_blob(path)}
+        length = len(_PREFIX) + 64
+        paths = [path for path in self._members.all() if len(path) == length]
+        return {path.removeprefix(_PREFIX) for path in paths if path.startswith(_PREFIX)}
 
     def sequence(self, descriptors: Sequence[Descriptor]) -> Sequence[Descriptor] | None:
         if not self._contents.in_sequence:
@@ -103,10 +102,6 @@ class _Blobs(Blobs):
             return sorted(descriptors, key=lambda blob: self._order.get(blob.digest, -1))
         found = {blob.digest: self._members.find(blob_path(blob.digest)) for blob in descriptors}
         return sorted(descriptors, key=lambda blob: _offset(found[blob.digest]))
-
-
-def _is_blob(path: str) -> bool:
-    return path.startswith(_PREFIX) and len(path) == len(_PREFIX) + 64
 
 
 def _offset(member: Member | None) -> int:

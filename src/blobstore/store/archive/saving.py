@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -82,11 +82,7 @@ class Output:
         view = memoryview(data)
         with os_errors("write", self.name):
             while view:
-                count = os.write(self._fd, view)
-                if count == 0:
-                    message = f"can't write {self.name}: nothing was written"
-                    raise StorageError(message, path=self.name)
-                view = view[count:]
+                view = view[os.write(self._fd, view) :]
 
     def commit(self) -> None:
         """Make the archive visible and durable. Raises: StorageError; UsageError."""
@@ -119,24 +115,25 @@ class FileOutput(Output):
     def _opened(self) -> int:
         """Return the temporary file, empty and locked."""
         with os_errors("write", self._temporary):
-            while True:
-                fd = os.open(self._temporary, _FLAGS, FILE_MODE)
-                try:
-                    if self._locked(fd):
-                        os.ftruncate(fd, 0)
-                        return fd
-                except BaseException:
-                    close_quietly(fd)
-                    raise
+            fd = os.open(self._temporary, _FLAGS, FILE_MODE)
+            try:
+                self._lock(fd)
+                os.ftruncate(fd, 0)
+            except BaseException:
                 close_quietly(fd)
+                raise
+        return fd
 
-    def _locked(self, fd: int) -> bool:
-        """Lock the file; return False if another process has just renamed or removed it."""
-        try:
+    def _lock(self, fd: int) -> None:
+        """Lock the file. Raises: BusyError if another process has it, or has just renamed it."""
+        with suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            message = f"another process is writing {self._path}"
-            raise BusyError(message, path=str(self._path)) from error
+            if self._is_named(fd):
+                return
+        raise BusyError(f"another process is writing {self._path}", path=str(self._path))
+
+    def _is_named(self, fd: int) -> bool:
+        """Return whether the temporary file still has its name."""
         with suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(fd), self._temporary.lstat())
         return False
@@ -145,35 +142,19 @@ class FileOutput(Output):
         """See `Output`. Raises: UsageError if another process has made the file meanwhile."""
         with os_errors("write", self._temporary):
             sync(self._fd)
+        self._check_place()
         with os_errors("write", self._path):
-            if self._replaces:
-                self._temporary.rename(self._path)
-            else:
-                self._check_place()
-                self._name_new()
-            sync_folder(self._path.parent)
-
-    def _name_new(self) -> None:
-        """Give the file its name, unless another has it."""
-        try:
-            os.link(self._temporary, self._path)
-        except FileExistsError:
-            self._check_place()
-            raise
-        except OSError:  # a file system without links
             self._temporary.rename(self._path)
-        else:
-            self._temporary.unlink()
+            sync_folder(self._path.parent)
 
     def close(self) -> None:
         """See `Output`."""
         fd, self._fd = self._fd, -1
-        if fd < 0:
-            return
-        with suppress(OSError):
-            if os.path.samestat(os.fstat(fd), self._temporary.lstat()):
-                self._temporary.unlink()
-        close_quietly(fd)
+        if fd >= 0:
+            with suppress(OSError):
+                if self._is_named(fd):
+                    self._temporary.unlink()
+            close_quietly(fd)
 
 
 class TarWriter:
@@ -266,21 +247,34 @@ def _saves(data: memoryview, compressor: ZstdCompressor) -> bool:
     return len(compressor.compress(data)) < _SAVES * len(data)
 
 
-class _Intake(Intake):
-    """Adds models to an archive. See `Intake`."""
+class NewArchive(Intake):
+    """An archive that is being written. See `Receiver`; it is also its only session.
+
+    ``models``: what it will contain, the bytes of manifests by name.
+    """
 
     in_sequence = True
+    signatures = None
 
     def __init__(self, tar: TarWriter, models: Mapping[ModelName, bytes]) -> None:
         self._tar = tar
         self._models = models
         self._sizes: dict[Digest, int] = {}
-        self.published: set[ModelName] = set()
         tar.add_bytes(LAYOUT_PATH, LAYOUT)
         tar.add_bytes(INDEX_PATH, encode_index(models.items()))
         for digest, raw in {Digest.of(raw): raw for raw in models.values()}.items():
             tar.add_bytes(blob_path(digest), raw)
             self._sizes[digest] = len(raw)
+
+    def target(self, name: str | ModelName) -> ModelName:
+        return ModelName.of(name)
+
+    def session(
+        self,
+        source: str = "",  # noqa: ARG002  # all blobs go to one place
+        name: ModelName | None = None,  # noqa: ARG002  # one after the other
+    ) -> AbstractContextManager[Intake]:
+        return nullcontext(self)
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         return [blob for blob in unique(descriptors) if blob.digest not in self._sizes]
@@ -300,58 +294,7 @@ class _Intake(Intake):
             if blob.digest not in self._sizes:
                 raise blob_not_found(blob.digest)
             check_blob_size(blob, self._sizes[blob.digest])
-        self.published.add(name)
         return {blob.digest for blob in manifest.descriptors}
-
-
-class NewArchive:
-    """An archive that is being written. See `Receiver`.
-
-    ``models``: what it will contain, the bytes of manifests by name. They are visible together,
-    after `finish`.
-    """
-
-    signatures = None
-
-    def __init__(self, tar: TarWriter, models: Mapping[ModelName, bytes]) -> None:
-        self._tar = tar
-        self._models = models
-        self._intake = _Intake(tar, models)
-
-    def target(self, name: str | ModelName) -> ModelName:
-        """See `Receiver`. Raises: UsageError for a model that the archive was not begun with."""
-        found = ModelName.of(name)
-        if found not in self._models:
-            raise UsageError(f"the archive was begun without {found}", model=str(found))
-        return found
-
-    @contextmanager
-    def session(self, source: str = "", name: ModelName | None = None) -> Iterator[_Intake]:  # noqa: ARG002  # one after the other
-        """See `Receiver`."""
-        yield self._intake
-
-    def finish(self) -> None:
-        """Write the end of the archive. Raises: UsageError if a model is missing; StorageError."""
-        if missing := self._models.keys() - self._intake.published:
-            raise UsageError(f"{min(missing)} was not added to the archive")
-        self._tar.finish()
-
-
-@contextmanager
-def new_archive(
-    models: Mapping[ModelName, bytes], output: Output, *, compresses: bool, jobs: int
-) -> Iterator[NewArchive]:
-    """Yield an archive to transfer ``models`` to; it is complete at the end, or discarded.
-
-    Raises: StorageError; UsageError.
-    """
-    try:
-        archive = NewArchive(TarWriter(output.write, compresses=compresses, jobs=jobs), models)
-        yield archive
-        archive.finish()
-        output.commit()
-    finally:
-        output.close()
 
 
 def save_models(
@@ -383,8 +326,14 @@ def save_models(
         raise UsageError("an archive needs a model", hint="Name one or several.")
     compresses = _compresses(target) if compress is None else compress
     output = _output(target, replace=replace)
-    with new_archive(models, output, compresses=compresses, jobs=threads(jobs)) as archive:
-        return transfer(list(models), store, archive, progress=progress)
+    try:
+        tar = TarWriter(output.write, compresses=compresses, jobs=threads(jobs))
+        done = transfer(list(models), store, NewArchive(tar, models), progress=progress)
+        tar.finish()
+        output.commit()
+    finally:
+        output.close()
+    return done
 
 
 def _output(target: str | os.PathLike[str] | BinaryIO, *, replace: bool) -> Output:

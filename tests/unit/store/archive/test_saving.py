@@ -29,14 +29,12 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.archive.saving import (
     FRAME,
     FileOutput,
-    NewArchive,
-    TarWriter,
     compressed,
-    new_archive,
     save_models,
 )
 from blobstore.store.memory import MemoryStore
-from blobstore.testing.blobs import M, N, commit, data_of, descriptor_of, manifest_of
+from blobstore.store.transfer import transfer
+from blobstore.testing.blobs import M, N, commit, data_of
 
 TWO = b"two"
 BF16 = bytes(3) * 2_000_000 + data_of(1_000_000)
@@ -216,24 +214,23 @@ def test_a_temporary_file_that_is_a_link(tmp_path: Path, store: MemoryStore) -> 
     assert other.read_bytes() == b"mine"
 
 
-def test_a_renamed_file_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renamed_file_is_not_written(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between opening and locking, another process completes the file."""
     path, left = tmp_path / "a.tar", tmp_path / ".a.tar.saving"
     left.write_bytes(b"theirs")
     lock = fcntl.flock
 
     def renamed(fd: int, how: int) -> None:
-        if left.exists() and not path.exists():
-            left.rename(path)
+        left.rename(path)
         lock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", renamed)
-    output = FileOutput(path.with_name("a.tar"), replace=True)
-    output.write(b"ours")
+    with pytest.raises(BusyError):
+        save_models("m", path, store=store, replace=True)
     assert path.read_bytes() == b"theirs"
-    output.commit()
-    output.close()
-    assert path.read_bytes() == b"ours"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 # Failures
@@ -272,37 +269,11 @@ def test_damage_anywhere_in_a_blob(tmp_path: Path, store: MemoryStore, name: str
 
 
 def test_a_model_that_is_replaced_meanwhile(tmp_path: Path, store: MemoryStore) -> None:
-    models = {M: store.manifests.text(M)}
-    output = FileOutput(tmp_path / "a.tar", replace=False)
-    with (
-        pytest.raises(ConflictError),
-        new_archive(models, output, compresses=False, jobs=1) as archive,
-        archive.session() as session,
-    ):
-        session.publish(M, manifest_of(b"another"))
-    assert list(tmp_path.iterdir()) == []
+    def progress(_nbytes: int, _name: str) -> None:
+        transfer({"m": "n"}, store, store)
 
-
-def test_a_model_that_is_not_published(tmp_path: Path, store: MemoryStore) -> None:
-    models = {name: store.manifests.text(name) for name in (M, N)}
-    output = FileOutput(tmp_path / "a.tar", replace=False)
-    with (
-        pytest.raises(UsageError, match="m:latest"),
-        new_archive(models, output, compresses=False, jobs=1),
-    ):
-        pass
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_model_without_its_blobs(tmp_path: Path, store: MemoryStore) -> None:
-    manifest = store.manifests.read(M)
-    output = FileOutput(tmp_path / "a.tar", replace=False)
-    archive = NewArchive(TarWriter(output.write, compresses=False, jobs=1), {M: manifest.raw})
-    with archive.session() as session:
-        session.add(descriptor_of(TWO), BytesReader(TWO))
-        with pytest.raises(NotFoundError):
-            session.publish(M, manifest)
-    output.close()
+    with pytest.raises(ConflictError):
+        save_models(["m", "n"], tmp_path / "a.tar", store=store, progress=progress)
     assert list(tmp_path.iterdir()) == []
 
 
