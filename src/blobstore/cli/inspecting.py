@@ -36,11 +36,8 @@ from blobstore.cli.stores import (
     CACHE,
     LowerOption,
     StoreOption,
-    bucket_options,
-    hub_endpoint,
     source_at,
     stores_at,
-    token_for,
 )
 from blobstore.errors import UsageError
 
@@ -106,14 +103,7 @@ def inspect(
 
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
-    endpoint = hub_endpoint()
-    everything = inspect_at(
-        target,
-        lambda: stores_at(store, lower, may_be_new=True),
-        token=token_for(target, endpoint),
-        bucket_options=bucket_options(target),
-        endpoint=endpoint,
-    )
+    everything = inspect_at(target, lambda: stores_at(store, lower, may_be_new=True), source_at)
     found = everything.only(filters) if filters else everything
     if as_json:
         show_json(found, compact=True)

@@ -91,34 +91,27 @@ def source_at(address: str) -> str | blobstore.Folder:
     Raises: as `open_folder`.
     """
     from blobstore.source.addresses import is_address
+    from blobstore.source.folders import HUB
 
     if not is_address(address):
         return address
-    endpoint = hub_endpoint()
+    endpoint = os.environ.get("HF_ENDPOINT") or HUB
     return blobstore.open_folder(
         address,
-        token=token_for(address, endpoint),
+        token=_token_for(address, endpoint),
         endpoint=endpoint,
         bucket_options=bucket_options(address),
     )
 
 
-def hub_endpoint() -> str:
-    """Return the address of the Hub."""
-    from blobstore.source.folders import HUB
-
-    return os.environ.get("HF_ENDPOINT") or HUB
-
-
-def token_for(address: str, endpoint: str) -> str | None:
+def _token_for(address: str, endpoint: str) -> str | None:
     """Return the Hub's token for an address of the Hub, None for every other."""
+    from blobstore.io.http.web_addresses import WebAddress
     from blobstore.source.addresses import is_web_address
 
     token = os.environ.get("HF_TOKEN", "").strip() or None
     if not is_web_address(address):
         return token if address.lower().startswith("hf://") else None
-    from blobstore.io.http.web_addresses import WebAddress
-
     return token if WebAddress.parse(address).origin == WebAddress.parse(endpoint).origin else None
 
 

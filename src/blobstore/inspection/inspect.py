@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from blobstore.errors import BlobStoreError, MissingFileError, NotFoundError
@@ -26,7 +27,7 @@ from blobstore.inspection.places import (
     some,
 )
 from blobstore.io.ranges import FileReader
-from blobstore.source.addresses import folder_or_file, is_web_address, open_folder
+from blobstore.source.addresses import OpenSource, folder_or_file, is_web_address, open_folder
 from blobstore.source.folders import Folder, LocalFolder
 from blobstore.source.shards import ShardIndex, is_index
 
@@ -66,22 +67,20 @@ def inspect(
 
         return open_store() if store is None else store
 
-    return inspect_at(target, stored, token=token, endpoint=endpoint, bucket_options=bucket_options)
+    opening = partial(open_folder, token=token, endpoint=endpoint, bucket_options=bucket_options)
+    return inspect_at(target, stored, opening)
 
 
 def inspect_at(
     target: str | os.PathLike[str],
     store: Callable[[], Readable],
-    *,
-    token: str | None = None,
-    endpoint: str | None = None,
-    bucket_options: Mapping[str, str] | None = None,
+    open_source: OpenSource,
 ) -> Inspection:
     """Return what `inspect` returns; ``store`` is called when a name has to be looked up."""
     found = parse_target(target) if isinstance(target, str) else InspectTarget(os.fspath(target))
     if found.is_model:
         return inspect_model(found, store())
-    with _opened(found, token, endpoint, bucket_options) as folder:
+    with _opened(found, open_source) as folder:
         notes: list[str] = []
         if found.model is not None and _has_model(store, found.model):
             notes.append(
@@ -90,16 +89,9 @@ def inspect_at(
         return _inspect_folder(folder, found.text, notes)
 
 
-def _opened(
-    target: InspectTarget,
-    token: str | None,
-    endpoint: str | None,
-    bucket_options: Mapping[str, str] | None,
-) -> Folder:
+def _opened(target: InspectTarget, open_source: OpenSource) -> Folder:
     try:
-        return open_folder(
-            target.text, token=token, endpoint=endpoint, bucket_options=bucket_options
-        )
+        return open_folder(open_source(target.text))
     except MissingFileError as error:
         if error.path != target.text:  # what a snapshot in the Hub's cache lacks
             raise

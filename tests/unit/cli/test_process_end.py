@@ -37,15 +37,3 @@ def test_the_exit_code_and_the_output_are_complete(words: list[str], code: int) 
     assert done.stdout.startswith("before ")
     assert done.stderr.startswith("first ")
     assert "not reached" not in done.stdout
-
-
-def test_exit_functions_run() -> None:
-    done = ended("import atexit; atexit.register(print, 'at the end')", "completion", "bash")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "at the end")
-
-
-def test_another_thread_ends_first() -> None:
-    wait = "threading.main_thread().join()"  # until Python begins to shut down
-    code = f"import threading; threading.Thread(target=lambda: ({wait}, print('late'))).start()"
-    done = ended(code, "completion", "bash")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "late")
