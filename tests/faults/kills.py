@@ -23,7 +23,7 @@ from support.lab.wandering import Wanderer
 from blobstore.formats.documents import Descriptor
 from blobstore.names import Digest
 from blobstore.store.local.blobs import Stamp
-from blobstore.store.local.new_blobs import NewBlobs
+from blobstore.store.local.session import NewBlobs
 
 SHORT = 30
 _LONG = 1500

@@ -17,13 +17,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from blobstore.hashing.stage import HashStage
 from blobstore.importer.declared import DeclaredFiles
-from blobstore.importer.loaded import LoadedBytes, Parts
 from blobstore.importer.making import Run, runs_of
-from blobstore.importer.needs import whole
 from blobstore.importer.planning.outputs import PlannedBlob
-from blobstore.importer.prefetch import LoadedSegment, Prefetch
+from blobstore.importer.prefetch import LoadedBytes, LoadedSegment, Parts, Prefetch
 from blobstore.importer.schedule import FirstError, Work, buffers_of, is_large
-from blobstore.importer.segments import Segments, Span, needs_of, united
+from blobstore.importer.segments import Segments, Span, needs_of, united, whole
 from blobstore.io.durable import os_errors, reserve
 from blobstore.source.weights import SourceFile, SourceReaders
 

@@ -22,7 +22,7 @@ from blobstore.kernels import planes
 from blobstore.names import Digest
 from blobstore.store.care.prune import prune
 from blobstore.store.care.verify import verify
-from blobstore.store.local.packed_blobs import PackedBlobs
+from blobstore.store.local.packed import PackedBlobs
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.packed.files import write_packed
 from blobstore.store.packing import pack, unpack
