@@ -71,8 +71,8 @@ if TYPE_CHECKING:
     )
     from blobstore.store.registry.store import RegistryStore as RegistryStore
     from blobstore.store.signing.key_pairs import PrivateKey as PrivateKey, PublicKey as PublicKey
-    from blobstore.store.signing.signature_policy import SignaturePolicy as SignaturePolicy
     from blobstore.store.signing.signed_models import (
+        SignaturePolicy as SignaturePolicy,
         check_signatures as check_signatures,
         sign_model as sign_model,
     )
@@ -98,7 +98,7 @@ _HOME = {
     "QuantizedArray": "kernels.arrays",
     "RegistryAccess": "store.registry.push_pull",
     "RegistryStore": "store.registry.store",
-    "SignaturePolicy": "store.signing.signature_policy",
+    "SignaturePolicy": "store.signing.signed_models",
     "Store": "store.local.store",
     "Tensor": "model.tensors",
     "Verdict": "model.facts",

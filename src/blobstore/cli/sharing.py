@@ -391,7 +391,7 @@ def policy_of(
 
 def _read_key(path: str) -> bytes:
     from blobstore.store.signing.key_pairs import MAX_KEY_FILE
-    from blobstore.store.signing.signature_policy import read_file
+    from blobstore.store.signing.signed_models import read_file
 
     return read_file(Path(path), MAX_KEY_FILE)
 

@@ -33,7 +33,7 @@ from blobstore.io.budget import allow_open_files
 from blobstore.io.workers import Progress, begun, each, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import How, Intake, Readable, Receiver, unique
-from blobstore.store.signing.signature_policy import SignaturePolicy
+from blobstore.store.signing.signed_models import SignaturePolicy
 
 _log = logging.getLogger("blobstore.store.transfer")
 

@@ -9,7 +9,7 @@ from blobstore.formats.signatures import Signature
 from blobstore.names import Digest
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home
-from blobstore.store.signing.signature_policy import SignaturePolicy
+from blobstore.store.signing.signed_models import SignaturePolicy
 from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import HomeTests, M, commit, manifest_of
 

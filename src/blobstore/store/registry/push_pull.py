@@ -19,7 +19,7 @@ from blobstore.store.registry.logins import Credentials
 from blobstore.store.registry.manifests import check_manifest_size
 from blobstore.store.registry.names import Reference, registry_address, repository_of
 from blobstore.store.registry.store import RegistryStore
-from blobstore.store.signing.signature_policy import SignaturePolicy
+from blobstore.store.signing.signed_models import SignaturePolicy
 from blobstore.store.transfer import Transferred, transfer
 
 _CONNECTIONS = 16

@@ -1,23 +1,411 @@
-"""Signs models, and checks their signatures. What is signed is the digest of a manifest.
+"""Signed models, and policies: which have to be signed, and by whom, in containers' policy.json.
 
-No blob is read or hashed: the manifest has the digest of each, and `blobstore.verify` compares
-their bytes. A signature of a digest stays valid under every name of the manifest; for which names
-it counts, its identity says (signature_policy.py).
+The file is that of podman, skopeo and CRI-O (containers-policy.json(5); containers/image@df7e80d2
+signature/policy_config.go, docker/policyconfiguration/naming.go). A model HOST/NAMESPACE/MODEL:TAG
+is looked up among the scopes of the transport ``docker``: by its whole name, its repository, the
+namespace, the host, and ``*.`` with the host's domains; then the transport's scope ``""`` and the
+default. Only the first list that is found counts, and all of its requirements must be met.
+
+Case is ignored in scopes, as a store ignores it in names.
+
+Rule S2: as there, an unknown or missing key, a key that is given twice and an unknown type are
+errors, and so is a scope of ``docker`` that no model name can match. Requirements that are valid
+there but not supported here (GPG, Fulcio, Rekor, PKI) refuse the models that they are for. Scopes
+of other transports are checked, and are for no model.
+
+A signature counts if a known key made it, if it is of the digest of the model's manifest, and if
+the identity that it was made for fits the model's name. Its payload is read only after a key has
+verified it. cosign compares no identity (specs/SIGNATURE_SPEC.md, "Simple Signing"); here it has
+to fit, because a registry could otherwise serve one signed model under the name of another.
+
+What is signed is the digest of a manifest. No blob is read or hashed: the manifest has the digest
+of each, and `blobstore.verify` compares their bytes. So a signature stays valid under every name of
+the manifest; for which names it counts, its identity says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import base64
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated, Any
 
-from blobstore.errors import SignatureError, UsageError
+from blobstore.errors import BlobStoreError, DocumentError, SignatureError, UsageError, quoted
 from blobstore.formats.signatures import DockerReference, Payload, Signature
+from blobstore.formats.strictjson import parse_object
+from blobstore.io.durable import os_errors, read_own
 from blobstore.names import Digest, ModelName
 from blobstore.store.holders import holder_of
 from blobstore.store.ports import Home, Readable, Signatures
-from blobstore.store.signing.key_pairs import PrivateKey
-from blobstore.store.signing.signature_policy import Accepted, SignaturePolicy
+from blobstore.store.signing.key_pairs import MAX_KEY_FILE, PrivateKey, PublicKey
+
+Match = Callable[[DockerReference, DockerReference], bool]
+"""Whether a model, the first identity, accepts a signature that was made for the second."""
+
+_MOST_REASONS = 3
+_MADE_FOR = "was made for"
+MAX_POLICY = 2**20
+_TRANSPORT = "docker"
+_KEY_SOURCES = ("keyPath", "keyPaths", "keyData", "keyDatas")
+_UNSUPPORTED_KEYS = (
+    "fulcio",
+    "pki",
+    "rekorPublicKeyPath",
+    "rekorPublicKeyPaths",
+    "rekorPublicKeyData",
+    "rekorPublicKeyDatas",
+)
+_UNSUPPORTED_TYPES = ("signedBy", "signedBaseLayer")
+# Every model, hosts under a domain, or a host with perhaps a namespace, a model and a tag: the
+# characters are those of names (rule N1), in lower case.
+_PART = r"[a-z0-9_][a-z0-9_.-]*"
+_SCOPE = re.compile(
+    rf"|\*(\.[a-z0-9_-]+)+|{_PART}(:[0-9]{{1,5}})?(/[a-z0-9_][a-z0-9_-]*(/{_PART}(:{_PART})?)?)?",
+    re.ASCII,
+)
+
+
+def same_repository(model: DockerReference, signed: DockerReference) -> bool:
+    """Accept a signature for the model's repository, with any tag or, as cosign's, without one."""
+    return model.repository == signed.repository
+
+
+def same_identity(model: DockerReference, signed: DockerReference) -> bool:
+    """Accept a signature for the model's repository and tag."""
+    return model == signed
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A signature that counts: the identity that it was made for, and the key that made it."""
+
+    KEYS = ("identity", "key=key_name")
+
+    identity: DockerReference
+    key: PublicKey
+
+    @property
+    def key_name(self) -> str:
+        """The key's file, or its place in the policy."""
+        return self.key.name
+
+
+Requirement = Callable[[ModelName, Digest, Sequence[Signature]], list[Accepted]]
+"""Returns the signatures of a model that count; an empty list if none is required.
+
+Raises: SignatureError if the requirement is not met; UsageError for a key that can't be read.
+"""
+
+
+def _anything(
+    _name: ModelName, _digest: Digest, _signatures: Sequence[Signature]
+) -> list[Accepted]:
+    return []
+
+
+def _refusal(reason: str) -> Requirement:
+    """Return the requirement that no model meets."""
+
+    def refuse(
+        name: ModelName, _digest: Digest, _signatures: Sequence[Signature]
+    ) -> list[Accepted]:
+        raise SignatureError(f"{name} is refused: {reason}", model=str(name))
+
+    return refuse
+
+
+@dataclass(frozen=True, slots=True)
+class SignedBy:
+    """A signature by one of the keys, for an identity that fits.
+
+    ``keys`` reads them when they are needed: a policy may name keys for other models, too.
+    """
+
+    keys: Callable[[], Sequence[PublicKey]]
+    match: Match = same_repository
+
+    def __call__(
+        self, name: ModelName, digest: Digest, signatures: Sequence[Signature]
+    ) -> list[Accepted]:
+        """See `Requirement`: one signature that counts is enough."""
+        keys = self.keys()
+        found = [self._judged(signature, name, digest, keys) for signature in signatures]
+        accepted = [one for one in found if isinstance(one, Accepted)]
+        if not accepted:
+            reasons = [one for one in found if isinstance(one, str)]
+            wanted = " or ".join(key.name for key in keys)
+            message = f"{name} ({digest}) is not signed by {wanted}: {_summary(reasons)}"
+            raise SignatureError(message, model=str(name), hint=_hint(name, reasons))
+        return accepted
+
+    def _judged(
+        self, signature: Signature, name: ModelName, digest: Digest, keys: Sequence[PublicKey]
+    ) -> Accepted | str:
+        """Return the signature as accepted, or why it does not count."""
+        try:
+            value = signature.value
+            key = next((key for key in keys if key.verifies(signature.payload, value)), None)
+            if key is None:
+                return "is by another key"
+            payload = Payload.parse(signature.payload)
+        except BlobStoreError as error:
+            return f"is not valid: {error.message}"
+        if payload.digest != digest:
+            return f"is of another manifest, {payload.digest}"
+        if not self.match(DockerReference.of(name), payload.identity):
+            return f"{_MADE_FOR} {payload.identity}"
+        return Accepted(payload.identity, key)
+
+
+def _hint(name: ModelName, reasons: Sequence[str]) -> str | None:
+    """Return what to do if the model is signed, but for another identity."""
+    if not any(reason.startswith(_MADE_FOR) for reason in reasons):
+        return None
+    repository = DockerReference.of(name).repository
+    return f"Sign it for its repository: blobstore sign NAME --key FILE --identity {repository}"
+
+
+def _summary(reasons: Sequence[str]) -> str:
+    """Return why no signature counts, each reason once."""
+    if not reasons:
+        return "it has no signature"
+    counted = Counter(reasons)
+    said = [
+        f"{'a signature' if number == 1 else f'{number:,} signatures: each'} {reason}"
+        for reason, number in counted.most_common(_MOST_REASONS)
+    ]
+    more = len(counted) - len(said)
+    return "; ".join(said) + (f"; and {more:,} other reasons" if more > 0 else "")
+
+
+_Scopes = Mapping[str, Sequence[Requirement]]
+
+
+@dataclass(frozen=True, slots=True)
+class SignaturePolicy:
+    """What models need to be accepted: requirements by scope, and those of all other models."""
+
+    default: Sequence[Requirement]
+    scopes: _Scopes
+
+    @classmethod
+    def of_key(cls, key: PublicKey, identity: DockerReference | None = None) -> SignaturePolicy:
+        """Return the policy that every model is signed by ``key``.
+
+        ``identity``: signatures are to be for its repository, and its tag if it has one, instead
+        of for the model's own repository.
+        """
+        match = same_repository if identity is None else _equal_to(identity)
+        return cls([SignedBy(lambda: [key], match)], {})
+
+    @classmethod
+    def parse(cls, raw: bytes, what: str = "the policy") -> SignaturePolicy:
+        """Return the policy in a policy.json. Keys are read when they are needed.
+
+        Raises: DocumentError (rule S2); LimitExceededError over 1 MiB.
+        """
+        return _Parser(what).policy(parse_object(raw, what, rule="S2", limit=MAX_POLICY))
+
+    @classmethod
+    def read(cls, path: Path) -> SignaturePolicy:
+        """Return the policy in a file. Raises: as `parse`; NotFoundError; StorageError."""
+        return cls.parse(read_file(path, MAX_POLICY), str(path))
+
+    def check(
+        self, name: ModelName, digest: Digest, signatures: Sequence[Signature]
+    ) -> list[Accepted]:
+        """Return the signatures by which a model is accepted; an empty list if it needs none.
+
+        Raises: SignatureError if the model is refused; UsageError for a key that can't be read.
+        """
+        found = (self.scopes[scope] for scope in _scopes_of(name) if scope in self.scopes)
+        accepted = [
+            requirement(name, digest, signatures) for requirement in next(found, self.default)
+        ]
+        return [one for each in accepted for one in each]
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """Return the bytes of a small file, which may be a link.
+
+    Raises: NotFoundError; LimitExceededError; StorageError.
+    """
+    with os_errors("read", path):
+        resolved = path.resolve(strict=True)
+    return read_own(resolved, limit)
+
+
+def _scopes_of(name: ModelName) -> Iterator[str]:
+    identity = DockerReference.of(name)
+    yield str(identity).lower()
+    parts = identity.repository.split("/")
+    for length in range(len(parts), 0, -1):
+        yield "/".join(parts[:length])
+    domains = parts[0].partition(":")[0].split(".")
+    for first in range(1, len(domains)):
+        yield f"*.{'.'.join(domains[first:])}"
+    yield ""
+
+
+def _equal_to(wanted: DockerReference) -> Match:
+    match = same_repository if wanted.tag is None else same_identity
+    return lambda _model, signed: match(wanted, signed)
+
+
+class _Parser:
+    """Reads the JSON of a policy called ``what``; its methods raise DocumentError (rule S2)."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def policy(self, value: dict[str, Any]) -> SignaturePolicy:
+        self._object(value, "the policy", needed=("default",), allowed=("transports",))
+        transports = {
+            transport: {
+                scope: self._requirements(found, f"{transport}: scope {quoted(scope)}")
+                for scope, found in self._map(scopes, transport).items()
+            }
+            for transport, scopes in self._map(value.get("transports", {}), "transports").items()
+        }
+        default = self._requirements(value["default"], "default")
+        return SignaturePolicy(default, self._lower_case(transports.get(_TRANSPORT, {})))
+
+    def _lower_case(self, scopes: _Scopes) -> _Scopes:
+        """Return the scopes in lower case, the spelling in which `_scopes_of` looks them up."""
+        lowered: dict[str, Sequence[Requirement]] = {}
+        for scope, requirements in scopes.items():
+            place = f"{_TRANSPORT}: scope {quoted(scope)}"
+            if _SCOPE.fullmatch(scope.lower()) is None:
+                raise self._error(
+                    place, "no model name can match; expected HOST[/NAMESPACE[/MODEL[:TAG]]]"
+                )
+            if scope.lower() in lowered:
+                raise self._error(place, "differs only in case from another scope")
+            lowered[scope.lower()] = requirements
+        return lowered
+
+    def _requirements(self, value: Any, place: str) -> list[Requirement]:
+        if not isinstance(value, list) or not value:
+            raise self._error(place, "expected a list of at least one requirement")
+        return [self._requirement(each, place) for each in value]
+
+    def _requirement(self, value: Any, place: str) -> Requirement:
+        kind = self._map(value, place).get("type")
+        if kind == "sigstoreSigned":
+            return self._signed(value, place)
+        if kind in _UNSUPPORTED_TYPES:
+            return _refusal(f"the policy requires {kind!r}, which is not supported")
+        if kind not in ("insecureAcceptAnything", "reject"):
+            raise self._error(place, f"unknown type of requirement {quoted(kind)}")
+        self._object(value, place, needed=("type",))
+        return _anything if kind != "reject" else _refusal("the policy rejects it")
+
+    def _signed(self, value: dict[str, Any], place: str) -> Requirement:
+        allowed = (*_KEY_SOURCES, *_UNSUPPORTED_KEYS, "signedIdentity")
+        self._object(value, place, needed=("type",), allowed=allowed)
+        match = self._match(value.get("signedIdentity"), place)
+        if unsupported := [key for key in _UNSUPPORTED_KEYS if key in value]:
+            return _refusal(f"the policy requires {unsupported[0]!r}, which is not supported")
+        given = [key for key in _KEY_SOURCES if key in value]
+        if len(given) != 1:
+            raise self._error(place, f"expected one of {', '.join(_KEY_SOURCES)}")
+        (source,) = given
+        texts = value[source] if source.endswith("s") else [value[source]]
+        if not (isinstance(texts, list) and texts and all(isinstance(one, str) for one in texts)):
+            raise self._error(place, f"{source}: expected text")
+        load = self._key_of(source.startswith("keyPath"), place)
+        # Once for all models: a store may have thousands.
+        return SignedBy(cache(lambda: [load(one) for one in texts]), match)
+
+    def _key_of(self, is_path: bool, place: str) -> Callable[[str], PublicKey]:  # noqa: FBT001
+        return _key_at if is_path else partial(_key_in, name=f"the key of {place}")
+
+    def _match(self, value: Any, place: str) -> Match:
+        """Return what ``signedIdentity`` says; a signature for the same tag if it is missing.
+
+        Names of models always have a tag, so matchRepoDigestOrExact is matchExact.
+        """
+        value = {"type": "matchRepoDigestOrExact"} if value is None else self._map(value, place)
+        kind = value.get("type")
+        if kind in ("matchExact", "matchRepoDigestOrExact", "matchRepository"):
+            self._object(value, place, needed=("type",))
+            return same_repository if kind == "matchRepository" else same_identity
+        if kind == "exactReference":
+            exact = self._exact(value, place, "dockerReference")
+            if exact.tag is None:
+                raise self._error(place, "dockerReference: expected a tag")
+            return _equal_to(exact)
+        if kind == "exactRepository":
+            return _equal_to(self._exact(value, place, "dockerRepository"))
+        if kind == "remapIdentity":
+            self._object(value, place, needed=("type", "prefix", "signedPrefix"))
+            return _remapped(*(str(value[key]) for key in ("prefix", "signedPrefix")))
+        raise self._error(place, f"unknown signedIdentity {quoted(kind)}")
+
+    def _exact(self, value: dict[str, Any], place: str, key: str) -> DockerReference:
+        self._object(value, place, needed=("type", key))
+        try:
+            return DockerReference.parse(str(value[key]))
+        except UsageError as error:
+            raise self._error(place, f"{key}: {error.message}") from None
+
+    def _map(self, value: Any, place: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self._error(place, "expected an object")
+        return value
+
+    def _object(
+        self,
+        value: dict[str, Any],
+        place: str,
+        *,
+        needed: Sequence[str] = (),
+        allowed: Sequence[str] = (),
+    ) -> None:
+        """Raise DocumentError unless the object has the keys ``needed``, and others ``allowed``."""
+        unknown = sorted(value.keys() - {*needed, *allowed})
+        missing = [key for key in needed if key not in value]
+        if unknown or missing:
+            problem = f"unknown key {quoted(unknown[0])}" if unknown else f"no {missing[0]}"
+            raise self._error(place, problem)
+
+    def _error(self, place: str, problem: str) -> DocumentError:
+        return DocumentError(f"{self._what}: {place}: {problem} (rule S2)", rule="S2")
+
+
+def _remapped(prefix: str, signed_prefix: str) -> Match:
+    def matches(model: DockerReference, signed: DockerReference) -> bool:
+        repository = model.repository
+        if repository == prefix or repository.startswith(f"{prefix}/"):
+            repository = signed_prefix + repository.removeprefix(prefix)
+        return signed == DockerReference(repository, model.tag)
+
+    return matches
+
+
+def _key_at(path: str) -> PublicKey:
+    try:
+        return PublicKey.parse(read_file(Path(path), MAX_KEY_FILE), path)
+    except UsageError:
+        raise
+    except BlobStoreError as error:
+        raise UsageError(f"a key of the policy: {error.message}", path=path) from error
+
+
+def _key_in(data: str, name: str) -> PublicKey:
+    try:
+        return PublicKey.parse(base64.b64decode(data, validate=True), name)
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{name} is not base64", path=name) from None
+
+
+# Models
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.memory import MemoryStore
 from blobstore.store.registry.store import RegistryStore
 from blobstore.store.signing.key_pairs import PrivateKey
-from blobstore.store.signing.signature_policy import SignaturePolicy
-from blobstore.store.signing.signed_models import sign_model
+from blobstore.store.signing.signed_models import SignaturePolicy, sign_model
 from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import commit
 

@@ -35,8 +35,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
 from blobstore.store.signing.key_pairs import PrivateKey, PublicKey
-from blobstore.store.signing.signature_policy import SignaturePolicy
-from blobstore.store.signing.signed_models import sign_model
+from blobstore.store.signing.signed_models import SignaturePolicy, sign_model
 from blobstore.testing.blobs import commit
 
 pytestmark = pytest.mark.lab

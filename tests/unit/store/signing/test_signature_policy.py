@@ -22,7 +22,7 @@ from blobstore.errors import (
 from blobstore.formats.signatures import DockerReference, Payload, Signature
 from blobstore.names import Digest, ModelName
 from blobstore.store.signing.key_pairs import PrivateKey
-from blobstore.store.signing.signature_policy import MAX_POLICY, SignaturePolicy
+from blobstore.store.signing.signed_models import MAX_POLICY, SignaturePolicy
 
 KEY, OTHER = PrivateKey.generate(), PrivateKey.generate()
 DIGEST = Digest("ab" * 32)

@@ -25,8 +25,7 @@ from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home
 from blobstore.store.signing.key_pairs import PrivateKey
-from blobstore.store.signing.signature_policy import SignaturePolicy
-from blobstore.store.signing.signed_models import check_signatures, sign_model
+from blobstore.store.signing.signed_models import SignaturePolicy, check_signatures, sign_model
 from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import M, commit, descriptor_of
 
