@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -155,11 +156,28 @@ def read_folder(folder: Folder, notes: list[str]) -> Files:
         raise NotFoundError(
             f"no .safetensors file in {folder.name}", path=folder.name, hint=_hint(folder, names)
         )
-    if len(others) > 1:
+    distinct = _distinct(folder, others)
+    if len(distinct) > 1:
         notes.append(
-            f"no index and no model.safetensors: {len(others):,} files are counted, each for itself"
+            f"no index and no model.safetensors: {len(distinct):,} files are counted, each for"
+            " itself"
         )
-    return Files(tuple((file,) for file in read_files(folder, others)))
+    if links := sorted({*others} - {*distinct}):
+        notes.append(f"not counted, being links to files that are: {some(links)}")
+    return Files(tuple((file,) for file in read_files(folder, distinct)))
+
+
+def _distinct(folder: Folder, names: Sequence[str]) -> list[str]:
+    """Return the first name of each file; others on a disk may be links to it."""
+    files: dict[object, str] = {}
+    for name in names:
+        key: object = name
+        if not folder.is_remote:
+            with suppress(OSError):  # opening it raises the error that says why
+                status = os.stat(folder.place(name))  # noqa: PTH116  # a text, for errors
+                key = status.st_dev, status.st_ino
+        files.setdefault(key, name)
+    return list(files.values())
 
 
 def _weights_among(names: Sequence[str]) -> WeightSet | None:

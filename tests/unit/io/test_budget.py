@@ -181,14 +181,6 @@ def test_the_documents_of_a_checkpoint_together(tmp_path: Path) -> None:
     assert "the file has 150,000,000 bytes" in str(error)
 
 
-def test_equal_metadata_are_kept_once(tmp_path: Path) -> None:
-    folder = shards(tmp_path / "m", 10)
-    inventory = read_inventory(folder)
-    assert len({id(file.metadata) for file in inventory.files}) == 1
-    document = json.loads(plan_import(folder).documents["blobstore.json"])
-    assert [source["metadata"] for source in document["sources"]] == [{"note": "x" * 1000}] * 10
-
-
 def test_a_record_that_could_not_be_read_again_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,7 +156,7 @@ class KeptBlobs:
     def take(self, digest: Digest, folder: Path) -> Path | None:
         """Move the blob of a killed session into ``folder``, which is the caller's.
 
-        Return its path; None if there is none. Raises: StorageError.
+        Return its path, or None. Raises: StorageError.
         """
         left, path = self.left / digest.file_name, folder / digest.file_name
         if os.path.lexists(left):
