@@ -29,7 +29,7 @@ from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import Sample, verify
 from blobstore.store.holders import holder_of
 from blobstore.store.layered import LayeredStore
-from blobstore.store.local import packed_blobs
+from blobstore.store.local import packed
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.memory import MemoryStore
 from blobstore.store.packing import pack, unpack, unpacked
@@ -368,7 +368,7 @@ def test_nothing_is_removed_while_a_packed_file_can_not_be_read(
         raise StorageError("can't read: input/output error")
 
     other = open_store(one.root)
-    monkeypatch.setattr(packed_blobs, "read_index", fails)
+    monkeypatch.setattr(packed, "read_index", fails)
     assert "can't read: input/output error" in str(other.remove("n").reason)
     with pytest.raises(StorageError):
         prune(other, grace_s=0, sole_owner=True)
