@@ -242,14 +242,14 @@ class ModelTests(HomeTests):
 
     def test_care(self, home: Home) -> None:
         """Blobs are checked, counted, and spared by a clean-up as long as a model needs them."""
-        commit(home, "m", b"one", b"shared", with_config=False)
-        commit(home, "n", b"three", b"shared", with_config=False)
+        commit(home, "m", b"{}", b"one", b"shared")
+        commit(home, "n", b"{}", b"three", b"shared")
         found = verify(home)
-        assert (found.is_sound, found.checked, found.nbytes) == (True, 3, 14)
+        assert (found.is_sound, found.checked, found.nbytes) == (True, 4, 16)
         usage = measure_usage(home)
-        assert (usage.blobs, usage.nbytes) == (3, 14)
+        assert (usage.blobs, usage.nbytes) == (4, 16)
         counted = {one.name.model: (one.nbytes, one.unique) for one in usage.models}
-        assert counted == {"m": (9, 3), "n": (11, 5)}
+        assert counted == {"m": (11, 3), "n": (13, 5)}
         home.remove("m")
         if home.upper.care().can_prune:
             prune(home, grace_s=0, sole_owner=True)
@@ -258,7 +258,7 @@ class ModelTests(HomeTests):
             with pytest.raises(UsageError):
                 prune(home)
         assert verify(home, ["n"]).is_sound
-        assert blobs_of(home, "n") == [b"three", b"shared"]
+        assert blobs_of(home, "n") == [b"{}", b"three", b"shared"]
 
 
 class TransferTests(HomeTests):

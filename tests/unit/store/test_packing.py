@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.inspection.listing import ListedModel, list_models
+from blobstore.io.durable import os_errors
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import prune
 from blobstore.store.care.usage import measure_usage
@@ -30,6 +32,7 @@ from blobstore.store.care.verify import Sample, verify
 from blobstore.store.holders import holder_of
 from blobstore.store.layered import LayeredStore
 from blobstore.store.local import packed
+from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.memory import MemoryStore
 from blobstore.store.packing import pack, unpack, unpacked
@@ -402,6 +405,22 @@ def test_usage_counts_packed_files(one: Store) -> None:
     one.copy("m", "n")
     assert [one.unique for one in measure_usage(one, ["m"]).models] == [0]
     assert plain.packed == 0
+
+
+def test_no_packed_file_is_removed_because_a_folder_closes_meanwhile(
+    one: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files that may be manifests are listed first; the names may be refused then."""
+    pack(one, "m")
+    monkeypatch.setattr(ManifestFolder, "names", refuses)
+    assert one.packed.manifests.names() == []
+    assert "permission denied" in str(one.packed.remove_unneeded().reason)
+    assert packed_files(one)
+
+
+def refuses(folder: ManifestFolder) -> list[ModelName]:
+    with os_errors("list", folder.path):
+        raise PermissionError(errno.EACCES, "permission denied")
 
 
 def test_verify_counts_packed_blobs_in_parts(one: Store) -> None:

@@ -327,7 +327,7 @@ class PackedModels(Readable):
         for path in self.manifests.strays():
             message = f"{path} may be the manifest of a packed model"
             raise StorageError(message, path=str(path))
-        for name in self.manifests.names():
+        for name in ManifestFolder.names(self.manifests):  # an error, where `names` gives none
             raw = self.manifests.text(name)
             needs[name] = needs_of(raw, f"the manifest of the packed model {name}")
         return needs
