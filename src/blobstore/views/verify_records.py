@@ -129,7 +129,7 @@ def kept_verify(home: Readable) -> KeptVerify:
 
 
 def _file_number(store: Any, name: str) -> int | None:
-    """Return the inode number of a blob or manifest, None if there is no such file.
+    """Return the inode number of a blob or manifest; None without such a file.
 
     ``name``: a digest, or a model's name. A file that is written anew gets another number.
     """
