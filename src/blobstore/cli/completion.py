@@ -20,13 +20,14 @@ from blobstore.cli.output import emit, printable
 from blobstore.cli.stores import store_at
 from blobstore.errors import BlobStoreError, UsageError
 
-_FILES = ":files"
+Answer = tuple[str, ...]
+"""A word, and what it means."""
+FILES: Answer = (":files",)
+"""The answer that names of files fit, too."""
 _LONGEST_MEANING = 80
 _CHOICES = re.compile(r"[a-z0-9-]+(?:\|[a-z0-9-]+)+")
 _MODELS = frozenset(("NAME", "A", "B", "TARGET", "MODEL"))
 _PATHS = frozenset(("SOURCE", "FILE", "DIR", "TARGET"))
-Answer = tuple[str, str]
-"""A word, and what it means."""
 _BASH = r"""_blobstore() {
     local line="${COMP_LINE:0:COMP_POINT}" word meaning files=
     # Readline replaces only the part after the last : or =, so the part before it is left out.
@@ -98,11 +99,8 @@ def complete(
 ) -> None:
     """Print what the last word may be: for the scripts of `completion`."""
     given = words_of(line)[1:] if line is not None else words or []
-    answers = answers_for(context.find_root().command, given or [""], _stored_models)
-    for word, meaning in answers.words:
-        emit(f"{printable(word)}\t{printable(meaning)}")
-    if answers.files:
-        emit(_FILES)
+    for answer in answers_for(context.find_root().command, given or [""], _stored_models):
+        emit("\t".join(map(printable, answer)))
 
 
 def words_of(line: str) -> list[str]:
@@ -114,14 +112,6 @@ def words_of(line: str) -> list[str]:
             continue
         return [*words, ""] if not end and line[-1:].isspace() else words
     return line.split(" ")
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What a word may be: one of ``words``, or the name of a file if ``files`` says so."""
-
-    words: tuple[Answer, ...] = ()
-    files: bool = False
 
 
 @dataclass(slots=True)
@@ -170,7 +160,7 @@ class _Position:
 
 def answers_for(
     root: Any, words: Sequence[str], models: Callable[[str | None], list[str]]
-) -> Answers:
+) -> list[Answer]:
     """Return the completions of the last of the ``words``; ``models`` lists those of a store."""
     *before, current = words
     position, start = _Position(root), ""
@@ -179,17 +169,17 @@ def answers_for(
     if position.is_option(current):
         name, equals, current = current.partition("=")
         if not equals:
-            return Answers(_beginning(name, _described_options(position.command)))
+            return _beginning(name, _described_options(position.command))
         position.step(name)
         if position.option is None:
-            return Answers()
+            return []
         start = f"{name}="
     elif position.option is None and _commands(position.command):
-        return Answers(_beginning(current, _described_commands(position.command)))
+        return _beginning(current, _described_commands(position.command))
     kinds = frozenset(position.metavar.split("|"))
-    found = _words(position, models, kinds)
-    fitting = tuple((start + word, "") for word in found if word.startswith(current))
-    return Answers(fitting, bool(kinds & _PATHS))
+    fitting = _beginning(current, ((word, "") for word in _words(position, models, kinds)))
+    answers: list[Answer] = [(start + word, "") for word, _ in fitting]
+    return [*answers, FILES] if kinds & _PATHS else answers
 
 
 def _words(
@@ -204,8 +194,8 @@ def _words(
     return position.metavar.split("|") if _CHOICES.fullmatch(position.metavar) else []
 
 
-def _beginning(current: str, answers: Iterator[Answer]) -> tuple[Answer, ...]:
-    return tuple(answer for answer in answers if answer[0].startswith(current))
+def _beginning(current: str, answers: Iterator[Answer]) -> list[Answer]:
+    return [answer for answer in answers if answer[0].startswith(current)]
 
 
 def _described_options(command: Any) -> Iterator[Answer]:

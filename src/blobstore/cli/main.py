@@ -14,7 +14,9 @@ import io
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
+from threading import Thread
 from typing import Annotated, Any, ClassVar
 
 import typer
@@ -22,7 +24,6 @@ import typer
 from blobstore._version import __version__
 from blobstore.cli.output import PLAIN, ReaderGoneError, emit, fail, show_help, show_json
 from blobstore.cli.parsing import LazyGroup, makers_of
-from blobstore.cli.stores import is_one_command
 from blobstore.errors import BlobStoreError, UsageError
 
 EXIT_FAILED = 1
@@ -31,6 +32,7 @@ EXIT_INTERRUPTED = 130
 _ALLOCATIONS = 200_000
 """Between searches for cyclic garbage. Commands make almost none, but many objects that live on,
 which Python would search every 700 allocations."""
+_GRACE_S = 5.0
 _MARGIN = 6  # of a line of the help
 
 
@@ -164,7 +166,7 @@ def main() -> None:
     Errors are one line on stderr.
     """
     _open_closed_streams()
-    is_one_command.set()
+    end_soon_when_interrupted()
     gc.set_threshold(_ALLOCATIONS)
     # NumPy's library of linear algebra starts a thread for each core when it is loaded. Nothing
     # here multiplies matrices with NumPy.
@@ -173,6 +175,29 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the rest without a traceback
     gc.freeze()  # Python need not search the objects of the modules for cycles before it ends
     sys.exit(code)
+
+
+def end_soon_when_interrupted() -> None:
+    """From now on let Ctrl-C end this process within five seconds, by a kill if need be.
+
+    A request of obstore may take more than a minute to give up, and Python learns of Ctrl-C when
+    its main thread is back from native code. So the signal also wakes a thread, through a pipe.
+    """
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    Thread(target=_end_when_interrupted, args=(reads,), daemon=True).start()
+
+
+def _end_when_interrupted(signals: int) -> None:
+    default = signal.default_int_handler
+    while (
+        signal.SIGINT not in os.read(signals, 1) or signal.getsignal(signal.SIGINT) is not default
+    ):
+        pass
+    time.sleep(_GRACE_S)
+    os.write(2, b"Error: interrupted\n")
+    os._exit(EXIT_INTERRUPTED)
 
 
 def _open_closed_streams() -> None:

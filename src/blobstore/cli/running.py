@@ -29,7 +29,6 @@ from blobstore.cli.stores import (
     LowerOption,
     StoreOption,
     cached_stores_at,
-    is_one_command,
 )
 from blobstore.errors import BlobStoreError, UsageError, quoted
 from blobstore.names import ModelName
@@ -271,7 +270,7 @@ def hold_conversation(
     """
     from blobstore.mlx_lm.conversation import Conversation
 
-    is_one_command.clear()
+    signal.set_wakeup_fd(-1)  # Ctrl-C stops an answer, and no longer ends the process
     _edit_lines()
     conversation = Conversation(model, prompts, system)
     if prompts.continues:

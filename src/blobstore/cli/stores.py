@@ -1,31 +1,17 @@
-"""The stores and sources that commands work on: options, the environment, buckets and their cache.
-
-A request of obstore may take more than a minute to give up, and Python tells a program of Ctrl-C
-when its main thread is back from native code. So another thread, which the kernel's signal wakes
-through a socket (`signal.set_wakeup_fd`), ends the process if it did not end by itself. That is a
-kill: what it leaves is what any killed command leaves.
-"""
+"""The stores and sources of commands: options, the environment, buckets and their cache."""
 
 from __future__ import annotations
 
 import os
 import re
-import signal
-import threading
-import time
 from collections.abc import Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 import blobstore
 from blobstore.cli.output import parse_size
 from blobstore.errors import UsageError
-
-if TYPE_CHECKING:
-    from socket import socket
-
 
 StoreOption = Annotated[
     str | None,
@@ -206,16 +192,13 @@ def folder_store_at(
 def bucket_options(address: str) -> dict[str, str]:
     """Return the settings of a bucket that the environment has and obstore does not see.
 
-    obstore reads the other variables itself; an endpoint of http needs to be known before. From
-    here on the command ends soon after Ctrl-C, whatever obstore waits for.
+    obstore reads the other variables itself; an endpoint of http needs to be known before.
     """
     names = {
         "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
         "gs": ("GOOGLE_BASE_URL",),
         "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
     }.get(address.partition("://")[0].lower(), ())
-    if names:
-        end_soon_when_interrupted()
     found = [os.environ[name] for name in names if os.environ.get(name)]
     options = {"base_url" if "GOOGLE_BASE_URL" in names else "endpoint": found[0]} if found else {}
     allowed = [f"{kind}_ALLOW_HTTP" for kind in ("AWS", "GOOGLE", "AZURE")]
@@ -229,41 +212,3 @@ def bucket_options(address: str) -> dict[str, str]:
 def places_of(text: str) -> list[str]:
     """Return the folders and addresses of a list that colons separate."""
     return re.split(rf"{re.escape(os.pathsep)}(?!//)", text)
-
-
-_GRACE_S = 5.0
-_EXIT = 130
-is_one_command = threading.Event()
-"""Set in a process that is one command, until the command answers Ctrl-C itself, and goes on."""
-
-
-def end_soon_when_interrupted() -> None:
-    """From now on let Ctrl-C end this command within five seconds.
-
-    Nothing changes unless `is_one_command`.
-    """
-    if is_one_command.is_set() and threading.current_thread() is threading.main_thread():
-        _begin()
-
-
-@cache
-def _begin() -> None:
-    from socket import socketpair  # most commands need none
-
-    hears, tells = socketpair()
-    tells.setblocking(False)
-    signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(hears, tells), daemon=True).start()
-
-
-def _watch(hears: socket, _tells: socket) -> None:
-    """Wait for Ctrl-C; ``_tells`` stays open as long."""
-    while signal.SIGINT not in hears.recv(1) or not _ends_the_command():
-        pass
-    time.sleep(_GRACE_S)
-    os.write(2, b"Error: interrupted\n")
-    os._exit(_EXIT)
-
-
-def _ends_the_command() -> bool:
-    return is_one_command.is_set() and signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 from support.checkpoints import write_checkpoint
 
 import blobstore
-from blobstore.cli.completion import Answers, answers_for, words_of
+from blobstore.cli.completion import FILES, Answer, answers_for, words_of
 from blobstore.cli.main import app, run
 from blobstore.store.local.store import Store
 
@@ -23,7 +23,7 @@ STORED = {None: ["qwen3:int4", "qwen3:int8", "gemma:latest"], "other": ["there:l
 TYPES = ["int4", "int8", "nvfp4", "mxfp4", "mxfp8"]
 
 
-def answers(line: str) -> Answers:
+def answers(line: str) -> list[Answer]:
     return answers_for(ROOT, words_of(line)[1:], lambda store: STORED[store])
 
 
@@ -71,7 +71,7 @@ def answers(line: str) -> Answers:
 )
 def test_what_a_word_may_be(line: str, words: list[str], files: bool) -> None:
     found = answers(line)
-    assert ([word for word, _ in found.words], found.files) == (words, files)
+    assert ([answer[0] for answer in found if answer != FILES], FILES in found) == (words, files)
 
 
 WORD = st.one_of(
@@ -85,7 +85,7 @@ WORD = st.one_of(
 @given(st.lists(WORD, min_size=1, max_size=6))
 def test_every_answer_begins_as_the_word_does(words: list[str]) -> None:
     found = answers_for(ROOT, words, lambda _: STORED[None])
-    assert all(word.startswith(words[-1]) for word, _ in found.words)
+    assert all(answer[0].startswith(words[-1]) for answer in found if answer != FILES)
 
 
 @given(st.text())
@@ -94,10 +94,10 @@ def test_every_line_has_words(line: str) -> None:
 
 
 def test_commands_and_options_say_what_they_mean() -> None:
-    found = dict(answers("blobstore ").words)
+    found = dict(answers("blobstore "))
     assert found["list"] == "List the models of the store, the newest first."
     assert {"ls", "complete"} & found.keys() == set()
-    assert dict(answers("blobstore show --").words)["--tensors"] == "List the tensors as well."
+    assert dict(answers("blobstore show --"))["--tensors"] == "List the tensors as well."
 
 
 def test_every_option_that_takes_a_value_says_which() -> None:
