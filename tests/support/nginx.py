@@ -24,6 +24,7 @@ from urllib.parse import quote
 
 import pytest
 
+from support import FIXTURES
 from support.ports import free_port
 
 _CONFIG = """
@@ -49,13 +50,17 @@ http {{
     gzip_min_length 1;
     limit_req_zone $server_port zone=all:1m rate={most_requests}r/s;
     server {{
-        listen {host}:{port} backlog=256;
+        listen {host}:{port} {tls};
         root {root};
         location / {{ {limits} }}
         location @later {{ add_header Retry-After 1 always; return 429; }}
     }}
 }}
 """
+_TLS = (
+    f"ssl backlog=256; ssl_certificate {FIXTURES}/tls/certificate.pem; "
+    f"ssl_certificate_key {FIXTURES}/tls/key.pem"
+)
 _PATIENCE_S = 120
 _LAST = "/the-last-request"
 _SECRET = "not a secret"  # noqa: S105  # it says so
@@ -76,9 +81,11 @@ class Request:
 class Nginx:
     """A running server of the files below ``root``."""
 
-    def __init__(self, folder: Path, root: Path, address: tuple[str, int]) -> None:
+    def __init__(
+        self, folder: Path, root: Path, address: tuple[str, int], scheme: str = "http"
+    ) -> None:
         self.root = root
-        self.url = f"http://{address[0]}:{address[1]}"
+        self.url = f"{scheme}://{address[0]}:{address[1]}"
         self.port = address[1]
         self._address = address
         self._log = folder / "access.log"
@@ -153,6 +160,7 @@ def nginx(
     limits: Limits | None = None,
     host: str = "127.0.0.1",
     within: Sequence[str] = (),
+    tls: bool = False,
 ) -> Iterator[Nginx]:
     """Run nginx for as long as the block lasts, with its files in ``folder``.
 
@@ -171,6 +179,7 @@ def nginx(
     settings = {"folder": folder, "root": root, "user": user, "gzip": "on" if gzip else "off"}
     settings |= {"host": host, "limits": limits.directives()}
     settings["most_requests"] = limits.requests or 1
+    settings["tls"] = _TLS if tls else "backlog=256"
     for _ in range(3):  # another program may take the port between
         port = free_port()
         (folder / "nginx.conf").write_text(_CONFIG.format(**settings, port=port))
@@ -178,7 +187,7 @@ def nginx(
         process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             if _answers((host, port), process):
-                yield Nginx(folder, root, (host, port))
+                yield Nginx(folder, root, (host, port), "https" if tls else "http")
                 return
         finally:
             process.terminate()
