@@ -20,7 +20,7 @@ from blobstore.cli.output import (
     Model,
     count,
     counted,
-    cut,
+    cut_text,
     emit,
     printable,
     progress_bar,
@@ -124,7 +124,7 @@ def _show(found: blobstore.Inspection, of: int) -> None:
     for tensor in found.tensors:
         by_type[tensor.type_name] = by_type.get(tensor.type_name, 0) + tensor.parameters
     facts = {
-        "name": cut(found.name, _LONGEST_VALUE),
+        "name": cut_text(found.name, _LONGEST_VALUE),
         "kind": found.kind.value,
         "files": f"{len(found.files):,}",
         "tensors": f"{len(found.tensors):,}" + (f" of {of:,}" if len(found.tensors) != of else ""),
@@ -173,7 +173,7 @@ def _show_values(heading: str, values: Mapping[str, str]) -> None:
     if not values:
         return
     rows = [
-        (cut(key, _LONGEST_NAME), _value(value))
+        (cut_text(key, _LONGEST_NAME), _value(value))
         for key, value in list(values.items())[:_MOST_VALUES]
     ]
     if len(values) > _MOST_VALUES:
@@ -184,7 +184,9 @@ def _show_values(heading: str, values: Mapping[str, str]) -> None:
 
 def _value(text: str) -> str:
     return (
-        f"({size(len(text.encode()))})" if len(text) > _LARGE_VALUE else cut(text, _LONGEST_VALUE)
+        f"({size(len(text.encode()))})"
+        if len(text) > _LARGE_VALUE
+        else cut_text(text, _LONGEST_VALUE)
     )
 
 
@@ -194,13 +196,13 @@ def _show_tensors(found: blobstore.Inspection, sort: str) -> None:
     rows = []
     for tensor in _ORDERS[sort](found.tensors):
         row = (
-            cut(tensor.name, _LONGEST_NAME),
+            cut_text(tensor.name, _LONGEST_NAME),
             tensor.type_name,
-            cut(shape(tensor.shape), _LONGEST_NAME),
+            cut_text(shape(tensor.shape), _LONGEST_NAME),
             f"{tensor.parameters:,}",
             size(tensor.nbytes),
         )
-        rows.append((*row, cut(tensor.file, _LONGEST_NAME)) if in_files else row)
+        rows.append((*row, cut_text(tensor.file, _LONGEST_NAME)) if in_files else row)
     show_table(headings, rows)
 
 
@@ -230,9 +232,9 @@ def _show_tree(found: blobstore.Inspection, depth: int | None) -> None:
 def _branch_row(branch: Branch) -> tuple[str, ...]:
     alike = f" ({branch.alike:,} alike)" if branch.alike > 1 else ""
     return (
-        f"{_INDENT * branch.depth}{cut(branch.name, _LONGEST_NAME)}{alike}",
+        f"{_INDENT * branch.depth}{cut_text(branch.name, _LONGEST_NAME)}{alike}",
         shortened([kind for kind, _ in branch.types], _MOST_TYPES),
-        "" if branch.shape is None else cut(shape(branch.shape), _LONGEST_NAME),
+        "" if branch.shape is None else cut_text(shape(branch.shape), _LONGEST_NAME),
         count(branch.parameters),
         size(branch.nbytes),
     )

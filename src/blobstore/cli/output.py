@@ -23,6 +23,7 @@ from blobstore.views.quantities import (
     UNITS,
     count as count,
     counted as counted,
+    cut_text as cut_text,
     printable as printable,
     shape as shape,
     size as size,
@@ -203,14 +204,6 @@ def show_replaced(digest: Digest | None) -> None:
     """Print the ID of a model that another one replaced; nothing without one."""
     if digest is not None:
         emit(f"Replaced {digest.short}, which had this name")
-
-
-def cut(text: str, longest: int) -> str:
-    """Return a text of at most ``longest`` characters: a longer one loses its middle."""
-    if len(text) <= longest:
-        return text
-    end = longest // 3
-    return f"{text[: longest - end - 1]}…{text[-end:]}"
 
 
 def rate(nbytes: int, seconds: float) -> str:
