@@ -1,6 +1,6 @@
 """`blobstore serve` with hours for its clients: any process may stop for long on a busy machine.
 
-For tests that are not about the server's limits of time (`blobstore.web.server`).
+For tests that are not about the server's limits of time (`blobstore.web.application`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _HOUR_S = 3600
 _DEFAULT_END_S = 8
 _PATIENT = """
 import sys
-from blobstore.web import server
+from blobstore.web import application as server
 
 server.IDLE_S, server.END_S = int(sys.argv.pop(1)), int(sys.argv.pop(1))
 from blobstore.cli.main import main

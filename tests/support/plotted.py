@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 
 from blobstore.inspection.distributions import Histogram, ValueDistribution
-from blobstore.plots.bars import shared
+from blobstore.plots.charts import distribution, frontier, scatter, shared
 from blobstore.plots.heatmap import errors
-from blobstore.plots.histograms import distribution
-from blobstore.plots.points import frontier, scatter
-from blobstore.plots.specification import Specification
-from blobstore.plots.subjects import ModelBytes, ModelPoint, TensorError, Weighed
+from blobstore.plots.specification import (
+    ModelBytes,
+    ModelPoint,
+    Specification,
+    TensorError,
+    Weighed,
+)
 from blobstore.plots.treemap import treemap
 
 HOSTILE = "<img src=x onerror=alert(1)>'\"`</script><!--\n\u202e\\{{}}"

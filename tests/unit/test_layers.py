@@ -34,7 +34,6 @@ ROOMS = (
     {"distributed", "mlx_lm", "testing", "views"},
     {"plots"},
     {"web"},
-    {"report"},
     {"cli"},
     {"__init__", "__main__"},
 )

@@ -311,7 +311,7 @@ def plan(
 ) -> None:
     """Show what an import would write. Lists its tensors and their types; nothing is stored."""
     if html is not None:
-        from blobstore.report.placing import check_place
+        from blobstore.web.report import check_place
 
         check_place(html, force=force)
     with progress_bar() as progress:
@@ -537,8 +537,7 @@ def write_plan_page(
 ) -> None:
     """Write the page of a plan that was made with ``options``. Raises: as `place_file`."""
     from blobstore.importer.policies.options import ImportOptions
-    from blobstore.report.placing import place_file
-    from blobstore.report.plans import plan_page
+    from blobstore.web.report import place_file, plan_page
 
     given = ImportOptions.parse(**{**options, "target_size": None, "target_bpw": None})
     place_file(Path(path), plan_page(made, given), force=force)

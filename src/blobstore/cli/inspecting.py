@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from blobstore.inspection.diff import ChangedTensor, ModelDiff, TensorFact
     from blobstore.inspection.inspection import Branch
     from blobstore.names import ModelName
-    from blobstore.report.model import ModelReport
     from blobstore.source.addresses import Source
     from blobstore.views.command_results import WrittenReport
+    from blobstore.web.report import ModelReport
 
 
 _LONGEST_NAME = 96
@@ -273,8 +273,8 @@ def quality(
 
 def _plot(report: blobstore.ModelQuality) -> None:
     """Draw the errors in the terminal's width; in colour if it is a terminal (no-color.org)."""
-    from blobstore.plots.subjects import TensorError
-    from blobstore.plots.terminal import error_lines
+    from blobstore.plots.heatmap import error_lines
+    from blobstore.plots.specification import TensorError
     from blobstore.views.documents import document_of
 
     encoding = (sys.stdout.encoding or "ascii").lower()
@@ -422,8 +422,7 @@ def report(
     A path that exists is a source, as for inspect: NAME:TAG is nearly always a stored model.
     """
     from blobstore.plots.specification import check_drawable
-    from blobstore.report.model import model_report
-    from blobstore.report.placing import check_folder, check_place
+    from blobstore.web.report import check_folder, check_place, model_report
 
     if output is None and png is None:
         raise UsageError("report has nothing to write", hint="Use -o FILE, or --png DIR.")
@@ -443,9 +442,8 @@ def _written(
     found: ModelReport, output: str | None, png: str | None, date: str | None, *, force: bool
 ) -> WrittenReport:
     from blobstore.plots.specification import drawn_png
-    from blobstore.report.model import model_page
-    from blobstore.report.placing import check_place, place_file, place_folder
     from blobstore.views.command_results import WrittenReport
+    from blobstore.web.report import check_place, model_page, place_file, place_folder
 
     pictures = (
         {} if png is None else {Path(png, f"{key}.png"): found.plots[key] for key in found.plots}

@@ -438,10 +438,8 @@ def serve(
     except ImportError as error:
         hint = "Install the extra: pip install 'blobstore[web]'."
         raise UsageError("starlette and uvicorn are not installed", hint=hint) from error
-    from blobstore.web.application import application
+    from blobstore.web.application import Hosts, application, check_address, serve_at
     from blobstore.web.distribution import distribution_routes
-    from blobstore.web.guard import Hosts
-    from blobstore.web.server import check_address, serve_at
 
     def show(address: str) -> None:
         lines = [f"Serving {opened.address} at {address}"]

@@ -7,15 +7,57 @@ text.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from types import ModuleType
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from blobstore.errors import UsageError
-from blobstore.plots.palette import COLOURS, OTHER, families
+from blobstore.inspection.diff import ChangedTensor
 from blobstore.views.quantities import cut_text, printable
+
+COLOURS = {
+    "int4": "#0a74c4",
+    "int8": "#008a8a",
+    "nvfp4": "#d4570a",
+    "mxfp4": "#a97000",
+    "mxfp8": "#b8518f",
+    "BF16": "#6f7783",
+    "F16": "#7d6ad8",
+    "F32": "#3f8f3a",
+    "F8": "#c8475b",
+    "integers": "#8b6b52",
+}
+OTHER = "#7a7a5c"
+_INTEGERS = ("BOOL", "I", "U")
+_BLACK, _WHITE = "#000000", "#ffffff"
+_DARK = {"int4", "F8", "integers"}
+"""Types on which white text has more contrast than black text."""
+
+
+def family_of_type(type_name: str) -> str:
+    """Return the type that gives a type its colour: ``int4`` of ``int4/64``."""
+    name = type_name.partition("/")[0]
+    if name in COLOURS:
+        return name
+    if name.startswith("F8"):
+        return "F8"
+    return "integers" if name.startswith(_INTEGERS) else "other"
+
+
+def ink_of(type_name: str) -> str:
+    """Return the colour of text on a type's colour: black or white, whichever has more contrast."""
+    return _WHITE if family_of_type(type_name) in _DARK else _BLACK
+
+
+def families(type_names: Iterable[str]) -> list[str]:
+    """Return the families of types, each once, in the palette's order."""
+    order = [*COLOURS, "other"]
+    return sorted({family_of_type(name) for name in type_names}, key=order.index)
+
 
 Theme = Literal["light", "dark"]
 THEMES: tuple[Theme, ...] = ("light", "dark")
@@ -137,3 +179,70 @@ def check_drawable() -> ModuleType:
         hint = "Install the extra: pip install 'blobstore[plots]'."
         raise UsageError("vl-convert is not installed", hint=hint) from error
     return vl_convert
+
+
+class Weighed(NamedTuple):
+    """A tensor: its name, its type in words (``int4/64``), shape before packing, stored bytes."""
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorError:
+    """The error of a tensor against the one that it was made from.
+
+    ``relative_rmse``: None if all weights are zero and the stored ones are not. ``kept``: it is
+    stored as it was.
+    """
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    relative_rmse: float | None
+    kept: bool = False
+
+    @property
+    def weights(self) -> int:
+        """The number of its weights."""
+        return math.prod(self.shape)
+
+    @classmethod
+    def of_document(cls, tensor: Mapping[str, Any]) -> TensorError:
+        """Return the error that a store kept, as ``quality --json`` prints it."""
+        kind, shape = tensor["quant_type"] or tensor["dtype"] or "", tuple(tensor["shape"])
+        return cls(tensor["name"], kind, shape, tensor["relative_rmse"], tensor["kept"])
+
+    @classmethod
+    def of_change(cls, change: ChangedTensor) -> TensorError:
+        """Return the error of a tensor against that of another model; None if not measured."""
+        relative = None if change.errors is None else change.errors.relative_rmse
+        after = change.after
+        return cls(after.name, after.type_name, after.shape, relative)
+
+
+class ModelPoint(NamedTuple):
+    """A model among others: its bytes, and its error against one source for all of them.
+
+    ``type_name``: the type of most of its weights. ``relative_rmse``: of all its weights.
+    """
+
+    name: str
+    type_name: str
+    nbytes: int
+    relative_rmse: float
+
+
+class ModelBytes(NamedTuple):
+    """The bytes of a model's blobs: those that no other model needs, and those that others do."""
+
+    name: str
+    unique: int
+    shared: int
+
+    @property
+    def nbytes(self) -> int:
+        """All its bytes."""
+        return self.unique + self.shared

@@ -6,11 +6,20 @@ read weights, so that a slow one does not keep a list waiting.
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable
+import ipaddress
+import re
+import resource
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import anyio.to_thread
+import uvicorn
 from anyio import CapacityLimiter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,25 +27,183 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from blobstore._version import __version__
-from blobstore.errors import BlobStoreError
+from blobstore.errors import (
+    AccessError,
+    AmbiguousNameError,
+    BlobStoreError,
+    BusyError,
+    InvalidDigestError,
+    InvalidNameError,
+    ModelNotFoundError,
+    RemoteError,
+    StorageError,
+    TensorNotFoundError,
+    UnsupportedSourceError,
+    UsageError,
+)
 from blobstore.plots.specification import THEMES, configuration
 from blobstore.store.ports import Readable
-from blobstore.web.api import OPENAPI, ROUTES, ApiRoute, openapi, parsed
-from blobstore.web.guard import Guard, Hosts
+from blobstore.views.api_documents import Problem
+from blobstore.web.api import OPENAPI, ROUTES, ApiRoute, Served, in_json, openapi, parsed
 from blobstore.web.pages import FOLDER, PAGES, TYPES, colours_of_types, page
-from blobstore.web.responses import (
-    FAILED,
-    NOT_FOUND,
-    is_known,
-    problem,
-    problem_of,
-    unchanged,
-    with_tag,
+
+METHODS = ("GET", "HEAD")
+REGISTRY = "/v2/"
+"""Addresses whose refusals have the form of the registry protocol (distribution.py)."""
+CHAT = "/v1/"
+"""Addresses of a model that answers, to which clients post (chat.py)."""
+MAX_QUERY = 32 * 1024
+"""Bytes of a query: as many as the parameters of a route can have. A longer one is not parsed."""
+MAX_PATH = 2048
+"""Bytes of a path, percent-encoded. Names under ``/v2/`` have at most 1,024 characters."""
+
+MAX_HEAD = 16 * 2**10
+"""Bytes of a request's head. The server's own limit counts heads that arrive in pieces only."""
+_PER_FIELD = 4
+"""Bytes of a field beside its name and its value: a colon, a space and the end of the line."""
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-from blobstore.web.served import Served, in_json
+HEADERS: tuple[tuple[bytes, bytes], ...] = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:[0-9]{1,5})?", re.ASCII)
+
+
+class Hosts:
+    """The names that ``Host`` may have: those of loopback, ``bound``, and ``allowed`` ones.
+
+    ``bound``: the address that the server listens at. If that is every address of the machine, any
+    address in digits is accepted.
+    """
+
+    def __init__(self, bound: str, allowed: Iterable[str] = ()) -> None:
+        names = (*LOOPBACK, bound, *allowed)
+        self._names = frozenset(name.lower().removesuffix(".").strip("[]") for name in names)
+        found = _address(bound)
+        self._takes_addresses = found is not None and found.is_unspecified
+
+    def accept(self, host: str) -> bool:
+        """Return True if the value of a ``Host`` header is one of the names, with any port."""
+        match = _HOST.fullmatch(host)
+        if match is None:
+            return False
+        name = match["name"].lower().removesuffix(".").strip("[]")
+        return name in self._names or (self._takes_addresses and _address(name) is not None)
+
+
+def _head_nbytes(scope: Scope) -> int:
+    target = len(scope["query_string"]) + len(scope.get("raw_path") or b"")
+    return target + sum(len(name) + len(value) + _PER_FIELD for name, value in scope["headers"])
+
+
+def _address(text: str) -> Any:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+class Guard:
+    """The outermost part of the application."""
+
+    def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it. Only HTTP gets here, and the server's own lifespan."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = {name for name, _ in HEADERS}
+                kept = [item for item in message.get("headers", ()) if item[0].lower() not in own]
+                message = {**message, "headers": [*kept, *HEADERS]}
+            await send(message)
+
+        # The server cancels what takes too long when it ends, and logs what is raised.
+        with suppress(asyncio.CancelledError):
+            await (self._refusal(scope) or self._app)(scope, receive, guarded)
+
+    def _refusal(self, scope: Scope) -> ASGIApp | None:
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 or not self._hosts.accept(hosts[0].decode("latin-1")):
+            message = "the server was not started with this host name"
+            return problem(MISDIRECTED, message, "Start it with --allowed-host HOST.")
+        if scope["method"] not in METHODS and not scope["path"].startswith((REGISTRY, CHAT)):
+            refused = problem(METHOD_NOT_ALLOWED, "this server only reads: use GET or HEAD")
+            refused.headers["allow"] = ", ".join(METHODS)
+            return refused
+        if len(scope["query_string"]) > MAX_QUERY or len(scope.get("raw_path") or b"") > MAX_PATH:
+            return problem(TOO_LONG, "the address is too long")
+        if _head_nbytes(scope) > MAX_HEAD:
+            return problem(HEAD_TOO_LARGE, f"the request's head has more than {MAX_HEAD:,} bytes")
+        return None
+
+
+BAD_REQUEST, NOT_FOUND, CONFLICT = 400, 404, 409
+METHOD_NOT_ALLOWED, TOO_LONG, MISDIRECTED, HEAD_TOO_LARGE = 405, 414, 421, 431
+FAILED, BAD_GATEWAY, BUSY = 500, 502, 503
+
+_STATUSES: tuple[tuple[tuple[type[BlobStoreError], ...], int], ...] = (
+    ((InvalidNameError, InvalidDigestError, AmbiguousNameError), NOT_FOUND),
+    ((ModelNotFoundError, TensorNotFoundError), NOT_FOUND),
+    ((UnsupportedSourceError,), CONFLICT),  # before UsageError: neither is the other
+    ((UsageError,), BAD_REQUEST),
+    ((BusyError,), BUSY),
+    ((StorageError,), FAILED),
+    ((RemoteError,), BAD_GATEWAY),
+)
+"""The first row that fits counts. Every other error is about a model that can't be read: 409."""
+
+
+def problem(status: int, error: str, hint: str | None = None) -> Response:
+    """Return an error as a document."""
+    body = in_json(Problem(error, hint))
+    return Response(body, status, media_type="application/json")
+
+
+def problem_of(error: BlobStoreError, shown: Callable[[str], str]) -> Response:
+    """Return an error of the library as a document, whose texts are ``shown``."""
+    statuses = (status for kinds, status in _STATUSES if isinstance(error, kinds))
+    hint = None if error.hint is None else shown(error.hint)
+    return problem(next(statuses, CONFLICT), shown(error.message), hint)
+
+
+def with_tag(body: bytes, tag: str, content_type: str, request: Request) -> Response:
+    """Return a body and its tag, or only the tag if the client has it."""
+    if is_known(tag, request):
+        return unchanged(tag)
+    return Response(body, headers={**_caching(tag), "content-type": content_type})
+
+
+def unchanged(tag: str) -> Response:
+    """Return the answer to a client that has the document of that tag."""
+    return Response(status_code=304, headers=_caching(tag))
+
+
+def is_known(tag: str, request: Request) -> bool:
+    """Return True if the client says that it has the document of that tag."""
+    known = request.headers.get("if-none-match", "").split(",")
+    return any(one.strip().removeprefix("W/") in (f'"{tag}"', "*") for one in known)
+
+
+def _caching(tag: str) -> dict[str, str]:
+    return {"etag": f'"{tag}"', "cache-control": "no-cache"}
+
 
 _QUICK, _SLOW = 4, 2
 """Threads for quick answers, and for those that read weights."""
@@ -116,3 +283,120 @@ async def _broken(_request: Request, _error: Exception) -> Response:
 
 
 _HANDLERS: dict[Any, Any] = {HTTPException: _refused, Exception: _broken}
+
+
+_BACKLOG = 1024
+_CONNECTIONS = 1000
+"""Beyond as many, requests are answered with 503."""
+_FILES = 3 * _CONNECTIONS
+"""Open files: a socket and a blob for each connection, and a thousand."""
+IDLE_S, END_S = 30, 8
+"""Seconds that a connection waits for its next request, and that answers have when we end."""
+_FIRST_FREE_PORT = 1024
+
+
+def serve_at(app: ASGIApp, host: str, port: int, *, ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; ``ready`` is called with the address.
+
+    Requests in flight are then finished, within `END_S`; a second SIGINT ends them. The process
+    must call this in its main thread. ``port`` 0: a free one.
+
+    Raises: UsageError for an address that is not the machine's; AccessError for a port that needs
+    root; StorageError for one that is taken.
+    """
+    listening = _listening(host, port)
+    _raise_limit_of_files(_FILES)
+    name = f"[{host}]" if ":" in host else host
+    with listening:
+        server = uvicorn.Server(_config(app))
+        with _signals(server):
+            ready(f"http://{name}:{listening.getsockname()[1]}/")
+            server.run(sockets=[listening])
+
+
+def check_address(host: str, port: int) -> None:
+    """Raise as `serve_at` for an address that can't be listened at, before work that takes long."""
+    _listening(host, port).close()
+
+
+def _config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="h11",
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        # Errors go where the process sends its log, and addresses of clients nowhere.
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        limit_concurrency=_CONNECTIONS,
+        timeout_keep_alive=IDLE_S,
+        timeout_graceful_shutdown=END_S,
+        h11_max_incomplete_event_size=MAX_HEAD,
+    )
+
+
+@contextmanager
+def _signals(server: uvicorn.Server) -> Iterator[None]:
+    """Let signals end the server from now on, and not the process.
+
+    uvicorn sends the signals that it got to the process once more, when it has ended. By default
+    SIGTERM would kill the process then.
+    """
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    before = {kind: signal.signal(kind, server.handle_exit) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises: as `serve_at`."""
+    try:
+        family, *_, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"can't listen at {host!r}: not an address or a known name") from error
+    try:
+        bound = socket.create_server(
+            address, family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::"
+        )
+    except OSError as error:
+        raise _refusal(error, host, port) from error
+    # Without it, a small blob would wait behind its head for the client's confirmation: 40 ms.
+    # Connections inherit it; asyncio sets it only if the socket's protocol is named.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return bound
+
+
+def _refusal(error: OSError, host: str, port: int) -> BlobStoreError:
+    """Return our error for an address that can't be bound."""
+    place = f"port {port} of {host}"
+    if error.errno == errno.EADDRINUSE:
+        hint = "Is it being served already? --port N uses another one, --port 0 any free one."
+        return StorageError(f"{place} is taken by another process", hint=hint, errno=error.errno)
+    if error.errno == errno.EADDRNOTAVAIL:
+        hint = "Use 127.0.0.1, or an address of a network card."
+        return UsageError(f"can't listen at {host}: not an address of this machine", hint=hint)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        hint = f"Ports below {_FIRST_FREE_PORT} are for root."
+        return AccessError(f"{place} may not be used", hint=hint, errno=error.errno)
+    reason = (error.strerror or str(error)).lower()
+    return StorageError(f"can't listen at {place}: {reason}", errno=error.errno)
+
+
+def _raise_limit_of_files(wanted: int) -> None:
+    """Let the process have so many files open, if it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -22,8 +22,14 @@ from starlette.types import Receive, Scope, Send
 
 from blobstore.errors import BlobStoreError, BusyError, NotFoundError, UsageError, quoted
 from blobstore.mlx_lm.chat_requests import CHAT, MAX_BODY, MODELS, TEXT, error_document
-from blobstore.web.guard import CHAT as PREFIX
-from blobstore.web.responses import BAD_REQUEST, BUSY, FAILED, METHOD_NOT_ALLOWED, NOT_FOUND
+from blobstore.web.application import (
+    BAD_REQUEST,
+    BUSY,
+    CHAT as PREFIX,
+    FAILED,
+    METHOD_NOT_ALLOWED,
+    NOT_FOUND,
+)
 
 if TYPE_CHECKING:
     from blobstore.mlx_lm.chat_service import ChatAnswer, ChatService, Event

@@ -18,8 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from blobstore.plots.palette import COLOURS, OTHER
-from blobstore.plots.specification import THEMES, Specification, configuration
+from blobstore.plots.specification import COLOURS, OTHER, THEMES, Specification, configuration
 from blobstore.views.quantities import cut_text, printable
 
 FOLDER = Path(__file__).parent / "static"

@@ -20,7 +20,7 @@ Run = Callable[..., tuple[int, str, str]]
 def test_it_serves_the_store_to_the_names_that_are_allowed(
     store: Store, cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from blobstore.web import server
+    from blobstore.web import application as server
 
     store.blobs.path.mkdir(parents=True)
     started: list[tuple[Any, ...]] = []

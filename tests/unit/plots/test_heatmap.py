@@ -6,8 +6,8 @@ import pytest
 from support.plotted import layer_errors
 
 from blobstore.plots.heatmap import MOST_COLUMNS, MOST_ROWS, Cell, cells, errors
-from blobstore.plots.modules import layer_and_projection, module_and_part
-from blobstore.plots.subjects import TensorError
+from blobstore.plots.specification import TensorError
+from blobstore.plots.treemap import layer_and_projection, module_and_part
 
 
 def an_error(name: str, relative: float | None = 0.1, *, kept: bool = False) -> TensorError:

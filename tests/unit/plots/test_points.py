@@ -6,9 +6,8 @@ import random
 
 from support.plotted import layer_errors
 
-from blobstore.plots.bars import shared
-from blobstore.plots.points import MOST_POINTS, frontier, scatter
-from blobstore.plots.subjects import ModelBytes, ModelPoint, TensorError
+from blobstore.plots.charts import MOST_POINTS, frontier, scatter, shared
+from blobstore.plots.specification import ModelBytes, ModelPoint, TensorError
 
 
 def test_a_point_for_each_changed_tensor() -> None:

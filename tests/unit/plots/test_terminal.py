@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.plotted import HOSTILE, layer_errors
 
-from blobstore.plots.subjects import TensorError
-from blobstore.plots.terminal import error_lines
+from blobstore.plots.heatmap import error_lines
+from blobstore.plots.specification import TensorError
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])

@@ -11,9 +11,16 @@ from support.plotted import SPECIFICATIONS
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import QuantType
 from blobstore.plots.heatmap import errors
-from blobstore.plots.palette import COLOURS, OTHER, family_of_type, ink_of
-from blobstore.plots.specification import THEMES, Theme, configuration
-from blobstore.plots.subjects import TensorError
+from blobstore.plots.specification import (
+    COLOURS,
+    OTHER,
+    THEMES,
+    TensorError,
+    Theme,
+    configuration,
+    family_of_type,
+    ink_of,
+)
 
 
 def contrast(one: str, other: str) -> float:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.large_models import tensor_names
 
-from blobstore.plots.palette import COLOURS
-from blobstore.plots.subjects import Weighed
+from blobstore.plots.specification import COLOURS, Weighed
 from blobstore.plots.treemap import MOST_RECTANGLES, rectangles, treemap
 
 

@@ -22,10 +22,9 @@ from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.run import plan_import
 from blobstore.names import ModelName
 from blobstore.plots.treemap import treemap
-from blobstore.report.model import model_page, model_report
-from blobstore.report.plans import plan_page
 from blobstore.store.local.store import Store, open_store
 from blobstore.web.pages import markup_of, page_in_file, table, table_of
+from blobstore.web.report import model_page, model_report, plan_page
 
 SCRIPT = re.compile(
     r"<script(?: type=\"(?P<type>[a-z/]+)\")?[^>]*>(?P<text>.*?)</script>", re.DOTALL

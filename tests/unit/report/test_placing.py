@@ -13,7 +13,7 @@ import pytest
 
 from blobstore.errors import BlobStoreError, StorageError, UsageError
 from blobstore.io.durable import add_file
-from blobstore.report.placing import check_folder, check_place, place_file
+from blobstore.web.report import check_folder, check_place, place_file
 
 IN_THE_WAY: dict[str, Callable[[Path], None]] = {
     "folder": Path.mkdir,
@@ -92,7 +92,7 @@ SMALL = """
 import resource, signal, sys
 from pathlib import Path
 from blobstore.errors import StorageError
-from blobstore.report.placing import place_file
+from blobstore.web.report import place_file
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -117,7 +117,7 @@ def test_a_page_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
 KILLED = """
 import resource, signal, sys
 from pathlib import Path
-from blobstore.report.placing import place_file
+from blobstore.web.report import place_file
 
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -11,8 +11,7 @@ from support.stores import link_by_hand
 from support.web_client import Client
 
 from blobstore.store.local.store import Store
-from blobstore.web.application import application
-from blobstore.web.guard import Hosts
+from blobstore.web.application import Hosts, application
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e.weight"
 PLAIN = "model.layers.0.mlp.up_proj.weight"

@@ -20,11 +20,9 @@ from blobstore.cli.main import run
 from blobstore.inspection.listing import summarize
 from blobstore.store.local.store import Store
 from blobstore.views.documents import schema_of
-from blobstore.web import served
-from blobstore.web.api import ROUTES
-from blobstore.web.application import application
-from blobstore.web.guard import Hosts
-from blobstore.web.served import OpenedModel, Served, ServedModel
+from blobstore.web import api
+from blobstore.web.api import ROUTES, OpenedModel, Served, ServedModel
+from blobstore.web.application import Hosts, application
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e.weight"
 PLAIN = "model.layers.0.mlp.up_proj.weight"
@@ -219,14 +217,14 @@ def test_a_model_is_opened_once_while_it_is_one_of_the_last_four(
     names = [model, *(f"small:{number}" for number in range(4))]
     for number, name in enumerate(names[1:]):
         link_by_hand(store, name, {f"{number}.weight": blob_of([f"{number}.weight"], "a")})
-    opened, go, read = [], threading.Event(), served._read
+    opened, go, read = [], threading.Event(), api._read
 
     def noted(found: ServedModel) -> OpenedModel:
         go.wait()
         opened.append(str(found.name))
         return read(found)
 
-    monkeypatch.setattr(served, "_read", noted)
+    monkeypatch.setattr(api, "_read", noted)
     models = Served(store)
     found = [models.find(name) for name in names]
     with ThreadPoolExecutor(3) as threads:

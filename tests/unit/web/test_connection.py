@@ -16,10 +16,9 @@ import uvicorn
 import blobstore
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.names import Digest, ModelName
-from blobstore.web import server
-from blobstore.web.application import application
+from blobstore.web import application as server
+from blobstore.web.application import Hosts, application
 from blobstore.web.distribution import distribution_routes
-from blobstore.web.guard import Hosts
 
 WEIGHTS = bytes(range(251)) * 100_000  # more than the buffers of two sockets hold
 GET = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -28,10 +28,8 @@ from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
 from blobstore.store.packing import pack
 from blobstore.store.transfer import transfer
-from blobstore.web.application import application
-from blobstore.web.distribution import distribution_routes, prefers_oci
-from blobstore.web.guard import Hosts
-from blobstore.web.repositories import ServedModels
+from blobstore.web.application import Hosts, application
+from blobstore.web.distribution import ServedModels, distribution_routes, prefers_oci
 
 WEIGHTS, CONFIG = bytes(range(256)) * 100, b'{"model_format":"safetensors"}'
 REPOSITORY = "/v2/library/tiny"
@@ -297,7 +295,7 @@ def test_changes_are_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None
     fill(store, "other:x", b"new")  # it keeps the blob
     store.remove("tiny:int4")
     assert ask(app, f"{REPOSITORY}/manifests/int4").code == "MANIFEST_UNKNOWN"
-    monkeypatch.setattr("blobstore.web.repositories._FRESH_S", 1e-9)  # else two seconds
+    monkeypatch.setattr("blobstore.web.distribution._FRESH_S", 1e-9)  # else two seconds
     assert ask(app, blob(b"new")).code == "BLOB_UNKNOWN"
 
 

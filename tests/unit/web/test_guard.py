@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.web_client import Client
 
-from blobstore.web.guard import HEADERS, Hosts
+from blobstore.web.application import HEADERS, Hosts
 
 
 @pytest.mark.parametrize(

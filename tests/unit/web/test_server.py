@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from blobstore.errors import AccessError, BlobStoreError, StorageError, UsageError
-from blobstore.web import server
-from blobstore.web.server import serve_at
+from blobstore.web import application as server
+from blobstore.web.application import serve_at
 
 
 async def never(_scope: Any, _receive: Any, _send: Any) -> None:

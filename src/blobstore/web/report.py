@@ -9,36 +9,41 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from heapq import nsmallest
 from pathlib import Path
 from typing import Any
 
 from blobstore._version import __version__
-from blobstore.errors import UnsupportedSourceError
+from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
+from blobstore.formats.quant import QuantType
+from blobstore.importer.planning.outputs import ImportPlan
+from blobstore.importer.planning.plan import make_plan
+from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.targets import target_range
 from blobstore.inspection.comparison import checkpoint_shape, stored_values
 from blobstore.inspection.diff import diff_models
 from blobstore.inspection.distributions import ValueReader, distribution_of, source_values
 from blobstore.inspection.quality import measure_quality, sources_of
+from blobstore.io.durable import add_file, check_regular, make_folder, os_errors, replace_file
 from blobstore.io.workers import Progress
 from blobstore.kernels.arrays import Array
 from blobstore.model.loader import Model, open_model
 from blobstore.model.tensors import Tensor
 from blobstore.names import ModelName
+from blobstore.plots.charts import distribution as distribution_plot, scatter
 from blobstore.plots.heatmap import errors as errors_plot
-from blobstore.plots.histograms import distribution as distribution_plot
-from blobstore.plots.points import scatter
-from blobstore.plots.specification import Specification
-from blobstore.plots.subjects import TensorError
+from blobstore.plots.specification import Specification, TensorError, Weighed
+from blobstore.plots.treemap import treemap
 from blobstore.source.addresses import Source, is_address
 from blobstore.source.weights import SourceReaders
 from blobstore.store.ports import Readable
 from blobstore.views.documents import document_of
 from blobstore.views.quality_records import KeptQuality, kept_quality
-from blobstore.views.quantities import counted, shape, size
-from blobstore.web.api import answered
+from blobstore.views.quantities import count, counted, shape, size
+from blobstore.web.api import Served, answered
 from blobstore.web.pages import FOLDER, markup_of, page_in_file, table, table_of
-from blobstore.web.served import Served
 
 MOST_DISTRIBUTIONS = 6
 _MOST_ROWS = 40
@@ -228,3 +233,177 @@ def _readable(report: ModelReport, origin: Mapping[str, str]) -> Iterator[str]:
         title = f"Differences from {report.diff['a']}: {counted(len(changes), 'tensor')}"
         yield table(title, ("", "tensor", "before", "after"), changes[:_MOST_ROWS])
     yield table("How this page was made", ("", ""), origin.items())
+
+
+_MOST_RECTANGLES = 300
+"""Of a plan, because a page has about ten."""
+_Kind = tuple[QuantType | None, int | None]
+
+
+def plan_page(asked: ImportPlan, options: ImportOptions) -> bytes:
+    """Return the page in HTML, UTF-8. The same plans give the same bytes.
+
+    ``options``: those that the user gave; their rules are in every plan. Nothing is read.
+    """
+    data = _choices(asked, replace(options, target=None))
+    readable = "".join(_readable_plan(data))
+    return page_in_file(f"{data['source']}: plan", ("plan",), data, readable)
+
+
+def _choices(asked: ImportPlan, options: ImportOptions) -> dict[str, Any]:
+    """Return what the page shows.
+
+    ``asked``: the label of the plan that was asked for; None if types were chosen for a target,
+    and that plan is ``target`` then. ``refused``: why other types can't be had. ``reach``: bytes
+    of the smallest and of the largest plan that a target can lead to; None if it is refused.
+    """
+    draft = asked.inventories[1] if len(asked.inventories) > 1 else None
+    chosen = _kind_of(asked)
+    plans, refused = [], {}
+    for kind, group_size in _kinds():
+        wanted = replace(options, quant_type=kind, group_size=group_size)
+        if kind is not QuantType.NVFP4:
+            wanted = replace(wanted, global_scale=False)
+        label = _label(kind, group_size)
+        try:
+            is_asked = (kind, group_size) == chosen
+            plan = asked if is_asked else make_plan(asked.inventory, wanted, draft)
+        except BlobStoreError as error:
+            refused[label] = error.message
+        else:
+            plans.append(_choice(plan, kind, group_size))
+    reach = None
+    with suppress(BlobStoreError):
+        reach = target_range(asked.inventory, replace(options, quant_type=None), draft)
+    name = source_label(asked.inventory.folder)
+    is_known = chosen in set(_kinds())
+    bits = f"{asked.bits_per_weight:.2f} bits per weight"
+    return {
+        "source": name,
+        "headline": f"{count(asked.parameters)} parameters, {size(asked.source_bytes)} in the"
+        f" source; as asked {size(asked.stored_bytes)}, {bits}",
+        "source_bytes": asked.source_bytes,
+        "plans": plans,
+        "asked": _label(*chosen) if chosen is not None and is_known else None,
+        "target": None if is_known else _choice(asked, None, None),
+        "refused": refused,
+        "reach": reach,
+        "made": {"Checkpoint": name, "blobstore": __version__},
+    }
+
+
+def _choice(plan: ImportPlan, kind: QuantType | None, group_size: int | None) -> dict[str, Any]:
+    """Return what the page shows of a plan, which is not kept: it may have 100,000 tensors."""
+    tensors = [
+        Weighed(one.name, str(one.quantization or one.dtype), one.shape, one.nbytes)
+        for one in plan.tensors
+    ]
+    return {
+        "label": _label(kind, group_size),
+        "type": str(kind or "unquantized"),
+        "groups": str(group_size or ""),
+        "bytes": plan.stored_bytes,
+        "bits": f"{plan.bits_per_weight:.2f}",
+        "blobs": len(plan.blobs),
+        "tensors": len(tensors),
+        "quantized": sum(one.quantization is not None for one in plan.tensors),
+        "runs_in": [(one.runtime, one.sentence) for one in plan.runs_in],
+        "notes": list(plan.notes),
+        "largest": [
+            (one.name, one.type_name, shape(one.shape), size(one.nbytes))
+            for one in nsmallest(_MOST_ROWS, tensors, key=lambda one: (-one.nbytes, one.name))
+        ],
+        "treemap": treemap(tensors, _MOST_RECTANGLES),
+    }
+
+
+def _label(kind: QuantType | None, group_size: int | None) -> str:
+    return f"{kind}/{group_size}" if kind else "unquantized"
+
+
+def _kind_of(plan: ImportPlan) -> _Kind | None:
+    """Return the type and groups of a plan; None if types were chosen for a target."""
+    options = plan.options
+    if options.target is not None:
+        return None
+    kind = options.quant_type
+    return kind, None if kind is None else options.quantization(kind).group_size
+
+
+def _kinds() -> Iterator[_Kind]:
+    for kind in QuantType:
+        for group_size in kind.group_sizes:
+            yield kind, group_size
+    yield None, None
+
+
+def _readable_plan(data: dict[str, Any]) -> Iterator[str]:
+    yield f"<h1>Plan for {markup_of(data['source'])}</h1><p>{markup_of(data['headline'])}</p>"
+    columns = ("plan", "size", "bits per weight", "quantized tensors")
+    rows = [
+        (one["label"], size(one["bytes"]), one["bits"], one["quantized"]) for one in data["plans"]
+    ]
+    yield table("Plans", columns, rows)
+    yield table("Refused", ("plan", "why"), data["refused"].items())
+    shown = data["plans"] if data["target"] is None else [data["target"], *data["plans"]]
+    for plan in shown:
+        title = plan["label"] if plan is not data["target"] else "The plan as asked"
+        yield f"<h2>{markup_of(title)}</h2>"
+        yield table(f"Where it runs ({title})", ("runtime", ""), plan["runs_in"])
+        title = f"The largest of {counted(plan['tensors'], 'tensor')}"
+        yield table(title, ("tensor", "type", "shape", "size"), plan["largest"])
+
+
+def check_place(path: str, *, force: bool) -> None:
+    """Check where a file shall go, before a minute of measuring.
+
+    Raises: UsageError if it exists, unless ``force``, for ``-``, or if the path ends with a slash;
+    StorageError if something other than a file is there; MissingFileError without its folder.
+    """
+    if path == "-":
+        raise UsageError("a page is not written to standard output", hint="Name a file.")
+    if not Path(path).name or path.endswith("/"):
+        hint = "Name a file, such as report.html."
+        raise UsageError(f"{path!r} is not the path of a file", path=path, hint=hint)
+    with os_errors("write", path):
+        os.stat(f"{Path(path).parent}/.")  # noqa: PTH116  # a file there is an error
+        with suppress(FileNotFoundError):
+            os.lstat(path)  # the name may be too long
+        check_regular(path)
+    if not force and os.path.lexists(path):
+        raise _exists(path)
+
+
+def check_folder(path: str) -> None:
+    """Raise StorageError if something other than a folder is there."""
+    with os_errors("make the folder", path):
+        if os.path.lexists(path):
+            os.stat(f"{path}/.")  # noqa: PTH116  # a file there is an error
+
+
+def place_file(path: Path, data: bytes, *, force: bool = False) -> None:
+    """Write a file that appears when it is complete. With ``force`` it may replace another.
+
+    Raises: as `check_place`, also if another process has made the file meanwhile; StorageError.
+    """
+    check_place(os.fspath(path), force=force)
+    temporary = path.with_name(f".{os.urandom(8).hex()}.writing")
+    with os_errors("write", path):
+        if force:
+            replace_file(path, data, temporary=temporary, syncs=True)
+            return
+        try:
+            add_file(path, data, temporary=temporary, syncs=True)
+        except FileExistsError as error:
+            raise _exists(os.fspath(path)) from error
+
+
+def _exists(path: str) -> UsageError:
+    hint = "Use force=True to replace it."
+    return UsageError(f"{path} already exists", path=path, hint=hint)
+
+
+def place_folder(path: Path) -> None:
+    """Make a folder, if it is missing. Raises: StorageError."""
+    with os_errors("make the folder", path):
+        make_folder(path)

@@ -1,1 +1,0 @@
-"""Reports: the pages of a model and of a plan, in one file each, which asks no server."""
