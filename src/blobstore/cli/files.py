@@ -151,7 +151,6 @@ def load(
     with blobstore.open_archive(source, name=as_name) as archive:
         chosen = _chosen(archive, names or [])
         if listed:
-            archive.finish()
             _list(archive, chosen, as_json=as_json)
         else:
             target = store_at(store, wait, may_be_new=True)
@@ -199,7 +198,6 @@ def _loaded(
         done = blobstore.transfer(
             names, archive, target, check=check_is_model, jobs=jobs, progress=progress
         )
-        archive.finish()
     return [
         LoadedModel(replace(one, replaced=replaced_id(old, one.digest)))
         for one, old in zip(done, before, strict=True)

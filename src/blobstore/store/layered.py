@@ -73,10 +73,6 @@ class _Blobs:
     def digests(self) -> set[str]:
         return set().union(*(home.blobs.digests() for home in self._homes))
 
-    def sequence(self, descriptors: Sequence[Descriptor]) -> Sequence[Descriptor] | None:
-        found = (home.blobs.sequence(descriptors) for home in self._homes)
-        return next((order for order in found if order is not None), None)
-
 
 class _Manifests(Manifests):
     """The manifests of several homes. See `Manifests`."""

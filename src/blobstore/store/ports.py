@@ -128,14 +128,6 @@ class Blobs(Protocol):
     def digests(self) -> set[str]:
         """Return the digests of all blobs, in hex digits."""
 
-    def sequence(self, descriptors: Sequence[Descriptor]) -> Sequence[Descriptor] | None:
-        """Return the blobs in the order in which they have to be opened and read, one at a time.
-
-        None if any number can be read at once, in any order.
-        """
-        del descriptors
-        return None  # else mypy takes it for abstract
-
 
 class Manifests(Protocol):
     """Manifests by name: the only thing in a home that changes."""

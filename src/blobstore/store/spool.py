@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from blobstore.errors import ShortReadError
 from blobstore.hashing.stage import HashStage
 from blobstore.io.durable import os_errors, write_all_at
 from blobstore.io.ranges import OpenReader
@@ -66,12 +65,14 @@ class SpooledBlob(OpenReader):
         with os_errors("write", self.name):
             write_all_at(self._fd, self._begin + offset, memoryview(data).cast("B"))
 
-    def read(self, offset: int, length: int) -> bytes:
-        with os_errors("read", self.name):
-            data = os.pread(self._fd, length, self._begin + offset) if length else b""
-        if offset + length > self.size or len(data) < length:
-            raise ShortReadError(f"{self.name} ends before byte {offset + length:,}")
-        return data
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        self._check(offset, len(buffer))
+        while buffer:
+            with os_errors("read", self.name):
+                count = os.preadv(self._fd, [buffer], self._begin + offset)
+            if not count:
+                raise self._short(offset, len(buffer))
+            buffer, offset = buffer[count:], offset + count
 
 
 class SpoolWriter:

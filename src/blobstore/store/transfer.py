@@ -170,8 +170,7 @@ def _transfer(
         signatures = _signatures(source, old, manifest.digest, between.policy)
         missing = session.missing(manifest.descriptors)
         told = begun(progress, sum(blob.size for blob in missing))
-        sequence = source.blobs.sequence(missing)
-        if sequence is not None or session.in_sequence:
+        if session.in_sequence:
             at_once = 1
 
         def take(descriptor: Descriptor) -> None:
@@ -182,7 +181,7 @@ def _transfer(
 
         with kept_for_the_next(session):
             threads_needed = max(1, min(at_once, len(missing)))
-            each(sequence or missing, take, threads_needed, name="transfer")
+            each(missing, take, threads_needed, name="transfer")
             added = 0
             if signatures and target.signatures is not None:
                 added = target.signatures.add(new, manifest.digest, signatures)

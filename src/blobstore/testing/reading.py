@@ -33,7 +33,6 @@ from blobstore.testing.blobs import (
     commit,
     data_of,
     descriptor_of,
-    manifest_of,
 )
 
 ONE, TWO = data_of(70_000), b"two"
@@ -176,25 +175,12 @@ class ReadingTests(HomeNames):
 
     def test_blobs_that_are_read_at_once(self, readable: Readable) -> None:
         asked = [descriptor_of(data) for data in (ONE, TWO, b"three")] * 8
-        if readable.blobs.sequence(asked) is not None:
-            return  # it says that it can't
 
         def read(number: int) -> bytes:
             return readable.blobs.read(asked[number])
 
         with ThreadPoolExecutor(8) as pool:
             assert list(pool.map(read, range(24))) == [ONE, TWO, b"three"] * 8
-
-    def test_a_sequence_has_all_blobs(self, readable: Readable) -> None:
-        asked = list(manifest_of(b"three", ONE, TWO).layers)
-        order = readable.blobs.sequence(asked)
-        if order is None:
-            return
-        assert sorted(blob.digest for blob in order) == sorted(blob.digest for blob in asked)
-        assert [readable.blobs.read(blob) for blob in order] == [
-            next(data for data in (ONE, TWO, b"three") if Digest.of(data) == blob.digest)
-            for blob in order
-        ]
 
     def test_a_lease(self, readable: Readable) -> None:
         with readable.lease() as one, readable.lease() as other:

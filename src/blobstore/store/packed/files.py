@@ -160,12 +160,12 @@ def seek_table(file: FileReader) -> SeekTable | None:
     if footer is None or (footer.table_bytes > _MAX_TABLE and footer.table_bytes <= file.size):
         return None
     if footer.table_bytes > file.size:
-        raise _false_table(file.name, "it is longer than the file")
+        raise false_table(file.name, "it is longer than the file")
     table = file.read(file.size - footer.table_bytes, footer.table_bytes)
     places, starts = parse_table(table, footer, file.size, file.name)
     for (place, next_place), (start, end) in zip(pairwise(places), pairwise(starts), strict=True):
         if next_place - place > _longest(end - start):
-            raise _false_table(file.name, f"a frame of {end - start:,} bytes can't take that many")
+            raise false_table(file.name, f"a frame of {end - start:,} bytes can't take that many")
     return SeekTable(places, starts)
 
 
@@ -174,7 +174,7 @@ def _longest(nbytes: int) -> int:
     return nbytes + nbytes // 256 + 2**12
 
 
-def _false_table(name: str, problem: str) -> CorruptDataError:
+def false_table(name: str, problem: str) -> CorruptDataError:
     message = f"{name}: not a valid seek table: {problem} (rule A3)"
     return CorruptDataError(message, rule="A3", path=name)
 
