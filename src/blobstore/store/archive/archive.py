@@ -66,8 +66,8 @@ from blobstore.store.packed.files import (
     FramesReader,
     ZstdFrames,
     broken,
-    false_table,
     decompressor,
+    false_table,
     seek_table,
 )
 from blobstore.store.ports import (
