@@ -247,7 +247,7 @@ def contents_of(path: str | os.PathLike[str]) -> Contents:
         raise
     file.close()
     with os_errors("open", path):
-        opened = open(path, "rb")  # noqa: PTH123  # closed with the contents
+        opened = open(path, "rb")  # noqa: PTH123, SIM115  # closed with the contents
     return StreamedContents(os.fspath(path), opened, None if table is None else table.starts[-1])
 
 

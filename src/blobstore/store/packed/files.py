@@ -175,6 +175,7 @@ def _longest(nbytes: int) -> int:
 
 
 def false_table(name: str, problem: str) -> CorruptDataError:
+    """Return the error of a seek table that is not valid."""
     message = f"{name}: not a valid seek table: {problem} (rule A3)"
     return CorruptDataError(message, rule="A3", path=name)
 
