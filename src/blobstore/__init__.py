@@ -13,8 +13,8 @@ from blobstore._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from blobstore import distributed as distributed, errors as errors, mlx_lm as mlx_lm
-    from blobstore.artifacts.artifact import Artifact as Artifact, open_artifact as open_artifact
     from blobstore.errors import BlobStoreError as BlobStoreError
+    from blobstore.export.artifact import Artifact as Artifact, open_artifact as open_artifact
     from blobstore.export.folder import ExportResult as ExportResult, export_model as export_model
     from blobstore.importer.planfile import read_plan as read_plan, write_plan as write_plan
     from blobstore.importer.planning.outputs import ImportPlan as ImportPlan
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         commit_plan as commit_plan,
         work_on_plan as work_on_plan,
     )
-    from blobstore.inspection.diff import diff_models as diff_models
+    from blobstore.inspection.comparison import diff_models as diff_models
     from blobstore.inspection.inspect import inspect as inspect, read_header as read_header
     from blobstore.inspection.inspection import Inspection as Inspection
     from blobstore.inspection.listing import list_models as list_models
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from blobstore.store.transfer import transfer as transfer
 
 _HOME = {
-    "Artifact": "artifacts.artifact",
+    "Artifact": "export.artifact",
     "Archive": "store.archive.archive",
     "BlobStoreError": "errors",
     "BucketStore": "store.bucket.bucket_store",
@@ -105,7 +105,7 @@ _HOME = {
     "check_signatures": "store.signing.signed_models",
     "commit_plan": "importer.work.worker",
     "dequantize": "kernels.quantize",
-    "diff_models": "inspection.diff",
+    "diff_models": "inspection.comparison",
     "edit_metadata": "inspection.metadata",
     "export_model": "export.folder",
     "import_model": "importer.run",
@@ -115,7 +115,7 @@ _HOME = {
     "measure_quality": "inspection.quality",
     "measure_usage": "store.care.usage",
     "open_archive": "store.archive.archive",
-    "open_artifact": "artifacts.artifact",
+    "open_artifact": "export.artifact",
     "open_bucket_store": "store.bucket.bucket_store",
     "open_folder": "source.addresses",
     "open_model": "model.loader",

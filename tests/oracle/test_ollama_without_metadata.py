@@ -18,7 +18,7 @@ import blobstore
 from blobstore.errors import CorruptDataError, NotFoundError
 from blobstore.export.folder import export_model
 from blobstore.formats.safetensors.codec import header_of as read_header
-from blobstore.inspection.diff import diff_models
+from blobstore.inspection.comparison import diff_models
 from blobstore.inspection.listing import ListedModel, list_models, summarize
 from blobstore.names import Digest
 from blobstore.store.care.verify import verify

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from blobstore.inspection.distributions import Histogram, ValueDistribution
+from blobstore.inspection.quality import Histogram, ValueDistribution
 from blobstore.plots.charts import distribution, frontier, scatter, shared
 from blobstore.plots.heatmap import errors
 from blobstore.plots.specification import (

@@ -30,7 +30,6 @@ ROOMS = (
     {"source", "model"},
     {"importer"},
     {"inspection", "export"},
-    {"artifacts"},
     {"distributed", "mlx_lm", "testing", "views"},
     {"plots"},
     {"web"},

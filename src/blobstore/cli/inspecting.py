@@ -20,6 +20,7 @@ from blobstore.cli.output import (
     Model,
     count,
     counted,
+    counts,
     cut_text,
     emit,
     printable,
@@ -42,10 +43,8 @@ from blobstore.cli.stores import (
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
-    from blobstore.inspection.comparison import Errors
-    from blobstore.inspection.counting import LogicalTensor
-    from blobstore.inspection.diff import ChangedTensor, ModelDiff, TensorFact
-    from blobstore.inspection.inspection import Branch
+    from blobstore.inspection.comparison import ChangedTensor, Errors, ModelDiff, TensorFact
+    from blobstore.inspection.inspection import Branch, LogicalTensor
     from blobstore.names import ModelName
     from blobstore.source.addresses import Source
     from blobstore.views.command_results import WrittenReport
@@ -119,18 +118,16 @@ def inspect(
 
 def _show(found: blobstore.Inspection, of: int) -> None:
     from blobstore.inspection.inspection import MODELSPEC
+    from blobstore.store.stored import weights_by_type
 
-    by_type: dict[str, int] = {}
-    for tensor in found.tensors:
-        by_type[tensor.type_name] = by_type.get(tensor.type_name, 0) + tensor.parameters
     facts = {
         "name": cut_text(found.name, _LONGEST_VALUE),
         "kind": found.kind.value,
         "files": f"{len(found.files):,}",
         "tensors": f"{len(found.tensors):,}" + (f" of {of:,}" if len(found.tensors) != of else ""),
         "parameters": f"{count(found.parameters)} ({found.parameters:,})",
-        "dtypes": _counts(found.parameter_count),
-        "types": _counts(by_type) if found.quantizations else "",
+        "dtypes": counts(found.parameter_count),
+        "types": counts(weights_by_type(found.tensors)) if found.quantizations else "",
         "size": size(found.nbytes),
         "bits per weight": "" if found.bits_per_weight is None else f"{found.bits_per_weight:.2f}",
     }
@@ -144,11 +141,6 @@ def _show(found: blobstore.Inspection, of: int) -> None:
         emit()
     for note in found.notes:
         emit(f"Note: {printable(note)}")
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} {count(number)}" for name, number in ordered if number)
 
 
 def _show_quantizations(found: blobstore.Inspection) -> None:
@@ -230,13 +222,16 @@ def _show_tree(found: blobstore.Inspection, depth: int | None) -> None:
 
 
 def _branch_row(branch: Branch) -> tuple[str, ...]:
+    from blobstore.store.stored import weights_by_type
+
     alike = f" ({branch.alike:,} alike)" if branch.alike > 1 else ""
+    types = [kind for kind, _ in weights_by_type(branch.tensors).most_common()]
     return (
         f"{_INDENT * branch.depth}{cut_text(branch.name, _LONGEST_NAME)}{alike}",
-        shortened([kind for kind, _ in branch.types], _MOST_TYPES),
+        shortened(types, _MOST_TYPES),
         "" if branch.shape is None else cut_text(shape(branch.shape), _LONGEST_NAME),
-        count(branch.parameters),
-        size(branch.nbytes),
+        count(sum(tensor.parameters for tensor in branch.tensors)),
+        size(sum(tensor.nbytes for tensor in branch.tensors)),
     )
 
 
@@ -476,7 +471,7 @@ def _show_report(done: WrittenReport) -> None:
 
 def _side(text: str) -> Source | ModelName:
     """Return a stored model's name, or a source: a path that exists, or an address."""
-    from blobstore.inspection.places import parse_target
+    from blobstore.inspection.inspect import parse_target
 
     target = parse_target(text)
     return target.model if target.is_model and target.model is not None else source_at(text)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -23,6 +22,7 @@ from blobstore.cli.output import (
     age,
     count,
     counted,
+    counts,
     emit,
     note,
     printable,
@@ -49,7 +49,6 @@ from blobstore.names import ModelName
 
 if TYPE_CHECKING:
     from blobstore.inspection.listing import BrokenModel, ListedModel, ModelDetails, ModelSummary
-    from blobstore.store.stored import StoredTensor
     from blobstore.views.command_results import CopiedModel, RemovedModel, RenamedModel
 
 
@@ -180,6 +179,8 @@ def show(
 
 
 def _show_model(summary: ModelSummary, details: ModelDetails) -> None:
+    from blobstore.store.stored import weights_by_type
+
     parameters = f"{count(summary.parameters)} ({summary.parameters:,})"
     facts = {
         "name": summary.name,
@@ -187,7 +188,7 @@ def _show_model(summary: ModelSummary, details: ModelDetails) -> None:
         "architecture": details.architecture,
         "parameters": parameters if summary.parameters else None,
         "type": summary.quant_type or None,
-        "weights": _weights_by_type(summary.tensors) or None,
+        "weights": counts(weights_by_type(summary.tensors)) or None,
         "context length": details.context_length,
         "embedding length": details.embedding_length,
         "capabilities": ", ".join(details.capabilities) or None,
@@ -200,14 +201,6 @@ def _show_model(summary: ModelSummary, details: ModelDetails) -> None:
         answer = f"{verdict.runs.value}: {with_flags(verdict.reason)} ({verdict.version})"
         facts[f"runs in {verdict.runtime}"] = answer
     show_facts({key: str(value) for key, value in facts.items() if value is not None})
-
-
-def _weights_by_type(tensors: Iterable[StoredTensor]) -> str:
-    weights: Counter[str] = Counter()
-    for tensor in tensors:
-        weights[str(tensor.quant_type or tensor.dtype)] += math.prod(tensor.shape)
-    ordered = sorted(weights.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{kind} {count(number)}" for kind, number in ordered)
 
 
 def rm(

@@ -23,6 +23,7 @@ from blobstore.views.quantities import (
     UNITS,
     count as count,
     counted as counted,
+    counts as counts,
     cut_text as cut_text,
     printable as printable,
     shape as shape,

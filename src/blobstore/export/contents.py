@@ -7,6 +7,7 @@ exported as they were stored, but config.json must not describe what the folder 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,15 +15,18 @@ from typing import Any
 
 from blobstore.errors import InvalidNameError, UnsupportedSourceError, UsageError, quoted
 from blobstore.export import texts
-from blobstore.export.exported_arrays import Checkpoint, Origin, output_arrays
 from blobstore.export.planned_files import (
     INDEX_NAME,
+    BlobRange,
+    Checkpoint,
     CopiedBlob,
     ExportOptions,
     ExportPlan,
+    Origin,
     OutputArray,
     PlannedDocument,
     PlannedShard,
+    Weight,
     check_array_names,
     in_library_order,
     read_weights,
@@ -30,7 +34,13 @@ from blobstore.export.planned_files import (
     split_into_shards,
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, SourceConfig, parse_config
-from blobstore.formats.conventions import DRAFT_FOLDER, DRAFT_PREFIX, FILE_TYPE, FILE_TYPES
+from blobstore.formats.conventions import (
+    DRAFT_FOLDER,
+    DRAFT_PREFIX,
+    FILE_TYPE,
+    FILE_TYPES,
+    group_of,
+)
 from blobstore.formats.documents import (
     FILE_MEDIA_TYPE,
     JSON_MEDIA_TYPE,
@@ -93,6 +103,80 @@ def _with_dtype(config: Mapping[str, Any], word: str) -> dict[str, Any]:
     return changed
 
 
+CONVERTED = frozenset({DType.BF16, DType.F16, DType.F32, DType.F64})
+"""Stored dtypes that become the requested one when an export is dequantized."""
+
+
+def output_arrays(checkpoint: Checkpoint, dequantize: DType | None) -> list[OutputArray]:
+    """Return the arrays of a checkpoint, in the order of its source.
+
+    With ``dequantize`` quantized weights and floats become values of that dtype, everything else
+    stays. Tensors that the source's files do not name come last, in stored order.
+    """
+    origin = checkpoint.origin
+    arrays = [
+        array
+        for name, weight in checkpoint.named.items()
+        for array in _arrays(weight, name, origin, dequantize)
+    ]
+    last = (len(origin.files), 0)
+    return sorted(arrays, key=lambda array: origin.place(array.weight) or last)
+
+
+def _arrays(
+    weight: Weight, name: str, origin: Origin, dequantize: DType | None
+) -> Iterator[OutputArray]:
+    experts = _experts(weight, name, origin) or [name]
+    is_converted = dequantize is not None and (
+        weight.stored.quantization is not None or weight.stored.dtype in CONVERTED - {dequantize}
+    )
+    for number, expert in enumerate(experts):
+        if dequantize is not None and is_converted:
+            yield _values(weight, expert, (number, len(experts)), origin, dequantize)
+        else:
+            yield from _copies(weight, expert, (number, len(experts)))
+
+
+def _experts(weight: Weight, name: str, origin: Origin) -> list[str]:
+    """Return the names of the experts that the import stacked into the tensor; else nothing."""
+    group, shape = group_of(name), weight.stored.shape
+    if group is None or origin.place(name) is not None or len(shape) < 3:  # noqa: PLR2004  # [experts, rows, cols]
+        return []
+    names = [f"{group}.{number}{name[len(group) :]}" for number in range(shape[0])]
+    return names if all(origin.place(expert) is not None for expert in names) else []
+
+
+def _values(
+    weight: Weight, name: str, share: tuple[int, int], origin: Origin, dtype: DType
+) -> OutputArray:
+    from blobstore.export.values import value_piece  # and NumPy, which copies do not need
+
+    number, count = share
+    unpacked = origin.unpacked(name) if weight.stored.quantization is not None else None
+    transposed = weight.stored.transposed or unpacked is not None
+    values = math.prod(weight.stored.shape) // count
+    piece = value_piece(weight, dtype, number * values, values, transposed=transposed)
+    shape = weight.stored.shape[1:] if count > 1 else weight.stored.shape
+    if transposed:
+        shape = (*shape[:-2], shape[-1], shape[-2])
+    return OutputArray(unpacked or name, dtype, shape, (piece,), name)
+
+
+def _copies(weight: Weight, name: str, share: tuple[int, int]) -> Iterator[OutputArray]:
+    number, count = share
+    for suffix, entry in weight.stored.entries.items():
+        offset, shape, nbytes = weight.blob.offset(entry), entry.shape, entry.nbytes
+        if count > 1 and suffix != ".global_scale":  # that of a stack is that of each expert
+            shape, nbytes = shape[1:], nbytes // count
+            offset += number * nbytes
+        piece = BlobRange(weight.blob, offset, nbytes)
+        array = OutputArray(name + suffix, entry.dtype, shape, (piece,), name)
+        if not suffix:
+            stored = weight.stored
+            array = replace(array, quantization=stored.quantization, transposed=stored.transposed)
+        yield array
+
+
 def plan_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> ExportPlan:
     """Return the files of a checkpoint: shards, their index when there are several, documents.
 
@@ -103,7 +187,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> ExportPla
     quantization: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
     if options.is_mlx:
-        from blobstore.export.mlx_arrays import mlx_arrays  # and NumPy, which copies do not need
+        from blobstore.export.values import mlx_arrays  # and NumPy, which copies do not need
 
         raw = checkpoint.documents.get(CONFIG_NAME)
         if raw is None:

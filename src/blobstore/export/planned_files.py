@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from blobstore.errors import (
     LimitExceededError,
@@ -20,7 +20,9 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
+from blobstore.formats.conventions import FILE_TYPE, FILE_TYPES
 from blobstore.formats.dtypes import DType
+from blobstore.formats.provenance import RecordedFile
 from blobstore.formats.quant import Quantization
 from blobstore.formats.safetensors.codec import lay_out, parse_header
 from blobstore.io.budget import MAX_HEADER
@@ -148,6 +150,97 @@ def read_weights(model: StoredModel, *, verify: bool = False) -> tuple[Weight, .
     if verify:
         model.verify(model.weight_layers)
     return tuple(weights.values())
+
+
+_BLOCKS = "_blocks"
+# How other programs call the codes of X.weight: compressed-tensors, gpt-oss (source/producers.py).
+_OTHER_NAMES = (("", "_packed"), (".weight", _BLOCKS))
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The files of a source in order, as blobstore.json records them; empty without a record."""
+
+    files: tuple[RecordedFile, ...] = ()
+    _places: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for number, file in enumerate(self.files):
+            self._places.update((name, (number, place)) for place, name in enumerate(file.tensors))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def place(self, name: str) -> tuple[int, int] | None:
+        """Return the place of the tensor that became ``name``: number of the file, place in it."""
+        others = (
+            name.removesuffix(suffix) + other
+            for suffix, other in _OTHER_NAMES
+            if name.endswith(suffix)
+        )
+        return next((self._places[one] for one in (name, *others) if one in self._places), None)
+
+    def unpacked(self, name: str) -> str | None:
+        """Return the name of the values of ``name`` if the source had it in gpt-oss's blocks.
+
+        None otherwise. The blocks of ``X`` are rows of outputs; its values are called ``X`` and are
+        ``[..., in, out]`` (huggingface/transformers@0189b1d0 integrations/mxfp4.py
+        `convert_moe_packed_tensors`, modeling_gpt_oss.py `GptOssExperts`, and the checkpoints that
+        are published in BF16).
+        """
+        base = name.removesuffix(".weight")
+        is_block = base != name and base + _BLOCKS in self._places and name not in self._places
+        return base if is_block else None
+
+    def metadata_of(self, names: Iterable[str]) -> tuple[dict[str, str], set[str]]:
+        """Return the metadata of the files that the tensors come from, and the keys that differ.
+
+        Keys with several values are left out, and so are keys that describe tensors that were
+        quantized in the source: the export describes them itself. When no tensor is known, all
+        files count.
+        """
+        numbers = sorted({place[0] for name in names if (place := self.place(name)) is not None})
+        found: dict[str, str] = {}
+        unequal: set[str] = set()
+        for file in [self.files[number] for number in numbers] or self.files:
+            for key, value in file.metadata.items():
+                if found.setdefault(key, value) != value:
+                    unequal.add(key)
+        kept = {
+            key: value
+            for key, value in found.items()
+            if key not in unequal and not self._describes(key, value)
+        }
+        return kept, unequal
+
+    def _describes(self, key: str, value: str) -> bool:
+        if key == FILE_TYPE:
+            return value in FILE_TYPES
+        owner, _, what = key.rpartition(".")
+        return what in ("quant_type", "group_size", "transposed") and (not owner or owner in self)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The parts of one checkpoint: its weights, its documents, the record of its source.
+
+    ``model`` is its name for messages, ``folder`` its place in the export: "", or "draft/". The
+    names of its weights in the store begin with ``prefix``. ``file_type``: the type that was asked
+    for when it was imported, as its config blob has it.
+    """
+
+    model: str
+    folder: str
+    prefix: str
+    weights: tuple[Weight, ...]
+    documents: Mapping[str, bytes]
+    origin: Origin
+    file_type: str = ""
+
+    @property
+    def named(self) -> dict[str, Weight]:
+        """Its weights by their names in the checkpoint."""
+        return {weight.stored.name[len(self.prefix) :]: weight for weight in self.weights}
 
 
 @dataclass(frozen=True, slots=True)

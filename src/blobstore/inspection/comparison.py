@@ -7,15 +7,24 @@ The kernels compute the sums, in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
 
 from blobstore import kernels
+from blobstore.errors import BlobStoreError
+from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
+from blobstore.formats.dtypes import DType
+from blobstore.io.workers import results_of, threads
 from blobstore.kernels.arrays import Array, QuantizedArray
+from blobstore.model.loader import open_model
 from blobstore.model.tensors import StoredArray, Tensor
+from blobstore.names import Digest, ModelName
+from blobstore.store.ports import Readable
 
 Figure = Annotated[float, float | None]
 """A number; in JSON null for infinity and NaN."""
@@ -174,3 +183,268 @@ def as_float64(stored: StoredArray) -> Array:
     """Return the values as a new float64 array."""
     with np.errstate(invalid="ignore"):  # a signalling NaN is a value here, not an accident
         return _values(stored).astype(np.float64)
+
+
+_CHUNK = 2**22
+_NO_NUMBERS = frozenset({DType.C64, DType.F4, DType.F6_E2M3, DType.F6_E3M2})
+"""Dtypes whose values can't be subtracted as floats here."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFact:
+    """A tensor of one of the models: its type in words, shape before packing and stored bytes."""
+
+    KEYS = ("name", "type=type_name", "shape", "bytes=nbytes")
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorFact:
+        """Return what there is to say about a tensor."""
+        return cls(tensor.name, tensor.type_text, tensor.shape, tensor.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueErrors(Errors):
+    """How far a tensor's values in one model are from those in the other.
+
+    Values that are infinite or NaN and not so in both are not among the errors.
+    """
+
+    KEYS = ("weights=count", "rmse", "relative_rmse", "max_error", "cosine", "odd_values")
+
+    odd_values: Annotated[int, "values that are infinite or NaN on one side only"] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedTensor:
+    """A tensor that is not the same in both models.
+
+    ``errors``: of the values after against those before, where they were asked for and can be
+    compared: both of one shape, and of numbers.
+    """
+
+    KEYS = ("name=before.name", "before", "after", "error=errors")
+
+    before: TensorFact
+    after: TensorFact
+    errors: Annotated[ValueErrors | None, "with --error"] = None
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentDiff:
+    """Layers other than tensors that differ, by file name or kind, sorted."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """A number for each of two models."""
+
+    a: int
+    b: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDiff:
+    """How model b differs from a: tensors by name, sorted, and everything else.
+
+    ``equal`` tensors are the same, bit for bit. ``shared_bytes`` are those of blobs that both have,
+    ``nbytes`` all of each.
+    """
+
+    KEYS = (
+        "a",
+        "b",
+        "added",
+        "removed",
+        "changed",
+        "equal",
+        "documents",
+        "shared_bytes",
+        "bytes=sides",
+    )
+
+    a: ModelName
+    b: ModelName
+    added: tuple[TensorFact, ...]
+    removed: tuple[TensorFact, ...]
+    changed: tuple[ChangedTensor, ...]
+    equal: Annotated[int, "tensors"]
+    documents: DocumentDiff
+    shared_bytes: int
+    nbytes: tuple[int, int]
+
+    @property
+    def sides(self) -> Sides:
+        """Bytes of all blobs of each."""
+        return Sides(*self.nbytes)
+
+
+def diff_models(
+    a: str | ModelName,
+    b: str | ModelName,
+    *,
+    store: Readable,
+    error: bool = False,
+    jobs: int | None = None,
+) -> ModelDiff:
+    """Return how the stored model ``b`` differs from ``a``.
+
+    With ``error`` also how far the values of changed tensors are.
+
+    Values are compared in float64, in chunks, by ``jobs`` threads (None: one a core), so memory
+    does not grow with the model. A model without tensor blobs (GGUF) is compared by its blobs.
+
+    Raises: as `open_model`; UsageError for jobs under 1.
+    """
+    workers = threads(jobs)
+    with ExitStack() as stack:
+        before, after = (_opened(name, store, stack) for name in (a, b))
+        common = [
+            (before.tensors[name], after.tensors[name])
+            for name in sorted(before.tensors.keys() & after.tensors.keys())
+        ]
+        compared = results_of(
+            common, lambda pair: _compared(*pair, error=error), workers, name="diff"
+        )
+        return ModelDiff(
+            a=before.name,
+            b=after.name,
+            added=_only(after, before),
+            removed=_only(before, after),
+            changed=tuple(change for change in compared if change is not None),
+            equal=compared.count(None),
+            documents=_compared_documents(before.documents, after.documents),
+            shared_bytes=sum(
+                before.sizes[digest] for digest in before.sizes.keys() & after.sizes.keys()
+            ),
+            nbytes=(sum(before.sizes.values()), sum(after.sizes.values())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A model: tensors by name, digests of documents by name or kind, sizes of blobs by digest."""
+
+    name: ModelName
+    tensors: Mapping[str, Tensor]
+    documents: Mapping[str, Digest]
+    sizes: Mapping[Digest, int]
+
+
+def _opened(name: str | ModelName, store: Readable, stack: ExitStack) -> _Opened:
+    full = store.find(name)
+    manifest = store.manifests.read(full)
+    tensors: Mapping[str, Tensor] = {}
+    if manifest.tensor_layers:
+        model = stack.enter_context(open_model(full, store=store))
+        manifest, tensors = model.manifest, model
+    sizes = {blob.digest: blob.size for blob in manifest.descriptors}
+    return _Opened(full, tensors, dict(_documents(manifest, store)), sizes)
+
+
+def _documents(manifest: Manifest, store: Readable) -> Iterator[tuple[str, Digest]]:
+    """Yield the layers other than tensors: by name, else by kind and its count so far."""
+    kinds: Counter[str] = Counter()
+    for layer in manifest.layers:
+        if layer.media_type != TENSOR_MEDIA_TYPE:
+            kind = layer.media_type.rpartition(".")[2]
+            kinds[kind] += 1
+            yield (
+                layer.name or (kind if kinds[kind] == 1 else f"{kind} {kinds[kind]}"),
+                layer.digest,
+            )
+    if manifest.config is not None:
+        yield "(config)", _config_digest(manifest.config, store)
+
+
+def _config_digest(config: Descriptor, store: Readable) -> Digest:
+    """Return the digest of a config blob without the newline that newer Ollamas add at its end.
+
+    Source: ollama/ollama PR 14969 @ca0b86d3 x/create/manifest.go, where json.Encoder writes what
+    json.Marshal wrote before.
+    """
+    try:
+        return Digest.of(store.blobs.read(config).removesuffix(b"\n"))
+    except BlobStoreError:  # weights can be compared without it
+        return config.digest
+
+
+def _only(one: _Opened, other: _Opened) -> tuple[TensorFact, ...]:
+    return tuple(
+        TensorFact.of(one.tensors[name])
+        for name in sorted(one.tensors.keys() - other.tensors.keys())
+    )
+
+
+def _compared_documents(before: Mapping[str, Digest], after: Mapping[str, Digest]) -> DocumentDiff:
+    common = before.keys() & after.keys()
+    return DocumentDiff(
+        added=tuple(sorted(after.keys() - common)),
+        removed=tuple(sorted(before.keys() - common)),
+        changed=tuple(sorted(name for name in common if before[name] != after[name])),
+    )
+
+
+def _compared(before: Tensor, after: Tensor, *, error: bool) -> ChangedTensor | None:
+    """Return how a tensor changed, or None when it is the same, bit for bit."""
+    facts = TensorFact.of(before), TensorFact.of(after)
+    if before.blob == after.blob or (
+        facts[0] == facts[1] and before.transposed is after.transposed and _is_same(before, after)
+    ):
+        return None
+    is_comparable = (
+        checkpoint_shape(before) == checkpoint_shape(after)
+        and not {before.dtype, after.dtype} & _NO_NUMBERS
+    )
+    if not error or not is_comparable:
+        return ChangedTensor(*facts)
+    errors, odd = Errors(), 0
+    for old, new in paired_values(before, after):
+        found = Errors.between(old, new)
+        if not found.are_finite:
+            exact = as_float64(old), as_float64(new)
+            odd += _leave_out_odd(*exact)
+            found = Errors.between(*exact)
+        errors += found
+    return ChangedTensor(*facts, ValueErrors(**asdict(errors), odd_values=odd))
+
+
+def _leave_out_odd(before: Array, after: Array) -> int:
+    """Set values that are infinite or NaN to 0 on both sides.
+
+    Return how many of them were not the same on both.
+    """
+    odd = ~(np.isfinite(before) & np.isfinite(after))
+    same = (before == after) | (np.isnan(before) & np.isnan(after))
+    count = int(np.count_nonzero(odd & ~same))
+    before[odd] = after[odd] = 0
+    return count
+
+
+def _is_same(before: Tensor, after: Tensor) -> bool:
+    """Return True if two tensors of one type and shape have the same bytes, in all their arrays."""
+    for part, other_part in zip(_parts(before), _parts(after), strict=True):
+        if part.dtype != other_part.dtype:  # scales of the same bits may be BF16 and F16
+            return False
+        one, other = part.reshape(-1).view(np.uint8), other_part.reshape(-1).view(np.uint8)
+        for start in range(0, one.size, _CHUNK):
+            if not np.array_equal(one[start : start + _CHUNK], other[start : start + _CHUNK]):
+                return False
+    return True
+
+
+def _parts(tensor: Tensor) -> list[Array]:
+    """Return a tensor's stored arrays."""
+    arrays = tensor.numpy() if tensor.quant_type is not None else None
+    if not isinstance(arrays, QuantizedArray):
+        return [np.frombuffer(tensor.raw(), np.uint8)]
+    found = (arrays.weight, arrays.scale, arrays.bias, arrays.global_scale)
+    return [part for part in found if part is not None]

@@ -30,7 +30,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.outlines import KnownForms, ModelOutline, TensorForm
 from blobstore.store.ports import Readable, Summary
 from blobstore.store.references import is_plain, missing_blob
-from blobstore.store.stored import StoredTensor
+from blobstore.store.stored import StoredTensor, weights_by_type
 from blobstore.store.stored_model import StoredModel
 
 _QUANTIZED = frozenset(str(quant_type) for quant_type in QuantType)
@@ -118,7 +118,7 @@ def line_of(
 ) -> ListedModel:
     """Return a model's line, whose tensors were read. Raises: as `summarize`, for its config."""
     config = StoredModel(name, manifest, store).config
-    weights = _weights_of(tensors)
+    weights = weights_by_type(tensors)
     return ListedModel(
         name=name,
         id=manifest.digest,
@@ -223,14 +223,6 @@ def model_type(config: ModelConfig, counts: Mapping[str, int]) -> str:
     if config.file_type in counts or not counts:
         return config.file_type or ""
     return min(counts, key=lambda kind: (kind not in _QUANTIZED, -counts[kind], kind))
-
-
-def _weights_of(tensors: Iterable[_Typed]) -> Counter[str]:
-    """Return the number of weights of each quantized type or dtype."""
-    weights: Counter[str] = Counter()
-    for tensor in tensors:
-        weights[tensor.type_name] += tensor.parameters
-    return weights
 
 
 def _integer(config: Mapping[str, Any], key: str) -> int | None:
@@ -388,7 +380,7 @@ class _Listing:
         new = {one.digest.hex: one for one in layers if one.digest.hex not in self.weights}
         outline = ModelOutline.of(model, list(new.values()), self.tensor_forms)
         for blob, tensors in zip(new, outline.each(), strict=True):
-            found = tuple(_weights_of(tensors).items())
+            found = tuple(weights_by_type(tensors).items())
             self.weights[blob] = self.forms.setdefault(found, found)
         counts: Counter[str] = Counter()
         for layer in layers:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from blobstore.inspection.distributions import Histogram, ValueDistribution
+from blobstore.inspection.quality import Histogram, ValueDistribution
 from blobstore.plots.specification import (
     ModelBytes,
     ModelPoint,

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple, cast
 
 from blobstore.errors import UsageError
-from blobstore.inspection.diff import ChangedTensor
+from blobstore.inspection.comparison import ChangedTensor
 from blobstore.views.quantities import cut_text, printable
 
 COLOURS = {

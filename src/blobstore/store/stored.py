@@ -11,9 +11,10 @@ axes are swapped (section 3).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.dtypes import DType, parameters_of
@@ -99,6 +100,14 @@ class StoredTensor:
     def type_text(self) -> str:
         """The type with its group size, as people write it: ``int4/64``, or the dtype."""
         return str(self.quantization or self.dtype)
+
+
+def weights_by_type(tensors: Iterable[Any]) -> Counter[str]:
+    """Return the numbers of weights of objects with ``type_name`` and ``parameters``, by type."""
+    weights: Counter[str] = Counter()
+    for tensor in tensors:
+        weights[tensor.type_name] += tensor.parameters
+    return weights
 
 
 class UnclearTypeError(CorruptDataError):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest
-from blobstore.inspection.distributions import ValueDistribution
 from blobstore.inspection.listing import ListedModel, ModelDetails
+from blobstore.inspection.quality import ValueDistribution
 from blobstore.names import Digest, ModelName
 from blobstore.store.outlines import ModelOutline
 

@@ -12,7 +12,7 @@ from blobstore.importer.repair import RepairResult
 from blobstore.importer.run import ImportResult
 from blobstore.importer.work.batch import Batch
 from blobstore.importer.work.worker import WorkResult
-from blobstore.inspection.diff import ModelDiff
+from blobstore.inspection.comparison import ModelDiff
 from blobstore.inspection.inspection import Inspection
 from blobstore.inspection.listing import BrokenModel, ListedModel
 from blobstore.inspection.quality import ModelQuality

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 UNITS = ("B", "KB", "MB", "GB", "TB")
 """Of sizes, each a thousand of the one before."""
@@ -29,6 +29,12 @@ def count(number: int) -> str:
         if number >= 0.9995 * limit:  # less would be shown as 1000 of the smaller unit
             return f"{number / limit:.3g}{suffix}"
     return str(number)
+
+
+def counts(numbers: Mapping[str, int]) -> str:
+    """Return numbers of parameters by kind, the largest first: ``int4 5.25M, BF16 1.2K``."""
+    ordered = sorted(numbers.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{kind} {count(number)}" for kind, number in ordered if number)
 
 
 def counted(number: int, noun: str) -> str:

@@ -28,9 +28,9 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.formats.documents import Manifest
-from blobstore.inspection.diff import ModelDiff, diff_models
-from blobstore.inspection.distributions import ValueDistribution, distribution_of
+from blobstore.inspection.comparison import ModelDiff, diff_models
 from blobstore.inspection.listing import BrokenModel, ListedModel, describe, line_of, list_models
+from blobstore.inspection.quality import ValueDistribution, distribution_of
 from blobstore.model.loader import opened_tensor
 from blobstore.model.tensors import Tensor
 from blobstore.names import Digest, ModelName

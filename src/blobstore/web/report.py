@@ -22,10 +22,14 @@ from blobstore.importer.planning.outputs import ImportPlan
 from blobstore.importer.planning.plan import make_plan
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.targets import target_range
-from blobstore.inspection.comparison import checkpoint_shape, stored_values
-from blobstore.inspection.diff import diff_models
-from blobstore.inspection.distributions import ValueReader, distribution_of, source_values
-from blobstore.inspection.quality import measure_quality, sources_of
+from blobstore.inspection.comparison import checkpoint_shape, diff_models, stored_values
+from blobstore.inspection.quality import (
+    ValueReader,
+    distribution_of,
+    measure_quality,
+    source_values,
+    sources_of,
+)
 from blobstore.io.durable import add_file, check_regular, make_folder, os_errors, replace_file
 from blobstore.io.workers import Progress
 from blobstore.kernels.arrays import Array

@@ -17,9 +17,9 @@ from support.small_registry import SmallRegistry
 
 import blobstore
 from blobstore import open_artifact, pull, push, transfer
-from blobstore.artifacts import artifact as artifacts
 from blobstore.cli.main import run
 from blobstore.errors import DigestMismatchError, NotFoundError, UnsupportedSourceError, UsageError
+from blobstore.export import artifact as artifacts
 from blobstore.formats.documents import Manifest
 from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore

@@ -132,7 +132,7 @@ def test_a_value_that_does_not_fit_is_an_error_that_names_it(store: Store, tmp_p
 def test_with_many_threads_the_first_error_is_told(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blobstore.export.files._BATCH_PIECES", 1)
+    monkeypatch.setattr("blobstore.export.folder._BATCH_PIECES", 1)
     weights = np.ones((64, 256), np.float32)
     weights[::8] = 1e9
     tensors = {f"t{number}.weight": weights for number in range(8)}

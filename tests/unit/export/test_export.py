@@ -30,7 +30,7 @@ from support.prequantized_sources import fp8_model, mlx_model, nvfp4_model
 
 import blobstore
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, UsageError
-from blobstore.export import files, planned_files
+from blobstore.export import folder as exporting, planned_files
 from blobstore.formats.dtypes import DType
 from blobstore.io import durable
 from blobstore.kernels.arrays import Array
@@ -291,7 +291,7 @@ def test_metadata_that_fit_no_weight_are_said(store: Store, tmp_path: Path) -> N
     first = min((tmp_path / "out").glob("model-*"))
     blobstore.edit_metadata(first, {"nothing.quant_type": "int4"})
     assert any(
-        "look like an exported model" in note for note in blobstore.inspect(tmp_path / "out").notes
+        "looks like a blob of a store" in note for note in blobstore.inspect(tmp_path / "out").notes
     )
 
 
@@ -324,8 +324,8 @@ def test_pieces_are_cut_and_put_together(
 ) -> None:
     monkeypatch.setattr(planned_files, "_COPIED_AT_ONCE", 9000)
     for name, value in {"_BATCH_BYTES": 3000, "_BATCH_PIECES": 2}.items():
-        monkeypatch.setattr(files, name, value)
-    for module in (files, durable):
+        monkeypatch.setattr(exporting, name, value)
+    for module in (exporting, durable):
         monkeypatch.setattr(module, "DIRECT_FROM", direct_from)
     source = write_checkpoint(tmp_path / "in", mixture_tensors())
     blobstore.import_model(source, "m", store=store)
@@ -345,7 +345,7 @@ def bypassing(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         opened.add(path.name)
         return durable.open_direct(path)
 
-    monkeypatch.setattr(files, "open_direct", open_direct)
+    monkeypatch.setattr(exporting, "open_direct", open_direct)
     blobstore.export_model("m", tmp_path / "out", store=store)
     assert raw_tensors(tmp_path / "out") == raw_tensors(source)
     return opened
@@ -360,14 +360,14 @@ def test_large_tensors_bypass_the_page_cache(
 def test_a_server_copies_its_own_files(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "is_remote", lambda _folder: True)
+    monkeypatch.setattr(exporting, "is_remote", lambda _folder: True)
     assert bypassing(store, tmp_path, monkeypatch) == set()
 
 
 def test_blocks_that_may_be_shared_do_not_bypass_the_page_cache(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "shares_blocks", lambda _start, _at: True)
+    monkeypatch.setattr(exporting, "shares_blocks", lambda _start, _at: True)
     assert bypassing(store, tmp_path, monkeypatch) == set()
 
 

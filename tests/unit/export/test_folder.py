@@ -25,7 +25,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.export import files
+from blobstore.export import folder as files
 from blobstore.store.local.store import Store
 
 STAGING = ".out.blobstore-export"

@@ -16,7 +16,7 @@ import blobstore
 from blobstore.errors import CorruptDataError, UnsupportedSourceError
 from blobstore.export import planned_files, values
 from blobstore.export.contents import plan_export
-from blobstore.export.files import digest_of, open_file
+from blobstore.export.folder import digest_of, open_file
 from blobstore.export.planned_files import ExportOptions, ExportPlan
 from blobstore.hashing.stage import HashStage
 from blobstore.names import Digest

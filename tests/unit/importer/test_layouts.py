@@ -29,7 +29,7 @@ from blobstore.errors import DigestMismatchError, NotFoundError, UnsupportedSour
 from blobstore.formats.documents import FILE_MEDIA_TYPE, Descriptor
 from blobstore.importer.repair import repair_model
 from blobstore.importer.run import run_plan
-from blobstore.inspection.diff import diff_models
+from blobstore.inspection.comparison import diff_models
 from blobstore.inspection.listing import describe, stored_coverage, summarize
 from blobstore.names import ModelName
 from blobstore.store.care.prune import prune

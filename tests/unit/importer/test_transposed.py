@@ -28,7 +28,7 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.safetensors.codec import lay_out
 from blobstore.formats.safetensors.header import Header
 from blobstore.importer.repair import repair_model
-from blobstore.inspection.diff import diff_models
+from blobstore.inspection.comparison import diff_models
 from blobstore.inspection.quality import measure_quality
 from blobstore.kernels.quantize import quantize
 from blobstore.names import ModelName

@@ -22,7 +22,7 @@ from support.stores import (
 import blobstore
 from blobstore.cli.main import run
 from blobstore.errors import NotFoundError, UsageError
-from blobstore.inspection.diff import ModelDiff, diff_models
+from blobstore.inspection.comparison import ModelDiff, diff_models
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store
 

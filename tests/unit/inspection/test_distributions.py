@@ -14,9 +14,8 @@ from support.checkpoints import normal, raw_safetensors, small_tensors, write_ch
 import blobstore
 from blobstore.errors import UnsupportedSourceError, UsageError
 from blobstore.formats.quant import QuantType
-from blobstore.inspection import distributions
-from blobstore.inspection.distributions import Histogram, distribution_of, source_values
-from blobstore.inspection.quality import sources_of
+from blobstore.inspection import quality
+from blobstore.inspection.quality import Histogram, distribution_of, source_values, sources_of
 from blobstore.kernels.arrays import QuantizedArray
 from blobstore.model.loader import open_model
 from blobstore.source.weights import SourceReaders
@@ -28,7 +27,7 @@ Array = np.ndarray[Any, Any]
 
 def histogram(values: Array) -> Histogram:
     exact = values.astype(np.float64)
-    return distributions._histogram(exact, *distributions._range([exact]))
+    return quality._histogram(exact, *quality._range([exact]))
 
 
 def codes_of(stored: QuantizedArray[Array]) -> Array:
@@ -63,10 +62,10 @@ def test_values_and_codes_of_every_quantized_type(
 
 
 def test_codes_stand_for_numbers() -> None:
-    assert distributions._code_values(QuantType.INT4) == tuple(range(16))
+    assert quality._code_values(QuantType.INT4) == tuple(range(16))
     fp4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)  # OCP Microscaling Formats 1.0, table 5
-    assert distributions._code_values(QuantType.NVFP4) == (*fp4, *(-value for value in fp4))
-    fp8 = distributions._code_values(QuantType.MXFP8)
+    assert quality._code_values(QuantType.NVFP4) == (*fp4, *(-value for value in fp4))
+    fp8 = quality._code_values(QuantType.MXFP8)
     assert (max(np.nan_to_num(fp8)), np.isnan(fp8).sum()) == (448, 2)
 
 
@@ -102,7 +101,7 @@ def test_a_large_tensor_is_sampled_evenly_and_always_the_same(store: Store, tmp_
 
 @pytest.mark.parametrize(("size", "most"), [(0, 4096), (1, 4096), (4097, 4096), (100_001, 9000)])
 def test_runs_are_inside_the_tensor_and_apart(size: int, most: int) -> None:
-    runs = list(distributions._runs(size, most))
+    runs = list(quality._runs(size, most))
     assert sum(count for _, count in runs) <= most
     assert all(start + count <= size for start, count in runs)
     assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(runs))

@@ -14,9 +14,8 @@ from support.checkpoints import safetensors_bytes, small_tensors, write_checkpoi
 
 import blobstore
 from blobstore.errors import BlobStoreError, NotFoundError, StorageError, UsageError
-from blobstore.inspection.inspect import inspect
+from blobstore.inspection.inspect import InspectTarget, inspect, parse_target
 from blobstore.inspection.inspection import TargetKind
-from blobstore.inspection.places import InspectTarget, parse_target
 from blobstore.names import ModelName
 from blobstore.source.addresses import open_folder
 from blobstore.source.hub import HubTarget, parse_hub, parse_hub_page

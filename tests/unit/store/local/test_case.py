@@ -15,7 +15,7 @@ from blobstore.errors import AmbiguousNameError, NotFoundError, StorageError, Us
 from blobstore.export.folder import export_model
 from blobstore.formats.documents import Manifest
 from blobstore.importer.repair import repair_model
-from blobstore.inspection.diff import diff_models
+from blobstore.inspection.comparison import diff_models
 from blobstore.names import ModelName
 from blobstore.store.care.prune import prune
 from blobstore.store.care.usage import measure_usage

@@ -30,9 +30,8 @@ from pathlib import PurePosixPath
 from typing import TypeVar
 
 from blobstore.errors import UsageError
-from blobstore.export.contents import plan_export
-from blobstore.export.exported_arrays import CONVERTED
-from blobstore.export.files import PlannedFile, check_copies, digest_of, open_file
+from blobstore.export.contents import CONVERTED, plan_export
+from blobstore.export.folder import PlannedFile, check_copies, digest_of, open_file
 from blobstore.export.planned_files import DEFAULT_SHARD, ExportOptions, ExportPlan
 from blobstore.formats import strictjson
 from blobstore.formats.documents import Descriptor, Manifest

@@ -1,1 +1,0 @@
-"""Artifacts: a stored model in the forms of other runtimes."""
