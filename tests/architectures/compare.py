@@ -2,8 +2,7 @@
 
 A model is right when it is imported, when its network gives the logits of the exported folder in
 mlx-lm, and when each module holds what the same module of the source's network holds, as closely as
-the bits that were stored allow. What the plan says of weights that mlx-lm holds dequantized has to
-be what it holds so.
+the bits that were stored allow.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
-
-from architectures.held import disagreement
 
 TYPES: tuple[str | None, ...] = (None, "int4", "int8", "nvfp4", "mxfp8")
 _TOKENS = [[3, 17, 5, 101, 44, 9, 200, 63, 3, 90, 31, 7]]
@@ -104,8 +101,6 @@ def _imported(folder: Path, quant: str | None, scratch: Path) -> tuple[Any, Any,
 
     store, exported = blobstore.open_store(scratch / "store"), scratch / "exported"
     step("plan", Verdict.REFUSED, lambda: blobstore.plan_import(folder, quant=quant))
-    if odd := disagreement(folder, quant):
-        raise Ended(Verdict.WRONG, f"plan: {odd}")
     step(
         "import",
         Verdict.LATE,

@@ -27,7 +27,7 @@ the architecture are published. It is imported as each type, loaded, and exporte
   are equal.
 - The number is the percentage of parameters that mlx-lm holds quantized. `+ n` is the percentage of
   those that are stored quantized and become values when the model is loaded, because mlx-lm
-  computes with them or moves them within a group. `plan` calls the same models partly dequantized.
+  computes with them or moves them within a group.
 - *Refused*: `plan` and `import` say why, and nothing is written.
 """
 _CONVERTED = """\

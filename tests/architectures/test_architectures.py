@@ -13,7 +13,6 @@ from support import ROOT
 from architectures.compare import Verdict, compare, source_network
 from architectures.converted import ROWS as CONVERTED_ROWS, compare_conversion
 from architectures.rows import architectures
-from blobstore.model import on_mlx_lm as mlx_lm_values
 
 ROWS = architectures()
 TELLING: dict[str, list[str | None]] = {
@@ -70,20 +69,6 @@ def test_a_wrong_network_is_seen(tmp_path: Path) -> None:
     outcome = compare(source, "int4", network)
     assert outcome.verdict == Verdict.WRONG
     assert "layers.1.mlp.up_proj.weight" in outcome.reason
-
-
-@pytest.mark.parametrize(
-    ("table", "of"),
-    [({}, "is dequantized"), ({"kimi_k25": "down_proj.weight"}, "is not dequantized")],
-)
-def test_a_wrong_table_is_seen(
-    table: dict[str, str], of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ROWS["kimi_k25"].make(tmp_path / "source")
-    monkeypatch.setattr(mlx_lm_values, "ALWAYS", table)
-    outcome = compare(tmp_path / "source", "int8", "not loaded")
-    assert outcome.verdict == Verdict.WRONG
-    assert of in outcome.reason
 
 
 def test_the_same_recipe_gives_the_same_checkpoint(tmp_path: Path) -> None:

@@ -37,10 +37,6 @@ from blobstore.model.mlx_lm_package import network_classes, require_mlx_lm
 from blobstore.model.sanitize import Offered, layouts, row_factors, trace
 
 _CLAIMS = ("quantization", "quantization_config")
-_HEAD = "lm_head.weight"
-_HEAD_MARKS = {"baichuan_m1": "lm_head.scales"}
-"""A name by which a ``sanitize`` knows that a head is quantized, and so was normalised before
-(mlx_lm/models, 0.32.2)."""
 _SHOWN = 3
 _LONGEST = 300
 """Characters of an error of mlx-lm's in a message."""
@@ -169,17 +165,14 @@ def plan_network(
         def make_network() -> Any:
             return model_class(args_class.from_dict(settings))
 
-        marks = _marks(config, stored)
-        network, offered, made = _fitting(
-            make_network, layouts(stored.values(), source_names), marks
-        )
+        network, offered, made = _fitting(make_network, layouts(stored.values(), source_names))
         network.eval()
     modules = dict(network.named_modules())
     parameters = [
         _parameter(name, expression, modules, stored) for name, expression in sorted(made.items())
     ]
     with mlx_lm_errors("build", model):
-        parameters = _multiplied(parameters, offered, modules, stored, make_network)
+        parameters = list(_multiplied(parameters, offered, modules, stored, make_network))
     return NetworkPlan(network, make_network, tuple(parameters), offered, stored)
 
 
@@ -210,16 +203,8 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
             yield from _numbers(one, name)
 
 
-def _marks(config: Mapping[str, Any], stored: Mapping[str, TensorFacts]) -> list[str]:
-    """Return the names by which ``sanitize`` knows what mlx-lm changed before it quantized."""
-    mark = _HEAD_MARKS.get(str(config.get("model_type")))
-    by_mlx = isinstance(config.get("quantization"), Mapping)
-    is_quantized = _HEAD in stored and stored[_HEAD].quantization is not None
-    return [mark] if mark and by_mlx and is_quantized else []
-
-
 def _fitting(
-    make_network: Callable[[], Any], candidates: Iterable[list[Offered]], marks: Sequence[str]
+    make_network: Callable[[], Any], candidates: Iterable[list[Offered]]
 ) -> tuple[Any, dict[str, Offered], dict[str, Expression]]:
     """Return a network, the first layout that fits it, and its parameters as expressions.
 
@@ -230,7 +215,7 @@ def _fitting(
     for layout in candidates:
         network, offered = make_network(), {one.name: one for one in layout}
         try:
-            made = _sanitized(network, offered, marks)
+            made = _sanitized(network, offered)
             _check(made, network)
         except Exception as error:  # noqa: BLE001  # a layout that sanitize was not written for
             first = first or error
@@ -239,18 +224,12 @@ def _fitting(
     raise first or AssertionError("there is always a layout")
 
 
-def _sanitized(
-    network: Any, offered: Mapping[str, Offered], marks: Sequence[str]
-) -> dict[str, Expression]:
+def _sanitized(network: Any, offered: Mapping[str, Offered]) -> dict[str, Expression]:
     given = {name: one.expression for name, one in offered.items()}
     if not hasattr(network, "sanitize"):
         return given
-    import mlx.core as mx
-
     stand_ins = {name: one.stand_in for name, one in offered.items()}
-    stand_ins |= {mark: mx.zeros(()) for mark in marks}
-    made = trace(network.sanitize, stand_ins, given | {mark: Stored(mark, ()) for mark in marks})
-    return {name: one for name, one in made.items() if name not in marks}
+    return trace(network.sanitize, stand_ins, given)
 
 
 def _check(made: Mapping[str, Expression], network: Any) -> None:
@@ -334,33 +313,30 @@ def global_scales_of(expression: Expression) -> list[tuple[str, int]]:
 
 
 def _multiplied(
-    parameters: Sequence[Parameter],
+    parameters: Iterable[Parameter],
     offered: Mapping[str, Offered],
     modules: Mapping[str, Any],
     tensors: Mapping[str, TensorFacts],
     make_network: Callable[[], Any],
-) -> list[Parameter]:
-    """Return the parameters; affine weights times a factor a row keep their codes."""
+) -> Iterator[Parameter]:
+    """Yield the parameters; affine weights times a factor a row keep their codes."""
     whole = {one.expression: name for name, one in offered.items()}
-    offers: dict[str, str] = {}
+    weights: dict[str, str] = {}
     with_codes: dict[str, Parameter] = {}
     for one in parameters:
         if not isinstance(one.expression, Computed) or len(one.expression.of) != 1:
             continue
-        tensor = tensors[next(leaves(one.expression))]
-        stored = Stored(tensor.name, tensor.shape)
-        quantization = tensor.quantization
-        is_affine = quantization is not None and quantization.quant_type.is_affine
-        can_hold = one.name.endswith(".weight") and _takes_codes(modules.get(one.module))
-        if is_affine and can_hold and stored in whole:
-            offers[one.name] = whole[stored]
-            with_codes[one.name] = Parameter(one.name, stored, quantization)
+        (name,) = one.expression.of
+        kept = _parameter(one.name, Stored(name, tensors[name].shape), modules, tensors)
+        is_affine = kept.quantization is not None and kept.quantization.quant_type.is_affine
+        if is_affine and kept.expression in whole:
+            weights[one.name] = whole[kept.expression]
+            with_codes[one.name] = kept
     stand_ins = {name: one.stand_in for name, one in offered.items()}
-    factors = row_factors(make_network, stand_ins, offers)
-    return [
-        replace(with_codes[one.name], factors=factors[one.name]) if one.name in factors else one
-        for one in parameters
-    ]
+    factors = row_factors(make_network, stand_ins, weights)
+    for one in parameters:
+        own = factors.get(one.name)
+        yield one if own is None else replace(with_codes[one.name], factors=own)
 
 
 def _takes_codes(module: Any) -> bool:

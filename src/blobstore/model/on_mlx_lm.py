@@ -1,4 +1,4 @@
-"""mlx-lm: which models it loads, and which quantized weights its networks hold as values.
+"""mlx-lm: which models it loads.
 
 Pure, from tables; mlx_lm is not imported, which would take 2 s.
 
@@ -6,162 +6,14 @@ Source: mlx-lm 0.32.2. `MODULES` are the modules of mlx_lm/models that have a ``
 ``ModelArgs``; `REMAPPED` and `REMAPPED_ARCHITECTURES` are ``MODEL_REMAPPING`` and
 ``MODEL_ARCHITECTURE_REMAPPING`` of mlx_lm/utils.py. tests/unit/model/test_mlx_lm_table.py compares
 them with the installed mlx-lm, and prints them anew where they differ.
-
-A network holds the codes of a weight if its module can be quantized, and if loading only moves
-whole groups of them. The tables list the rest, by module of mlx_lm/models. Source: mlx-lm 0.32.2,
-the `sanitize` and the layers of each module. tests/architectures compares them with the networks
-that the installed mlx-lm builds.
 """
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from blobstore.model.facts import Layout, ModelFacts, Runs, TensorFacts, Verdict, are_alike
-
-_LATENT = r"kv_b_proj\.weight"
-"""Multi-head latent attention: `sanitize` splits it by head (``embed_q``, ``unembed_out``).
-
-One half is transposed.
-"""
-_GATE = r"mlp\.gate\.weight"
-"""A router's weight that is an array of its layer, not a linear layer."""
-_DECAY = r"A_log"
-
-ALWAYS: Final[Mapping[str, str]] = {
-    "afm7": r"qkv_proj\.weight",  # its FusedLinear can't be quantized in a mode
-    "bailing_hybrid": _LATENT,
-    "bailing_moe_v3": f"{_LATENT}|{_GATE}",
-    "deepseek": _GATE,
-    "deepseek_v2": _GATE,
-    "deepseek_v3": f"{_LATENT}|{_GATE}",
-    "deepseek_v32": f"{_LATENT}|{_GATE}",
-    "deepseek_v41": r"(?:ffn|mlp)\.gate\.weight|hc_(?:attn|ffn)_fn|(?:attn|ffn)_hc\.fn",
-    "dots1": _GATE,
-    "exaone_moe": _GATE,
-    "glm4_moe": _GATE,
-    "glm4_moe_lite": f"{_LATENT}|{_GATE}",
-    "glm_moe_dsa": f"{_LATENT}|{_GATE}",
-    "iquestloopcoder": r"gate_projections\.[0-9]+\.weight",
-    "jamba": _DECAY,
-    "kimi_k25": f"{_LATENT}|{_GATE}",
-    "kimi_k3": _LATENT,
-    "kimi_linear": _LATENT,
-    "kimi_vl": _GATE,
-    "longcat_flash": _LATENT,
-    "longcat_flash_ngram": _LATENT,
-    "mamba": _DECAY,
-    "mimo_v2_flash": _GATE,
-    "mistral4": _LATENT,
-    "muse_spark": _GATE,
-    "nemotron_h": r"mixer\.gate\.weight",
-    "phixtral": r"switch_mlp\.fc[12]\.bias",
-    "plamo2": r"mixer\.[qk]_weight",
-    "recurrent_gemma": r"rg_lru\.\w+_gate_(?:weight|bias)",
-    "rwkv7": r"attn\.(?:x_[a-z]|[rk]_k|k_a|g_norm\.(?:weight|bias))",
-    "solar_open": _GATE,
-    "talkie": r"lm_head",
-}
-"""Weights that are values in every type: the end of their names, from a dot on."""
-
-JOINED: Final[Mapping[str, str]] = {
-    "kimi_k3": r"(.*\.self_attn)\.[qkv]_proj\.weight",
-    "muse_spark": r"(.*\.(?:self_attn|attn))\.(?:[qkv]|gate)_proj\.weight",
-}
-"""Weights that become one, by their common prefix.
-
-Its module holds the codes of one type, without a global scale.
-"""
-
-_MULTIPLIED = (
-    r"(?:embed_tokens|lm_head|q_proj|k_proj|o_proj|out_proj|gate_proj|down_proj|in_proj)\.weight"
-)
-"""Weights of Falcon-H1 that are multiplied, row by row: affine codes stay under other scales."""
-_CONVOLUTION = "model.layers.0.mamba.conv1d.weight"
-
-_EMBEDDING = r"(?:(?!embed_out\.)[a-z_]*embed[a-z_]*|embedders\.[0-9]+|wte|wpe)\.weight"
-"""Tables, and the halves of latent attention: their modules can't multiply by a global scale.
-
-``embed_out`` is a head.
-"""
-
-
-def dequantized(model: ModelFacts, module: str) -> list[str]:
-    """Return the sorted names of the quantized tensors that a network holds as values.
-
-    ``module`` is the network's. Tensors that the network does not use, such as those of a vision
-    tower, may be among them.
-    """
-    held = {
-        tensor.name
-        for tensor in (*_named(model, module), *_unlike(model, module))
-        if tensor.quantization is not None
-    }
-    return sorted(held)
-
-
-def _named(model: ModelFacts, module: str) -> Iterator[TensorFacts]:
-    """Yield the tensors that the tables name, each with the types that they name it for."""
-    head = r"lm_head\.weight"
-    always = _ending(head if _normalizes_head(model, module) else ALWAYS.get(module))
-    is_multiplied = module == "falcon_h1" and _is_published(model)
-    multiplied = _ending(_MULTIPLIED if is_multiplied else None)
-    scaled = _ending(_EMBEDDING)
-    for tensor in model.tensors:
-        if (
-            always(tensor.name)
-            or (tensor.double_scaled and scaled(tensor.name))
-            or (multiplied(tensor.name) and not _is_affine(tensor))
-        ):
-            yield tensor
-
-
-def _is_affine(tensor: TensorFacts) -> bool:
-    return tensor.quantization is not None and tensor.quantization.quant_type.is_affine
-
-
-def _ending(pattern: str | None) -> Callable[[str], object]:
-    """Return a test of names for their end, which no name passes without a pattern."""
-    if pattern is None:
-        return lambda _: None
-    return re.compile(rf"(?:.*\.)?(?:{pattern})", re.ASCII | re.DOTALL).fullmatch
-
-
-def _normalizes_head(model: ModelFacts, module: str) -> bool:
-    """Return True if loading divides the head by its norms.
-
-    It does not for a Baichuan-M1 that mlx-lm itself quantized.
-    """
-    config = model.config or {}
-    if module == "baichuan_m1":
-        return not isinstance(config.get("quantization"), Mapping)
-    return module in ("bailing_moe", "bailing_moe_linear") and config.get("norm_head") is True
-
-
-def _is_published(model: ModelFacts) -> bool:
-    """Return False for a Falcon-H1 that mlx-lm wrote; a convolution's axes show it."""
-    shape = next((tensor.shape for tensor in model.tensors if tensor.name == _CONVOLUTION), None)
-    return shape is None or len(shape) < 2 or shape[-1] > shape[1]  # noqa: PLR2004  # [out, in, width] as published
-
-
-def _unlike(model: ModelFacts, module: str) -> Iterator[TensorFacts]:
-    """Yield the tensors that become one parameter, whose codes can't be joined."""
-    for group in model.experts:
-        for experts in group.projections.values():
-            if not are_alike(experts):
-                yield from experts
-    joined: dict[tuple[str, ...], list[TensorFacts]] = defaultdict(list)
-    pattern = re.compile(JOINED.get(module, ""), re.ASCII | re.DOTALL)
-    for tensor in model.tensors if module in JOINED else ():
-        if match := pattern.fullmatch(tensor.name):
-            joined[match.groups()].append(tensor)
-    for parts in joined.values():
-        if not are_alike(parts) or parts[0].double_scaled:
-            yield from parts
-
+from blobstore.model.facts import Layout, ModelFacts, Runs, Verdict
 
 NAME: Final = "mlx-lm"
 VERSION: Final = "0.32.2"
@@ -246,8 +98,6 @@ def verdict(model: ModelFacts) -> Verdict:
             NAME, VERSION, Runs.UNKNOWN, f"{model_type} needs the package {_PACKAGES[module]}"
         )
     words = [model_type if model_type == module else f"{model_type} as {module}", model.types]
-    if dequantized(model, module):
-        words.append("partly dequantized")
     if model.has_other_senses:
         words.append("text only")
     if model.draft is not None:

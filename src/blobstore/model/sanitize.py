@@ -9,10 +9,9 @@ is called with stand-ins, and MLX records each operation (`mx.export_function` w
 0.32.4, mlx/export.cpp): operations that only move values become nodes of an `Expression`, all
 others `Computed` (`trace`). No value is computed.
 
-Some weights ``sanitize`` multiplies, row by row: Falcon-H1 folds multipliers into most of its
-weights (mlx_lm 0.32.2 models/falcon_h1.py `sanitize`). It is run on probes instead of weights;
-where it is a product with one number a row, that number is read off, so that affine codes can keep
-their place under other scales (`row_factors`).
+Falcon-H1's multiplies most weights, row by row (mlx_lm 0.32.2 models/falcon_h1.py). It is run on
+probes instead of weights; where it is a product with one number a row, that number is read off, so
+that affine codes can keep their place under other scales (`row_factors`).
 """
 
 from __future__ import annotations
@@ -256,8 +255,6 @@ def _rows(of: Expression, index: Any, shape: tuple[int, ...]) -> list[Expression
     return [reshaped(rows, shape)] if math.prod(rows.shape) == math.prod(shape) else []
 
 
-_PROBES = ((1, 0.0), (7, 1.0))
-"""Period and step of each probe's values: all ones, and 1 to 7 again and again."""
 _SAME = 1e-5
 """The relative difference of float32 products that counts as none."""
 
@@ -275,28 +272,21 @@ def row_factors(
 
     if not weights:
         return {}
-    probes = []
-    for probe in _PROBES:
-        lazily = {name: _probe(mx, stand_ins[name].shape, *probe) for name in weights.values()}
-        probes.append(make_network().sanitize({**stand_ins, **lazily}))
+    made = []
+    for most in (1, 7):  # ones, and 1 to 7 again and again
+        rows = {name: mx.arange(stand_ins[name].shape[-1]) % most + 1 for name in weights.values()}
+        probes = {
+            name: mx.broadcast_to(row.astype(mx.float32), stand_ins[name].shape)
+            for name, row in rows.items()
+        }
+        made.append(make_network().sanitize({**stand_ins, **probes}))
     found: dict[str, Array] = {}
     for parameter, tensor in weights.items():
-        shape = stand_ins[tensor].shape
-        ones, ramp = (np.array(made[parameter].astype(mx.float32)) for made in probes)
-        if ones.shape != shape:
+        ones, ramp = (np.array(arrays[parameter].astype(mx.float32)) for arrays in made)
+        if ones.shape != stand_ins[tensor].shape:
             continue
-        factors = ones.reshape(-1, shape[-1])[:, :1]
-        is_product = _is_same(ramp, _probe(np, shape, *_PROBES[1]) * ones)
-        if is_product and _is_same(ones.reshape(-1, shape[-1]), factors):
-            found[parameter] = factors[:, 0].reshape(shape[:-1])
+        factors = ones[..., :1]
+        products = factors * (np.arange(ones.shape[-1], dtype=np.float32) % 7 + 1)
+        if np.allclose(ones, factors, _SAME, 0) and np.allclose(ramp, products, _SAME, 0):
+            found[parameter] = factors[..., 0]
     return found
-
-
-def _probe(library: Any, shape: tuple[int, ...], period: int, step: float) -> Any:
-    """Return a probe as an array of MLX, which is made when a product is evaluated, or of NumPy."""
-    row = (library.arange(shape[-1]) % period).astype(library.float32)
-    return library.broadcast_to(1.0 + step * row, shape)
-
-
-def _is_same(one: Array, other: Array) -> bool:
-    return bool(np.allclose(one, other, rtol=_SAME, atol=0))

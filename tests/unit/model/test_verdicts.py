@@ -286,7 +286,7 @@ def test_codes_of_experts_that_differ_in_type_can_not_be_stacked() -> None:
         "Qwen3_5MoeForCausalLM", "qwen3_5_moe", first._replace(quantization=INT8), *others
     )
     ours, theirs = _both(model)
-    assert _yes(ours) == "qwen3_5_moe, int4, int8, partly dequantized"
+    assert _yes(ours) == "qwen3_5_moe, int4, int8"
     assert (
         _no(theirs) == f"it stacks experts, and those of {EXPERTS} have several types in gate_proj"
     )
@@ -294,67 +294,6 @@ def test_codes_of_experts_that_differ_in_type_can_not_be_stacked() -> None:
         _weight(one.name, INT8 if "down" in one.name else INT4) for one in _one_by_one()
     ]
     assert _yes(ollama.verdict(_model("Qwen3_5MoeForCausalLM", "qwen3_5_moe", *per_projection)))
-
-
-LATENT = _weight("model.layers.0.self_attn.kv_b_proj.weight")
-
-
-@pytest.mark.parametrize(
-    ("model_type", "tensors", "is_partly"),
-    [
-        ("deepseek_v3", [LATENT], True),
-        ("deepseek_v3", [LATENT._replace(quantization=None)], False),
-        ("deepseek_v3", [_weight("model.layers.0.self_attn.embed_q.weight")], False),
-        ("deepseek_v2", [LATENT], False),
-        ("kimi_k2", [LATENT], True),
-        (
-            "kimi_k3",
-            [_weight(f"model.layers.0.self_attn.{one}_proj.weight") for one in "qkv"],
-            False,
-        ),
-        (
-            "kimi_k3",
-            [
-                _weight(f"model.layers.0.self_attn.{one}_proj.weight", INT8 if one == "v" else INT4)
-                for one in "qkv"
-            ],
-            True,
-        ),
-        ("afm7", [_weight("model.layers.0.self_attn.qkv_proj.weight")], True),
-        ("falcon_h1", [], False),
-        ("falcon_h1", [_weight("model.layers.0.self_attn.k_proj.weight", MXFP8)], True),
-        ("falcon_h1", [_weight("model.layers.0.self_attn.v_proj.weight", MXFP8)], False),
-        (
-            "falcon_h1",
-            [
-                _weight("model.layers.0.self_attn.k_proj.weight", MXFP8),
-                TensorFacts("model.layers.0.mamba.conv1d.weight", DType.BF16, (64, 4, 1)),
-            ],
-            False,
-        ),
-        (
-            "phixtral",
-            [
-                _weight(f"transformer.h.0.moe.mlp.{number}.fc1.weight", one)
-                for number, one in enumerate((INT4, INT8))
-            ],
-            True,
-        ),
-    ],
-)
-def test_what_loading_changes_is_dequantized(
-    model_type: str, tensors: list[TensorFacts], is_partly: bool
-) -> None:
-    assert (
-        "partly dequantized" in _yes(mlx_lm.verdict(_model("X", model_type, *tensors)))
-    ) is is_partly
-
-
-def test_a_head_that_is_normalised() -> None:
-    model = _model("BailingMoeForCausalLM", "bailing_moe", _weight("lm_head.weight"))
-    assert _yes(mlx_lm.verdict(model)) == "bailing_moe, int4"
-    normalised = replace(model, config={**(model.config or {}), "norm_head": True})
-    assert _yes(mlx_lm.verdict(normalised)) == "bailing_moe, int4, partly dequantized"
 
 
 def test_global_scales() -> None:
@@ -367,26 +306,13 @@ def test_global_scales() -> None:
     assert _yes(theirs) == "LlamaForCausalLM, int4, nvfp4"
 
 
-@pytest.mark.parametrize(
-    "name", ["transformer.wte.weight", "model.word_embeddings.weight", "embedding.weight"]
-)
-def test_embeddings_by_other_names(name: str) -> None:
-    model = _model(
-        "X", "gpt2", EMBEDDING._replace(name=name, quantization=NVFP4, double_scaled=True)
-    )
-    assert _yes(mlx_lm.verdict(model)).startswith("gpt2, int4, nvfp4, partly dequantized")
-
-
 def test_a_global_scale_of_the_embedding() -> None:
     embedding = EMBEDDING._replace(quantization=NVFP4, double_scaled=True)
     model = ModelFacts(
         {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, DOCUMENTS, (embedding,)
     )
     ours, theirs = _both(model)
-    assert _yes(ours) == (
-        "llama, nvfp4, partly dequantized, not from an exported folder, because of its global "
-        "scales"
-    )
+    assert _yes(ours) == ("llama, nvfp4, not from an exported folder, because of its global scales")
     assert _yes(theirs) == "LlamaForCausalLM, nvfp4"
 
 
