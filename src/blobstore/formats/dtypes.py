@@ -101,7 +101,7 @@ _MLX_MAX_DIM = 2**31 - 1
 
 
 def fits_mlx(dtype: DType, shape: Sequence[int]) -> bool:
-    """Return True if MLX has arrays of that dtype and shape; `mx.load` needs it of all tensors."""
+    """Return True if MLX has arrays of that dtype and shape."""
     return dtype.mlx_name is not None and max(shape, default=0) <= _MLX_MAX_DIM
 
 

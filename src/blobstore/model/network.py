@@ -36,7 +36,7 @@ from blobstore.model.network_plan import (
     mlx_lm_errors,
 )
 from blobstore.model.sanitize import mlx_dtype
-from blobstore.model.tensors import Tensor, mlx_of, mlx_part, parts_of
+from blobstore.model.tensors import Tensor, mlx_of, parts_of
 
 _WORD_BITS = 32
 _SUFFIXES = {"": ".weight", ".scale": ".scales", ".bias": ".biases"}
@@ -133,10 +133,8 @@ class OpenTensors:
         """
         import mlx.core as mx
 
-        tensor = self._tensor(array.tensor)
-        is_whole = isinstance(array.expression, Stored) and array.factors is None
-        if is_whole and (array.suffix is not None or tensor.dtype is array.dtype):
-            return mlx_part(tensor, array.suffix or "")
+        if isinstance(array.expression, Stored) and array.factors is None:
+            return mlx_of(self.source(array.suffix)(array.tensor))
         kind = numpy_dtype(array.dtype)
         made = mx.zeros(array.shape, getattr(mx, f"uint{8 * kind.itemsize}"))
         if made.size:

@@ -1,8 +1,8 @@
 """Tensors: stored arrays as arrays of numpy, torch or MLX, and a tensor of an open model.
 
 This is the one place where the bytes of a stored tensor become arrays. numpy and torch arrays are
-views of the blob's map: no byte is copied, and they are read-only. MLX on a CPU reads the file into
-its own memory when the array is evaluated; with Metal it wraps the map where it can.
+views of the blob's map: no byte is copied, and they are read-only. MLX on a CPU copies them to its
+own memory; with Metal it wraps the map where it can.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ from __future__ import annotations
 import importlib
 import logging
 import math
-import os
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
-from weakref import WeakKeyDictionary
 
 import ml_dtypes
 import numpy as np
@@ -25,15 +22,13 @@ import numpy as np
 from blobstore import kernels
 from blobstore.errors import (
     InvalidIndexError,
-    StorageError,
     UnsupportedSourceError,
     UsageError,
-    from_os_error,
     quoted,
 )
 from blobstore.formats.dtypes import DType, fits_mlx
 from blobstore.formats.safetensors.header import TensorEntry
-from blobstore.io.ranges import BytesReader, FileIdentity, MappedFile, OpenReader
+from blobstore.io.ranges import BytesReader, MappedFile, OpenReader
 from blobstore.kernels.arrays import Array, QuantizedArray, mapped, numpy_dtype
 from blobstore.names import Digest
 from blobstore.store.stored import SUFFIXES, StoredTensor
@@ -120,92 +115,26 @@ def torch_array(blob: MappedBlob, entry: TensorEntry, name: str) -> Any:
         return torch.frombuffer(view, dtype=dtype).reshape(entry.shape)
 
 
-def mlx_array(blob: MappedBlob, entry: TensorEntry, tensor: str, suffix: str) -> Any:
-    """Return an mlx array: over the map, as `mx.load` gives it, or a copy, in this order.
+def mlx_array(blob: MappedBlob, entry: TensorEntry, name: str) -> Any:
+    """Return an mlx array over the map where MLX can share memory (with Metal), else a copy.
 
     Raises: UnsupportedSourceError, naming the tensor, for a dtype or shape that MLX does not have.
     """
     if not fits_mlx(entry.dtype, entry.shape):
         raise UnsupportedSourceError(
             f"MLX has no {entry.dtype} arrays of shape {list(entry.shape)}",
-            tensor=tensor,
+            tensor=name,
             blob=str(blob.file.digest),
         )
-    wrapped = _wrapped(blob, entry)
-    if wrapped is not None:
-        return wrapped
-    # mx.load takes a whole file or nothing, and by its path, where another file may lie by now.
-    if not blob.data.in_memory and blob.file.fits_mlx and (loaded := _loaded.of(blob)):
-        return loaded[tensor + suffix]
     return mlx_of(blob.array(entry))
 
 
-def mlx_of(values: Array, *, copy: bool = True) -> Any:
-    """Return an mlx array of a numpy array: FP8 as uint8, as `mx.load` gives it.
-
-    Raises: ValueError when ``copy`` is False and a copy is needed.
-    """
-    mx = _mlx()
+def mlx_of(values: Array) -> Any:
+    """Return an mlx array of a numpy array, FP8 as uint8; memory is shared where MLX can."""
+    mx = _library("mlx.core", "MLX exists for macOS on Apple silicon and for Linux.")
     if values.dtype == ml_dtypes.bfloat16:
-        return mx.asarray(values.view(np.uint16), copy=copy).view(mx.bfloat16)
-    return mx.asarray(values.view(np.uint8) if values.dtype.kind == "V" else values, copy=copy)
-
-
-def _wrapped(blob: MappedBlob, entry: TensorEntry) -> Any:
-    """Return an mlx array over the map; None without Metal, or for an odd address."""
-    if not _mlx().metal.is_available() or entry.nbytes == 0:
-        return None
-    try:
-        return mlx_of(blob.array(entry), copy=False)
-    except (ValueError, BufferError) as error:
-        _log.debug("MLX copies blob %s instead of wrapping it: %s", blob.file.digest, error)
-        return None
-
-
-class _Loaded(threading.local):
-    """The arrays of blobs as `mx.load` gives them, which reads a file later.
-
-    MLX evaluates such an array only in the thread that loaded it (0.32.4), so each thread has its
-    own; they are kept, because one blob may hold a thousand tensors.
-    """
-
-    def __init__(self) -> None:
-        self._arrays: WeakKeyDictionary[MappedBlob, dict[str, Any]] = WeakKeyDictionary()
-
-    def of(self, blob: MappedBlob) -> dict[str, Any]:
-        """Return a blob's arrays by their stored names.
-
-        Empty when the file at its path is not the mapped one any more: the blob was removed from
-        the store, or made again.
-        """
-        if blob not in self._arrays:
-            self._arrays[blob] = _load(blob)
-        return self._arrays[blob]
-
-
-_loaded = _Loaded()
-
-
-def _load(blob: MappedBlob) -> dict[str, Any]:
-    path = blob.file.path
-    try:
-        now = FileIdentity(os.lstat(path))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise from_os_error(error, "load", path) from error
-    if now != blob.file.identity:
-        return {}
-    try:
-        arrays: dict[str, Any] = _mlx().load(path, format="safetensors")
-    except RuntimeError as error:  # MLX raises it when it can't open the file
-        digest = str(blob.file.digest)
-        raise StorageError(f"MLX can't load blob {digest}: {error}", blob=digest) from error
-    return arrays
-
-
-def _mlx() -> Any:
-    return _library("mlx.core", "MLX exists for macOS on Apple silicon and for Linux.")
+        return mx.asarray(values.view(np.uint16)).view(mx.bfloat16)
+    return mx.asarray(values.view(np.uint8) if values.dtype.kind == "V" else values)
 
 
 def _library(name: str, hint: str) -> Any:
@@ -322,7 +251,7 @@ class Tensor(StoredTensor):
 
         Raises: UnsupportedSourceError for a dtype or a dimension that MLX does not have.
         """
-        return assembled(self, lambda suffix, _: mlx_part(self, suffix))
+        return assembled(self, lambda _, entry: mlx_array(self._blob, entry, self.name))
 
     def array(self, library: Library) -> Any:
         """Return `numpy`, `torch` or `mlx` by name. Raises: UsageError for another word."""
@@ -331,8 +260,3 @@ class Tensor(StoredTensor):
                 f"unknown array library {library!r}", hint="Use one of: numpy, torch, mlx."
             )
         return getattr(self, library)()
-
-
-def mlx_part(tensor: Tensor, suffix: str) -> Any:
-    """Return the stored array of that suffix as an mlx array. Raises: as `Tensor.mlx`."""
-    return mlx_array(tensor._blob, tensor.entries[suffix], tensor.name, suffix)  # noqa: SLF001  # of this module

@@ -18,7 +18,6 @@ from blobstore.errors import (
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config, settings_of
 from blobstore.formats.documents import Descriptor, Manifest, ModelConfig
-from blobstore.formats.dtypes import fits_mlx
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header, TensorEntry
@@ -81,16 +80,14 @@ class BlobFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorBlob(BlobFile):
-    """A blob of tensors; ``fits_mlx``: MLX has arrays like all of them, and so loads the file."""
+    """A blob of tensors, which begin at ``data_start``."""
 
     data_start: int
-    fits_mlx: bool
 
     @classmethod
     def of(cls, digest: Digest, reader: OpenReader, header: Header) -> Self:
         """Return the blob that ``reader`` has open."""
-        fits = all(fits_mlx(entry.dtype, entry.shape) for entry in header.tensors.values())
-        return cls(digest, reader.name, reader.identity, header.data_start, fits)
+        return cls(digest, reader.name, reader.identity, header.data_start)
 
     def offset(self, entry: TensorEntry) -> int:
         """Return where in the file a stored array begins."""

@@ -205,16 +205,6 @@ def test_arrays_outlive_the_removal_of_the_model(store: Store, tmp_path: Path) -
     assert bits(model[UP].mlx().weight) == bits(wanted[UP])
 
 
-@pytest.mark.usefixtures("mapped")
-def test_mlx_does_not_read_a_file_that_took_the_blobs_place(store: Store, tmp_path: Path) -> None:
-    blobstore.import_model(write_checkpoint(tmp_path / "m"), store=store)
-    model = blobstore.open_model("m", store=store)
-    path = store.root / "blobs" / model[UP].blob.file_name
-    path.rename(tmp_path / "kept")
-    path.write_bytes(bytes((tmp_path / "kept").stat().st_size))
-    assert bits(model[UP].mlx()) == bits(small_tensors()[UP])
-
-
 def test_after_close_arrays_stay_and_no_new_ones_come(store: Store, tmp_path: Path) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "m"), store=store)
     with blobstore.open_model("m", store=store) as model:

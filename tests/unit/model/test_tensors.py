@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from support import PYCODE, PYCODE_MOE
 from support.arrays import bits, bits_of_parts, plain
 from support.checkpoints import normal, raw_safetensors, safetensors_bytes, write_checkpoint
-from support.stores import commit_model, link_by_hand, stored_arrays
+from support.stores import link_by_hand, stored_arrays
 
 import blobstore
 from blobstore import QuantizedArray
@@ -119,19 +118,6 @@ def test_mlx_has_the_same_bits(every_dtype: Model, name: str) -> None:
     assert str(array.dtype).removeprefix("mlx.core.") == (
         "uint8" if name == "f8" else str(wanted.dtype)
     )
-
-
-@pytest.mark.usefixtures("mapped")
-def test_mlx_arrays_are_evaluated_in_the_thread_that_asks_for_them(store: Store) -> None:
-    """MLX evaluates an array only in the thread that loaded it."""
-    commit_model(store, "m", safetensors_bytes({"a": normal("a", 4, 6), "b": normal("b", 4, 6)}))
-    model = blobstore.open_model("m", store=store)
-    model["a"].mlx()
-    found: list[bytes] = []
-    thread = threading.Thread(target=lambda: found.append(bits(model["b"].mlx())))
-    thread.start()
-    thread.join()
-    assert found == [bits(normal("b", 4, 6))]
 
 
 def test_bool_in_all_libraries(store: Store) -> None:
