@@ -6,9 +6,9 @@ from hypothesis import given, strategies as st
 
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
+from blobstore.model import on_mlx_lm, on_ollama
 from blobstore.model.facts import ModelFacts, Runs, TensorFacts
 from blobstore.model.on_ollama import BY_ARCHITECTURE
-from blobstore.model.runtimes import verdicts
 
 SCALARS = (
     st.none()
@@ -60,6 +60,7 @@ def test_every_model_has_a_verdict_with_a_reason(
     config: dict[str, object] | None, tensors: list[TensorFacts], tokenizer: bool, draft: str | None
 ) -> None:
     documents = frozenset({"tokenizer.json"} if tokenizer else ())
-    found = verdicts(ModelFacts(config, documents, tuple(tensors), draft))
+    model = ModelFacts(config, documents, tuple(tensors), draft)
+    found = [on_mlx_lm.verdict(model), on_ollama.verdict(model)]
     assert [one.runtime for one in found] == ["mlx-lm", "Ollama"]
     assert all(one.reason and one.runs in Runs for one in found)

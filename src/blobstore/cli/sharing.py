@@ -147,11 +147,11 @@ def _opened_artifact(
     progress: Progress | None,
 ) -> Iterator[Readable]:
     from blobstore.export.planned_files import AS_SOURCE
-    from blobstore.model.mlx_lm_package import delay_package
+    from blobstore.model.on_mlx_lm import without_package_code
 
     options: dict[str, Any] = dict(given)
     if options.get("format") == "mlx":
-        delay_package("mlx_lm")
+        without_package_code()
     shard = options.get("max_shard_size", AS_SOURCE)
     if shard != AS_SOURCE:
         options["max_shard_size"] = parse_size(shard)

@@ -174,7 +174,6 @@ class SourceConfig(Document):
 
     @property
     def quant_method(self) -> str | None:
-        """The ``quant_method`` of ``quantization_config``, such as "awq"."""
         method = (self.quantization_config or {}).get("quant_method")
         return method if isinstance(method, str) else None
 
@@ -267,7 +266,6 @@ class SourceConfig(Document):
 
     @property
     def architecture(self) -> str:
-        """The first architecture, else the model type, else the text model's type, else ""."""
         text_type = (self.text_config or {}).get("model_type")
         named = next(iter(self.architectures or ()), None) or self.model_type
         return named or (text_type if isinstance(text_type, str) else "")

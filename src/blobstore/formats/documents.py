@@ -92,7 +92,6 @@ class Descriptor(Document):
 
     @property
     def document(self) -> dict[str, Any]:
-        """The entry of a manifest; what is None is left out."""
         entry = {"mediaType": self.media_type, "digest": str(self.digest), "size": self.size}
         return entry | strictjson.without_none({"from": self.source, "name": self.name})
 
@@ -145,7 +144,6 @@ class Manifest(Document):
 
     @property
     def digest(self) -> Digest:
-        """The model's ID: the sha256 of `raw`."""
         return Digest.of(self.raw)
 
     @property
@@ -173,7 +171,6 @@ class Manifest(Document):
         return tuple(layer for layer in self.layers if layer.media_type == FILE_MEDIA_TYPE)
 
     def document(self, name: str) -> Descriptor | None:
-        """Return the JSON layer of that file name, or None."""
         return next((layer for layer in self.json_layers if layer.name == name), None)
 
     def file(self, name: str) -> Descriptor | None:
@@ -244,7 +241,6 @@ class ModelConfig(Document):
 
     @classmethod
     def parse(cls, raw: bytes, what: str = "config") -> ModelConfig:
-        """Return the config in ``raw``. Raises: DocumentError (rule M1) if it is not one."""
         return validated(cls, parse_object(raw, what, rule="M1"), what, "M1")
 
     def encode(self) -> bytes:

@@ -263,7 +263,6 @@ def _end(match: re.Match[str] | None) -> int:
 
 
 def _command(text: str, start: int, line: int, what: str) -> tuple[Command, int]:
-    """Return the command that begins at ``start``, and where it ends."""
     word = _WORD.match(text, start)
     name = word["word"].lower() if word else ""
     if word is None or name not in _COMMANDS:
@@ -459,7 +458,6 @@ def resolve_path(text: str, folder: Path) -> str:
 
 
 def _check_command(command: Command, first: int, what: str) -> None:
-    """Raise for a command that a Modelfile can't have there; ``first``: the line of its first."""
     if command.name == "adapter":
         raise UnsupportedSourceError(
             f"{what}: line {command.line}: ADAPTER: adapters can't be imported beside "

@@ -74,7 +74,6 @@ class OciDescriptor(Descriptor):
 
     @property
     def model(self) -> ModelName | None:
-        """The model's name; None if no annotation has a valid one."""
         for key in (_FULL_NAME, _SHORT_NAME):
             try:
                 return ModelName.parse((self.annotations or {})[key])

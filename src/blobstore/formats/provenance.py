@@ -55,11 +55,9 @@ class Tally(Document):
 
     @property
     def covered(self) -> int:
-        """The number of those that are stored or derived."""
         return self.stored + sum(self.derived.values())
 
     def __add__(self, other: Tally) -> Tally:
-        """Return the tally of two sources that become one model."""
         derived = dict(self.derived)
         for how, count in other.derived.items():
             derived[how] = derived.get(how, 0) + count
@@ -81,7 +79,6 @@ class Coverage(Document):
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Everything that is not stored, tensors first."""
         return self.tensors.left_out + self.files.left_out
 
 

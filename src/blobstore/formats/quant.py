@@ -133,7 +133,6 @@ class Quantization:
         return cls.parse(metadata[f"{prefix}quant_type"], metadata.get(f"{prefix}group_size"))
 
     def divides(self, shape: Sequence[int]) -> bool:
-        """True if the last dimension of an array of ``shape`` is a whole number of groups."""
         return len(shape) > 0 and shape[-1] % self.group_size == 0
 
     def parts(
@@ -156,7 +155,6 @@ class Quantization:
             yield Part(".global_scale", DType.F32, tuple(global_scale))
 
     def logical_shape(self, weight_shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape before packing of a U32 weight of ``weight_shape``."""
         return (*weight_shape[:-1], weight_shape[-1] * _WORD_BITS // self.quant_type.bits)
 
     def __str__(self) -> str:

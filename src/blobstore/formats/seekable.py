@@ -47,7 +47,6 @@ class Footer:
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of the whole skippable frame."""
         return _SKIPPABLE_BYTES + self.frames * self.entry_bytes + FOOTER_BYTES
 
 

@@ -125,7 +125,6 @@ class Payload:
         return payload
 
     def encode(self) -> bytes:
-        """Return the payload as cosign writes it: one line of compact JSON."""
         return strictjson.encode(_payload(str(self.digest), str(self.identity), None))
 
 
@@ -163,7 +162,6 @@ class Signature:
 
     @property
     def value(self) -> bytes:
-        """The signature of the payload's bytes. Raises: DocumentError (rule S1)."""
         return _decoded(self.annotations.get(SIGNATURE_KEY), "the signature")
 
     @property

@@ -91,7 +91,6 @@ class Document:
 
     @classmethod
     def checked(cls, value: Any) -> Self:
-        """Return the document in a JSON value. Raises: InvalidError."""
         if isinstance(value, cls):
             return value
         if not isinstance(value, dict):
@@ -105,7 +104,6 @@ class Document:
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that an object gives. Raises: InvalidError."""
         found = {}
         for field, key, check, is_needed in cls.json_keys():
             if key in value:

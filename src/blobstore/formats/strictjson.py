@@ -144,7 +144,6 @@ def check_numbers(value: Any) -> None:
 
 
 def _nodes(value: Any) -> Iterator[Any]:
-    """Yield the value and everything in it, keys too."""
     waiting = [value]
     while waiting:
         node = waiting.pop()

@@ -76,7 +76,6 @@ class Member:
 
     @property
     def end(self) -> int:
-        """Where the next header begins."""
         return self.offset + in_blocks(self.size)
 
 
@@ -103,7 +102,6 @@ def folder_header(path: str) -> bytes:
 
 
 def _extension(records: Mapping[str, str]) -> bytes:
-    """Return PAX records for the next member, in blocks; no bytes without records."""
     if not records:
         return b""
     data = b"".join(_record(key, value) for key, value in records.items())

@@ -39,7 +39,6 @@ class TokenizerFacts:
 
     @classmethod
     def read(cls, raw: bytes) -> Self | None:
-        """Return the facts of a tokenizer.json; None if it is not one."""
         try:
             text = raw.decode()
             value = _without_vocabulary(text) or json.loads(text)
@@ -85,7 +84,6 @@ def _is_re2(pattern: str) -> bool:
 
 
 def _steps(value: Any, key: str) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a pre-tokenizer or decoder: of a sequence each."""
     steps = value[key] if isinstance(value, dict) and value.get("type") == "Sequence" else [value]
     yield from (step for step in steps if isinstance(step, dict))
 

@@ -82,7 +82,6 @@ class BlobHash:
             return None
 
     def check(self) -> None:
-        """Raise the error that the blob was abandoned for."""
         if self._error is not None:
             raise self._error
 
@@ -133,7 +132,6 @@ class HashStage:
 
     @property
     def is_full(self) -> bool:
-        """True if as many blobs have a piece as are best hashed together."""
         return len(self.ready) >= self._width
 
     def work(self) -> bool:

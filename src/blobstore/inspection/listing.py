@@ -24,8 +24,8 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.provenance import OWN_DOCUMENT, Coverage, Tally
 from blobstore.formats.quant import QuantType
 from blobstore.formats.tokenizer import CHAT_TEMPLATE, TEMPLATE_DOCUMENTS
+from blobstore.model import on_mlx_lm, on_ollama
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict, float_dtype
-from blobstore.model.runtimes import verdicts
 from blobstore.names import Digest, ModelName
 from blobstore.store.outlines import KnownForms, ModelOutline, TensorForm
 from blobstore.store.ports import Readable, Summary
@@ -158,7 +158,7 @@ def describe(
         context_length=_integer(config or {}, "max_position_embeddings"),
         embedding_length=_integer(config or {}, "hidden_size"),
         capabilities=_capabilities(own, manifest, read),
-        runs_in=verdicts(facts) if len(tensors) else (),
+        runs_in=(on_mlx_lm.verdict(facts), on_ollama.verdict(facts)) if len(tensors) else (),
     )
 
 

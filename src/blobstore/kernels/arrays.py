@@ -72,7 +72,6 @@ class QuantizedArray(Generic[T]):
 
     @property
     def quant_type(self) -> QuantType:
-        """The type: `QuantType.INT4` and so on."""
         return self.quantization.quant_type
 
     @property

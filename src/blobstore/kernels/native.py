@@ -24,7 +24,6 @@ class NativeKernel:
         self.name = target
 
     def quantize(self, weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice) -> int:
-        """See `blobstore.kernels.native.Kernel`."""
         candidates = choice.candidates_for(parts.quant_type)
         return _native.quantize(
             self.name,
@@ -45,7 +44,6 @@ class NativeKernel:
         )
 
     def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
-        """See `blobstore.kernels.native.Kernel`."""
         _native.dequantize(
             self.name,
             parts.quant_type.value,
@@ -60,21 +58,18 @@ class NativeKernel:
         )
 
     def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
-        """See `blobstore.kernels.native.Kernel`."""
         scale_type = dtype_of(scales).value
         _native.decode_blocks(
             self.name, scale_type, codes, _bits(scales), run.first, run.rows, run.cols, _bits(out)
         )
 
     def compare(self, weights: Array, read: Array) -> Comparison:
-        """See `blobstore.kernels.native.Kernel`."""
         types = dtype_of(weights).value, dtype_of(read).value
         return Comparison(*_native.compare(self.name, *types, _bits(weights), _bits(read)))
 
     def compare_stored(
         self, weights: Array, parts: QuantizedArray[Array], global_scale: float
     ) -> Comparison:
-        """See `blobstore.kernels.native.Kernel`."""
         found = _native.compare_stored(
             self.name,
             dtype_of(weights).value,

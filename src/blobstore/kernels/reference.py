@@ -45,7 +45,6 @@ class ReferenceKernel:
     name = "reference"
 
     def quantize(self, weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice) -> int:
-        """See `blobstore.kernels.native.Kernel`."""
         bad = _first_non_finite(weights)
         if bad >= 0 or not weights.size:
             return bad
@@ -59,7 +58,6 @@ class ReferenceKernel:
         return group * parts.group_size if group >= 0 else -1
 
     def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
-        """See `blobstore.kernels.native.Kernel`."""
         codes = _unpacked(parts.weight, parts.quant_type.bits).reshape(-1, parts.group_size)
         with np.errstate(all="ignore"):
             values = (
@@ -70,7 +68,6 @@ class ReferenceKernel:
             out[:] = values.reshape(-1).astype(out.dtype)
 
     def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
-        """See `blobstore.kernels.native.Kernel`."""
         rows, columns = np.divmod(np.arange(run.first, run.first + run.count), run.cols)
         matrices, rows = np.divmod(rows, run.rows)
         block_rows, block_columns = run.blocks
@@ -85,13 +82,11 @@ class ReferenceKernel:
         out.view(np.uint16)[np.isnan(values)] = BF16_NAN_BITS
 
     def compare(self, weights: Array, read: Array) -> Comparison:
-        """See `blobstore.kernels.native.Kernel`."""
         return compared(weights, read)
 
     def compare_stored(
         self, weights: Array, parts: QuantizedArray[Array], global_scale: float
     ) -> Comparison:
-        """See `blobstore.kernels.native.Kernel`."""
         read = np.empty(weights.size, np.float32)
         self.dequantize(parts, global_scale, read)
         return compared(weights, read, count_beyond(weights, parts, global_scale))
@@ -168,7 +163,6 @@ def _first_non_finite(values: Array) -> int:
 
 
 def _packed(codes: Array, bits: int) -> Array:
-    """Return U32 words of ``codes`` (flat), the first code in the lowest bits."""
     shifted = codes.astype(np.uint32).reshape(-1, 32 // bits) << _shifts(bits)
     return np.bitwise_or.reduce(shifted, axis=1)
 
@@ -205,7 +199,6 @@ class _AffineSearch:
         self.least = self._error(codes, self.stored) * _CLEARLY
 
     def run(self, candidates: AffineCandidates) -> None:
-        """Try all candidates, in the order of search_affine.h."""
         self._attempt(self.stored)
         counts = True if self.importance is None else self.importance > 0
         low = np.where(counts, self.groups, _INFINITY).min(axis=1)
@@ -331,7 +324,6 @@ def _nvfp4_top(amax: Array) -> Array:
 
 
 def _power(exponents: Array) -> Array:
-    """Return powers of two as float32, at most 2^127."""
     return (np.clip(exponents + 127, 0, 254) << 23).astype(np.uint32).view(np.float32)
 
 

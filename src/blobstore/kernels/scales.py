@@ -125,7 +125,6 @@ class ScaleChoice:
     candidates: AffineCandidates | None = None
 
     def candidates_for(self, quant_type: QuantType) -> AffineCandidates:
-        """Return the candidates of a search: this choice's, else the type's."""
         return self.candidates or _CANDIDATES.get(quant_type) or AffineCandidates(())
 
 

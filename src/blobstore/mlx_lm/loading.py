@@ -25,13 +25,13 @@ from blobstore.mlx_lm.prompts import generation_config
 from blobstore.model import on_mlx_lm
 from blobstore.model.facts import Runs, TensorFacts, Verdict, float_dtype
 from blobstore.model.loader import Model, open_model
-from blobstore.model.mlx_lm_package import import_mlx_lm
 from blobstore.model.network import build_network, planned_arrays
 from blobstore.model.network_plan import (
     NetworkPlan,
     mlx_lm_errors,
     plan_network,
 )
+from blobstore.model.on_mlx_lm import import_mlx_lm
 from blobstore.names import ModelName, relative_path
 from blobstore.store.ports import Readable
 

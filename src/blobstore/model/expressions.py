@@ -155,7 +155,6 @@ def _joined_shape(parts: Sequence[Expression], axis: int) -> Shape:
 
 
 def _rows_together(one: Expression, other: Expression) -> Expression | None:
-    """Return consecutive rows of one array as one slice of it; None if they are not that."""
     first, second = _rows_of(one), _rows_of(other)
     if first is None or second is None or first[0] != second[0] or first[2] != second[1]:
         return None
@@ -163,7 +162,6 @@ def _rows_together(one: Expression, other: Expression) -> Expression | None:
 
 
 def _rows_of(expression: Expression) -> tuple[Expression, int, int] | None:
-    """Return the array, the begin and the end of a range of its rows; None if it is not a range."""
     # An expert is a row that lost its first dimension, and gets it back when it is stacked.
     if (
         isinstance(expression, Reshaped)

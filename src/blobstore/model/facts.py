@@ -67,12 +67,10 @@ class TensorFacts(NamedTuple):
 
     @property
     def mode(self) -> str | None:
-        """MLX's word for how it is quantized; None if it is not quantized."""
         return None if self.quantization is None else self.quantization.quant_type.mode
 
     @property
     def fits_mlx(self) -> bool:
-        """True if MLX has such arrays."""
         return self.quantization is not None or fits_mlx(self.dtype, self.shape)
 
 
@@ -108,7 +106,6 @@ class ExpertGroup:
 
     @property
     def tensors(self) -> tuple[TensorFacts, ...]:
-        """All tensors of the group."""
         return tuple(tensor for tensors in self.projections.values() for tensor in tensors)
 
     @property
@@ -140,30 +137,25 @@ class ModelFacts:
 
     @cached_property
     def experts(self) -> tuple[ExpertGroup, ...]:
-        """The routed experts of its layers."""
         return _expert_groups(self.tensors)
 
     @cached_property
     def tokenizer(self) -> TokenizerFacts | None:
-        """What its tokenizer.json says; None if it is missing, or not one."""
         raw = self.read(TOKENIZER) if TOKENIZER in self.documents else None
         return None if raw is None else TokenizerFacts.read(raw)
 
     @property
     def architecture(self) -> str | None:
-        """The first of config.json's architectures."""
         named = (self.config or {}).get("architectures")
         return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
 
     @property
     def has_other_senses(self) -> bool:
-        """True if config.json describes images or sound."""
         config = self.config or {}
         return config.get("has_vision") is True or any(config.get(key) for key in _OTHER_SENSES)
 
     @property
     def types(self) -> str:
-        """The quantized types of its tensors, in words."""
         used = {
             tensor.quantization.quant_type
             for tensor in self.tensors
@@ -219,7 +211,6 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The verdict as a sentence without its full stop."""
         runtime = f"{self.runtime} {self.version}"
         if self.runs is Runs.YES:
             return f"Runs in {runtime} ({self.reason})"

@@ -91,7 +91,6 @@ class Model(Mapping[str, Tensor]):
 
     @property
     def missing(self) -> NotFoundError | None:
-        """The error of a document whose blob was missing when the model was opened, or None."""
         errors = (one for one in self._documents.values() if isinstance(one, NotFoundError))
         return next(errors, None)
 

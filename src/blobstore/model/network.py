@@ -59,7 +59,6 @@ class PlannedArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
         return self.expression.shape
 
 
@@ -144,7 +143,6 @@ class OpenTensors:
         return made.view(mlx_dtype(array.dtype))
 
     def read(self, arrays: Iterable[PlannedArray]) -> dict[str, Any]:
-        """Return arrays of a network for MLX by name, as `mlx` does, but evaluated."""
         import mlx.core as mx
 
         made = {array.name: self.mlx(array) for array in arrays}

@@ -33,7 +33,7 @@ from blobstore.model.expressions import (
     leaves,
 )
 from blobstore.model.facts import TensorFacts
-from blobstore.model.mlx_lm_package import network_classes, require_mlx_lm
+from blobstore.model.on_mlx_lm import network_classes, require_mlx_lm
 from blobstore.model.sanitize import Offered, layouts, row_factors, trace
 
 _CLAIMS = ("quantization", "quantization_config")
@@ -64,7 +64,6 @@ class Parameter:
 
     @property
     def module(self) -> str:
-        """The path of the module that it belongs to."""
         return self.name.rpartition(".")[0]
 
 
@@ -96,7 +95,6 @@ class NetworkPlan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence that names the dequantized tensors; empty without one."""
         names = self.dequantized
         if not names:
             return ()
@@ -195,7 +193,6 @@ def check_counts(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) -
 
 
 def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the whole numbers of a config and of the sections in it, with their keys."""
     if type(value) is int:
         yield key, value
     elif isinstance(value, Mapping):
@@ -233,7 +230,6 @@ def _sanitized(network: Any, offered: Mapping[str, Offered]) -> dict[str, Expres
 
 
 def _check(made: Mapping[str, Expression], network: Any) -> None:
-    """Raise UnsupportedSourceError when names or shapes are not the network's."""
     from mlx.utils import tree_flatten
 
     wanted = {name: tuple(array.shape) for name, array in tree_flatten(network.parameters())}

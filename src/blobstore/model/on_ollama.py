@@ -242,7 +242,6 @@ def _unknown(model: ModelFacts) -> str:
 
 
 def _obstacles(model: ModelFacts, family: Family) -> Iterator[str]:
-    """Yield why a model of a family does not load, or gives wrong numbers."""
     if TOKENIZER not in model.documents:
         yield f"there is no {TOKENIZER}"
     if not model.is_described:

@@ -193,7 +193,6 @@ def _read(
 def _outputs(
     event: Mapping[str, Any], made: Mapping[str, Expression], constants: Mapping[str, Any]
 ) -> Iterator[tuple[str, Expression]]:
-    """Yield the outputs of one operation: moved values, or values computed from all its inputs."""
     inputs = [made[key] for key, _, _ in event["inputs"] if key in made]
     outputs = [(key, tuple(shape)) for key, shape, _ in event["outputs"]]
     keys = [key for key, _, _ in event["inputs"]]

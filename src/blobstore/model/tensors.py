@@ -56,7 +56,6 @@ class MappedBlob:
         return self.data.view(start, start + entry.nbytes)
 
     def reader(self) -> OpenReader:
-        """Return a reader over the map. Raises: as `view`."""
         return BytesReader(self.data.view(), self.file.path)
 
     def array(self, entry: TensorEntry) -> Array:
@@ -153,7 +152,6 @@ class Tensor(StoredTensor):
 
     @classmethod
     def of(cls, stored: StoredTensor, blob: MappedBlob) -> Self:
-        """Return a tensor of a mapped blob."""
         return cls(stored.name, stored.entries, stored.quantization, stored.transposed, blob)
 
     @property

@@ -70,7 +70,6 @@ def _entry_text(name: str, entry: TensorEntry) -> str:
 
 
 def _framed(members: Sequence[str], align: int) -> bytes:
-    """Return the header whose JSON object has these members, with its length and its padding."""
     try:
         text = f"{{{','.join(members)}}}".encode()
     except UnicodeEncodeError:
@@ -357,7 +356,6 @@ def _header_from(scanned: _native.Scanned, nbytes: int) -> Header | None:
 
 
 def _unescaped(literal: bytes) -> str:
-    """Return the string of a JSON literal. Raises: ValueError for half of a surrogate pair."""
     name: str = json.loads(literal.decode())
     name.encode()
     return name

@@ -24,8 +24,8 @@ from blobstore.formats.quant import Part, Quantization
 from blobstore.formats.safetensors.codec import HeaderPattern, encode_header, lay_out
 from blobstore.formats.safetensors.header import TensorEntry
 from blobstore.importer.policies.options import ImportOptions
+from blobstore.model import on_mlx_lm, on_ollama
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict
-from blobstore.model.runtimes import verdicts
 from blobstore.source.files import KeptFile
 from blobstore.source.inventory import Inventory
 from blobstore.source.weights import Form, SourceWeight
@@ -390,7 +390,7 @@ class ImportPlan:
     @property
     def runs_in(self) -> tuple[Verdict, ...]:
         """Where the model will run, and why not elsewhere."""
-        return verdicts(self.facts)
+        return (on_mlx_lm.verdict(self.facts), on_ollama.verdict(self.facts))
 
     @property
     def source_bytes(self) -> int:
