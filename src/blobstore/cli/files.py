@@ -253,9 +253,10 @@ def export(
     It gets shards and their index, config and tokenizer.
     """
     from blobstore.export.planned_files import AS_SOURCE
-    from blobstore.model.on_mlx_lm import without_package_code
 
     if form == "mlx":
+        from blobstore.model.network_plan import without_package_code
+
         without_package_code()
     with progress_bar() as progress:
         result = blobstore.export_model(

@@ -147,10 +147,11 @@ def _opened_artifact(
     progress: Progress | None,
 ) -> Iterator[Readable]:
     from blobstore.export.planned_files import AS_SOURCE
-    from blobstore.model.on_mlx_lm import without_package_code
 
     options: dict[str, Any] = dict(given)
     if options.get("format") == "mlx":
+        from blobstore.model.network_plan import without_package_code
+
         without_package_code()
     shard = options.get("max_shard_size", AS_SOURCE)
     if shard != AS_SOURCE:

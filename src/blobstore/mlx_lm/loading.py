@@ -28,10 +28,10 @@ from blobstore.model.loader import Model, open_model
 from blobstore.model.network import build_network, planned_arrays
 from blobstore.model.network_plan import (
     NetworkPlan,
+    import_mlx_lm,
     mlx_lm_errors,
     plan_network,
 )
-from blobstore.model.on_mlx_lm import import_mlx_lm
 from blobstore.names import ModelName, relative_path
 from blobstore.store.ports import Readable
 

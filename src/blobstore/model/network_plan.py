@@ -6,6 +6,11 @@ mlx-lm makes a Python object for each layer that config.json counts, before it s
 billion layers would fill all memory. So the counts of config.json are checked against the tensors
 first.
 
+``import mlx_lm`` imports transformers, and PyTorch where that is installed: 1.9 seconds of a
+processor and 150 MB of memory. Its networks are modules without either (mlx_lm/models), but Python
+runs the code of a package before any module of it, unless that is prevented
+(`without_package_code`).
+
 Codes go into a quantized module when the network moves whole groups of them; otherwise the module
 gets values. What ``sanitize`` computes (norms that count from zero, products with a multiplier) is
 computed by it again, from values.
@@ -13,14 +18,17 @@ computed by it again, from values.
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blobstore.errors import BlobStoreError, UnsupportedSourceError, quoted
+from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.checkpoint import with_floats
 from blobstore.formats.quant import Quantization
 from blobstore.kernels.arrays import Array
@@ -33,9 +41,10 @@ from blobstore.model.expressions import (
     leaves,
 )
 from blobstore.model.facts import TensorFacts
-from blobstore.model.on_mlx_lm import network_classes, require_mlx_lm
+from blobstore.model.on_mlx_lm import VERSION, module_for
 from blobstore.model.sanitize import Offered, layouts, row_factors, trace
 
+_PACKAGE = "mlx_lm"
 _CLAIMS = ("quantization", "quantization_config")
 _SHOWN = 3
 _LONGEST = 300
@@ -46,6 +55,50 @@ _LAYERS = re.compile(r"(?:[a-z]+_)*(?:n|num)_(?:[a-z]+_)*(?:layers?|loops|inputs
 _OTHERS = re.compile(
     r"[a-z_]*(?:experts|heads?|window_pattern|_neighbor_num|_split_num|sinkhorn_iters)", re.ASCII
 )
+
+
+def import_mlx_lm() -> Any:
+    """Return mlx-lm's ``utils``. Raises: UsageError without the ``lm`` extra."""
+    require_mlx_lm()
+    from mlx_lm import utils
+
+    return utils
+
+
+def require_mlx_lm() -> None:
+    """Raise UsageError without the ``lm`` extra. Nothing is imported."""
+    if importlib.util.find_spec(_PACKAGE) is None:
+        raise UsageError(
+            "mlx-lm is not installed", hint="Install the extra: pip install 'blobstore[lm]'."
+        )
+
+
+def network_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return mlx-lm's classes of a config.json: that of the network, and that of its settings.
+
+    Raises: UsageError without the ``lm`` extra; what mlx-lm raises, ValueError among it for an
+    unknown type.
+    """
+    # Where its version is not that of our table, its own is asked.
+    name = module_for(config) if importlib.metadata.version("mlx-lm") == VERSION else None
+    if name is not None:
+        module = importlib.import_module(f"{_PACKAGE}.models.{name}")
+        return module.Model, module.ModelArgs
+    # load_model itself insists on files in a folder; its default is the table of architectures.
+    options = inspect.signature(import_mlx_lm().load_model).parameters
+    classes: tuple[Any, Any] = options["get_model_classes"].default(config)
+    return classes
+
+
+def without_package_code() -> None:
+    """Let mlx-lm's modules be imported without the code of the package itself.
+
+    Nothing happens if it is imported already, or missing. Only for a process of our own, before it
+    has threads; names that the package's code defines are missing then.
+    """
+    spec = importlib.util.find_spec(_PACKAGE) if _PACKAGE not in sys.modules else None
+    if spec is not None:
+        sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,9 +1,6 @@
 """mlx-lm: which models it loads.
 
-The verdict comes from tables. ``import mlx_lm`` imports transformers, and PyTorch where that is
-installed: 1.9 seconds of a processor and 150 MB of memory. Its networks are modules without either
-(mlx_lm/models), but Python runs the code of a package before any module of it, unless that is
-prevented (`without_package_code`).
+Pure, from tables; mlx_lm is not imported.
 
 Source: mlx-lm 0.32.2. `MODULES` are the modules of mlx_lm/models that have a ``Model`` and its
 ``ModelArgs``; `REMAPPED` and `REMAPPED_ARCHITECTURES` are ``MODEL_REMAPPING`` and
@@ -13,18 +10,12 @@ them with the installed mlx-lm, and prints them anew where they differ.
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from inspect import signature
 from typing import Any, Final
 
-from blobstore.errors import UsageError
 from blobstore.model.facts import Layout, ModelFacts, Runs, Verdict
 
 NAME: Final = "mlx-lm"
-_NAME = "mlx_lm"
 VERSION: Final = "0.32.2"
 
 MODULES: Final = frozenset(
@@ -142,47 +133,3 @@ def _obstacles(model: ModelFacts, module: str) -> Iterator[str]:
     has_scales = any(tensor.name.endswith(".weight_scale") for tensor in model.tensors)
     if module == "bitnet" and not has_scales:
         yield "it reads BitNet's weights only when they are packed, with a weight_scale each"
-
-
-def import_mlx_lm() -> Any:
-    """Return mlx-lm's ``utils``. Raises: UsageError without the ``lm`` extra."""
-    require_mlx_lm()
-    from mlx_lm import utils
-
-    return utils
-
-
-def require_mlx_lm() -> None:
-    """Raise UsageError without the ``lm`` extra. Nothing is imported."""
-    if importlib.util.find_spec(_NAME) is None:
-        raise UsageError(
-            "mlx-lm is not installed", hint="Install the extra: pip install 'blobstore[lm]'."
-        )
-
-
-def network_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return mlx-lm's classes of a config.json: that of the network, and that of its settings.
-
-    Raises: UsageError without the ``lm`` extra; what mlx-lm raises, ValueError among it for an
-    unknown type.
-    """
-    # Where its version is not that of our table, its own is asked.
-    name = module_for(config) if importlib.metadata.version("mlx-lm") == VERSION else None
-    if name is not None:
-        module = importlib.import_module(f"{_NAME}.models.{name}")
-        return module.Model, module.ModelArgs
-    # load_model itself insists on files in a folder; its default is the table of architectures.
-    options = signature(import_mlx_lm().load_model).parameters
-    classes: tuple[Any, Any] = options["get_model_classes"].default(config)
-    return classes
-
-
-def without_package_code() -> None:
-    """Let mlx-lm's modules be imported without the code of the package itself.
-
-    Nothing happens if it is imported already, or missing. Only for a process of our own, before it
-    has threads; names that the package's code defines are missing then.
-    """
-    spec = importlib.util.find_spec(_NAME) if _NAME not in sys.modules else None
-    if spec is not None:
-        sys.modules[_NAME] = importlib.util.module_from_spec(spec)
