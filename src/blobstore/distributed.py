@@ -149,7 +149,7 @@ def _make_all(
     lost: Exception | None = None
     for attempt in range(_ATTEMPTS):
         time.sleep(attempt)  # a scheduler that is restarted takes some time
-        with store.session(shared.plan.inventory.folder.key) as session:
+        with store.session() as session:
             tasks = shared.unfinished(shared.tasks, session, store)
         shown = shown or begun(progress, sum(task.source_bytes for task in tasks))
         try:

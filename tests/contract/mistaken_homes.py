@@ -42,7 +42,7 @@ class Mistaken(MemoryStore):
     session_class: type[_Session] = _Session
 
     @contextmanager
-    def session(self, source: str = "", name: ModelName | None = None) -> Iterator[_Session]:
+    def session(self, *, name: ModelName | None = None) -> Iterator[_Session]:
         yield self.session_class(self.blobs, self.manifests, self._kept, self._mutex)
 
 

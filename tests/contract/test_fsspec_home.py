@@ -218,7 +218,7 @@ class FsspecStore(Home):
         self.mutex = threading.Lock()
 
     @contextmanager
-    def session(self, source: str = "", name: ModelName | None = None) -> Iterator[FsspecSession]:
+    def session(self, *, name: ModelName | None = None) -> Iterator[FsspecSession]:
         yield FsspecSession(self)
 
     def remove(self, name: str | ModelName) -> Removal:

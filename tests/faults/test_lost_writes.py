@@ -48,7 +48,7 @@ def disk(tmp_path: Path) -> Iterator[tuple[Store, Path]]:
                 cannot_run(f"a disk in a file needs root: {done.stderr.strip()}")
         try:
             store = open_store(mounted / "store")
-            with store.session("source") as session:
+            with store.session() as session:
                 session.replace([session.put(b"first")])
             os.sync()
             fill(ballast)
@@ -69,7 +69,7 @@ def interrupt(store: Store) -> Path:
 
     Return the blob's file.
     """
-    with suppress(KeyboardInterrupt), store.session("source") as session:
+    with suppress(KeyboardInterrupt), store.session() as session:
         session.note(KEY, session.put(DATA))
         raise KeyboardInterrupt
     (left,) = store.kept.left.iterdir()
@@ -112,7 +112,7 @@ def test_a_lost_write_that_another_process_was_told_of(
         ballast.unlink()
         if left.read_bytes() != DATA:
             cannot_run("the page cache has dropped what could not be written")
-    with store.session("source") as session:
+    with store.session() as session:
         found = session.recall(KEY, len(DATA), verify=False)
         blob: FinishedBlob = found or session.put(DATA)
         assert found is None

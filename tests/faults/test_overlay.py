@@ -80,7 +80,7 @@ def bake(root: Path, source: Path) -> Store:
     store.manifests.remove(ModelName.parse("gone"))
     for path in store.blobs.path.iterdir():
         os.utime(path, (0, 0))
-    with suppress(KeyboardInterrupt), store.session("source") as session:
+    with suppress(KeyboardInterrupt), store.session() as session:
         session.note(KEY, session.put(b"left"))
         raise KeyboardInterrupt
     return store
@@ -154,7 +154,7 @@ def test_imports_copies_moves_and_removals(baked: Store, tmp_path: Path) -> None
 
 
 def test_what_an_interrupted_import_left_is_taken_over(baked: Store) -> None:
-    with baked.session("source") as session:
+    with baked.session() as session:
         blob = session.recall(KEY, 4, verify=False)
         assert blob is not None
         assert blob.path.read_bytes() == b"left"

@@ -62,8 +62,8 @@ class Forgetful(MemoryStore):
     """A home that does not remember what sessions made."""
 
     @contextmanager
-    def session(self, source: str = "", name: ModelName | None = None) -> Iterator[Any]:
+    def session(self, *, name: ModelName | None = None) -> Iterator[Any]:
         """See `Home`."""
-        with super().session(source, name) as session:
+        with super().session(name=name) as session:
             session.remembers = False
             yield session

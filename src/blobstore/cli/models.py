@@ -146,11 +146,10 @@ def show(
 ) -> None:
     """Show a model: its architecture, type and size."""
     from blobstore.inspection.listing import describe, stored_coverage, summarize
-    from blobstore.store.holders import holder_of
 
     asked = ModelName.parse(name)
     opened = stores_at(store, lower)
-    home = holder_of(asked, opened)
+    home = opened.holder(asked)
     full = home.find(asked)
     manifest = home.manifests.read(full)
     is_packed = home is opened.packed
@@ -211,14 +210,13 @@ def rm(
     as_json: JsonOption = False,
 ) -> None:
     """Remove models, and the blobs that no other model needs."""
-    from blobstore.store.holders import holder_of
     from blobstore.views.command_results import RemovedModel
 
     asked = list(map(ModelName.parse, names))
     opened = stores_at(store, lower, wait)
     done = []
     # All or none: a typing error must not remove half of them.
-    for full in dict.fromkeys([holder_of(one, opened).find(one) for one in asked]):
+    for full in dict.fromkeys([opened.holder(one).find(one) for one in asked]):
         done.append(RemovedModel(full, opened.remove(full)))
         if not as_json:
             with suppress(ReaderGoneError):  # the other models were to be removed all the same
@@ -330,10 +328,9 @@ def mv(
 def _give_name(
     done: str, store: Any, asked: ModelName, rename: Callable[[], ModelName], *, as_json: bool
 ) -> None:
-    from blobstore.store.holders import holder_of
     from blobstore.views.command_results import RenamedModel
 
-    old = holder_of(asked, store).find(asked)  # as it is written there; gone after a move
+    old = store.holder(asked).find(asked)  # as it is written there; gone after a move
     show_result(RenamedModel(old, rename()), partial(_show_new_name, done), as_json=as_json)
 
 

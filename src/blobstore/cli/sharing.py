@@ -463,11 +463,10 @@ def sign(
     if not names or key is None:
         hint = "blobstore sign NAME --key FILE, or --generate-key PREFIX to make a key."
         raise UsageError("sign needs a NAME and a --key", hint=hint)
-    from blobstore.store.holders import holder_of
 
     opened = store_at(store, wait)
     signed_for = identity_of(identity)
-    found = [holder_of(name, opened).find(name) for name in names]
+    found = [opened.holder(name).find(name) for name in names]
     private = blobstore.PrivateKey.parse(_read_key(key), key, lambda: _password(key))
     signed = [blobstore.sign_model(name, opened, private, identity=signed_for) for name in found]
     show_result(signed, _show_signed, as_json=as_json)

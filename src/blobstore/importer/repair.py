@@ -42,7 +42,7 @@ from blobstore.importer.policies.rules import Importance
 from blobstore.importer.writing import copy_file, usual_memory, write_blobs
 from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import Digest, ModelName
-from blobstore.source.addresses import OpenSource, Source, key_of, open_folder
+from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.store.care.checks import BlobChecks, Users
 from blobstore.store.care.verify import manifest_bytes, read_manifest
@@ -263,7 +263,7 @@ def repair_model(
     workers = threads(jobs)
     before = manifest_bytes(store, full)
     manifest, is_restored = _manifest(store, full)
-    with store.session("" if source is None else key_of(source)) as session:
+    with store.session() as session:
         checks = _checked(store, full, manifest, workers, progress)
         damaged = {
             blob.digest: blob for blob in manifest.descriptors if blob.digest.hex in checks.damaged

@@ -258,7 +258,7 @@ def make_blobs(
     fetch: FetchOptions | None = None,
 ) -> list[Digest]:
     """Make tensor blobs of a plan, and leave them, durable, for a later session."""
-    with store.session(plan.inventory.folder.key) as session:
+    with store.session() as session:
         if not session.remembers:
             raise UsageError(
                 f"{store.address} does not remember what was made",
@@ -321,7 +321,7 @@ def publish_plan(
     runs_in = plan.runs_in  # made first: of 100,000 tensors it takes 10 MB for a moment
     name = store.target(name)
     before = id_of(store, name)
-    with store.session(plan.inventory.folder.key) as session:
+    with store.session() as session:
         written = make(session)
         manifest = _manifest(plan, _with_files(plan, written.blobs, session), session)
         # Another import may have made a model of the name meanwhile.

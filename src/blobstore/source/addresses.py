@@ -33,7 +33,6 @@ from blobstore.errors import (
 from blobstore.io.durable import os_errors
 from blobstore.io.object_stores import CLOUDS, is_bucket
 from blobstore.io.objects import open_bucket
-from blobstore.io.ranges import real_path
 from blobstore.source.folders import (
     HUB,
     HUB_SCHEME,
@@ -144,14 +143,6 @@ def folder_or_file(
             return read_file(other, other.file)
         except BlobStoreError:
             raise error from None
-
-
-def key_of(source: Source) -> str:
-    """Return a text that is the same for the same source; nothing is opened."""
-    if not isinstance(source, str | os.PathLike):
-        return source.key
-    text = os.fspath(source)
-    return text if is_address(text) else real_path(text)
 
 
 def _local(text: str) -> LocalFolder:

@@ -20,7 +20,6 @@ from blobstore.formats.signatures import Signature
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.holders import holder_of
 from blobstore.store.ports import (
     Expected,
     Home,
@@ -198,7 +197,6 @@ class LayeredStore(Home):
         return self._upper
 
     def home_of(self, name: str | ModelName) -> Readable:
-        """Return the home that a model is read from. Raises: as `find`."""
         return self.manifests.home_of(self.find(name))
 
     def find(self, name: str | ModelName) -> ModelName:
@@ -211,11 +209,11 @@ class LayeredStore(Home):
         return self.upper.target(self.manifests.spelled(ModelName.of(name)))
 
     @contextmanager
-    def session(self, source: str = "", name: ModelName | None = None) -> Iterator[_Session]:
+    def session(self, *, name: ModelName | None = None) -> Iterator[_Session]:
         with ExitStack() as stack:
             for home in self.lower:
                 stack.enter_context(home.lease())
-            session = stack.enter_context(self.upper.session(source, name))
+            session = stack.enter_context(self.upper.session(name=name))
             yield _Session(session, _Blobs(self.lower), copies_up=self._copies_up)
 
     @contextmanager
@@ -261,17 +259,11 @@ class LayeredStore(Home):
         """
         if self._is_packed(source):
             return self.upper.move(source, target)
-        old, new = self._own(source), self.target(target)
-        manifest = self.manifests.read(old)
-        with self.session() as session:
-            publish_named(session, new, manifest, replace=replace)
-        if old != new:
-            self.upper.remove(old)
-        return new
+        return super().move(self._own(source), target, replace=replace)
 
     def _is_packed(self, name: str | ModelName) -> bool:
         with suppress(NotFoundError):
-            return holder_of(name, self.upper) is not self.upper
+            return self.upper.holder(name) is not self.upper
         return False
 
     def _own(self, name: str | ModelName) -> ModelName:

@@ -33,6 +33,7 @@ from blobstore.store.ports import (
     unique,
     wrong_bytes,
 )
+from blobstore.store.spool import MemoryBlob, SpoolWriter
 
 
 class _Blobs(Blobs):
@@ -118,42 +119,6 @@ class _Signatures:
         self._signatures.pop(digest, None)
 
 
-class _Writer:
-    """One blob as it is written. See `Writer`."""
-
-    def __init__(self, size: int, finished: Callable[[bytes], None]) -> None:
-        self._data = bytearray(size)
-        self._written = 0
-        self._finished = finished
-        self._mutex = threading.Lock()
-
-    def put(
-        self,
-        offset: int,
-        data: Any,
-        *,
-        beside: Sequence[tuple[int, Any]] = (),
-        gap: int = 0,
-        aligned: bool = False,  # noqa: ARG002  # memory has no pages to align to
-        waits: bool = True,  # noqa: ARG002
-        hashed: Callable[[], None] = lambda: None,
-    ) -> None:
-        for at, part in (*beside, (offset, data)):
-            view = memoryview(part).cast("B")
-            self._data[at : at + len(view)] = view
-        hashed()
-        with self._mutex:
-            self._written += memoryview(data).nbytes + gap
-            is_complete = self._written == len(self._data)
-        if is_complete:
-            self._finished(bytes(self._data))
-
-    def release(self) -> None:
-        """Do nothing: no buffer waits."""
-
-    close = release
-
-
 class _Session(Session):
     """What is being written. See `Session`."""
 
@@ -177,8 +142,9 @@ class _Session(Session):
         size: int,
         finished: Callable[[Any], None],
         stage: HashStage | None = None,  # noqa: ARG002  # small models: hashed at the end
-    ) -> _Writer:
-        return _Writer(size, lambda data: finished(self._add(data)))
+    ) -> SpoolWriter:
+        blob = MemoryBlob(memoryview(bytearray(size)))
+        return SpoolWriter(blob, lambda _digest: finished(self.copy(blob)))
 
     def copy(self, reader: OpenReader) -> Descriptor:
         return self._add(reader.read(0, reader.size))
@@ -257,7 +223,7 @@ class MemoryStore(Home):
     @contextmanager
     def session(
         self,
-        source: str = "",  # noqa: ARG002  # nothing is remembered
+        *,
         name: ModelName | None = None,  # noqa: ARG002  # all blobs are in one place
     ) -> Iterator[_Session]:
         yield _Session(self.blobs, self.manifests, self._kept, self._mutex)

@@ -21,7 +21,6 @@ from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io.budget import allow_open_files
 from blobstore.io.workers import Progress, begun, each, threads
 from blobstore.names import ModelName
-from blobstore.store.holders import holder_of
 from blobstore.store.local.store import Store
 from blobstore.store.packed.files import write_packed
 from blobstore.store.ports import Readable, Removal, unique
@@ -71,7 +70,7 @@ def unpacked(name: str | ModelName, home: Readable) -> ModelName:
     try:
         return home.find(name)
     except ModelNotFoundError:
-        if holder_of(name, home) is home:
+        if home.holder(name) is home:
             raise
     upper: Any = home.upper
     return unpack(upper, name).name
@@ -182,7 +181,7 @@ def _unpack(store: Store, name: ModelName, jobs: int, progress: Progress | None)
     """Publish a packed model as a whole one, unless the name has a model by then."""
     at_once = jobs * hashing.width()  # each thread has one blob, and they are hashed together
     allow_open_files(3 * at_once)
-    with store.session(store.packed.address) as session:
+    with store.session() as session:
         manifest = store.packed.manifests.read(name)
         missing = session.missing(manifest.descriptors)
         told = begun(progress, sum(blob.size for blob in missing))

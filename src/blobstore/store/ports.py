@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Annotated, Any, Protocol
 from blobstore.errors import (
     BlobStoreError,
     ConflictError,
+    ModelNotFoundError,
     NotFoundError,
     StorageError,
     UsageError,
@@ -37,7 +38,15 @@ from blobstore.formats.safetensors.header import Header
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.home_errors import (
+from blobstore.store.references import References
+from blobstore.store.sessions import (
+    Expected as Expected,
+    Finished as Finished,
+    How as How,
+    Intake as Intake,
+    Session as Session,
+    Signatures as Signatures,
+    Writer as Writer,
     ambiguous as ambiguous,
     blob_not_found as blob_not_found,
     check_blob_size as check_blob_size,
@@ -50,16 +59,6 @@ from blobstore.store.home_errors import (
     spelled_among as spelled_among,
     unique as unique,
     wrong_bytes as wrong_bytes,
-)
-from blobstore.store.references import References
-from blobstore.store.sessions import (
-    Expected as Expected,
-    Finished as Finished,
-    How as How,
-    Intake as Intake,
-    Session as Session,
-    Signatures as Signatures,
-    Writer as Writer,
 )
 
 
@@ -264,6 +263,18 @@ class Readable:
         self.manifests.text(found)
         return found
 
+    def holder(self, name: str | ModelName) -> Readable:
+        """Return this home, or its packed models if they have the model. Raises: as `find`."""
+        try:
+            self.find(name)
+        except ModelNotFoundError:
+            with suppress(ModelNotFoundError):
+                if self.packed is not None:
+                    self.packed.find(name)
+                    return self.packed
+            raise
+        return self
+
     def home_of(self, name: str | ModelName) -> Readable:
         """Return the home that a model is read from. Raises: as `find`."""
         self.find(name)
@@ -298,12 +309,9 @@ class Receiver(Protocol):
         Raises: InvalidNameError; AmbiguousNameError.
         """
 
-    def session(
-        self, source: str = "", name: ModelName | None = None
-    ) -> AbstractContextManager[Intake]:
+    def session(self, *, name: ModelName | None = None) -> AbstractContextManager[Intake]:
         """Begin to write.
 
-        ``source`` names what is written, so that a later session can continue a killed one.
         ``name``: the model that will be published, if that is known. A home that keeps the blobs of
         models apart writes them to their place at once.
         """
@@ -319,9 +327,7 @@ class Home(Readable):
     def target(self, name: str | ModelName) -> ModelName:
         return self.manifests.spelled(ModelName.of(name))
 
-    def session(
-        self, source: str = "", name: ModelName | None = None
-    ) -> AbstractContextManager[Session]:
+    def session(self, *, name: ModelName | None = None) -> AbstractContextManager[Session]:
         """Begin to write. See `Receiver.session`."""
         raise NotImplementedError
 

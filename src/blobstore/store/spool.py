@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from blobstore.hashing.stage import HashStage
 from blobstore.io.durable import os_errors, write_all_at
-from blobstore.io.ranges import OpenReader
+from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import Digest
 
 _PIECE = 2**20
@@ -75,10 +75,18 @@ class SpooledBlob(OpenReader):
             buffer, offset = buffer[count:], offset + count
 
 
-class SpoolWriter:
-    """Writes one blob of a spool. See `Writer`."""
+class MemoryBlob(BytesReader):
+    """A blob in memory that is written in any order."""
 
-    def __init__(self, blob: SpooledBlob, finished: Callable[[Digest], None]) -> None:
+    def write(self, offset: int, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        self._data[offset : offset + len(view)] = view
+
+
+class SpoolWriter:
+    """Writes one blob. See `Writer`. It is hashed at its end."""
+
+    def __init__(self, blob: SpooledBlob | MemoryBlob, finished: Callable[[Digest], None]) -> None:
         self._blob = blob
         self._finished = finished
         self._written = 0
@@ -95,7 +103,6 @@ class SpoolWriter:
         waits: bool = True,  # noqa: ARG002  # no buffer waits
         hashed: Callable[[], None] = lambda: None,
     ) -> None:
-        """See `Writer`. The blob is hashed at its end."""
         for at, part in (*beside, (offset, data)):
             self._blob.write(at, part)
         hashed()

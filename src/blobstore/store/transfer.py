@@ -164,7 +164,7 @@ def _transfer(
     at_once = between.jobs * hashing.width()
     allow_open_files(3 * at_once)
     took: list[tuple[How, Descriptor]] = []
-    with source.lease(), target.session(source.address, new) as session:
+    with source.lease(), target.session(name=new) as session:
         manifest = source.manifests.read(old)
         between.check(manifest, str(old))
         signatures = _signatures(source, old, manifest.digest, between.policy)

@@ -45,7 +45,6 @@ from blobstore.plots.specification import (
 )
 from blobstore.plots.treemap import treemap
 from blobstore.store.care.usage import Usage, measure_usage
-from blobstore.store.holders import holder_of
 from blobstore.store.outlines import ModelOutline
 from blobstore.store.ports import Readable
 from blobstore.store.stored_model import StoredModel
@@ -143,7 +142,7 @@ class Served:
     def find(self, name: str) -> ServedModel:
         """Return a model. Raises: InvalidNameError; NotFoundError; StorageError."""
         parsed = ModelName.parse(name)
-        holder = holder_of(parsed, self.home)
+        holder = self.home.holder(parsed)
         full = holder.find(parsed)
         raw = holder.manifests.text(full)
         is_packed = holder is self.home.packed

@@ -47,7 +47,6 @@ from blobstore.formats.oci import OCI_MANIFEST_MEDIA_TYPE, under_oci
 from blobstore.formats.signatures import SignatureManifest, is_tag_of_signatures
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.holders import holder_of
 from blobstore.store.ports import Readable
 from blobstore.web.application import is_known
 
@@ -212,7 +211,7 @@ class ServedModels:
         return list(dict.fromkeys([*self._home.manifests.names(), *others]))
 
     def _read(self, asked: ModelName) -> _Tagged:
-        holder = holder_of(asked, self._home)
+        holder = self._home.holder(asked)
         return _Tagged(holder.find(asked), holder, self._home)
 
 

@@ -254,7 +254,7 @@ def test_hostile_names_of_files_are_refused(store: Store, tmp_path: Path, name: 
     some = manifest.file("chat_template.jinja")
     assert some is not None
     evil = Descriptor(media_type=FILE_MEDIA_TYPE, digest=some.digest, size=some.size, name=name)
-    with store.session("x") as session:
+    with store.session() as session:
         session.publish(M, replace(manifest, layers=(*manifest.layers, evil)))
     with pytest.raises(UnsupportedSourceError, match=r"can't be a file|would be called"):
         blobstore.export_model("m", tmp_path / "out" / "deep", store=store)
@@ -309,7 +309,7 @@ def test_what_an_early_version_recorded_has_no_coverage(store: Store, tmp_path: 
     assert own is not None
     document = json.loads(store.blobs.read(own))
     del document["coverage"]
-    with store.session("x") as session:
+    with store.session() as session:
         blob = session.put(json.dumps(document).encode())
         changed = replace(own, digest=blob.digest, size=blob.size)
         layers = tuple(changed if layer is own else layer for layer in manifest.layers)

@@ -29,7 +29,6 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import prune
 from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import Sample, verify
-from blobstore.store.holders import holder_of
 from blobstore.store.layered import LayeredStore
 from blobstore.store.local import packed
 from blobstore.store.local.manifests import ManifestFolder
@@ -171,7 +170,7 @@ def test_a_packed_model_is_named_as_one(one: Store) -> None:
     assert caught.value.hint == "blobstore unpack m:latest restores it."
     assert one.is_packed("M")
     assert one.target("M") == M
-    assert holder_of("m", one) is one.packed
+    assert one.holder("m") is one.packed
     listed = list_models(one)
     assert [(model.name, getattr(model, "is_packed", None)) for model in listed] == [(M, True)]
     [model] = listed

@@ -47,7 +47,7 @@ def fill(home: Any, name: str = "tiny:int4", weights: bytes = WEIGHTS) -> Manife
     layer = Descriptor("application/vnd.ollama.image.tensor", Digest.of(weights), len(weights))
     config = Descriptor(CONFIG_MEDIA_TYPE, Digest.of(CONFIG), len(CONFIG))
     manifest = Manifest(config=config, layers=(layer,))
-    with home.session("test", parsed) as session:
+    with home.session(name=parsed) as session:
         session.put(weights)
         session.put(CONFIG)
         session.publish(parsed, manifest)

@@ -294,7 +294,7 @@ def do_tasks(
     budget = working_memory(memory, workers)
     done: list[Task] = []
     for group in grouped(tasks, [task.source_bytes for task in tasks], _AT_ONCE):
-        with store.session(shared.plan.inventory.folder.key) as session:
+        with store.session() as session:
             missing = shared.unfinished(group, session, store, verify=verify_reuse, jobs=workers)
         nbytes = [sum(task.source_bytes for task in some) for some in (group, missing)]
         progress(nbytes[0] - nbytes[1], "")

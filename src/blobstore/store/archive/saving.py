@@ -271,7 +271,7 @@ class NewArchive(Intake):
 
     def session(
         self,
-        source: str = "",  # noqa: ARG002  # all blobs go to one place
+        *,
         name: ModelName | None = None,  # noqa: ARG002  # one after the other
     ) -> AbstractContextManager[Intake]:
         return nullcontext(self)

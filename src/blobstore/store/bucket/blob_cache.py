@@ -142,7 +142,7 @@ class BlobCache:
         return missing
 
     def _fetch(self, batch: Sequence[Descriptor], source: BucketBlobs) -> None:
-        with self.store.session("a cache of buckets") as session:
+        with self.store.session() as session:
 
             def take(descriptor: Descriptor) -> None:
                 with source.open(descriptor) as reader:

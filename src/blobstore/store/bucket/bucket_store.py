@@ -111,7 +111,7 @@ class BucketStore(Home):
     @contextmanager
     def session(
         self,
-        source: str = "",  # noqa: ARG002  # notes of what was made are the bucket's
+        *,
         name: ModelName | None = None,  # noqa: ARG002  # all blobs are in one place
     ) -> Iterator[BucketSession]:
         """See `Home`. Raises: StorageError for a bucket without conditional writes."""

@@ -12,7 +12,6 @@ from typing import Annotated
 
 from blobstore.errors import BlobStoreError
 from blobstore.names import ModelName
-from blobstore.store.holders import holder_of
 from blobstore.store.ports import Care, Readable
 from blobstore.store.references import Needs, References
 
@@ -62,7 +61,7 @@ def measure_usage(store: Readable, names: Sequence[str | ModelName] = ()) -> Usa
     """
     home = store.upper
     care = home.care()
-    holders = [(holder_of(name, home), name) for name in names]
+    holders = [(home.holder(name), name) for name in names]
     wanted = [home.find(name) for holder, name in holders if holder is home]
     packed = [holder.find(name) for holder, name in holders if holder is not home]
     there = care.digests()

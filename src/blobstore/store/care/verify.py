@@ -22,7 +22,6 @@ from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest
 from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.checks import BlobChecks, Users
-from blobstore.store.holders import holder_of
 from blobstore.store.ports import Care, OddFile, Readable
 from blobstore.store.references import KnownNeeds
 
@@ -269,7 +268,7 @@ def verify(
     lower, home = lower or store.lower, store.upper
     care = home.care()
     care.require()  # else nothing of an unmounted disk, or of a misspelt path, would be checked
-    holders = [(holder_of(name, home), name) for name in names]
+    holders = [(home.holder(name), name) for name in names]
     runs = []
     for one in (care, care.packed):
         if one is not None:

@@ -49,7 +49,7 @@ class Store(StoreFolder, Home):
     @contextmanager
     def session(
         self,
-        source: str = "",  # noqa: ARG002  # one journal has the blobs of all
+        *,
         name: ModelName | None = None,  # noqa: ARG002  # all blobs are in one folder
     ) -> Iterator[LocalSession]:
         """See `Home`. The store's lock is held shared meanwhile.

@@ -77,11 +77,7 @@ class RegistryStore(Home):
         self.blobs = RegistryBlobs(self._api, self._places, self.manifests.blobs)
         self._publishing = threading.Lock()
 
-    def session(
-        self,
-        source: str = "",  # noqa: ARG002  # the registry keeps what was sent
-        name: ModelName | None = None,
-    ) -> AbstractContextManager[RegistrySession]:
+    def session(self, *, name: ModelName | None = None) -> AbstractContextManager[RegistrySession]:
         return closing(
             RegistrySession(self._api, self.manifests, self._places, self._publishing, name)
         )

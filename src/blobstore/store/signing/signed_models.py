@@ -39,7 +39,6 @@ from blobstore.formats.signatures import DockerReference, Payload, Signature
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.durable import os_errors, read_own
 from blobstore.names import Digest, ModelName
-from blobstore.store.holders import holder_of
 from blobstore.store.ports import Home, Readable, Signatures
 from blobstore.store.signing.key_pairs import MAX_KEY_FILE, PrivateKey, PublicKey
 
@@ -459,7 +458,7 @@ def sign_model(
     Raises: InvalidNameError, NotFoundError, AmbiguousNameError, DocumentError; UsageError for a
     home that keeps no signatures; LimitExceededError; StorageError.
     """
-    holder = holder_of(name, home)
+    holder = home.holder(name)
     found = holder.find(name)
     digest = holder.manifests.read(found).digest
     whole = DockerReference.of(found)
@@ -480,7 +479,7 @@ def check_signatures(
     that can't be read; StorageError.
     """
     kept = _signatures(home)
-    holders = [(holder_of(name, home), name) for name in names]
+    holders = [(home.holder(name), name) for name in names]
     found = [(holder, holder.find(name)) for holder, name in holders] or _all_models(home)
     return [_checked(name, one.manifests.read(name).digest, kept, policy) for one, name in found]
 

@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Store:
 
 def keep(store: Store, data: bytes = b"one") -> Path:
     """Keep a blob as a worker does; return its path."""
-    with store.session("source") as session:
+    with store.session() as session:
         session.note(KEY, session.put(data))
         session.keep()
     return store.kept.path / Digest.of(data).file_name
@@ -41,7 +41,7 @@ def test_a_kept_blob_is_found_without_a_journal_and_published(store: Store) -> N
     assert not list((store.root / ".blobstore" / "tmp").iterdir())
     assert not store.blobs.digests()
     forget(store)
-    with store.session("elsewhere") as session:
+    with store.session() as session:
         found = session.recall(ONE.hex, 3, verify=True)
         assert found is not None
         blob = Descriptor(media_type="x/y", digest=found.digest, size=found.size)
@@ -52,21 +52,21 @@ def test_a_kept_blob_is_found_without_a_journal_and_published(store: Store) -> N
 
 def test_its_key_finds_it_without_hashing(store: Store) -> None:
     keep(store)
-    with store.session("source") as session:
+    with store.session() as session:
         assert session.recall(KEY, 3, verify=False) is not None
 
 
 @pytest.mark.parametrize("key", [KEY, ONE.hex, "x", "../../blobs/x"])
 def test_what_is_not_there_is_not_found(key: str, store: Store) -> None:
     keep(store).unlink()
-    with store.session("source") as session:
+    with store.session() as session:
         assert session.recall(key, 3, verify=False) is None
 
 
 def test_another_size_and_a_link_are_not_found(store: Store) -> None:
     path = keep(store)
     forget(store)
-    with store.session("source") as session:
+    with store.session() as session:
         assert session.recall(ONE.hex, 4, verify=False) is None
         path.rename(store.root / "moved")
         path.symlink_to(store.root / "moved")
@@ -76,14 +76,14 @@ def test_another_size_and_a_link_are_not_found(store: Store) -> None:
 def test_damage_is_found_by_verify(store: Store) -> None:
     keep(store).write_bytes(b"0ne")
     forget(store)
-    with store.session("source") as session:
+    with store.session() as session:
         assert session.recall(ONE.hex, 3, verify=True) is None
 
 
 def test_two_sessions_publish_one_kept_blob(store: Store) -> None:
     keep(store)
     blob = Descriptor(media_type="x/y", digest=ONE, size=3)
-    with store.session("source") as one, store.session("source") as other:
+    with store.session() as one, store.session() as other:
         for session in (one, other):
             assert session.recall(ONE.hex, 3, verify=False) is not None
         assert one.publish(M, Manifest(config=None, layers=(blob,))) == {ONE}

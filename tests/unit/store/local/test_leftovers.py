@@ -60,7 +60,7 @@ def interrupted(store: Store, data: bytes) -> Path:
 
     Return the blob's file.
     """
-    with suppress(KeyboardInterrupt), store.session("source") as begun:
+    with suppress(KeyboardInterrupt), store.session() as begun:
         begun.note(KEY, begun.put(data))
         raise KeyboardInterrupt
     (left,) = store.kept.left.iterdir()
@@ -211,7 +211,7 @@ def test_imports_begin_and_clean_up_at_once(tmp_path: Path) -> None:
 
 def test_an_ingest_that_is_interrupted_keeps_what_is_finished(store: Store, parent: Path) -> None:
     def interrupt() -> None:
-        with store.session("source") as session:
+        with store.session() as session:
             session.note("0" * 64, session.put(b"one"))
             with closing(session.writer(10, lambda _: None)) as writer:
                 writer.put(0, b"half")
@@ -221,7 +221,7 @@ def test_an_ingest_that_is_interrupted_keeps_what_is_finished(store: Store, pare
         interrupt()
     assert names(parent) == []
     assert names(store.kept.left) == [ONE.file_name]
-    with store.session("source") as session:
+    with store.session() as session:
         assert session.recall("0" * 64, 4, verify=False) is None
         assert session.recall("1" * 64, 3, verify=False) is None
         blob = session.recall("0" * 64, 3, verify=True)
@@ -238,7 +238,7 @@ def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(
     (store.root / ".blobstore/hints").write_bytes(b"in the way")
 
     def interrupt() -> None:
-        with store.session("source") as session:
+        with store.session() as session:
             session.note("0" * 64, session.put(b"one"))
             raise KeyboardInterrupt
 
@@ -257,7 +257,7 @@ def test_what_was_not_durable_is_hashed_whatever_its_stamp_says(
     status = left.stat()
     left.write_bytes(b"eno")
     os.utime(left, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with store.session("source") as again:
+    with store.session() as again:
         assert again.recall(KEY, 3, verify=False) is None
     assert names(parent) == []
 
@@ -269,7 +269,7 @@ def test_what_was_durable_is_taken_by_its_stamp(
     monkeypatch.setattr(session, "syncs_whole", lambda _fd: False)
     monkeypatch.setattr(session, "write_back", lambda _fd: pytest.fail("it is on the disk already"))
     left = interrupted(store, b"one")
-    with store.session("source") as again:
+    with store.session() as again:
         blob = again.recall(KEY, 3, verify=False)
         assert blob is not None
         assert blob.path.parent != left.parent
@@ -290,10 +290,10 @@ def test_what_can_not_be_written_back_is_never_taken(
 
     with monkeypatch.context() as patch:
         patch.setattr(session, "write_back", lost)
-        with store.session("source") as again:
+        with store.session() as again:
             assert again.recall(KEY, 3, verify=False) is None
     assert "can't write back" in "\n".join(logged)
-    with store.session("source") as again:
+    with store.session() as again:
         assert again.recall(KEY, 3, verify=False) is None
     assert names(parent) == []
 
@@ -303,20 +303,18 @@ def test_a_blob_of_a_living_import_is_not_even_read(
 ) -> None:
     """A second import of a source would hash all that the first one has, and get none of it."""
     monkeypatch.setattr(session, "write_back", lambda _fd: pytest.fail("it was read"))
-    code = LIVE.replace(".session()", '.session("source")').replace(
-        'session.put(b"one")', f'session.note("{KEY}", session.put(b"one"))'
-    )
-    with process(code, store.root), store.session("source") as second:
+    code = LIVE.replace('session.put(b"one")', f'session.note("{KEY}", session.put(b"one"))')
+    with process(code, store.root), store.session() as second:
         assert second.recall(KEY, 3, verify=True) is None
 
 
 def test_blobs_are_recalled_by_many_threads_at_once(store: Store) -> None:
     keys = [f"{number:064x}" for number in range(50)]
-    with suppress(KeyboardInterrupt), store.session("source") as begun:
+    with suppress(KeyboardInterrupt), store.session() as begun:
         for key in keys:
             begun.note(key, begun.put(key.encode()))
         raise KeyboardInterrupt
-    with store.session("source") as again, ThreadPoolExecutor(8) as pool:
+    with store.session() as again, ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda key: again.recall(key, len(key), verify=False), keys))
         assert [blob.path.read_text() for blob in found if blob is not None] == keys
     assert not list(store.root.glob(".blobstore/tmp/*"))

@@ -58,11 +58,11 @@ def test_what_a_killed_import_left_and_everything_else(
 ) -> None:
     source = write_checkpoint(tmp_path / "source", small_tensors())
     blobstore.import_model(source, "m", store=store)
-    with suppress(KeyboardInterrupt), store.session("source") as session:
+    with suppress(KeyboardInterrupt), store.session() as session:
         session.note(KEY, session.put(b"left"))
         raise KeyboardInterrupt
     bake(store, monkeypatch)
-    with store.session("source") as session:
+    with store.session() as session:
         assert session.recall(KEY, 4, verify=False) is not None
     blobstore.import_model(source, "m", store=store, quant="int4")
     store.copy(ModelName.parse("m"), ModelName.parse("n"))
