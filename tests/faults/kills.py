@@ -23,7 +23,7 @@ from support.lab.wandering import Wanderer
 from blobstore.formats.documents import Descriptor
 from blobstore.names import Digest
 from blobstore.store.local.blobs import Stamp
-from blobstore.store.local.session import NewBlobs
+from blobstore.store.local.session import LocalSession
 
 SHORT = 30
 _LONG = 1500
@@ -106,13 +106,14 @@ def control(folder: Path, figures: Figures) -> None:
 def _write_in_place() -> None:
     as_it_is()
 
-    def move(new: NewBlobs, blobs: Iterable[Descriptor], folder: Path) -> dict[Digest, Stamp]:
+    def move(session: LocalSession, blobs: Iterable[Descriptor]) -> dict[Digest, Stamp]:
         for wanted in blobs:
-            if (blob := new.made.pop(wanted.digest, None)) is not None:
-                (folder / blob.digest.file_name).write_bytes(blob.path.read_bytes())
+            if (blob := session._made.pop(wanted.digest, None)) is not None:
+                place = session._blobs.path / blob.digest.file_name
+                place.write_bytes(blob.path.read_bytes())
         return {}
 
-    NewBlobs.move = move  # type: ignore[method-assign, assignment]  # its `self` is named
+    LocalSession._move = move  # type: ignore[method-assign, assignment]  # its `self` is named
 
 
 def at_random(folder: Path, count: int, moments: random.Random, figures: Figures) -> None:

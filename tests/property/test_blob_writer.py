@@ -14,7 +14,7 @@ from support.pieces import Putter, cut, writing
 
 from blobstore.io import durable as files
 from blobstore.io.durable import PAGE
-from blobstore.store.local import writer
+from blobstore.store.local import session
 
 SIZES = st.one_of(
     st.integers(1, 100),
@@ -55,9 +55,9 @@ def test_bytes_and_digest(
     offsets = [piece.offset for piece in pieces]
     chance.shuffle(pieces)
     with (
-        mock.patch.object(writer, "DIRECT_FROM", direct_from),
+        mock.patch.object(session, "DIRECT_FROM", direct_from),
         mock.patch.object(files, "DIRECT_FROM", direct_from),
-        mock.patch.object(writer, "_READ_BACK", read_back),
+        mock.patch.object(session, "_READ_BACK", read_back),
         writing(folder, size) as (blob_writer, made),
     ):
         putter = Putter(blob_writer)

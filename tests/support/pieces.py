@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from blobstore.store.local.blobs import FinishedBlob
-from blobstore.store.local.writer import BlobWriter
+from blobstore.store.local.session import BlobWriter
 
 _PAGE = mmap.PAGESIZE
 Aside = tuple[int, bytes]

@@ -332,7 +332,7 @@ class Home(Readable):
         raise NotImplementedError
 
     def remove(self, name: str | ModelName) -> Removal:
-        """Remove a model, and those of its blobs and signatures that no other model needs.
+        """Remove a model, and those of its blobs that no other model needs.
 
         Raises: NotFoundError; AmbiguousNameError.
         """

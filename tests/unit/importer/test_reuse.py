@@ -234,7 +234,7 @@ def test_a_broken_journal_is_no_error_for_what_is_imported(
     again = import_(source, store)
     assert (again.digest, again.recalled) == (first.digest, 0)
     assert import_(source, store).recalled == (0 if kind == "folder" else 6)
-    assert ("not in the journal" in "\n".join(logged)) == (kind == "folder")
+    assert ("is not noted" in "\n".join(logged)) == (kind == "folder")
 
 
 def _touch(path: Path) -> None:

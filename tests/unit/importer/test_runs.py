@@ -23,9 +23,8 @@ from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.writing import least_memory
 from blobstore.kernels.arrays import Array
 from blobstore.source.weights import SourceReaders
-from blobstore.store.local.session import LocalSession
+from blobstore.store.local.session import BlobWriter, LocalSession
 from blobstore.store.local.store import Store, open_store
-from blobstore.store.local.writer import BlobWriter
 
 UP = "model.layers.0.mlp.up_proj.weight"
 ODD: dict[str, Array] = {

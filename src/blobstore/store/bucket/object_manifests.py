@@ -1,7 +1,7 @@
 """Manifests in a bucket, small objects that move by conditional writes; and their signatures.
 
 Signatures are ``.blobstore/signatures/<sha256 of a manifest>/<sha256>``: the keys and bytes are
-those of a store in a folder (store/local/signature_folder.py).
+those of a store in a folder (store/local/backups.py).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ A blob is visible only when it is complete and durable (see session.py).
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import stat
@@ -13,15 +14,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.formats.documents import Descriptor
 from blobstore.formats.safetensors.codec import headers_in
 from blobstore.formats.safetensors.header import Header
+from blobstore.hashing.stage import HashStage
 from blobstore.io.budget import Budget
 from blobstore.io.durable import (
     os_errors,
     remove_if_there,
+    write_back,
 )
 from blobstore.io.ranges import FileReader, is_coarse
 from blobstore.names import Digest
@@ -31,6 +35,8 @@ from blobstore.store.ports import (
     of_size,
     unique,
 )
+
+_log = logging.getLogger("blobstore.store.local.store")
 
 _START = "sha256-"
 _PREFIX = len(_START)
@@ -182,8 +188,7 @@ class BlobFolder(Blobs):
         return was_there
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """Tells whether a file was written to since: its inode and the time of its last write.
 
     The part of a `FileIdentity` that a journal can keep: the number of a device may change when the
@@ -195,7 +200,6 @@ class Stamp:
 
     @classmethod
     def of(cls, status: os.stat_result) -> Stamp:
-        """Return the stamp of a file's status."""
         return cls(status.st_ino, status.st_mtime_ns)
 
     @property
@@ -248,3 +252,69 @@ def kept_young(blob: FinishedBlob) -> FinishedBlob | None:
         return replace(blob, stamp=renewed(os.fspath(blob.path)))
     except OSError:  # it is another user's, or has just been removed: it is made again
         return None
+
+
+_ENTRY = re.compile(
+    r"([0-9a-f]{64}) ([0-9]{1,15}) ([0-9]{1,20}) ([0-9]{1,20}) (durable|waiting)", re.ASCII
+)
+
+
+class MadeBlob(NamedTuple):
+    """A blob that was made; a tuple, because an import may have 100,000 of them.
+
+    ``is_durable``: neither a write error nor a power cut can change the blob any more. ``stamp`` is
+    None if its name alone says so (kept.py).
+    """
+
+    digest: Digest
+    size: int
+    stamp: Stamp | None
+    is_durable: bool = True
+
+    def encode(self) -> str:
+        inode, mtime_ns = self.stamp or (0, 0)
+        state = "durable" if self.is_durable else "waiting"
+        return f"{self.digest.hex} {self.size} {inode} {mtime_ns} {state}"
+
+    @classmethod
+    def parse(cls, text: str) -> MadeBlob | None:
+        if (match := _ENTRY.fullmatch(text)) is None:
+            return None
+        digest, size, inode, mtime_ns, state = match.groups()
+        stamp = Stamp(int(inode), int(mtime_ns))
+        return cls(Digest(digest), int(size), stamp, state == "durable")
+
+    def at(
+        self,
+        folder: Path,
+        stage: HashStage,
+        *,
+        verify: bool,
+    ) -> FinishedBlob | None:
+        """Return the blob in ``folder`` if it has the bytes of this one, else None.
+
+        It is hashed unless it was durable and its stamp is the same, and always with ``verify``.
+        ``stage``: where. It is written back before, and hashed from the disk: the error of a
+        failed write may have been reported to other processes only.
+        """
+        path = folder / self.digest.file_name
+        if not os.path.lexists(path):  # as most of a hundred thousand
+            return None
+        try:
+            with FileReader(path, follow=False) as reader:
+                stamp = Stamp.of(reader.status())
+                is_same = self.stamp is None or (stamp == self.stamp and stamp.is_sure)
+                if reader.size != self.size:
+                    return None
+                if verify or not (self.is_durable and is_same):
+                    with os_errors("write back", path):
+                        write_back(reader.fileno())
+                    reader.read_ahead()
+                    if reader.digest(stage) != self.digest:
+                        return None
+                return FinishedBlob(self.digest, self.size, folder, stamp)
+        except NotFoundError:
+            return None
+        except BlobStoreError as error:
+            _log.info("a finished blob is not used: %s", error)
+            return None

@@ -22,7 +22,7 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
@@ -37,7 +37,7 @@ from blobstore.io.durable import (
     replace_file,
 )
 from blobstore.names import Digest
-from blobstore.store.ports import Leftover, Share, Summary
+from blobstore.store.ports import Share, Summary
 
 _log = logging.getLogger("blobstore.store.local.store")
 
@@ -72,17 +72,20 @@ class HintFile:
         }
 
     def add(self, hints: Iterable[tuple[str, str]]) -> None:
-        """Add hints, which replace those of their keys. Raises: StorageError."""
+        """Add hints, which replace those of their keys. Failures are ignored."""
         text = _encoded(hints)
         if not text or (self._owner is not None and not _is_ours(self._path, self._owner)):
             return
-        with os_errors("write", self._path):
-            make_folder(self._path.parent, durable=False)
-            if self._size() > _LARGEST // 2:
-                newest = _encoded(self.read().items())
-                # Else it would be written anew each time.
-                replace_file(self._path, newest if len(newest) < _LARGEST // 4 else b"")
-            append_file(self._path, b"\n" + text)  # the last line may be torn
+        try:
+            with os_errors("write", self._path):
+                make_folder(self._path.parent, durable=False)
+                if self._size() > _LARGEST // 2:
+                    newest = _encoded(self.read().items())
+                    # Else it would be written anew each time.
+                    replace_file(self._path, newest if len(newest) < _LARGEST // 4 else b"")
+                append_file(self._path, b"\n" + text)  # the last line may be torn
+        except BlobStoreError as error:
+            _log.info("what is known now is not noted: %s", error)
 
     def keep(self, is_needed: Callable[[str, str], bool]) -> None:
         """Remove the other hints. Only for a holder of the store's exclusive lock.
@@ -154,12 +157,11 @@ class SummaryHints:
             (key, f"{one.size} {one.parameters} {one.is_plain:d} {one.quant_type} {_VERSION}")
             for key, one in summaries.items()
         )
-        _unless_failing(self._file, [pair for pair in texts if _SUMMARY.fullmatch(pair[1])])
+        self._file.add(pair for pair in texts if _SUMMARY.fullmatch(pair[1]))
 
-    def keep(self, keys: Collection[str]) -> None:
+    def keep(self, keys: AbstractSet[str]) -> None:
         """Remove all but those of ``keys``. As `HintFile.keep`."""
-        wanted = set(keys)
-        self._file.keep(lambda key, _text: key in wanted)
+        self._file.keep(lambda key, _text: key in keys)
 
 
 _SHARE = re.compile(
@@ -182,20 +184,12 @@ class ShareHints:
     def add(self, share: Share) -> None:
         if share not in self.read():
             text = f"{share.host} {share.repository} {share.manifest.hex}"
-            _unless_failing(self._file, [(hashlib.sha256(text.encode()).hexdigest(), text)])
-
-
-def _unless_failing(file: HintFile, hints: list[tuple[str, str]]) -> None:
-    try:
-        file.add(hints)
-    except BlobStoreError as error:
-        _log.info("what was found out is not noted: %s", error)
+            self._file.add([(hashlib.sha256(text.encode()).hexdigest(), text)])
 
 
 MOST_BYTES: Final = 64 * 2**20
 """Of a document. One of the largest models has 40 MB."""
 Kind = Literal["quality"]
-_TEMPORARY = re.compile(r".*\.[0-9a-f]{16}", re.ASCII)
 
 
 class ResultFolder:
@@ -210,7 +204,6 @@ class ResultFolder:
         return self._read(f"{kind}/{manifest.hex}.json")
 
     def read_verify(self) -> tuple[str, bytes] | None:
-        """See `Results`. Raises: as `read`."""
         return self._read("verify.json")
 
     def keep(self, kind: Kind, manifest: Digest, document: bytes) -> None:
@@ -219,22 +212,18 @@ class ResultFolder:
     def keep_verify(self, document: bytes) -> None:
         self._write("verify.json", document)
 
-    def remove_all(self, manifests: Iterable[str]) -> None:
-        """Remove the results of manifests, given by hex digits. Failures are ignored."""
-        for digits in manifests:
-            with suppress(OSError):
-                (self._folder / "quality" / f"{digits}.json").unlink()
-
     def keep_only(self, manifests: AbstractSet[str]) -> None:
-        """Remove the results of all other manifests. Failures are ignored.
+        """Remove the results of all other manifests than these (hex digits). Failures are ignored.
 
         Only for a holder of the store's exclusive lock.
         """
         folder = self._folder / "quality"
         if not (self._folder.is_symlink() or folder.is_symlink()):  # else another program's
             with suppress(OSError):
-                names = {entry.name.removesuffix(".json") for entry in listed(folder)}
-                self.remove_all(filter(_KEY.fullmatch, names - manifests))
+                for entry in listed(folder):
+                    is_needed = entry.name.removesuffix(".json") in manifests
+                    if _KEY.match(entry.name) and not is_needed:
+                        Path(entry.path).unlink()
 
     def _read(self, name: str) -> tuple[str, bytes] | None:
         path = self._folder / name
@@ -253,25 +242,3 @@ class ResultFolder:
                 replace_file(path, document)
         except BlobStoreError as error:
             _log.info("a result is not kept: %s", error)
-
-
-_BEFORE = ("journal", "cache/summaries", "cache/shares", "results/tensors")
-
-
-def unused_notes(private: Path) -> Iterator[Leftover]:
-    """Yield the notes of versions before in our folder, and those that killed processes left.
-
-    Raises: StorageError.
-    """
-    with os_errors("list", private):
-        before = [private / name for name in _BEFORE if os.path.lexists(private / name)]
-        for path in before:
-            is_folder = path.is_dir() and not path.is_symlink()
-            files = [Path(entry.path) for entry in listed(path)] if is_folder else [path]
-            nbytes = sum(file.lstat().st_size for file in files)
-            yield Leftover(path, nbytes, "notes of a version before")
-        for folder in (private / "hints", private / "results", private / "results" / "quality"):
-            for entry in [] if folder.is_symlink() else listed(folder):
-                if _TEMPORARY.fullmatch(entry.name):
-                    nbytes = entry.stat(follow_symlinks=False).st_size
-                    yield Leftover(Path(entry.path), nbytes, "notes that were left unfinished")

@@ -5,39 +5,49 @@ durable, moves them to ``blobs/``, and links the manifest last. A failed session
 it was. A killed one leaves its folder, whose finished blobs later imports use (kept.py). Ollama
 does not see temporary blobs, however long an import takes: a starting Ollama deletes unreferenced
 files over an hour old from ``blobs/`` (server/images.go `PruneLayers`, ollama/ollama@fb307609).
+
+Two things keep memory and the page cache small. Bytes that can't be hashed yet wait in the caller's
+buffer, which is released when they are hashed. Bytes that are too early for that (the scales of a
+tensor whose weight is still being written) are written, and read back when it is their turn. Large
+aligned pieces are written with O_DIRECT where the system has it: a model that is twice the memory
+would otherwise push everything else out of the page cache, and on a virtual machine filling that
+cache costs more than the disk does (docs/performance.md, "Import").
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import mmap
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from blobstore import hashing
-from blobstore.errors import StorageError
+from blobstore.errors import CorruptDataError, StorageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.hashing import Bytes
-from blobstore.hashing.stage import HashStage
+from blobstore.hashing.stage import HashStage, Piece
 from blobstore.io.copying import clone, link, remove_tree
 from blobstore.io.durable import (
+    DIRECT_FROM,
     PAGE,
     check_one_mount,
+    create_file,
     make_folder,
+    open_direct,
     os_errors,
     remove_if_there,
     sync,
     sync_file_system,
     sync_folder,
     syncs_whole,
-    write_back,
+    write_aligned,
+    write_all_at,
 )
 from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 from blobstore.names import Digest, ModelName
@@ -45,16 +55,16 @@ from blobstore.store.local.backups import ManifestCopies
 from blobstore.store.local.blobs import (
     BlobFolder,
     FinishedBlob,
+    MadeBlob,
     Stamp,
     kept_young,
     old_ns,
     renewed,
 )
-from blobstore.store.local.journal import Journal, MadeBlob
+from blobstore.store.local.hints import HintFile
 from blobstore.store.local.kept import KeptBlobs, make_owned_folder
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
-from blobstore.store.local.writer import BlobWriter, write_whole
 from blobstore.store.ports import (
     Expected,
     Finished,
@@ -66,127 +76,156 @@ from blobstore.store.ports import (
     wrong_bytes,
 )
 
-_log = logging.getLogger("blobstore.store.local.store")
+_READ_BACK = 2**19
+"""Bytes of a gap that are read back at a time."""
+
+
+def write_whole(
+    folder: Path, digest: Digest, data: memoryview, name: str, *, syncs: bool
+) -> FinishedBlob:
+    """Write a blob in one piece to ``folder``; return it.
+
+    ``name``: of its file meanwhile, if another file of the digest is there. Raises: StorageError.
+    """
+    path = f"{os.fspath(folder)}/{digest.file_name}"
+    with os_errors("write", path):
+        try:
+            fd, written = create_file(path), path
+        except FileExistsError:  # two tensors of the model are equal
+            written = f"{os.fspath(folder)}/{name}"
+            fd = create_file(written)
+        try:
+            write_all_at(fd, 0, data)
+            if syncs:
+                sync(fd)
+            stamp = Stamp.of(os.fstat(fd))
+        finally:
+            close_quietly(fd)
+        if written != path:
+            os.rename(written, path)  # noqa: PTH104  # a hundred thousand of them
+    return FinishedBlob(digest, len(data), folder, stamp)
+
+
+class BlobWriter:
+    """Writes and hashes one blob of ``size`` bytes into ``folder``. See `Session.writer`.
+
+    When its last byte is hashed, the blob is durable with ``syncs``, and ``finished`` is called.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        size: int,
+        finished: Callable[[FinishedBlob], None],
+        stage: HashStage | None = None,
+        *,
+        syncs: bool = False,
+    ) -> None:
+        self._folder = folder
+        self._path = folder / name
+        self._size = size
+        self._finished = finished
+        self._stage = stage or HashStage()
+        self._hashes_itself = stage is None
+        self._hash = self._stage.blob(size, self._finish)
+        self._syncs = syncs
+        self._mutex = threading.Lock()
+        self._fd = self._direct = -1
+
+    def put(
+        self,
+        offset: int,
+        data: Any,
+        *,
+        beside: Sequence[tuple[int, Any]] = (),
+        gap: int = 0,
+        aligned: bool = False,
+        waits: bool = True,
+        hashed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """See `Writer`. Raises: StorageError (no space, I/O); CorruptDataError."""
+        view = memoryview(data).cast("B")
+        # Bytes that will be read back are best left in the page cache.
+        self._write(offset, view, beside, aligned=aligned and waits)
+        end = offset + len(view)
+        if waits:
+            self._hash.add(offset, Piece(len(view), lambda: view, hashed))
+        else:
+            hashed()
+            self._add_read_back(offset, end)
+        self._add_read_back(end, end + gap)
+        if self._hashes_itself:
+            self._stage.work_while(lambda: True)
+
+    def _add_read_back(self, begin: int, end: int) -> None:
+        """Let bytes of the file be hashed in their turn."""
+        for start in range(begin, end, _READ_BACK):
+            length = min(_READ_BACK, end - start)
+            self._hash.add(start, Piece(length, partial(self._read_back, start, length)))
+
+    def _open(self) -> None:
+        with self._mutex, os_errors("create", self._path):
+            if self._fd >= 0:
+                return
+            is_large = self._size >= DIRECT_FROM
+            self._fd = create_file(self._path, self._size if is_large else 0)
+            self._direct = open_direct(self._path) if is_large else -1
+
+    def _write(
+        self, offset: int, view: memoryview, beside: Sequence[tuple[int, Any]], *, aligned: bool
+    ) -> None:
+        if self._fd < 0:
+            self._open()
+        with os_errors("write", self._path):
+            write_aligned(self._fd, self._direct if aligned else -1, offset, view, beside)
+
+    def _read_back(self, start: int, length: int) -> memoryview:
+        data = memoryview(bytearray(length))
+        filled = 0
+        with os_errors("read back", self._path):
+            while filled < length:
+                count = os.preadv(self._fd, [data[filled:]], start + filled)
+                if not count:
+                    end = f"{start + filled:,} of {self._size:,}"
+                    raise CorruptDataError(f"{self._path} ends at byte {end}")
+                filled += count
+        return data
+
+    def _finish(self, raw_digest: bytes) -> None:
+        digest = Digest(raw_digest.hex())
+        with os_errors("write", self._path):
+            if self._syncs:
+                sync(self._fd)
+            stamp = Stamp.of(os.fstat(self._fd))
+            self._path.rename(self._folder / digest.file_name)
+        self.close()
+        self._finished(FinishedBlob(digest, self._size, self._folder, stamp))
+
+    def check(self) -> None:
+        """Raise the error that the blob failed for, perhaps in a thread that hashed it."""
+        self._hash.check()
+
+    def release(self) -> None:
+        self._hash.abandon()
+
+    def close(self) -> None:
+        """Close the file, when no thread writes to it any more; a second call does nothing.
+
+        Errors are ignored: a finished blob is synced by then, or will be by `LocalSession.publish`,
+        which reports them.
+        """
+        self.release()
+        open_fds = {self._fd, self._direct} - {-1}
+        self._fd = self._direct = -1
+        for fd in open_fds:
+            close_quietly(fd)
+
+
 _CHUNK = 2**20
 
 
-class NewBlobs:
-    """The blobs in a session's folder: ``made`` has the finished ones. Safe to share.
-
-    ``syncs``: each is made durable by itself, because the folder's file system can't be.
-    """
-
-    def __init__(self, folder: Path, stage: HashStage, *, syncs: bool) -> None:
-        self.made: dict[Digest, FinishedBlob] = {}
-        self._folder = folder
-        self._stage = stage
-        self._syncs = syncs
-        self._numbers = itertools.count()
-
-    def add(self, blob: FinishedBlob) -> None:
-        """Note a blob that is in the folder."""
-        self.made.setdefault(blob.digest, blob)
-
-    def discard(self, blob: FinishedBlob) -> None:
-        """Remove a blob, unless another one has its bytes. Raises: StorageError."""
-        if self.made.get(blob.digest) is blob:
-            del self.made[blob.digest]
-            with os_errors("remove", blob.path):
-                remove_if_there(blob.path)
-
-    def move(self, blobs: Iterable[Finished | Descriptor], folder: Path) -> dict[Digest, Stamp]:
-        """Move those of ``blobs`` that are new to ``folder``; return changed stamps.
-
-        Raises: StorageError if a folder is in the way; OSError.
-        """
-        stamps: dict[Digest, Stamp] = {}
-        ours, theirs = self._folder, os.fspath(folder)
-        young_from_ns = old_ns()
-        for wanted in blobs:
-            blob = self.made.pop(wanted.digest, None)
-            if blob is None:
-                continue
-            name = blob.digest.file_name
-            path, place = f"{blob.folder}/{name}", f"{theirs}/{name}"
-            try:
-                if blob.stamp.mtime_ns <= young_from_ns:
-                    stamps[blob.digest] = renewed(path)
-                os.rename(path, place)  # noqa: PTH104  # a hundred thousand of them
-            except IsADirectoryError:
-                message = f"{place} is in the way: it is a folder"
-                raise StorageError(message, path=place, blob=str(blob.digest)) from None
-            except FileNotFoundError:
-                if blob.folder == ours:  # else another session has published a kept one
-                    raise
-        return stamps
-
-    def writer(
-        self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
-    ) -> BlobWriter:
-        """Return a writer. See `Session.writer`."""
-
-        def both(blob: FinishedBlob) -> None:
-            self.add(blob)
-            finished(blob)
-
-        return BlobWriter(self._folder, self._number(), size, both, stage, syncs=self._syncs)
-
-    def put_all(self, blobs: Sequence[Bytes]) -> list[FinishedBlob]:
-        """Write small blobs. See `Session.put_all`."""
-        return [
-            self._put(Digest(digest.hex()), memoryview(data))
-            for digest, data in zip(hashing.digests(blobs), blobs, strict=True)
-        ]
-
-    def take(self, descriptor: Descriptor, reader: OpenReader) -> tuple[How, FinishedBlob]:
-        """Return the blob of a reader's bytes, and how it came; its digest is not compared."""
-        place = self._folder / self._number()
-        for how, share in ((How.CLONED, clone), (How.LINKED, link)):
-            if reader.fileno() is not None and share(reader, place):
-                return how, self._shared(place, descriptor)
-        return How.COPIED, self.copy(reader)
-
-    def copy(self, reader: OpenReader) -> FinishedBlob:
-        """Return the blob of a reader's bytes, copied in pieces of 1 MiB."""
-        if reader.size <= _CHUNK:
-            return self.put_all([reader.read(0, reader.size)])[0]
-        made: list[FinishedBlob] = []
-        hashed = threading.Event()
-        done = 0
-        with closing(self.writer(reader.size, made.append, self._stage)) as writer:
-            for piece in reader.pieces(memoryview(mmap.mmap(-1, _CHUNK))):
-                hashed.clear()
-                writer.put(done, piece, aligned=done % PAGE == 0, hashed=hashed.set)
-                self._stage.work_until(hashed)
-                done += len(piece)
-            writer.check()
-        return made[0]
-
-    def _number(self) -> str:
-        return str(next(self._numbers))
-
-    def _put(self, digest: Digest, data: memoryview) -> FinishedBlob:
-        blob = write_whole(self._folder, digest, data, self._number(), syncs=self._syncs)
-        self.add(blob)
-        return blob
-
-    def _shared(self, place: Path, descriptor: Descriptor) -> FinishedBlob:
-        """Return the blob of a file that shares another's blocks, named for its digest."""
-        with FileReader(place, follow=False) as reader:
-            reader.read_ahead()
-            digest = reader.digest(self._stage)
-            with os_errors("write", place):
-                if self._syncs:
-                    sync(reader.fileno())
-                stamp = Stamp.of(reader.status())
-                blob = FinishedBlob(digest, descriptor.size, self._folder, stamp)
-                place.rename(blob.path)
-        self.add(blob)
-        return blob
-
-
-_log = logging.getLogger("blobstore.store.local.store")
-
+_CHUNK = 2**20
 _NOTE_EVERY_S = 0.05
 _NOTED_AT_ONCE = 2**20
 
@@ -194,7 +233,8 @@ _NOTED_AT_ONCE = 2**20
 class LocalSession(Session):
     """One import's private folder, made by `Store.session`. See `Session`.
 
-    The journal says what earlier sessions made for a key.
+    The journal says what earlier sessions made for a key. ``published`` is called with the name of
+    a new model while the lock of names is held.
     """
 
     remembers = True
@@ -204,7 +244,7 @@ class LocalSession(Session):
         blobs: BlobFolder,
         manifests: ManifestFolder,
         copies: ManifestCopies,
-        journal: Journal,
+        journal: HintFile,
         names: StoreLock,
         kept: KeptBlobs,
         published: Callable[[ModelName], None] = lambda _: None,
@@ -215,7 +255,7 @@ class LocalSession(Session):
         self._journal = journal
         self._names = names
         self._kept = kept
-        self._published = published  # called while the lock of names is held
+        self._published = published
         kept.clean()
         with os_errors("write to the store", kept.sessions):
             # Opened before the first write, so that syncfs on it reports every write error since.
@@ -223,13 +263,16 @@ class LocalSession(Session):
             try:
                 for place in (blobs.path, manifests.path):
                     check_one_mount(self._folder, place)
+                # Else each blob is made durable by itself.
                 self._syncs_whole = syncs_whole(self._folder_fd)
             except BaseException:
                 close_quietly(self._folder_fd)
                 self._folder.rmdir()
                 raise
         self._stage = HashStage()
-        self._new = NewBlobs(self._folder, self._stage, syncs=not self._syncs_whole)
+        self._made: dict[Digest, FinishedBlob] = {}
+        self._numbers = itertools.count()
+        self._recorded: dict[str, str] | None = None
         self._keyed: dict[str, FinishedBlob] = {}
         self._unnoted: list[str] = []
         self._is_kept = False
@@ -242,27 +285,72 @@ class LocalSession(Session):
     def writer(
         self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
     ) -> BlobWriter:
-        return self._new.writer(size, finished, stage)
+        def both(blob: FinishedBlob) -> None:
+            self._made.setdefault(blob.digest, blob)
+            finished(blob)
+
+        syncs = not self._syncs_whole
+        return BlobWriter(self._folder, self._number(), size, both, stage, syncs=syncs)
 
     def put_all(self, blobs: Sequence[Bytes]) -> list[FinishedBlob]:
-        return self._new.put_all(blobs)
+        made = []
+        for raw, data in zip(hashing.digests(blobs), blobs, strict=True):
+            digest, view = Digest(raw.hex()), memoryview(data)
+            syncs = not self._syncs_whole
+            blob = write_whole(self._folder, digest, view, self._number(), syncs=syncs)
+            self._made.setdefault(digest, blob)
+            made.append(blob)
+        return made
 
     def copy(self, reader: OpenReader) -> FinishedBlob:
         """See `Session`: in pieces of 1 MiB."""
-        return self._new.copy(reader)
+        if reader.size <= _CHUNK:
+            return self.put_all([reader.read(0, reader.size)])[0]
+        made: list[FinishedBlob] = []
+        done = 0
+        with closing(self.writer(reader.size, made.append)) as writer:
+            for piece in reader.pieces(memoryview(mmap.mmap(-1, _CHUNK))):
+                writer.put(done, piece, aligned=done % PAGE == 0)
+                done += len(piece)
+        return made[0]
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
         """See `Session`. The blob shares a file's blocks or inode if it can, and is hashed."""
         key = descriptor.digest.hex
-        if descriptor.digest in self._new.made or self.recall(key, descriptor.size, verify=False):
+        if descriptor.digest in self._made or self.recall(key, descriptor.size, verify=False):
             return How.THERE
         check_reader_size(descriptor, reader)
-        how, blob = self._new.take(descriptor, reader)
+        how, place = How.COPIED, self._folder / self._number()
+        if reader.fileno() is not None and clone(reader, place):
+            how = How.CLONED
+        elif reader.fileno() is not None and link(reader, place):
+            how = How.LINKED
+        blob = self.copy(reader) if how is How.COPIED else self._shared(place, descriptor)
         if blob.digest != descriptor.digest:
-            self._new.discard(blob)
+            if self._made.get(blob.digest) is blob:  # else another blob has its bytes
+                del self._made[blob.digest]
+                with os_errors("remove", blob.path):
+                    remove_if_there(blob.path)
             raise wrong_bytes(descriptor, reader)
         self.note(key, blob)
         return how
+
+    def _number(self) -> str:
+        return str(next(self._numbers))
+
+    def _shared(self, place: Path, descriptor: Descriptor) -> FinishedBlob:
+        """Return the blob of a file that shares another's blocks, named for its digest."""
+        with FileReader(place, follow=False) as reader:
+            reader.read_ahead()
+            digest = reader.digest(self._stage)
+            with os_errors("write", place):
+                if not self._syncs_whole:
+                    sync(reader.fileno())
+                stamp = Stamp.of(reader.status())
+                blob = FinishedBlob(digest, descriptor.size, self._folder, stamp)
+                place.rename(blob.path)
+        self._made.setdefault(digest, blob)
+        return blob
 
     def note(self, key: str, blob: FinishedBlob) -> None:
         with self._mutex:
@@ -273,9 +361,7 @@ class LocalSession(Session):
                 self._noted_at = time.monotonic()
 
     def _write_notes(self) -> None:
-        is_durable = not self._syncs_whole
-        # At level INFO: a later error may make the failure harmless.
-        self._append(self._unnoted, {}, is_durable=is_durable, level=logging.INFO)
+        self._append(self._unnoted, {}, is_durable=not self._syncs_whole)
         self._unnoted = []
 
     def keep(self) -> None:
@@ -288,28 +374,28 @@ class LocalSession(Session):
         """See `Session`.
 
         The blob is in the store, or was kept, or a killed session left it (kept.py). It is hashed
-        if its file was written to since it was noted, or was not durable then. What a killed
-        session left is written back first, and hashed from the disk (`write_back`): the error of a
-        failed write may have been reported to other processes only.
+        if its file was written to since it was noted, or was not durable then.
         """
-        made = self._journal.find(key)
+        with self._mutex:
+            if self._recorded is None:  # later lines are for later sessions
+                self._recorded = self._journal.read()
+        made = MadeBlob.parse(self._recorded.get(key, ""))
         blob = None
         if made is not None and made.size == size:
-            place = self._blobs.path / made.digest.file_name
-            stored = made.at(place, self._stage, verify=verify)
-            blob = kept_young(stored) if stored is not None else None
+            blob = made.at(self._blobs.path, self._stage, verify=verify)
+            blob = kept_young(blob) if blob is not None else None
         elif (digest := Digest.from_file_name(f"sha256-{key}")) is not None:
             made = MadeBlob(digest, size, None)
         else:
             return None
         if blob is None:
-            kept = self._kept.path / made.digest.file_name
-            blob = made.at(kept, self._stage, verify=verify) or self._left(made, verify=verify)
+            blob = made.at(self._kept.path, self._stage, verify=verify)
+            blob = blob or self._left(made, verify=verify)
         if blob is not None:
             with self._mutex:
                 self._keyed[key] = blob
             if blob.folder != self._blobs.path:
-                self._new.add(blob)
+                self._made.setdefault(blob.digest, blob)
         return blob
 
     def _left(self, made: MadeBlob, *, verify: bool) -> FinishedBlob | None:
@@ -317,7 +403,7 @@ class LocalSession(Session):
             return None
         if made.stamp is None:
             made = made._replace(is_durable=False)
-        blob = made.at(path, self._stage, verify=verify, settle=write_back)
+        blob = made.at(self._folder, self._stage, verify=verify)
         if blob is None:
             # It is removed at once: the kernel reports a lost write only once, so the next import
             # might not see it.
@@ -346,14 +432,14 @@ class LocalSession(Session):
         """
         manifest.check_limits()
         named = [blob for blob in manifest.descriptors if blob.digest not in below]
-        created = [blob.digest for blob in self._blobs.missing(named)]
+        created = {blob.digest for blob in self._blobs.missing(named)}
         prepared = self._folder / "manifest"
         self._manifests.prepare(name, manifest, prepared)
         is_new = self._copies.write(name, manifest.raw)
         try:
             stamps = self.replace(named)
             for descriptor in named:
-                self._check(descriptor)
+                self._blobs.check(descriptor)
             with self._names.exclusive():
                 check_expected(name, self._manifests.raw(name), expected)
                 self._check_spelling(name)
@@ -367,17 +453,7 @@ class LocalSession(Session):
                 self._copies.forget(name, manifest.raw)
             raise
         self._append(self._keyed, stamps)
-        return set(created)
-
-    def _check(self, descriptor: Descriptor) -> None:
-        """Raise, as `BlobFolder.check`, unless the blob is there with its size and can be read."""
-        path = f"{self._blobs.path}/{descriptor.digest.file_name}"
-        with suppress(OSError):
-            status = os.lstat(path)
-            is_whole = stat.S_ISREG(status.st_mode) and status.st_size == descriptor.size
-            if is_whole and os.access(path, os.R_OK):
-                return
-        self._blobs.check(descriptor)
+        return created
 
     def _check_spelling(self, name: ModelName) -> None:
         """Raise UsageError if another process has just written the name in another case.
@@ -399,31 +475,45 @@ class LocalSession(Session):
                 sync_file_system(self._folder_fd)
         with os_errors("write blobs to", self._blobs.path):
             make_folder(self._blobs.path)
-            stamps = self._new.move(blobs, self._blobs.path)
+            stamps = self._move(blobs)
             sync_folder(self._blobs.path)
         return stamps
 
-    def _append(
-        self,
-        keys: Iterable[str],
-        stamps: Mapping[Digest, Stamp],
-        *,
-        is_durable: bool = True,
-        level: int = logging.WARNING,
-    ) -> None:
-        """Add the blobs of ``keys`` to the journal, with newer ``stamps`` of some.
+    def _move(self, blobs: Iterable[Finished | Descriptor]) -> dict[Digest, Stamp]:
+        """Move those of ``blobs`` that are new to the store's folder; return changed stamps.
 
-        Without them, the next import only has more to do.
+        Raises: StorageError if a folder is in the way; OSError.
         """
-        blobs = ((key, self._keyed[key]) for key in keys)
-        made = (
-            (key, MadeBlob(one.digest, one.size, stamps.get(one.digest, one.stamp), is_durable))
-            for key, one in blobs
-        )
-        try:
-            self._journal.append(made)
-        except StorageError as error:
-            _log.log(level, "the blobs of this import are not in the journal: %s", error)
+        stamps: dict[Digest, Stamp] = {}
+        young_from_ns = old_ns()
+        for wanted in blobs:
+            blob = self._made.pop(wanted.digest, None)
+            if blob is None:
+                continue
+            name = blob.digest.file_name
+            path, place = f"{blob.folder}/{name}", f"{self._blobs.path}/{name}"
+            try:
+                if blob.stamp.mtime_ns <= young_from_ns:
+                    stamps[blob.digest] = renewed(path)
+                os.rename(path, place)  # noqa: PTH104  # a hundred thousand of them
+            except IsADirectoryError:
+                message = f"{place} is in the way: it is a folder"
+                raise StorageError(message, path=place, blob=str(blob.digest)) from None
+            except FileNotFoundError:
+                if blob.folder == self._folder:  # else another session has published a kept one
+                    raise
+        return stamps
+
+    def _append(
+        self, keys: Iterable[str], stamps: Mapping[Digest, Stamp], *, is_durable: bool = True
+    ) -> None:
+        """Add the blobs of ``keys`` to the journal, with newer ``stamps`` of some."""
+        texts = []
+        for key in keys:
+            blob = self._keyed[key]
+            stamp = stamps.get(blob.digest, blob.stamp)
+            texts.append((key, MadeBlob(blob.digest, blob.size, stamp, is_durable).encode()))
+        self._journal.add(texts)
 
     def close(self, *, keep_finished: bool) -> None:
         """Remove everything unpublished; with ``keep_finished``, or after `keep`, keep it all.
@@ -445,7 +535,7 @@ class LocalSession(Session):
 
     def _keep_finished(self) -> None:
         """Make the finished blobs durable, move them to the kept ones, and note them as durable."""
-        made = [blob for blob in self._new.made.values() if blob.folder == self._folder]
+        made = [blob for blob in self._made.values() if blob.folder == self._folder]
         if made and self._syncs_whole:
             with os_errors("write to the store", self._folder):
                 sync_file_system(self._folder_fd)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Set as AbstractSet
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,8 @@ from blobstore.errors import (
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io.durable import check_one_mount
 from blobstore.names import ModelName
-from blobstore.store.local.journal import Journal
 from blobstore.store.local.session import LocalSession
-from blobstore.store.local.store_folder import StoreFolder, manifest_digests, remove_unreferenced
+from blobstore.store.local.store_folder import StoreFolder, remove_unreferenced
 from blobstore.store.ports import Care, Home, Removal, check_expected, publish_named
 
 _log = logging.getLogger("blobstore.store.local.store")
@@ -63,7 +62,7 @@ class Store(StoreFolder, Home):
                 self.blobs,
                 self.manifests,
                 self.copies,
-                Journal(self.made),
+                self.made,
                 self._names,
                 self.kept,
                 self.packed.replaced,
@@ -204,7 +203,6 @@ class Store(StoreFolder, Home):
         name = self.packed.find(name) if self.packed.has(name) else self.find(name)
         with self._lock.shared(), self._names.exclusive():
             orphans: tuple[Descriptor, ...] = ()
-            gone = manifest_digests([name], self.manifests, self.packed.manifests)
             packed = self.packed.remove_name(name)
             if self.manifests.has(name) or not packed:
                 # A manifest that can't be read can still be removed.
@@ -212,26 +210,18 @@ class Store(StoreFolder, Home):
                     orphans = self.manifest(name).descriptors
                 self.manifests.remove(name)
             self.copies.remove(name)
-        return self.remove_orphans(name, orphans, gone)
+        return self.remove_orphans(name, orphans)
 
-    def remove_orphans(
-        self, name: ModelName, orphans: tuple[Descriptor, ...], gone: AbstractSet[str] = frozenset()
-    ) -> Removal:
+    def remove_orphans(self, name: ModelName, orphans: tuple[Descriptor, ...]) -> Removal:
         """Remove those of a removed model's blobs that no model needs, and unneeded packed files.
 
-        And signatures and results of manifests ``gone`` (hex digits) that no model has. All are
-        kept if another process uses the store, or if a manifest can't be read.
+        All are kept if another process uses the store, or if a manifest can't be read.
         """
         try:
             with self.alone():
                 self.manifests.remove_empty_folders(name)
                 packed = self.packed.remove_unneeded()
-                references = self.references()
-                plain = remove_unreferenced(orphans, references, self.blobs, self.copied)
-                with suppress(StorageError):  # a clean-up removes signatures, too
-                    used = self.digests_of(references, self.copied(references.names))
-                    for kept in (self.signatures, self.results):
-                        kept.remove_all(gone - used if references.obstacle is None else ())
+                plain = remove_unreferenced(orphans, self.references(), self.blobs, self.copied)
         except BusyError as error:
             return Removal((), orphans, error.message)
         removed = (*plain.removed, *packed.removed)
@@ -265,7 +255,7 @@ class Store(StoreFolder, Home):
             self.copies.remove(name)
 
     def care(self) -> Care:
-        from blobstore.store.local.care import FolderCare
+        from blobstore.store.local.store_folder import FolderCare
 
         return FolderCare(self)
 

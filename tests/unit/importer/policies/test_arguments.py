@@ -15,7 +15,7 @@ from support.checkpoints import normal, safetensors_bytes, write_checkpoint
 
 import blobstore
 from blobstore.errors import UsageError
-from blobstore.store.local import session, writer
+from blobstore.store.local import session
 from blobstore.store.local.store import Store
 
 
@@ -77,7 +77,7 @@ def test_every_file_is_synced_where_the_file_system_can_not_be(
     monkeypatch.setattr(
         session, "sync_file_system", lambda _: pytest.fail("it would do nothing there")
     )
-    monkeypatch.setattr(writer, "sync", lambda fd: synced.append(os.fstat(fd).st_size))
+    monkeypatch.setattr(session, "sync", lambda fd: synced.append(os.fstat(fd).st_size))
     result = blobstore.import_model(PYCODE, "m", store=store, quant="int4")
     sizes = [layer.size for layer in result.manifest.descriptors]
     assert sorted(synced) == sorted(sizes)

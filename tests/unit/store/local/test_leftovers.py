@@ -22,7 +22,7 @@ from blobstore.errors import StorageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.local import kept, session
+from blobstore.store.local import blobs as blobs_module, kept, session
 from blobstore.store.local.kept import KeptBlobs, make_owned_folder
 from blobstore.store.local.store import Store
 from blobstore.store.ports import How
@@ -244,7 +244,7 @@ def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(
 
     with pytest.raises(KeyboardInterrupt):
         interrupt()
-    assert "not in the journal" in "\n".join(logged)
+    assert "is not noted" in "\n".join(logged)
     assert store.kept.take(ONE, store.root) is not None
 
 
@@ -267,7 +267,9 @@ def test_what_was_durable_is_taken_by_its_stamp(
 ) -> None:
     """Each file gets its own fsync where syncfs is not trusted: it is not read again."""
     monkeypatch.setattr(session, "syncs_whole", lambda _fd: False)
-    monkeypatch.setattr(session, "write_back", lambda _fd: pytest.fail("it is on the disk already"))
+    monkeypatch.setattr(
+        blobs_module, "write_back", lambda _fd: pytest.fail("it is on the disk already")
+    )
     left = interrupted(store, b"one")
     with store.session() as again:
         blob = again.recall(KEY, 3, verify=False)
@@ -289,7 +291,7 @@ def test_what_can_not_be_written_back_is_never_taken(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "write_back", lost)
+        patch.setattr(blobs_module, "write_back", lost)
         with store.session() as again:
             assert again.recall(KEY, 3, verify=False) is None
     assert "can't write back" in "\n".join(logged)
@@ -302,7 +304,7 @@ def test_a_blob_of_a_living_import_is_not_even_read(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second import of a source would hash all that the first one has, and get none of it."""
-    monkeypatch.setattr(session, "write_back", lambda _fd: pytest.fail("it was read"))
+    monkeypatch.setattr(blobs_module, "write_back", lambda _fd: pytest.fail("it was read"))
     code = LIVE.replace('session.put(b"one")', f'session.note("{KEY}", session.put(b"one"))')
     with process(code, store.root), store.session() as second:
         assert second.recall(KEY, 3, verify=True) is None

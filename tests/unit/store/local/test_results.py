@@ -42,16 +42,6 @@ def test_a_result_is_read_back_and_replaced(store: Store) -> None:
     assert kept(store) == {f"quality/{digest.hex}.json", "verify.json"}
 
 
-def test_rm_removes_the_results_of_the_last_model_of_a_manifest(store: Store) -> None:
-    digest, other = with_results(store, "m", b"one"), with_results(store, "n", b"two")
-    store.copy("m", "second")
-    store.remove("m")
-    assert len(kept(store)) == 2
-    store.remove("second")
-    assert kept(store) == {f"quality/{other.hex}.json"}
-    assert store.results.read("quality", digest) is None
-
-
 def test_prune_removes_the_results_of_manifests_that_are_gone(store: Store) -> None:
     digest, other = with_results(store, "m", b"one"), with_results(store, "n", b"two")
     gone = Digest.of(b"gone")
@@ -111,4 +101,3 @@ def test_failures_are_ignored(store: Store) -> None:
     (store.root / ".blobstore" / "results").write_bytes(b"a file in its place")
     store.results.keep_verify(b"sound")
     store.results.keep_only(set())
-    store.results.remove_all([Digest.of(b"").hex])

@@ -20,7 +20,7 @@ from blobstore.formats.signatures import MAX_FILE, MAX_SIGNATURES, Signature
 from blobstore.io import durable
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import DAY_S, prune
-from blobstore.store.local import signature_folder as module
+from blobstore.store.local import backups as module
 from blobstore.store.local.store import Store
 
 M = ModelName.parse("m")
@@ -123,7 +123,7 @@ def test_links_are_not_followed(store: Store, tmp_path: Path) -> None:
     ):
         with pytest.raises(StorageError, match="symbolic link"):
             act()
-    store.remove("m")
+    prune(store)
     assert len(list(elsewhere.iterdir())) == 2
     place.unlink()
     place.mkdir()
@@ -152,13 +152,16 @@ def test_too_many(store: Store) -> None:
 # Removal
 
 
-def test_they_are_removed_with_the_last_model(store: Store) -> None:
+def test_prune_removes_those_of_the_last_model(store: Store) -> None:
     digest = signed(store)
     store.copy("m", "n")
     other = signed(store, "other", b"blob", b"more")
+    aged(folder_of(store, digest), folder_of(store, other))
     store.remove("m")
+    prune(store)
     assert len(store.signatures.read(M, digest)) == 2
     store.remove("n")
+    prune(store)
     assert not folder_of(store, digest).exists()
     assert len(store.signatures.read(M, other)) == 2
 

@@ -18,9 +18,9 @@ from support.pieces import Piece, Putter, cut, writing
 from blobstore.errors import CorruptDataError, StorageError
 from blobstore.io.durable import PAGE
 from blobstore.names import Digest
-from blobstore.store.local import writer as writer_module
+from blobstore.store.local import session as writer_module
 from blobstore.store.local.blobs import FinishedBlob
-from blobstore.store.local.writer import BlobWriter, write_whole
+from blobstore.store.local.session import BlobWriter, write_whole
 
 DIRECT = 2**18
 DATA = random.Random(1).randbytes(6 * DIRECT)
