@@ -19,14 +19,19 @@ import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from blobstore.errors import CorruptDataError
+from blobstore.io.ranges import OpenReader
 
 FRAME_MAGIC: Final = b"\x28\xb5\x2f\xfd"
-FOOTER_BYTES: Final = 9
-MAX_FRAME: Final = 2**30
+_MAX_FRAME = 2**30
+_MAX_SMALL_FRAME = 2**26
+_MAX_TABLE = 2**24
+"""Bytes of a seek table: of 2 TB in frames of 1 MiB, or of two million files."""
 
+_FOOTER = struct.Struct("<IBI")
 _SKIPPABLE_MAGIC = 0x184D2A5E
 _SKIPPABLE_BYTES = 8
 _TABLE_MAGIC = 0x8F92EAB1
@@ -39,56 +44,68 @@ _SINGLE_SEGMENT_4_BYTES = 0xA0
 
 
 @dataclass(frozen=True, slots=True)
-class Footer:
-    """The end of a seek table: how many frames it lists, and the bytes of each entry."""
+class SeekTable:
+    """Where each frame begins in the file, and where in the contents; the last item is the end."""
 
-    frames: int
-    entry_bytes: int
+    places: Sequence[int]
+    starts: Sequence[int]
 
     @property
-    def table_bytes(self) -> int:
-        return _SKIPPABLE_BYTES + self.frames * self.entry_bytes + FOOTER_BYTES
+    def has_small_frames(self) -> bool:
+        """True if each frame is small enough to be decompressed as a whole."""
+        return all(end - start <= _MAX_SMALL_FRAME for start, end in pairwise(self.starts))
 
 
 def encode_table(frames: Sequence[tuple[int, int]]) -> bytes:
     """Return the seek table of frames, each given as its compressed and decompressed bytes."""
     entries = b"".join(struct.pack("<II", *frame) for frame in frames)
-    head = struct.pack("<II", _SKIPPABLE_MAGIC, len(entries) + FOOTER_BYTES)
-    return head + entries + struct.pack("<IBI", len(frames), 0, _TABLE_MAGIC)
+    head = struct.pack("<II", _SKIPPABLE_MAGIC, len(entries) + _FOOTER.size)
+    return head + entries + _FOOTER.pack(len(frames), 0, _TABLE_MAGIC)
 
 
-def parse_footer(data: bytes, what: str) -> Footer | None:
-    """Return the footer in a file's last 9 bytes, None if they are not one.
+def seek_table(file: OpenReader) -> SeekTable | None:
+    """Return where the frames of a file begin; None without a table of at most 16 MiB.
 
     Raises: CorruptDataError (rule A3).
     """
-    frames, descriptor, magic = struct.unpack("<IBI", data)
+    if file.size < _FOOTER.size:
+        return None
+    count, flags, magic = _FOOTER.unpack(file.read(file.size - _FOOTER.size, _FOOTER.size))
     if magic != _TABLE_MAGIC:
         return None
-    if descriptor & _RESERVED or frames > _MAX_FRAMES:
-        raise _invalid(what, "its footer is not valid")
-    return Footer(frames, 12 if descriptor & _HAS_CHECKSUMS else 8)
+    if flags & _RESERVED or count > _MAX_FRAMES:
+        raise false_table(file.name, "its footer is not valid")
+    entry_bytes = 12 if flags & _HAS_CHECKSUMS else 8
+    nbytes = _SKIPPABLE_BYTES + count * entry_bytes + _FOOTER.size
+    if nbytes > file.size:
+        raise false_table(file.name, "it is longer than the file")
+    if nbytes > _MAX_TABLE:
+        return None
+    table = _table(file.read(file.size - nbytes, nbytes), entry_bytes, file.name)
+    if table.places[-1] + nbytes != file.size:
+        raise false_table(file.name, "its sizes do not add up to the file's")
+    return table
 
 
-def parse_table(
-    data: bytes, footer: Footer, file_size: int, what: str
-) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the frames of a seek table: where each begins in the file, and where in the contents.
-
-    The last item of each is its end. Raises: CorruptDataError (rule A3).
-    """
+def _table(data: bytes, entry_bytes: int, name: str) -> SeekTable:
     if struct.unpack_from("<II", data) != (_SKIPPABLE_MAGIC, len(data) - _SKIPPABLE_BYTES):
-        raise _invalid(what, "its frame is not a skippable one")
+        raise false_table(name, "its frame is not a skippable one")
     places, starts = array("Q", [0]), array("Q", [0])  # millions of frames take little memory
-    for begin in range(_SKIPPABLE_BYTES, len(data) - FOOTER_BYTES, footer.entry_bytes):
+    for begin in range(_SKIPPABLE_BYTES, len(data) - _FOOTER.size, entry_bytes):
         compressed, plain = struct.unpack_from("<II", data, begin)
-        if plain > MAX_FRAME:
-            raise _invalid(what, f"a frame has {plain:,} bytes, at most {MAX_FRAME:,}")
+        if plain > _MAX_FRAME:
+            raise false_table(name, f"a frame has {plain:,} bytes, at most {_MAX_FRAME:,}")
+        if compressed > plain + plain // 256 + 2**12:  # zstd.h `ZSTD_compressBound`
+            raise false_table(name, f"a frame of {plain:,} bytes can't take {compressed:,}")
         places.append(places[-1] + compressed)
         starts.append(starts[-1] + plain)
-    if places[-1] + len(data) != file_size:
-        raise _invalid(what, "its sizes do not add up to the file's")
-    return places, starts
+    return SeekTable(places, starts)
+
+
+def false_table(name: str, problem: str) -> CorruptDataError:
+    """Return the error of a seek table that is not valid."""
+    message = f"{name}: not a valid seek table: {problem} (rule A3)"
+    return CorruptDataError(message, rule="A3", path=name)
 
 
 def stored_frame(data: memoryview) -> Iterator[bytes | memoryview]:
@@ -99,7 +116,3 @@ def stored_frame(data: memoryview) -> Iterator[bytes | memoryview]:
         is_last = begin + len(block) == len(data)
         yield (len(block) << 3 | is_last).to_bytes(3, "little")
         yield block
-
-
-def _invalid(what: str, reason: str) -> CorruptDataError:
-    return CorruptDataError(f"{what}: not a valid seek table: {reason} (rule A3)", rule="A3")

@@ -60,7 +60,9 @@ def parse(raw: bytes, *, non_finite: bool = False, values: int = MAX_VALUES) -> 
             text,
             object_pairs_hook=_object,
             parse_constant=float if non_finite else _refuse_constant,
-            parse_int=_integer if "-0" in text else None,
+            parse_int=(lambda digits: -0.0 if digits == "-0" else int(digits))
+            if "-0" in text
+            else None,
         )
     except StrictJsonError:
         raise
@@ -88,12 +90,8 @@ def parse_object(
     over ``limit`` bytes, or too many values.
     """
     check_limit(what, len(raw), "bytes", limit, rule)
-    if not raw.strip(b" \t\r\n\0"):
+    if not raw.strip(b" \t\r\n\0"):  # a hole of a sparse file, for example
         raise DocumentError(f"{what} is empty (rule {rule})", rule=rule)
-    if b"\0" in raw:  # a hole of a sparse file, for example
-        raise DocumentError(
-            f"{what}: not valid JSON: it contains a NUL byte (rule {rule})", rule=rule
-        )
     try:
         value = parse(raw, non_finite=non_finite, values=values)
         check_depth(value)
@@ -160,12 +158,11 @@ def _has_more_values(raw: bytes, limit: int) -> bool:
 
     The ones within strings are left out if they matter.
     """
-    return _openings(raw) >= limit and _openings(_STRING.sub(b"", raw)) >= limit
 
+    def openings(text: bytes) -> int:
+        return sum(map(text.count, (b",", b"[", b"{")))
 
-def _openings(raw: bytes) -> int:
-    """Return how many values a text without strings can have beside the first."""
-    return sum(map(raw.count, (b",", b"[", b"{")))
+    return openings(raw) >= limit and openings(_STRING.sub(b"", raw)) >= limit
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -178,10 +175,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(word: str) -> Any:
     raise StrictJsonError("syntax", f"not valid JSON: {word}")
-
-
-def _integer(digits: str) -> int | float:
-    return -0.0 if digits == "-0" else int(digits)
 
 
 def _refuse_surrogates(value: Any) -> None:

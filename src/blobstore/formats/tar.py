@@ -16,7 +16,7 @@ manual, "Basic Tar Format" (types ``L`` and ``S``, numbers in base 256).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,6 +40,7 @@ _BLANK_CHECKSUM = b" " * 8
 _OCTAL = re.compile(rb" *([0-7]*)[ \0]*", re.ASCII)
 _RECORD = re.compile(rb"([1-9][0-9]{0,6}) ([^=\n]+)=", re.ASCII)
 _IS_BASE_256 = 0x80
+_MAX_DIGITS = 19
 _REFUSED = {
     b"1": "a hard link",
     b"2": "a symbolic link",
@@ -156,60 +157,51 @@ def parse_block(block: bytes, what: str) -> TarHeader | None:
     if block[257:263] == b"ustar\0" and (prefix := _text(block[345:500], what)):
         path = f"{prefix}/{path}"
     size = _number(block[124:136], what)
-    if size > MAX_BLOB:
-        raise LimitExceededError(f"limit exceeded: {what}: a member of {size:,} bytes", rule="A1")
-    return TarHeader(b"0" if kind == b"\0" else kind, path, size)
+    return extended(TarHeader(b"0" if kind == b"\0" else kind, path, size), {}, what)
 
 
-def extended(header: TarHeader, extension: tuple[str | None, int | None], what: str) -> TarHeader:
-    """Return a member's header with the path and the size of the extension before it."""
-    path, size = extension
-    if size is not None and size > MAX_BLOB:
-        raise LimitExceededError(f"limit exceeded: {what}: a member of {size:,} bytes", rule="A1")
-    return TarHeader(
-        header.kind,
-        header.path if path is None else path,
-        header.size if size is None else size,
-    )
-
-
-def parse_extension(header: TarHeader, data: bytes, what: str) -> tuple[str | None, int | None]:
-    """Return the next member's path and size in an extension, None for each that it lacks.
+def parse_extension(header: TarHeader, data: bytes, what: str) -> dict[str, str]:
+    """Return what an extension says of the next member: ``path`` and ``size``, if it has them.
 
     Raises: CorruptDataError (rule A1): also for a sparse file, a link's target, another charset.
     """
     if header.kind == b"L":
-        return _text(data, what), None
-    records = _records(data, what)
-    for key in records:
+        return {"path": _text(data, what)}
+    said = {}
+    for key, value in _records(data, what):
         if key.startswith("GNU.sparse") or key in ("linkpath", "hdrcharset"):
             raise _invalid(what, f"the PAX record {key!r} is not supported")
-    if header.kind == b"g":
-        if records.keys() & {"path", "size"}:
-            raise _invalid(what, "PAX records give a path or a size to all members")
-        return None, None
-    size = records.get("size")
-    if size is not None and not (size.isascii() and size.isdigit() and len(size) < 20):  # noqa: PLR2004
+        if key in ("path", "size"):  # extended attributes may be any bytes
+            said[key] = _text(value, what)
+    if said and header.kind == b"g":
+        raise _invalid(what, "PAX records give a path or a size to all members")
+    return said
+
+
+def extended(header: TarHeader, said: Mapping[str, str], what: str) -> TarHeader:
+    """Return a member's header with what the extensions before it say.
+
+    Raises: CorruptDataError (rule A1) for a size that is not a number; LimitExceededError.
+    """
+    size = said.get("size", "0")
+    if not (size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS):
         raise _invalid(what, f"invalid size {size[:20]!r}")
-    return records.get("path"), None if size is None else int(size)
+    nbytes = int(size) if "size" in said else header.size
+    if nbytes > MAX_BLOB:
+        raise LimitExceededError(f"limit exceeded: {what}: a member of {nbytes:,} bytes", rule="A1")
+    return TarHeader(header.kind, said.get("path") or header.path, nbytes)
 
 
-def _records(data: bytes, what: str) -> dict[str, str]:
-    """Return PAX records: ``LENGTH KEY=VALUE`` and a newline, the length that of the record."""
-    records: dict[str, str] = {}
+def _records(data: bytes, what: str) -> Iterator[tuple[str, bytes]]:
+    """Yield PAX records: ``LENGTH KEY=VALUE`` and a newline, the length that of the record."""
     at = 0
     while at < len(data):
         match = _RECORD.match(data, at)
         end = at + int(match[1]) if match else 0
         if match is None or not match.end() < end <= len(data) or data[end - 1 : end] != b"\n":
             raise _invalid(what, "a PAX record is not valid")
-        key = match[2].decode("utf-8", "replace")
-        value = data[match.end() : end - 1]
-        # Extended attributes may be any bytes. They are not used.
-        is_used = key in ("path", "size")
-        records[key] = _text(value, what) if is_used else value.decode("utf-8", "replace")
+        yield match[2].decode("utf-8", "replace"), data[match.end() : end - 1]
         at = end
-    return records
 
 
 def path_of(header: TarHeader, what: str) -> str | None:

@@ -14,6 +14,7 @@ from blobstore.kernels.quantize import (
     quantize,
     quantize_into,
 )
+from blobstore.kernels.reference import Comparison
 from blobstore.kernels.scales import (
     FP8_BLOCK,
     METHODS,
@@ -26,7 +27,6 @@ from blobstore.kernels.scales import (
     global_scale_of,
     largest_magnitude,
 )
-from blobstore.kernels.sums import Comparison
 
 __all__ = [
     "FP8_BLOCK",

@@ -12,9 +12,8 @@ from typing import Protocol, runtime_checkable
 from blobstore.errors import UsageError
 from blobstore.kernels import _native
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of
-from blobstore.kernels.reference import ReferenceKernel
+from blobstore.kernels.reference import Comparison, ReferenceKernel
 from blobstore.kernels.scales import BlockRun, ScaleChoice
-from blobstore.kernels.sums import Comparison
 
 
 class NativeKernel:

@@ -30,6 +30,7 @@ from blobstore.kernels.arrays import (
     numpy_dtype,
 )
 from blobstore.kernels.native import Kernel, active, chosen
+from blobstore.kernels.reference import Comparison
 from blobstore.kernels.scales import (
     BlockRun,
     ScaleChoice,
@@ -38,7 +39,6 @@ from blobstore.kernels.scales import (
     global_scale_of,
     largest_magnitude,
 )
-from blobstore.kernels.sums import Comparison
 
 _MOST_THREADS = 256
 _BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -1,14 +1,14 @@
 """The kernels in NumPy: the operations of the C++ kernels, and the same bits.
 
 Read it beside quantize.h, dequantize.h, blocks.h, search_affine.h, search_fp.h and
-docs/quantization.md. Everything is float32; numpy rounds each operation by itself, so it needs no
-setting against fused multiply-add.
+docs/quantization.md. Everything is float32, but for the sums of compare.h, which are float64; numpy
+rounds each operation by itself, so it needs no setting against fused multiply-add.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from blobstore.kernels.scales import (
     rounded_magnitudes,
     scale_bits,
 )
-from blobstore.kernels.sums import Comparison, compared, count_beyond
 
 Pair = tuple[Array, Array]
 
@@ -37,6 +36,26 @@ _CLEARLY = np.float32(1 - 2.0**-14)
 _BELOW, _ABOVE = np.float32(0.9945), np.float32(1.0055)
 _INFINITY = np.float32(np.inf)
 _E2M1_BEYOND = np.float32(7)
+_LANES = 8
+_HALF_A_STEP = 0.5
+_BEYOND = {QuantType.NVFP4: 7.0, QuantType.MXFP4: 7.0, QuantType.MXFP8: 464.0}
+"""Half-way from the largest code to the next value that a longer type would have."""
+
+
+class Comparison(NamedTuple):
+    """Sums over weights ``w`` and what they are read back as, ``r``, in float64.
+
+    Infinite or NaN if a value is, or if no float64 holds the sum. ``max_error``, the largest
+    ``|r - w|``, ignores NaN. ``beyond``: how many weights lie half a step or more beyond the codes
+    of their group; 0 without groups.
+    """
+
+    squared_error: float
+    squared_weight: float
+    squared_read: float
+    product: float
+    max_error: float
+    beyond: int
 
 
 class ReferenceKernel:
@@ -82,14 +101,14 @@ class ReferenceKernel:
         out.view(np.uint16)[np.isnan(values)] = BF16_NAN_BITS
 
     def compare(self, weights: Array, read: Array) -> Comparison:
-        return compared(weights, read)
+        return _compared(weights, read)
 
     def compare_stored(
         self, weights: Array, parts: QuantizedArray[Array], global_scale: float
     ) -> Comparison:
         read = np.empty(weights.size, np.float32)
         self.dequantize(parts, global_scale, read)
-        return compared(weights, read, count_beyond(weights, parts, global_scale))
+        return _compared(weights, read, _count_beyond(weights, parts, global_scale))
 
 
 def _importance(choice: ScaleChoice, shape: tuple[int, ...]) -> Array | None:
@@ -345,3 +364,46 @@ def _sum(values: Array) -> Array:
     for index in range(parts.shape[1]):
         total = total + parts[:, index]
     return (total[:, 0] + total[:, 1]) + (total[:, 2] + total[:, 3])
+
+
+def _compared(weights: Array, read: Array, beyond: int = 0) -> Comparison:
+    """Return the sums over two flat arrays of any float type."""
+    with np.errstate(all="ignore"):
+        weight, back = weights.astype(np.float64), read.astype(np.float64)
+        error = back - weight
+        return Comparison(
+            _sum_of_lanes(error * error),
+            _sum_of_lanes(weight * weight),
+            _sum_of_lanes(back * back),
+            _sum_of_lanes(weight * back),
+            float(np.fmax.reduce(np.abs(error), initial=0)),
+            beyond,
+        )
+
+
+def _sum_of_lanes(values: Array) -> float:
+    """Return the sum as compare.h adds: value i to lane i % 8, in order; then the lanes."""
+    lanes = np.zeros((-(-values.size // _LANES) + 1, _LANES))  # the first row: sums of nothing
+    lanes.reshape(-1)[_LANES : _LANES + values.size] = values
+    total = np.add.accumulate(lanes, axis=0)[-1]
+    while total.size > 1:
+        total = total[::2] + total[1::2]
+    return float(total[0])
+
+
+def _count_beyond(weights: Array, parts: QuantizedArray[Array], global_scale: float) -> int:
+    """Return how many weights lie half a step or more beyond the codes of their group."""
+    with np.errstate(all="ignore"):
+        rows = weights.astype(np.float64).reshape(-1, parts.group_size)
+        if parts.bias is not None:
+            scale, bias = (part.astype(np.float64)[:, None] for part in (parts.scale, parts.bias))
+            first = bias - _HALF_A_STEP * scale
+            last = bias + (2**parts.quant_type.bits - _HALF_A_STEP) * scale
+            # As std::min and std::max, whose first argument stays if one is NaN.
+            low, high = np.where(last < first, last, first), np.where(first < last, last, first)
+            beyond = ((rows <= low) | (rows >= high)) & (scale != 0)
+        else:
+            scale = decoded_scales(parts.scale, parts.quant_type).astype(np.float64)[:, None]
+            limit = _BEYOND[parts.quant_type] * (scale * np.float32(global_scale))
+            beyond = (np.abs(rows) >= limit) & (rows != 0)
+    return int(np.count_nonzero(beyond))

@@ -75,12 +75,11 @@ def made(change: Callable[[tarfile.TarInfo], object], form: Any = tarfile.GNU_FO
 
 def read(blocks: bytes) -> tuple[str | None, int]:
     """Return the path and the size that blocks before contents say."""
-    says: tuple[str | None, int | None] = (None, None)
+    says: dict[str, str] = {}
     at = 0
     while (header := parse_block(blocks[at : at + BLOCK], WHAT)) is not None and header.extends:
         data = blocks[at + BLOCK : at + BLOCK + header.size]
-        path, size = parse_extension(header, data, WHAT)
-        says = (path or says[0], says[1] if size is None else size)
+        says |= parse_extension(header, data, WHAT)
         at += BLOCK + in_blocks(header.size)
     assert header is not None
     header = extended(header, says, WHAT)
@@ -173,14 +172,15 @@ def test_pax_records_that_change_what_is_read(key: str) -> None:
     ],
 )
 def test_pax_records_that_are_not_valid(records: bytes) -> None:
+    first = TarHeader(b"x", "", len(records))
     with pytest.raises(CorruptDataError, match="A1"):
-        parse_extension(TarHeader(b"x", "", len(records)), records, WHAT)
+        extended(first, parse_extension(first, records, WHAT), WHAT)
 
 
 def test_a_path_for_all_members() -> None:
     with pytest.raises(CorruptDataError, match="all members"):
         parse_extension(TarHeader(b"g", "", 9), b"9 path=a\n", WHAT)
-    assert parse_extension(TarHeader(b"g", "", 13), b"13 comment=a\n", WHAT) == (None, None)
+    assert parse_extension(TarHeader(b"g", "", 13), b"13 comment=a\n", WHAT) == {}
 
 
 def test_every_byte_of_a_header_is_checked() -> None:

@@ -45,7 +45,7 @@ from blobstore.formats.oci import (
     check_layout,
     parse_index,
 )
-from blobstore.formats.seekable import FRAME_MAGIC
+from blobstore.formats.seekable import FRAME_MAGIC, false_table, seek_table
 from blobstore.formats.strictjson import check_limit
 from blobstore.formats.tar import (
     BLOCK,
@@ -67,8 +67,6 @@ from blobstore.store.packed.files import (
     ZstdFrames,
     broken,
     decompressor,
-    false_table,
-    seek_table,
 )
 from blobstore.store.ports import (
     Blobs,
@@ -323,8 +321,7 @@ class _TarScan:
 
     def _header(self) -> TarHeader | None:
         """Return the next file's header, extensions included; None at the end."""
-        path: str | None = None
-        size: int | None = None
+        said: dict[str, str] = {}
         is_extended = False
         while (header := self._block_at()) is not None and header.extends:
             if header.size > MAX_EXTENSION:
@@ -336,12 +333,11 @@ class _TarScan:
             if self._contents.read_at(self._at, data) < len(data):
                 raise self._invalid("it ends early")
             self._at += in_blocks(header.size)
-            said_path, said_size = parse_extension(header, bytes(data), self._what)
-            path, size = said_path or path, size if said_size is None else said_size
+            said |= parse_extension(header, bytes(data), self._what)
             is_extended = is_extended or header.kind != b"g"
         if header is None and is_extended:
             raise self._invalid("it ends after an extension")
-        return header and extended(header, (path, size), self._what)
+        return header and extended(header, said, self._what)
 
     def _block_at(self) -> TarHeader | None:
         if self._contents.read_at(self._at, self._block) < BLOCK:

@@ -129,13 +129,11 @@ def blob_frames(file: FileReader, index: PackedIndex, digest: str, open_base: Op
     base_of = cache(lambda number: opened.enter_context(open_base(*index.bases[number - 1])))
 
     def decoded(number: int) -> bytes:
-        from blobstore.kernels.planes import join_rotated_planes
-
         frame = frames[number]
         base = None
         if frame.base:
             base = base_of(frame.base).read(frame.base_offset, frame.nbytes)
-        return join_rotated_planes(_planes(file, frame), len(frame.lengths), base)
+        return _join_rotated(_planes(file, frame), len(frame.lengths), base)
 
     starts = list(accumulate((frame.nbytes for frame in frames), initial=0))
     return Frames(starts, decoded, opened.close)
@@ -162,6 +160,22 @@ def _planes(file: FileReader, frame: Frame) -> bytes:
     if len(joined := b"".join(planes)) != frame.nbytes:
         raise CorruptDataError("a plane has another size than its frame says")
     return joined
+
+
+def _join_rotated(planes: bytes, width: int, base: bytes | None) -> bytes:
+    """Return the items of rotated planes, combined by XOR with as many bytes of ``base``.
+
+    Each little-endian item was rotated left by one bit; plane 0 has the most significant bytes.
+    """
+    import numpy as np
+
+    rows = np.frombuffer(planes, np.uint8).reshape(width, -1)
+    items = rows.T.reshape(-1).view(f">u{width}").astype(f"<u{width}")
+    if width > 1:
+        items = (items >> 1) | (items << (8 * width - 1))
+    if base is not None:
+        items = items ^ np.frombuffer(base, items.dtype)
+    return items.tobytes()
 
 
 def _damaged(what: str) -> CorruptDataError:

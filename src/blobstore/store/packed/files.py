@@ -12,7 +12,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ from blobstore.errors import (
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.formats.dtypes import DType
 from blobstore.formats.safetensors.codec import header_of
-from blobstore.formats.seekable import FOOTER_BYTES, encode_table, parse_footer, parse_table
+from blobstore.formats.seekable import SeekTable, encode_table, seek_table
 from blobstore.io.durable import create_file, os_errors, sync, write_all_at
 from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 from blobstore.names import Digest
@@ -44,9 +43,6 @@ _WIDTHS = (1, 2, 4)
 _FLOATS = {DType.BF16: 2, DType.F16: 2, DType.F32: 4}
 _TEXT_LEVEL = 9
 _MAX_WINDOW = 2**27
-_MAX_SMALL_FRAME = 2**26
-_MAX_TABLE = 2**24
-"""Bytes of a seek table: of 2 TB in frames of 1 MiB, or of two million files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +89,6 @@ class FramesReader(OpenReader):
         self._frames.close()
 
 
-@dataclass(frozen=True, slots=True)
-class SeekTable:
-    """Where each frame begins in the file, and where in the contents; the last item is the end."""
-
-    places: Sequence[int]
-    starts: Sequence[int]
-
-    @property
-    def has_small_frames(self) -> bool:
-        """True if each frame is small enough to be decompressed as a whole."""
-        return all(end - start <= _MAX_SMALL_FRAME for start, end in pairwise(self.starts))
-
-
 class ZstdFrames:
     """The frames of a file with a seek table."""
 
@@ -147,37 +130,6 @@ class ZstdFrames:
         if len(plain) != size:
             raise CorruptDataError(f"{name}: a frame has {len(plain):,} bytes, not {size:,}")
         return plain
-
-
-def seek_table(file: FileReader) -> SeekTable | None:
-    """Return where the frames of a file begin; None without a table of at most 16 MiB.
-
-    Raises: CorruptDataError (rule A3).
-    """
-    if file.size < FOOTER_BYTES:
-        return None
-    footer = parse_footer(file.read(file.size - FOOTER_BYTES, FOOTER_BYTES), file.name)
-    if footer is None or (footer.table_bytes > _MAX_TABLE and footer.table_bytes <= file.size):
-        return None
-    if footer.table_bytes > file.size:
-        raise false_table(file.name, "it is longer than the file")
-    table = file.read(file.size - footer.table_bytes, footer.table_bytes)
-    places, starts = parse_table(table, footer, file.size, file.name)
-    for (place, next_place), (start, end) in zip(pairwise(places), pairwise(starts), strict=True):
-        if next_place - place > _longest(end - start):
-            raise false_table(file.name, f"a frame of {end - start:,} bytes can't take that many")
-    return SeekTable(places, starts)
-
-
-def _longest(nbytes: int) -> int:
-    """Return the most bytes that a frame of ``nbytes`` may take (zstd.h `ZSTD_compressBound`)."""
-    return nbytes + nbytes // 256 + 2**12
-
-
-def false_table(name: str, problem: str) -> CorruptDataError:
-    """Return the error of a seek table that is not valid."""
-    message = f"{name}: not a valid seek table: {problem} (rule A3)"
-    return CorruptDataError(message, rule="A3", path=name)
 
 
 def decompressor() -> ZstdDecompressor:
@@ -225,8 +177,6 @@ def packed_frames(file: FileReader) -> Frames:
     frames = ZstdFrames(file, table)
 
     def decoded(number: int) -> bytes:
-        from blobstore.kernels.planes import join_planes
-
         return join_planes(frames.decoded(number), width)
 
     return Frames(frames.starts, decoded, file.close)
@@ -259,8 +209,6 @@ def write_packed(path: Path, blob: Descriptor, reader: OpenReader) -> None:
 
 def _pieces(blob: Descriptor, reader: OpenReader) -> Iterator[bytes]:
     """Yield the bytes of a packed file: the mark, the frames, the seek table."""
-    from blobstore.kernels.planes import split_planes
-
     width = _width(blob, reader)
     coder = _coder(is_text=blob.media_type != TENSOR_MEDIA_TYPE)
     yield _MARK.pack(*_SKIPPABLE, _OURS, width)
@@ -271,6 +219,29 @@ def _pieces(blob: Descriptor, reader: OpenReader) -> Iterator[bytes]:
         table.append((len(frame), len(data)))
         yield frame
     yield encode_table(table)
+
+
+def split_planes(data: bytes, width: int) -> list[bytes]:
+    """Return the bytes of items of ``width`` bytes side by side, so that exponents lie together.
+
+    Plane k has byte k of every item; the last part has the bytes after the last whole item.
+    """
+    import numpy as np
+
+    whole = len(data) // width * width
+    items = np.frombuffer(data, np.uint8, whole).reshape(-1, width)
+    return [*(items[:, number].tobytes() for number in range(width)), data[whole:]]
+
+
+def join_planes(planes: bytes, width: int) -> bytes:
+    """Return the items whose planes these are: the reverse of `split_planes`."""
+    import numpy as np
+
+    if width == 1:
+        return planes
+    whole = len(planes) // width * width
+    items = np.frombuffer(planes, np.uint8, whole).reshape(width, -1)
+    return items.T.tobytes() + planes[whole:]
 
 
 def _compressed(planes: Sequence[bytes], coder: ZstdCompressor) -> bytes:

@@ -35,7 +35,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.oci import blob_path, encode_index
-from blobstore.formats.seekable import FOOTER_BYTES, encode_table
+from blobstore.formats.seekable import encode_table
 from blobstore.formats.tar import BLOCK, member_header
 from blobstore.names import Digest, ModelName
 from blobstore.store.archive.archive import StreamedContents, contents_of, open_archive
@@ -361,7 +361,7 @@ def test_a_long_seek_table_is_not_used(tmp_path: Path) -> None:
     frame, frames = zstandard.ZstdCompressor().compress(bytes(1024)), 2**21
     path = tmp_path / "a.tar.zst"
     entries = struct.pack("<II", len(frame), 1024) + bytes(8 * (frames - 1))
-    head = struct.pack("<II", 0x184D2A5E, len(entries) + FOOTER_BYTES)
+    head = struct.pack("<II", 0x184D2A5E, len(entries) + 9)
     path.write_bytes(frame + head + entries + struct.pack("<IBI", frames, 0, 0x8F92EAB1))
     contents = contents_of(path)
     assert isinstance(contents, StreamedContents)

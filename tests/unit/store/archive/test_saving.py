@@ -23,7 +23,7 @@ from blobstore.errors import (
 )
 from blobstore.formats.documents import Descriptor
 from blobstore.formats.oci import blob_path
-from blobstore.formats.seekable import FOOTER_BYTES, parse_footer, parse_table
+from blobstore.formats.seekable import seek_table
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.archive.saving import (
@@ -78,14 +78,12 @@ def test_what_a_frame_holds(tmp_path: Path, store: MemoryStore) -> None:
     whole, plain = saved(tmp_path, store, "a.tar.zst"), saved(tmp_path, store)
     with zstandard.ZstdDecompressor().stream_reader(whole, read_across_frames=True) as reader:
         assert reader.read() == plain
-    footer = parse_footer(whole[-FOOTER_BYTES:], "a")
-    assert footer is not None
-    table = parse_table(whole[-footer.table_bytes :], footer, len(whole), "a")
-    starts = list(zip(*table, strict=True))
+    table = seek_table(BytesReader(whole, "a"))
+    assert table is not None
     with tarfile.open(fileobj=io.BytesIO(plain)) as archive:
         headers = [one.offset for one in archive.getmembers()]
     in_blob = [headers[4] + FRAME * number for number in (1, 2, 3)]
-    assert [offset for _, offset in starts] == sorted([*headers, *in_blob, *ends(plain)])
+    assert list(table.starts) == sorted([*headers, *in_blob, *ends(plain)])
 
 
 def ends(plain: bytes) -> list[int]:

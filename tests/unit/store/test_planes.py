@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.checkpoints import BF16, normal
 
-from blobstore.kernels.planes import join_planes, split_planes
+from blobstore.store.packed.files import join_planes, split_planes
 
 
 @given(data=st.binary(max_size=300), width=st.sampled_from([1, 2, 4]))
