@@ -33,13 +33,15 @@ from blobstore.export.planned_files import (
     shard_index,
     split_into_shards,
 )
-from blobstore.formats.checkpoint import CONFIG_NAME, SourceConfig, parse_config
-from blobstore.formats.conventions import (
+from blobstore.formats.checkpoint import (
+    CONFIG_NAME,
     DRAFT_FOLDER,
     DRAFT_PREFIX,
     FILE_TYPE,
     FILE_TYPES,
+    SourceConfig,
     group_of,
+    parse_config,
 )
 from blobstore.formats.documents import (
     FILE_MEDIA_TYPE,

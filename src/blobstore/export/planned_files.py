@@ -20,7 +20,7 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
-from blobstore.formats.conventions import FILE_TYPE, FILE_TYPES
+from blobstore.formats.checkpoint import FILE_TYPE, FILE_TYPES
 from blobstore.formats.dtypes import DType
 from blobstore.formats.provenance import RecordedFile
 from blobstore.formats.quant import Quantization

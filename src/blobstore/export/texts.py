@@ -21,8 +21,7 @@ from blobstore.errors import (
 )
 from blobstore.export.planned_files import INDEX_NAME, CopiedBlob, ExportPlan, PlannedDocument
 from blobstore.formats import strictjson
-from blobstore.formats.checkpoint import SourceConfig
-from blobstore.formats.conventions import family_of
+from blobstore.formats.checkpoint import SourceConfig, family_of
 from blobstore.formats.documents import (
     MESSAGES_MEDIA_TYPE,
     PARAMS_MEDIA_TYPE,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blobstore.errors import UsageError
-from blobstore.formats.conventions import group_of
+from blobstore.formats.checkpoint import group_of
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.allocation import (
     NEAR,

@@ -22,7 +22,7 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
-from blobstore.formats.conventions import DRAFT_PREFIX
+from blobstore.formats.checkpoint import DRAFT_PREFIX
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import QuantType
 from blobstore.importer.planning.outputs import OutputTensor

@@ -25,8 +25,7 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
-from blobstore.formats.checkpoint import CONFIG_NAME, SourceConfig
-from blobstore.formats.conventions import FILE_TYPE
+from blobstore.formats.checkpoint import CONFIG_NAME, FILE_TYPE, SourceConfig
 from blobstore.formats.documents import MAX_DOCUMENT
 from blobstore.formats.provenance import LeftOut
 from blobstore.formats.quant import QuantType

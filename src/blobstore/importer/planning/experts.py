@@ -20,7 +20,7 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
-from blobstore.formats.conventions import GROUP
+from blobstore.formats.checkpoint import GROUP
 from blobstore.formats.safetensors.header import Header
 from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.policies.options import ImportOptions

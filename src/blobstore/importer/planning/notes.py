@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from blobstore.errors import UnsupportedSourceError, quoted
-from blobstore.formats.checkpoint import SourceConfig
-from blobstore.formats.conventions import DRAFT_FOLDER, ParserFamily, family_of
+from blobstore.formats.checkpoint import DRAFT_FOLDER, ParserFamily, SourceConfig, family_of
 from blobstore.formats.documents import REQUIRED_OLLAMA, Draft, ModelConfig
 from blobstore.formats.dtypes import DType
 from blobstore.formats.provenance import (

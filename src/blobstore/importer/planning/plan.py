@@ -14,8 +14,7 @@ from functools import partial
 from itertools import islice
 
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, quoted
-from blobstore.formats.checkpoint import CONFIG_NAME
-from blobstore.formats.conventions import DRAFT_FOLDER, DRAFT_PREFIX, group_of
+from blobstore.formats.checkpoint import CONFIG_NAME, DRAFT_FOLDER, DRAFT_PREFIX, group_of
 from blobstore.formats.documents import MAX_LAYERS
 from blobstore.formats.dtypes import DType
 from blobstore.formats.provenance import OWN_DOCUMENT

@@ -10,7 +10,7 @@ import pytest
 from support.inventories import source_tensor
 
 from blobstore.errors import UnsupportedSourceError
-from blobstore.formats.conventions import group_of
+from blobstore.formats.checkpoint import group_of
 from blobstore.formats.dtypes import DType
 from blobstore.importer.planning.experts import (
     Projection,
