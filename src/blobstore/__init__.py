@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from blobstore.errors import BlobStoreError as BlobStoreError
     from blobstore.export.artifact import Artifact as Artifact, open_artifact as open_artifact
     from blobstore.export.folder import ExportResult as ExportResult, export_model as export_model
+    from blobstore.importer.batch import work_on_batch as work_on_batch
+    from blobstore.importer.outputs import ImportPlan as ImportPlan
     from blobstore.importer.planfile import read_plan as read_plan, write_plan as write_plan
-    from blobstore.importer.planning.outputs import ImportPlan as ImportPlan
     from blobstore.importer.repair import repair_model as repair_model
     from blobstore.importer.run import (
         ImportResult as ImportResult,
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
         plan_import as plan_import,
         run_plan as run_plan,
     )
-    from blobstore.importer.work.batch import work_on_batch as work_on_batch
-    from blobstore.importer.work.worker import (
+    from blobstore.importer.worker import (
         commit_plan as commit_plan,
         work_on_plan as work_on_plan,
     )
@@ -85,7 +85,7 @@ _HOME = {
     "BucketStore": "store.bucket.bucket_store",
     "ExportResult": "export.folder",
     "Folder": "source.folders",
-    "ImportPlan": "importer.planning.outputs",
+    "ImportPlan": "importer.outputs",
     "ImportResult": "importer.run",
     "Inspection": "inspection.inspection",
     "LayeredStore": "store.layered",
@@ -103,7 +103,7 @@ _HOME = {
     "Tensor": "model.tensors",
     "Verdict": "model.facts",
     "check_signatures": "store.signing.signed_models",
-    "commit_plan": "importer.work.worker",
+    "commit_plan": "importer.worker",
     "dequantize": "kernels.quantize",
     "diff_models": "inspection.comparison",
     "edit_metadata": "inspection.metadata",
@@ -137,8 +137,8 @@ _HOME = {
     "undo_prune": "store.care.prune",
     "unpack": "store.packing",
     "verify": "store.care.verify",
-    "work_on_batch": "importer.work.batch",
-    "work_on_plan": "importer.work.worker",
+    "work_on_batch": "importer.batch",
+    "work_on_plan": "importer.worker",
     "write_plan": "importer.planfile",
 }
 _MODULES = frozenset({"distributed", "errors", "mlx_lm"})

@@ -22,13 +22,11 @@ from uuid import uuid4
 
 from blobstore.errors import BlobStoreError, RemoteError, UsageError
 from blobstore.formats.documents import Descriptor
-from blobstore.importer.model_names import check_tag, default_name
+from blobstore.importer.arguments import ImportArguments
+from blobstore.importer.outputs import ImportPlan
 from blobstore.importer.planfile import decode_plan, encode_plan, plan_bytes, read_plan
-from blobstore.importer.planning.outputs import ImportPlan
-from blobstore.importer.policies.arguments import ImportArguments
-from blobstore.importer.run import ImportResult, plan_import
-from blobstore.importer.work.tasks import Task, grouped, tasks_of
-from blobstore.importer.work.worker import SharedPlan, commit_shared, make_tasks
+from blobstore.importer.run import ImportResult, check_tag, default_name, plan_import
+from blobstore.importer.worker import SharedPlan, Task, commit_shared, grouped, make_tasks, tasks_of
 from blobstore.importer.writing import least_memory, usual_memory
 from blobstore.io.workers import Progress, begun
 from blobstore.names import Digest, ModelName

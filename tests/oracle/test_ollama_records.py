@@ -21,7 +21,7 @@ from support.ollama_cases import Case, Cases, contents, planned
 from support.ollama_sources import INDEX
 
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
-from blobstore.importer.planning.outputs import PlannedBlob
+from blobstore.importer.outputs import PlannedBlob
 from blobstore.inspection.listing import summarize
 from blobstore.source.inventory import kind_of
 

@@ -12,9 +12,9 @@ from support.inventories import inventory, source_tensor
 from blobstore.errors import BlobStoreError
 from blobstore.formats.dtypes import DType
 from blobstore.importer.making import Constant, Copy, GlobalScale, Run, Values, runs_of
-from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
-from blobstore.importer.planning.plan import make_plan
-from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import ImportPlan, PlannedBlob
+from blobstore.importer.plan import make_plan
 from blobstore.source.weights import SourceTensor
 
 MLP = "model.layers.0.mlp"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from blobstore.formats.documents import Descriptor
-from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob
+from blobstore.importer.outputs import ImportPlan, OutputTensor, PlannedBlob
 from blobstore.importer.run import ImportResult, plan_import, run_plan
 from blobstore.kernels.arrays import dtype_of
 from blobstore.model.loader import Model, open_model

@@ -7,8 +7,8 @@ from typing import Any
 
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.quant import QuantType
-from blobstore.importer.policies.options import ImportOptions
-from blobstore.importer.policies.policy import Policy, policy_for
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.policy import Policy, policy_for
 
 SHAPE = (128, 128)
 

@@ -40,7 +40,6 @@ ROOMS = (
 # them may lie above or below; what holds for all is that no imports lead back to where they began.
 FOLDERS = {
     "formats": ("safetensors",),
-    "importer": ("policies", "planning", "streaming", "work"),
     "io": ("http",),
     "store": ("packed", "signing", "local", "care", "registry", "bucket", "archive"),
 }

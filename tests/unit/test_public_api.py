@@ -13,7 +13,7 @@ import pytest
 from support.api import PAGE, page, returned_classes
 
 import blobstore
-from blobstore.importer.policies.arguments import ImportArguments
+from blobstore.importer.arguments import ImportArguments
 
 NAMES = [
     "Archive",

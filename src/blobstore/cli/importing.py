@@ -45,12 +45,12 @@ from blobstore.cli.stores import (
     stores_at,
 )
 from blobstore.errors import InvalidNameError, UsageError
-from blobstore.importer.policies.arguments import ImportArguments, Option
+from blobstore.importer.arguments import ImportArguments, Option
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
-    from blobstore.importer.work.batch import Batch
-    from blobstore.importer.work.worker import WorkResult
+    from blobstore.importer.batch import Batch
+    from blobstore.importer.worker import WorkResult
     from blobstore.io.workers import Progress
 
 
@@ -177,7 +177,7 @@ def import_(
     **options: Any,
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
-    from blobstore.importer.model_names import check_tag, default_name
+    from blobstore.importer.run import check_tag, default_name
     from blobstore.source.fetching import FetchOptions
 
     if name is None and (options["modelfile"] is not None or planned is not None):
@@ -451,7 +451,7 @@ def work(
         "verify_reuse": verify_reuse,
     }
     if batch is not None:
-        from blobstore.importer.work.batch import Batch
+        from blobstore.importer.batch import Batch
 
         found = Batch(blobstore.work_on_batch(batch, **settings))
         show_result(found, _show_batch, as_json=as_json)
@@ -536,7 +536,7 @@ def write_plan_page(
     made: blobstore.ImportPlan, path: str, options: Mapping[str, Any], *, force: bool
 ) -> None:
     """Write the page of a plan that was made with ``options``. Raises: as `place_file`."""
-    from blobstore.importer.policies.options import ImportOptions
+    from blobstore.importer.options import ImportOptions
     from blobstore.web.report import place_file, plan_page
 
     given = ImportOptions.parse(**{**options, "target_size": None, "target_bpw": None})

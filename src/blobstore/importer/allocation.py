@@ -41,10 +41,9 @@ from blobstore import kernels
 from blobstore.errors import UsageError
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.making import non_finite
-from blobstore.importer.planning.outputs import OutputTensor
-from blobstore.importer.policies.options import ImportOptions
-from blobstore.importer.prefetch import LoadedBytes
-from blobstore.importer.segments import Span, needed_for, united
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import OutputTensor
+from blobstore.importer.segments import LoadedBytes, Span, needed_for, united
 from blobstore.io.workers import Progress, results_of
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
 from blobstore.kernels.scales import ScaleChoice

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 from blobstore.errors import DigestMismatchError
 from blobstore.hashing import Sha256, Stream
 from blobstore.hashing.stage import BlobHash, HashStage, Piece
-from blobstore.importer.planning.outputs import PlannedBlob
+from blobstore.importer.outputs import PlannedBlob
 from blobstore.importer.segments import Segment
 from blobstore.source.weights import SourceFile
 from blobstore.store.ports import Finished, Session

@@ -25,8 +25,8 @@ from blobstore.errors import (
 )
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization
-from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
-from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import OutputTensor, PlannedBlob
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
 from blobstore.kernels.scales import ScaleChoice
 from blobstore.source.weights import Scratch, SourceReaders, SourceTensor, SourceWeight

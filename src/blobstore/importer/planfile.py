@@ -31,11 +31,11 @@ from blobstore.formats.modelfile import Modelfile
 from blobstore.formats.provenance import LeftOut
 from blobstore.formats.quant import QuantType
 from blobstore.formats.strictdocument import Document, validated
-from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob, PlannedFile
-from blobstore.importer.planning.plan import make_plan
-from blobstore.importer.policies.options import ImportOptions
-from blobstore.importer.policies.rules import Importance
-from blobstore.importer.recalling import entry_keys
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import ImportPlan, PlannedBlob, PlannedFile
+from blobstore.importer.plan import make_plan
+from blobstore.importer.rules import Importance
+from blobstore.importer.writing import entry_keys
 from blobstore.io.durable import FILE_MODE, check_regular, os_errors, replace_file
 from blobstore.io.ranges import FileIdentity, FileReader
 from blobstore.names import Digest

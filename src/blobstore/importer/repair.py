@@ -35,10 +35,10 @@ from blobstore.formats.dtypes import FLOATS
 from blobstore.formats.modelfile import Modelfile
 from blobstore.formats.provenance import OWN_DOCUMENT, RULE, Provenance
 from blobstore.formats.quant import QuantType
-from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob, PlannedCopy, PlannedFile
-from blobstore.importer.planning.plan import make_plan
-from blobstore.importer.policies.options import PROFILES, ImportOptions
-from blobstore.importer.policies.rules import Importance
+from blobstore.importer.options import PROFILES, ImportOptions
+from blobstore.importer.outputs import ImportPlan, PlannedBlob, PlannedCopy, PlannedFile
+from blobstore.importer.plan import make_plan
+from blobstore.importer.rules import Importance
 from blobstore.importer.writing import copy_file, usual_memory, write_blobs
 from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import Digest, ModelName

@@ -1,22 +1,40 @@
-"""The order in which an import of local files makes its blobs.
+"""From afar: the work of an import whose source is on servers, in the order of the source's files.
 
-Several blobs are made at once, so that the hash stage has several streams: a run of each in turn.
-Consecutive small blobs are made many at a time. The order depends on the plan only, not on the
-machine.
+A run is made when the last of its segments has come. Most runs need one. What others need of
+earlier segments (an FP8 weight and its scales, a transposed matrix, a global scale that is found in
+all experts) is held in a temporary file until their blob is made. The runs of a blob come in the
+order of the file, not of the blob: they are written to their places.
 """
 
 from __future__ import annotations
 
+import mmap
 import sys
+import tempfile
 import threading
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 
+from blobstore.hashing.stage import HashStage
+from blobstore.importer.declared import DeclaredFiles
 from blobstore.importer.making import RUN, Run, runs_of
-from blobstore.importer.planning.outputs import PlannedBlob
+from blobstore.importer.outputs import PlannedBlob
+from blobstore.importer.segments import (
+    LoadedBytes,
+    LoadedSegment,
+    Parts,
+    Prefetch,
+    Segments,
+    Span,
+    needs_of,
+    united,
+    whole,
+)
+from blobstore.io.durable import os_errors, reserve
+from blobstore.source.weights import SourceFile, SourceReaders
 
 WINDOW = 16
 """Blobs that are made at once: as many as the widest processors hash at once."""
@@ -143,3 +161,162 @@ class _Window:
     def _is_full(self) -> bool:
         count = len(self._blobs)
         return count >= WINDOW or (count >= _LEAST_WINDOW and self._nbytes >= _WINDOW_BYTES)
+
+
+class HeldBytes:
+    """Bytes of segments that later runs of one blob need, in a file without a name.
+
+    ``spans``: what they need of each segment, by its number. ``last``: the segment with which all
+    of them are made.
+    """
+
+    def __init__(self, spans: Mapping[int, Sequence[Span]], last: int) -> None:
+        """Raises: StorageError if no folder for temporary files can be written."""
+        self._spans = spans
+        self.last = last
+        self.parts: dict[str, list[tuple[int, memoryview]]] = defaultdict(list)
+        nbytes = sum(end - begin for several in spans.values() for begin, end in several)
+        with os_errors("hold", f"{nbytes:,} bytes"), tempfile.TemporaryFile() as file:
+            reserve(file.fileno(), nbytes)  # to write a page without a place on the disk is fatal
+            self._left = memoryview(mmap.mmap(file.fileno(), nbytes))
+
+    def add(self, loaded: LoadedSegment) -> None:
+        """Copy what is needed of a segment."""
+        segment = loaded.segment
+        for begin, end in self._spans.get(segment.number, ()):
+            part, self._left = self._left[: end - begin], self._left[end - begin :]
+            part[:] = loaded.data[begin - segment.begin : end - segment.begin]
+            self.parts[segment.file.path].append((begin, part))
+
+
+class _Order:
+    """Which bytes of a blob the work makes that was listed so far."""
+
+    def __init__(self) -> None:
+        self._end = 0
+        self._later: dict[int, int] = {}
+
+    def follows(self, run: Run) -> bool:
+        """Add a run; return True if all bytes before it are made."""
+        is_next = run.begin == self._end
+        self._later[run.begin] = run.end + run.gap
+        while self._end in self._later:
+            self._end = self._later.pop(self._end)
+        return is_next
+
+
+class FarWork:
+    """What is made of ``segments``: the work of ``blobs``, by number, that are not made yet."""
+
+    def __init__(
+        self,
+        blobs: Mapping[int, PlannedBlob],
+        segments: Segments,
+        prefetch: Prefetch,
+        declared: DeclaredFiles,
+        stage: HashStage,
+    ) -> None:
+        self._blobs = blobs
+        self._segments = segments
+        self._prefetch = prefetch
+        self._declared = declared
+        self._stage = stage
+        self._loaded = LoadedBytes(_not_loaded)
+        self.readers = SourceReaders(self._loaded.open)
+        self._opens: dict[int, list[int]] = defaultdict(list)
+        for number, blob in blobs.items():
+            self._opens[self._first(blob)].append(number)
+        self._pending: dict[int, list[tuple[int, Run]]] = defaultdict(list)
+        self._held: dict[int, HeldBytes] = {}
+        self._orders: dict[int, _Order] = defaultdict(_Order)
+
+    def _first(self, blob: PlannedBlob) -> int:
+        """Return the first segment that a blob has bytes of; -1 if it has none."""
+        parts = (part for source in blob.sources for part in source.parts.values())
+        found = (self._segments.numbers(whole(part)) for part in parts)
+        return min((numbers[0] for numbers in found if numbers), default=-1)
+
+    def works(self, first_error: FirstError, stopped: threading.Event) -> Iterator[Work]:
+        """Yield the work, each as soon as its segments have come, until ``stopped`` is set.
+
+        Raises: as `Prefetch.get`; DigestMismatchError; StorageError.
+        """
+        self._open(-1)
+        yield from self._work_of(-1, None)
+        for segment in self._segments:
+            loaded = self._next(segment.number, first_error, stopped)
+            if loaded is None:
+                return
+            loaded.use()
+            self._declared.add(segment, loaded.data, loaded.release)
+            self._open(segment.number)
+            for held in self._held.values():
+                held.add(loaded)
+            yield from self._work_of(segment.number, loaded)
+            loaded.release()
+            self._held = {n: held for n, held in self._held.items() if held.last > segment.number}
+
+    def _next(
+        self, number: int, first_error: FirstError, stopped: threading.Event
+    ) -> LoadedSegment | None:
+        """Return a segment when it has come; None after an error. Hash meanwhile."""
+        waits = False
+        while first_error.place >= (number,) and not stopped.is_set():
+            loaded = self._prefetch.get(number, waits=waits)
+            if loaded is not None:
+                return loaded
+            waits = not self._stage.work()
+        return None
+
+    def _open(self, first: int) -> None:
+        """List the runs of the blobs that begin with a segment, each with its last segment."""
+        for number in self._opens.pop(first, ()):
+            early: dict[int, list[Span]] = defaultdict(list)
+            until = first
+            for run in runs_of(self._blobs[number]):
+                needs = [(need, self._segments.numbers(need)) for need in needs_of(run)]
+                last = max((numbers[-1] for _, numbers in needs if numbers), default=first)
+                until = max(until, last)
+                self._pending[last].append((number, run))
+                for need, numbers in needs:
+                    for segment in (self._segments[one] for one in numbers if one < last):
+                        span = max(need.begin, segment.begin), min(need.end, segment.end)
+                        early[segment.number].append(span)
+            if early:
+                spans = {one: united(several) for one, several in early.items()}
+                self._held[number] = HeldBytes(spans, until)
+
+    def _work_of(self, segment: int, loaded: LoadedSegment | None) -> Iterator[Work]:
+        """Yield what is made when a segment has come."""
+        small = []
+        for number, run in self._pending.pop(segment, ()):
+            is_small = not is_large(self._blobs[number].size)
+            if is_small and number not in self._held:
+                small.append((number, run))
+                continue
+            using = self._using(loaded, self._held.get(number))
+            waits = self._orders[number].follows(run)
+            yield Work((segment, number, run.begin), ((number, run),), is_small, using, waits)
+        for runs in buffers_of(small):
+            using = self._using(loaded, None)
+            yield Work((segment, runs[0][0], 0), runs, is_small=True, using=using)
+
+    def _using(
+        self, loaded: LoadedSegment | None, held: HeldBytes | None
+    ) -> AbstractContextManager[None]:
+        if loaded is None:
+            return nullcontext()
+        loaded.use()
+        segment = loaded.segment
+        here = {segment.file.path: [(segment.begin, loaded.data)]}
+        return self._reading(loaded, here, {} if held is None else held.parts)
+
+    @contextmanager
+    def _reading(self, loaded: LoadedSegment, *parts: Parts) -> Iterator[None]:
+        with self._loaded.using(*parts):
+            yield
+        loaded.release()
+
+
+def _not_loaded(file: SourceFile, begin: int, _buffer: memoryview) -> None:
+    raise AssertionError(f"byte {begin:,} of {file.path} was not needed")

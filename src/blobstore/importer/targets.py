@@ -28,19 +28,19 @@ from blobstore.importer.allocation import (
     least_bytes,
     measure,
 )
-from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, StoredArrays
-from blobstore.importer.planning.plan import make_plan, plan_blobs
-from blobstore.importer.policies.arguments import SizeTarget
-from blobstore.importer.policies.options import Experts, ImportOptions
-from blobstore.importer.policies.policy import policy_for
-from blobstore.importer.policies.roles import (
+from blobstore.importer.arguments import SizeTarget
+from blobstore.importer.options import Experts, ImportOptions
+from blobstore.importer.outputs import ImportPlan, OutputTensor, PlannedBlob, StoredArrays
+from blobstore.importer.plan import make_plan, plan_blobs
+from blobstore.importer.policy import policy_for
+from blobstore.importer.roles import (
     SENSITIVE,
     contains,
     embeds_tokens,
     form_of_experts,
     inputs_first,
 )
-from blobstore.importer.policies.rules import Rule, RuleBook, escaped
+from blobstore.importer.rules import Rule, RuleBook, escaped
 from blobstore.io.workers import Progress, begun
 from blobstore.source.fetching import FetchOptions
 from blobstore.source.inventory import Inventory

@@ -25,8 +25,8 @@ from blobstore.errors import (
 from blobstore.formats.checkpoint import DRAFT_PREFIX
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import QuantType
-from blobstore.importer.planning.outputs import OutputTensor
-from blobstore.importer.policies.options import Experts
+from blobstore.importer.options import Experts
+from blobstore.importer.outputs import OutputTensor
 from blobstore.importer.run import outputs_of
 from blobstore.inspection.comparison import CHUNK_WEIGHTS, Errors, Figure, as_float64, stored_run
 from blobstore.io.workers import Progress, begun, results_of, threads

@@ -36,7 +36,7 @@ from blobstore.names import ModelName, relative_path
 from blobstore.store.ports import Readable
 
 if TYPE_CHECKING:  # loading a model does not need the importer
-    from blobstore.importer.planning.outputs import ImportPlan
+    from blobstore.importer.outputs import ImportPlan
 
 _log = logging.getLogger("blobstore.mlx_lm")
 

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from blobstore.errors import UsageError
 from blobstore.export.folder import ExportResult
-from blobstore.importer.planning.outputs import ImportPlan
+from blobstore.importer.batch import Batch
+from blobstore.importer.outputs import ImportPlan
 from blobstore.importer.repair import RepairResult
 from blobstore.importer.run import ImportResult
-from blobstore.importer.work.batch import Batch
-from blobstore.importer.work.worker import WorkResult
+from blobstore.importer.worker import WorkResult
 from blobstore.inspection.comparison import ModelDiff
 from blobstore.inspection.inspection import Inspection
 from blobstore.inspection.listing import BrokenModel, ListedModel

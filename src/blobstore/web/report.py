@@ -18,9 +18,9 @@ from typing import Any
 from blobstore._version import __version__
 from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
 from blobstore.formats.quant import QuantType
-from blobstore.importer.planning.outputs import ImportPlan
-from blobstore.importer.planning.plan import make_plan
-from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import ImportPlan
+from blobstore.importer.plan import make_plan
 from blobstore.importer.targets import target_range
 from blobstore.inspection.comparison import checkpoint_shape, diff_models, stored_values
 from blobstore.inspection.quality import (

@@ -19,7 +19,7 @@ from blobstore.cli.main import run
 from blobstore.errors import LimitExceededError
 from blobstore.formats import documents
 from blobstore.formats.documents import MAX_LAYERS, MAX_MANIFEST
-from blobstore.importer.planning import plan
+from blobstore.importer import plan
 from blobstore.importer.run import import_model
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store, open_store

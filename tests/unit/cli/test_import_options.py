@@ -11,7 +11,7 @@ from support.checkpoints import write_checkpoint
 
 from blobstore.cli.main import run
 from blobstore.cli.output import flags_of, with_flags
-from blobstore.importer.policies.arguments import ImportArguments, Option
+from blobstore.importer.arguments import ImportArguments, Option
 
 HINTS: dict[str, Any] = get_type_hints(ImportArguments, include_extras=True)
 

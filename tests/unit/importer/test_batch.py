@@ -10,8 +10,8 @@ from support.many import sharded_checkpoint
 
 from blobstore.cli.main import run
 from blobstore.errors import BlobStoreError, DocumentError, UsageError
+from blobstore.importer.batch import read_batch, work_on_batch
 from blobstore.importer.run import import_model
-from blobstore.importer.work.batch import read_batch, work_on_batch
 from blobstore.store.memory import MemoryStore
 
 

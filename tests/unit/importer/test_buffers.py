@@ -17,7 +17,7 @@ from support.chunks import LEAST, chunks_of
 import blobstore
 from blobstore.errors import NonFiniteWeightError
 from blobstore.importer import writing as write
-from blobstore.importer.buffers import Buffer, BufferPool
+from blobstore.importer.segments import Buffer, BufferPool
 from blobstore.io.durable import PAGE
 from blobstore.store.local.store import Store
 

@@ -16,8 +16,8 @@ from support.servers import Asked, Server, server as run_server
 
 import blobstore
 from blobstore.errors import CorruptDataError, DigestMismatchError
-from blobstore.importer.prefetch import LoadedSegment, Prefetch
-from blobstore.importer.work import tasks
+from blobstore.importer import tasks
+from blobstore.importer.segments import LoadedSegment, Prefetch
 from blobstore.names import Digest
 from blobstore.source.folders import Folder
 from blobstore.store.memory import MemoryStore

@@ -26,8 +26,7 @@ from blobstore.errors import (
     StorageError,
     UnsupportedSourceError,
 )
-from blobstore.importer.model_names import default_name
-from blobstore.importer.run import run_plan
+from blobstore.importer.run import default_name, run_plan
 from blobstore.store.local.store import Store
 
 Snapshot = Callable[[Store], dict[str, str]]

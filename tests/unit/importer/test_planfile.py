@@ -32,10 +32,10 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.importer import planfile
+from blobstore.importer.outputs import ImportPlan
 from blobstore.importer.planfile import read_plan, write_plan
-from blobstore.importer.planning.outputs import ImportPlan
-from blobstore.importer.recalling import entry_keys
 from blobstore.importer.run import make_blob, plan_import, run_plan
+from blobstore.importer.writing import entry_keys
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.memory import MemoryStore

@@ -26,7 +26,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.importer.planning.plan import make_plan
+from blobstore.importer.plan import make_plan
 from blobstore.importer.repair import RepairResult, recorded_import, repair_model
 from blobstore.names import ModelName
 from blobstore.source.inventory import read_inventory

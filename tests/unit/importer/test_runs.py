@@ -18,8 +18,8 @@ import blobstore
 from blobstore.errors import NonFiniteWeightError, StorageError, UsageError
 from blobstore.formats.dtypes import DType
 from blobstore.importer.making import CHUNK, GlobalScale, Values, runs_of
-from blobstore.importer.planning.plan import make_plan
-from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.plan import make_plan
 from blobstore.importer.writing import least_memory
 from blobstore.kernels.arrays import Array
 from blobstore.source.weights import SourceReaders

@@ -21,9 +21,9 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.importer import allocation as measuring, targets as target
-from blobstore.importer.planning.outputs import ImportPlan
-from blobstore.importer.policies.arguments import SizeTarget
-from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.arguments import SizeTarget
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import ImportPlan
 from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]

@@ -16,10 +16,10 @@ from support import PYCODE_MOE
 from support.many import sharded_checkpoint
 
 from blobstore.errors import UsageError
-from blobstore.importer.planning.outputs import PlannedBlob
+from blobstore.importer import tasks
+from blobstore.importer.outputs import PlannedBlob
 from blobstore.importer.run import plan_import
-from blobstore.importer.work import tasks
-from blobstore.importer.work.tasks import Task, partition, shard_of, tasks_of
+from blobstore.importer.worker import Task, partition, shard_of, tasks_of
 from blobstore.io.ranges import FileReader, Identity
 from blobstore.names import Digest
 from blobstore.source.folders import LocalFolder

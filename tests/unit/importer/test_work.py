@@ -29,7 +29,7 @@ from blobstore.errors import (
 )
 from blobstore.importer.planfile import write_plan
 from blobstore.importer.run import import_model, plan_import
-from blobstore.importer.work.worker import commit_plan, work_on_plan
+from blobstore.importer.worker import commit_plan, work_on_plan
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.memory import MemoryStore

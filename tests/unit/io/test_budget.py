@@ -25,8 +25,8 @@ from blobstore.errors import (
 from blobstore.export.planned_files import read_weights
 from blobstore.formats import provenance as own_document
 from blobstore.formats.safetensors.codec import header_of as read_header
-from blobstore.importer.planning import plan
-from blobstore.importer.planning.outputs import PlannedBlob
+from blobstore.importer import plan
+from blobstore.importer.outputs import PlannedBlob
 from blobstore.importer.run import plan_import
 from blobstore.inspection import listing
 from blobstore.inspection.inspect import inspect

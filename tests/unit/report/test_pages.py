@@ -18,7 +18,7 @@ from support.plotted import HOSTILE
 
 import blobstore
 from blobstore.errors import UnsupportedSourceError
-from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.options import ImportOptions
 from blobstore.importer.run import plan_import
 from blobstore.names import ModelName
 from blobstore.plots.treemap import treemap

@@ -16,8 +16,7 @@ from blobstore.errors import (
     StorageError,
     UnsupportedSourceError,
 )
-from blobstore.importer.model_names import default_name
-from blobstore.importer.run import plan_import
+from blobstore.importer.run import default_name, plan_import
 from blobstore.source.addresses import snapshot_in
 from blobstore.source.inventory import read_inventory
 from blobstore.store.local.store import Store

@@ -11,9 +11,9 @@ from support.inventories import source_tensor
 from blobstore.errors import LimitExceededError, UnsupportedSourceError
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
-from blobstore.importer.planning.experts import check_names, check_readable
-from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
-from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import OutputTensor, PlannedBlob
+from blobstore.importer.plan import check_names, check_readable
 from blobstore.source.weights import SourceWeight
 
 INT4 = Quantization(QuantType.INT4, 32)

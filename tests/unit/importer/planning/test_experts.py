@@ -12,12 +12,12 @@ from support.inventories import source_tensor
 from blobstore.errors import UnsupportedSourceError
 from blobstore.formats.checkpoint import group_of
 from blobstore.formats.dtypes import DType
-from blobstore.importer.planning.experts import (
+from blobstore.importer.plan import (
     Projection,
     packed_order,
     projections,
-    stacked_group_of,
 )
+from blobstore.importer.roles import stacked_group_of
 from blobstore.source.weights import SourceWeight
 
 LAYER_PREFIXES = (

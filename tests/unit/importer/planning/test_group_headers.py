@@ -12,10 +12,9 @@ from support.checkpoints import normal, write_checkpoint
 from blobstore.errors import UnsupportedSourceError
 from blobstore.formats.dtypes import DType
 from blobstore.formats.safetensors.codec import encode_header
-from blobstore.importer.planning.experts import check_readable
-from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
-from blobstore.importer.planning.plan import make_plan
-from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import ImportPlan, PlannedBlob
+from blobstore.importer.plan import check_readable, make_plan
 from blobstore.importer.run import plan_import
 
 CONFIG = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 2}

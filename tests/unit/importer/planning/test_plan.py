@@ -18,9 +18,9 @@ from support.inventories import inventory, source_tensor
 from blobstore.errors import UnsupportedSourceError, UsageError
 from blobstore.formats.dtypes import DType
 from blobstore.formats.safetensors.codec import parse_header
-from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
-from blobstore.importer.planning.plan import make_plan
-from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import ImportPlan, PlannedBlob
+from blobstore.importer.plan import make_plan
 from blobstore.source.weights import SourceTensor
 from blobstore.store.stored import stored_tensors
 

@@ -12,9 +12,9 @@ from support.inventories import inventory, source_tensor
 
 from blobstore.errors import UnsupportedSourceError, UsageError
 from blobstore.formats.dtypes import DType
-from blobstore.importer.planning.outputs import ImportPlan
-from blobstore.importer.planning.plan import make_plan
-from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import ImportPlan
+from blobstore.importer.plan import make_plan
 from blobstore.source.inventory import Inventory
 from blobstore.source.weights import SourceTensor
 

@@ -9,9 +9,9 @@ from support import PYCODE
 from support.inventories import inventory, source_tensor
 
 from blobstore import plan_import
-from blobstore.importer.planning.outputs import ImportPlan
-from blobstore.importer.planning.plan import make_plan
-from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import ImportPlan
+from blobstore.importer.plan import make_plan
 from blobstore.source.weights import SourceTensor
 
 COHERE = "Cohere2MoeForCausalLM"

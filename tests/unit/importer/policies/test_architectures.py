@@ -23,8 +23,8 @@ from support.policies import (
 from blobstore.errors import DocumentError
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.quant import QuantType
-from blobstore.importer.policies.options import ImportOptions
-from blobstore.importer.policies.policy import policy_for
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.policy import policy_for
 
 PROFILES = ("default", "ollama")
 TEXT = "model.language_model"

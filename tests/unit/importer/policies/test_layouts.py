@@ -10,8 +10,8 @@ import pytest
 from support.inventories import source_tensor
 
 from blobstore.formats.checkpoint import SourceConfig
-from blobstore.importer.policies.options import PROFILES
-from blobstore.importer.policies.roles import inputs_first
+from blobstore.importer.options import PROFILES
+from blobstore.importer.roles import inputs_first
 from blobstore.source.weights import SourceWeight
 
 MLP = "model.layers.3.mlp.experts"

@@ -6,8 +6,8 @@ import pytest
 from support import QUANT_TYPES
 
 from blobstore.formats.quant import QuantType
-from blobstore.importer.policies.options import ImportOptions
-from blobstore.importer.policies.policy import Policy
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.policy import Policy
 from blobstore.source.weights import is_expert
 
 ATTENTION = "model.layers.0.self_attn."

@@ -22,8 +22,8 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.quant import QuantType
-from blobstore.importer.policies.options import ImportOptions
-from blobstore.importer.policies.rules import PolicyFile, Rule
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.rules import PolicyFile, Rule
 from blobstore.store.local.store import Store
 
 EXAMPLE = ROOT / "docs" / "example-policy.toml"

@@ -9,8 +9,8 @@ import pytest
 
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.quant import QuantType
-from blobstore.importer.policies.options import ImportOptions
-from blobstore.importer.policies.policy import policy_for
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.policy import policy_for
 
 LAYER = "model.layers.3"
 

@@ -19,10 +19,10 @@ import blobstore
 from blobstore.errors import LimitExceededError, UsageError
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import QuantType
-from blobstore.importer.planning.outputs import ImportPlan
-from blobstore.importer.planning.plan import make_plan
-from blobstore.importer.policies.options import ImportOptions
-from blobstore.importer.policies.rules import MAX_PATTERNS, Rule, RuleBook, escaped
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import ImportPlan
+from blobstore.importer.plan import make_plan
+from blobstore.importer.rules import MAX_PATTERNS, Rule, RuleBook, escaped
 from blobstore.source.weights import SourceTensor
 from blobstore.store.local.store import Store
 

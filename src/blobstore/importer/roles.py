@@ -33,8 +33,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from blobstore.formats.checkpoint import SourceConfig
-from blobstore.importer.policies.options import Experts, ImportOptions, Profile
+from blobstore.formats.checkpoint import GROUP, SourceConfig
+from blobstore.importer.options import Experts, ImportOptions, Profile
 from blobstore.source.weights import Form, SourceWeight, is_expert
 
 Shape = tuple[int, ...]
@@ -287,6 +287,20 @@ def inputs_first(
         row.says_otherwise(name, shape, config.width) for name, shape in found.items()
     )
     return frozenset() if contradicts else frozenset(found)
+
+
+NUMBERED = re.compile(r"(?P<expert>[0-9]+)\.(?P<projection>.+)", re.ASCII | re.DOTALL)
+"""What follows the prefix of a numbered expert's tensor."""
+
+
+def stacked_group_of(name: str) -> str | None:
+    """Return the group prefix of a numbered expert's weight, which may be stacked, or None."""
+    match = GROUP.fullmatch(name)
+    return (
+        match["group"]
+        if match and name.endswith(".weight") and NUMBERED.fullmatch(match["rest"])
+        else None
+    )
 
 
 # Runners of Ollama that read no packed experts: x/models/cohere2_moe/cohere2_moe.go

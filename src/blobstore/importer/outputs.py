@@ -23,7 +23,7 @@ from blobstore.formats.provenance import Coverage
 from blobstore.formats.quant import Part, Quantization
 from blobstore.formats.safetensors.codec import HeaderPattern, encode_header, lay_out
 from blobstore.formats.safetensors.header import TensorEntry
-from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.options import ImportOptions
 from blobstore.model import on_mlx_lm, on_ollama
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict
 from blobstore.source.files import KeptFile

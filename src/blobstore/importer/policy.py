@@ -21,8 +21,8 @@ from typing import Any
 from blobstore.errors import DocumentError, quoted
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.quant import Quantization, QuantType
-from blobstore.importer.policies.options import ImportOptions
-from blobstore.importer.policies.roles import (
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.roles import (
     AUDIO,
     HEAD,
     KEYS_AND_VALUES,

@@ -31,10 +31,9 @@ from blobstore.formats.provenance import (
 )
 from blobstore.formats.quant import Quantization
 from blobstore.formats.tokenizer import TEMPLATE_DOCUMENTS
-from blobstore.importer.planning.experts import stacked_group_of
-from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
-from blobstore.importer.policies.options import Experts, ImportOptions, Profile
-from blobstore.importer.policies.roles import needs_stacked_experts
+from blobstore.importer.options import Experts, ImportOptions, Profile
+from blobstore.importer.outputs import OutputTensor, PlannedBlob
+from blobstore.importer.roles import needs_stacked_experts, stacked_group_of
 from blobstore.io.ranges import FileIdentity, Identity
 from blobstore.source.files import NOT_ITS_OWN, KeptFile
 from blobstore.source.inventory import Inventory, quant_type_of

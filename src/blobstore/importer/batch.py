@@ -25,13 +25,11 @@ from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
 from blobstore.errors import BlobStoreError, DocumentError, UnfinishedPlanError
 from blobstore.formats import strictjson
 from blobstore.formats.strictdocument import AtMost, Document, InvalidError, Key, check_of
-from blobstore.importer.model_names import check_tag
+from blobstore.importer.arguments import ImportArguments
 from blobstore.importer.planfile import VERSION, plan_bytes, write_plan
-from blobstore.importer.policies.arguments import ImportArguments
-from blobstore.importer.policies.rules import parse_settings
-from blobstore.importer.run import plan_import
-from blobstore.importer.work.tasks import check_shard, shard_of
-from blobstore.importer.work.worker import SharedPlan, commit_shared, do_tasks
+from blobstore.importer.rules import parse_settings
+from blobstore.importer.run import check_tag, plan_import
+from blobstore.importer.worker import SharedPlan, check_shard, commit_shared, do_tasks, shard_of
 from blobstore.io.durable import make_folder, os_errors
 from blobstore.io.ranges import FileReader
 from blobstore.io.workers import Progress, silent

@@ -23,8 +23,8 @@ from blobstore.formats.modelfile import (
     resolve_path,
 )
 from blobstore.formats.quant import Quantization, QuantType
-from blobstore.importer.policies.arguments import ImportArguments, PolicyFunction, SizeTarget
-from blobstore.importer.policies.rules import Importance, PolicyFile, Rule, check_count
+from blobstore.importer.arguments import ImportArguments, PolicyFunction, SizeTarget
+from blobstore.importer.rules import Importance, PolicyFile, Rule, check_count
 from blobstore.io.ranges import FileReader
 from blobstore.kernels.scales import check_method
 

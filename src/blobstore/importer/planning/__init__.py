@@ -1,1 +1,0 @@
-"""Planning: what an import writes, decided from headers and options."""

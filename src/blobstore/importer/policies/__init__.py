@@ -1,1 +1,0 @@
-"""Policies: which tensor gets which type."""

@@ -1,1 +1,0 @@
-"""Many machines carry out one plan: tasks, receipts, workers, and the commit."""
