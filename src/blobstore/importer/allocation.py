@@ -1,17 +1,12 @@
 """Allocation: each type's error is measured, and the types with least error in a budget are chosen.
 
 Choosing knows no tensors: it makes one choice for each item, with little total error in a number of
-bytes. It is the multiple-choice knapsack problem. Three steps, of which each starts from the result
-of the one before:
+bytes. It is the multiple-choice knapsack problem. Two steps:
 
-1. Greedy. Of each item only the choices on the lower convex hull of (bytes, error) are considered.
-   All items start with their smallest choice; then the steps along the hulls are taken in the order
-   of what error they save a byte, and a step that does not fit ends that item's. Were steps
-   divisible this would be the optimum (Sinha and Zoltners 1979), so the error is above the
-   optimum's by less than the first step that does not fit saves.
-2. Fill. What is left is given to whichever item saves most a byte with it, off the hulls too, until
-   nothing fits.
-3. Reach. A dynamic program over all items looks for the selection with the least error between
+1. Greedy. All items start with their smallest choice. Then the change that saves most error a byte
+   is made, of those that fit, until none does. Were changes divisible this would be the optimum
+   (Sinha and Zoltners 1979).
+2. Reach. A dynamic program over all items looks for the selection with the least error between
    `NEAR` of the budget and the budget, or under the budget when none is so near; it is taken when
    it is better, or nearer than `NEAR`. It keeps one selection, the best, for each of `_BUCKETS`
    ranges of bytes, so a sum that only few selections have can be missed. It is half a millisecond
@@ -30,10 +25,11 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -58,22 +54,13 @@ _MOST = 8 * 2**20
 
 
 class SampleReaders(SourceReaders):
-    """The source files that are measured.
+    """The source files that are measured; some of them are on servers if it ``is_far``."""
 
-    ``fetcher``: None if none of them is on a server. ``stop`` ends requests when it is set.
-    """
-
-    def __init__(self, fetcher: Fetcher | None) -> None:
+    def __init__(self, fetcher: Fetcher, *, is_far: bool) -> None:
         self._fetcher = fetcher
-        self._loaded = LoadedBytes(self._fetch)
-        super().__init__(self._loaded.open if fetcher is not None else SourceFile.open)
-        self.stop = _Cancelling(fetcher)
-        self.at_once = min(AT_ONCE, fetcher.at_once) if fetcher is not None else 1
-
-    def _fetch(self, file: SourceFile, begin: int, buffer: memoryview) -> None:
-        if self._fetcher is None:
-            raise AssertionError("files on a disk are not loaded")
-        self._fetcher.fill(file, begin, buffer)
+        self._is_far = is_far
+        self._loaded = LoadedBytes(fetcher.fill)
+        super().__init__(self._loaded.open if is_far else SourceFile.open)
 
     @contextmanager
     def having(self, source: SourceWeight, starts: Iterable[int], count: int) -> Iterator[None]:
@@ -81,14 +68,14 @@ class SampleReaders(SourceReaders):
 
         Raises: as `Fetcher.fill`.
         """
-        spans: dict[str, list[Span]] = {}
-        if self._fetcher is not None and not source.transposed:
+        spans: defaultdict[str, list[Span]] = defaultdict(list)
+        if self._is_far and not source.transposed:
             for start in starts:
                 for path, begin, end in needed_for(source, start, count):
-                    spans.setdefault(path, []).append((begin, end))
+                    spans[path].append((begin, end))
         files = {part.file.path: part.file for part in source.parts.values()}
         parts = {
-            path: [self._part(files[path], *span) for span in _requests(wanted)]
+            path: [self._part(files[path], *span) for span in united(wanted, _GAP, _MOST)]
             for path, wanted in spans.items()
         }
         with self._loaded.using(parts):
@@ -96,46 +83,20 @@ class SampleReaders(SourceReaders):
 
     def _part(self, file: SourceFile, begin: int, end: int) -> tuple[int, memoryview]:
         data = memoryview(bytearray(end - begin))
-        self._fetch(file, begin, data)
+        self._fetcher.fill(file, begin, data)
         return begin, data
-
-
-def _requests(spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield the bytes of each request."""
-    first: Span | None = None
-    for begin, end in united(spans):
-        if first is not None and (begin - first[1] > _GAP or end - first[0] > _MOST):
-            yield first
-            first = None
-        first = (begin if first is None else first[0], end)
-    if first is not None:
-        yield first
 
 
 class _Cancelling(threading.Event):
     """An event that ends requests when it is set."""
 
-    def __init__(self, fetcher: Fetcher | None) -> None:
+    def __init__(self, fetcher: Fetcher) -> None:
         super().__init__()
         self._fetcher = fetcher
 
     def set(self) -> None:
         super().set()
-        if self._fetcher is not None:
-            self._fetcher.cancel()
-
-
-@contextmanager
-def sample_readers(sources: Iterable[SourceWeight], fetch: FetchOptions) -> Iterator[SampleReaders]:
-    """Give readers of the files of sources, which are closed at the end."""
-    files = {part.file.path: part.file for source in sources for part in source.parts.values()}
-    with ExitStack() as stack:
-        fetcher = None
-        if any(file.folder.is_remote for file in files.values()):
-            fetcher = stack.enter_context(fetching(files.values(), fetch))
-        readers = SampleReaders(fetcher)
-        stack.callback(readers.close)
-        yield readers
+        self._fetcher.cancel()
 
 
 SAMPLE = 2**22
@@ -182,8 +143,17 @@ def measure(
 
     Raises: NonFiniteWeightError with tensor and index; as `SourceReaders.readinto`.
     """
-    sources = (source for question in questions for source in question.tensor.sources)
-    with sample_readers(sources, fetch or FetchOptions()) as readers:
+    files = {
+        part.file.path: part.file
+        for question in questions
+        for source in question.tensor.sources
+        for part in source.parts.values()
+    }
+    is_far = any(file.folder.is_remote for file in files.values())
+    with (
+        fetching(files.values(), fetch or FetchOptions()) as fetcher,
+        closing(SampleReaders(fetcher, is_far=is_far)) as readers,
+    ):
 
         def answer(question: Question) -> dict[Quantization, float]:
             found = _measure(question, options, readers)
@@ -192,8 +162,9 @@ def measure(
                 progress(nbytes, f"measuring {question.tensor.name}")
             return found
 
-        workers = max(jobs, readers.at_once)
-        found = results_of(questions, answer, workers, name="measure", stop=readers.stop)
+        workers = max(jobs, min(AT_ONCE, fetcher.at_once)) if is_far else jobs
+        stop = _Cancelling(fetcher)
+        found = results_of(questions, answer, workers, name="measure", stop=stop)
         readers.check_unchanged()
     return found
 
@@ -248,7 +219,6 @@ def _batches(question: Question) -> Iterator[_Batch]:
 
 
 def _values(batch: _Batch, tensor: OutputTensor, readers: SampleReaders) -> Array:
-    """Return the batch's weights, flat, in the dtype that is quantized."""
     values = np.empty((len(batch.starts), batch.count), numpy_dtype(tensor.dtype))
     with (
         readers.having(batch.source, batch.starts, batch.count),
@@ -301,7 +271,6 @@ def _squares(
 
 
 def _weighed(values: Array, columns: Array) -> float:
-    """Return the sum of the squares, each column's times its importance."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.square(values).reshape(-1, columns.size) * columns
         # Not BLAS, whose sums depend on the machine: numpy adds in pairs, in one order.
@@ -355,8 +324,7 @@ def allocate(items: Sequence[Item], budget: int) -> list[int]:
     left = budget - sum(item[index].nbytes for item, index in zip(items, chosen, strict=True))
     if left < 0:
         raise UsageError(f"the smallest choices take {budget - left:,} bytes, more than {budget:,}")
-    left = _climb(items, fronts, chosen, left)
-    _fill(items, fronts, chosen, left)
+    _spend(items, fronts, chosen, left)
     reached = _reach(items, fronts, budget) if len(items) <= _MOST_REACHED else None
     return min(chosen, reached or chosen, key=lambda selection: _rank(items, selection, budget))
 
@@ -382,59 +350,31 @@ def _front(item: Item) -> list[int]:
 
 
 def _saving(one: Choice, other: Choice) -> float:
-    """Return what error a byte saves from one choice to a larger one."""
     return (one.error - other.error) / (other.nbytes - one.nbytes)
 
 
-def _hull(item: Item, front: list[int]) -> list[int]:
-    """Return those of a front between which each step saves less a byte than the one before."""
-    hull: list[int] = []
-    for index in front:
-        while len(hull) > 1 and _saving(item[hull[-2]], item[hull[-1]]) <= _saving(
-            item[hull[-1]], item[index]
-        ):
-            hull.pop()
-        hull.append(index)
-    return hull
+def _spend(items: Sequence[Item], fronts: list[list[int]], chosen: list[int], left: int) -> None:
+    """Spend the bytes that are left, the most saving change first, until nothing fits."""
 
-
-def _climb(items: Sequence[Item], fronts: list[list[int]], chosen: list[int], left: int) -> int:
-    """Take the steps along the hulls, the most saving first, as far as bytes are left.
-
-    Return how many are still.
-    """
-    steps = [
-        (-_saving(item[one], item[other]), number, one, other)
-        for number, (item, front) in enumerate(zip(items, fronts, strict=True))
-        for one, other in pairwise(_hull(item, front))
-    ]
-    steps.sort()
-    for _, number, one, other in steps:
-        more = items[number][other].nbytes - items[number][one].nbytes
-        if chosen[number] == one and more <= left:
-            chosen[number] = other
-            left -= more
-    return left
-
-
-def _fill(items: Sequence[Item], fronts: list[list[int]], chosen: list[int], left: int) -> None:
-    """Spend the rest on single items, the most saving change first, until nothing fits."""
-    while True:
+    def best(number: int) -> list[tuple[float, int, int]]:
+        item, now = items[number], items[number][chosen[number]]
         changes = [
-            (-_saving(item[chosen[number]], item[index]), number, index)
-            for number, (item, front) in enumerate(zip(items, fronts, strict=True))
-            for index in front
-            if 0 < item[index].nbytes - item[chosen[number]].nbytes <= left
+            (-_saving(now, item[index]), number, index)
+            for index in fronts[number]
+            if 0 < item[index].nbytes - now.nbytes <= left
         ]
-        if not changes:
-            return
-        changed = set[int]()
-        for _, number, index in sorted(changes):
-            more = items[number][index].nbytes - items[number][chosen[number]].nbytes
-            if number not in changed and more <= left:
-                changed.add(number)
-                chosen[number] = index
-                left -= more
+        return sorted(changes)[:1]
+
+    changes = [change for number in range(len(items)) for change in best(number)]
+    heapify(changes)
+    while changes:
+        _, number, index = heappop(changes)
+        more = items[number][index].nbytes - items[number][chosen[number]].nbytes
+        if more <= left:
+            chosen[number] = index
+            left -= more
+        for change in best(number):
+            heappush(changes, change)
 
 
 def _reach(items: Sequence[Item], fronts: list[list[int]], budget: int) -> list[int] | None:

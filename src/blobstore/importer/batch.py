@@ -59,7 +59,6 @@ class BatchModel(Document):
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that an object gives; all other keys are options."""
         fields = super(BatchModel, cls).fields_of(value)
         hints = get_type_hints(ImportArguments)
         options = {key: one for key, one in value.items() if key not in fields}
@@ -77,7 +76,6 @@ class BatchModel(Document):
 
     @property
     def model_name(self) -> ModelName:
-        """Its name."""
         return ModelName.parse(self.name)
 
     @property
@@ -128,7 +126,6 @@ class BatchResult:
 
     @property
     def state(self) -> Literal["imported", "waiting", "failed"]:
-        """Whether it is imported, waits for other workers, or has failed."""
         if self.error is not None:
             return "failed"
         return "imported" if self.digest is not None else "waiting"
@@ -178,7 +175,6 @@ def _check_known(key: str, known: set[str]) -> None:
 
 
 def _check_option(value: Any, hint: Any) -> None:
-    """Raise InvalidError unless a value is of a type that the option's ``hint`` has."""
     kinds = set(get_args(hint)) if isinstance(hint, UnionType) else {hint}
     if isinstance(value, list) and Sequence[str] in kinds:
         check_of(list[str])(value)
@@ -241,7 +237,6 @@ def work_on_batch(
 
 
 def _planned(model: BatchModel, folder: Path, open_source: OpenSource) -> SharedPlan:
-    """Return a model's plan, which is made if no worker has made it."""
     path = folder / f"{model.key[:32]}.json"
     if path.exists():
         return SharedPlan.read(path, open_source=open_source)

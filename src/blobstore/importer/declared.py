@@ -100,7 +100,6 @@ class DeclaredFiles:
 
     @property
     def offsets(self) -> dict[str, int]:
-        """From which byte on each file is hashed, by its path."""
         return {
             path: one.state.offset if one.state is not None else 0
             for path, one in self._files.items()
@@ -108,7 +107,6 @@ class DeclaredFiles:
 
     @property
     def is_behind(self) -> bool:
-        """True if much waits to be hashed."""
         return self._behind > _BEHIND
 
     def recall(self, *, verify: bool) -> dict[int, Finished]:
@@ -124,19 +122,12 @@ class DeclaredFiles:
             for part in source.parts.values()
             if part.file.path in self._extents[number]
         }
-        states = {path: self._noted_state(file) for path, file in files.items()}
-        known = {path: state for path, state in states.items() if state is not None}
-        found = {
-            number: blob
-            for number in self._extents
-            if (blob := self._find(number, known, verify=verify)) is not None
-        }
-        # A state is of no use if a blob before it has to be made.
-        while lost := self._begun(known, found):
-            known = {path: state for path, state in known.items() if path not in lost}
-            found = {n: blob for n, blob in found.items() if self._noted_by(n, known) is not None}
+        states = {path: state for path, file in files.items() if (state := self._noted_state(file))}
+        found = self._find(states, verify=verify)
+        if found is None:
+            states, found = {}, {}
         for path, file in files.items():
-            self._files[path] = self._opened(file, known.get(path))
+            self._files[path] = self._opened(file, states.get(path))
         for number, blob in found.items():
             self.finished(number, blob)
         for one in self._files.values():
@@ -155,30 +146,28 @@ class DeclaredFiles:
             state = _State.decode(reader.read(0, _STATE_NBYTES))
         return state if state.offset else None  # see `_end`
 
-    def _noted_by(self, number: int, states: Mapping[str, _State]) -> bytes | None:
-        """Return the number of the import whose states cover a blob, or None."""
-        extents = self._extents[number].items()
-        covering = [states[path] for path, _ in extents if path in states]
-        numbers = {state.number for state in covering}
-        ends = all(path in states and end <= states[path].offset for path, (_, end) in extents)
-        return numbers.pop() if ends and len(numbers) == 1 else None
+    def _find(self, states: Mapping[str, _State], *, verify: bool) -> dict[int, Finished] | None:
+        """Return the blobs that an import made of the bytes before its files' states.
 
-    def _find(self, number: int, states: Mapping[str, _State], *, verify: bool) -> Finished | None:
-        noted_by = self._noted_by(number, states)
-        if noted_by is None:
+        None if the states are of no use: they are those of several imports, or a blob that begins
+        before one has to be made.
+        """
+        numbers = {state.number for state in states.values()}
+        if len(numbers) != 1:
             return None
-        key = self._unverified_key(number, noted_by)
-        return self._session.recall(key, self._blobs[number].size, verify=verify)
-
-    def _begun(self, states: Mapping[str, _State], found: Mapping[int, Finished]) -> set[str]:
-        """Return the files that have bytes before their state of blobs that were not found."""
-        return {
-            path
-            for number, extents in self._extents.items()
-            if number not in found
-            for path, (begin, _) in extents.items()
-            if path in states and begin < states[path].offset
-        }
+        (noted_by,) = numbers
+        found = {}
+        for number, extents in self._extents.items():
+            offsets = {path: states[path].offset if path in states else 0 for path in extents}
+            blob = None
+            if all(end <= offsets[path] for path, (_, end) in extents.items()):
+                key = self._unverified_key(number, noted_by)
+                blob = self._session.recall(key, self._blobs[number].size, verify=verify)
+            if blob is not None:
+                found[number] = blob
+            elif any(begin < offsets[path] for path, (begin, _) in extents.items()):
+                return None
+        return found
 
     def _opened(self, file: SourceFile, state: _State | None) -> _File:
         begun = (Sha256(), 0) if state is None else (Sha256.resumed(state.stream), state.offset)
@@ -285,7 +274,6 @@ def _extents(blob: PlannedBlob) -> dict[str, tuple[int, int]]:
 
 
 def _key_of(file: SourceFile) -> str:
-    """Return the key of the state of a file's hash."""
     return _key("hash", file.identity.key, file.path, str(file.declared))
 
 

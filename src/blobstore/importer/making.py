@@ -35,8 +35,6 @@ _BYTE = np.dtype(np.uint8)
 
 
 class _Place:
-    """Where a run's arrays go: into its buffer, or into arrays for other places of the blob."""
-
     def __init__(self, data: memoryview, begin: int, scratch: Scratch) -> None:
         self._data = np.frombuffer(data, np.uint8)
         self._scratch = scratch
@@ -59,7 +57,6 @@ class _Place:
         return array
 
     def settle(self) -> None:
-        """Move into the buffer what could not be made there."""
         for start, raw in self._copied:
             self._data[start : start + raw.size] = raw
 
@@ -196,10 +193,6 @@ def non_finite(source: SourceWeight, flat: int, value: float) -> BlobStoreError:
 def _error_at(
     kind: type[BlobStoreError], source: SourceWeight, flat: int, what: str
 ) -> BlobStoreError:
-    """Return the error that says ``what`` the weight of that flat index is.
-
-    It names tensor, index and file.
-    """
     index = source.stored_index(flat)
     message = f"{source.name!r}: the weight at {list(index)} is {what} ({source.file.path})"
     return kind(message, tensor=source.name, index=index, path=source.file.path)

@@ -230,7 +230,6 @@ def _experts_note(
     config: SourceConfig | None,
     asked: Experts | None,
 ) -> Iterator[str]:
-    """Yield a note about the form of experts, where Ollama runs stacked ones only."""
     if config is None or not needs_stacked_experts(config):
         return
     if not any(stacked_group_of(source.name) for blob in blobs for source in blob.sources):
@@ -273,7 +272,6 @@ def _size_note(blobs: Sequence[PlannedBlob], options: ImportOptions) -> Iterator
 
 
 def _bits(quantization: Quantization) -> float:
-    """Return the bits a weight that a type takes with its scales, of BF16 weights."""
     parts = quantization.parts((quantization.group_size,), DType.BF16)
     return 8 * sum(part.nbytes for part in parts) / quantization.group_size
 
@@ -353,10 +351,6 @@ def _capabilities(
 
 
 def _templates(inventory: Inventory) -> Iterator[str]:
-    """Yield the texts of the chat templates in the tokenizer's documents.
-
-    A document that is not JSON is skipped.
-    """
     for name in TEMPLATE_DOCUMENTS:
         text = inventory.documents.get(name, b"{}")
         if b"\0" in text:  # not JSON: a hole of the disk is not decoded

@@ -182,7 +182,6 @@ class ImportOptions:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What ``blobstore.json`` keeps of the options; `recorded` is the way back."""
         kind = _optional(self.quantization, self.quant_type)
         groups = sorted((kind.value, size) for kind, size in self.groups.items())
         return {
@@ -240,7 +239,6 @@ class ImportOptions:
         return usual if rule.group_size is None else Quantization(rule.quant_type, rule.group_size)
 
     def can_follow(self, rule: Rule, dtype: DType, shape: tuple[int, ...]) -> bool:
-        """Return True when a tensor of that dtype and shape can be what the rule asks for."""
         quantization = self.ruled(rule)
         if quantization is None:
             return True
@@ -330,7 +328,6 @@ def _check(options: ImportOptions) -> None:
 
 
 def _check_arguments(given: ImportArguments) -> None:
-    """Raise UsageError for an unknown option, and for a text where a list of texts belongs."""
     if unknown := sorted(given.keys() - ImportArguments.__annotations__.keys()):
         known = ", ".join(ImportArguments.__annotations__)
         raise UsageError(f"an import has no option {unknown[0]!r}", hint=f"It has: {known}.")
@@ -349,7 +346,6 @@ def _type(text: str | None) -> QuantType | None:
 
 
 def _modelfile(given: ImportArguments) -> tuple[Modelfile, Path]:
-    """Return the Modelfile with the options beside it, and the folder that its paths start from."""
     path, modelfile, folder = given.get("modelfile"), Modelfile(), Path()
     if path is not None:
         folder = Path(path).absolute().parent

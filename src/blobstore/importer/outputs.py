@@ -50,7 +50,6 @@ class StoredArrays:
         quantization: Quantization | None,
         global_scale: tuple[int, ...] | None,
     ) -> StoredArrays:
-        """Return the arrays of a tensor of that dtype and shape before quantization."""
         if quantization is None:
             parts: tuple[Part, ...] = (Part("", dtype, shape),)
         else:
@@ -60,7 +59,6 @@ class StoredArrays:
 
     @property
     def companions(self) -> tuple[Part, ...]:
-        """The arrays other than the weight itself: scales, biases, a global scale."""
         return self.parts[1:]
 
 
@@ -68,7 +66,6 @@ class StoredArrays:
 def _pattern(
     members: tuple[tuple[str, StoredArrays], ...], metadata: tuple[tuple[str, str], ...], align: int
 ) -> HeaderPattern:
-    """Return the headers of blobs with these tensors: ends of their names, and arrays."""
     arrays = [
         (rest + part.suffix, part.dtype, part.shape)
         for rest, stored in members
@@ -120,7 +117,6 @@ class OutputTensor:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The arrays that are stored for it, in stored order."""
         return self.stored.parts
 
     @property
@@ -133,7 +129,6 @@ class OutputTensor:
         return self.as_transposed() if self.name in inputs_first else self
 
     def as_transposed(self) -> OutputTensor:
-        """Return the tensor with the last two axes swapped, its sources too."""
         *lead, rows, cols = self.shape
         sources = tuple(source.as_transposed() for source in self.sources)
         return replace(self, sources=sources, shape=(*lead, cols, rows))
@@ -161,7 +156,6 @@ class OutputTensor:
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes, scales and biases included."""
         return self.stored.nbytes
 
     @property
@@ -171,7 +165,6 @@ class OutputTensor:
 
     @property
     def facts(self) -> TensorFacts:
-        """What a runtime has to know of it."""
         return TensorFacts(
             self.name,
             self.dtype,
@@ -203,7 +196,6 @@ def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> Mapp
 
 @functools.cache
 def _shared(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
-    """Return one mapping for equal items: there may be 100,000 blobs, and a few quantizations."""
     return MappingProxyType(dict(items))
 
 
@@ -234,13 +226,11 @@ class PlannedBlob:
 
     @classmethod
     def of(cls, name: str, tensors: Iterable[OutputTensor], options: ImportOptions) -> PlannedBlob:
-        """Return the blob of some tensors, with the metadata that describe them."""
         members = tuple(tensors)
         return cls(name, members, _metadata(members, options), options)
 
     @property
     def entries(self) -> dict[str, TensorEntry]:
-        """The header entries of all stored arrays."""
         return lay_out(
             (tensor.name + part.suffix, part.dtype, part.shape)
             for tensor in self.tensors
@@ -249,7 +239,6 @@ class PlannedBlob:
 
     @property
     def data_size(self) -> int:
-        """Bytes of the data region."""
         return sum([tensor.stored.nbytes for tensor in self.tensors])
 
     @property
@@ -279,12 +268,10 @@ class PlannedBlob:
 
     @property
     def _prefix(self) -> str:
-        """What the names of all its tensors begin with, and `pattern` leaves open."""
         return self.tensors[0].name if len(self.tensors) == 1 else self.name
 
     @property
     def size(self) -> int:
-        """Bytes of the whole blob."""
         return len(self.header) + self.data_size
 
     @property
@@ -294,7 +281,6 @@ class PlannedBlob:
 
     @property
     def source_bytes(self) -> int:
-        """Bytes that are read to make it."""
         return sum(source.nbytes for source in self.sources)
 
 
@@ -308,7 +294,6 @@ class PlannedFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the blob."""
         return len(self.data)
 
 
@@ -323,7 +308,6 @@ class PlannedCopy:
 
     @property
     def size(self) -> int:
-        """Bytes of the blob."""
         return self.file.size
 
 
@@ -353,7 +337,6 @@ class ImportPlan:
 
     @property
     def inventory(self) -> Inventory:
-        """The checkpoint of the model itself."""
         return self.inventories[0]
 
     @property
@@ -363,7 +346,6 @@ class ImportPlan:
 
     @property
     def documents(self) -> dict[str, bytes]:
-        """The JSON documents by name, in manifest order."""
         files = (layer for layer in self.layers if isinstance(layer, PlannedFile))
         return {
             file.name: file.data
@@ -373,12 +355,10 @@ class ImportPlan:
 
     @property
     def tensors(self) -> Iterator[OutputTensor]:
-        """All output tensors, in stored order."""
         return (tensor for blob in self.blobs for tensor in blob.tensors)
 
     @property
     def facts(self) -> ModelFacts:
-        """What runtimes have to know of the model."""
         beside = (layer.name for layer in self.layers if not isinstance(layer, PlannedBlob))
         names = frozenset(name for name in beside if name)
         raw = self.documents.get(CONFIG_NAME)

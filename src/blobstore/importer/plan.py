@@ -161,7 +161,6 @@ def check_names(blobs: Iterable[PlannedBlob]) -> None:
 
 
 def _find_equal_names(blobs: Iterable[PlannedBlob]) -> None:
-    """Raise the error of the first blob with a name that another has."""
     blob_names: set[str] = set()
     array_names: dict[str, OutputTensor] = {}
     for blob in blobs:
@@ -234,9 +233,9 @@ def check_quantizable(
     for tensor in tensors:
         if book.rule_for(tensor.name) is not None:
             continue  # kept because a rule says so
-        quant_type = policy.base_type(tensor.name)
-        if policy.wants(tensor.name, tensor.shape) and not options.fits(quant_type, tensor.shape):
-            divisor = options.row_divisor(options.quantization(quant_type))
+        types, _ = policy.types(tensor.name, tensor.shape)
+        if types and not options.fits(types[-1], tensor.shape):
+            divisor = options.row_divisor(options.quantization(types[-1]))
             raise UsageError(
                 f"nothing can be quantized to {options.quant_type}: the rows of {tensor.name!r} "
                 f"{list(tensor.shape)} are not a multiple of {divisor}",
@@ -314,7 +313,6 @@ def make_plan(
 
 
 def _drafted(inventory: Inventory, options: ImportOptions) -> Iterator[PlannedBlob]:
-    """Yield the blobs of a draft model, under the names that its tensors have beside a model's."""
     for blob in plan_blobs(inventory, inventory.weights, options.of_draft, prefix=DRAFT_PREFIX):
         tensors = tuple(replace(tensor, name=DRAFT_PREFIX + tensor.name) for tensor in blob.tensors)
         yield PlannedBlob.of(DRAFT_PREFIX + blob.name, tensors, blob.options)
@@ -374,7 +372,6 @@ class _Chooser:
     inputs_first: frozenset[str]
 
     def rule(self, tensor: OutputTensor) -> Rule | None:
-        """Return the user's rule for the tensor, if there is one."""
         return self.rules.rule_for(self.prefix + tensor.name)
 
     def followed(self, tensor: OutputTensor) -> Rule | None:
@@ -390,11 +387,9 @@ class _Chooser:
         return rule is not None and rule.quant_type is None
 
     def policy(self, tensor: OutputTensor) -> Policy | None:
-        """Return the policy for the tensor; None when no type was asked for it."""
         return self.policies[tensor.sources[0].form]
 
     def decide(self, tensor: OutputTensor) -> OutputTensor:
-        """Return the tensor with the quantization that it gets, or as it is."""
         laid_out, policy = tensor.laid_out(self.inputs_first), self.policy(tensor)
         rule = self.followed(laid_out)
         if rule is not None:
@@ -578,7 +573,6 @@ def _tensors(blobs: Iterable[PlannedBlob]) -> Iterator[OutputTensor]:
 
 
 def _files(inventory: Inventory, folder: str = "") -> Iterator[PlannedFile | PlannedCopy]:
-    """Yield a checkpoint's documents, then its other files, each under its path."""
     yield from (PlannedFile(folder + name, data) for name, data in inventory.documents.items())
     yield from (PlannedCopy(folder + file.name, file) for file in inventory.kept)
 

@@ -61,7 +61,6 @@ class PlanSource(Document):
     left_out: tuple[LeftOut, ...]
 
     def inventory(self, source: Source, without: Folder | None = None) -> Inventory:
-        """Return the planned files of ``source``. Raises: CorruptDataError if one has changed."""
         found = read_inventory(source, without=without)
         documents = {name: data for name, data in found.documents.items() if name in self.files}
         kept = tuple(file for file in found.kept if file.name in self.files)
@@ -108,7 +107,6 @@ class PlanDocument(Document):
 
     @property
     def import_options(self) -> ImportOptions:
-        """The options. Raises: as `ImportOptions.recorded`."""
         texts = self.modelfile
         texts.layers()
         Modelfile().with_options(texts.template, texts.system, texts.licenses, {})  # for limits
@@ -240,7 +238,6 @@ def _parsed(raw: bytes, what: str) -> tuple[PlanDocument, ImportOptions]:
 
 
 def _states(inventory: Inventory) -> dict[str, str]:
-    """Return the state of each file, in words that are equal on all machines."""
     states = {name: str(Digest.of(data)) for name, data in inventory.documents.items()}
     states |= {file.name: _state(file) for file in inventory.kept}
     return states | {

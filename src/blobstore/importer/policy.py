@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from blobstore.errors import DocumentError, quoted
@@ -45,22 +44,18 @@ TypesOf = Callable[[str, QuantType], Types | None]
 whose groups divide the rows is taken; `KEEP`; or None, to leave it to other rules."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArchitectureRule:
-    """What an architecture decides for itself; ``why`` is the reason where it keeps a tensor."""
-
-    types: TypesOf
-    why: str = "is kept by its architecture's policy"
+_BY_ARCHITECTURE = "is kept by its architecture's policy"
 
 
 class Policy:
     """Decides the quantization of output tensors, for one asked type.
 
-    The first rule that decides about a tensor counts, else the general policy. A packed group of
-    experts gets one type: there only `wants` is asked, so a tensor that a policy keeps is kept, and
-    one that it would promote gets the asked type. What a rule decides holds for weight matrices and
-    stacks of experts of at least 1024 elements, as in the general policy. Ollama asks neither
-    there: it would quantize smaller ones, and try to with a bias whose name contains ``.v_proj``.
+    ``rules``: of the architecture, each with the reason for what it keeps. The first one that
+    decides about a tensor counts, else the general policy. A packed group of experts gets one type:
+    there only `wants` is asked, so a tensor that a policy keeps is kept, and one that it would
+    promote gets the asked type. What a rule decides holds for weight matrices and stacks of experts
+    of at least 1024 elements, as in the general policy. Ollama asks neither there: it would
+    quantize smaller ones, and try to with a bias whose name contains ``.v_proj``.
     """
 
     def __init__(
@@ -68,66 +63,51 @@ class Policy:
         asked: QuantType,
         options: ImportOptions,
         roles: Roles | None = None,
-        rules: Sequence[ArchitectureRule] = (),
+        rules: Sequence[tuple[TypesOf, str]] = (),
     ) -> None:
         self.rules = tuple(rules)
         self._asked = asked
         self._options = options
         self._roles = roles or Roles()
 
+    def types(self, name: str, shape: tuple[int, ...]) -> tuple[Types, str]:
+        """Return the types to try in turn, of which the first one that fits the rows is taken.
+
+        In general that is the asked type, or 8 bits for the head and the sensitive projections.
+        `KEEP` comes with the reason, the end of a sentence that begins with the tensor's name: in
+        general it is not a weight matrix, or an embedding, norm, gate or part of another modality's
+        tower.
+        """
+        decisions = ((types_of(name, self._asked), why) for types_of, why in self.rules)
+        types, why = next((one for one in decisions if one[0] is not None), (None, ""))
+        if types == KEEP:
+            return KEEP, why
+        if types is None and (role := self._roles.kept_as(name, shape)) is not None:
+            return KEEP, f"is {role}"
+        if (unfit := self._unfit(name, shape)) is not None:
+            return KEEP, unfit
+        if types is None:
+            base = self._asked.eight_bit if name.endswith(HEAD) else self._asked
+            promotes = self._options.fits(base, shape) and self._promotes(name, shape)
+            types = (base.eight_bit, base) if promotes else (base,)
+        return types, ""
+
     def wants(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Return True when the tensor is one that gets quantized if groups divide its rows.
-
-        In general that is a weight matrix other than an embedding, norm, gate or part of another
-        modality's tower.
-        """
-        types, _ = self._ruled(name)
-        if types == KEEP or (types is None and self._roles.kept_as(name, shape) is not None):
-            return False
-        return self._unfit(name, shape) is None
-
-    def base_type(self, name: str) -> QuantType:
-        """Return the type whose groups must divide the tensor's rows for it to be quantized.
-
-        It is the last type that a rule tries; in general 8 bits for the head, else the asked type.
-        """
-        types, _ = self._ruled(name)
-        if types:
-            return types[-1]
-        return self._asked.eight_bit if name.endswith(HEAD) else self._asked
+        """Return True when the tensor is one that gets quantized if groups divide its rows."""
+        return self.types(name, shape)[0] != KEEP
 
     def quantization(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
-        """Return the quantization, or None to keep the source's dtype.
-
-        In general it is the asked type, or 8 bits for the head and the sensitive projections.
-        """
-        if not self.wants(name, shape):
-            return None
-        types, _ = self._ruled(name)
-        if types is None:
-            base = self.base_type(name)
-            if not self._options.fits(base, shape):
-                return None
-            types = (base.eight_bit, base) if self._promotes(name, shape) else (base,)
+        """Return the quantization, or None to keep the source's dtype."""
+        types, _ = self.types(name, shape)
         fitting = (kind for kind in types if self._options.fits(kind, shape))
         return next((self._options.quantization(kind) for kind in fitting), None)
 
     def reason(self, name: str, shape: tuple[int, ...]) -> str:
         """Return why a tensor is kept, as the end of a sentence that begins with its name."""
-        types, why = self._ruled(name)
-        if types == KEEP:
-            return why
-        role = self._roles.kept_as(name, shape) if types is None else None
-        if role is not None:
-            return f"is {role}"
-        return self._unfit(name, shape) or self._options.misfit(self.base_type(name), shape)
-
-    def _ruled(self, name: str) -> tuple[Types | None, str]:
-        decisions = ((rule.types(name, self._asked), rule.why) for rule in self.rules)
-        return next((one for one in decisions if one[0] is not None), (None, ""))
+        types, why = self.types(name, shape)
+        return self._options.misfit(types[-1], shape) if types else why
 
     def _unfit(self, name: str, shape: tuple[int, ...]) -> str | None:
-        """Return why a tensor is not a weight matrix, or an experts' stack, of enough elements."""
         expert = self._roles.is_expert(name, shape)
         if not (expert or name.endswith(".weight")):
             return "is not called a weight"
@@ -148,7 +128,6 @@ class Policy:
 
 
 def _kept(*ends: str) -> TypesOf:
-    """Return the rule that keeps tensors whose names end so, whatever the type."""
     return lambda name, _: KEEP if name.endswith(ends) else None
 
 
@@ -328,7 +307,7 @@ _RULES: dict[str, Callable[[SourceConfig], TypesOf]] = {
     "MuseGlimmerForConditionalGeneration": _glimmer,
 }
 
-_NORMALIZED_HEAD = ArchitectureRule(_kept(HEAD), "is normalised by mlx-lm as it is loaded")
+_NORMALIZED_HEAD = (_kept(HEAD), "is normalised by mlx-lm as it is loaded")
 """mlx-lm divides the head of these models by its norms as it loads it.
 
 It would take codes for values, so the head is kept. Source: mlx_lm 0.32.2 models/bailing_moe.py,
@@ -348,10 +327,10 @@ def policy_for(
     Raises: DocumentError (rule Q1) when the number of layers or experts, or a list of layers, which
     the architecture's rule needs, is invalid.
     """
-    rules = [ArchitectureRule(_draft)] if is_draft else []
+    rules: list[tuple[TypesOf, str]] = [(_draft, _BY_ARCHITECTURE)] if is_draft else []
     if config is not None:
         if (make_rule := _RULES.get(config.architecture)) is not None:
-            rules.append(ArchitectureRule(make_rule(config)))
+            rules.append((make_rule(config), _BY_ARCHITECTURE))
         if options.profile.knows_layouts and _normalizes_head(config):
             rules.append(_NORMALIZED_HEAD)
     return Policy(asked, options, roles_for(config, options.profile), rules)

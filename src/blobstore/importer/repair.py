@@ -69,7 +69,6 @@ class _Given:
         modelfile: str | os.PathLike[str] | None,
         open_source: OpenSource,
     ) -> _Given:
-        """Return them, read. Raises: as `plan_import`."""
         options = ImportOptions.parse(modelfile=modelfile)
         beside = os.fspath(draft) if draft is not None else options.draft
         read = read_inventory(open_source(beside)) if beside is not None else None
@@ -158,7 +157,6 @@ def _guessed(store: Store, manifest: Manifest, given: _Given) -> ImportPlan:
 
 
 def _file_type(store: Store, manifest: Manifest) -> str | None:
-    """Return what the config blob says of the type; None when that is not known."""
     if manifest.config is None:
         return ""
     try:
@@ -223,12 +221,10 @@ class RepairResult:
 
     @property
     def repaired_digests(self) -> list[Digest]:
-        """The digests of the blobs that were made again."""
         return [blob.digest for blob in self.repaired]
 
     @property
     def repaired_bytes(self) -> int:
-        """Their bytes."""
         return sum(blob.size for blob in self.repaired)
 
 
@@ -309,7 +305,6 @@ def repair_model(
 
 
 def _manifest(store: Store, name: ModelName) -> tuple[Manifest, bool]:
-    """Return a model's manifest, and whether it is a copy of what should be there."""
     manifest, reason = read_manifest(store.care(), name)
     if manifest is not None and reason is None:
         return manifest, False
@@ -404,7 +399,6 @@ def _made_again(
 
 
 def _reason(blob: Descriptor, plan: ImportPlan, chosen: list[PlannedBlob]) -> str:
-    """Say why a blob could not be made again."""
     if blob.media_type != TENSOR_MEDIA_TYPE:
         what = f"{blob.name or blob.media_type.rpartition('.')[2]}"
         return f"{what} is not in the source as it was; texts of a Modelfile need that file again"

@@ -148,7 +148,6 @@ class ModelRoles(Roles):
 
     @classmethod
     def of(cls, config: SourceConfig | None) -> ModelRoles:
-        """Return the roles in a checkpoint; without config.json names decide."""
         # Where the hidden size is the number of positions too (Llama 2: 4096), a projection has as
         # many rows as their table.
         tables = _numbers(config, _TABLE_SIZES) - _numbers(config, _WIDTHS)

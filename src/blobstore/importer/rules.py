@@ -132,7 +132,6 @@ class RuleBook:
         self._globs.reverse()
 
     def rule_for(self, name: str) -> Rule | None:
-        """Return the last rule that matches an output name, or None."""
         last = self._literal.get(name, -1)
         later = (number for number, pattern in self._globs if number > last and pattern.match(name))
         last = next(later, last)

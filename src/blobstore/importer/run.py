@@ -70,7 +70,6 @@ def check_tag(plan: ImportPlan, name: ModelName) -> None:
 
 
 def _types_of(plan: ImportPlan) -> set[str]:
-    """Return the type of the whole model, else the types of quantized tensors, else the dtypes."""
     if plan.config.file_type:
         return {plan.config.file_type}
     quantized = {
@@ -138,7 +137,6 @@ class ImportResult:
 
     @property
     def blobs(self) -> int:
-        """Number of different blobs of the model."""
         return self.created + self.reused
 
     @property
@@ -403,7 +401,6 @@ def publish_plan(
 
 
 def _with_files(plan: ImportPlan, tensors: list[Finished], session: Session) -> list[Finished]:
-    """Return a blob for every layer: the tensor blobs, and the others, which are written here."""
     made = iter(tensors)
     blobs = []
     for layer in plan.layers:
@@ -433,7 +430,6 @@ def working_memory(memory: int | None, workers: int) -> int:
 
 
 def _manifest(plan: ImportPlan, blobs: list[Finished], session: Session) -> Manifest:
-    """Return the manifest of a blob for each layer, and of the config, which is written here."""
     config = session.put(plan.config.encode())
     layers = zip(plan.layers, blobs, strict=True)
     return Manifest(

@@ -1,9 +1,13 @@
-"""From afar: the work of an import whose source is on servers, in the order of the source's files.
+"""The order in which an import makes its blobs; it depends on the plan only, not on the machine.
 
-A run is made when the last of its segments has come. Most runs need one. What others need of
-earlier segments (an FP8 weight and its scales, a transposed matrix, a global scale that is found in
-all experts) is held in a temporary file until their blob is made. The runs of a blob come in the
-order of the file, not of the blob: they are written to their places.
+Of local files several blobs are made at once, so that the hash stage has several streams: a run of
+each in turn. Small blobs are made many at a time.
+
+Files on servers give their own order. A run is made when the last of its segments has come. Most
+runs need one. What others need of earlier segments (an FP8 weight and its scales, a transposed
+matrix, a global scale that is found in all experts) is held in a temporary file until their blob is
+made. The runs of a blob come in the order of the file, not of the blob: they are written to their
+places.
 """
 
 from __future__ import annotations
@@ -16,13 +20,14 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain
 
 from blobstore.hashing.stage import HashStage
 from blobstore.importer.declared import DeclaredFiles
 from blobstore.importer.making import RUN, Run, runs_of
 from blobstore.importer.outputs import PlannedBlob
 from blobstore.importer.segments import (
+    WAIT_S,
     LoadedBytes,
     LoadedSegment,
     Parts,
@@ -67,7 +72,6 @@ class FirstError:
                 self.place, self._error = place, error
 
     def check(self) -> None:
-        """Raise the error, if there is one."""
         if self._error is not None:
             raise self._error
 
@@ -99,27 +103,38 @@ def room_of(run: Run) -> int:
 
 
 def schedule(blobs: Mapping[int, PlannedBlob], first_error: FirstError) -> Iterator[Work]:
-    """Yield the work of making ``blobs``, by number, in their order.
+    """Yield the work of making ``blobs``, by number: the small ones, then the others.
 
     After an error only what comes before it in the plan: an earlier error may be found there.
     """
-    for work in _all_work(blobs):
+    small = (item for item in blobs.items() if not is_large(item[1].size))
+    runs = buffers_of((number, run) for number, blob in small for run in runs_of(blob))
+    together = (Work((some[0][0], 0), some, is_small=True) for some in runs)
+    for work in chain(together, _large(blobs)):
         if work.place < first_error.place:
             yield work
 
 
-def _all_work(blobs: Mapping[int, PlannedBlob]) -> Iterator[Work]:
-    window = _Window()
-    for is_small, group in groupby(blobs.items(), lambda item: not is_large(item[1].size)):
-        if is_small:
-            runs = ((number, run) for number, blob in group for run in runs_of(blob))
-            for some in buffers_of(runs):
-                yield Work((some[0][0], 0), some, is_small=True)
-            continue
-        for number, blob in group:
-            window.add(number, blob)
-            yield from window.runs()
-    yield from window.runs(until_empty=True)
+def _large(blobs: Mapping[int, PlannedBlob]) -> Iterator[Work]:
+    """Yield a run of each of the large blobs that are made at once in turn."""
+    left = ((n, blob.size, runs_of(blob)) for n, blob in blobs.items() if is_large(blob.size))
+    window: deque[tuple[int, int, Iterator[Run]]] = deque()
+    nbytes = 0
+    while True:
+        while len(window) < (WINDOW if nbytes < _WINDOW_BYTES else _LEAST_WINDOW):
+            if (blob := next(left, None)) is None:
+                break
+            window.append(blob)
+            nbytes += blob[1]
+        if not window:
+            return
+        number, size, runs = window.popleft()
+        run = next(runs, None)
+        if run is None:
+            nbytes -= size
+        else:
+            yield Work((number, run.begin), ((number, run),))
+            window.append((number, size, runs))
 
 
 def buffers_of(small: Iterable[tuple[int, Run]]) -> Iterator[tuple[tuple[int, Run], ...]]:
@@ -134,33 +149,6 @@ def buffers_of(small: Iterable[tuple[int, Run]]) -> Iterator[tuple[tuple[int, Ru
         room += room_of(run)
     if taken:
         yield tuple(taken)
-
-
-class _Window:
-    """The large blobs that are made at once."""
-
-    def __init__(self) -> None:
-        self._blobs: deque[tuple[int, int, Iterator[Run]]] = deque()
-        self._nbytes = 0
-
-    def add(self, number: int, blob: PlannedBlob) -> None:
-        self._blobs.append((number, blob.size, runs_of(blob)))
-        self._nbytes += blob.size
-
-    def runs(self, *, until_empty: bool = False) -> Iterator[Work]:
-        """Yield a run of each blob in turn, while the window is full."""
-        while self._blobs and (until_empty or self._is_full()):
-            number, size, runs = self._blobs.popleft()
-            run = next(runs, None)
-            if run is None:
-                self._nbytes -= size
-            else:
-                yield Work((number, run.begin), ((number, run),))
-                self._blobs.append((number, size, runs))
-
-    def _is_full(self) -> bool:
-        count = len(self._blobs)
-        return count >= WINDOW or (count >= _LEAST_WINDOW and self._nbytes >= _WINDOW_BYTES)
 
 
 class HeldBytes:
@@ -181,7 +169,6 @@ class HeldBytes:
             self._left = memoryview(mmap.mmap(file.fileno(), nbytes))
 
     def add(self, loaded: LoadedSegment) -> None:
-        """Copy what is needed of a segment."""
         segment = loaded.segment
         for begin, end in self._spans.get(segment.number, ()):
             part, self._left = self._left[: end - begin], self._left[end - begin :]
@@ -239,11 +226,11 @@ class FarWork:
     def works(self, first_error: FirstError, stopped: threading.Event) -> Iterator[Work]:
         """Yield the work, each as soon as its segments have come, until ``stopped`` is set.
 
-        Raises: as `Prefetch.get`; DigestMismatchError; StorageError.
+        Raises: as `Prefetch.next`; DigestMismatchError; StorageError.
         """
         self._open(-1)
         yield from self._work_of(-1, None)
-        for segment in self._segments:
+        for segment in self._segments.all:
             loaded = self._next(segment.number, first_error, stopped)
             if loaded is None:
                 return
@@ -260,12 +247,12 @@ class FarWork:
         self, number: int, first_error: FirstError, stopped: threading.Event
     ) -> LoadedSegment | None:
         """Return a segment when it has come; None after an error. Hash meanwhile."""
-        waits = False
+        wait_s = 0.0
         while first_error.place >= (number,) and not stopped.is_set():
-            loaded = self._prefetch.get(number, waits=waits)
+            loaded = self._prefetch.next(wait_s)
             if loaded is not None:
                 return loaded
-            waits = not self._stage.work()
+            wait_s = 0.0 if self._stage.work() else WAIT_S
         return None
 
     def _open(self, first: int) -> None:
@@ -279,7 +266,7 @@ class FarWork:
                 until = max(until, last)
                 self._pending[last].append((number, run))
                 for need, numbers in needs:
-                    for segment in (self._segments[one] for one in numbers if one < last):
+                    for segment in (self._segments.all[one] for one in numbers if one < last):
                         span = max(need.begin, segment.begin), min(need.end, segment.end)
                         early[segment.number].append(span)
             if early:
@@ -287,7 +274,6 @@ class FarWork:
                 self._held[number] = HeldBytes(spans, until)
 
     def _work_of(self, segment: int, loaded: LoadedSegment | None) -> Iterator[Work]:
-        """Yield what is made when a segment has come."""
         small = []
         for number, run in self._pending.pop(segment, ()):
             is_small = not is_large(self._blobs[number].size)

@@ -59,16 +59,13 @@ class Candidate:
 
     @property
     def types(self) -> tuple[Quantization, ...]:
-        """The types to choose from, besides keeping."""
         return tuple(kind for kind in self.nbytes if kind is not None)
 
     @property
     def smallest(self) -> Quantization | None:
-        """The type that takes least."""
         return min(self.nbytes, key=lambda kind: self.nbytes[kind])
 
     def rules(self, quantization: Quantization | None) -> Iterator[Rule]:
-        """Yield the rules that give the tensors that type."""
         if quantization is None:
             return (Rule(pattern, None) for pattern in self.patterns)
         kind, size = quantization.quant_type, quantization.group_size
@@ -135,7 +132,6 @@ def _fits(quantization: Quantization, tensor: OutputTensor, options: ImportOptio
 
 
 def _nbytes(tensor: OutputTensor, quantization: Quantization, options: ImportOptions) -> int:
-    """Return the stored bytes of a tensor that is quantized so."""
     dtype = options.dtype or tensor.sources[0].dtype
     scale = options.global_scale_of(quantization)
     return StoredArrays.of(dtype, tensor.shape, quantization, scale).nbytes
@@ -217,8 +213,6 @@ def target_range(
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What is planned, and for what."""
-
     inventory: Inventory
     options: ImportOptions
     target: SizeTarget
@@ -226,7 +220,6 @@ class _Task:
     candidates: tuple[Candidate, ...]
 
     def plan(self, chosen: Sequence[Quantization | None]) -> ImportPlan:
-        """Return the plan with those types for the candidates."""
         pairs = zip(self.candidates, chosen, strict=True)
         rules = tuple(rule for candidate, kind in pairs for rule in candidate.rules(kind))
         return make_plan(
@@ -234,7 +227,6 @@ class _Task:
         )
 
     def size(self, plan: ImportPlan) -> int:
-        """Return the bytes that the target counts."""
         return (
             plan.stored_bytes
             if self.target.nbytes is not None
@@ -272,7 +264,6 @@ class _Item:
 
     @property
     def types(self) -> tuple[Quantization | None, ...]:
-        """The types to choose from."""
         return tuple(self.errors[0])
 
     @property

@@ -70,12 +70,10 @@ class Task:
 
     @property
     def source_bytes(self) -> int:
-        """Bytes that are read to do it."""
         return sum(blob.source_bytes for blob in self.blobs)
 
     @property
     def cost(self) -> int:
-        """Bytes that are read and written to do it."""
         return sum(blob.source_bytes + blob.size for blob in self.blobs)
 
 
@@ -205,7 +203,6 @@ class SharedPlan:
         source: Source | None = None,
         open_source: OpenSource = open_folder,
     ) -> SharedPlan:
-        """Return the plan in a file. Raises: as `read_plan`."""
         raw = plan_bytes(path)
         plan = decode_plan(raw, path, source=source, open_source=open_source)
         return cls.of(plan, Digest.of(raw), path)
@@ -217,7 +214,6 @@ class SharedPlan:
 
     @property
     def receipts(self) -> Path:
-        """The folder of the receipts."""
         return Path(f"{self.path}.receipts")
 
     def _receipt(self, task: Task) -> Path:
@@ -375,7 +371,6 @@ class WorkResult:
 
     @property
     def shard_text(self) -> str:
-        """I/N, counted from 0."""
         return f"{self.shard[0]}/{self.shard[1]}"
 
 

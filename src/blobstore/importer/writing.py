@@ -44,7 +44,7 @@ from blobstore.importer.schedule import (
     room_of,
     schedule,
 )
-from blobstore.importer.segments import SEGMENT, Buffer, BufferPool, Prefetch, Segments
+from blobstore.importer.segments import SEGMENT, WAIT_S, Buffer, BufferPool, Prefetch, Segments
 from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE
 from blobstore.io.workers import Progress, each
@@ -123,7 +123,6 @@ def entry_keys(
 
 
 def _made(tensor: OutputTensor, blob: PlannedBlob) -> str:
-    """Say what the header does not say about how a tensor is made."""
     options = blob.options
     importance = options.importance.digest.hex if options.importance is not None else ""
     return f"{tensor.name}\n{tensor.copies}\n{tensor.dtype.value}\n{options.method}\n{importance}\n"
@@ -258,10 +257,8 @@ class _Making:
         self._first_error = FirstError()
         self._stopped = threading.Event()
         self._writers: dict[int, Writer] = {}
-        self._pools: list[BufferPool] = []
 
     def make_local(self, files: Mapping[str, SourceFile], jobs: int, memory: int) -> None:
-        """Make the blobs of files that are read where they lie."""
         allow_open_files(len(files) + 3 * jobs * WINDOW)
         readers = SourceReaders()
         try:
@@ -281,31 +278,27 @@ class _Making:
         hashed = self._declared.offsets
         segments = Segments(files.values(), self._blobs.values(), hashed)
         count = max(2, min(_SEGMENTS, (memory - least_memory(jobs)) * 3 // 4 // SEGMENT))
-        count = min(count, len(segments))
-        largest = max((segment.nbytes for segment in segments), default=0)
+        count = min(count, len(segments.all))
+        largest = max((segment.nbytes for segment in segments.all), default=0)
         allow_open_files(4 * jobs + 3 * len(self._blobs))
         with fetching(files.values(), fetch) as fetcher:
-            loaded = self._pool(count, largest)
+            loaded = BufferPool(count, largest)
             prefetch = Prefetch(segments, fetcher, loaded, max(1, min(count, fetcher.at_once)))
             work = FarWork(self._blobs, segments, prefetch, self._declared, self._stage)
             left = memory - count * largest
             try:
-                with prefetch.running():
-                    works = work.works(self._first_error, self._stopped)
-                    self._make_all(works, work.readers, jobs + _SPARE_FAR, left)
+                works = work.works(self._first_error, self._stopped)
+                self._make_all(works, work.readers, jobs + _SPARE_FAR, left)
             except (RemoteError, ShortReadError):
                 self._first_error.check()
                 raise
             finally:
+                prefetch.close()
                 self._declared.note_states()
         for file in files.values():
             if not file.folder.is_remote:  # servers were asked each time
                 with file.open() as reader:
                     reader.check_unchanged()
-
-    def _pool(self, count: int, nbytes: int) -> BufferPool:
-        self._pools.append(BufferPool(count, nbytes))
-        return self._pools[-1]
 
     def _make_all(
         self, works: Iterator[Work], readers: SourceReaders, threads: int, memory: int
@@ -318,13 +311,13 @@ class _Making:
         threads = max(1, min(threads, runs, memory // least_memory(1)))
         fit = (memory - threads * _SCRATCH * CHUNK) // RUN
         needed = sum([size + PAGE for size, _ in sizes])
-        buffers = self._pool(max(threads, min(threads + runs, fit)), min(RUN, needed))
+        buffers = BufferPool(max(threads, min(threads + runs, fit)), min(RUN, needed))
         maker = RunMaker(readers)
 
         def make(item: tuple[Work, Buffer]) -> None:
             self._make(*item, maker)
             self._stage.work_while(
-                lambda: self._stage.is_full or buffers.is_empty or self._declared.is_behind
+                lambda: self._stage.is_full or buffers.free.empty() or self._declared.is_behind
             )
 
         works_in = self._with_buffers(works, buffers)
@@ -344,9 +337,9 @@ class _Making:
             number = work.runs[0][0]
             if not work.is_small and number not in self._writers:
                 self._writers[number] = self._writer(number)
-            buffer = buffers.take(self._stopped)
-            if buffer is None:
-                return
+            while (buffer := buffers.take(WAIT_S)) is None:
+                if self._stopped.is_set():
+                    return
             yield work, buffer
 
     def _writer(self, number: int) -> Writer:
@@ -397,7 +390,7 @@ class _Making:
         begin = 0
         with work.using:
             for number, run in work.runs:
-                made.append(buffer.part(begin, run.end))
+                made.append(memoryview(buffer.memory)[begin : begin + run.end])
                 maker.make(run, made[-1], self._blobs[number].options)
                 begin += room_of(run)
         for (number, run), blob in zip(work.runs, self._session.put_all(made), strict=True):
@@ -410,8 +403,5 @@ class _Making:
         self._declared.finished(number, blob)
 
     def close(self) -> None:
-        """Close all files, and free the buffers."""
         for writer in list(self._writers.values()):
             writer.close()
-        for pool in self._pools:
-            pool.close()

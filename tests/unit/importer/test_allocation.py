@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from blobstore.errors import UsageError
-from blobstore.importer import allocation
 from blobstore.importer.allocation import NEAR, Choice, Item, allocate, least_bytes
 
 BITS = ((4.25, 0.0120), (4.5, 0.0110), (5.0, 0.0080), (8.25, 0.00004), (8.5, 0.00003), (16.0, 0.0))
@@ -79,18 +78,22 @@ def test_few_items_get_what_trying_everything_finds(seed: int) -> None:
         assert error == pytest.approx(min(lost for _, lost in near or fitting))
 
 
+def hull_of(item: Item) -> Iterator[tuple[float, int]]:
+    """Yield what error a byte each step saves along the lower convex hull, and its bytes."""
+    now = min(item, key=lambda choice: (choice.nbytes, choice.error))
+    while later := [one for one in item if one.nbytes > now.nbytes and one.error < now.error]:
+        steps = [((now.error - one.error) / (one.nbytes - now.nbytes), one) for one in later]
+        saving, best = max(steps, key=lambda step: step[0])
+        yield saving, best.nbytes - now.nbytes
+        now = best
+
+
 def _relaxed(items: Sequence[Item], budget: int) -> float:
     """Return a lower bound of the error: steps along the hulls are divisible."""
-    fronts = [allocation._front(item) for item in items]
-    hulls = [allocation._hull(item, front) for item, front in zip(items, fronts, strict=True)]
-    error = math.fsum(item[hull[0]].error for item, hull in zip(items, hulls, strict=True))
+    smallest = [min(item, key=lambda choice: (choice.nbytes, choice.error)) for item in items]
+    error = math.fsum(choice.error for choice in smallest)
     left = budget - least_bytes(items)
-    steps = [
-        (allocation._saving(item[one], item[other]), item[other].nbytes - item[one].nbytes)
-        for item, hull in zip(items, hulls, strict=True)
-        for one, other in itertools.pairwise(hull)
-    ]
-    for saving, nbytes in sorted(steps, reverse=True):
+    for saving, nbytes in sorted((step for item in items for step in hull_of(item)), reverse=True):
         used = min(nbytes, left)
         error -= saving * used
         left -= used

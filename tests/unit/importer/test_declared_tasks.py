@@ -16,7 +16,7 @@ from support.servers import Asked, Server, server as run_server
 
 import blobstore
 from blobstore.errors import CorruptDataError, DigestMismatchError
-from blobstore.importer import tasks
+from blobstore.importer import worker as tasks
 from blobstore.importer.segments import LoadedSegment, Prefetch
 from blobstore.names import Digest
 from blobstore.source.folders import Folder
@@ -73,9 +73,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     found: Counter[str] = Counter()
     fetch = Prefetch._fetch  # headers are read in other ways
 
-    def count(self: Prefetch, loaded: LoadedSegment) -> None:
+    def count(self: Prefetch, loaded: LoadedSegment) -> LoadedSegment:
         found[loaded.segment.file.name] += loaded.segment.nbytes
-        fetch(self, loaded)
+        return fetch(self, loaded)
 
     monkeypatch.setattr(Prefetch, "_fetch", count)
     return found

@@ -16,7 +16,7 @@ from support import PYCODE_MOE
 from support.many import sharded_checkpoint
 
 from blobstore.errors import UsageError
-from blobstore.importer import tasks
+from blobstore.importer import worker as tasks
 from blobstore.importer.outputs import PlannedBlob
 from blobstore.importer.run import plan_import
 from blobstore.importer.worker import Task, partition, shard_of, tasks_of

@@ -153,7 +153,7 @@ def test_draft_gives_embedding_and_head_the_asked_type(
     policy = policy_of(architecture, asked, profile, draft=True, num_hidden_layers=1)
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         assert policy.wants(name, SHAPE)
-        assert policy.base_type(name).value == asked
+        assert policy.types(name, SHAPE)[0][-1].value == asked
         assert type_of(policy, name) == asked
         assert type_of(policy, name, (128, 40)) is None
 
@@ -172,4 +172,4 @@ def test_draft_gives_everything_else_what_its_architecture_does(asked: str) -> N
     for name in (f"{name}.weight" for name in names):
         assert draft.quantization(name, SHAPE) == own.quantization(name, SHAPE)
         assert draft.wants(name, SHAPE) == own.wants(name, SHAPE)
-        assert draft.base_type(name) == own.base_type(name)
+        assert draft.types(name, SHAPE) == own.types(name, SHAPE)
