@@ -1,6 +1,6 @@
 """``import`` and ``plan``, and ``work`` and ``commit``: one plan that many machines carry out.
 
-The options that decide are made from the table in importer/policies/, those that carry out are
+The options that decide are made from the table in importer/arguments.py, those that carry out are
 here.
 """
 

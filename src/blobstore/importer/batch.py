@@ -126,6 +126,7 @@ class BatchResult:
 
     @property
     def state(self) -> Literal["imported", "waiting", "failed"]:
+        """Whether it is imported, waits for other workers, or has failed."""
         if self.error is not None:
             return "failed"
         return "imported" if self.digest is not None else "waiting"

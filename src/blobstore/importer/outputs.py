@@ -337,6 +337,7 @@ class ImportPlan:
 
     @property
     def inventory(self) -> Inventory:
+        """The checkpoint of the model itself."""
         return self.inventories[0]
 
     @property
@@ -346,6 +347,7 @@ class ImportPlan:
 
     @property
     def documents(self) -> dict[str, bytes]:
+        """The JSON documents by name, in manifest order."""
         files = (layer for layer in self.layers if isinstance(layer, PlannedFile))
         return {
             file.name: file.data
@@ -355,10 +357,12 @@ class ImportPlan:
 
     @property
     def tensors(self) -> Iterator[OutputTensor]:
+        """All output tensors, in stored order."""
         return (tensor for blob in self.blobs for tensor in blob.tensors)
 
     @property
     def facts(self) -> ModelFacts:
+        """What runtimes have to know of the model."""
         beside = (layer.name for layer in self.layers if not isinstance(layer, PlannedBlob))
         names = frozenset(name for name in beside if name)
         raw = self.documents.get(CONFIG_NAME)

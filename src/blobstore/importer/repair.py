@@ -221,10 +221,12 @@ class RepairResult:
 
     @property
     def repaired_digests(self) -> list[Digest]:
+        """The digests of the blobs that were made again."""
         return [blob.digest for blob in self.repaired]
 
     @property
     def repaired_bytes(self) -> int:
+        """Their bytes."""
         return sum(blob.size for blob in self.repaired)
 
 

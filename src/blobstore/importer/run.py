@@ -137,6 +137,7 @@ class ImportResult:
 
     @property
     def blobs(self) -> int:
+        """Number of different blobs of the model."""
         return self.created + self.reused
 
     @property

@@ -371,6 +371,7 @@ class WorkResult:
 
     @property
     def shard_text(self) -> str:
+        """I/N, counted from 0."""
         return f"{self.shard[0]}/{self.shard[1]}"
 
 
