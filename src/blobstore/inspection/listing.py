@@ -27,14 +27,12 @@ from blobstore.formats.tokenizer import CHAT_TEMPLATE, TEMPLATE_DOCUMENTS
 from blobstore.model import on_mlx_lm, on_ollama
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict, float_dtype
 from blobstore.names import Digest, ModelName
-from blobstore.store.outlines import KnownForms, ModelOutline, TensorForm
 from blobstore.store.ports import Readable, Summary
 from blobstore.store.references import is_plain, missing_blob
 from blobstore.store.stored import StoredTensor, weights_by_type
-from blobstore.store.stored_model import StoredModel
+from blobstore.store.stored_model import KnownForms, ModelOutline, StoredModel
 
 _QUANTIZED = frozenset(str(quant_type) for quant_type in QuantType)
-_Typed = StoredTensor | TensorForm
 _Weights = tuple[tuple[str, int], ...]
 """Numbers of weights, each with its type."""
 
@@ -114,7 +112,7 @@ def summarize(store: Readable, name: ModelName, manifest: Manifest) -> ModelSumm
 
 
 def line_of(
-    store: Readable, name: ModelName, manifest: Manifest, tensors: Iterable[_Typed]
+    store: Readable, name: ModelName, manifest: Manifest, tensors: Iterable[StoredTensor]
 ) -> ListedModel:
     """Return a model's line, whose tensors were read. Raises: as `summarize`, for its config."""
     config = StoredModel(name, manifest, store).config

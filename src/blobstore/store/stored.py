@@ -14,24 +14,23 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageError, quoted
+from blobstore.formats.checkpoint import QuantizationSettings
 from blobstore.formats.dtypes import DType, parameters_of
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.safetensors.header import Header, TensorEntry
 
-if TYPE_CHECKING:  # pydantic is loaded when a store is opened
-    from blobstore.formats.checkpoint import QuantizationSettings
-
-Settings = Callable[[], "QuantizationSettings | None"]
+Settings = Callable[[], QuantizationSettings | None]
 """Reads from config.json how MLX quantized the weights (`settings_of` in checkpoint.py)."""
 SUFFIXES = ("", ".scale", ".bias", ".global_scale")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """One logical tensor of a blob.
+    """One logical tensor of a blob. What follows from its arrays is computed once.
 
     ``entries`` are its stored arrays by suffix, ``""`` being the weight. ``transposed``: the
     checkpoint's tensor has the last two axes the other way round. It is stored, and its `shape` is
@@ -60,13 +59,13 @@ class StoredTensor:
         """Values that share a scale, or None."""
         return None if self.quantization is None else self.quantization.group_size
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape before packing: ``[..., rows, cols]``."""
         shape = self.entries[""].shape
         return shape if self.quantization is None else self.quantization.logical_shape(shape)
 
-    @property
+    @cached_property
     def value_dtype(self) -> DType | None:
         """The dtype of the values before they were quantized.
 
@@ -81,22 +80,22 @@ class StoredTensor:
         """True for double-scaled nvfp4."""
         return ".global_scale" in self.entries
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Number of weights, before packing."""
         return parameters_of(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Stored bytes, scales and biases included."""
         return sum(entry.nbytes for entry in self.entries.values())
 
-    @property
+    @cached_property
     def type_name(self) -> str:
         """The quantized type, else the dtype: what a person calls the tensor's type."""
         return str(self.quant_type or self.dtype)
 
-    @property
+    @cached_property
     def type_text(self) -> str:
         """The type with its group size, as people write it: ``int4/64``, or the dtype."""
         return str(self.quantization or self.dtype)
@@ -161,7 +160,6 @@ def _begin(item: tuple[str, TensorEntry]) -> int:
 
 
 def _check_described(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> None:
-    """Raise CorruptDataError when the metadata describe a tensor that is missing."""
     described = {key.removesuffix(".quant_type") for key in metadata if key.endswith(".quant_type")}
     if missing := sorted(described - tensors.keys()):
         raise CorruptDataError(
@@ -232,7 +230,6 @@ def _inferred(name: str, entries: Mapping[str, TensorEntry], settings: Settings)
 
 
 def _possible(entries: Mapping[str, TensorEntry]) -> list[Quantization]:
-    """Return the types that the stored arrays of a tensor fit."""
     return [
         quantization
         for quant_type in QuantType
@@ -252,7 +249,6 @@ def _named(name: str, settings: QuantizationSettings | None) -> Quantization | N
 
 
 def _wrong_part(entries: Mapping[str, TensorEntry], quantization: Quantization) -> str | None:
-    """Say what is wrong with the stored arrays of a tensor of that type, or return None."""
     return next(_faults(entries, quantization), None)
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Self
 
 from blobstore.errors import (
@@ -19,7 +20,7 @@ from blobstore.errors import (
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config, settings_of
 from blobstore.formats.documents import Descriptor, Manifest, ModelConfig
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
-from blobstore.formats.safetensors.codec import header_of
+from blobstore.formats.safetensors.codec import ScannedFiles, header_of
 from blobstore.formats.safetensors.header import Header, TensorEntry
 from blobstore.io.budget import Budget
 from blobstore.io.digests import digests_of
@@ -35,6 +36,9 @@ _HASHED_TOGETHER = 16
 """Blobs that a thread hashes at once: as many as the widest processors do."""
 _AT_ONCE = 4096
 """Blobs whose headers are read together, and held in memory."""
+KnownForms = dict[bytes, StoredTensor | None]
+"""Forms of tensors by their keys, of any model; None: they have to be read one by one."""
+_MOST_KNOWN = 10_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -293,3 +297,104 @@ def damaged(digest: Digest) -> DigestMismatchError:
     return DigestMismatchError(
         f"blob {digest} is damaged: its bytes do not match its digest", blob=str(digest)
     )
+
+
+@dataclass(slots=True, eq=False)
+class ModelOutline:
+    """The tensors of blobs in columns, in stored order: ``names`` and ``forms``, of one length.
+
+    Of 50,000 tensors most have one of a few forms: what they are follows from their dtypes, shapes
+    and metadata, and not from their names and places. So the rules for stored tensors are applied
+    to one tensor of each form, which is given for all of them: its name and places do not count.
+    That takes a tenth of the time. ``counts``: how many tensors each blob has.
+    """
+
+    names: list[str] = field(default_factory=list)
+    forms: list[StoredTensor] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, model: StoredModel, layers: Sequence[Descriptor], known: KnownForms | None = None
+    ) -> Self:
+        """Return the outline of blobs of a model. ``known``: forms of models that were read before.
+
+        Raises: as `StoredModel.opened`.
+        """
+        outline = cls()
+        known = {} if known is None else known
+        for some, headers in model.headers_of(layers):
+            outline._add_each(model, some, headers, known)
+        return outline
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def each(self) -> Iterator[list[StoredTensor]]:
+        """Yield the forms of each blob's tensors."""
+        start = 0
+        for count in self.counts:
+            yield self.forms[start : start + count]
+            start += count
+
+    def _add_each(
+        self,
+        model: StoredModel,
+        layers: Sequence[Descriptor],
+        headers: Sequence[Header | None],
+        known: KnownForms,
+    ) -> None:
+        if not isinstance(headers, ScannedFiles):
+            for layer, header in zip(layers, headers, strict=True):
+                self._add(model.tensors_in(layer, header))
+            return
+        names, places, keys, examples, counts = headers.outline()
+        forms = _forms(model, layers, headers, known)
+        sound = [forms(*one) for one in zip(keys, examples, strict=True)]
+        start = 0
+        for index, (layer, count) in enumerate(zip(layers, counts, strict=True)):
+            end = start + max(count, 0)
+            own = [form for place in places[start:end] if (form := sound[place]) is not None]
+            if len(own) == count:
+                self.names += names[start:end]
+                self.forms += own
+                self.counts.append(count)
+            else:
+                self._add(model.tensors_in(layer, headers[index]))
+            start = end
+
+    def _add(self, tensors: list[StoredTensor]) -> None:
+        self.names += [tensor.name for tensor in tensors]
+        self.forms += tensors
+        self.counts.append(len(tensors))
+
+
+def _forms(
+    model: StoredModel,
+    layers: Sequence[Descriptor],
+    headers: Sequence[Header | None],
+    known: KnownForms,
+) -> Callable[[bytes, tuple[int, str]], StoredTensor | None]:
+    """Return what gives the form of a key, whose example is a tensor in one of the blobs.
+
+    It gives None if the form depends on more, or its tensors break a rule.
+    """
+
+    @lru_cache(maxsize=1)
+    def tensors_in(index: int) -> dict[str, StoredTensor]:
+        settings: list[None] = []  # config.json has to decide, which names tensors
+        try:
+            tensors = model.tensors_in(layers[index], headers[index], lambda: settings.append(None))
+        except BlobStoreError:
+            return {}
+        return {} if settings else {one.name: one for one in tensors}
+
+    def form(key: bytes, example: tuple[int, str]) -> StoredTensor | None:
+        if key not in known:
+            if len(known) >= _MOST_KNOWN:
+                known.clear()
+            index, name = example
+            known[key] = tensors_in(index).get(name)
+        return known[key]
+
+    return form

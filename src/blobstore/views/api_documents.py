@@ -13,7 +13,7 @@ from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest
 from blobstore.inspection.listing import ListedModel, ModelDetails
 from blobstore.inspection.quality import ValueDistribution
 from blobstore.names import Digest, ModelName
-from blobstore.store.outlines import ModelOutline
+from blobstore.store.stored_model import ModelOutline
 
 
 @dataclass(frozen=True, slots=True)

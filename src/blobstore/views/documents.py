@@ -165,8 +165,9 @@ def _type_at(kind: Any, attribute: str) -> Any:
         return int
     name, _, rest = attribute.partition(".")
     part = getattr(kind, name, None)
-    if isinstance(part, property):
-        hint = get_type_hints(part.fget, include_extras=True)["return"]
+    getter = getattr(part, "fget", None) or getattr(part, "func", None)  # func: it is cached
+    if getter is not None:
+        hint = get_type_hints(getter, include_extras=True)["return"]
         says = " ".join((part.__doc__ or "").split()).partition(". ")[0].removesuffix(".")
         hint = hint if get_origin(hint) is Annotated else Annotated[hint, says]
     else:

@@ -45,9 +45,8 @@ from blobstore.plots.specification import (
 )
 from blobstore.plots.treemap import treemap
 from blobstore.store.care.usage import Usage, measure_usage
-from blobstore.store.outlines import ModelOutline
 from blobstore.store.ports import Readable
-from blobstore.store.stored_model import StoredModel
+from blobstore.store.stored_model import ModelOutline, StoredModel
 from blobstore.views.api_documents import ModelAnswer, Problem, TensorColumns, TensorDistribution
 from blobstore.views.documents import encoded, schema_of, to_json
 from blobstore.views.quality_records import KeptQuality, kept_quality

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -17,8 +16,7 @@ from blobstore.errors import BlobStoreError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store
-from blobstore.store.outlines import ModelOutline, TensorForm
-from blobstore.store.stored_model import StoredModel
+from blobstore.store.stored_model import ModelOutline, StoredModel
 
 CONFIG = {"quantization": {"bits": 4, "group_size": 32}}
 WIDTH = {"U32": 4, "BF16": 2, "F32": 4, "U8": 1}
@@ -94,9 +92,22 @@ def model_of(store: Store, blobs: Sequence[bytes]) -> StoredModel:
     return StoredModel(name, Manifest(layers=(config, *layers)), store)
 
 
+FORM = (
+    "shape",
+    "quantization",
+    "value_dtype",
+    "has_global_scale",
+    "transposed",
+    "parameters",
+    "nbytes",
+    "type_name",
+    "type_text",
+)
+
+
 def values_of(form: Any) -> list[Any]:
     """Return the fields of a form."""
-    return [getattr(form, one.name) for one in fields(TensorForm)]
+    return [getattr(form, name) for name in FORM]
 
 
 def found_in(model: StoredModel, *, outlined: bool) -> Any:
@@ -105,7 +116,7 @@ def found_in(model: StoredModel, *, outlined: bool) -> Any:
     try:
         if not outlined:
             each = model.tensors_of_each(layers)
-            return [[(one.name, values_of(TensorForm.of(one))) for one in some] for some in each]
+            return [[(one.name, values_of(one)) for one in some] for some in each]
         outline = ModelOutline.of(model, layers)
         names = iter(outline.names)
         return [[(next(names), values_of(form)) for form in some] for some in outline.each()]
