@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from inspect import cleandoc
 from operator import attrgetter
 from types import NoneType, UnionType
@@ -165,8 +165,8 @@ def _type_at(kind: Any, attribute: str) -> Any:
         return int
     name, _, rest = attribute.partition(".")
     part = getattr(kind, name, None)
-    getter = getattr(part, "fget", None) or getattr(part, "func", None)  # func: it is cached
-    if getter is not None:
+    if isinstance(part, property | cached_property):
+        getter = part.fget if isinstance(part, property) else part.func
         hint = get_type_hints(getter, include_extras=True)["return"]
         says = " ".join((part.__doc__ or "").split()).partition(". ")[0].removesuffix(".")
         hint = hint if get_origin(hint) is Annotated else Annotated[hint, says]
