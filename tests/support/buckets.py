@@ -8,7 +8,7 @@ from uuid import uuid4
 from blobstore.formats.strictjson import encode
 from blobstore.io.objects import Bucket, ObjectVersion, open_bucket
 from blobstore.store.bucket.bucket_store import BucketStore
-from blobstore.store.bucket.object_blobs import LEASES
+from blobstore.store.bucket.objects import LEASES
 
 
 def memory_bucket() -> Bucket:

@@ -14,7 +14,7 @@ from blobstore.cli.main import run
 from blobstore.cli.stores import places_of
 from blobstore.io.objects import open_bucket
 from blobstore.names import Digest
-from blobstore.store.bucket.object_blobs import blob_key
+from blobstore.store.bucket.objects import blob_key
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -5,8 +5,7 @@ room is needed, those are removed that were not used for the longest time; an em
 says when that was. A blob that was written to since then is hashed before it is used, and fetched
 again if it is damaged. A process that has a blob mapped keeps its bytes until it closes it.
 
-A blob of a bucket that the cache has is a file. Of any other, a few bytes (a header) are read from
-the bucket, and everything else brings the whole blob into the cache.
+`BlobCache.bring` fetches blobs; until then they are read from the bucket.
 
 One process at a time brings or removes blobs; others read meanwhile. What a killed process has
 fetched is hashed again and used. A folder that was not made as a cache is refused: removing blobs
@@ -18,9 +17,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from blobstore.errors import (
@@ -32,26 +30,19 @@ from blobstore.errors import (
 )
 from blobstore.formats.documents import Descriptor
 from blobstore.io.durable import listed, make_folder, os_errors, replace_file
-from blobstore.io.objects import Bucket
-from blobstore.io.ranges import FileReader, Identity, OpenReader
+from blobstore.io.ranges import FileReader, OpenReader
 from blobstore.io.workers import each
-from blobstore.store.bucket.object_blobs import BucketBlobs
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.store import Store
 from blobstore.store.local.store_folder import PRIVATE
-from blobstore.store.ports import Summaries, check_blob_size, unique, wrong_bytes
+from blobstore.store.ports import check_blob_size, unique, wrong_bytes
 
 _log = logging.getLogger("blobstore.store.bucket")
 CACHE_NBYTES = 50 * 10**9
 """Default limit of a cache, in bytes."""
 _AT_ONCE = 8
-_BATCH = 2**30
-"""Bytes after which what was fetched appears, so that other processes find it."""
 _MARK = "cache-of-buckets"
 _WAIT_S = 24 * 3600.0
-_ATTEMPTS = 5
-_FEW = 2**16
-"""Bytes of a blob that are read from the bucket."""
 
 
 class BlobCache:
@@ -78,18 +69,15 @@ class BlobCache:
         hint = "Give an empty folder: a cache removes files that are not used."
         raise UsageError(message, path=str(root), hint=hint)
 
-    @property
-    def summaries(self) -> Summaries:
-        """The summaries of models, by their manifests."""
-        return self.store.summaries
-
     def find(self, descriptor: Descriptor) -> FileReader | None:
         """Return a reader over a blob, which counts as used now; None if it is not there."""
         with suppress(BlobStoreError):
             reader = self.store.blobs.reader(descriptor.digest)
             try:
                 check_blob_size(descriptor, reader.size, reader.name)
-                if self._is_changed(descriptor, reader) and reader.digest() != descriptor.digest:
+                used_at = self._used_at(descriptor.digest.file_name)
+                is_changed = used_at is None or reader.status().st_mtime > used_at
+                if is_changed and reader.digest() != descriptor.digest:
                     raise wrong_bytes(descriptor, reader)
             except BlobStoreError as error:
                 reader.close()
@@ -99,22 +87,20 @@ class BlobCache:
             return reader
         return None
 
-    def _is_changed(self, descriptor: Descriptor, reader: FileReader) -> bool:
-        """Return True if a blob was written to since it was used last."""
-        used_at = self._used_at(descriptor.digest.file_name)
-        return used_at is None or reader.status().st_mtime > used_at
-
     def _use(self, descriptor: Descriptor) -> None:
         """Note that a blob is used now. Its own file keeps its times, which tell of a change."""
         with suppress(OSError):
             self._used.mkdir(parents=True, exist_ok=True)
             (self._used / descriptor.digest.file_name).touch()
 
-    def bring(self, descriptors: Iterable[Descriptor], source: BucketBlobs) -> None:
+    def bring(
+        self, descriptors: Iterable[Descriptor], read: Callable[[Descriptor], OpenReader]
+    ) -> None:
         """Fetch those blobs that are missing, in their order, several at a time.
 
-        Raises: LimitExceededError if all together are larger than the cache; DigestMismatchError
-        for a blob with other bytes; NotFoundError, CorruptDataError; StorageError.
+        ``read`` opens one. Raises: LimitExceededError if all together are larger than the cache;
+        DigestMismatchError for a blob with other bytes; NotFoundError, CorruptDataError;
+        StorageError.
         """
         wanted = unique(descriptors)
         if not self._missing(wanted):
@@ -124,13 +110,16 @@ class BlobCache:
             root = self.store.root
             message = f"limit exceeded: {nbytes:,} bytes, and the cache {root} holds {self.limit:,}"
             raise LimitExceededError(message, path=str(root), hint="Give it more: --cache-size.")
-        with self._alone():
+        with os_errors("write to the cache", self.store.root):
+            make_folder(self._mark.parent, durable=False)
+            if not self._mark.exists():
+                replace_file(self._mark, b"Blobs that are not used are removed from this folder.\n")
+        with self._lock.exclusive(_WAIT_S):
             missing = self._missing(wanted)  # another process may have brought some
             self._make_room(sum(blob.size for blob in missing), wanted)
-            for batch in _batches(missing):
-                self._fetch(batch, source)
+            self._fetch(missing, read)
 
-    def _missing(self, wanted: Sequence[Descriptor]) -> list[Descriptor]:
+    def _missing(self, wanted: Iterable[Descriptor]) -> list[Descriptor]:
         """Return those that are missing; the others count as used now."""
         missing = []
         for blob in wanted:
@@ -141,27 +130,19 @@ class BlobCache:
                 reader.close()
         return missing
 
-    def _fetch(self, batch: Sequence[Descriptor], source: BucketBlobs) -> None:
+    def _fetch(
+        self, missing: Sequence[Descriptor], read: Callable[[Descriptor], OpenReader]
+    ) -> None:
         with self.store.session() as session:
 
             def take(descriptor: Descriptor) -> None:
-                with source.open(descriptor) as reader:
+                with read(descriptor) as reader:
                     session.add(descriptor, reader)
 
-            each(batch, take, min(_AT_ONCE, len(batch)), name="cache")
-            session.replace(batch)
-        for blob in batch:
+            each(missing, take, _AT_ONCE, name="cache")
+            session.replace(missing)
+        for blob in missing:
             self._use(blob)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the lock of all that changes the cache."""
-        with os_errors("write to the cache", self.store.root):
-            make_folder(self._mark.parent, durable=False)
-            if not self._mark.exists():
-                replace_file(self._mark, b"Blobs that are not used are removed from this folder.\n")
-        with self._lock.exclusive(_WAIT_S):
-            yield
 
     def _make_room(self, nbytes: int, kept: Sequence[Descriptor]) -> None:
         """Remove blobs that are not among ``kept`` until so many bytes fit, the oldest first.
@@ -192,86 +173,3 @@ class BlobCache:
             return (self._used / name).stat().st_mtime
         except OSError:
             return None
-
-
-def _batches(blobs: Sequence[Descriptor]) -> Iterator[list[Descriptor]]:
-    batch: list[Descriptor] = []
-    nbytes = 0
-    for blob in blobs:
-        batch.append(blob)
-        nbytes += blob.size
-        if nbytes >= _BATCH:
-            yield batch
-            batch, nbytes = [], 0
-    if batch:
-        yield batch
-
-
-class CachedBlobs(BucketBlobs):
-    """The blobs of a bucket, of which ``cache`` keeps some. See `Blobs`."""
-
-    def __init__(self, bucket: Bucket, named: Callable[[], set[str]], cache: BlobCache) -> None:
-        super().__init__(bucket, named)
-        self._cache = cache
-        self._far = BucketBlobs(bucket, named)
-
-    def open(self, descriptor: Descriptor) -> OpenReader:
-        found = self._cache.find(descriptor)
-        if found is not None:
-            return found
-        far = self._far.open(descriptor)
-        return CachedReader(descriptor, far, self._cache, self._far)
-
-    def bring(self, descriptors: Iterable[Descriptor]) -> None:
-        """Bring blobs into the cache, in their order. Raises: as `BlobCache.bring`."""
-        self._cache.bring(descriptors, self._far)
-
-
-class CachedReader(OpenReader):
-    """A blob that is not in the cache yet. Safe to share between threads."""
-
-    def __init__(
-        self, descriptor: Descriptor, far: OpenReader, cache: BlobCache, source: BucketBlobs
-    ) -> None:
-        self.size = descriptor.size
-        self.name = str(cache.store.blobs.path / descriptor.digest.file_name)
-        self._descriptor = descriptor
-        self._far = far
-        self._cache = cache
-        self._source = source
-        self._mutex = threading.Lock()
-        self._file: FileReader | None = None
-
-    @property
-    def identity(self) -> Identity:  # type: ignore[override]  # a file's is known when it is there
-        """The identity of its file, which is brought for that."""
-        return self._near().identity
-
-    def _near(self) -> FileReader:
-        """Return its file, which is fetched first. Raises: as `BlobCache.bring`."""
-        with self._mutex:
-            for _ in range(_ATTEMPTS):
-                if self._file is not None:
-                    return self._file
-                self._cache.bring([self._descriptor], self._source)
-                self._file = self._cache.find(self._descriptor)
-        message = f"{self.name} can't be kept in the cache: other processes remove it at once"
-        raise StorageError(message, path=self.name, blob=str(self._descriptor.digest))
-
-    def fileno(self) -> int | None:
-        return self._near().fileno()
-
-    def readinto(self, offset: int, buffer: memoryview) -> None:
-        is_near = self._file is not None or (len(buffer) > _FEW or self.size <= _FEW)
-        (self._near() if is_near else self._far).readinto(offset, buffer)
-
-    def read(self, offset: int, length: int) -> bytes:
-        is_near = self._file is not None or length > _FEW or self.size <= _FEW
-        return (self._near() if is_near else self._far).read(offset, length)
-
-    def pieces(self, buffer: memoryview, begin: int = 0) -> Iterator[memoryview]:
-        return self._near().pieces(buffer, begin)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()

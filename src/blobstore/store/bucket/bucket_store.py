@@ -1,5 +1,9 @@
 """BucketStore: the models of a bucket as a home.
 
+Keys are the paths of a store in a folder: ``blobs/sha256-<hex>`` and
+``manifests/HOST/NAMESPACE/MODEL/TAG``. Our own objects are under ``.blobstore/``. So a copy of the
+prefix is a store that Ollama reads.
+
 No lock exists in a bucket. Blobs never change, a tag moves by a conditional write, and sessions and
 clean-ups wait for each other's leases (leases.py).
 
@@ -13,20 +17,37 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
-from contextlib import contextmanager
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set as AbstractSet,
+)
+from contextlib import closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from blobstore.errors import BlobStoreError, UsageError
-from blobstore.formats.documents import Descriptor
+from blobstore.errors import (
+    BlobStoreError,
+    ConflictError,
+    LimitExceededError,
+    NotFoundError,
+    UsageError,
+)
+from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.formats.strictjson import encode, parse_object
+from blobstore.hashing import Bytes
+from blobstore.hashing.stage import HashStage
 from blobstore.io.objects import Bucket, ObjectState, open_bucket
-from blobstore.io.ranges import OpenReader
+from blobstore.io.ranges import BytesReader, OpenReader
+from blobstore.io.workers import results_of
 from blobstore.names import Digest, ModelName
-from blobstore.store.bucket.blob_cache import CACHE_NBYTES, BlobCache, CachedBlobs
-from blobstore.store.bucket.bucket_session import BucketSession
+from blobstore.store.bucket.blob_cache import CACHE_NBYTES, BlobCache
 from blobstore.store.bucket.leases import (
     LEASE_S,
     LONGEST_LEASE_S,
@@ -35,32 +56,48 @@ from blobstore.store.bucket.leases import (
     open_lease,
     require_conditions,
 )
-from blobstore.store.bucket.object_blobs import (
+from blobstore.store.bucket.objects import (
     BLOBS,
+    MADE,
     REQUESTS,
     SIGNATURES,
+    SMALL,
     BucketBlobs,
+    BucketManifests,
+    BucketSignatures,
     ObjectReader,
+    TagState,
     blob_key,
     digest_in,
 )
-from blobstore.store.bucket.object_manifests import BucketManifests, BucketSignatures
 from blobstore.store.ports import (
     BlobState,
     Care,
+    Expected,
     Home,
+    How,
     Leftover,
     OddFile,
     Removal,
+    Session,
     blob_not_found,
+    check_blob_size,
+    check_reader_size,
+    other_spelling,
     unique,
 )
 from blobstore.store.references import References
+from blobstore.store.spool import Spool, SpoolWriter
 
 _Name = str | ModelName
 _AT_ONCE = 1000
 """Objects that one request removes."""
+_LARGE_AT_ONCE = 4
+"""Blobs in parts at once. Together they hold 160 MiB."""
 _NEWER = "manifests-v2/"
+_MAX_NOTE = 4096
+_NOTES_TOGETHER = 4 * REQUESTS
+_FLUSH_EVERY_S = 2.0
 
 
 class BucketStore(Home):
@@ -68,7 +105,7 @@ class BucketStore(Home):
 
     ``lease_s``: seconds for which a session's lease counts after each renewal. ``wait_s``: how long
     a session waits for a clean-up (None: as long as one may take), and a clean-up for sessions.
-    ``cache``: where blobs are kept that are opened. Without it they are read into memory.
+    ``cache``: where blobs are kept that `prefetch` brings. Others are read into memory.
     """
 
     blobs: BucketBlobs
@@ -90,12 +127,12 @@ class BucketStore(Home):
         self.bucket = bucket
         self.lease_s = lease_s
         self.manifests = BucketManifests(bucket)
-        self.blobs = _blobs(bucket, self.manifests, cache)
-        self.summaries = None if cache is None else cache.summaries
+        self.blobs = BucketBlobs(bucket, self.manifests, cache)
+        self.summaries = None if cache is None else cache.store.summaries
         self.has_cache = cache is not None
         self.signatures = BucketSignatures(bucket)
         self.wait_s = wait_s
-        self._mutex = threading.Lock()
+        self._cache = cache
         self._has_conditions = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -115,28 +152,19 @@ class BucketStore(Home):
         name: ModelName | None = None,  # noqa: ARG002  # all blobs are in one place
     ) -> Iterator[BucketSession]:
         """See `Home`. Raises: StorageError for a bucket without conditional writes."""
-        self.require_conditions()
-        lease = open_lease(self.bucket, self.lease_s, self.wait_s)
-        session = BucketSession(self.bucket, self.blobs, self.manifests, lease, self.wait_s)
-        try:
+        if not self._has_conditions:
+            require_conditions(self.bucket)
+            self._has_conditions = True
+        with closing(BucketSession(self)) as session:
             yield session
-        finally:
-            session.close()
-
-    def require_conditions(self) -> None:
-        """Raise StorageError for a bucket that ignores conditional writes; it is asked once."""
-        with self._mutex:
-            if not self._has_conditions:
-                require_conditions(self.bucket)
-                self._has_conditions = True
 
     def prefetch(self, descriptors: Iterable[Descriptor]) -> None:
         """Bring blobs into the cache, in their order; without a cache, do nothing.
 
         Raises: as `BlobCache.bring`.
         """
-        if isinstance(self.blobs, CachedBlobs):
-            self.blobs.bring(descriptors)
+        if self._cache is not None:
+            self._cache.bring(descriptors, self.blobs.open)
 
     def care(self) -> Care:
         return BucketCare(BucketStore(self.bucket, lease_s=self.lease_s, wait_s=self.wait_s))
@@ -152,8 +180,193 @@ class BucketStore(Home):
         return Removal((), tuple(unique(blobs)), "prune removes them, if no other model needs them")
 
 
+class BucketSession(Session):
+    """A model on its way to a bucket.
+
+    A blob is written to its place as soon as it is complete, and is invisible until a manifest
+    names it. Blobs whose digest comes last (those that are made piece by piece) wait in a temporary
+    file of their own, which is freed when they are written. So the disk holds only what is being
+    made. A lease keeps a clean-up from removing them, and the manifest comes last, by a conditional
+    write.
+
+    What was made is noted in ``.blobstore/made/<key>``, a digest and a size, so that workers on
+    other machines find it. A note is written after its blob, many at a time. A killed session loses
+    those that it has not written yet, and their blobs are made again.
+    """
+
+    remembers = True
+
+    def __init__(self, home: BucketStore) -> None:
+        """Raises: as `open_lease`."""
+        self._home = home
+        self._bucket = home.bucket
+        self._lease = open_lease(home.bucket, home.lease_s, home.wait_s)
+        self._mutex = threading.Lock()
+        # Many threads may add blobs, each with memory for what it writes.
+        self._large = threading.BoundedSemaphore(_LARGE_AT_ONCE)
+        self._there: dict[Digest, int] = {}
+        self._created: set[Digest] = set()
+        self._notes: dict[str, bytes] = {}
+        self._flushed_at = time.monotonic()
+
+    def _write(self, blob: Descriptor, reader: OpenReader) -> Descriptor:
+        """Write a blob, unless it is there. Raises: as `BucketBlobs.write`."""
+        if blob.digest in self._there:
+            return blob
+        with self._large if blob.size > SMALL else nullcontext():
+            is_new = self._home.blobs.write(blob, reader)
+        with self._mutex:
+            self._there[blob.digest] = blob.size
+            if is_new:
+                self._created.add(blob.digest)
+        return blob
+
+    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+        return self._home.blobs.missing(descriptors)
+
+    def writer(
+        self,
+        size: int,
+        finished: Callable[[Any], None],
+        stage: HashStage | None = None,  # noqa: ARG002  # hashed when it is complete
+    ) -> SpoolWriter:
+        """See `Session`: through a temporary file, because its key is its digest."""
+        spool = Spool()
+        blob = spool.reserve(size)
+
+        def written(digest: Digest) -> None:
+            done = self._write(Descriptor(media_type="", digest=digest, size=size), blob)
+            spool.close()
+            finished(done)
+
+        return SpoolWriter(blob, written)
+
+    def recall(self, key: str, size: int, *, verify: bool) -> Descriptor | None:
+        """See `Session`: one request for the note, one for the blob."""
+        digest = self._noted(key, size) or Digest.from_file_name(f"sha256-{key}")
+        if digest is None or self._home.blobs.size(digest) != size:
+            return None
+        blob = Descriptor(media_type="", digest=digest, size=size)
+        with suppress(NotFoundError):
+            if not verify:
+                return blob
+            with self.open(blob) as reader:
+                if reader.digest() == digest:
+                    return blob
+        return None
+
+    def _noted(self, key: str, size: int) -> Digest | None:
+        """Return the digest in a note, None if it is missing, of another size, or not a note."""
+        try:
+            raw, _ = self._bucket.get(MADE + key, limit=_MAX_NOTE)
+        except (NotFoundError, LimitExceededError):
+            return None
+        with suppress(BlobStoreError):
+            said = parse_object(raw, "a note", rule="L1", limit=_MAX_NOTE)
+            if said.get("size") == size:
+                return Digest.parse(said.get("digest"))
+        return None
+
+    def note(self, key: str, blob: Descriptor) -> None:
+        raw = encode({"digest": str(blob.digest), "size": blob.size})
+        with self._mutex:
+            self._notes[MADE + key] = raw
+            is_young = time.monotonic() - self._flushed_at < _FLUSH_EVERY_S
+            if len(self._notes) < _NOTES_TOGETHER and is_young:
+                return
+        self.keep()
+
+    def keep(self) -> None:
+        """See `Session`: what was written is kept; the notes of it are written now."""
+        with self._mutex:
+            self._flushed_at = time.monotonic()
+            items, self._notes = list(self._notes.items()), {}
+        if items:
+            results_of(items, lambda item: self._bucket.put(*item), REQUESTS, name="notes")
+
+    def open(self, blob: Descriptor) -> OpenReader:
+        return self._home.blobs.open(blob)
+
+    def put_all(self, blobs: Sequence[Bytes]) -> list[Descriptor]:
+        """See `Session`: several at once."""
+        readers = [BytesReader(bytes(data), "a blob in memory") for data in blobs]
+        return results_of(readers, self.copy, REQUESTS, name="blobs")
+
+    def copy(self, reader: OpenReader) -> Descriptor:
+        """See `Session`: read twice, or through a temporary file if reading takes long."""
+        with closing(Spool()) as spool:
+            source = spool.keep(reader) if reader.is_remote else reader
+            return self._write(Descriptor("", source.digest(), source.size), source)
+
+    def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
+        if descriptor.digest in self._there:
+            return How.THERE
+        check_reader_size(descriptor, reader)
+        self._write(descriptor, reader)
+        return How.COPIED
+
+    def publish(
+        self,
+        name: ModelName,
+        manifest: Manifest,
+        *,
+        expected: Expected = None,
+        below: Collection[Digest] = (),
+    ) -> set[Digest]:
+        """See `Session`.
+
+        The tag moves only if it has not moved since the start of this call. Raises: ConflictError
+        that says which model has it then.
+        """
+        manifest.check_limits()
+        named = unique(blob for blob in manifest.descriptors if blob.digest not in below)
+        manifests = self._home.manifests
+        self.keep()
+        before = manifests.state(name)
+        if before.raw is None and (spelled := manifests.spelled(name)) != name:
+            raise other_spelling(name, spelled)
+        if expected is not None and before.raw not in expected:
+            raise lost_race(name, before)
+        self._check([blob for blob in named if self._there.get(blob.digest) != blob.size])
+        while self._lease.has_lapsed:  # a clean-up may have removed what was there
+            self._lease.close()
+            self._lease = open_lease(self._bucket, self._home.lease_s, self._home.wait_s)
+            self._check(named)
+        try:
+            manifests.put(name, manifest.raw, before)
+        except ConflictError:
+            raise lost_race(name, manifests.state(name)) from None
+        with self._mutex:
+            created = self._created & {blob.digest for blob in named}
+            self._created -= created
+        return created
+
+    def _check(self, named: Sequence[Descriptor]) -> None:
+        sizes = self._home.blobs.sizes([blob.digest for blob in named])
+        for blob in named:
+            size = sizes[blob.digest]
+            if size is None:
+                raise blob_not_found(blob.digest, self._bucket.address)
+            check_blob_size(blob, size, self._bucket.address)
+
+    def close(self) -> None:
+        """End the lease. Notes that can't be written are lost: what they say is made again."""
+        with suppress(BlobStoreError):
+            self.keep()
+        self._lease.close()
+
+
+def lost_race(name: ModelName, now: TagState) -> ConflictError:
+    """Return the error for a tag that another writer moved."""
+    if now.raw is None:
+        message = f"another writer removed {name} meanwhile, or there never was one"
+    else:
+        message = f"another writer moved {name} meanwhile: it is {Digest.of(now.raw)}"
+    return ConflictError(message, model=str(name), hint="Check the model, and try again.")
+
+
 class BucketCare(Care):
-    """The care of a bucket. See `Care`."""
+    """The care of a bucket."""
 
     can_prune = True
     at_once = REQUESTS
@@ -194,7 +407,7 @@ class BucketCare(Care):
         others = [*self._home.manifests.strays(), *self._bucket.objects(_NEWER)]
         # Programs that show folders make empty objects for them, with a slash at the end.
         strays = [Path(state.key) for state in others if state.size]
-        return self._home.manifests.references(strays, known)
+        return References.read(self._home.manifests.texts(), strays, (), known)
 
     def states(self, digests: Iterable[str]) -> Mapping[str, BlobState]:
         """See `Care`: of the last list."""
@@ -207,8 +420,8 @@ class BucketCare(Care):
     @contextmanager
     def alone(self, wait_s: float, *, sole_owner: bool) -> Iterator[None]:
         del sole_owner
-        require_conditions(self._bucket)
-        self._lease = SweepLease(self._bucket, self._home.lease_s)
+        now = require_conditions(self._bucket)
+        self._lease = SweepLease(self._bucket, self._home.lease_s, now)
         try:
             self._lease.wait_for_sessions(
                 wait_s if self._home.wait_s is None else self._home.wait_s
@@ -223,10 +436,7 @@ class BucketCare(Care):
         return time.time() if self._lease is None else self._lease.now().timestamp()
 
     def rest(
-        self,
-        references: References,
-        spared: AbstractSet[str],
-        grace_s: float,
+        self, references: References, spared: AbstractSet[str], grace_s: float
     ) -> tuple[Sequence[Leftover], Sequence[ModelName]]:
         """See `Care`: leases that expired long ago, and old signatures that no model has."""
         del spared
@@ -257,13 +467,6 @@ class BucketCare(Care):
                 self._lease.check()
             self._bucket.delete(keys[start : start + _AT_ONCE])
         return 0
-
-
-def _blobs(bucket: Bucket, manifests: BucketManifests, cache: BlobCache | None) -> BucketBlobs:
-    def named() -> set[str]:
-        return manifests.references().needed()
-
-    return BucketBlobs(bucket, named) if cache is None else CachedBlobs(bucket, named, cache)
 
 
 def open_bucket_store(

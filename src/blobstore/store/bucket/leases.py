@@ -8,7 +8,8 @@ other, whichever is first.
 
 Times are the server's: a lease's object is written, and its time is read back. So the clocks of
 clients do not matter, only that they run at the same speed. If a lease could not be renewed in time
-(its machine slept), a session checks all its blobs again before its tag moves; a clean-up stops.
+(its machine slept), a session takes another one, and checks all its blobs again before its tag
+moves; a clean-up stops.
 
 A bucket without conditional writes is refused: two writers could replace each other's models.
 """
@@ -23,13 +24,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from blobstore.errors import BlobStoreError, BusyError, ConflictError, NotFoundError, StorageError
 from blobstore.formats.strictjson import encode, parse_object
 from blobstore.io.objects import Bucket, ObjectVersion
-from blobstore.store.bucket.object_blobs import LEASES, PROBES, SWEEP
+from blobstore.store.bucket.objects import LEASES, PROBES, SWEEP
 
 _log = logging.getLogger("blobstore.store.bucket")
 
@@ -41,8 +42,6 @@ _LONGEST_END_S = 10
 _MAX_LEASE = 4096
 _MAX_SWEEP = 128 * 2**20
 """Bytes of the object of clean-ups: older versions named the blobs in it that they removed."""
-_PINS = ".blobs"
-"""Older versions wrote the blobs that a session needs beside its lease."""
 _LOOK_S = 1.0
 _IDLE = "idle"
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -53,14 +52,18 @@ def elapsed_s() -> float:
     return time.clock_gettime(_CLOCK)
 
 
-def require_conditions(bucket: Bucket) -> None:
-    """Raise StorageError for a bucket that ignores conditional writes."""
+def require_conditions(bucket: Bucket) -> datetime:
+    """Return the server's time.
+
+    Raises: StorageError for a bucket that ignores conditional writes.
+    """
     key = f"{PROBES}{os.urandom(12).hex()}"
     try:
         first = bucket.replace(key, b"1", None)
         is_kept = _is_refused(lambda: bucket.put(key, b"2", if_absent=True))
         bucket.replace(key, b"3", first)
         is_checked = _is_refused(lambda: bucket.put(key, b"4", if_match=first))
+        now = bucket.head(key).modified
     finally:
         with suppress(BlobStoreError):
             bucket.delete([key])
@@ -69,6 +72,7 @@ def require_conditions(bucket: Bucket) -> None:
         message = f"{place} ignores conditional writes (If-None-Match, If-Match)"
         hint = "Two writers could replace each other's models there. Use a service that has them."
         raise StorageError(message, path=place, hint=hint)
+    return now
 
 
 def _is_refused(write: Callable[[], object]) -> bool:
@@ -111,7 +115,7 @@ class Lease:
             self._renewed_at = renewed_at
 
     def _write(self) -> None:
-        self._bucket.put(self.key, encode(lease_document(self.lease_s)))
+        self._bucket.put(self.key, lease_document(self.lease_s))
 
     def _is_late(self, now: float) -> bool:
         return now - self._renewed_at > self.lease_s / 2
@@ -121,12 +125,6 @@ class Lease:
         """True if it may have expired for a while: this machine slept, or could not renew it."""
         with self._mutex:
             return self._has_lapsed or self._is_late(elapsed_s())
-
-    def begin_again(self) -> None:
-        """Renew a lease that has lapsed: what was seen before counts no more. Raises: `renew`."""
-        self.renew()
-        with self._mutex:
-            self._has_lapsed = False
 
     def now(self) -> datetime:
         """Return the server's time. Raises: as `Bucket.put`."""
@@ -144,10 +142,11 @@ class Lease:
         self._bucket.delete([self.key])
 
 
-def lease_document(lease_s: float, **more: Any) -> dict[str, Any]:
-    """Return what the object of a lease says; it differs each time."""
+def lease_document(lease_s: float, **more: Any) -> bytes:
+    """Return the object of a lease; it differs each time."""
     holder = f"{socket.gethostname()[:200]}, process {os.getpid()}"
-    return {"holder": holder, "lease_s": lease_s, "renewal": os.urandom(8).hex(), **more}
+    said = {"holder": holder, "lease_s": lease_s, "renewal": os.urandom(8).hex()}
+    return encode(said | more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +157,15 @@ class LeaseState:
     modified: datetime
     lease_s: float
 
+    @classmethod
+    def of(cls, holder: object, seconds: object, modified: datetime) -> LeaseState:
+        """Return what an object says; it counts an hour, the longest, if it says no number."""
+        if not isinstance(seconds, int | float) or isinstance(seconds, bool):
+            seconds = LONGEST_LEASE_S
+        # It is bounded before it is a float: JSON's integers may have 4,300 digits.
+        bounded = float(min(max(seconds, 0), LONGEST_LEASE_S))
+        return cls(str(holder)[:300], modified, bounded)
+
     def is_live(self, now: datetime) -> bool:
         """Return True if it counts at a time of the server's clock."""
         return now - self.modified < timedelta(seconds=self.lease_s)
@@ -166,8 +174,6 @@ class LeaseState:
 def sessions_in(bucket: Bucket) -> Iterator[LeaseState]:
     """Yield all sessions' leases, expired ones too; one that can't be read counts an hour."""
     for state in bucket.objects(LEASES):
-        if state.key.endswith(_PINS):
-            continue
         said: dict[str, Any] = {}
         try:
             said = parse_object(bucket.get(state.key, limit=_MAX_LEASE)[0], state.key, rule="L1")
@@ -175,8 +181,7 @@ def sessions_in(bucket: Bucket) -> Iterator[LeaseState]:
             continue
         except BlobStoreError as error:
             _log.warning("a lease can't be read: %s", error)
-        holder = str(said.get("holder", "unknown"))[:300]
-        yield LeaseState(holder, state.modified, lease_seconds(said.get("lease_s")))
+        yield LeaseState.of(said.get("holder", "unknown"), said.get("lease_s"), state.modified)
 
 
 def expired(bucket: Bucket, now: datetime) -> list[str]:
@@ -185,125 +190,77 @@ def expired(bucket: Bucket, now: datetime) -> list[str]:
     return [state.key for state in bucket.objects(LEASES) if now - state.modified > old]
 
 
-def lease_seconds(value: object) -> float:
-    """Return the seconds that an object says a lease counts; the longest if it says no number."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return LONGEST_LEASE_S
-    # It is bounded before it is a float: JSON's integers may have 4,300 digits.
-    return float(min(max(value, 0), LONGEST_LEASE_S))
+def read_sweep(bucket: Bucket) -> tuple[ObjectVersion | None, LeaseState | None]:
+    """Return the version of the object of clean-ups, and the lease of the running one.
 
-
-# Clean-ups: the object `SWEEP`, which stays. Older versions named the blobs in it.
-
-
-@dataclass(frozen=True, slots=True)
-class SweepState:
-    """The object of clean-ups: its version, None if it is missing; the lease of the running one."""
-
-    version: ObjectVersion | None = None
-    lease: LeaseState | None = None
-
-
-def read_sweep(bucket: Bucket) -> SweepState:
-    """Return the state of clean-ups. Raises: BusyError if it can't be read."""
+    None: it is missing; none runs. Raises: BusyError if it can't be read.
+    """
     try:
         raw, version = bucket.get(SWEEP, limit=_MAX_SWEEP)
         modified = bucket.head(SWEEP).modified
     except NotFoundError:
-        return SweepState()
+        return None, None
     place = bucket.place(SWEEP)
     try:
         said = parse_object(raw, place, rule="L1", limit=_MAX_SWEEP)
         if said["phase"] == _IDLE:
-            return SweepState(version)
-        holder = str(said["holder"])[:300]
+            return version, None
+        return version, LeaseState.of(said["holder"], said.get("lease_s"), modified)
     except (BlobStoreError, KeyError) as error:
         message = f"{place} is not the state of a clean-up: {error}"
         hint = "Remove the object when no prune is running."
         raise BusyError(message, path=place, hint=hint) from None
-    return SweepState(version, LeaseState(holder, modified, lease_seconds(said.get("lease_s"))))
-
-
-def running_sweep(bucket: Bucket, lease: Lease) -> LeaseState | None:
-    """Return the lease of the clean-up that runs, and end a dead one. ``lease``: ours.
-
-    Raises: as `read_sweep`.
-    """
-    while (state := read_sweep(bucket)).lease is not None:
-        if state.lease.is_live(lease.now()):
-            return state.lease
-        with suppress(ConflictError):  # another process was faster
-            bucket.replace(SWEEP, _idle(), state.version)
-    return None
 
 
 def open_lease(bucket: Bucket, lease_s: float, wait_s: float | None) -> Lease:
-    """Return the lease of a new session, while no clean-up runs; wait for that.
+    """Return a new lease of a session, while no clean-up runs; wait for that.
 
     Raises: BusyError after ``wait_s`` seconds (None: as long as a clean-up may take).
     """
-    until = _until(wait_s)
+    until = elapsed_s() + (2 * LONGEST_LEASE_S if wait_s is None else wait_s)
     while True:
         lease = Lease(bucket, lease_s)
         try:
-            running = running_sweep(bucket, lease)
+            _, running = read_sweep(bucket)
+            if running is None or not running.is_live(lease.now()):
+                return lease
         except BaseException:
             lease.close()
             raise
-        if running is None:
-            return lease
         lease.close()  # else a clean-up that waits for sessions would wait for this one
-        _wait(bucket, running, until, lease_s)
+        if elapsed_s() >= until:
+            raise _being_pruned(bucket, running)
+        time.sleep(min(_LOOK_S, lease_s / 8))
 
 
-def renew_lapsed(bucket: Bucket, lease: Lease, wait_s: float | None) -> None:
-    """Renew a session's lease that has lapsed, and wait for a clean-up. Raises: as `open_lease`."""
-    until = _until(wait_s)
-    lease.begin_again()
-    while (running := running_sweep(bucket, lease)) is not None:
-        _wait(bucket, running, until, lease.lease_s)
-
-
-def _until(wait_s: float | None) -> float:
-    return elapsed_s() + (2 * LONGEST_LEASE_S if wait_s is None else wait_s)
-
-
-def _wait(bucket: Bucket, running: LeaseState, until: float, lease_s: float) -> None:
-    if elapsed_s() >= until:
-        raise _being_pruned(bucket, running)
-    time.sleep(min(_LOOK_S, lease_s / 8))
-
-
-def _being_pruned(bucket: Bucket, running: LeaseState) -> BusyError:
-    message = f"{bucket.address} is being pruned by {running.holder or 'another process'}"
+def _being_pruned(bucket: Bucket, running: LeaseState | None) -> BusyError:
+    holder = "another process" if running is None else running.holder
+    message = f"{bucket.address} is being pruned by {holder}"
     return BusyError(message, path=bucket.address, hint="Try again when it has ended.")
 
 
-def _idle() -> bytes:
-    return encode(lease_document(0, phase=_IDLE, blobs=[]))
-
-
 class SweepLease(Lease):
-    """The lease of a clean-up: at most one counts at a time, and no session's beside it."""
+    """The lease of a clean-up: at most one counts at a time, and no session's beside it.
 
-    def __init__(self, bucket: Bucket, lease_s: float) -> None:
-        """Raises: BusyError while another clean-up runs."""
-        state = read_sweep(bucket)
-        if state.lease is not None and state.lease.is_live(_server_time(bucket)):
-            raise _being_pruned(bucket, state.lease)
-        self._version = state.version
+    Its object stays when it has ended.
+    """
+
+    def __init__(self, bucket: Bucket, lease_s: float, now: datetime) -> None:
+        """``now``: the server's time. Raises: BusyError while another clean-up runs."""
+        self._version, running = read_sweep(bucket)
+        if running is not None and running.is_live(now):
+            raise _being_pruned(bucket, running)
         super().__init__(bucket, lease_s, SWEEP)
 
     def _write(self) -> None:
         document = lease_document(self.lease_s, phase="deleting", blobs=[])
         try:
-            self._version = self._bucket.replace(SWEEP, encode(document), self._version)
+            self._version = self._bucket.replace(SWEEP, document, self._version)
         except ConflictError:
-            other = read_sweep(self._bucket).lease
-            raise _being_pruned(self._bucket, other or _UNKNOWN) from None
+            raise _being_pruned(self._bucket, read_sweep(self._bucket)[1]) from None
 
     def _end(self) -> None:
-        self._bucket.replace(SWEEP, _idle(), self._version)
+        self._bucket.replace(SWEEP, lease_document(0, phase=_IDLE, blobs=[]), self._version)
 
     def check(self) -> None:
         """Renew it. Raises: BusyError if another process took its place, or it may have expired."""
@@ -326,16 +283,3 @@ class SweepLease(Lease):
                 hint = f"Try again. The lease of a killed session ends {live.lease_s:,.0f} s later."
                 raise BusyError(message, path=place, hint=hint)
             time.sleep(min(_LOOK_S, self.lease_s / 8))
-
-
-_UNKNOWN = LeaseState("", datetime.max.replace(tzinfo=UTC), 0)
-
-
-def _server_time(bucket: Bucket) -> datetime:
-    key = f"{PROBES}{os.urandom(12).hex()}"
-    try:
-        bucket.put(key, b"")
-        return bucket.head(key).modified
-    finally:
-        with suppress(BlobStoreError):
-            bucket.delete([key])

@@ -13,7 +13,7 @@ import blobstore
 from blobstore.errors import DigestMismatchError, RemoteError
 from blobstore.names import ModelName
 from blobstore.store.bucket.bucket_store import BucketStore
-from blobstore.store.bucket.object_blobs import blob_key, digest_in
+from blobstore.store.bucket.objects import blob_key, digest_in
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home
 

@@ -27,11 +27,11 @@ from blobstore.formats.safetensors.header import TensorEntry
 from blobstore.importer.run import import_model
 from blobstore.inspection.listing import BrokenModel, ListedModel, list_models
 from blobstore.names import Digest, ModelName
-from blobstore.store.bucket import object_manifests
+from blobstore.store.bucket import objects
 from blobstore.store.bucket.blob_cache import BlobCache
 from blobstore.store.bucket.bucket_store import BucketStore
 from blobstore.store.bucket.leases import LONGEST_LEASE_S, read_sweep, sessions_in
-from blobstore.store.bucket.object_blobs import LEASES, SIGNATURES, SWEEP, blob_key, manifest_key
+from blobstore.store.bucket.objects import LEASES, SIGNATURES, SWEEP, blob_key, manifest_key
 from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import Sample, verify
 from blobstore.store.memory import MemoryStore
@@ -107,7 +107,7 @@ def test_a_manifest_that_is_not_one(raw: bytes) -> None:
 
 
 def test_a_manifest_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_manifests, "MAX_MANIFEST", 1000)
+    monkeypatch.setattr(objects, "MAX_MANIFEST", 1000)
     store = memory_store()
     store.bucket.put(manifest_key(M), b" " * 1001)
     with pytest.raises(LimitExceededError):
@@ -141,7 +141,7 @@ def test_blobs_with_other_bytes_or_sizes(tmp_path: Path) -> None:
     for data in (one, two, three):
         cache = BlobCache(tmp_path / "cache")
         with pytest.raises(BlobStoreError):
-            cache.bring([descriptor_of(data)], store.blobs)
+            cache.bring([descriptor_of(data)], store.blobs.open)
         assert cache.find(descriptor_of(data)) is None
         with pytest.raises(BlobStoreError):
             transfer("m", store, MemoryStore())
@@ -215,7 +215,7 @@ def test_leases_of_any_length_count_an_hour_at_most(seconds: str) -> None:
     store.bucket.put(f"{LEASES}one", said.encode())
     store.bucket.put(SWEEP, said.encode())
     (session,) = sessions_in(store.bucket)
-    sweep = read_sweep(store.bucket).lease
+    sweep = read_sweep(store.bucket)[1]
     assert sweep is not None
     wanted = 0 if seconds == "-5" else LONGEST_LEASE_S
     assert (session.lease_s, sweep.lease_s) == (wanted, wanted)
