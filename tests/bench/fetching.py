@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support.nginx import nginx
 
-from blobstore.io.http.client import HttpClient
+from blobstore.io.http.client import HttpClient, Request
 from blobstore.source.addresses import open_folder
 from blobstore.source.fetching import FetchOptions, fetching
 from blobstore.source.weights import SourceFile
@@ -83,7 +83,7 @@ def through_library(client: HttpClient, url: str, begin: int, buffer: memoryview
     """Read a body in pieces, as registries' blobs are."""
     fields = (("Range", f"bytes={begin}-{begin + len(buffer) - 1}"),)
     limits = client.limits(len(buffer) + 2**16)
-    with client.get(client.start(url), limits, accept=(206,), fields=fields) as (reply, _):
+    with client.request(Request("GET", (206,), fields), client.start(url), limits) as (reply, _):
         for _chunk in reply.body(len(buffer)):
             pass
 

@@ -38,7 +38,6 @@ from blobstore.formats.documents import MANIFEST_MEDIA_TYPE
 from blobstore.io.http.client import HttpClient
 from blobstore.store.local.store import Store
 from blobstore.store.ports import How
-from blobstore.store.registry.blobs import Uploads
 from blobstore.store.registry.logins import Login, Secret
 from blobstore.store.registry.push_pull import RegistryAccess, pull, push
 from blobstore.store.registry.store import RegistryStore
@@ -54,13 +53,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     """A registry without logins; each test has repositories of its own."""
     with registry(tmp_path_factory.mktemp("registry")) as running:
         yield running
-
-
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    defaults = Uploads.__init__.__kwdefaults__
-    assert defaults is not None
-    monkeypatch.setitem(defaults, "chunk", 400_000)
 
 
 def at(server: Registry, repository: str, tag: str = "int4") -> str:
@@ -81,17 +73,6 @@ def test_a_model_comes_back_as_it_was(plain: Registry, store: Store, tmp_path: P
     assert same(store.root, other.root, "m", "n")
     assert verify(other).is_sound
     assert plain.tags()["library/back:int4"] == store.manifests.text(store.find("m"))
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_large_blobs_go_in_chunks(plain: Registry, store: Store, tmp_path: Path) -> None:
-    commit_tensors(store, "m", SIZES)
-    push("m", store, to=at(plain, "chunks"))
-    assert plain.incomplete() == []
-    asked = [line for line in plain.log.splitlines() if '"PATCH /v2/library/chunks/' in line]
-    assert len(asked) == 4 + 7  # 1.5 MB and 2.5 MB
-    pull(at(plain, "chunks"), empty(tmp_path), name="m")
-    assert same(store.root, empty(tmp_path).root, "m")
 
 
 def test_a_second_push_and_pull_move_no_blobs(
@@ -322,9 +303,8 @@ def test_a_full_disk(plain: Registry, store: Store, tmp_path: Path) -> None:
         assert same(store.root, target.root, "large")
 
 
-@pytest.mark.usefixtures("small_chunks")
 def test_connections_that_break(plain: Registry, store: Store, tmp_path: Path) -> None:
-    """Once on the way there: docker-registry forgets an upload whose chunk broke off."""
+    """Once on the way there: docker-registry forgets an upload that broke off."""
     manifest = commit_tensors(store, "m", SIZES)
     with relay(plain.port, most=2**15) as between:
         target = f"{between.host}/library/breaks:int4"

@@ -20,7 +20,6 @@ from blobstore.store.local.store import Store
 pytestmark = pytest.mark.lab
 LARGEST = 3_000_000
 SIZES = (LARGEST, *(100_000 + number for number in range(60)))
-CHUNK = 500_000
 AT_ONCE = 32 * 2**10
 """Bytes that pass the relay at once: more would still be counted after the client's death."""
 OVERHEAD = 4000 * 5 * len(SIZES)
@@ -50,12 +49,12 @@ def test_pushes(times: int, tmp_path: Path) -> None:
             manifest = commit_tensors(store, "m", SIZES)
             target = f"{between.host}/library/m{number}:t"
             moment = random.randrange(manifest.size)
-            process = pushing(store.root, "m", target, chunk=CHUNK)
+            process = pushing(store.root, "m", target)
             deaths += killed(process, between, moment)
             assert server.incomplete() == []
             left = remaining(server, f"library/m{number}", manifest)
             between.reset()
-            finish(pushing(store.root, "m", target, chunk=CHUNK))
+            finish(pushing(store.root, "m", target))
             assert between.up <= left + LARGEST + OVERHEAD
             assert server.tags()[f"library/m{number}:t"] == manifest.raw
             shutil.rmtree(store.root)

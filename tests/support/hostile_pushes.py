@@ -62,16 +62,6 @@ def _lost_session(scene: Scene) -> None:
     scene.change(lose)
 
 
-def _range_mismatch(scene: Scene) -> None:
-    def backwards(asked: Asked) -> Iterable[bytes] | None:
-        if asked.method != "PATCH":
-            return None
-        location = asked.target.partition("?")[0]
-        return reply(202, f"Location: {location}?state=b", "Range: 0-5")
-
-    scene.change(backwards)
-
-
 def _mount_202(scene: Scene) -> None:
     # Another repository has all blobs, so that a client which knows it tries to mount them.
     scene.registry.put("library/other", "int4", scene.raw, scene.blobs)
@@ -113,7 +103,6 @@ PUSHES: dict[str, Callable[[Scene], None]] = {
     "registry-upload-location-file": _location_file,
     "registry-upload-201-wrong-digest": _wrong_digest,
     "registry-upload-lost-session": _lost_session,
-    "registry-upload-range-mismatch": _range_mismatch,
     "registry-upload-mount-202": _mount_202,
     "registry-upload-source-changes": _source_changes,
 }

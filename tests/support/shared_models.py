@@ -27,14 +27,6 @@ from support.small_registry import digest_of
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
-_PUSH = """
-import sys
-from blobstore import open_store
-from blobstore.store.registry import blobs, push_pull
-root, name, reference, chunk = sys.argv[1:]
-blobs.Uploads.__init__.__kwdefaults__["chunk"] = int(chunk)
-push_pull.push(name, open_store(root), to=reference)
-"""
 
 
 def tensor_blob(name: str, size: int, seed: object = 0) -> bytes:
@@ -78,20 +70,20 @@ def _entry(data: bytes, media_type: str) -> dict[str, Any]:
     return {"mediaType": media_type, "digest": digest_of(data), "size": len(data)}
 
 
-def pushing(root: Path, name: str, reference: str, *, chunk: int = 2**20) -> subprocess.Popen[str]:
-    """Start a process that pushes a model, in chunks of so many bytes."""
-    return _started("-c", _PUSH, str(root), name, reference, str(chunk))
+def pushing(root: Path, name: str, reference: str) -> subprocess.Popen[str]:
+    """Start ``blobstore push``."""
+    return _started("push", name, "--to", reference, "--store", str(root))
 
 
 def pulling(root: Path, name: str, reference: str) -> subprocess.Popen[str]:
     """Start ``blobstore pull``."""
-    return _started("-m", "blobstore", "pull", reference, "--as", name, "--store", str(root))
+    return _started("pull", reference, "--as", name, "--store", str(root))
 
 
 def _started(*arguments: str) -> subprocess.Popen[str]:
     environment = os.environ | {"DOCKER_CONFIG": "/there/is/none"}
     return subprocess.Popen(
-        [sys.executable, *arguments],
+        [sys.executable, "-m", "blobstore", *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

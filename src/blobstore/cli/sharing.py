@@ -264,8 +264,7 @@ def login(
 ) -> None:
     """Log in to a registry, which checks the password."""
     from blobstore.io.http.client import HttpClient
-    from blobstore.store.registry.api import check_login
-    from blobstore.store.registry.names import registry_address
+    from blobstore.store.registry.api import check_login, registry_address
 
     scheme, host = _split(host)
     address = registry_address(host, insecure=insecure, scheme=scheme)
@@ -280,7 +279,7 @@ def login(
 
 def logout(host: Host) -> None:
     """Forget the login for a registry."""
-    from blobstore.store.registry.names import check_host
+    from blobstore.store.registry.api import check_host
 
     _, host = _split(host)
     check_host(host)

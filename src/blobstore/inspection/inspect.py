@@ -42,7 +42,7 @@ from blobstore.errors import (
 )
 from blobstore.formats.strictjson import MAX_CONFIG
 from blobstore.io.budget import Budget
-from blobstore.io.ranges import RangeReader
+from blobstore.io.ranges import OpenReader
 from blobstore.names import ModelName
 from blobstore.source.addresses import is_address
 from blobstore.source.files import other_weights
@@ -340,7 +340,7 @@ def read_files(
     return tuple(files)
 
 
-def _read_file(reader: RangeReader, budget: Budget) -> tuple[str, int | None, Header]:
+def _read_file(reader: OpenReader, budget: Budget) -> tuple[str, int | None, Header]:
     return reader.name, reader.size, header_of(reader, budget, first_nbytes=FIRST_READ)
 
 

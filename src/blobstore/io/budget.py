@@ -246,6 +246,12 @@ class RequestLimits:
         """Allow ``total`` bytes in all, where that is more than now."""
         self._total = max(self._total, total)
 
+    def restart(self, total: int) -> None:
+        """Allow ``total`` bytes from now on, with a new clock."""
+        self._total = total
+        self.taken = 0
+        self._start = None
+
     def take(self, nbytes: int) -> None:
         """Count bytes that were taken. Raises: LimitExceededError when the budget is spent."""
         self.taken += nbytes

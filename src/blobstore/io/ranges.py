@@ -38,24 +38,6 @@ _LONGEST_TICK_NS = 2 * 10**9
 _FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-class RangeReader(Protocol):
-    """Bytes with a size. Reading beyond the size is an error, never a short answer."""
-
-    @property
-    def name(self) -> str:
-        """Path or address, for messages."""
-
-    @property
-    def size(self) -> int | None:
-        """Bytes of the whole; None where a server does not say."""
-
-    def readinto(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes from ``offset``. Raises: as `read`."""
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return exactly ``length`` bytes from ``offset``. Raises: ShortReadError."""
-
-
 class Identity(Protocol):
     """The state of a file: equal for the same state, and hashable."""
 
@@ -91,14 +73,14 @@ class OpenReader:
         return None if fd is None else (fd, 0)
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes from ``offset``. Raises: as `RangeReader.readinto`.
+        """Fill ``buffer`` with the bytes from ``offset``. Raises: as `read`.
 
         A reader has this method of its own, or `read`.
         """
         buffer[:] = self.read(offset, len(buffer))
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly ``length`` bytes from ``offset``. Raises: as `RangeReader.read`."""
+        """Return exactly ``length`` bytes from ``offset``. Raises: ShortReadError."""
         self._check(offset, length)  # before the memory is taken
         data = bytearray(length)
         self.readinto(offset, memoryview(data))

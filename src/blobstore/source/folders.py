@@ -37,7 +37,7 @@ from blobstore.io.ranges import (
     FileIdentity,
     FileReader,
     Identity,
-    RangeReader,
+    OpenReader,
     SourceReader,
     real_path,
 )
@@ -165,7 +165,7 @@ class Folder(ABC):
 
     @abstractmethod
     def reading(
-        self, names: Sequence[str], read: Callable[[RangeReader], _T]
+        self, names: Sequence[str], read: Callable[[OpenReader], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
         """Give the results of ``read`` for a reader of each file, in the order of ``names``.
 

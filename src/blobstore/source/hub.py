@@ -35,8 +35,7 @@ from blobstore.source.folders import HUB, HUB_SCHEME, MAIN, Entry, Folder, Found
 from blobstore.source.web import WebFolder, WebIdentity
 
 if TYPE_CHECKING:
-    from blobstore.io.http.remote_files import HttpReader, Remote
-    from blobstore.io.ranges import Identity
+    from blobstore.io.http.remote_files import Remote, RemoteFile
 
 
 # huggingface_hub@1.5 utils/_validators.py `validate_repo_id`: each part of at most 96 characters,
@@ -277,25 +276,20 @@ class HubFolder(WebFolder):
         entry = (self._listing or {}).get(prefix + slash, {}).get(last)
         return entry.found if entry is not None else super()._known(name)
 
-    def _identity(self, reader: HttpReader) -> Identity:
-        """Return the identity that the listing gives: the content's hash."""
-        from blobstore.io.http.remote_files import Version
-        from blobstore.io.http.web_addresses import Linked
-
-        found = self._known(self._name_of(reader)) if self._listing is not None else None
+    def _identify(self, file: RemoteFile) -> None:
+        """Set the identity that the listing gives: the content's hash."""
+        found = self._known(self._name_of(file)) if self._listing is not None else None
         if found is None:
-            return super()._identity(reader)
-        if reader.size != found.size:
+            super()._identify(file)
+            return
+        if file.size != found.size:
             raise RemoteError(
-                f"{reader.name} has {reader.size} bytes, and {found.size:,} in the"
+                f"{file.name} has {file.size} bytes, and {found.size:,} in the"
                 " repository's listing (rule R1)",
                 rule="R1",
-                path=reader.name,
+                path=file.name,
             )
-        listed = Version(found.size, linked=Linked(found.declared, self.revision))
-        listed.check_same(reader.version, reader.name)
-        reader.file.version = replace(reader.version, linked=listed.linked)
-        return found.identity
+        file.identity, file.declared = found.identity, found.declared
 
 
 def _query_of(address: str, place: str) -> str:

@@ -17,14 +17,13 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.formats.safetensors.header import header_end
 from blobstore.io.budget import Budget, Cancellation, RequestLimits
-from blobstore.io.ranges import Identity, SourceReader
+from blobstore.io.ranges import Identity
 from blobstore.names import relative_path
-from blobstore.source.folders import SUFFIX, Entry, Folder, Found
+from blobstore.source.folders import Entry, Folder, Found
 
 if TYPE_CHECKING:
-    from blobstore.io.http.remote_files import HttpReader, Remote, RemoteFile
+    from blobstore.io.http.remote_files import Remote, RemoteFile
 
 _T = TypeVar("_T")
 
@@ -132,49 +131,62 @@ class WebFolder(Folder):
 
     def _entry(self, url: str, limits: RequestLimits) -> Entry | None:
         try:
-            reader = self._remote.open(url, limits=limits)
+            file = self._remote.open(url, limits)
         except NotFoundError:
             return None
-        source = self._source(reader)
-        return Entry(self._name_of(reader), source.name, found=Found(source.size, source.identity))
+        with self._source(file):
+            return Entry(self._name_of(file), file.name, found=Found(file.size, file.identity))
 
-    def _name_of(self, reader: HttpReader) -> str:
-        return unquote(reader.name.removeprefix(self.base_url))
+    def _name_of(self, file: RemoteFile) -> str:
+        return unquote(file.name.removeprefix(self.base_url))
 
-    def open(self, name: str, identity: Identity | None = None) -> WebFile:
+    def open(self, name: str, identity: Identity | None = None) -> RemoteFile:
         """Return a reader of one file, which makes one request for each range."""
         from blobstore.io.http.remote_files import changed
 
-        wanted = header_end if name.endswith(SUFFIX) and identity is None else None
-        source = self._source(self._remote.open(self.url(name), wanted=wanted))
-        if identity not in (None, source.identity):
-            raise changed(source.name)
-        return source
+        file = self._source(self._remote.open(self.url(name)))
+        if identity not in (None, file.identity):
+            raise changed(file.name)
+        return file
 
-    def _source(self, reader: HttpReader) -> WebFile:
-        """Return a reader with an identity, and remember its file."""
-        identity = self._identity(reader)
-        self._files[self._name_of(reader), identity.key] = reader.file
-        return WebFile(reader, identity)
+    def _source(self, file: RemoteFile) -> RemoteFile:
+        """Return the file with its identity, and remember it."""
+        self._identify(file)
+        self._files[self._name_of(file), file.identity.key] = file
+        return file
 
-    def _identity(self, reader: HttpReader) -> Identity:
-        return WebIdentity.of(reader)
+    def _identify(self, file: RemoteFile) -> None:
+        """Set the identity of a file: its validator and size as text.
+
+        Raises: UnsupportedSourceError when the server sends neither an ETag nor Last-Modified, so
+        that a change could not be detected.
+        """
+        validator = file.version.etag or file.version.modified
+        if validator is None:
+            raise UnsupportedSourceError(
+                f"{file.name}: its server sends neither an ETag nor Last-Modified, so it can't be"
+                " read as a source",
+                path=file.name,
+                hint="Download the file first.",
+            )
+        file.identity = WebIdentity(f"{validator} {file.size}")
 
     def reading(
-        self, names: Sequence[str], read: Callable[[HttpReader], _T]
+        self, names: Sequence[str], read: Callable[[RemoteFile], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
         """Give the results of ``read`` for each file; several are read at once, with headers."""
 
         def work(url: str, limits: RequestLimits) -> _T:
-            return read(self._remote.open(url, wanted=header_end, limits=limits))
+            with self._remote.open(url, limits) as file:
+                return read(file)
 
         return self._remote.at_once([self.url(name) for name in names], work, self.budget)
 
     def sources(
-        self, names: Sequence[str], read: Callable[[WebFile], _T]
+        self, names: Sequence[str], read: Callable[[RemoteFile], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
         """Give the results of ``read`` for each file; several are read at once, with headers."""
-        return self.reading(names, lambda reader: read(self._source(reader)))
+        return self.reading(names, lambda file: read(self._source(file)))
 
     def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
         """Return small files' bytes by name; several are asked for at once.
@@ -233,41 +245,3 @@ class WebIdentity:
     """The state of a file on a server: its validator and size as text."""
 
     key: str
-
-    @classmethod
-    def of(cls, reader: HttpReader) -> WebIdentity:
-        """Return the identity of an open file.
-
-        Raises: UnsupportedSourceError when the server does not send its size, does not send parts
-        of it, or sends neither an ETag nor Last-Modified, so that a change could not be detected.
-        """
-        version = reader.version
-        validator = version.etag or version.modified
-        if version.size is None or validator is None or not reader.has_ranges:
-            raise UnsupportedSourceError(
-                f"{reader.name}: its server does not send its size, or an ETag or Last-Modified, or"
-                " parts of it, so it can't be read as a source",
-                path=reader.name,
-                hint="Download the file first.",
-            )
-        return cls(f"{validator} {version.size}")
-
-
-class WebFile(SourceReader):
-    """A file on a server, read in ranges, for a source. It keeps nothing open.
-
-    `read` raises CorruptDataError (rule R1) when a reply has another version of the file.
-    """
-
-    piece_nbytes = 4 * 2**20
-
-    def __init__(self, reader: HttpReader, identity: Identity) -> None:
-        self._reader = reader
-        self.name = reader.name
-        self.identity = identity
-        self.size = reader.version.size or 0
-        self.declared = reader.version.linked.digest
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return exactly ``length`` bytes from ``offset``. Raises: as `HttpReader.read`."""
-        return self._reader.read(offset, length)

@@ -32,7 +32,7 @@ from blobstore.formats.safetensors.header import (
 )
 from blobstore.formats.strictjson import StrictJsonError
 from blobstore.io.budget import MAX_HEADER, Budget
-from blobstore.io.ranges import RangeReader, close_quietly
+from blobstore.io.ranges import OpenReader, close_quietly
 
 
 def encode_header(
@@ -229,11 +229,11 @@ _GIT_LFS = b"version "
 
 
 def header_of(
-    reader: RangeReader, budget: Budget | None = None, *, first_nbytes: int = PREFIX.size
+    reader: OpenReader, budget: Budget | None = None, *, first_nbytes: int = PREFIX.size
 ) -> Header:
     """Return the header of a safetensors file, validated (rules F1 to F19).
 
-    If the reader does not know its size, F3 and F17 are not checked. ``budget`` is that of the
+    ``budget`` is that of the
     checkpoint or the stored model that the file belongs to; without one the header may be as large
     as the format allows. ``first_nbytes`` of the file are read first, and a header that ends behind
     them by a second read.
@@ -243,8 +243,7 @@ def header_of(
     """
     try:
         text = _header_text(reader, budget, first_nbytes)
-        size = None if reader.size is None else reader.size - PREFIX.size - len(text)
-        header = parse_header(text, size)
+        header = parse_header(text, reader.size - PREFIX.size - len(text))
         if budget is not None:
             budget.take_tensors(len(header.tensors), "the header")
     except (HeaderError, LimitExceededError) as error:
@@ -265,11 +264,11 @@ def parse_header(text: bytes, data_size: int | None) -> Header:
     return parse_strictly(text, data_size) if scanned is None else scanned
 
 
-def _header_text(reader: RangeReader, budget: Budget | None, first_nbytes: int) -> bytes:
+def _header_text(reader: OpenReader, budget: Budget | None, first_nbytes: int) -> bytes:
     size = reader.size
-    if size is not None and size < PREFIX.size:
+    if size < PREFIX.size:
         raise invalid("F1", f"not a safetensors file: it has {size} bytes, a header needs 8")
-    head = reader.read(0, PREFIX.size if size is None else min(size, first_nbytes))
+    head = reader.read(0, min(size, first_nbytes))
     (length,) = PREFIX.unpack_from(head)
     if length > MAX_HEADER:
         is_pointer = head.startswith(_GIT_LFS)
@@ -278,7 +277,7 @@ def _header_text(reader: RangeReader, budget: Budget | None, first_nbytes: int) 
             "F2", f"{what}: its header would have {length:,} bytes, at most {MAX_HEADER:,}"
         )
     end = PREFIX.size + length
-    if size is not None and end > size:
+    if end > size:
         raise invalid("F3", f"the file ends inside its header of {length:,} bytes")
     if budget is not None:
         budget.take_text(length, "the header")

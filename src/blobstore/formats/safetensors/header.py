@@ -15,7 +15,7 @@ from typing import Any, cast
 from blobstore.errors import HeaderError, LimitExceededError, quoted
 from blobstore.formats.dtypes import DTYPE_BY_NAME, DType
 from blobstore.formats.safetensors import _native
-from blobstore.io.budget import MAX_HEADER, MAX_TENSORS
+from blobstore.io.budget import MAX_TENSORS
 
 MAX_U64 = 2**64 - 1
 PREFIX = struct.Struct("<Q")
@@ -23,18 +23,6 @@ METADATA = "__metadata__"
 MAX_RANK = 64
 MAX_NAME_BYTES = 65_536
 _MAX_I64 = 2**63 - 1
-
-
-def header_end(head: bytes | bytearray) -> int | None:
-    """Return where the header of a file ends, whose first bytes are ``head``: 8 + N (rule F1).
-
-    8 while there are too few bytes to know; None where N is beyond rule F2's limit, so that there
-    is nothing to wait for.
-    """
-    if len(head) < PREFIX.size:
-        return PREFIX.size
-    (length,) = PREFIX.unpack_from(head)
-    return PREFIX.size + length if length <= MAX_HEADER else None
 
 
 def check_metadata(value: Any) -> dict[str, str]:

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import random
 import re
-import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from functools import partial
 from http.client import HTTPResponse, IncompleteRead
 from itertools import chain
@@ -39,13 +37,11 @@ from blobstore.io.budget import Budget, Cancellation, RequestLimits, RetryPolicy
 from blobstore.io.http.connections import Connection, Connections, remote_errors
 from blobstore.io.http.web_addresses import (
     MAX_REDIRECTS,
-    Linked,
     RequestTarget,
     WebAddress,
     is_public,
     redirected,
 )
-from blobstore.names import Digest
 
 _T = TypeVar("_T")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -57,12 +53,13 @@ Fields = Sequence[tuple[str, str]]
 
 _SMALL_BODY = 4096
 _PIECE = 2**20
+_PROGRESS = 64 * 2**10
+"""Bytes after which an attempt counts as a new one."""
 _LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
 _TEMPORARY = frozenset({429, 500, 502, 503, 504})
 _WITHOUT_BODY = frozenset({204, 304})
 _NOT_FOUND = 404
-_RATE_LIMIT = re.compile(r'"[^"]{0,64}"((?:\s*;\s*[a-z]+\s*=\s*[0-9]{1,9})+)', re.ASCII)
-_PARAMETER = re.compile(r"([a-z]+)\s*=\s*([0-9]{1,9})", re.ASCII)
+_SPENT = re.compile(r"; *r=0 *; *t=([0-9]{1,9})", re.ASCII)
 _NEXT = re.compile(r'<([^<>]{1,4096})>;[^,<]*rel="?next"?', re.ASCII | re.IGNORECASE)
 _HINTS = {
     401: "Give a token, if it is private (for the Hugging Face Hub: HF_TOKEN); the Hub answers so"
@@ -89,22 +86,21 @@ class Body:
 
     @classmethod
     def of(cls, data: bytes, *, has_credentials: bool = False) -> Body:
-        """Return a body of bytes in memory."""
         return cls(len(data), lambda: (data,), has_credentials)
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """Method, fields and body of a request."""
+class Request:
+    """A request, and the statuses that the caller handles.
+
+    Temporary failures are tried again, unless ``retries`` is False: then the caller does.
+    """
 
     method: str
+    accept: Collection[int]
     fields: Fields = ()
     body: Body | None = None
-
-    @property
-    def has_credentials(self) -> bool:
-        """Whether the body contains credentials."""
-        return self.body is not None and self.body.has_credentials
+    retries: bool = True
 
 
 class Reply:
@@ -185,34 +181,13 @@ class Reply:
         while self._left != 0:
             with remote_errors(self.address, self._limits, self._connection):
                 chunk = self._response.read1(_PIECE)
-                self._count(len(chunk))
+                if not chunk and (self._left is not None or self._connection.received.is_broken):
+                    raise IncompleteRead(b"", self._left)
             if not chunk:
                 return
+            if self._left is not None:
+                self._left -= len(chunk)
             yield chunk
-
-    def fill(self, buffer: memoryview) -> Iterator[int]:
-        """Fill ``buffer`` with a body of exactly its size; yield how many bytes each step adds.
-
-        Raises: as `chunks`; RemoteError (rule R1).
-        """
-        filled = 0
-        while filled < len(buffer) and self._left != 0:
-            with remote_errors(self.address, self._limits, self._connection):
-                count = self._response.readinto(buffer[filled : filled + _PIECE])
-                self._count(count)
-            if count == 0:
-                break
-            filled += count
-            yield count
-        if filled < len(buffer) or any(self.chunks()):
-            raise self.refuse(f"sends another number of bytes than {len(buffer):,}")
-
-    def _count(self, nbytes: int) -> None:
-        """Count bytes of the body. Raises: IncompleteRead at an end that comes too early."""
-        if nbytes == 0 and (self._left is not None or self._connection.received.is_broken):
-            raise IncompleteRead(b"", self._left)
-        if self._left is not None:
-            self._left -= nbytes
 
     def body(self, nbytes: int) -> Iterator[bytes]:
         """Yield a body of exactly ``nbytes``. Raises: as `chunks`; RemoteError (rule R1)."""
@@ -293,28 +268,10 @@ class Reply:
         `parse_ratelimit_headers`).
         """
         waits = [0.0]
-        for text in self.values("retry-after"):
-            if _LENGTH.fullmatch(text):
-                waits.append(float(text))
-                continue
-            with suppress(ValueError, OverflowError):
-                waits.append(parsedate_to_datetime(text).timestamp() - time.time())
-        for limit in _RATE_LIMIT.finditer(", ".join(self.values("ratelimit"))):
-            numbers = dict(_PARAMETER.findall(limit[1]))
-            if numbers.get("r") == "0":
-                waits.append(float(numbers.get("t", 0)) + 1)  # in whole seconds
+        waits += [float(text) for text in self.values("retry-after") if _LENGTH.fullmatch(text)]
+        for limit in _SPENT.finditer(", ".join(self.values("ratelimit"))):
+            waits.append(float(limit[1]) + 1)  # in whole seconds
         return max(waits)
-
-
-_LINKED_DIGEST = re.compile(r'"?([0-9a-f]{64})"?', re.ASCII)
-_COMMIT = re.compile(r"[0-9a-f]{40,64}", re.ASCII)
-
-
-def linked_of(reply: Reply) -> Linked:
-    """Return what a reply's head declares of the file that it redirects to."""
-    etag = _LINKED_DIGEST.fullmatch(reply.field("x-linked-etag") or "")
-    commit = _COMMIT.fullmatch(reply.field("x-repo-commit") or "")
-    return Linked(Digest(etag[1]) if etag else None, commit[0] if commit else None)
 
 
 class HttpClient:
@@ -377,46 +334,61 @@ class HttpClient:
         """
         return RequestLimits(self.retry_policy, total, budget, sent=sent, cancellation=cancellation)
 
-    def get(
-        self,
-        target: RequestTarget,
-        limits: RequestLimits,
-        *,
-        accept: Collection[int],
-        fields: Fields = (),
-        retries: bool = True,
-    ) -> AbstractContextManager[tuple[Reply, RequestTarget]]:
-        """Give the reply to a GET request. See `request`."""
-        return self.request(Message("GET", fields), target, limits, accept=accept, retries=retries)
-
     @contextmanager
     def request(
-        self,
-        message: Message,
-        target: RequestTarget,
-        limits: RequestLimits,
-        *,
-        accept: Collection[int],
-        retries: bool = True,
+        self, request: Request, target: RequestTarget, limits: RequestLimits
     ) -> Iterator[tuple[Reply, RequestTarget]]:
         """Give the reply to a request, and where redirects led, for as long as the block lasts.
 
-        ``accept`` are the statuses that the caller handles; a reply with one of them has passed
-        rule R1's general part. Temporary failures are tried again, within ``limits``, unless
-        ``retries`` is False: then the caller does.
+        A reply with an accepted status has passed rule R1's general part. Retries are within
+        ``limits``.
 
         Raises: NotFoundError for 404; RemoteError for every other status, a server that can't be
         reached, a reply that breaks rule R1, a redirect that breaks rule R2; as the body.
         """
-        answered = partial(self._answered, message, target, limits, accept)
+        answered = partial(self._answered, request, target, limits)
         with self._slots:
-            reply, at = self.retrying(answered, limits) if retries else answered()
+            reply, at = self.retrying(answered, limits) if request.retries else answered()
             try:
                 yield reply, at
             except BaseException:
                 reply.close(rest=False)
                 raise
             reply.close()
+
+    def resumed(
+        self,
+        read: Callable[[int], Iterable[bytes]],
+        begin: int,
+        end: int,
+        limits: RequestLimits,
+        name: str,
+    ) -> Iterator[bytes]:
+        """Yield the bytes ``[begin, end)`` of ``name``, of which ``read`` yields some from one on.
+
+        After a temporary failure, or the end of a reply, it goes on behind the last byte. Attempts
+        that bring less than 64 KiB are counted, as `pause` allows.
+        """
+        at, attempt = begin, 0
+        while at < end:
+            before = at
+            failure = RemoteError(
+                f"{name}: {attempt + 1} replies did not bring the bytes {begin}-{end - 1}"
+                " (rule R1)",
+                rule="R1",
+                path=name,
+            )
+            try:
+                for chunk in read(at):
+                    at += len(chunk)
+                    yield chunk
+            except RemoteError as error:
+                if not error.temporary:
+                    raise
+                failure = error
+            attempt = 0 if at - before >= _PROGRESS else attempt + 1
+            if attempt and at < end:
+                self.pause(attempt - 1, limits, failure)
 
     def retrying(self, work: Callable[[], _T], limits: RequestLimits) -> _T:
         """Return what ``work`` does, which is done again after temporary failures. As `pause`."""
@@ -465,16 +437,12 @@ class HttpClient:
         self.close()
 
     def _answered(
-        self,
-        message: Message,
-        target: RequestTarget,
-        limits: RequestLimits,
-        accept: Collection[int],
+        self, request: Request, target: RequestTarget, limits: RequestLimits
     ) -> tuple[Reply, RequestTarget]:
         """Return the reply to one attempt, if its status is accepted, and where redirects led."""
         try:
-            reply, at = self._followed(message, target, limits)
-            if reply.status not in accept:
+            reply, at = self._followed(request, target, limits)
+            if reply.status not in request.accept:
                 reply.close()
                 raise reply.failure()
             reply.check_uncoded()
@@ -485,50 +453,47 @@ class HttpClient:
         return reply, at
 
     def _followed(
-        self,
-        message: Message,
-        target: RequestTarget,
-        limits: RequestLimits,
+        self, request: Request, target: RequestTarget, limits: RequestLimits
     ) -> tuple[Reply, RequestTarget]:
+        has_credentials = request.body is not None and request.body.has_credentials
         for _ in range(MAX_REDIRECTS + 1):
-            reply = self._ask(message, target, limits)
+            reply = self._ask(request, target, limits)
             if reply.status not in _REDIRECTS:
                 return reply, target
             try:
-                if message.method not in _SAFE and reply.status not in _REPEATING:
-                    raise target.address.refuse(f"answers {message.method} with {reply.status}")
-                origin = target.address
-                target = redirected(
-                    target,
-                    reply.field("location"),
-                    from_public=reply.from_public,
-                    linked=linked_of(reply),
-                )
-                if message.has_credentials and target.address.origin != origin.origin:
-                    raise origin.refuse(f"redirects credentials to {target.address}")
+                if request.method not in _SAFE and reply.status not in _REPEATING:
+                    raise target.address.refuse(f"answers {request.method} with {reply.status}")
+                before = target.address
+                location = reply.field("location")
+                target = redirected(target, location, from_public=reply.from_public)
+                if has_credentials and target.address.origin != before.origin:
+                    raise before.refuse(f"redirects credentials to {target.address}")
             finally:
                 reply.close()
         raise target.address.refuse(f"is behind more than {MAX_REDIRECTS} redirects")
 
-    def _ask(self, message: Message, target: RequestTarget, limits: RequestLimits) -> Reply:
+    def _ask(self, request: Request, target: RequestTarget, limits: RequestLimits) -> Reply:
         address = target.address
-        has_credentials = target.authorization is not None or message.has_credentials
+        body = request.body
+        has_credentials = target.authorization is not None or (
+            body is not None and body.has_credentials
+        )
         with remote_errors(address, limits):
             connection = self._kept.take(target, limits, has_credentials=has_credentials)
 
-        body = message.body.pieces() if message.body is not None else None
-        fields = partial(_fields, target, message)
+        pieces = body.pieces() if body is not None else None
+        fields = partial(_fields, target, request)
         try:
             with remote_errors(address, limits, connection):
-                response = connection.exchange(address, limits, message.method, fields, body)
-            has_body = message.method != "HEAD"
+                response = connection.exchange(address, limits, request.method, fields, pieces)
+            has_body = request.method != "HEAD"
             return Reply(target, response, connection, self._kept, limits, has_body=has_body)
         except BaseException:
             connection.disconnect()
             raise
 
 
-def _fields(target: RequestTarget, message: Message) -> dict[str, str]:
+def _fields(target: RequestTarget, request: Request) -> dict[str, str]:
     fields = {
         "Host": target.address.authority,
         "User-Agent": f"blobstore/{__version__}",
@@ -537,6 +502,6 @@ def _fields(target: RequestTarget, message: Message) -> dict[str, str]:
     }
     if target.authorization is not None:
         fields["Authorization"] = target.authorization
-    if message.body is not None:
-        fields["Content-Length"] = str(message.body.size)
-    return fields | dict(message.fields)
+    if request.body is not None:
+        fields["Content-Length"] = str(request.body.size)
+    return fields | dict(request.fields)

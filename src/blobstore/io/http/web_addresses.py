@@ -20,11 +20,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import Self
 from urllib.parse import quote, urlencode, urljoin
 
 from blobstore.errors import RemoteError, UsageError, quoted
-from blobstore.names import Digest
 
 MAX_REDIRECTS = 5
 
@@ -143,36 +142,18 @@ class WebAddress:
         return RemoteError(f"{self} {what} (rule {rule})", rule=rule, path=str(self))
 
 
-class Linked(NamedTuple):
-    """A file's digest and commit from the head of a redirect; None if not declared.
-
-    The Hugging Face Hub redirects from a file's address to a signed one of another server, and says
-    with it: ``X-Linked-ETag``, for large files the SHA-256 of the content, and ``X-Repo-Commit``.
-    Source: huggingface_hub@2.4.0 constants.py `HUGGINGFACE_HEADER_X_LINKED_ETAG`, file_download.py
-    `get_hf_file_metadata`.
-    """
-
-    digest: Digest | None = None
-    commit: str | None = None
-
-
-UNLINKED = Linked()
-
-
 @dataclass(frozen=True, slots=True)
 class RequestTarget:
     """The address of a request, its authorization, and which IP addresses are allowed.
 
     ``authorization`` is the whole field, or None. It is never shown. ``public_only``: only public
     addresses are allowed. ``from_server``: a server named the address; link-local ones are refused.
-    ``linked``: what the redirects to it said of the file.
     """
 
     address: WebAddress
     authorization: str | None = field(default=None, repr=False)
     public_only: bool = False
     from_server: bool = False
-    linked: Linked = UNLINKED
 
     def check(self, *, public: bool, link_local: bool) -> None:
         """Raise RemoteError (rule R2) if a request may not go to such an IP address."""
@@ -184,16 +165,10 @@ class RequestTarget:
             raise self.address.refuse("has a link-local address, and a server redirected to it")
 
 
-def redirected(
-    target: RequestTarget,
-    location: str | None,
-    *,
-    from_public: bool,
-    linked: Linked = UNLINKED,
-) -> RequestTarget:
+def redirected(target: RequestTarget, location: str | None, *, from_public: bool) -> RequestTarget:
     """Return where a redirect of the server at ``target`` leads.
 
-    ``from_public``: the server's own address is public. ``linked``: what the redirect says.
+    ``from_public``: the server's own address is public.
 
     Raises: RemoteError (rule R2) without a usable Location, or when it leads from https to http.
     """
@@ -209,7 +184,6 @@ def redirected(
         target.authorization if is_same else None,
         public_only=target.public_only or from_public,
         from_server=target.from_server or not is_same,
-        linked=linked if any(linked) else target.linked,
     )
 
 

@@ -1,4 +1,4 @@
-"""Requests to one registry, with its authorization (OCI distribution specification).
+"""References to models at registries, and requests to one registry, with its authorization.
 
 A 401 of the registry itself is answered once: the authorization gets a token for exactly the scope
 that the request needs, and the request is made again. A 401 of another server, to which a redirect
@@ -7,20 +7,22 @@ led, is an error: nothing of ours is sent there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Self, TypeVar
 
-from blobstore.errors import BlobStoreError
+from blobstore.errors import BlobStoreError, InvalidNameError, UsageError, quoted
 from blobstore.formats.documents import Descriptor
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.budget import Budget
-from blobstore.io.http.client import HttpClient, Message, Reply
+from blobstore.io.http.client import HttpClient, Reply, Request
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 from blobstore.io.workers import results_of
+from blobstore.names import Digest, ModelName
 from blobstore.store.registry.authorization import Authorization, Scope
-from blobstore.store.registry.logins import AnyLogin, Login
+from blobstore.store.registry.logins import HUB_HOSTS, AnyLogin, Login
 
 _T = TypeVar("_T")
 HEAD_BYTES = 64 * 2**10
@@ -42,20 +44,65 @@ _MAX_ERROR = 16 * 2**10
 _SHOWN = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A request: its scope, its message, the accepted statuses, and the bytes of its reply.
+_LOOPBACK = re.compile(r"(?:(?:.+\.)?localhost|127(?:\.[0-9]{1,3}){3})(?::[0-9]+)?", re.IGNORECASE)
 
-    A ``scope`` of None gives no right.
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """``[http://|https://][HOST/][NAMESPACE/]MODEL[:TAG][@sha256:…]``.
+
+    ``digest``: of the manifest that is meant, whatever the tag names now. ``scheme``: None if it is
+    not written.
     """
 
-    scope: Scope | None
-    message: Message
-    accept: Collection[int]
-    nbytes: int = 0
-    retries: bool = True
-    budget: Budget | None = None
-    """What several requests together may take."""
+    name: ModelName
+    digest: Digest | None = None
+    scheme: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the reference in a text.
+
+        Raises: InvalidNameError (rule N1); InvalidDigestError (rule D1).
+        """
+        name, at, digest = text.partition("@")
+        parsed = ModelName.parse(name)
+        scheme = parsed.scheme if "://" in name else None
+        return cls(parsed, Digest.parse(digest) if at else None, scheme)
+
+
+def repository_of(name: ModelName) -> str:
+    """Return the repository of a model: ``NAMESPACE/MODEL``. Its tag is the model's."""
+    return f"{name.namespace}/{name.model}"
+
+
+def check_host(host: str) -> None:
+    """Raise UsageError unless ``host`` is one that names may have: ``HOST`` or ``HOST:PORT``."""
+    try:
+        ModelName(host=host, model="any")
+    except InvalidNameError:
+        raise UsageError(
+            f"not a registry: {quoted(host)}", hint="Write HOST or HOST:PORT."
+        ) from None
+
+
+def registry_address(host: str, *, insecure: bool = False, scheme: str | None = None) -> WebAddress:
+    """Return the address of a registry's API, ``https://HOST/v2/``.
+
+    It is http on this machine (localhost, 127.0.0.1), and elsewhere if it may be ``insecure``,
+    unless ``scheme`` says https. Docker Hub's API is on another host than its names say.
+
+    Raises: UsageError for a host that can't be, or for http where it may not be.
+    """
+    check_host(host)
+    if host.lower() in HUB_HOSTS:
+        host, insecure = HUB_HOSTS[-1], False
+    may_be_http = insecure or _LOOPBACK.fullmatch(host) is not None
+    if scheme == "http" and not may_be_http:
+        hint = "Use https, or allow it with insecure=True."
+        raise UsageError(f"{host} would be asked without TLS", hint=hint)
+    chosen = scheme or ("http" if may_be_http else "https")
+    return WebAddress.parse(f"{chosen}://{host}/v2/")
 
 
 class RegistryApi:
@@ -79,15 +126,40 @@ class RegistryApi:
         target = "/".join(("/v2", *path))
         return replace(self.root, target=f"{target}?{query}" if query else target)
 
+    def joined(self, reply: Reply, reference: str | None) -> WebAddress:
+        """Return the address at which a reply says that something goes on.
+
+        Raises: RemoteError (rule R2) unless that is an address of the registry.
+        """
+        if reference is None:
+            raise reply.refuse("answers without a Location")
+        there = reply.address.join(reference)
+        if there.origin != self.root.origin:
+            raise reply.address.refuse(f"goes on at another server, {there}")
+        return there
+
     @contextmanager
-    def request(self, address: WebAddress, ask: Ask) -> Iterator[Reply]:
+    def request(
+        self,
+        address: WebAddress,
+        scope: Scope | None,
+        request: Request,
+        nbytes: int = 0,
+        budget: Budget | None = None,
+    ) -> Iterator[Reply]:
         """Yield the reply. The rest of a small body is read, so that the connection is kept.
 
-        Raises: NotFoundError for 404, unless that is accepted; RemoteError.
+        A ``scope`` of None gives no right. ``nbytes``: of the reply. ``budget``: what several
+        requests together may take. Raises: NotFoundError for 404, unless that is accepted;
+        RemoteError.
         """
+        asked = replace(request, accept={*request.accept, *_REFUSALS})
+        sent = request.body.size if request.body is not None else 0
         for attempt in range(_TRIES):
-            with self._once(address, ask) as reply:
-                if reply.status in ask.accept:
+            target = RequestTarget(address, self._authorization.field(scope))
+            limits = self.client.limits(nbytes + HEAD_BYTES, budget, sent=sent)
+            with self.client.request(asked, target, limits) as (reply, _):
+                if reply.status in request.accept:
                     yield reply
                     return
                 ours = reply.address.origin == self.root.origin
@@ -95,23 +167,11 @@ class RegistryApi:
                     failure = reply.failure(_detail(reply), _hint(reply))
                     # Behind a redirect: both addresses are named.
                     raise failure if reply.address == address else failure.at(str(address))
-                self._authorization.challenged(reply, ask.scope)
+                self._authorization.challenged(reply, scope)
 
     def at_once(self, blobs: Sequence[Descriptor], do: Callable[[Descriptor], _T]) -> list[_T]:
         """Return what ``do`` gives for each blob; as many run at once as the client allows."""
         return results_of(blobs, do, self.client.connections, name="registry")
-
-    @contextmanager
-    def _once(self, address: WebAddress, ask: Ask) -> Iterator[Reply]:
-        is_ours = address.origin == self.root.origin
-        target = RequestTarget(address, self._authorization.field(ask.scope) if is_ours else None)
-        sent = ask.message.body.size if ask.message.body is not None else 0
-        limits = self.client.limits(ask.nbytes + HEAD_BYTES, ask.budget, sent=sent)
-        accept = {*ask.accept, *_REFUSALS}
-        with self.client.request(
-            ask.message, target, limits, accept=accept, retries=ask.retries
-        ) as (reply, _):
-            yield reply
 
 
 def check_login(
@@ -124,7 +184,7 @@ def check_login(
     Raises: as `Authorization.challenged`; RemoteError if it is not a registry.
     """
     api = RegistryApi(client, str(registry), login, realms=realms)
-    with api.request(registry, Ask(None, Message("GET"), (OK,), nbytes=HEAD_BYTES)) as reply:
+    with api.request(registry, None, Request("GET", (OK,)), HEAD_BYTES) as reply:
         return reply.authorization is not None
 
 

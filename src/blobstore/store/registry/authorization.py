@@ -39,7 +39,7 @@ from urllib.parse import urlencode
 from blobstore.errors import AuthenticationError, BlobStoreError, UsageError, quoted
 from blobstore.formats import strictjson
 from blobstore.formats.strictdocument import Document, InvalidError
-from blobstore.io.http.client import Body, HttpClient, Message, Reply
+from blobstore.io.http.client import Body, HttpClient, Reply, Request
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 from blobstore.store.registry.logins import AnyLogin, Login, Secret
 
@@ -187,6 +187,7 @@ _MARGIN_S = 10
 _NAME = re.compile(r"[A-Za-z0-9]+(?:[._/-]+[A-Za-z0-9]+)*", re.ASCII)
 _VISIBLE = re.compile(r"[!-~]+", re.ASCII)
 _OK, _BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 200, 400, 401, 403, 404
+_ANSWERS = (_OK, _BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,18 +263,17 @@ class TokenServer:
         Raises: AuthenticationError (rule R3) if the server refuses the login, or its reply is not a
         token; RemoteError if it can't be reached.
         """
-        message, target = self._request(scope, login)
+        request, target = self._request(scope, login)
         asked = time.monotonic()
-        accept = (_OK, _BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND)
         limits = client.limits(_HEAD + MAX_REPLY)
-        with client.request(message, target, limits, accept=accept) as (reply, at):
+        with client.request(request, target, limits) as (reply, at):
             if at.address.origin != target.address.origin:
                 raise target.address.refuse(f"redirects a token request to {at.address}", RULE)
             if reply.status != _OK:
                 raise self._refusal(reply.status, login)
             return _token_of(reply, asked)
 
-    def _request(self, scope: Scope | None, login: Login | None) -> tuple[Message, RequestTarget]:
+    def _request(self, scope: Scope | None, login: Login | None) -> tuple[Request, RequestTarget]:
         scopes = () if scope is None else scope.texts
         common = [("client_id", CLIENT_ID)]
         common += [("service", self.service)] if self.service is not None else []
@@ -286,13 +286,15 @@ class TokenServer:
             ]
             body = Body.of(urlencode(form).encode(), has_credentials=True)
             fields = (("Content-Type", "application/x-www-form-urlencoded"),)
-            return Message("POST", fields, body), self.realm
+            return Request("POST", _ANSWERS, fields, body), self.realm
         address = self.realm.address
         query = urlencode([*common, *(("scope", one) for one in scopes)], safe=":/,*")
         joint = "&" if "?" in address.target else "?"
         asked = replace(address, target=f"{address.target}{joint}{query}")
         authorization = None if login is None else login.basic
-        return Message("GET"), replace(self.realm, address=asked, authorization=authorization)
+        return Request("GET", _ANSWERS), replace(
+            self.realm, address=asked, authorization=authorization
+        )
 
     def _refusal(self, status: int, login: Login | None) -> AuthenticationError:
         """Return the error of a token server that gives no token."""

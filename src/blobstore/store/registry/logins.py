@@ -45,8 +45,9 @@ from blobstore.formats import strictjson
 from blobstore.formats.strictdocument import Document, InvalidError, Key
 from blobstore.io.durable import os_errors, replace_file, sync_folder
 from blobstore.io.ranges import FileReader, real_path
-from blobstore.store.registry.names import HUB_HOSTS
 
+HUB_HOSTS = ("docker.io", "index.docker.io", "registry-1.docker.io")
+"""The names of Docker Hub; the last one has its API."""
 HIDDEN = "***"
 
 

@@ -33,7 +33,7 @@ from blobstore.formats.signatures import (
 )
 from blobstore.formats.strictjson import check_limit, parse_object
 from blobstore.io.budget import Budget
-from blobstore.io.http.client import Body, Message, Reply
+from blobstore.io.http.client import Body, Reply, Request
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
@@ -44,12 +44,11 @@ from blobstore.store.registry.api import (
     LOWER_CASE,
     NOT_FOUND,
     OK,
-    Ask,
     RegistryApi,
+    repository_of,
 )
 from blobstore.store.registry.authorization import CATALOG, Scope
 from blobstore.store.registry.blobs import BlobReader, Places, Uploads
-from blobstore.store.registry.names import repository_of
 
 MAX_MANIFEST = 4 * 2**20
 """Bytes of a manifest in a registry: the limit of docker-registry (distribution/distribution
@@ -126,8 +125,7 @@ class RegistryManifests(Manifests):
         """See `Manifests`. Raises: DigestMismatchError for other bytes than those of its digest."""
         pinned = self._pinned.get(name)
         address = self._address(name, str(pinned or name.tag))
-        ask = self._ask("GET", name, (OK, NOT_FOUND), nbytes=MAX_MANIFEST)
-        with self._api.request(address, ask) as reply:
+        with self._api.request(address, _scope(name), _asked("GET"), MAX_MANIFEST) as reply:
             if reply.status == NOT_FOUND:
                 raise self._missing(name)
             raw = reply.whole(MAX_MANIFEST)
@@ -149,8 +147,8 @@ class RegistryManifests(Manifests):
 
         "" if the registry does not say it.
         """
-        ask = self._ask("HEAD", name, (OK, NOT_FOUND))
-        with self._api.request(self._address(name, name.tag), ask) as reply:
+        address = self._address(name, name.tag)
+        with self._api.request(address, _scope(name), _asked("HEAD")) as reply:
             return (reply.field(_DIGEST) or "") if reply.status == OK else None
 
     def put(self, name: ModelName, manifest: Manifest) -> None:
@@ -158,9 +156,9 @@ class RegistryManifests(Manifests):
         check_manifest_size(manifest, str(name))
         raw = manifest.raw
         fields = (("Content-Type", manifest.media_type),)
-        message = Message("PUT", fields, Body.of(raw))
-        ask = Ask(_scope(name, "push"), message, (CREATED,))
-        with self._api.request(self._address(name, name.tag), ask) as reply:
+        request = Request("PUT", (CREATED,), fields, Body.of(raw))
+        address = self._address(name, name.tag)
+        with self._api.request(address, _scope(name, "push"), request) as reply:
             _check_digest(reply, raw)
         self._places.note(repository_of(name), manifest.descriptors)
 
@@ -185,8 +183,9 @@ class RegistryManifests(Manifests):
         self._delete(name, digest or str(Digest.of(self.text(name))), ())
 
     def _delete(self, name: ModelName, reference: str, unsupported: tuple[int, ...]) -> bool:
-        ask = Ask(_scope(name, "delete"), Message("DELETE"), (ACCEPTED, *unsupported))
-        with self._api.request(self._address(name, reference), ask) as reply:
+        request = Request("DELETE", (ACCEPTED, *unsupported))
+        address = self._address(name, reference)
+        with self._api.request(address, _scope(name, "delete"), request) as reply:
             return reply.status == ACCEPTED
 
     def _siblings(self, name: ModelName) -> Iterator[ModelName]:
@@ -208,23 +207,14 @@ class RegistryManifests(Manifests):
             if following in seen or len(seen) == _MOST_PAGES:
                 raise address.refuse("has a list without an end", "R1")
             seen.add(following)
-            ask = Ask(scope, Message("GET"), (OK, NOT_FOUND), nbytes=_MAX_PAGE, budget=budget)
-            with self._api.request(following, ask) as reply:
+            request = Request("GET", (OK, NOT_FOUND))
+            with self._api.request(following, scope, request, _MAX_PAGE, budget) as reply:
                 if reply.status == NOT_FOUND:
                     return
                 page = parse_object(reply.whole(_MAX_PAGE), str(address), rule="R1")
-                following = self._next(reply)
+                reference = reply.next_page()
+                following = self._api.joined(reply, reference) if reference is not None else None
             yield from _texts(page.get(key), address)
-
-    def _next(self, reply: Reply) -> WebAddress | None:
-        reference = reply.next_page()
-        following = reply.address.join(reference) if reference is not None else None
-        if following is not None and following.origin != self._api.root.origin:
-            raise reply.refuse(f"continues a list at another server, {following}")
-        return following
-
-    def _ask(self, method: str, name: ModelName, accept: tuple[int, ...], nbytes: int = 0) -> Ask:
-        return Ask(_scope(name), Message(method, _ACCEPTED_TYPES), accept, nbytes)
 
     def _address(self, name: ModelName, reference: str) -> WebAddress:
         self._check_host(name)
@@ -248,6 +238,10 @@ def check_manifest_size(manifest: Manifest, model: str) -> None:
     """Raise LimitExceededError if a model's manifest is too large for a registry."""
     what = f"the manifest of {model}, for a registry,"
     check_limit(what, len(manifest.raw), "bytes", MAX_MANIFEST, "M1")
+
+
+def _asked(method: str) -> Request:
+    return Request(method, (OK, NOT_FOUND), _ACCEPTED_TYPES)
 
 
 def _scope(name: ModelName, *also: str) -> Scope:

@@ -15,9 +15,9 @@ from blobstore.io.http.client import HttpClient
 from blobstore.io.workers import Progress
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home, Readable, Share, id_of, replaced_id
+from blobstore.store.registry.api import Reference, registry_address, repository_of
 from blobstore.store.registry.logins import Credentials
 from blobstore.store.registry.manifests import check_manifest_size
-from blobstore.store.registry.names import Reference, registry_address, repository_of
 from blobstore.store.registry.store import RegistryStore
 from blobstore.store.signing.signed_models import SignaturePolicy
 from blobstore.store.transfer import Transferred, transfer

@@ -33,11 +33,10 @@ from blobstore.store.ports import (
     unique,
     wrong_bytes,
 )
-from blobstore.store.registry.api import RegistryApi
+from blobstore.store.registry.api import RegistryApi, repository_of
 from blobstore.store.registry.blobs import Places, RegistryBlobs, Uploads
 from blobstore.store.registry.logins import AnyLogin
 from blobstore.store.registry.manifests import RegistryManifests, RegistrySignatures
-from blobstore.store.registry.names import repository_of
 from blobstore.store.spool import Spool, SpooledBlob, SpoolWriter
 
 _log = logging.getLogger("blobstore.store.registry")

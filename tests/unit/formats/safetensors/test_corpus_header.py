@@ -22,7 +22,7 @@ from blobstore import read_header
 from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header
-from blobstore.io.ranges import BytesReader, RangeReader
+from blobstore.io.ranges import BytesReader, OpenReader
 
 # Inputs that break two rules, where the one that is found first is not the one that the corpus
 # names.
@@ -76,7 +76,7 @@ class SparseReader:
         return self.head.read(offset, length)
 
 
-def reader(case: Case) -> RangeReader:
+def reader(case: Case) -> OpenReader:
     whole = BytesReader(case.data)
     return whole if case.sparse_size is None else SparseReader(whole, case.sparse_size)
 

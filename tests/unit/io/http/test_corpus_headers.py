@@ -11,7 +11,7 @@ from blobstore.errors import BlobStoreError
 from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.formats.safetensors.header import Header
 from blobstore.io.budget import MAX_HEADER
-from blobstore.io.ranges import BytesReader, RangeReader
+from blobstore.io.ranges import BytesReader, OpenReader
 
 KIB = 2**10
 # Their headers take seconds to send and to parse.
@@ -22,7 +22,7 @@ CASES = [
 ]
 
 
-def verdict(reader: RangeReader) -> Header | BlobStoreError:
+def verdict(reader: OpenReader) -> Header | BlobStoreError:
     """Return the header, or the error that was raised instead."""
     try:
         return read_header(reader)

@@ -12,7 +12,7 @@ from threading import Event
 
 import pytest
 from support.corpus import refusal
-from support.remotes import Remote, header_reader, open_all
+from support.remotes import Remote, open_all
 from support.retry_policies import patient_policy
 from support.servers import (
     KEEP_ALIVE,
@@ -36,7 +36,6 @@ from blobstore.errors import (
 )
 from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.io.budget import Budget
-from blobstore.io.http.client import HttpClient
 from blobstore.source.web import WebFolder
 
 from .test_reader import safetensors_file
@@ -147,7 +146,7 @@ def check_taken(answer: Answer, size: int, server: Server, remote: Remote) -> No
     script = server.play(answer)
     limits = remote.limits(0)
     try:
-        header = read_header(header_reader(remote, server.url, limits=limits))
+        header = read_header(remote.open(server.url, limits))
     except BlobStoreError:
         pass
     else:
@@ -166,10 +165,8 @@ def test_a_server_that_falls_silent(length: int, server: Server) -> None:
         return chain([begin[:length]] if length else [], repeat(WAIT))
 
     server.play(answer)
-    with HttpClient(
-        retry_policy=patient_policy(silence_s=0.06, attempts=2, backoff_s=0.001)
-    ) as client:
-        error = refusal(lambda: header_reader(client, server.url))
+    with Remote(retry_policy=patient_policy(silence_s=0.06, attempts=2, backoff_s=0.001)) as client:
+        error = refusal(lambda: read_header(client.open(server.url)))
     assert isinstance(error, RemoteError)
     assert (error.temporary, "sent nothing for 0.06 seconds" in str(error)) == (True, True)
 
@@ -180,8 +177,8 @@ def test_the_deadline_is_for_all_attempts(server: Server) -> None:
         deadline_s=0.1, slowest_rate=10**9, attempts=10**6, backoff_s=0.001
     )
     server.play(lambda _: reply(503))
-    with HttpClient(retry_policy=retry_policy) as client:
-        error = refusal(lambda: header_reader(client, server.url))
+    with Remote(retry_policy=retry_policy) as client:
+        error = refusal(lambda: client.open(server.url))
     assert isinstance(error, RemoteError)
     assert error.temporary
 
@@ -190,7 +187,7 @@ def test_a_large_header_gets_more_time(server: Server, remote: Remote) -> None:
     limits = remote.limits(0)
     server.play(lambda asked: part(asked, safetensors_file(300 * KIB)))
     before = limits.seconds_left("x")
-    header_reader(remote, server.url, limits=limits)
+    read_header(remote.open(server.url, limits))
     assert limits.seconds_left("x") > before
 
 
@@ -203,7 +200,7 @@ def test_lengths_of_chunks_that_are_none(length: str, server: Server, remote: Re
             head(200, "Transfer-Encoding: chunked") + f"{length}\r\nabcde\r\n0\r\n\r\n".encode()
         ]
     )
-    assert refusal(lambda: remote.open(server.url)).rule == "R1"
+    assert refusal(lambda: remote.read_page(server.url, 100)).rule == "R1"
     assert len(script.asked) == 1
 
 

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, strategies as st
 from support.corpus import load
-from support.remotes import header_reader
+from support.remotes import Remote
 from support.servers import Server
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.io.budget import RetryPolicy
-from blobstore.io.http.client import HttpClient
 
 REPLIES = [case.data for case in load("range") if not case.by_recipe]
 PIECES = [
@@ -52,7 +51,7 @@ STATUSES = [b"101", b"103", b"200", b"204", b"206", b"302", b"304", b"416", b"50
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[HttpClient]:
+def client() -> Iterator[Remote]:
     """A client that gives up soon."""
     retry_policy = RetryPolicy(
         silence_s=0.2,
@@ -62,7 +61,7 @@ def client() -> Iterator[HttpClient]:
         backoff_s=0.0001,
         longest_wait_s=0.01,
     )
-    with HttpClient(retry_policy=retry_policy) as made:
+    with Remote(retry_policy=retry_policy) as made:
         yield made
 
 
@@ -82,11 +81,11 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 
 @given(st.lists(mutated(), min_size=1, max_size=3))
-def test_replies(server: Server, client: HttpClient, replies: list[bytes]) -> None:
+def test_replies(server: Server, client: Remote, replies: list[bytes]) -> None:
     script = server.play(lambda asked: [replies[min(asked.number, len(replies) - 1)]])
     limits = client.limits(0)
     try:
-        header = read_header(header_reader(client, server.url, limits=limits))
+        header = read_header(client.open(server.url, limits))
     except BlobStoreError:
         header = None
     assert header is None or list(header.tensors) == ["a"]

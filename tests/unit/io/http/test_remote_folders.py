@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.corpus import Case, accepted, case_id, load, refusal, rejected
-from support.remotes import Remote, hub_folder, open_all
+from support.remotes import Remote, hub_folder
 from support.retry_policies import patient_policy
 from support.servers import WAIT, Asked, Server, files, part, redirect, reply
 
@@ -26,9 +26,8 @@ SHARDS = {f"model-{number:05}.safetensors": safetensors_file(100 + number) for n
 def test_many_files_are_opened_at_once_over_few_connections(server: Server) -> None:
     script = server.play(files(SHARDS))
     with Remote(connections=16, retry_policy=RETRY_POLICY) as remote:
-        readers = open_all(WebFolder(remote, server.at("")), list(SHARDS))
-        assert [reader.size for reader in readers] == [len(data) for data in SHARDS.values()]
-        assert {len(read_header(reader).tensors) for reader in readers} == {1}
+        with WebFolder(remote, server.at("")).reading(list(SHARDS), read_header) as headers:
+            assert [len(header.tensors) for header in headers] == [1] * len(SHARDS)
         assert len(script.asked) == len(SHARDS)
         assert script.connections <= 16
         remote.open_all([server.at(name) for name in SHARDS])
@@ -250,7 +249,7 @@ def test_a_token_does_not_come_back_from_where_it_was_not(
     )
     other_server.play(lambda _: redirect(server.at("2")))
     with Remote("secret", retry_policy=RETRY_POLICY) as remote:
-        remote.open(server.at("1"))
+        read_header(remote.open(server.at("1")))
     seen = [(asked.target, asked.fields.get("authorization")) for asked in here.asked]
     assert seen == [("/1", "Bearer secret"), ("/2", None), ("/2", None)]
 

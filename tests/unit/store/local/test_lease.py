@@ -21,7 +21,7 @@ import blobstore
 from blobstore.errors import BusyError, CorruptDataError, NotFoundError
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header
-from blobstore.io.ranges import RangeReader
+from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import prune
 from blobstore.store.local.blobs import BlobFolder
@@ -172,7 +172,7 @@ def test_a_blob_that_is_cut_before_it_is_read_or_mapped_is_an_error(
     link_by_hand(store, "m", {"first": FIRST})
     real = header_of
 
-    def cut(reader: RangeReader, *rest: Any, **options: Any) -> Header:
+    def cut(reader: OpenReader, *rest: Any, **options: Any) -> Header:
         header = real(reader, *rest, **options)
         os.truncate(blob_path(store, FIRST), 100)
         return header

@@ -35,7 +35,7 @@ from support.token_server import (
 import blobstore
 from blobstore.errors import AuthenticationError, RemoteError, UsageError
 from blobstore.io.budget import RetryPolicy
-from blobstore.io.http.client import HttpClient, Message
+from blobstore.io.http.client import HttpClient, Request
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 from blobstore.store.registry import authorization as authorization_module
 from blobstore.store.registry.api import check_login
@@ -106,7 +106,7 @@ def ask(
         sent = asked.field(scope)
         target = RequestTarget(address, sent)
         limits = client.limits(2**16)
-        with client.request(Message("GET"), target, limits, accept=(200, 401)) as (reply, _):
+        with client.request(Request("GET", (200, 401)), target, limits) as (reply, _):
             if reply.status == 200:
                 return sent
             asked.challenged(reply, scope)
@@ -316,7 +316,7 @@ def test_a_401_of_another_server_is_refused(
         asked = authorization(client, first, LOGIN, f"127.0.0.1:{tokens.port}")
         address = WebAddress.parse(f"http://{api.host}/v2/")
         limits = client.limits(2**16)
-        with client.request(Message("GET"), RequestTarget(address), limits, accept=(401,)) as (
+        with client.request(Request("GET", (401,)), RequestTarget(address), limits) as (
             reply,
             _,
         ):

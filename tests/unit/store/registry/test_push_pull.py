@@ -25,7 +25,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.local.store import Store
 from blobstore.store.ports import How, Share
 from blobstore.store.registry import manifests
-from blobstore.store.registry.names import Reference
+from blobstore.store.registry.api import Reference
 from blobstore.store.registry.push_pull import RegistryAccess, pull, push
 from blobstore.store.registry.store import RegistryStore
 from blobstore.testing.blobs import blobs_of, commit, data_of, descriptor_of, manifest_of
