@@ -164,8 +164,8 @@ class WebFolder(Folder):
         validator = file.version.etag or file.version.modified
         if validator is None:
             raise UnsupportedSourceError(
-                f"{file.name}: its server sends neither an ETag nor Last-Modified, so it can't be"
-                " read as a source",
+                f"{file.name}: its server does not send an ETag or Last-Modified, so it"
+                " can't be read as a source",
                 path=file.name,
                 hint="Download the file first.",
             )

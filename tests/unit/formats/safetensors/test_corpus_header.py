@@ -10,7 +10,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +58,13 @@ print(json.dumps({**said, "peak": peak}))
 """
 
 
-@dataclass
-class SparseReader:
+class SparseReader(OpenReader):
     """A reader over bytes followed by a hole; reading into the hole is an error."""
 
-    head: BytesReader
-    size: int
-    name: str = "sparse"
+    def __init__(self, head: BytesReader, size: int) -> None:
+        self.head = head
+        self.size = size
+        self.name = "sparse"
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from the bytes before the hole."""
