@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.formats.seekable import FOOTER_BYTES, parse_footer
+from blobstore.formats.seekable import seek_table
+from blobstore.io.ranges import BytesReader
 from blobstore.store.archive.archive import Archive, open_archive
 from blobstore.store.archive.saving import save_models
 from blobstore.store.memory import MemoryStore
@@ -64,7 +65,7 @@ class TestOneStream(_ArchiveTests):
 
     def changed(self, path: Path) -> Path:
         whole = path.read_bytes()
-        footer = parse_footer(whole[-FOOTER_BYTES:], "test")
-        assert footer is not None
-        path.write_bytes(whole[: -footer.table_bytes])
+        table = seek_table(BytesReader(whole, "test"))
+        assert table is not None
+        path.write_bytes(whole[: table.places[-1]])
         return path

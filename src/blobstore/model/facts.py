@@ -15,12 +15,12 @@ from functools import cached_property
 from typing import Annotated, Any, NamedTuple, Self
 
 from blobstore.errors import UsageError
+from blobstore.formats.checkpoint import DRAFT_PREFIX
 from blobstore.formats.dtypes import DType, fits_mlx
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.tokenizer import TOKENIZER, TokenizerFacts
 from blobstore.store.stored import StoredTensor
 
-_DRAFT = "draft."
 _EXPERT = re.compile(
     r"(?P<group>(?:.*\.)?(?:layers|h)\.[0-9]+\.(?P<place>(?:[a-z_]+\.)*?(?:experts|switch_mlp|moe|moe\.mlp)))"
     r"\.(?:(?P<number>[0-9]+)\.)?(?P<projection>[a-z_]*_proj|w[0-9]|fc[0-9])(?:\.weight)?",
@@ -132,12 +132,32 @@ class ModelFacts:
     is_described: bool = True
 
     def __post_init__(self) -> None:
-        own = [tensor for tensor in self.tensors if not tensor.name.startswith(_DRAFT)]
+        own = [tensor for tensor in self.tensors if not tensor.name.startswith(DRAFT_PREFIX)]
         object.__setattr__(self, "tensors", tuple(own))
 
     @cached_property
     def experts(self) -> tuple[ExpertGroup, ...]:
-        return _expert_groups(self.tensors)
+        groups: dict[tuple[str, str], dict[str, list[TensorFacts]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        layouts: dict[str, Layout] = {}
+        for tensor in self.tensors:
+            if match := _EXPERT.fullmatch(tensor.name):
+                name, place, number, projection = match.groups()
+                groups[name, place][projection].append(tensor)
+                if number:
+                    layouts[name] = Layout.NUMBERED
+                elif projection == "gate_up_proj":
+                    layouts.setdefault(name, Layout.FUSED)
+        return tuple(
+            ExpertGroup(
+                name,
+                place,
+                layouts.get(name, Layout.STACKED),
+                {key: tuple(members) for key, members in projections.items()},
+            )
+            for (name, place), projections in groups.items()
+        )
 
     @cached_property
     def tokenizer(self) -> TokenizerFacts | None:
@@ -162,34 +182,6 @@ class ModelFacts:
             if tensor.quantization is not None
         }
         return ", ".join(one.value for one in QuantType if one in used) or "unquantized"
-
-
-def _expert_groups(tensors: tuple[TensorFacts, ...]) -> tuple[ExpertGroup, ...]:
-    groups: dict[tuple[str, str], dict[str, list[TensorFacts]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    numbered = set()
-    for tensor in tensors:
-        if match := _EXPERT.fullmatch(tensor.name):
-            name, place, number, projection = match.groups()
-            groups[name, place][projection].append(tensor)
-            if number:
-                numbered.add(name)
-    return tuple(
-        ExpertGroup(
-            name,
-            place,
-            _layout(projections, numbered=name in numbered),
-            {key: tuple(members) for key, members in projections.items()},
-        )
-        for (name, place), projections in groups.items()
-    )
-
-
-def _layout(projections: Mapping[str, list[TensorFacts]], *, numbered: bool) -> Layout:
-    if numbered:
-        return Layout.NUMBERED
-    return Layout.FUSED if "gate_up_proj" in projections else Layout.STACKED
 
 
 class Runs(enum.Enum):

@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from blobstore.errors import (
-    BlobStoreError,
     NotFoundError,
     TensorNotFoundError,
     UnsupportedSourceError,
@@ -40,8 +39,6 @@ _SUFFIXES = {
     "ollama": {".scale": "_scale", ".bias": "_qbias"},
     "mlx": {".scale": ".scales", ".bias": ".biases"},
 }
-_ATTEMPTS = 5
-"""Attempts to open a model that another program replaces; then a missing blob is an error."""
 
 
 class Model(Mapping[str, Tensor]):
@@ -57,42 +54,23 @@ class Model(Mapping[str, Tensor]):
         self._model = StoredModel(name, manifest, store, self._bytes_of)
         self._tensors: dict[str, Tensor] = {}
         self._blobs: dict[Digest, MappedBlob] = {}
+        self._documents: dict[Digest, MappedFile] = {}
         layers = self._model.weight_layers
         # Python's maps keep a descriptor each, and so do MLX's arrays.
         allow_open_files(2 * sum(is_mapped(blob.size) for blob in manifest.descriptors))
-        self._documents = {
-            descriptor.digest: self._mapped(descriptor)
-            for descriptor in manifest.descriptors
-            if descriptor.media_type != TENSOR_MEDIA_TYPE or descriptor is manifest.config
-        }
+        for descriptor in manifest.descriptors:
+            if descriptor.media_type != TENSOR_MEDIA_TYPE or descriptor is manifest.config:
+                with self._model.located(descriptor), store.blobs.open(descriptor) as reader:
+                    self._documents[descriptor.digest] = MappedFile(reader)
         for layer in layers:
             with self._model.opened(layer, self._tensors) as (reader, header, tensors):
                 file = TensorBlob.of(layer.digest, reader, header)
                 blob = self._blobs[layer.digest] = MappedBlob(file, MappedFile(reader))
             self._tensors.update((stored.name, Tensor.of(stored, blob)) for stored in tensors)
 
-    def _mapped(self, descriptor: Descriptor) -> MappedFile | BlobStoreError:
-        """Return a document's map, or the error that reading it shall raise.
-
-        The weights can be used without it.
-        """
-        try:
-            with self._model.home.blobs.open(descriptor) as reader:
-                return MappedFile(reader)
-        except BlobStoreError as error:
-            return error.kept()
-
     def _bytes_of(self, descriptor: Descriptor) -> bytes:
-        mapped = self._documents[descriptor.digest]
-        if isinstance(mapped, BlobStoreError):
-            raise mapped.about()  # a raised error keeps its raiser's memory
         check_document_size(descriptor)
-        return checked_bytes(bytes(mapped.view()), descriptor)
-
-    @property
-    def missing(self) -> NotFoundError | None:
-        errors = (one for one in self._documents.values() if isinstance(one, NotFoundError))
-        return next(errors, None)
+        return checked_bytes(bytes(self._documents[descriptor.digest].view()), descriptor)
 
     def verify(self) -> None:
         """Hash every blob.
@@ -245,21 +223,18 @@ def open_model(name: str | ModelName, *, store: Readable, verify: bool = False) 
     companions that don't fit; with ``verify``, bytes that are not the digest's), StorageError: each
     with ``model``, ``blob`` and, where there is one, ``tensor``, which the message names too.
     """
-    full, before = unpacked(name, store), b""
-    for left in reversed(range(_ATTEMPTS)):
+    full, before = unpacked(name, store), None
+    while True:
         with store.lease():
             manifest = store.manifests.read(full)
-            is_last = not left or manifest.raw == before
-            before = manifest.raw
             try:
                 store.prefetch(manifest.descriptors)
                 model = Model(full, manifest, store)
-            except NotFoundError:
-                if is_last:
-                    raise
-                continue
-            if is_last or model.missing is None:
                 break
+            except NotFoundError:
+                if manifest.raw == before:
+                    raise
+        before = manifest.raw
     if verify:
         model.verify()
     return model

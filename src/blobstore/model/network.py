@@ -10,7 +10,7 @@ is one array.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,13 +142,6 @@ class OpenTensors:
             self.fill(np.asarray(made).view(kind), array)
         return made.view(mlx_dtype(array.dtype))
 
-    def read(self, arrays: Iterable[PlannedArray]) -> dict[str, Any]:
-        import mlx.core as mx
-
-        made = {array.name: self.mlx(array) for array in arrays}
-        mx.eval(list(made.values()))
-        return made
-
     def global_scale(self, parameter: Parameter) -> Any:
         """Return the global scale of a parameter's codes, as an mlx array; None without one.
 
@@ -197,6 +190,8 @@ def build_network(plan: NetworkPlan, tensors: Mapping[str, Tensor], model: str) 
     Raises: UnsupportedSourceError, naming ``model``, for arrays that MLX does not have, or that
     mlx-lm refuses; errors of reading blobs.
     """
+    import mlx.core as mx
+
     opened = OpenTensors(tensors.__getitem__, plan.tensors)
     network = plan.network
     with mlx_lm_errors("build", model):
@@ -204,9 +199,10 @@ def build_network(plan: NetworkPlan, tensors: Mapping[str, Tensor], model: str) 
         quantize_modules(plan)
         planned = list(planned_arrays(plan))
     with mlx_lm_errors("load", model):
-        arrays.update(opened.read(planned))
+        made = {array.name: opened.mlx(array) for array in planned}
+        mx.eval(list(made.values()))
     with mlx_lm_errors("build", model):
-        network.load_weights(list(arrays.items()), strict=True)
+        network.load_weights([*arrays.items(), *made.items()], strict=True)
         _add_global_scales(plan, opened)
     return network
 

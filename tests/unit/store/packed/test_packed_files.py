@@ -18,12 +18,12 @@ from support.packed_format import decoded
 from blobstore.errors import BlobStoreError, CorruptDataError, DigestMismatchError, ShortReadError
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.io.ranges import BytesReader
-from blobstore.kernels import planes
 from blobstore.names import Digest
 from blobstore.store.care.prune import prune
 from blobstore.store.care.verify import verify
 from blobstore.store.local.packed import PackedBlobs
 from blobstore.store.local.store import Store, open_store
+from blobstore.store.packed import files
 from blobstore.store.packed.files import write_packed
 from blobstore.store.packing import pack, unpack
 
@@ -161,8 +161,8 @@ def test_a_blob_whose_bytes_do_not_match_its_digest_is_not_packed(tmp_path: Path
 
 def test_the_written_file_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coder that makes a mistake is found before the plain blob is given up."""
-    split: Callable[[bytes, int], list[bytes]] = planes.split_planes
-    monkeypatch.setattr(planes, "split_planes", lambda data, width: split(data, width)[::-1])
+    split: Callable[[bytes, int], list[bytes]] = files.split_planes
+    monkeypatch.setattr(files, "split_planes", lambda data, width: split(data, width)[::-1])
     with pytest.raises(DigestMismatchError):
         packed(tmp_path, KINDS["mixed"])
 
