@@ -24,8 +24,7 @@ from pathlib import Path
 from tables import show, table
 
 from blobstore.formats.dtypes import DType
-from blobstore.formats.safetensors.codec import encode_header, lay_out
-from blobstore.formats.safetensors.header import TensorEntry
+from blobstore.formats.safetensors.header import TensorEntry, encode_header, lay_out
 
 MIB = 2**20
 PROJECTIONS = (("up_proj", (1408, 2048)), ("down_proj", (2048, 1408)), ("gate_proj", (1408, 2048)))

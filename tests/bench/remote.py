@@ -26,7 +26,7 @@ from support.nginx import Nginx, nginx
 from support.published import COUNTS, shards, write
 from support.remotes import Remote, hub_folder, open_all
 
-from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.formats.safetensors.header import header_of as read_header
 from blobstore.source.shards import MAX_INDEX, ShardIndex
 
 ROUNDS = 5

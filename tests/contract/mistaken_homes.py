@@ -14,7 +14,7 @@ import pytest
 
 from blobstore.errors import HeaderError, InvalidNameError
 from blobstore.formats.documents import Descriptor, Manifest
-from blobstore.formats.safetensors.codec import header_of
+from blobstore.formats.safetensors.header import header_of
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import Digest, ModelName

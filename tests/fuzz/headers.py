@@ -36,9 +36,13 @@ from header_inputs import Inputs
 
 from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError
 from blobstore.formats import strictjson
-from blobstore.formats.safetensors import codec, header as rules
-from blobstore.formats.safetensors.codec import encode_header, header_of as read_header
-from blobstore.formats.safetensors.header import Header, ScannedEntries
+from blobstore.formats.safetensors import header as rules
+from blobstore.formats.safetensors.header import (
+    Header,
+    ScannedEntries,
+    encode_header,
+    header_of as read_header,
+)
 from blobstore.io.ranges import BytesReader
 
 CORPUS = Path(__file__).resolve().parents[2] / "fixtures" / "corpus" / "header.jsonl"
@@ -197,7 +201,7 @@ def _text(raw: bytes) -> bytes:
 def _check_twins(raw: bytes, header: Header) -> None:
     text = _text(raw)
     if isinstance(header.tensors, ScannedEntries):
-        twin = codec.parse_strictly(text, len(raw) - 8 - len(text))
+        twin = rules.parse_strictly(text, len(raw) - 8 - len(text))
         same = (
             list(header.tensors.items()) == list(twin.tensors.items())
             and header.metadata == twin.metadata
@@ -262,7 +266,7 @@ def _check_metadata(raw: bytes, header: Header, scratch: Path) -> None:
 
 def _check_written(header: Header) -> None:
     text = encode_header(header.tensors, header.metadata, 1)[8:]
-    again = codec.parse_strictly(text, None)
+    again = rules.parse_strictly(text, None)
     if (again.tensors, again.metadata) != (header.tensors, header.metadata):
         raise DisagreementError(f"{header!r} is written as {text!r}")
 
@@ -378,7 +382,7 @@ def run_atheris(arguments: Sequence[str]) -> None:
     """Check inputs that libFuzzer chooses by the coverage of the parser, until it stops."""
     import atheris
 
-    for module in (codec, rules, strictjson):
+    for module in (rules, strictjson):
         for value in vars(module).values():
             if isinstance(value, FunctionType) and value.__module__ == module.__name__:
                 atheris.instrument_func(value)

@@ -17,7 +17,7 @@ from support.stores import manifest_path
 import blobstore
 from blobstore.errors import CorruptDataError, NotFoundError
 from blobstore.export.folder import export_model
-from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.formats.safetensors.header import header_of as read_header
 from blobstore.inspection.comparison import diff_models
 from blobstore.inspection.listing import ListedModel, list_models, summarize
 from blobstore.names import Digest

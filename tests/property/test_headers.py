@@ -15,7 +15,7 @@ from support.checkpoints import raw_safetensors
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.dtypes import DType
-from blobstore.formats.safetensors.codec import encode_header, header_of as read_header, lay_out
+from blobstore.formats.safetensors.header import encode_header, header_of as read_header, lay_out
 from blobstore.io.ranges import BytesReader
 
 # The reference library's Python face has no FNUZ or complex types.

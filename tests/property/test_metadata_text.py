@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 
-from blobstore.formats.safetensors.codec import parse_header
+from blobstore.formats.safetensors.header import parse_header
 from blobstore.inspection.metadata import HeaderText, encode_metadata
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)

@@ -24,7 +24,7 @@ from blobstore.formats.checkpoint import FILE_TYPE, FILE_TYPES
 from blobstore.formats.dtypes import DType
 from blobstore.formats.provenance import RecordedFile
 from blobstore.formats.quant import Quantization
-from blobstore.formats.safetensors.codec import lay_out, parse_header
+from blobstore.formats.safetensors.header import lay_out, parse_header
 from blobstore.io.budget import MAX_HEADER
 from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import BlobFile, StoredModel, TensorBlob

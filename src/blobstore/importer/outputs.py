@@ -21,8 +21,7 @@ from blobstore.formats.documents import (
 from blobstore.formats.dtypes import DType, parameters_of
 from blobstore.formats.provenance import Coverage
 from blobstore.formats.quant import Part, Quantization
-from blobstore.formats.safetensors.codec import HeaderPattern, encode_header, lay_out
-from blobstore.formats.safetensors.header import TensorEntry
+from blobstore.formats.safetensors.header import HeaderPattern, TensorEntry, encode_header, lay_out
 from blobstore.importer.options import ImportOptions
 from blobstore.model import on_mlx_lm, on_ollama
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict

@@ -31,7 +31,7 @@ from blobstore.errors import (
 )
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
-from blobstore.formats.safetensors.codec import header_of
+from blobstore.formats.safetensors.header import header_of
 from blobstore.formats.strictdocument import AtMost, Document, InvalidError, check_of, validated
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.ranges import FileReader

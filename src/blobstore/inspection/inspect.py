@@ -11,8 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from blobstore.errors import BlobStoreError, MissingFileError, NotFoundError
-from blobstore.formats.safetensors.codec import header_of
-from blobstore.formats.safetensors.header import Header
+from blobstore.formats.safetensors.header import Header, header_of
 from blobstore.inspection.inspection import (
     InspectedFile,
     Inspection,

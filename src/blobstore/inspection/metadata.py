@@ -36,8 +36,7 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
-from blobstore.formats.safetensors.codec import header_of
-from blobstore.formats.safetensors.header import Header
+from blobstore.formats.safetensors.header import Header, header_of
 from blobstore.io.budget import MAX_HEADER
 from blobstore.io.copying import copy_range
 from blobstore.io.durable import (

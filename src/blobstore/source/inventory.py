@@ -29,8 +29,7 @@ from blobstore.formats.checkpoint import CONFIG_NAME, FILE_TYPE, SourceConfig
 from blobstore.formats.documents import MAX_DOCUMENT
 from blobstore.formats.provenance import LeftOut
 from blobstore.formats.quant import QuantType
-from blobstore.formats.safetensors.codec import header_of
-from blobstore.formats.safetensors.header import Header
+from blobstore.formats.safetensors.header import Header, header_of
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import SourceReader
 from blobstore.names import file_name

@@ -20,8 +20,7 @@ from blobstore.errors import (
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config, settings_of
 from blobstore.formats.documents import Descriptor, Manifest, ModelConfig
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
-from blobstore.formats.safetensors.codec import ScannedFiles, header_of
-from blobstore.formats.safetensors.header import Header, TensorEntry
+from blobstore.formats.safetensors.header import Header, ScannedFiles, TensorEntry, header_of
 from blobstore.io.budget import Budget
 from blobstore.io.digests import digests_of
 from blobstore.io.ranges import FileReader, Identity, OpenReader

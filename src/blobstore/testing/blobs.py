@@ -19,8 +19,7 @@ import pytest
 from blobstore.errors import CorruptDataError, DigestMismatchError, NotFoundError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.dtypes import DType
-from blobstore.formats.safetensors.codec import encode_header, header_of
-from blobstore.formats.safetensors.header import TensorEntry
+from blobstore.formats.safetensors.header import TensorEntry, encode_header, header_of
 from blobstore.hashing.stage import HashStage
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader

@@ -25,8 +25,7 @@ from blobstore.errors import (
 from blobstore.export import values
 from blobstore.export.folder import export_model
 from blobstore.formats.dtypes import DType
-from blobstore.formats.safetensors.codec import lay_out
-from blobstore.formats.safetensors.header import Header
+from blobstore.formats.safetensors.header import Header, lay_out
 from blobstore.importer.repair import repair_model
 from blobstore.inspection.comparison import diff_models
 from blobstore.inspection.quality import measure_quality

@@ -24,7 +24,7 @@ from blobstore.errors import (
 )
 from blobstore.export.planned_files import read_weights
 from blobstore.formats import provenance as own_document
-from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.formats.safetensors.header import header_of as read_header
 from blobstore.importer import plan
 from blobstore.importer.outputs import PlannedBlob
 from blobstore.importer.run import plan_import

@@ -15,7 +15,7 @@ from support import PYCODE, PYCODE_MOE
 from blobstore.errors import UnsupportedSourceError
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
-from blobstore.formats.safetensors.codec import header_of
+from blobstore.formats.safetensors.header import header_of
 from blobstore.io.ranges import FileReader
 from blobstore.model.expressions import Computed, Joined, Stored
 from blobstore.model.facts import TensorFacts, float_dtype

@@ -27,18 +27,8 @@ F18 any string is a tensor name
 F19 empty and rank-0 tensors are legal
 
 The scanner (scan.cpp) reads a header in one pass and accepts it, or declines it without a reason.
-Its twin, the parser (codec.py), reads again what the scanner declines, and gives the verdict and
-the message. They read equally what both accept.
+Its twin, the parser (`header.parse_strictly`), reads again what the scanner declines, and gives the
+verdict and the message. They read equally what both accept.
 
 Offsets in `TensorEntry` count from the start of the data region, as in the file.
 """
-
-from blobstore.formats.safetensors.codec import (
-    encode_header,
-    header_of,
-    lay_out,
-    parse_header,
-)
-from blobstore.formats.safetensors.header import Header, TensorEntry
-
-__all__ = ["Header", "TensorEntry", "encode_header", "header_of", "lay_out", "parse_header"]

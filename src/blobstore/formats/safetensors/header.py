@@ -1,21 +1,29 @@
-"""A safetensors header as a value, and the rules that hold for reading and for writing.
+"""A safetensors header as a value, the rules for reading and for writing, and both.
 
-The values: tensors by name, metadata, and the offset where the data start. The rules: sizes,
-coverage, and the error that carries a rule's number.
+The scanner reads a header from a file's first bytes and returns what the parser returns, or
+nothing. The parser, its twin in Python, reads again what the scanner declines, and says what is
+wrong. Headers of many small files are scanned at once; Python's objects are made of those that are
+read. Headers are written as canonical text, in Python only; the entries are held to the rules for
+reading.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from blobstore.errors import HeaderError, LimitExceededError, quoted
+from blobstore.formats import strictjson
 from blobstore.formats.dtypes import DTYPE_BY_NAME, DType
 from blobstore.formats.safetensors import _native
-from blobstore.io.budget import MAX_TENSORS
+from blobstore.formats.strictjson import StrictJsonError
+from blobstore.io.budget import MAX_HEADER, MAX_TENSORS, Budget
+from blobstore.io.ranges import OpenReader, close_quietly
 
 MAX_U64 = 2**64 - 1
 PREFIX = struct.Struct("<Q")
@@ -170,3 +178,328 @@ def _beyond_limits(name: str, entry: TensorEntry) -> str | None:
     if len(name) * 4 > MAX_NAME_BYTES and len(name.encode()) > MAX_NAME_BYTES:
         return f"the tensor name {quoted(name)} is over {MAX_NAME_BYTES:,} bytes"
     return None
+
+
+def encode_header(
+    tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str], align: int
+) -> bytes:
+    """Return the length prefix and the canonical header text: what a file has before its data.
+
+    Compact JSON with Go's escapes; top-level keys sorted by their UTF-8 bytes; fields in the order
+    dtype, shape, data_offsets; metadata keys sorted, and ``__metadata__`` only when not empty; then
+    spaces, so that the data start at a multiple of ``align`` bytes. Source: docs/formats.md section
+    1; the records in fixtures/ollama-records.
+
+    Raises: HeaderError when the entries would not pass `parse_header`; LimitExceededError.
+    """
+    _check_name(METADATA in tensors)
+    members = {name: _entry_text(name, entry) for name, entry in tensors.items()}
+    if map_of_strings := check_metadata(dict(sorted(metadata.items()))):
+        members[METADATA] = strictjson.text_of(map_of_strings)
+    check_coverage(tensors, None)
+    # The order of code points is the order of UTF-8 bytes.
+    named = [f"{strictjson.text_of(name)}:{members[name]}" for name in sorted(members)]
+    return _framed(named, align)
+
+
+def _check_name(is_reserved: bool) -> None:  # noqa: FBT001  # a comparison of the caller's
+    if is_reserved:
+        raise invalid("F9", f"a tensor can't have the name {METADATA}", METADATA)
+
+
+def _entry_text(name: str, entry: TensorEntry) -> str:
+    check_size(name, entry)
+    shape = ",".join(map(str, entry.shape))
+    offsets = f"{entry.begin},{entry.end}"
+    return f'{{"dtype":"{entry.dtype}","shape":[{shape}],"data_offsets":[{offsets}]}}'
+
+
+def _framed(members: Sequence[str], align: int) -> bytes:
+    try:
+        text = f"{{{','.join(members)}}}".encode()
+    except UnicodeEncodeError:
+        raise invalid(
+            "F4", "a name or the metadata contain half of a surrogate pair, which can't be written"
+        ) from None
+    length = len(text) + -(PREFIX.size + len(text)) % align
+    if length > MAX_HEADER:
+        raise LimitExceededError(
+            f"limit exceeded: a header of {len(text):,} bytes, at most {MAX_HEADER:,}"
+        )
+    return PREFIX.pack(length) + text.ljust(length)
+
+
+class HeaderPattern:
+    """The header of a blob that stores ``arrays`` whose names begin alike, and that name is open.
+
+    A model of 100,000 small tensors has as many headers and a handful of patterns: blobs of one
+    tensor differ in its name, and groups of experts in the group's. What does not depend on the
+    name is checked and encoded once a pattern: a header of three arrays then takes 3 µs instead of
+    20.
+
+    ``arrays``: suffix of the name, dtype and shape, in stored order. A suffix is empty, or begins
+    with a dot: so the name alone decides on which side of ``__metadata__`` its arrays are sorted.
+    ``metadata`` and ``align``: as in `encode_header`.
+
+    Raises: HeaderError, LimitExceededError: as `encode_header`.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[tuple[str, DType, tuple[int, ...]]],
+        metadata: Mapping[str, str],
+        align: int,
+    ) -> None:
+        entries = lay_out(arrays)
+        encode_header(entries, metadata, align)  # for its checks: no name makes another header fail
+        self._align = align
+        self._members = [
+            f"{strictjson.text_of(suffix)[1:]}:{_entry_text(suffix, entries[suffix])}"
+            for suffix in sorted(entries)
+        ]
+        described = strictjson.text_of(dict(sorted(metadata.items())))
+        self._metadata = [f'"{METADATA}":{described}'] if metadata else []
+
+    def header(self, name: str) -> bytes:
+        """Return the header of a tensor's blob: the bytes of `encode_header`.
+
+        Raises: HeaderError for a name that no header can have; LimitExceededError for a long one.
+        """
+        _check_name(name == METADATA)
+        start = strictjson.text_of(name)[:-1]
+        arrays = [f"{start}{member}" for member in self._members]
+        is_first = name < METADATA
+        return _framed(
+            arrays + self._metadata if is_first else self._metadata + arrays, self._align
+        )
+
+
+def lay_out(arrays: Iterable[tuple[str, DType, tuple[int, ...]]]) -> dict[str, TensorEntry]:
+    """Return entries for arrays stored one after the other from offset 0, in the order given."""
+    entries: dict[str, TensorEntry] = {}
+    begin = 0
+    for name, dtype, shape in arrays:
+        end = begin + dtype.nbytes(shape)
+        if name in entries:
+            raise invalid("F8", "two arrays of one file have the same name", name)
+        entries[name] = TensorEntry(dtype, shape, begin, end)
+        begin = end
+    return entries
+
+
+def scan_header(text: bytes, data_size: int | None) -> Header | None:
+    """Return the header of ``text`` as `parse_strictly` does, or None if the scanner declines it.
+
+    The scanner declines every invalid header, and these valid ones: metadata that are null, unknown
+    fields in an entry, an entry's keys written in escapes, and names, ranks and dimensions beyond
+    the limits of `Header.check_limits`. It releases the interpreter lock while it reads the text.
+    """
+    if data_size is not None and not 0 <= data_size <= MAX_U64:
+        return None
+    scanned = _native.scan(text, data_size, _unescaped)
+    return None if scanned is None else _header_from(scanned, len(text))
+
+
+_ENTRY_FIELDS = frozenset({"dtype", "shape", "data_offsets"})
+_RULE_OF_REASON = {"utf8": "F4", "syntax": "F7", "duplicate": "F8"}
+
+
+def parse_strictly(text: bytes, data_size: int | None) -> Header:
+    """Return the header of ``text`` by the parser, the scanner's twin; else as `parse_header`."""
+    document = _parse_json(text)
+    value = document.pop(METADATA, None)
+    metadata = {} if value is None else check_metadata(value)
+    tensors = {name: _entry(name, value) for name, value in document.items()}
+    check_coverage(tensors, data_size)
+    return Header(tensors, metadata, PREFIX.size + len(text))
+
+
+def _parse_json(text: bytes) -> dict[str, Any]:
+    if not text.startswith(b"{") and text.lstrip(b" \t\r\n\xef\xbb\xbf").startswith(b"{"):
+        raise invalid("F5", f"the header begins with {text[:1]!r}, not with '{{'")
+    body = text.rstrip(b" ")
+    if body and not body.endswith(b"}") and body.rstrip(b" \t\r\n\v\f\0").endswith(b"}"):
+        raise invalid("F6", "the header is padded with other bytes than spaces")
+    try:
+        document = strictjson.parse(body)
+    except StrictJsonError as error:
+        if error.reason in ("depth", "values"):
+            raise LimitExceededError(f"limit exceeded: the header: {error}", rule="F10") from None
+        raise invalid(_RULE_OF_REASON[error.reason], f"the header is not valid: {error}") from None
+    if not isinstance(document, dict):
+        raise invalid("F7", "the header is not a JSON object")
+    return document
+
+
+def _entry(name: str, value: Any) -> TensorEntry:
+    if not isinstance(value, dict) or not value.keys() >= _ENTRY_FIELDS:
+        raise invalid("F10", "the entry is not an object with dtype, shape and data_offsets", name)
+    if len(value) > len(_ENTRY_FIELDS):
+        _check_unknown_fields(value, name)
+    dtype_name = value["dtype"]
+    dtype = DTYPE_BY_NAME.get(dtype_name) if isinstance(dtype_name, str) else None
+    if dtype is None:
+        raise invalid("F11", f"unknown dtype {quoted(dtype_name)}", name)
+    shape = value["shape"]
+    if not isinstance(shape, list) or not all(
+        type(dim) is int and 0 <= dim <= MAX_U64 for dim in shape
+    ):
+        raise invalid("F12", "shape is not a list of non-negative integers", name)
+    offsets = value["data_offsets"]
+    if (
+        not isinstance(offsets, list)
+        or len(offsets) != 2  # noqa: PLR2004
+        or not all(type(n) is int for n in offsets)
+    ):
+        raise invalid("F13", "data_offsets is not [begin, end]", name)
+    begin, end = offsets
+    if not 0 <= begin <= end <= MAX_U64:
+        raise invalid("F13", f"data_offsets [{begin}, {end}] are not 0 <= begin <= end", name)
+    entry = TensorEntry(dtype, tuple(shape), begin, end)
+    check_size(name, entry)
+    return entry
+
+
+def _check_unknown_fields(value: dict[str, Any], name: str) -> None:
+    try:
+        strictjson.check_depth(value, strictjson.MAX_DEPTH - 1)
+        strictjson.check_numbers(value)
+    except StrictJsonError as error:
+        raise LimitExceededError(
+            f"limit exceeded: a field is {error}", rule="F10", tensor=name
+        ) from None
+
+
+_GIT_LFS = b"version "
+
+
+def header_of(
+    reader: OpenReader, budget: Budget | None = None, *, first_nbytes: int = PREFIX.size
+) -> Header:
+    """Return the header of a safetensors file, validated (rules F1 to F19).
+
+    ``budget`` is that of the
+    checkpoint or the stored model that the file belongs to; without one the header may be as large
+    as the format allows. ``first_nbytes`` of the file are read first, and a header that ends behind
+    them by a second read.
+
+    Raises: HeaderError with ``rule`` and, if one is wrong, ``tensor``; ShortReadError when the file
+    shrinks meanwhile; LimitExceededError when the header exceeds the rest of ``budget``.
+    """
+    try:
+        text = _header_text(reader, budget, first_nbytes)
+        header = parse_header(text, reader.size - PREFIX.size - len(text))
+        if budget is not None:
+            budget.take_tensors(len(header.tensors), "the header")
+    except (HeaderError, LimitExceededError) as error:
+        raise error.at(reader.name, path=reader.name) from None
+    return header
+
+
+def parse_header(text: bytes, data_size: int | None) -> Header:
+    """Return the validated header of ``text``, the bytes after the length.
+
+    ``data_size`` is the size of the data region; None means unknown: the data then end where the
+    last tensor does. Entries are made when they are first read.
+
+    Raises: HeaderError for rules F4 to F19; LimitExceededError for JSON nested deeper than 64
+    levels.
+    """
+    scanned = scan_header(text, data_size)
+    return parse_strictly(text, data_size) if scanned is None else scanned
+
+
+def _header_text(reader: OpenReader, budget: Budget | None, first_nbytes: int) -> bytes:
+    size = reader.size
+    if size < PREFIX.size:
+        raise invalid("F1", f"not a safetensors file: it has {size} bytes, a header needs 8")
+    head = reader.read(0, min(size, first_nbytes))
+    (length,) = PREFIX.unpack_from(head)
+    if length > MAX_HEADER:
+        is_pointer = head.startswith(_GIT_LFS)
+        what = "a git-lfs pointer, not its file" if is_pointer else "not a safetensors file"
+        raise invalid(
+            "F2", f"{what}: its header would have {length:,} bytes, at most {MAX_HEADER:,}"
+        )
+    end = PREFIX.size + length
+    if end > size:
+        raise invalid("F3", f"the file ends inside its header of {length:,} bytes")
+    if budget is not None:
+        budget.take_text(length, "the header")
+    text = head[PREFIX.size : end] if end <= len(head) else reader.read(PREFIX.size, length)
+    if budget is not None:
+        budget.give_back_text(length - text.rfind(b"}") - 1)  # some programs pad blobs to pages
+    return text
+
+
+class ScannedFiles(Sequence[Header | None]):
+    """The headers of files, each made when it is asked for; None for one that was declined.
+
+    A model of 50,000 blobs has as many headers of a few forms: its outline needs the names of its
+    tensors, and each form once.
+    """
+
+    def __init__(self, found: _native.FileHeaders) -> None:
+        self._found = found
+
+    def outline(self) -> Outline:
+        """Return the logical tensors of all headers.
+
+        Tensors are grouped as `stored_tensors` does it. The rules for types are not applied here.
+        """
+        return self._found.outline()
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, index: int) -> Header | None:  # type: ignore[override]  # no slices
+        scanned = self._found.header(index, _unescaped)
+        return None if scanned is None else _header_from(*scanned)
+
+
+Outline = tuple[list[str], list[int], list[bytes], list[tuple[int, str]], list[int]]
+"""The logical tensors of several headers, in columns, in stored order: names, forms, keys, examples
+and counts.
+
+Forms: of each tensor the place of its form in the keys. Tensors have one form, and equal keys, if
+their entries have the same dtypes and shapes by suffix, and what the metadata say of them is the
+same. Examples: of each form a header, and a tensor in it. Counts: the tensors of each header; -1
+where the header has to be read alone.
+"""
+
+
+def headers_in(
+    folder: str | os.PathLike[str], files: Sequence[tuple[str, int]], budget: Budget
+) -> Sequence[Header | None]:
+    """Return the headers of many files in a folder, read at once: `ScannedFiles`.
+
+    ``files`` are names and sizes in bytes. None for a file that `header_of` has to read, or refuse:
+    one that is not a regular file of that size, whose header has over 1 MiB (or is the one with
+    which headers of over 4 KiB have more than 64 MiB), or that the scanner declines; and for all
+    files if together they exceed the rest of ``budget``.
+    The interpreter lock is released while they are read.
+    """
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return [None] * len(files)
+    try:
+        found = _native.scan_files(opened, files)
+    finally:
+        close_quietly(opened)
+    return ScannedFiles(found) if budget.took_headers(*found.totals()) else [None] * len(files)
+
+
+def _header_from(scanned: _native.Scanned, nbytes: int) -> Header | None:
+    """Return the header of a scanned text of ``nbytes``; None if the parser has to read it."""
+    places, columns, metadata = scanned
+    if METADATA in places:  # written in escapes
+        return None
+    entries = ScannedEntries(places, columns)
+    return Header(entries, metadata, PREFIX.size + nbytes, within_limits=True)
+
+
+def _unescaped(literal: bytes) -> str:
+    name: str = json.loads(literal.decode())
+    name.encode()
+    return name

@@ -1,7 +1,7 @@
 // The scanner of safetensors headers: one pass that accepts a header or declines it, without a
 // reason.
 //
-// codec.py, its twin in Python, reads again what it declines, and gives the verdict and the error's
+// header.py, its twin in Python, reads again what it declines, and gives the verdict and the error's
 // message. So only what is accepted here has to be right: strict JSON, no key twice in an entry,
 // and rules F5 to F17 of __init__.py, except for the contents of strings. The caller decodes the
 // strings, and refuses a name that stands there twice.

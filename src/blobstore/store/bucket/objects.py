@@ -27,8 +27,7 @@ from blobstore.errors import (
     NotFoundError,
 )
 from blobstore.formats.documents import MAX_MANIFEST, Descriptor
-from blobstore.formats.safetensors.codec import header_of
-from blobstore.formats.safetensors.header import Header
+from blobstore.formats.safetensors.header import Header, header_of
 from blobstore.formats.signatures import MAX_FILE, MAX_SIGNATURES, Signature
 from blobstore.formats.strictjson import check_limit
 from blobstore.io.budget import Budget

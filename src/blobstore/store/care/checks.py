@@ -19,7 +19,7 @@ from blobstore import hashing
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
-from blobstore.formats.safetensors.codec import header_of
+from blobstore.formats.safetensors.header import header_of
 from blobstore.formats.strictjson import MAX_CONFIG
 from blobstore.io.digests import digests_of
 from blobstore.io.ranges import BytesReader, FileIdentity, FileReader, OpenReader

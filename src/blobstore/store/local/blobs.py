@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.formats.documents import Descriptor
-from blobstore.formats.safetensors.codec import headers_in
-from blobstore.formats.safetensors.header import Header
+from blobstore.formats.safetensors.header import Header, headers_in
 from blobstore.hashing.stage import HashStage
 from blobstore.io.budget import Budget
 from blobstore.io.durable import (

@@ -19,8 +19,7 @@ from support.corpus import Case, accepted, case_id, find, load, refusal, rejecte
 
 from blobstore import read_header
 from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError
-from blobstore.formats.safetensors.codec import header_of
-from blobstore.formats.safetensors.header import Header
+from blobstore.formats.safetensors.header import Header, header_of
 from blobstore.io.ranges import BytesReader, OpenReader
 
 # Inputs that break two rules, where the one that is found first is not the one that the corpus

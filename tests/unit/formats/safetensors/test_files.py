@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from support.corpus import Case, case_id, load
 
-from blobstore.formats.safetensors.codec import header_of, headers_in, scan_header
-from blobstore.formats.safetensors.header import Header
+from blobstore.formats.safetensors.header import Header, header_of, headers_in, scan_header
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader
 

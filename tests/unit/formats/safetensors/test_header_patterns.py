@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from blobstore.errors import HeaderError, LimitExceededError
 from blobstore.formats.dtypes import DType
-from blobstore.formats.safetensors.codec import HeaderPattern, encode_header, lay_out
+from blobstore.formats.safetensors.header import HeaderPattern, encode_header, lay_out
 from blobstore.io.budget import MAX_HEADER
 
 SUFFIXES = ("", ".scale", ".bias", ".global_scale")

@@ -12,20 +12,18 @@ from support.corpus import Case, case_id, load
 from blobstore.errors import BlobStoreError, HeaderError
 from blobstore.formats.dtypes import DType
 from blobstore.formats.safetensors import _native
-from blobstore.formats.safetensors.codec import (
-    encode_header,
-    header_of,
-    lay_out,
-    parse_header,
-    parse_strictly,
-    scan_header,
-)
 from blobstore.formats.safetensors.header import (
     MAX_NAME_BYTES,
     MAX_RANK,
     Header,
     ScannedEntries,
     TensorEntry,
+    encode_header,
+    header_of,
+    lay_out,
+    parse_header,
+    parse_strictly,
+    scan_header,
 )
 from blobstore.io.ranges import BytesReader
 

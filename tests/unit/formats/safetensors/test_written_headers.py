@@ -10,12 +10,13 @@ from hypothesis import given, strategies as st
 from blobstore.errors import HeaderError
 from blobstore.formats import strictjson
 from blobstore.formats.dtypes import DType
-from blobstore.formats.safetensors.codec import (
+from blobstore.formats.safetensors.header import (
+    MAX_RANK,
+    TensorEntry,
     encode_header,
     lay_out,
     parse_header,
 )
-from blobstore.formats.safetensors.header import MAX_RANK, TensorEntry
 
 strings = st.text(max_size=8)
 names = strings.filter(lambda name: name != "__metadata__")

@@ -11,7 +11,7 @@ from support.checkpoints import normal, write_checkpoint
 
 from blobstore.errors import UnsupportedSourceError
 from blobstore.formats.dtypes import DType
-from blobstore.formats.safetensors.codec import encode_header
+from blobstore.formats.safetensors.header import encode_header
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.plan import check_readable, make_plan

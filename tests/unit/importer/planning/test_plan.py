@@ -17,7 +17,7 @@ from support.inventories import inventory, source_tensor
 
 from blobstore.errors import UnsupportedSourceError, UsageError
 from blobstore.formats.dtypes import DType
-from blobstore.formats.safetensors.codec import parse_header
+from blobstore.formats.safetensors.header import parse_header
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.plan import make_plan

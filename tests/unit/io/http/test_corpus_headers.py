@@ -8,8 +8,7 @@ from support.remotes import Remote
 from support.servers import Asked, Server, part, reply
 
 from blobstore.errors import BlobStoreError
-from blobstore.formats.safetensors.codec import header_of as read_header
-from blobstore.formats.safetensors.header import Header
+from blobstore.formats.safetensors.header import Header, header_of as read_header
 from blobstore.io.budget import MAX_HEADER
 from blobstore.io.ranges import BytesReader, OpenReader
 

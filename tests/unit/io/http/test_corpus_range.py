@@ -37,7 +37,7 @@ from blobstore.errors import (
     RemoteError,
     UnsupportedSourceError,
 )
-from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.formats.safetensors.header import header_of as read_header
 from blobstore.io.http.remote_files import RemoteFile
 
 RETRY_POLICY = patient_policy(attempts=3, backoff_s=0.001, longest_wait_s=0.05)

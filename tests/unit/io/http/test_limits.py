@@ -34,7 +34,7 @@ from blobstore.errors import (
     LimitExceededError,
     RemoteError,
 )
-from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.formats.safetensors.header import header_of as read_header
 from blobstore.io.budget import Budget
 from blobstore.source.web import WebFolder
 

@@ -11,7 +11,7 @@ from support.remotes import Remote
 from support.servers import Server
 
 from blobstore.errors import BlobStoreError
-from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.formats.safetensors.header import header_of as read_header
 from blobstore.io.budget import RetryPolicy
 
 REPLIES = [case.data for case in load("range") if not case.by_recipe]

@@ -16,8 +16,7 @@ from support.published import COUNTS, header, index, shards, write
 from support.remotes import Remote, open_all
 
 from blobstore.errors import CorruptDataError, NotFoundError
-from blobstore.formats.safetensors.codec import header_of as read_header, parse_header
-from blobstore.formats.safetensors.header import Header
+from blobstore.formats.safetensors.header import Header, header_of as read_header, parse_header
 from blobstore.inspection.inspect import inspect
 from blobstore.io.ranges import FileReader
 from blobstore.source.shards import MAX_INDEX, ShardIndex

@@ -31,7 +31,7 @@ from blobstore.errors import (
     ShortReadError,
     UnsupportedSourceError,
 )
-from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.formats.safetensors.header import header_of as read_header
 
 KIB = 2**10
 FIRST = 64 * KIB

@@ -12,7 +12,7 @@ from support.retry_policies import patient_policy
 from support.servers import WAIT, Asked, Server, files, part, redirect, reply
 
 from blobstore.errors import InvalidNameError, NotFoundError, UsageError
-from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.formats.safetensors.header import header_of as read_header
 from blobstore.source.folders import HUB
 from blobstore.source.hub import HubTarget
 from blobstore.source.web import WebFolder

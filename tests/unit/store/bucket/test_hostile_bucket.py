@@ -22,8 +22,7 @@ from blobstore.errors import (
 )
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.formats.dtypes import DType
-from blobstore.formats.safetensors.codec import encode_header
-from blobstore.formats.safetensors.header import TensorEntry
+from blobstore.formats.safetensors.header import TensorEntry, encode_header
 from blobstore.importer.run import import_model
 from blobstore.inspection.listing import BrokenModel, ListedModel, list_models
 from blobstore.names import Digest, ModelName

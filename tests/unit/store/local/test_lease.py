@@ -19,8 +19,7 @@ from support.stores import blob_path, commit_model, link_by_hand, manifest_path
 
 import blobstore
 from blobstore.errors import BusyError, CorruptDataError, NotFoundError
-from blobstore.formats.safetensors.codec import header_of
-from blobstore.formats.safetensors.header import Header
+from blobstore.formats.safetensors.header import Header, header_of
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import prune
