@@ -5,16 +5,12 @@ from __future__ import annotations
 import random
 
 from blobstore.inspection.quality import Histogram, ValueDistribution
-from blobstore.plots.charts import distribution, frontier, scatter, shared
-from blobstore.plots.heatmap import errors
-from blobstore.plots.specification import (
-    ModelBytes,
-    ModelPoint,
-    Specification,
-    TensorError,
-    Weighed,
-)
+from blobstore.names import ModelName
+from blobstore.plots.charts import ModelPoint, distribution, frontier, scatter, shared
+from blobstore.plots.heatmap import TensorError, errors
+from blobstore.plots.specification import Specification
 from blobstore.plots.treemap import treemap
+from blobstore.store.care.usage import ModelUsage
 
 HOSTILE = "<img src=x onerror=alert(1)>'\"`</script><!--\n\u202e\\{{}}"
 
@@ -29,6 +25,11 @@ def layer_errors(layers: int, name: str = "model.layers") -> list[TensorError]:
     ]
     found.append(TensorError("lm_head.weight", "int8", (64, 4096), 0.01))
     return [*found, TensorError("model.norm.weight", "BF16", (64,), 0.0, kept=True)]
+
+
+def model_bytes(name: str, unique: int, shared: int) -> ModelUsage:
+    """Return what a model takes."""
+    return ModelUsage(ModelName.parse(name), unique + shared, unique, shared)
 
 
 def found_values(counts: tuple[int, ...], low: float = -1.0, high: float = 1.0) -> Histogram:
@@ -47,7 +48,7 @@ def found_distribution(name: str = "a.weight", bits: int = 4) -> ValueDistributi
 
 
 _TENSORS = [
-    Weighed(f"model.layers.{n}.{part}.weight", kind, (64, 64), size)
+    (f"model.layers.{n}.{part}.weight", kind, size)
     for n in range(4)
     for part, kind, size in (("up", "int4/64", 2048), ("norm", "BF16", 128))
 ]
@@ -64,7 +65,7 @@ SPECIFICATIONS: dict[str, Specification] = {
     "scatter": scatter(layer_errors(5)),
     "frontier": frontier(_MODELS),
     "frontier of one": frontier(_MODELS[:1]),
-    "shared": shared([ModelBytes("tiny:int4", 100, 900), ModelBytes("b", 0, 900)]),
+    "shared": shared([model_bytes("tiny:int4", 100, 900), model_bytes("b", 0, 900)]),
     "distribution": distribution(found_distribution()),
     "distribution of 8 bits": distribution(found_distribution(bits=8)),
     "distribution of equal values": distribution(
@@ -76,10 +77,10 @@ SPECIFICATIONS: dict[str, Specification] = {
     "empty frontier": frontier([]),
     "empty shared": shared([]),
     "empty distribution": distribution(_EMPTY),
-    "hostile treemap": treemap([Weighed(HOSTILE, HOSTILE, (2,), 4)]),
+    "hostile treemap": treemap([(HOSTILE, HOSTILE, 4)]),
     "hostile errors": errors(layer_errors(2, HOSTILE)),
     "hostile scatter": scatter(layer_errors(2, HOSTILE)),
     "hostile frontier": frontier([ModelPoint(HOSTILE, HOSTILE, 3, 0.1)]),
-    "hostile shared": shared([ModelBytes(HOSTILE, 3, 4)]),
+    "shared of one": shared([model_bytes("h" * 60, 3, 4)]),
     "hostile distribution": distribution(found_distribution(HOSTILE)),
 }

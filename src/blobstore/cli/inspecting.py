@@ -268,8 +268,7 @@ def quality(
 
 def _plot(report: blobstore.ModelQuality) -> None:
     """Draw the errors in the terminal's width; in colour if it is a terminal (no-color.org)."""
-    from blobstore.plots.heatmap import error_lines
-    from blobstore.plots.specification import TensorError
+    from blobstore.plots.heatmap import TensorError, error_lines
     from blobstore.views.documents import document_of
 
     encoding = (sys.stdout.encoding or "ascii").lower()
@@ -417,13 +416,13 @@ def report(
     A path that exists is a source, as for inspect: NAME:TAG is nearly always a stored model.
     """
     from blobstore.plots.specification import check_drawable
-    from blobstore.web.report import check_folder, check_place, model_report
+    from blobstore.web.report import check_place, model_report, place_folder
 
     if output is None and png is None:
         raise UsageError("report has nothing to write", hint="Use -o FILE, or --png DIR.")
     if png is not None:
         check_drawable()
-        check_folder(png)
+        place_folder(Path(png))
     if output is not None:
         check_place(output, force=force)
     opened = stores_at(store, lower, cache=CACHE)
@@ -438,13 +437,11 @@ def _written(
 ) -> WrittenReport:
     from blobstore.plots.specification import drawn_png
     from blobstore.views.command_results import WrittenReport
-    from blobstore.web.report import check_place, model_page, place_file, place_folder
+    from blobstore.web.report import check_place, model_page, place_file
 
     pictures = (
         {} if png is None else {Path(png, f"{key}.png"): found.plots[key] for key in found.plots}
     )
-    if png is not None:
-        place_folder(Path(png))
     for path in pictures:
         check_place(str(path), force=force)
     page = None if output is None else model_page(found, date)

@@ -411,25 +411,6 @@ def replace_file(
         written.rename(path)
 
 
-def add_file(path: Path, data: bytes, *, temporary: Path, syncs: bool = False) -> None:
-    """Write a file that appears when it is complete, and never in the place of another.
-
-    As `replace_file`. Raises: FileExistsError, also if another process was first; OSError.
-    """
-    write_new_file(temporary, data, syncs=syncs)
-    with _removed_after_an_error(temporary):
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links
-            if os.path.lexists(path):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
-            temporary.rename(path)
-        else:
-            temporary.unlink()
-
-
 def check_regular(path: str | os.PathLike[str]) -> None:
     """Raise StorageError if something is there that is not a file: a folder, a device, a FIFO.
 

@@ -1,28 +1,44 @@
-"""Error against size: of the tensors of one model, and of several models."""
+"""Charts: error against size, the bytes that models share, the distribution of one tensor."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from blobstore.inspection.quality import Histogram, ValueDistribution
+from blobstore.plots.heatmap import TensorError
 from blobstore.plots.specification import (
-    ModelBytes,
-    ModelPoint,
     Specification,
-    TensorError,
-    coloured,
     empty,
     family_of_type,
     specification,
     tip_of,
 )
+from blobstore.store.care.usage import ModelUsage
 from blobstore.views.quantities import count, counted, size
 
 MOST_POINTS = 1500
+MOST_BARS = 40
 _HEIGHT = 360
 _ROWS = 100
+_BAR = 22
+_LOW, _WITH_CODES, _LEGEND = 250, 182, 30
+"""Pixels of a histogram; what one of codes below it, and a legend, add."""
+_MARKED = {"-448", "-16", "-1", "-0.0625", "0", "0.0625", "1", "16", "448"}
+"""Numbers of E4M3 that its axis names."""
+
+
+class ModelPoint(NamedTuple):
+    """A model among others: its bytes, and its error against one source for all of them.
+
+    ``type_name``: the type of most of its weights. ``relative_rmse``: of all its weights.
+    """
+
+    name: str
+    type_name: str
+    nbytes: int
+    relative_rmse: float
 
 
 def scatter(tensors: Iterable[TensorError]) -> Specification:
@@ -44,24 +60,20 @@ def scatter(tensors: Iterable[TensorError]) -> Specification:
     for one in drawn:
         error = f"{one.relative_rmse or 0:.3%}"
         says = f"{one.type_name}, {count(one.weights)} weights, relative rmse {error}"
-        points.append(
-            {
-                "x": one.weights,
-                "y": one.relative_rmse or 0.0,
-                "type": family_of_type(one.type_name),
-                "tip": tip_of(one.name, says),
-            }
-        )
+        points.append(_point(one.weights, one.relative_rmse or 0.0, one.type_name, one.name, says))
         rows.append((one.name, one.type_name, one.weights, error))
-    columns = ("tensor", "type", "weights", "relative rmse")
-    plot = specification(
+    return specification(
         "scatter",
         description,
         height=_HEIGHT,
-        table=(columns, rows[:_ROWS]),
+        table=(("tensor", "type", "weights", "relative rmse"), rows[:_ROWS]),
         data={"points": points},
     )
-    return coloured(plot, (one.type_name for one in drawn))
+
+
+def _point(x: float, y: float, type_name: str, name: str, says: str) -> dict[str, Any]:
+    tip = tip_of(name, says)
+    return {"x": x, "y": y, "type": family_of_type(type_name), "name": name, "tip": tip}
 
 
 def frontier(models: Iterable[ModelPoint]) -> Specification:
@@ -72,27 +84,22 @@ def frontier(models: Iterable[ModelPoint]) -> Specification:
     found = sorted(models, key=lambda one: (one.nbytes, one.relative_rmse, one.name))
     if not found:
         return empty("Error against size: no model was measured.", "No model was measured.")
-    front = _front(found)
+    front: list[ModelPoint] = []
+    points, rows = [], []
+    for one in found:
+        is_better = not front or one.relative_rmse < front[-1].relative_rmse
+        if is_better:
+            front.append(one)
+        error, nbytes = f"{one.relative_rmse:.3%}", size(one.nbytes)
+        says = f"{nbytes}, relative rmse {error}"
+        points.append(_point(one.nbytes, one.relative_rmse, one.type_name, one.name, says))
+        rows.append((one.name, one.type_name, nbytes, error, "yes" if is_better else "no"))
     description = (
         f"Scatter plot: relative rmse of {counted(len(found), 'model')} against their size. No"
         " model is both smaller and better than one of these: "
-        + ", ".join(one.name for one in front)
-        + "."
+        f"{', '.join(one.name for one in front)}."
     )
-    points, rows = [], []
-    for one in found:
-        error, nbytes = f"{one.relative_rmse:.3%}", size(one.nbytes)
-        points.append(
-            {
-                "x": one.nbytes,
-                "y": one.relative_rmse,
-                "type": family_of_type(one.type_name),
-                "name": one.name,
-                "tip": tip_of(one.name, f"{nbytes}, relative rmse {error}"),
-            }
-        )
-        rows.append((one.name, one.type_name, nbytes, error, "yes" if one in front else "no"))
-    plot = specification(
+    return specification(
         "frontier",
         description,
         height=_HEIGHT,
@@ -102,45 +109,37 @@ def frontier(models: Iterable[ModelPoint]) -> Specification:
             "front": [{"x": one.nbytes, "y": one.relative_rmse} for one in front],
         },
     )
-    return coloured(plot, (one.type_name for one in found))
 
 
-def _front(found: Sequence[ModelPoint]) -> list[ModelPoint]:
-    """Return the models of the front, of models by size: each is better than all smaller ones."""
-    front: list[ModelPoint] = []
-    for one in found:
-        if not front or one.relative_rmse < front[-1].relative_rmse:
-            front.append(one)
-    return front
-
-
-MOST_BARS = 40
-_BAR = 22
-
-
-def shared(models: Iterable[ModelBytes]) -> Specification:
+def shared(models: Iterable[ModelUsage]) -> Specification:
     """Return the unique and the shared bytes of each model, the largest first.
 
-    Models beyond the forty largest are left out of the picture.
+    Models beyond the forty largest are left out of the picture, those without sizes of the table
+    too.
     """
-    found = sorted(models, key=lambda one: (-one.nbytes, one.name))
-    if not found or not found[0].nbytes:
+    sizes = [
+        (str(one.name), one.unique, one.shared)
+        for one in models
+        if one.unique is not None and one.shared is not None
+    ]
+    sizes.sort(key=lambda one: (-one[1] - one[2], one[0]))
+    if not sizes or not any(sizes[0][1:]):
         return empty("Bytes of models: there are none.", "There are no models to show.")
-    drawn = found[:MOST_BARS]
-    more = "" if len(drawn) == len(found) else f" The {len(drawn)} largest are drawn."
+    drawn = sizes[:MOST_BARS]
+    more = "" if len(drawn) == len(sizes) else f" The {len(drawn)} largest are drawn."
     description = (
-        f"Bars: bytes of {counted(len(found), 'model')}, those that only the model needs and those"
-        f" that others need too. The largest is {found[0].name} with {size(found[0].nbytes)}.{more}"
+        f"Bars: bytes of {counted(len(sizes), 'model')}, those that only the model needs and those"
+        f" that others need too. The largest is {sizes[0][0]} with {size(sum(sizes[0][1:]))}.{more}"
     )
     parts = []
-    for one in drawn:
-        tip = tip_of(one.name, f"{size(one.unique)} only here, {size(one.shared)} shared")
-        ends = {"only here": (0, one.unique), "shared": (one.unique, one.nbytes)}
+    for name, own, others in drawn:
+        tip = tip_of(name, f"{size(own)} only here, {size(others)} shared")
+        ends = {"only here": (0, own), "shared": (own, own + others)}
         parts += [
-            {"model": one.name, "part": part, "begin": begin, "end": end, "tip": tip}
+            {"model": name, "part": part, "begin": begin, "end": end, "tip": tip}
             for part, (begin, end) in ends.items()
         ]
-    rows = [(one.name, size(one.unique), size(one.shared), size(one.nbytes)) for one in found]
+    rows = [(name, size(own), size(others), size(own + others)) for name, own, others in sizes]
     return specification(
         "bars",
         description,
@@ -148,12 +147,6 @@ def shared(models: Iterable[ModelBytes]) -> Specification:
         table=(("model", "only here", "shared", "size"), rows),
         data={"bars": parts},
     )
-
-
-_LOW, _WITH_CODES, _LEGEND = 250, 182, 30
-"""Pixels of a histogram; what one of codes below it, and a legend, add."""
-_MARKED = {"-448", "-16", "-1", "-0.0625", "0", "0.0625", "1", "16", "448"}
-"""Numbers of E4M3 that its axis names."""
 
 
 def distribution(found: ValueDistribution) -> Specification:
@@ -165,7 +158,10 @@ def distribution(found: ValueDistribution) -> Specification:
         low, high = low - 1, high + 1
     source, codes = found.source, found.codes
     values = found.code_values or ()
-    order = _order(values)
+    # By the numbers that codes stand for: NaN last, -0 before 0.
+    order = sorted(
+        range(len(values)), key=lambda code: (math.isnan(values[code]), values[code], -code)
+    )
     data = {"stored": _bins(found.values, "stored")}
     if source is not None and (bins := _bins(source, "source")):
         # A line of steps ends at the last edge.
@@ -180,11 +176,10 @@ def distribution(found: ValueDistribution) -> Specification:
             }
             for place, code in enumerate(order)
         ]
-    height = _LOW + (_WITH_CODES if codes else 0) + (_LEGEND if source else 0)
     plot = specification(
         "histograms",
         _description(found),
-        height=height,
+        height=_LOW + (_WITH_CODES if codes else 0) + (_LEGEND if source else 0),
         table=(("from", "to", "stored", *(["source"] if source else [])), _rows(found)),
         data=data,
         domains={"value": [low, high]},
@@ -232,12 +227,6 @@ def _rows(found: ValueDistribution) -> list[tuple[Any, ...]]:
         (f"{low:.4g}", f"{high:.4g}", *numbers)
         for low, high, *numbers in zip(edges, edges[1:], *padded, strict=False)
     ]
-
-
-def _order(values: Sequence[float]) -> list[int]:
-    """Return codes by the numbers that they stand for: NaN last, -0 before 0."""
-    codes = range(len(values))
-    return sorted(codes, key=lambda code: (math.isnan(values[code]), values[code], -code))
 
 
 def _number(value: float) -> str:

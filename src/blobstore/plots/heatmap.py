@@ -1,25 +1,61 @@
-"""A heat map: the error of each projection in each layer.
+"""A heat map: the error of each projection in each layer; on a terminal as text.
 
-Layers are columns, projections rows. A tensor outside the layers has a row of its own. Tensors that
-are in one place (the experts of a layer, layers of a very deep model) are drawn as the worst.
+Layers are columns, projections rows: the layer of ``model.layers.3.mlp.experts.7.up_proj`` is
+3, its projection ``model.layers.*.mlp.experts.*.up_proj``. A tensor outside the layers has a row of
+its own. Tensors in one place (the experts of a layer) are drawn as the worst.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from blobstore.plots.specification import Specification, TensorError, empty, specification, tip_of
-from blobstore.plots.treemap import layer_and_projection, natural, shortened_names
+from blobstore.inspection.comparison import ChangedTensor
+from blobstore.plots.specification import Specification, empty, specification, tip_of
+from blobstore.plots.treemap import LONGEST, WEIGHT, natural, starred
 from blobstore.views.quantities import counted, printable
 
-MOST_COLUMNS = 200
 MOST_ROWS = 60
 _CELL = 18
+_LAYER = re.compile(r"(.*?(?:^|\.))([0-9]{1,9})(\..*|$)", re.ASCII | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorError:
+    """The error of a tensor against the one that it was made from.
+
+    ``relative_rmse``: None if all weights are zero and the stored ones are not. ``kept``: it is
+    stored as it was.
+    """
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    relative_rmse: float | None
+    kept: bool = False
+
+    @property
+    def weights(self) -> int:
+        return math.prod(self.shape)
+
+    @classmethod
+    def of_document(cls, tensor: Mapping[str, Any]) -> TensorError:
+        """Return the error that a store kept, as ``quality --json`` prints it."""
+        kind, shape = tensor["quant_type"] or tensor["dtype"] or "", tuple(tensor["shape"])
+        return cls(tensor["name"], kind, shape, tensor["relative_rmse"], tensor["kept"])
+
+    @classmethod
+    def of_change(cls, change: ChangedTensor) -> TensorError:
+        """Return the error of a tensor against that of another model; None if not measured."""
+        relative = None if change.errors is None else change.errors.relative_rmse
+        return cls(change.after.name, change.after.type_name, change.after.shape, relative)
 
 
 class Cell(NamedTuple):
-    """The worst of the tensors in one place; ``column`` is the first layer, or None."""
+    """The worst of the tensors in one place; ``column`` is the layer, or None."""
 
     row: str
     column: int | None
@@ -28,42 +64,69 @@ class Cell(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Its relative rmse."""
         return self.worst.relative_rmse or 0.0
+
+
+def layer_and_projection(name: str) -> tuple[int | None, str]:
+    """Return a tensor's layer, None without one, and its name with a star for each number."""
+    name = name.removesuffix(WEIGHT)
+    match = _LAYER.fullmatch(name)
+    if match is None:
+        return None, name
+    return int(match[2]), f"{match[1]}*{starred(match[3])}"
 
 
 def cells(tensors: Iterable[TensorError]) -> list[Cell]:
     """Return the cells of all tensors that were measured and not kept, row by row.
 
-    Rows beyond the sixty worst are left out.
+    Rows of layers are first, in the order of their names; columns from left to right. Rows beyond
+    the sixty worst are left out.
     """
-    measured = [one for one in tensors if not one.kept and one.relative_rmse is not None]
-    places = [(*layer_and_projection(one.name), one) for one in measured]
-    layers = sorted({layer for layer, _, _ in places if layer is not None})
-    step = -(-len(layers) // MOST_COLUMNS) or 1
-    column_of = {layer: layers[index - index % step] for index, layer in enumerate(layers)}
     found: dict[tuple[str, int | None], Cell] = {}
-    for layer, row, one in places:
-        column = None if layer is None else column_of[layer]
-        before = found.get((row, column))
-        cell = Cell(row, column, one, 1 if before is None else before.tensors + 1)
-        if before is not None and before.error >= cell.error:
-            cell = cell._replace(worst=before.worst)
-        found[row, column] = cell
-    return _worst_rows(list(found.values()))
+    for one in tensors:
+        if one.kept or one.relative_rmse is None:
+            continue
+        layer, row = layer_and_projection(one.name)
+        before = found.get((row, layer), Cell(row, layer, one, 0))
+        worst = before.worst if before.error >= one.relative_rmse else one
+        found[row, layer] = Cell(row, layer, worst, before.tensors + 1)
+    worst_of = _worst_of_rows(found.values())
+    rows = set(sorted(worst_of, key=lambda row: (-worst_of[row], row))[:MOST_ROWS])
+    return sorted(
+        (cell for cell in found.values() if cell.row in rows),
+        key=lambda cell: (cell.column is None, natural([cell.row]), cell.column or 0),
+    )
 
 
-def _worst_rows(found: list[Cell]) -> list[Cell]:
+def _worst_of_rows(found: Iterable[Cell]) -> dict[str, float]:
     worst: dict[str, float] = {}
     for cell in found:
         worst[cell.row] = max(worst.get(cell.row, 0.0), cell.error)
-    rows = set(sorted(worst, key=lambda row: (-worst[row], row))[:MOST_ROWS])
-    chosen = [cell for cell in found if cell.row in rows]
-    # Rows of layers first, in the order of their names; columns from left to right.
-    return sorted(
-        chosen,
-        key=lambda cell: (cell.column is None, natural([cell.row]), cell.column or 0),
-    )
+    return worst
+
+
+def row_labels(found: list[Cell]) -> dict[str, str]:
+    """Return short names of the rows, which are all different."""
+    rows = dict.fromkeys((cell.row, cell.column is None) for cell in found)
+    parts = ([row for row, alone in rows if alone is wanted] for wanted in (False, True))
+    labels = {row: label for part in parts for row, label in _shortened(part).items()}
+    return labels if len(set(labels.values())) == len(labels) else {row: row for row in labels}
+
+
+def _shortened(names: list[str]) -> dict[str, str]:
+    """Return short labels by name: without the leading words that all have in common.
+
+    A label keeps at least one word, and at most 120 characters. One name shares nothing.
+    """
+    parts = [name.split(".") for name in names]
+    common = 0
+    if len(names) > 1:
+        most = min(map(len, parts)) - 1
+        while common < most and len({words[common] for words in parts}) == 1:
+            common += 1
+    return {
+        name: ".".join(words[common:])[:LONGEST] for name, words in zip(names, parts, strict=True)
+    }
 
 
 def errors(tensors: Iterable[TensorError]) -> Specification:
@@ -84,7 +147,7 @@ def errors(tensors: Iterable[TensorError]) -> Specification:
     labels = row_labels(found)
     rows = [labels[row] for row in dict.fromkeys(cell.row for cell in found)]
     columns = sorted({cell.column for cell in found if cell.column is not None})
-    drawn = [(cell.column, _drawn(cell, labels[cell.row])) for cell in found]
+    drawn = [_drawn(cell, labels[cell.row]) for cell in found]
     plot = specification(
         "heatmap",
         description,
@@ -97,8 +160,8 @@ def errors(tensors: Iterable[TensorError]) -> Specification:
             ],
         ),
         data={
-            "cells": [row | {"column": column} for column, row in drawn if column is not None],
-            "rows": [row for column, row in drawn if column is None],
+            "cells": [row for row in drawn if row["column"] is not None],
+            "rows": [row for row in drawn if row["column"] is None],
         },
         domains={
             "row": rows,
@@ -115,19 +178,11 @@ def errors(tensors: Iterable[TensorError]) -> Specification:
 def _drawn(cell: Cell, label: str) -> dict[str, Any]:
     more = f", the worst of {cell.tensors}" if cell.tensors > 1 else ""
     says = f"{cell.worst.type_name}, relative rmse {cell.error:.3%}"
-    return {"row": label, "error": cell.error, "tip": tip_of(f"{cell.worst.name}{more}", says)}
+    tip = tip_of(f"{cell.worst.name}{more}", says)
+    return {"row": label, "column": cell.column, "error": cell.error, "tip": tip}
 
 
-def row_labels(found: list[Cell]) -> dict[str, str]:
-    """Return short names of the rows, which are all different."""
-    rows = dict.fromkeys((cell.row, cell.column is None) for cell in found)
-    parts = ([row for row, alone in rows if alone is wanted] for wanted in (False, True))
-    labels = {row: label for part in parts for row, label in shortened_names(part).items()}
-    return labels if len(set(labels.values())) == len(labels) else {row: row for row in labels}
-
-
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_ASCII = ".:-=+*#@"
+_BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#@"
 _COLOURS = (36, 36, 32, 32, 33, 33, 31, 31)
 """Of a terminal, by level: cyan, green, yellow, red."""
 _MOST_LINES = 30
@@ -146,14 +201,11 @@ def error_lines(
     worst of several. Only the thirty worst projections are shown.
     """
     found = cells(tensors)
-    highest = max((cell.error for cell in found), default=0.0)
+    largest = _worst_of_rows(found)
+    highest = max(largest.values(), default=0.0)
     if not highest:
         return []
-    rows: dict[str, list[Cell]] = {}
-    for cell in found:
-        rows.setdefault(cell.row, []).append(cell)
-    largest = {row: max(cell.error for cell in rows[row]) for row in rows}
-    worst = sorted(rows, key=lambda row: -largest[row])[:_MOST_LINES]
+    worst = sorted(largest, key=lambda row: -largest[row])[:_MOST_LINES]
     labels = {row: printable(label) for row, label in row_labels(found).items() if row in worst}
     layers = sorted({cell.column for cell in found if cell.column is not None})
     room_of_names = max(12, width - _FIGURE - 2 - max(_LEAST_BARS, len(layers)))
@@ -174,16 +226,18 @@ def error_lines(
     lines = [f"Relative rmse{first}, and the largest"[:width]]
     for row, label in labels.items():
         name = label if len(label) <= names else f"{cut}{label[1 - names :]}"
-        plot = "".join(map(drawn, _merged(rows[row], layers, bars)))
+        plot = "".join(map(drawn, _merged(found, row, layers, bars)))
         lines.append(f"{name:<{names}} {plot} {largest[row]:>{_FIGURE - 1}.3%}")
     return lines
 
 
-def _merged(row: list[Cell], layers: Sequence[int], bars: int) -> list[float | None]:
-    """Return the worst error of each bar; a tensor outside the layers is the first bar."""
-    found: list[float | None] = [None] * bars
-    places = {layer: index * bars // len(layers) for index, layer in enumerate(layers)}
-    for cell in row:
-        place = 0 if cell.column is None else places[cell.column]
-        found[place] = max(found[place] or 0.0, cell.error)
-    return found
+def _merged(
+    found: Iterable[Cell], row: str, layers: Sequence[int], bars: int
+) -> list[float | None]:
+    """Return the worst error of each bar of a row; a tensor outside the layers is the first bar."""
+    merged: list[float | None] = [None] * bars
+    for cell in found:
+        if cell.row == row:
+            place = 0 if cell.column is None else layers.index(cell.column) * bars // len(layers)
+            merged[place] = max(merged[place] or 0.0, cell.error)
+    return merged

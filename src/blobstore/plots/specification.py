@@ -7,18 +7,23 @@ text.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 from blobstore.errors import UsageError
-from blobstore.inspection.comparison import ChangedTensor
 from blobstore.views.quantities import cut_text, printable
 
+Theme = Literal["light", "dark"]
+THEMES: tuple[Theme, ...] = ("light", "dark")
+Specification = dict[str, Any]
+"""A Vega specification: JSON, ready to be parsed by Vega 6."""
+SCALE = 2
+"""Pixels of a picture for each of a page."""
+WIDTH = 960
+"""Pixels; a page sets the signal ``width`` to the room that it has."""
 COLOURS = {
     "int4": "#0a74c4",
     "int8": "#008a8a",
@@ -30,12 +35,17 @@ COLOURS = {
     "F32": "#3f8f3a",
     "F8": "#c8475b",
     "integers": "#8b6b52",
+    "other": "#7a7a5c",
 }
-OTHER = "#7a7a5c"
-_INTEGERS = ("BOOL", "I", "U")
-_BLACK, _WHITE = "#000000", "#ffffff"
-_DARK = {"int4", "F8", "integers"}
-"""Types on which white text has more contrast than black text."""
+"""The colours that mean a type of weights: one each, in every plot and theme.
+
+Each has a contrast of at least 3 against a white and against a dark page (WCAG 2.2, 1.4.11), and
+black or white text has at least 4.5 on it (1.4.3). The hues are those of Okabe and Ito's palette
+for the colour-blind, darker or lighter where the contrast asks for it. No plot relies on colour
+alone: names of types are in labels, tooltips and tables.
+"""
+_KEYS = {"__proto__": "__proto__ "}
+"""Names that Vega 6 loses: it keeps axis labels as keys of a JavaScript object (DataJoin)."""
 
 
 def family_of_type(type_name: str) -> str:
@@ -45,31 +55,7 @@ def family_of_type(type_name: str) -> str:
         return name
     if name.startswith("F8"):
         return "F8"
-    return "integers" if name.startswith(_INTEGERS) else "other"
-
-
-def ink_of(type_name: str) -> str:
-    """Return the colour of text on a type's colour: black or white, whichever has more contrast."""
-    return _WHITE if family_of_type(type_name) in _DARK else _BLACK
-
-
-def families(type_names: Iterable[str]) -> list[str]:
-    """Return the families of types, each once, in the palette's order."""
-    order = [*COLOURS, "other"]
-    return sorted({family_of_type(name) for name in type_names}, key=order.index)
-
-
-Theme = Literal["light", "dark"]
-THEMES: tuple[Theme, ...] = ("light", "dark")
-Specification = dict[str, Any]
-"""A Vega specification: JSON, ready to be parsed by Vega 6."""
-
-SCALE = 2
-"""Pixels of a picture for each of a page."""
-SCHEMA = "https://vega.github.io/schema/vega/v6.json"
-"""The name of the format; Vega does not fetch it."""
-WIDTH = 960
-"""Pixels; a page sets the signal ``width`` to the room that it has."""
+    return "integers" if name.startswith(("BOOL", "I", "U")) else "other"
 
 
 def specification(
@@ -86,20 +72,28 @@ def specification(
 
     Width and height are all that the plot takes, its axes and legends included. ``table``: the same
     values as text, names of columns and rows. ``data``, ``domains``, ``signals``: values by the
-    names that the document gives. Characters of names that are not printable are escaped.
+    names that the document gives; ``type`` of a row is what `family_of_type` returns. Characters of
+    names that are not printable are escaped.
     """
+    tables, found, given = data or {}, domains or {}, signals or {}
     parts: dict[str, Any] = json.loads(_template(name))
     for one in parts.get("data", ()):
         if "values" in one:
-            one["values"] = _readable((data or {}).get(one["name"], ()))
+            one["values"] = _readable(tables.get(one["name"], ()))
+    used = {row.get("type") for rows in tables.values() for row in rows}
+    types = [kind for kind in COLOURS if kind in used]
     for one in parts.get("scales", ()):
-        if one["name"] in (domains or {}):
-            one["domain"] = _readable((domains or {})[one["name"]])
+        if one["name"] in found:
+            one["domain"] = _readable(found[one["name"]])
+        if one["name"] in ("type", "shape"):
+            one["domain"] = types
+        if one["name"] == "type":
+            one["range"] = [COLOURS[kind] for kind in types]
     for one in parts.get("signals", ()):
-        one["value"] = (signals or {}).get(one["name"], one["value"])
+        one["value"] = given.get(one["name"], one["value"])
     columns, rows = table
     return {
-        "$schema": SCHEMA,
+        "$schema": "https://vega.github.io/schema/vega/v6.json",
         "description": _readable(description),
         "width": WIDTH,
         "height": height,
@@ -108,6 +102,11 @@ def specification(
         **parts,
         "usermeta": {"table": {"columns": list(columns), "rows": _readable(list(rows))}},
     }
+
+
+def empty(description: str, sentence: str) -> Specification:
+    """Return a plot of no values: a sentence."""
+    return specification("empty", description, height=60, signals={"sentence": sentence})
 
 
 def configuration(theme: Theme) -> dict[str, Any]:
@@ -123,10 +122,6 @@ def configuration(theme: Theme) -> dict[str, Any]:
 def _template(name: str) -> str:
     folder = resources.files("blobstore") / "plots" / "specifications"
     return (folder / f"{name}.json").read_text("utf-8")
-
-
-_KEYS = {"__proto__": "__proto__ "}
-"""Names that Vega 6 loses: it keeps axis labels as keys of a JavaScript object (DataJoin)."""
 
 
 def _readable(value: Any) -> Any:
@@ -146,24 +141,6 @@ def tip_of(*lines: str) -> str:
     return "\n".join(map(printable, lines))
 
 
-def coloured(plot: Specification, type_names: Iterable[str]) -> Specification:
-    """Return a plot whose scales of types have the families of these types, and their colours."""
-    found = families(type_names)
-    for scale in plot["scales"]:
-        if scale["name"] in ("type", "shape"):
-            scale["domain"] = found
-        if scale["name"] == "type":
-            scale["range"] = [COLOURS.get(name, OTHER) for name in found]
-    return plot
-
-
-def empty(description: str, sentence: str) -> Specification:
-    """Return a plot of no values: a sentence."""
-    plot = specification("empty", description, height=60)
-    plot["marks"][0]["encode"]["update"]["text"] = {"value": sentence}
-    return plot
-
-
 def drawn_png(plot: Specification, theme: Theme = "light") -> bytes:
     """Return a plot as a PNG file. Raises: UsageError when vl-convert is not installed."""
     spec = {key: value for key, value in plot.items() if key != "usermeta"}
@@ -179,70 +156,3 @@ def check_drawable() -> ModuleType:
         hint = "Install the extra: pip install 'blobstore[plots]'."
         raise UsageError("vl-convert is not installed", hint=hint) from error
     return vl_convert
-
-
-class Weighed(NamedTuple):
-    """A tensor: its name, its type in words (``int4/64``), shape before packing, stored bytes."""
-
-    name: str
-    type_name: str
-    shape: tuple[int, ...]
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class TensorError:
-    """The error of a tensor against the one that it was made from.
-
-    ``relative_rmse``: None if all weights are zero and the stored ones are not. ``kept``: it is
-    stored as it was.
-    """
-
-    name: str
-    type_name: str
-    shape: tuple[int, ...]
-    relative_rmse: float | None
-    kept: bool = False
-
-    @property
-    def weights(self) -> int:
-        """The number of its weights."""
-        return math.prod(self.shape)
-
-    @classmethod
-    def of_document(cls, tensor: Mapping[str, Any]) -> TensorError:
-        """Return the error that a store kept, as ``quality --json`` prints it."""
-        kind, shape = tensor["quant_type"] or tensor["dtype"] or "", tuple(tensor["shape"])
-        return cls(tensor["name"], kind, shape, tensor["relative_rmse"], tensor["kept"])
-
-    @classmethod
-    def of_change(cls, change: ChangedTensor) -> TensorError:
-        """Return the error of a tensor against that of another model; None if not measured."""
-        relative = None if change.errors is None else change.errors.relative_rmse
-        after = change.after
-        return cls(after.name, after.type_name, after.shape, relative)
-
-
-class ModelPoint(NamedTuple):
-    """A model among others: its bytes, and its error against one source for all of them.
-
-    ``type_name``: the type of most of its weights. ``relative_rmse``: of all its weights.
-    """
-
-    name: str
-    type_name: str
-    nbytes: int
-    relative_rmse: float
-
-
-class ModelBytes(NamedTuple):
-    """The bytes of a model's blobs: those that no other model needs, and those that others do."""
-
-    name: str
-    unique: int
-    shared: int
-
-    @property
-    def nbytes(self) -> int:
-        """All its bytes."""
-        return self.unique + self.shared

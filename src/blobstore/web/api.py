@@ -1,7 +1,7 @@
 """``/api/``: one table of addresses, of which the server and the OpenAPI document are made.
 
-A query is a pydantic model, an answer a document of ``--json`` or a plot, made by the library's own
-functions.
+An answer is a document of ``--json`` or a plot, made by the library's own functions. Models are
+opened when they are asked for; the answers of the last ones are kept.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import parse_qs
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from blobstore._version import __version__
 from blobstore.errors import (
@@ -29,20 +28,20 @@ from blobstore.errors import (
 )
 from blobstore.formats.documents import Manifest
 from blobstore.inspection.comparison import ModelDiff, diff_models
-from blobstore.inspection.listing import BrokenModel, ListedModel, describe, line_of, list_models
+from blobstore.inspection.listing import (
+    BrokenModel,
+    ListedModel,
+    describe,
+    line_of,
+    list_models,
+)
 from blobstore.inspection.quality import ValueDistribution, distribution_of
 from blobstore.model.loader import opened_tensor
 from blobstore.model.tensors import Tensor
 from blobstore.names import Digest, ModelName
-from blobstore.plots.charts import distribution, frontier, shared
-from blobstore.plots.heatmap import errors
-from blobstore.plots.specification import (
-    ModelBytes,
-    ModelPoint,
-    Specification,
-    TensorError,
-    Weighed,
-)
+from blobstore.plots.charts import ModelPoint, distribution, frontier, shared
+from blobstore.plots.heatmap import TensorError, errors
+from blobstore.plots.specification import Specification
 from blobstore.plots.treemap import treemap
 from blobstore.store.care.usage import Usage, measure_usage
 from blobstore.store.ports import Readable
@@ -52,9 +51,11 @@ from blobstore.views.documents import encoded, schema_of, to_json
 from blobstore.views.quality_records import KeptQuality, kept_quality
 from blobstore.views.verify_records import KeptVerify, kept_verify
 
+OPENAPI = "/api/openapi.json"
 _OPENED = 4
 """Models whose answers are kept. Those of one with 50,000 tensors take 4 MB."""
-_LOCKS = 32
+_FIELDS = 64
+_MOST_MODELS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,48 +63,28 @@ class ServedModel:
     """A model, the part of the home that has it, and the bytes of its manifest."""
 
     name: ModelName
-    holder: Readable
-    raw: bytes
     digest: Digest
     is_packed: bool
+    holder: Readable = field(compare=False)
+    raw: bytes = field(compare=False)
 
     def stored(self) -> StoredModel:
-        """Return what the manifest means. Raises: DocumentError."""
         manifest = Manifest.parse(self.raw, f"the manifest of {self.name}")
         return StoredModel(self.name, manifest, self.holder)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A model's answers without and with its tensors, both without its name, and its treemap.
+    """A model's answers without and with its tensors, and its treemap, as JSON.
 
     Only these bytes are kept, because 50,000 tensors take 4 MB in them, and much more as objects.
-    ``counts``: how many tensors each layer of tensors of the manifest has, as JSON.
+    ``counts``: how many tensors each layer of tensors of the manifest has.
     """
 
     facts: bytes
     columns: bytes
-    counts: bytes
     treemap: bytes
-
-    def document(self) -> dict[str, Any]:
-        """Return the answer without tensors, but for name and state."""
-        document: dict[str, Any] = json.loads(self.facts)
-        return document
-
-    def columns_of(self, name: ModelName, digest: Digest) -> bytes:
-        """Return the answer with tensors, with the model's name and ID."""
-        head = json.dumps({"model": str(name), "id": str(digest)}, separators=(",", ":"))
-        return head[:-1].encode() + b"," + self.columns[1:]
-
-    def layer_of(self, tensor: str) -> int:
-        """Return the number of a tensor's layer. Raises: TensorNotFoundError."""
-        try:
-            place = json.loads(self.columns)["names"].index(tensor)
-        except ValueError:
-            message = f"the model has no tensor {quoted(tensor)}"
-            raise TensorNotFoundError(message, tensor=tensor) from None
-        return bisect_right(list(accumulate(json.loads(self.counts))), place)
+    counts: Sequence[int]
 
 
 class Served:
@@ -111,29 +92,21 @@ class Served:
 
     def __init__(self, home: Readable) -> None:
         self.home = home
-        self._opened: dict[Digest, OpenedModel] = {}
+        self._read = lru_cache(_OPENED)(_read)
         self._lock = threading.Lock()
-        # A page asks for several answers at once: the first opens the model, the others wait.
-        # Models share these locks, so two may wait for each other, which is rare.
-        self._opening = [threading.Lock() for _ in range(_LOCKS)]
-
-    @property
-    def upper(self) -> Any:
-        """The home that is not a lower one."""
-        return self.home.upper
 
     def require(self) -> None:
         """Raise StorageError if the folder of the store is gone: its disk is not mounted, perhaps.
 
         Without its folder a store is a new one, and has no models.
         """
-        root = self.upper.root
+        root = self.home.upper.root
         if root is not None and not os.path.isdir(root):  # noqa: PTH112  # False for any error
             raise StorageError("the folder of the store is gone", hint="Is its disk mounted?")
 
     def without_folders(self, text: str) -> str:
         """Return a message without the folders of the stores: it may name a file in them."""
-        for home in (self.upper, *self.home.lower):
+        for home in (self.home.upper, *self.home.lower):
             if (root := home.root) is not None:
                 text = text.replace(f"{root}/", "").replace(str(root), "the store")
         return text
@@ -144,19 +117,12 @@ class Served:
         holder = self.home.holder(parsed)
         full = holder.find(parsed)
         raw = holder.manifests.text(full)
-        is_packed = holder is self.home.packed
-        return ServedModel(full, holder, raw, Digest.of(raw), is_packed)
+        return ServedModel(full, Digest.of(raw), holder is self.home.packed, holder, raw)
 
     def open(self, model: ServedModel) -> OpenedModel:
         """Return a model's answers. Raises: as `StoredModel.opened`; DocumentError."""
-        with self._opening[hash(model.digest) % _LOCKS]:
-            opened = self._opened.get(model.digest) or _read(model)
-            with self._lock:
-                self._opened.pop(model.digest, None)
-                self._opened[model.digest] = opened
-                if len(self._opened) > _OPENED:
-                    del self._opened[next(iter(self._opened))]
-            return opened
+        with self._lock:  # a page asks for several answers at once: the first opens the model
+            return self._read(model)
 
     @contextmanager
     def tensor(self, model: ServedModel, name: str) -> Iterator[Tensor]:
@@ -164,12 +130,17 @@ class Served:
 
         Raises: TensorNotFoundError; UnsupportedSourceError for a packed model; as `opened_tensor`.
         """
-        layer = self.open(model).layer_of(name)
+        opened = self.open(model)
+        names = json.loads(opened.columns)["names"]
+        if name not in names:
+            message = f"the model has no tensor {quoted(name)}"
+            raise TensorNotFoundError(message, tensor=name)
         if model.is_packed:
             hint = f"blobstore unpack {model.name} restores it."
             message = f"model {model.name} is packed: its values are not read"
             raise UnsupportedSourceError(message, model=str(model.name), hint=hint)
         stored = model.stored()
+        layer = bisect_right(list(accumulate(opened.counts)), names.index(name))
         with opened_tensor(stored, stored.manifest.tensor_layers[layer], name) as tensor:
             yield tensor
 
@@ -182,12 +153,11 @@ def _read(model: ServedModel) -> OpenedModel:
         tensors = ModelOutline.of(stored, stored.tensor_layers)
         line = line_of(model.holder, model.name, manifest, tensors.forms)
         details = describe(model.holder, manifest, tensors)
-    columns = encoded(TensorColumns(model.name, model.digest, tensors))
     facts = encoded(ModelAnswer(line, details, manifest, len(tensors)))
-    for whose, key in ((columns, "model"), (columns, "id"), (facts, "name"), (facts, "packed")):
-        del whose[key]  # they belong to a name, not to the manifest
-    drawn = treemap(map(Weighed, *(columns[key] for key in ("names", "types", "shapes", "sizes"))))
-    return OpenedModel(*map(in_json, (facts, columns, tensors.counts, drawn)))
+    facts["packed"] = model.is_packed
+    columns = encoded(TensorColumns(model.name, model.digest, tensors))
+    drawn = treemap(zip(columns["names"], columns["types"], columns["sizes"], strict=True))
+    return OpenedModel(in_json(facts), in_json(columns), in_json(drawn), tensors.counts)
 
 
 def in_json(document: Any) -> bytes:
@@ -195,118 +165,52 @@ def in_json(document: Any) -> bytes:
     return to_json(document).encode("ascii")
 
 
-OPENAPI = "/api/openapi.json"
-_MAX_FIELDS = 64
-_MAX_NAME = 620
-"""Characters of a model's name with all its parts (names.py says which names are valid)."""
-_MAX_TENSOR = 2048
-"""Characters of a tensor's name. Longer ones are possible in a file, and not asked for."""
-
-
-def _single(given: Any) -> Any:
-    """Return the value of a parameter that is given once."""
-    if isinstance(given, list):
-        if len(given) != 1:
-            raise ValueError(f"is given {len(given)} times, expected 1")
-        return given[0]
-    return given
-
-
-class Query(BaseModel):
-    """No parameters; subclasses add theirs."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    @property
-    def models(self) -> list[str]:
-        """The names of models that it has, each once in a list."""
-        values = [value for name, value in self if name != "tensor"]
-        if values and isinstance(values[0], list):
-            return list(dict.fromkeys(values[0]))
-        return values
-
-
-_Name = Annotated[
-    str,
-    Field(min_length=1, max_length=_MAX_NAME, pattern=r"^[A-Za-z0-9_.:/-]+$"),
-    BeforeValidator(_single),
-]
-
-
-class _Named(Query):
-    name: _Name = Field(description="the name of a stored model")
-
-
-class _OfModel(Query):
-    model: _Name = Field(description="the name of a stored model")
-
-
-class _OfTensor(_OfModel):
-    tensor: Annotated[
-        str, Field(min_length=1, max_length=_MAX_TENSOR), BeforeValidator(_single)
-    ] = Field(description="the name of a tensor of the model")
-
-
-class _OfModels(Query):
-    model: list[_Name] = Field(
-        min_length=1, max_length=60, description="the name of a stored model; repeatable"
-    )
-
-
-class _Pair(Query):
-    a: _Name = Field(description="the name of a stored model")
-    b: _Name = Field(description="the stored model to compare it with")
-
-
-def parsed(query: bytes, kind: type[Query]) -> Query:
-    """Return the parameters in a query.
-
-    Raises: UsageError for a parameter that is missing, unknown, too long or given too often, and
-    for text that is not UTF-8.
-    """
-    try:
-        given = parse_qs(
-            query.decode("ascii"),
-            keep_blank_values=True,
-            errors="strict",
-            max_num_fields=_MAX_FIELDS,
-        )
-    except ValueError as error:
-        raise UsageError("the query is not percent-encoded UTF-8, or is too long") from error
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        names = ", ".join(kind.model_fields)
-        hint = f"Use {names}." if names else "This address takes no parameters."
-        says = first["msg"].removeprefix("Value error, ")
-        message = f"the parameter {quoted(str(first['loc'][0]))}: {says[:1].lower()}{says[1:]}"
-        raise UsageError(message, hint=hint) from error
-
-
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
     """An address of the API.
 
-    ``kind``: the type of the answer; ``answer`` makes it, or its JSON, of a home, the query and the
-    models that this names. ``is_fixed``: it changes with these alone. ``is_slow``: reads weights.
+    ``kind``: the type of the answer; ``answer`` makes it, or its JSON, of a home, the models of the
+    query and its tensor. ``takes``: the query's parameters. ``most``: how often each is given at
+    most. ``is_slow``: weights are read.
     """
 
     path: str
     what: str
     kind: Any
     answer: Callable[..., Any]
-    query: type[Query] = Query
-    is_fixed: bool = False
+    takes: Sequence[str] = ()
+    most: int = 1
     is_slow: bool = False
 
-    def body(self, served: Served, query: Query, models: Sequence[ServedModel]) -> bytes:
-        """Return the answer as JSON. Raises: BlobStoreError."""
-        document = self.answer(served, query, *models)
+    def body(self, served: Served, query: bytes) -> bytes:
+        """Return the answer as JSON.
+
+        Raises: UsageError for a parameter that is missing, unknown, or given too often, and for
+        text that is not UTF-8; as the library.
+        """
+        given = self._parsed(query)
+        names = [name for key in self.takes if key != "tensor" for name in given[key]]
+        document = self.answer(served, *map(served.find, names), *given.get("tensor", ()))
         return document if isinstance(document, bytes) else in_json(document)
 
+    def _parsed(self, query: bytes) -> dict[str, list[str]]:
+        try:
+            text = query.decode("ascii")
+            given = parse_qs(text, keep_blank_values=True, errors="strict", max_num_fields=_FIELDS)
+        except ValueError as error:
+            raise UsageError("the query is not percent-encoded UTF-8, or is too long") from error
+        hint = f"This address takes: {', '.join(self.takes) or 'nothing'}."
+        for name in (*self.takes, *given):
+            number = len(given.get(name, ()))
+            if name not in self.takes:
+                raise UsageError(f"the parameter {quoted(name)} is unknown", hint=hint)
+            if not 1 <= number <= self.most:
+                says = f"is given {number} times, at most {self.most}" if number else "is missing"
+                raise UsageError(f"the parameter {quoted(name)} {says}", hint=hint)
+        return given
 
-def _models(served: Served, _query: Query) -> list[Any]:
+
+def _models(served: Served) -> list[Any]:
     models = list_models(served.home)
     if not models:
         served.require()
@@ -321,72 +225,43 @@ def _without_folders(served: Served, model: ListedModel | BrokenModel) -> Any:
     return document
 
 
-def _model(served: Served, _query: Query, model: ServedModel) -> dict[str, Any]:
-    facts = served.open(model).document()
-    return {"name": str(model.name), **facts, "packed": model.is_packed}
-
-
-def _tensors(served: Served, _query: Query, model: ServedModel) -> bytes:
-    return served.open(model).columns_of(model.name, model.digest)
-
-
-def _measured(served: Served, query: _OfTensor, model: ServedModel) -> ValueDistribution:
-    with served.tensor(model, query.tensor) as opened:
+def _measured(served: Served, model: ServedModel, tensor: str) -> ValueDistribution:
+    with served.tensor(model, tensor) as opened:
         return distribution_of(opened)
 
 
-def _distribution(served: Served, query: _OfTensor, model: ServedModel) -> TensorDistribution:
-    return TensorDistribution(model.name, model.digest, _measured(served, query, model))
+def _distribution(served: Served, model: ServedModel, tensor: str) -> TensorDistribution:
+    return TensorDistribution(model.name, model.digest, _measured(served, model, tensor))
 
 
-def _quality(served: Served, _query: Query, model: ServedModel) -> KeptQuality:
-    return kept_quality(served.home, model.name, model.digest)
-
-
-def _diff(served: Served, _query: Query, a: ServedModel, b: ServedModel) -> ModelDiff:
-    return diff_models(a.name, b.name, store=served.home)
-
-
-def _usage(served: Served, _query: Query) -> Usage:
+def _usage(served: Served) -> Usage:
     """Return what the blobs of the store take; lower stores are not counted."""
     served.require()
-    return measure_usage(served.upper)
+    return measure_usage(served.home.upper)
 
 
-def _treemap_plot(served: Served, _query: Query, model: ServedModel) -> bytes:
-    return served.open(model).treemap
-
-
-def _errors_plot(served: Served, _query: Query, model: ServedModel) -> Specification:
+def _errors_plot(served: Served, model: ServedModel) -> Specification:
     return errors(map(TensorError.of_document, _kept(served, model)["tensors"]))
 
 
-def _distribution_plot(served: Served, query: _OfTensor, model: ServedModel) -> Specification:
-    return distribution(_measured(served, query, model))
-
-
-def _frontier_plot(served: Served, _query: Query, *models: ServedModel) -> Specification:
-    return frontier([_point(served, model) for model in models])
-
-
-def _shared_plot(served: Served, query: Query) -> Specification:
-    return shared(
-        ModelBytes(str(one.name), one.unique, one.shared)
-        for one in _usage(served, query).models
-        if one.unique is not None and one.shared is not None
-    )
+def _frontier_plot(served: Served, *models: ServedModel) -> Specification:
+    return frontier(_point(served, model) for model in dict.fromkeys(models))
 
 
 def _point(served: Served, model: ServedModel) -> ModelPoint:
     """Return a model's place; one whose weights are all zeros has no error."""
     error = _kept(served, model)["model"]["relative_rmse"] or 0.0
-    facts = served.open(model).document()
+    facts = json.loads(served.open(model).facts)
     return ModelPoint(str(model.name), facts["quant_type"] or "", facts["size"], error)
+
+
+def _quality(served: Served, model: ServedModel) -> KeptQuality:
+    return kept_quality(served.home, model.name, model.digest)
 
 
 def _kept(served: Served, model: ServedModel) -> Mapping[str, Any]:
     """Return what `quality` kept of a model. Raises: UnsupportedSourceError without one."""
-    result = kept_quality(served.home, model.name, model.digest).result
+    result = _quality(served, model).result
     if result is None:
         hint = f"blobstore quality {model.name} --against SOURCE measures them."
         raise UnsupportedSourceError(
@@ -395,9 +270,9 @@ def _kept(served: Served, model: ServedModel) -> Mapping[str, Any]:
     return result
 
 
-def _plot(kind: str, what: str, answer: Any, query: type[Query] = Query, **more: bool) -> ApiRoute:
+def _plot(kind: str, what: str, answer: Any, *takes: str, **more: Any) -> ApiRoute:
     says = f"{what}: a specification of Vega."
-    return ApiRoute(f"/api/plots/{kind}", says, dict[str, Any], answer, query, **more)
+    return ApiRoute(f"/api/plots/{kind}", says, dict[str, Any], answer, takes, **more)
 
 
 ROUTES: tuple[ApiRoute, ...] = (
@@ -405,18 +280,25 @@ ROUTES: tuple[ApiRoute, ...] = (
         "/api/models", "All models, sorted by name.", list[ListedModel | BrokenModel], _models
     ),
     ApiRoute(
-        "/api/model", "A model without its tensors.", ModelAnswer, _model, _Named, is_fixed=True
+        "/api/model",
+        "A model without its tensors.",
+        ModelAnswer,
+        lambda served, model: served.open(model).facts,
+        ("name",),
     ),
     ApiRoute(
-        "/api/tensors", "The tensors of a model.", TensorColumns, _tensors, _OfModel, is_fixed=True
+        "/api/tensors",
+        "The tensors of a model.",
+        TensorColumns,
+        lambda served, model: served.open(model).columns,
+        ("model",),
     ),
     ApiRoute(
         "/api/distribution",
         "How the values of a tensor are distributed.",
         TensorDistribution,
         _distribution,
-        _OfTensor,
-        is_fixed=True,
+        ("model", "tensor"),
         is_slow=True,
     ),
     ApiRoute(
@@ -424,15 +306,14 @@ ROUTES: tuple[ApiRoute, ...] = (
         "The last result of `blobstore quality` for a model.",
         KeptQuality,
         _quality,
-        _OfModel,
+        ("model",),
     ),
     ApiRoute(
         "/api/diff",
         "How model b differs from a.",
         ModelDiff,
-        _diff,
-        _Pair,
-        is_fixed=True,
+        lambda served, a, b: diff_models(a.name, b.name, store=served.home),
+        ("a", "b"),
         is_slow=True,
     ),
     ApiRoute("/api/usage", "What blobs take.", Usage, _usage),
@@ -440,42 +321,40 @@ ROUTES: tuple[ApiRoute, ...] = (
         "/api/damage",
         "The last result of `blobstore verify` for the store.",
         KeptVerify,
-        lambda served, _: kept_verify(served.home),
+        lambda served: kept_verify(served.home),
     ),
-    _plot("treemap", "Bytes by module", _treemap_plot, _OfModel, is_fixed=True),
-    _plot("errors", "Errors by layer, as `blobstore quality` kept them", _errors_plot, _OfModel),
+    _plot("treemap", "Bytes by module", lambda served, model: served.open(model).treemap, "model"),
+    _plot("errors", "Errors by layer, as `blobstore quality` kept them", _errors_plot, "model"),
     _plot(
         "distribution",
         "The values and codes of a tensor",
-        _distribution_plot,
-        _OfTensor,
-        is_fixed=True,
+        lambda *asked: distribution(_measured(*asked)),
+        "model",
+        "tensor",
         is_slow=True,
     ),
     _plot(
         "frontier",
         "Error against size of models, as `blobstore quality` kept them",
         _frontier_plot,
-        _OfModels,
+        "model",
+        most=_MOST_MODELS,
     ),
-    _plot("shared", "The bytes that models share", _shared_plot),
+    _plot("shared", "The bytes that models share", lambda served: shared(_usage(served).models)),
 )
-
-
-def answered(served: Served, path: str, **query: str) -> Any:
-    """Return the document at an address below ``/api/``. Raises: as its route."""
-    route = next(one for one in ROUTES if one.path == f"/api/{path}")
-    given = route.query.model_validate(query)
-    return json.loads(route.body(served, given, list(map(served.find, given.models))))
-
-
+_PARAMETERS = {
+    "name": "the name of a stored model",
+    "model": "the name of a stored model",
+    "tensor": "the name of a tensor of the model",
+    "a": "the name of a stored model",
+    "b": "the stored model to compare it with",
+}
 _PROBLEMS = {
-    "400": "A parameter is missing, unknown, too long, or given too often.",
+    "400": "A parameter is missing, unknown, or given too often.",
     "404": "There is no such model or tensor.",
     "409": "The model is damaged, or of a kind without such an answer.",
-    "414": "The address is too long.",
     "421": "The server is not meant for this Host.",
-    "431": "The request's head is too large.",
+    "431": "The request's head, with its address, is too large.",
     "500": "The store can't be read.",
     "502": "The bucket can't be read.",
     "503": "The store is busy, or the server has too many connections.",
@@ -488,38 +367,37 @@ def openapi() -> dict[str, Any]:
     place = "#/components/schemas/"
     problem = schema_of(Problem, schemas, place)
     problems = {code: _content(says, problem) for code, says in _PROBLEMS.items()}
-    paths: dict[str, Any] = {}
-    for route in ROUTES:
-        answer = _content("The answer.", schema_of(route.kind, schemas, place))
-        operation = {
-            "operationId": route.path.removeprefix("/api/").replace("/", "_"),
-            "summary": route.what,
-            "parameters": _parameters(route.query),
-            "responses": {"200": answer, **problems},
-        }
-        paths[route.path] = {"get": operation}
     own = {"type": "object", "additionalProperties": True}
-    responses = {"200": _content("The document.", own)}
-    summary = "This document."
-    paths[OPENAPI] = {"get": {"operationId": "openapi", "summary": summary, "responses": responses}}
-    says = "Models of a store. Nothing can be changed."
+    routes = (*ROUTES, ApiRoute(OPENAPI, "This document.", None, openapi))
+    paths: dict[str, Any] = {}
+    for route in routes:
+        schema = own if route.kind is None else schema_of(route.kind, schemas, place)
+        paths[route.path] = {
+            "get": {
+                "operationId": route.path[len("/api/") :].removesuffix(".json").replace("/", "_"),
+                "summary": route.what,
+                "parameters": [_parameter(name, route.most) for name in route.takes],
+                "responses": {"200": _content("The answer.", schema), **problems},
+            }
+        }
     return {
         "openapi": "3.1.0",
-        "info": {"title": "blobstore", "version": __version__, "description": says},
+        "info": {
+            "title": "blobstore",
+            "version": __version__,
+            "description": "Models of a store. Nothing can be changed.",
+        },
         "paths": paths,
         "components": {"schemas": schemas},
     }
 
 
-def _parameters(query: type[Query]) -> list[dict[str, Any]]:
-    """Return the parameters of a query, all of which are required."""
-    found = []
-    for name, schema in query.model_json_schema().get("properties", {}).items():
-        about = {"name": name, "in": "query", "required": True}
-        about["description"] = schema.pop("description")
-        del schema["title"]
-        found.append(about | {"schema": schema})
-    return found
+def _parameter(name: str, most: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string", "minLength": 1}
+    if most > 1:
+        schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": most}
+    about = {"name": name, "in": "query", "required": True}
+    return {**about, "description": _PARAMETERS[name], "schema": schema}
 
 
 def _content(description: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,12 @@
-"""The application: the API, the pages and their files, the guard before them.
+"""The application: the API, the pages and their files, the guard before them; and its server.
 
 Work on a store blocks, so it is done in threads: a few for quick answers, and others for those that
 read weights, so that a slow one does not keep a list waiting.
+
+The guard says which requests are answered. A page of another site can't read an answer: it has no
+CORS headers. But such a page may have a name that its owner points to 127.0.0.1 (DNS rebinding),
+and then the browser takes the answer for the page's own. So ``Host`` has to be a name that the
+server was started with. An address in digits is never such a name.
 """
 
 from __future__ import annotations
@@ -11,7 +16,6 @@ import errno
 import hashlib
 import ipaddress
 import re
-import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -29,7 +33,6 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from blobstore._version import __version__
 from blobstore.errors import (
     AccessError,
     AmbiguousNameError,
@@ -44,27 +47,26 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
+from blobstore.io.budget import allow_open_files
 from blobstore.plots.specification import THEMES, configuration
 from blobstore.store.ports import Readable
 from blobstore.views.api_documents import Problem
-from blobstore.web.api import OPENAPI, ROUTES, ApiRoute, Served, in_json, openapi, parsed
+from blobstore.web.api import OPENAPI, ROUTES, ApiRoute, Served, in_json, openapi
 from blobstore.web.pages import FOLDER, PAGES, TYPES, colours_of_types, page
+
+BAD_REQUEST, NOT_FOUND, CONFLICT = 400, 404, 409
+METHOD_NOT_ALLOWED, MISDIRECTED, HEAD_TOO_LARGE = 405, 421, 431
+FAILED, BAD_GATEWAY, BUSY = 500, 502, 503
 
 METHODS = ("GET", "HEAD")
 REGISTRY = "/v2/"
 """Addresses whose refusals have the form of the registry protocol (distribution.py)."""
 CHAT = "/v1/"
 """Addresses of a model that answers, to which clients post (chat.py)."""
-MAX_QUERY = 32 * 1024
-"""Bytes of a query: as many as the parameters of a route can have. A longer one is not parsed."""
-MAX_PATH = 2048
-"""Bytes of a path, percent-encoded. Names under ``/v2/`` have at most 1,024 characters."""
-
 MAX_HEAD = 16 * 2**10
 """Bytes of a request's head. The server's own limit counts heads that arrive in pieces only."""
 _PER_FIELD = 4
 """Bytes of a field beside its name and its value: a colon, a space and the end of the line."""
-
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -78,6 +80,37 @@ HEADERS: tuple[tuple[bytes, bytes], ...] = (
 )
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:[0-9]{1,5})?", re.ASCII)
+_STATUSES: tuple[tuple[tuple[type[BlobStoreError], ...], int], ...] = (
+    ((InvalidNameError, InvalidDigestError, AmbiguousNameError), NOT_FOUND),
+    ((ModelNotFoundError, TensorNotFoundError), NOT_FOUND),
+    ((UnsupportedSourceError,), CONFLICT),  # before UsageError: neither is the other
+    ((UsageError,), BAD_REQUEST),
+    ((BusyError,), BUSY),
+    ((StorageError,), FAILED),
+    ((RemoteError,), BAD_GATEWAY),
+)
+"""The first row that fits counts. Every other error is about a model that can't be read: 409."""
+
+
+def problem(status: int, error: str, hint: str | None = None) -> Response:
+    """Return an error as a document."""
+    body = in_json(Problem(error, hint))
+    return Response(body, status, media_type="application/json")
+
+
+def with_tag(body: bytes, content_type: str, request: Request) -> Response:
+    """Return a body and its tag, or only the tag if the client has it."""
+    tag = hashlib.sha256(body).hexdigest()
+    headers = {"etag": f'"{tag}"', "cache-control": "no-cache"}
+    if is_known(tag, request):
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers={**headers, "content-type": content_type})
+
+
+def is_known(tag: str, request: Request) -> bool:
+    """Return True if the client says that it has the document of that tag."""
+    known = request.headers.get("if-none-match", "").split(",")
+    return any(one.strip().removeprefix("W/") in (f'"{tag}"', "*") for one in known)
 
 
 class Hosts:
@@ -88,8 +121,7 @@ class Hosts:
     """
 
     def __init__(self, bound: str, allowed: Iterable[str] = ()) -> None:
-        names = (*LOOPBACK, bound, *allowed)
-        self._names = frozenset(name.lower().removesuffix(".").strip("[]") for name in names)
+        self._names = frozenset(map(_plain, (*LOOPBACK, bound, *allowed)))
         found = _address(bound)
         self._takes_addresses = found is not None and found.is_unspecified
 
@@ -98,13 +130,12 @@ class Hosts:
         match = _HOST.fullmatch(host)
         if match is None:
             return False
-        name = match["name"].lower().removesuffix(".").strip("[]")
+        name = _plain(match["name"])
         return name in self._names or (self._takes_addresses and _address(name) is not None)
 
 
-def _head_nbytes(scope: Scope) -> int:
-    target = len(scope["query_string"]) + len(scope.get("raw_path") or b"")
-    return target + sum(len(name) + len(value) + _PER_FIELD for name, value in scope["headers"])
+def _plain(name: str) -> str:
+    return name.lower().removesuffix(".").strip("[]")
 
 
 def _address(text: str) -> Any:
@@ -122,10 +153,7 @@ class Guard:
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it. Only HTTP gets here, and the server's own lifespan."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        """Answer a request, or refuse it. Only HTTP gets here."""
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -147,62 +175,11 @@ class Guard:
             refused = problem(METHOD_NOT_ALLOWED, "this server only reads: use GET or HEAD")
             refused.headers["allow"] = ", ".join(METHODS)
             return refused
-        if len(scope["query_string"]) > MAX_QUERY or len(scope.get("raw_path") or b"") > MAX_PATH:
-            return problem(TOO_LONG, "the address is too long")
-        if _head_nbytes(scope) > MAX_HEAD:
+        nbytes = len(scope["query_string"]) + len(scope.get("raw_path") or b"")
+        nbytes += sum(len(name) + len(value) + _PER_FIELD for name, value in scope["headers"])
+        if nbytes > MAX_HEAD:
             return problem(HEAD_TOO_LARGE, f"the request's head has more than {MAX_HEAD:,} bytes")
         return None
-
-
-BAD_REQUEST, NOT_FOUND, CONFLICT = 400, 404, 409
-METHOD_NOT_ALLOWED, TOO_LONG, MISDIRECTED, HEAD_TOO_LARGE = 405, 414, 421, 431
-FAILED, BAD_GATEWAY, BUSY = 500, 502, 503
-
-_STATUSES: tuple[tuple[tuple[type[BlobStoreError], ...], int], ...] = (
-    ((InvalidNameError, InvalidDigestError, AmbiguousNameError), NOT_FOUND),
-    ((ModelNotFoundError, TensorNotFoundError), NOT_FOUND),
-    ((UnsupportedSourceError,), CONFLICT),  # before UsageError: neither is the other
-    ((UsageError,), BAD_REQUEST),
-    ((BusyError,), BUSY),
-    ((StorageError,), FAILED),
-    ((RemoteError,), BAD_GATEWAY),
-)
-"""The first row that fits counts. Every other error is about a model that can't be read: 409."""
-
-
-def problem(status: int, error: str, hint: str | None = None) -> Response:
-    """Return an error as a document."""
-    body = in_json(Problem(error, hint))
-    return Response(body, status, media_type="application/json")
-
-
-def problem_of(error: BlobStoreError, shown: Callable[[str], str]) -> Response:
-    """Return an error of the library as a document, whose texts are ``shown``."""
-    statuses = (status for kinds, status in _STATUSES if isinstance(error, kinds))
-    hint = None if error.hint is None else shown(error.hint)
-    return problem(next(statuses, CONFLICT), shown(error.message), hint)
-
-
-def with_tag(body: bytes, tag: str, content_type: str, request: Request) -> Response:
-    """Return a body and its tag, or only the tag if the client has it."""
-    if is_known(tag, request):
-        return unchanged(tag)
-    return Response(body, headers={**_caching(tag), "content-type": content_type})
-
-
-def unchanged(tag: str) -> Response:
-    """Return the answer to a client that has the document of that tag."""
-    return Response(status_code=304, headers=_caching(tag))
-
-
-def is_known(tag: str, request: Request) -> bool:
-    """Return True if the client says that it has the document of that tag."""
-    known = request.headers.get("if-none-match", "").split(",")
-    return any(one.strip().removeprefix("W/") in (f'"{tag}"', "*") for one in known)
-
-
-def _caching(tag: str) -> dict[str, str]:
-    return {"etag": f'"{tag}"', "cache-control": "no-cache"}
 
 
 _QUICK, _SLOW = 4, 2
@@ -242,18 +219,13 @@ def application(home: Readable, hosts: Hosts, *, more: Iterable[BaseRoute] = ())
 
 def _api(route: ApiRoute, served: Served, threads: CapacityLimiter) -> _Handler:
     def made(request: Request) -> Response:
-        tag = None
         try:
-            query = parsed(request.scope["query_string"], route.query)
-            models = [served.find(name) for name in query.models]
-            if route.is_fixed:
-                tag = "-".join([*(model.digest.hex for model in models), __version__])
-                if is_known(tag, request):
-                    return unchanged(tag)
-            body = route.body(served, query, models)
+            body = route.body(served, request.scope["query_string"])
         except BlobStoreError as error:
-            return problem_of(error, served.without_folders)
-        return with_tag(body, tag or hashlib.sha256(body).hexdigest(), _JSON, request)
+            statuses = (status for kinds, status in _STATUSES if isinstance(error, kinds))
+            hint = None if error.hint is None else served.without_folders(error.hint)
+            return problem(next(statuses, CONFLICT), served.without_folders(error.message), hint)
+        return with_tag(body, _JSON, request)
 
     async def handle(request: Request) -> Response:
         return await anyio.to_thread.run_sync(made, request, limiter=threads)
@@ -262,10 +234,8 @@ def _api(route: ApiRoute, served: Served, threads: CapacityLimiter) -> _Handler:
 
 
 def _document(content_type: str, body: bytes) -> _Handler:
-    tag = hashlib.sha256(body).hexdigest()
-
     async def handle(request: Request) -> Response:
-        return with_tag(body, tag, content_type, request)
+        return with_tag(body, content_type, request)
 
     return handle
 
@@ -284,12 +254,9 @@ async def _broken(_request: Request, _error: Exception) -> Response:
 
 _HANDLERS: dict[Any, Any] = {HTTPException: _refused, Exception: _broken}
 
-
 _BACKLOG = 1024
 _CONNECTIONS = 1000
 """Beyond as many, requests are answered with 503."""
-_FILES = 3 * _CONNECTIONS
-"""Open files: a socket and a blob for each connection, and a thousand."""
 IDLE_S, END_S = 30, 8
 """Seconds that a connection waits for its next request, and that answers have when we end."""
 _FIRST_FREE_PORT = 1024
@@ -305,7 +272,7 @@ def serve_at(app: ASGIApp, host: str, port: int, *, ready: Callable[[str], None]
     root; StorageError for one that is taken.
     """
     listening = _listening(host, port)
-    _raise_limit_of_files(_FILES)
+    allow_open_files(2 * _CONNECTIONS)  # a socket and a blob each
     name = f"[{host}]" if ":" in host else host
     with listening:
         server = uvicorn.Server(_config(app))
@@ -391,12 +358,3 @@ def _refusal(error: OSError, host: str, port: int) -> BlobStoreError:
         return AccessError(f"{place} may not be used", hint=hint, errno=error.errno)
     reason = (error.strerror or str(error)).lower()
     return StorageError(f"can't listen at {place}: {reason}", errno=error.errno)
-
-
-def _raise_limit_of_files(wanted: int) -> None:
-    """Let the process have so many files open, if it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from blobstore.plots.specification import COLOURS, OTHER, THEMES, Specification, configuration
+from blobstore.plots.specification import COLOURS, THEMES, Specification, configuration
 from blobstore.views.quantities import cut_text, printable
 
 FOLDER = Path(__file__).parent / "static"
@@ -97,8 +97,7 @@ def page_in_file(title: str, parts: Sequence[str], data: Mapping[str, Any], read
 
 def colours_of_types() -> str:
     """Return the style sheet with the colours of types, as plots have them."""
-    colours = {**COLOURS, "other": OTHER}
-    return "".join(f".type-{n.lower()} {{ --type: {c}; }}\n" for n, c in colours.items())
+    return "".join(f".type-{n.lower()} {{ --type: {c}; }}\n" for n, c in COLOURS.items())
 
 
 def markup_of(value: object) -> str:

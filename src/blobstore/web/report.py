@@ -1,16 +1,18 @@
-"""A report: the page of a stored model in one file, with the server's answers about it.
+"""Reports: the page of a stored model, or of a plan, in one file.
 
-It can be compared with the other side: the model's source, or a stored model. Without one, the
-errors are those that the store kept of the last `quality`, if there are any.
+The page of a model has the server's answers about it in the file. It can be compared with the other
+side: the model's source, or a stored model. Without one, the errors are those that the store kept
+of the last `quality`, if there are any.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import nsmallest
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,10 @@ from blobstore._version import __version__
 from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
 from blobstore.formats.quant import QuantType
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.outputs import ImportPlan
+from blobstore.importer.outputs import ImportPlan, OutputTensor
 from blobstore.importer.plan import make_plan
 from blobstore.importer.targets import target_range
-from blobstore.inspection.comparison import checkpoint_shape, diff_models, stored_values
+from blobstore.inspection.comparison import diff_models, stored_values
 from blobstore.inspection.quality import (
     ValueReader,
     distribution_of,
@@ -30,15 +32,14 @@ from blobstore.inspection.quality import (
     source_values,
     sources_of,
 )
-from blobstore.io.durable import add_file, check_regular, make_folder, os_errors, replace_file
+from blobstore.io.durable import check_regular, make_folder, os_errors, replace_file
 from blobstore.io.workers import Progress
-from blobstore.kernels.arrays import Array
-from blobstore.model.loader import Model, open_model
+from blobstore.model.loader import open_model
 from blobstore.model.tensors import Tensor
 from blobstore.names import ModelName
 from blobstore.plots.charts import distribution as distribution_plot, scatter
-from blobstore.plots.heatmap import errors as errors_plot
-from blobstore.plots.specification import Specification, TensorError, Weighed
+from blobstore.plots.heatmap import TensorError, errors as errors_plot
+from blobstore.plots.specification import Specification
 from blobstore.plots.treemap import treemap
 from blobstore.source.addresses import Source, is_address
 from blobstore.source.weights import SourceReaders
@@ -46,11 +47,11 @@ from blobstore.store.ports import Readable
 from blobstore.views.documents import document_of
 from blobstore.views.quality_records import KeptQuality, kept_quality
 from blobstore.views.quantities import count, counted, shape, size
-from blobstore.web.api import Served, answered
+from blobstore.web.api import Served
 from blobstore.web.pages import FOLDER, markup_of, page_in_file, table, table_of
 
 MOST_DISTRIBUTIONS = 6
-_MOST_ROWS = 40
+_MOST_ROWS = 30
 """Rows of a table for browsers without JavaScript."""
 
 
@@ -84,13 +85,16 @@ def model_report(
     Raises: as `open_model`, `measure_quality` and `diff_models`; DocumentError for a kept result
     that is damaged.
     """
-    diff, errors, measured = None, None, None
+    diff, errors = None, None
+    others: Mapping[str, Tensor] = {}
+    made_from: dict[str, OutputTensor] = {}
     with ExitStack() as stack:
         model = stack.enter_context(open_model(name, store=store))
         kept = kept_quality(store, model.name, model.manifest.digest)
         if isinstance(against, ModelName):
             found = diff_models(against, model.name, store=store, error=True, jobs=jobs)
             diff, errors = document_of(found), list(map(TensorError.of_change, found.changed))
+            others = stack.enter_context(open_model(against, store=store))
         elif against is not None:
             measured = measure_quality(
                 model.name, against, store=store, jobs=jobs, progress=progress
@@ -101,19 +105,46 @@ def model_report(
                 against=source_label(against),
                 result=document_of(measured),
             )
+            made_from = {tensor.name: found for tensor, found in sources_of(model, against)}
         if errors is None and kept.result is not None:
             errors = list(map(TensorError.of_document, kept.result["tensors"]))
-        answers = _answers(str(model.name), store) | {"quality": document_of(kept)}
+        served = Served(store)
+        opened = served.open(served.find(str(model.name)))
+        answers = {
+            "model": json.loads(opened.facts),
+            "tensors": json.loads(opened.columns),
+            "plots/treemap": json.loads(opened.treemap),
+            "quality": document_of(kept),
+        }
         plots = {"treemap": answers["plots/treemap"]}
         if errors is not None:
             plots |= {"errors": errors_plot(errors), "scatter": scatter(errors)}
             answers["plots/errors"] = plots["errors"]
-        readers = _readers(model, against, store, stack)
-        chosen = _chosen(answers["tensors"], errors or ())
-        drawn = _distributions([model[tensor] for tensor in chosen], readers)
-        for number, (tensor, plot) in enumerate(drawn, 1):
-            answers[f"plots/distribution {tensor}"] = plots[f"distribution-{number}"] = plot
+        readers = stack.enter_context(closing(SourceReaders()))
+        drawn = []
+        for tensor in _chosen(answers["tensors"], errors or ()):
+            beside = _beside(model[tensor], others, made_from, readers)
+            with suppress(UnsupportedSourceError):  # a type that is not drawn: the page says why
+                drawn.append(distribution_plot(distribution_of(model[tensor], beside)))
+                answers[f"plots/distribution {tensor}"] = drawn[-1]
+        plots |= {f"distribution-{number}": plot for number, plot in enumerate(drawn, 1)}
     return ModelReport(str(model.name), answers, diff, plots)
+
+
+def _beside(
+    tensor: Tensor,
+    others: Mapping[str, Tensor],
+    made_from: Mapping[str, OutputTensor],
+    readers: SourceReaders,
+) -> ValueReader | None:
+    """Return the reader of the values that a tensor's are shown beside; None without any."""
+    if tensor.name in made_from:
+        return source_values(made_from[tensor.name], readers)
+    other = others.get(tensor.name)
+    # Else a run of the one is not a run of the other.
+    if other is None or (other.shape, other.transposed) != (tensor.shape, tensor.transposed):
+        return None
+    return partial(stored_values, other)
 
 
 def model_page(report: ModelReport, made: str | None) -> bytes:
@@ -144,15 +175,6 @@ def source_label(source: Source) -> str:
     return name.partition("?")[0] if is_address(name) else Path(name).resolve().name
 
 
-def _answers(name: str, store: Readable) -> dict[str, Any]:
-    served = Served(store)
-    return {
-        "model": answered(served, "model", name=name),
-        "tensors": answered(served, "tensors", model=name),
-        "plots/treemap": answered(served, "plots/treemap", model=name),
-    }
-
-
 def _chosen(tensors: Mapping[str, Any], errors: Sequence[TensorError]) -> list[str]:
     """Return names of tensors: the one with the largest error, and the largest of each type."""
     measured = [one for one in errors if one.relative_rmse and not one.kept]
@@ -167,50 +189,6 @@ def _chosen(tensors: Mapping[str, Any], errors: Sequence[TensorError]) -> list[s
 def _largest(tensors: Mapping[str, Any]) -> list[tuple[str, str, list[int], int]]:
     columns = (tensors[key] for key in ("names", "types", "shapes", "sizes"))
     return sorted(zip(*columns, strict=True), key=lambda row: (-row[3], row[0]))
-
-
-_Readers = Callable[[Tensor], ValueReader | None]
-
-
-def _readers(
-    model: Model, against: Source | ModelName | None, store: Readable, stack: ExitStack
-) -> _Readers:
-    """Return what returns the reader of the values beside a tensor's; None without any."""
-    if isinstance(against, ModelName):
-        other = stack.enter_context(open_model(against, store=store))
-        return lambda tensor: _of_other(tensor, other)
-    made_from = {}
-    if against is not None:
-        made_from = {tensor.name: found for tensor, found in sources_of(model, against)}
-    readers = SourceReaders()
-    stack.callback(readers.close)
-    return lambda tensor: (
-        source_values(made_from[tensor.name], readers) if tensor.name in made_from else None
-    )
-
-
-def _of_other(tensor: Tensor, others: Mapping[str, Tensor]) -> ValueReader | None:
-    other = others.get(tensor.name)
-    if other is None or checkpoint_shape(other) != checkpoint_shape(tensor):
-        return None
-    if other.transposed is not tensor.transposed:
-        return None  # a run of the one is not a run of the other
-
-    def read(start: int, count: int) -> Array:
-        return stored_values(other, start, count)
-
-    return read
-
-
-def _distributions(
-    tensors: Sequence[Tensor], readers: _Readers
-) -> Iterator[tuple[str, Specification]]:
-    """Yield plots of tensors, but for those of types that are not drawn: the page says why."""
-    for tensor in tensors:
-        try:
-            yield tensor.name, distribution_plot(distribution_of(tensor, readers(tensor)))
-        except UnsupportedSourceError:
-            continue
 
 
 def _readable(report: ModelReport, origin: Mapping[str, str]) -> Iterator[str]:
@@ -242,12 +220,17 @@ def _readable(report: ModelReport, origin: Mapping[str, str]) -> Iterator[str]:
 _MOST_RECTANGLES = 300
 """Of a plan, because a page has about ten."""
 _Kind = tuple[QuantType | None, int | None]
+_KINDS: tuple[_Kind, ...] = (
+    *((kind, group_size) for kind in QuantType for group_size in kind.group_sizes),
+    (None, None),
+)
 
 
 def plan_page(asked: ImportPlan, options: ImportOptions) -> bytes:
-    """Return the page in HTML, UTF-8. The same plans give the same bytes.
+    """Return the page of a plan, before it is run, in HTML, UTF-8. The same plans give the same.
 
-    ``options``: those that the user gave; their rules are in every plan. Nothing is read.
+    It has the sizes with every type and group size, and what a target can reach. ``options``: those
+    that the user gave; their rules are in every plan. No weight is read.
     """
     data = _choices(asked, replace(options, target=None))
     readable = "".join(_readable_plan(data))
@@ -262,25 +245,25 @@ def _choices(asked: ImportPlan, options: ImportOptions) -> dict[str, Any]:
     of the smallest and of the largest plan that a target can lead to; None if it is refused.
     """
     draft = asked.inventories[1] if len(asked.inventories) > 1 else None
-    chosen = _kind_of(asked)
+    kind = asked.options.quant_type
+    chosen = (kind, asked.options.quantization(kind).group_size if kind else None)
+    has_target = asked.options.target is not None
     plans, refused = [], {}
-    for kind, group_size in _kinds():
-        wanted = replace(options, quant_type=kind, group_size=group_size)
-        if kind is not QuantType.NVFP4:
+    for one in _KINDS:
+        wanted = replace(options, quant_type=one[0], group_size=one[1])
+        if one[0] is not QuantType.NVFP4:
             wanted = replace(wanted, global_scale=False)
-        label = _label(kind, group_size)
+        is_asked = one == chosen and not has_target
         try:
-            is_asked = (kind, group_size) == chosen
             plan = asked if is_asked else make_plan(asked.inventory, wanted, draft)
         except BlobStoreError as error:
-            refused[label] = error.message
+            refused[_label(one)] = error.message
         else:
-            plans.append(_choice(plan, kind, group_size))
+            plans.append(_choice(plan, one))
     reach = None
     with suppress(BlobStoreError):
         reach = target_range(asked.inventory, replace(options, quant_type=None), draft)
     name = source_label(asked.inventory.folder)
-    is_known = chosen in set(_kinds())
     bits = f"{asked.bits_per_weight:.2f} bits per weight"
     return {
         "source": name,
@@ -288,24 +271,26 @@ def _choices(asked: ImportPlan, options: ImportOptions) -> dict[str, Any]:
         f" source; as asked {size(asked.stored_bytes)}, {bits}",
         "source_bytes": asked.source_bytes,
         "plans": plans,
-        "asked": _label(*chosen) if chosen is not None and is_known else None,
-        "target": None if is_known else _choice(asked, None, None),
+        "asked": None if has_target else _label(chosen),
+        "target": _choice(asked, (None, None)) if has_target else None,
         "refused": refused,
         "reach": reach,
         "made": {"Checkpoint": name, "blobstore": __version__},
     }
 
 
-def _choice(plan: ImportPlan, kind: QuantType | None, group_size: int | None) -> dict[str, Any]:
+def _choice(plan: ImportPlan, kind: _Kind) -> dict[str, Any]:
     """Return what the page shows of a plan, which is not kept: it may have 100,000 tensors."""
     tensors = [
-        Weighed(one.name, str(one.quantization or one.dtype), one.shape, one.nbytes)
+        (one.name, str(one.quantization or one.dtype), one.shape, one.nbytes)
         for one in plan.tensors
     ]
+    largest = nsmallest(_MOST_ROWS, tensors, key=lambda row: (-row[3], row[0]))
+    drawn = ((name, type_name, nbytes) for name, type_name, _, nbytes in tensors)
     return {
-        "label": _label(kind, group_size),
-        "type": str(kind or "unquantized"),
-        "groups": str(group_size or ""),
+        "label": _label(kind),
+        "type": str(kind[0] or "unquantized"),
+        "groups": str(kind[1] or ""),
         "bytes": plan.stored_bytes,
         "bits": f"{plan.bits_per_weight:.2f}",
         "blobs": len(plan.blobs),
@@ -314,31 +299,15 @@ def _choice(plan: ImportPlan, kind: QuantType | None, group_size: int | None) ->
         "runs_in": [(one.runtime, one.sentence) for one in plan.runs_in],
         "notes": list(plan.notes),
         "largest": [
-            (one.name, one.type_name, shape(one.shape), size(one.nbytes))
-            for one in nsmallest(_MOST_ROWS, tensors, key=lambda one: (-one.nbytes, one.name))
+            (name, type_name, shape(dims), size(nbytes))
+            for name, type_name, dims, nbytes in largest
         ],
-        "treemap": treemap(tensors, _MOST_RECTANGLES),
+        "treemap": treemap(drawn, _MOST_RECTANGLES),
     }
 
 
-def _label(kind: QuantType | None, group_size: int | None) -> str:
-    return f"{kind}/{group_size}" if kind else "unquantized"
-
-
-def _kind_of(plan: ImportPlan) -> _Kind | None:
-    """Return the type and groups of a plan; None if types were chosen for a target."""
-    options = plan.options
-    if options.target is not None:
-        return None
-    kind = options.quant_type
-    return kind, None if kind is None else options.quantization(kind).group_size
-
-
-def _kinds() -> Iterator[_Kind]:
-    for kind in QuantType:
-        for group_size in kind.group_sizes:
-            yield kind, group_size
-    yield None, None
+def _label(kind: _Kind) -> str:
+    return f"{kind[0]}/{kind[1]}" if kind[0] else "unquantized"
 
 
 def _readable_plan(data: dict[str, Any]) -> Iterator[str]:
@@ -349,13 +318,14 @@ def _readable_plan(data: dict[str, Any]) -> Iterator[str]:
     ]
     yield table("Plans", columns, rows)
     yield table("Refused", ("plan", "why"), data["refused"].items())
-    shown = data["plans"] if data["target"] is None else [data["target"], *data["plans"]]
-    for plan in shown:
-        title = plan["label"] if plan is not data["target"] else "The plan as asked"
+    shown = {one["label"]: one for one in data["plans"]}
+    if data["target"] is not None:
+        shown = {"The plan as asked": data["target"], **shown}
+    for title, plan in shown.items():
         yield f"<h2>{markup_of(title)}</h2>"
         yield table(f"Where it runs ({title})", ("runtime", ""), plan["runs_in"])
-        title = f"The largest of {counted(plan['tensors'], 'tensor')}"
-        yield table(title, ("tensor", "type", "shape", "size"), plan["largest"])
+        caption = f"The largest of {counted(plan['tensors'], 'tensor')}"
+        yield table(caption, ("tensor", "type", "shape", "size"), plan["largest"])
 
 
 def check_place(path: str, *, force: bool) -> None:
@@ -375,39 +345,22 @@ def check_place(path: str, *, force: bool) -> None:
             os.lstat(path)  # the name may be too long
         check_regular(path)
     if not force and os.path.lexists(path):
-        raise _exists(path)
-
-
-def check_folder(path: str) -> None:
-    """Raise StorageError if something other than a folder is there."""
-    with os_errors("make the folder", path):
-        if os.path.lexists(path):
-            os.stat(f"{path}/.")  # noqa: PTH116  # a file there is an error
+        hint = "Use force=True to replace it."
+        raise UsageError(f"{path} already exists", path=path, hint=hint)
 
 
 def place_file(path: Path, data: bytes, *, force: bool = False) -> None:
-    """Write a file that appears when it is complete. With ``force`` it may replace another.
+    """Write a durable file that appears when it is complete; with ``force`` in place of another.
 
-    Raises: as `check_place`, also if another process has made the file meanwhile; StorageError.
+    Raises: as `check_place`; StorageError.
     """
     check_place(os.fspath(path), force=force)
     temporary = path.with_name(f".{os.urandom(8).hex()}.writing")
     with os_errors("write", path):
-        if force:
-            replace_file(path, data, temporary=temporary, syncs=True)
-            return
-        try:
-            add_file(path, data, temporary=temporary, syncs=True)
-        except FileExistsError as error:
-            raise _exists(os.fspath(path)) from error
-
-
-def _exists(path: str) -> UsageError:
-    hint = "Use force=True to replace it."
-    return UsageError(f"{path} already exists", path=path, hint=hint)
+        replace_file(path, data, temporary=temporary, syncs=True)
 
 
 def place_folder(path: Path) -> None:
-    """Make a folder, if it is missing. Raises: StorageError."""
+    """Make a folder, if it is missing. Raises: StorageError if something else is there."""
     with os_errors("make the folder", path):
         make_folder(path)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from support.plotted import layer_errors
+from support.plotted import layer_errors, model_bytes
 
-from blobstore.plots.charts import MOST_POINTS, frontier, scatter, shared
-from blobstore.plots.specification import ModelBytes, ModelPoint, TensorError
+from blobstore.plots.charts import MOST_POINTS, ModelPoint, frontier, scatter, shared
+from blobstore.plots.heatmap import TensorError
 
 
 def test_a_point_for_each_changed_tensor() -> None:
@@ -56,6 +56,6 @@ def test_the_front_has_the_models_that_none_beats() -> None:
 
 
 def test_bars_begin_where_the_part_before_ends() -> None:
-    spec = shared([ModelBytes("b", 3, 4), ModelBytes("a", 5, 6)])
+    spec = shared([model_bytes("b", 3, 4), model_bytes("a", 5, 6)])
     bars = [(bar["model"], bar["begin"], bar["end"]) for bar in spec["data"][0]["values"]]
-    assert bars == [("a", 0, 5), ("a", 5, 11), ("b", 0, 3), ("b", 3, 7)]
+    assert bars == [("a:latest", 0, 5), ("a:latest", 5, 11), ("b:latest", 0, 3), ("b:latest", 3, 7)]

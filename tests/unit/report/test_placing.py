@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.errors import BlobStoreError, StorageError, UsageError
-from blobstore.io.durable import add_file
-from blobstore.web.report import check_folder, check_place, place_file
+from blobstore.web.report import check_place, place_file, place_folder
 
 IN_THE_WAY: dict[str, Callable[[Path], None]] = {
     "folder": Path.mkdir,
@@ -51,8 +50,8 @@ def test_a_missing_folder_is_found_before_anything_is_measured(tmp_path: Path) -
     for path, reason in [("gone/a.html", "no such file"), ("file/a.html", "not a directory")]:
         with pytest.raises(BlobStoreError, match=reason):
             check_place(str(tmp_path / path), force=False)
-    with pytest.raises(StorageError, match="not a directory"):
-        check_folder(str(tmp_path / "file"))
+    with pytest.raises(StorageError, match="file exists"):
+        place_folder(tmp_path / "file")
 
 
 def test_a_file_that_exists_is_found_before_anything_is_measured(tmp_path: Path) -> None:
@@ -71,15 +70,6 @@ def test_a_link_to_a_file_is_replaced_and_its_target_stays(tmp_path: Path) -> No
         place_file(path, b"new")
     place_file(path, b"new", force=True)
     assert (path.is_symlink(), path.read_bytes(), target.read_bytes()) == (False, b"new", b"old")
-
-
-def test_the_second_of_two_at_once_replaces_nothing(tmp_path: Path) -> None:
-    path, temporary = tmp_path / "report.html", tmp_path / "temporary"
-    add_file(path, b"first", temporary=temporary)
-    with pytest.raises(FileExistsError):
-        add_file(path, b"second", temporary=temporary)
-    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
-    assert path.read_bytes() == b"first"
 
 
 def test_a_long_name_can_be_written(tmp_path: Path) -> None:

@@ -76,15 +76,15 @@ def test_results_are_null_until_they_are_kept(client: Client) -> None:
         ("/api/model?name=%2Fetc%2Fpasswd", 404, "is empty"),
         ("/api/tensors?model=broken:int4", 409, "is missing"),
         ("/api/distribution?model=small:int4&tensor=none", 404, "has no tensor 'none'"),
-        ("/api/distribution?model=small:int4", 400, "'tensor': field required"),
-        ("/api/model?name=a&name=b", 400, "'name': is given 2 times, expected 1"),
-        ("/api/model?name=", 400, "at least 1 character"),
-        ("/api/model?name=" + "a" * 621, 400, "at most 620 characters"),
-        ("/api/model?name=<img>", 400, "should match pattern"),
-        ("/api/model?name=a&x=1", 400, "'x': extra inputs are not permitted"),
+        ("/api/distribution?model=small:int4", 400, "'tensor' is missing"),
+        ("/api/model?name=a&name=b", 400, "'name' is given 2 times, at most 1"),
+        ("/api/model?name=", 404, "is empty"),
+        ("/api/model?name=" + "a" * 621, 404, "longer than 80 characters"),
+        ("/api/model?name=<img>", 404, "invalid character"),
+        ("/api/model?name=a&x=1", 400, "'x' is unknown"),
         ("/api/model?name=%ff", 400, "not percent-encoded UTF-8"),
         ("/api/models?" + "&" * 70, 400, "too long"),
-        ("/api/plots/frontier?" + "model=a&" * 61, 400, "at most 60 items"),
+        ("/api/plots/frontier?" + "model=a&" * 61, 400, "is given 61 times, at most 60"),
         ("/api/models/", 404, "nothing at this address"),
         ("/api/../etc/passwd", 404, "nothing at this address"),
         ("/static/../application.py", 404, "nothing at this address"),
@@ -151,7 +151,7 @@ def test_the_document_of_the_api_has_each_route_and_its_answer(client: Client) -
     for route in ROUTES:
         operation = document["paths"][route.path]["get"]
         named = {one["name"]: one["required"] for one in operation["parameters"]}
-        assert named == dict.fromkeys(route.query.model_fields, True)
+        assert named == dict.fromkeys(route.takes, True)
         schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
         definitions = document["components"]["schemas"]
         assert schema == schema_of(route.kind, definitions, "#/components/schemas/")

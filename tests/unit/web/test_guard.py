@@ -73,11 +73,6 @@ def test_head_is_possible(client: Client) -> None:
     assert int(reply.headers["content-length"]) > 2
 
 
-def test_long_addresses_are_refused_before_they_are_parsed(client: Client) -> None:
-    assert client.get("/api/model?name=" + "a" * 2**15).status == 414
-    assert client.get("/" + "a" * 2048).status == 414
-
-
 @pytest.mark.parametrize(
     ("target", "method", "host", "status"),
     [
@@ -110,3 +105,4 @@ def test_a_large_head_is_refused(client: Client) -> None:
     assert client.send("/api/models", [host, ("x-long", "x" * 16_000)]).status == 200
     assert client.send("/api/models", [host, ("x-long", "x" * 120_000)]).status == 431
     assert client.send("/api/models", [host, *[("x", "y")] * 4000]).status == 431
+    assert client.get("/api/model?name=" + "a" * 2**14).status == 431
