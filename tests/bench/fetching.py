@@ -24,8 +24,7 @@ from support.nginx import nginx
 
 from blobstore.io.http.client import HttpClient, Request
 from blobstore.source.addresses import open_folder
-from blobstore.source.fetching import FetchOptions, fetching
-from blobstore.source.weights import SourceFile
+from blobstore.source.weights import FetchOptions, SourceFile, fetching
 
 SIZE = 1_880_000_000
 SEGMENT = 16 * 2**20

@@ -27,7 +27,7 @@ from support.published import COUNTS, shards, write
 from support.remotes import Remote, hub_folder, open_all
 
 from blobstore.formats.safetensors.header import header_of as read_header
-from blobstore.source.shards import MAX_INDEX, ShardIndex
+from blobstore.source.files import MAX_INDEX, ShardIndex
 
 ROUNDS = 5
 MANY = "many-tensors"

@@ -16,8 +16,8 @@ import blobstore
 from blobstore.cli.main import run
 from blobstore.errors import BlobStoreError, ConflictError, CorruptDataError, NotFoundError
 from blobstore.io.objects import Bucket, open_bucket
-from blobstore.source.fetching import FetchOptions, fetching
 from blobstore.source.inventory import read_inventory
+from blobstore.source.weights import FetchOptions, fetching
 from blobstore.store.local.store import Store
 
 pytestmark = pytest.mark.lab

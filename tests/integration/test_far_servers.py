@@ -20,7 +20,7 @@ from support.server_faults import Alarm
 from blobstore import import_model, open_store
 from blobstore.errors import BlobStoreError, RemoteError
 from blobstore.source.addresses import Source, open_folder
-from blobstore.source.fetching import FetchOptions
+from blobstore.source.weights import FetchOptions
 
 pytestmark = pytest.mark.lab
 TOKEN = "hf_" + "a" * 34

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from blobstore.io.http.remote_files import Remote as PlainRemote, RemoteFile
 from blobstore.source.folders import HUB
-from blobstore.source.hub import HubFolder, HubTarget
-from blobstore.source.web import WebFolder
+from blobstore.source.web import HubFolder, HubTarget, WebFolder
 
 
 class Remote(PlainRemote):

@@ -25,7 +25,7 @@ from blobstore.names import (
     file_name,
     relative_path,
 )
-from blobstore.source.shards import ShardIndex
+from blobstore.source.files import ShardIndex
 
 COUNTS = {
     "header": (184, 55),

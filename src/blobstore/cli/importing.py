@@ -178,7 +178,7 @@ def import_(
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
     from blobstore.importer.run import check_tag, default_name
-    from blobstore.source.fetching import FetchOptions
+    from blobstore.source.weights import FetchOptions
 
     if name is None and (options["modelfile"] is not None or planned is not None):
         source, name = None, source  # as in `ollama create NAME -f Modelfile`

@@ -32,7 +32,7 @@ from blobstore.formats.documents import (
 from blobstore.formats.modelfile import Modelfile, read_script
 from blobstore.formats.strictjson import parse_object
 from blobstore.names import relative_path
-from blobstore.source.shards import MAX_INDEX, MAX_INDEX_VALUES
+from blobstore.source.files import MAX_INDEX, MAX_INDEX_VALUES
 
 NAME = "Modelfile"
 _HEAD = "FROM .\n"

@@ -3,7 +3,7 @@
 Rule Q1: config.json is a strict JSON object of at most 16 MiB, and its quantization settings, if it
 has them, are settings that MLX has. Unknown keys are ignored, keys are compared exactly. It may
 contain the numbers ``Infinity``, ``-Infinity`` and ``NaN``: transformers 4 and mlx-lm write them
-(time_step_limit of Mamba 2). The shard index is in source/shards.py.
+(time_step_limit of Mamba 2). The shard index is in source/files.py.
 """
 
 from __future__ import annotations

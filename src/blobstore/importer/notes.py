@@ -35,9 +35,8 @@ from blobstore.importer.options import Experts, ImportOptions, Profile
 from blobstore.importer.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.roles import needs_stacked_experts, stacked_group_of
 from blobstore.io.ranges import FileIdentity, Identity
-from blobstore.source.files import NOT_ITS_OWN, KeptFile
+from blobstore.source.files import INDEX_NAME, NOT_ITS_OWN, KeptFile
 from blobstore.source.inventory import Inventory, quant_type_of
-from blobstore.source.shards import INDEX_NAME
 from blobstore.source.weights import Form, SourceWeight
 
 _STACKED = "experts that were stacked"

@@ -38,8 +38,8 @@ from blobstore.io.workers import Progress, begun, silent, threads
 from blobstore.model.facts import Verdict
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
-from blobstore.source.fetching import FetchOptions
 from blobstore.source.inventory import Inventory, read_inventory
+from blobstore.source.weights import FetchOptions
 from blobstore.store.ports import Finished, Home, Session, id_of, replaced_id
 
 _SAID: dict[str, frozenset[str]] = {

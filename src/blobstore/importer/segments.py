@@ -34,8 +34,7 @@ from blobstore.io.durable import PAGE, os_errors
 from blobstore.io.ranges import SourceReader
 from blobstore.kernels.arrays import numpy_dtype
 from blobstore.kernels.scales import BlockRun
-from blobstore.source.fetching import Fetcher
-from blobstore.source.weights import Form, SourceFile, SourceTensor, SourceWeight
+from blobstore.source.weights import Fetcher, Form, SourceFile, SourceTensor, SourceWeight
 
 
 class Need(NamedTuple):

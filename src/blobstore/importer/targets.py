@@ -42,8 +42,8 @@ from blobstore.importer.roles import (
 )
 from blobstore.importer.rules import Rule, RuleBook, escaped
 from blobstore.io.workers import Progress, begun
-from blobstore.source.fetching import FetchOptions
 from blobstore.source.inventory import Inventory
+from blobstore.source.weights import FetchOptions
 
 
 @dataclass(frozen=True)

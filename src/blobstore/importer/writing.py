@@ -48,8 +48,7 @@ from blobstore.importer.segments import SEGMENT, WAIT_S, Buffer, BufferPool, Pre
 from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE
 from blobstore.io.workers import Progress, each
-from blobstore.source.fetching import FetchOptions, fetching
-from blobstore.source.weights import SourceFile, SourceReaders, SourceWeight
+from blobstore.source.weights import FetchOptions, SourceFile, SourceReaders, SourceWeight, fetching
 from blobstore.store.ports import Finished, Session, Writer
 
 _ARITHMETIC = 1

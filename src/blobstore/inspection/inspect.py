@@ -22,8 +22,8 @@ from blobstore.inspection.inspection import (
 )
 from blobstore.io.ranges import FileReader
 from blobstore.source.addresses import OpenSource, folder_or_file, is_web_address, open_folder
+from blobstore.source.files import ShardIndex, is_index
 from blobstore.source.folders import Folder, LocalFolder
-from blobstore.source.shards import ShardIndex, is_index
 
 if TYPE_CHECKING:
     from blobstore.names import ModelName
@@ -44,9 +44,7 @@ from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import ModelName
 from blobstore.source.addresses import is_address
-from blobstore.source.files import other_weights
-from blobstore.source.folders import FIRST_READ, SUFFIX
-from blobstore.source.shards import (
+from blobstore.source.files import (
     INDEX_NAME,
     SINGLE_NAME,
     ShardCheck,
@@ -54,9 +52,11 @@ from blobstore.source.shards import (
     check_complete,
     folder_with_weights,
     missing_shard,
+    other_weights,
     read_index,
     weight_sets,
 )
+from blobstore.source.folders import FIRST_READ, SUFFIX
 
 if TYPE_CHECKING:
     from blobstore.formats.checkpoint import SourceConfig

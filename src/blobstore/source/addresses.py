@@ -1,6 +1,6 @@
 """Addresses: a user's text for a source, local or remote, opened as a folder.
 
-A path, ``http://``, ``https://``, ``hf://ORG/NAME[@REVISION][/PATH]`` (hub.py), or a bucket's
+A path, ``http://``, ``https://``, ``hf://ORG/NAME[@REVISION][/PATH]`` (web.py), or a bucket's
 ``s3://``, ``gs://``, ``az://`` (clouds.py). Each may name a .safetensors file, a shard index, or a
 folder.
 
@@ -16,10 +16,8 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import unquote, urlsplit
+from typing import TypeVar
 
 from blobstore.errors import (
     BlobStoreError,
@@ -32,7 +30,6 @@ from blobstore.errors import (
 )
 from blobstore.io.durable import os_errors
 from blobstore.io.object_stores import CLOUDS, is_bucket
-from blobstore.io.objects import open_bucket
 from blobstore.source.folders import (
     HUB,
     HUB_SCHEME,
@@ -43,13 +40,6 @@ from blobstore.source.folders import (
     Folder,
     LocalFolder,
 )
-from blobstore.source.shards import is_index
-
-if TYPE_CHECKING:
-    from blobstore.io.http.remote_files import Remote
-    from blobstore.source.clouds import BucketFolder
-    from blobstore.source.hub import HubFolder, HubTarget
-    from blobstore.source.web import WebFolder
 
 _T = TypeVar("_T")
 Source = str | os.PathLike[str] | Folder
@@ -113,17 +103,13 @@ def open_folder(
     if not isinstance(address, str) or not is_address(text):
         return _local(text)
     if is_bucket(text):
-        return _bucket(text, bucket_options)
-    from blobstore.io.http.remote_files import Remote
-    from blobstore.io.http.web_addresses import WebAddress
-    from blobstore.source.hub import parse_hub, parse_hub_page
+        from blobstore.source.clouds import open_bucket_folder
 
-    hub, is_web = endpoint or HUB, is_web_address(text)
-    if is_web:
-        WebAddress.parse(text)  # which raises for what is not one
-    target = parse_hub_page(text, hub) if is_web else parse_hub(text)
-    remote = Remote(token, ca_file=ca_file)
-    return _web(remote, text) if target is None else _hub(remote, target, hub)
+        return open_bucket_folder(text, bucket_options)
+    from blobstore.io.http.remote_files import Remote
+    from blobstore.source.web import open_web_folder
+
+    return open_web_folder(Remote(token, ca_file=ca_file), text, endpoint or HUB)
 
 
 def folder_or_file(
@@ -157,44 +143,6 @@ def _local(text: str) -> LocalFolder:
     return LocalFolder(snapshot_in(path)) if is_folder else LocalFolder(path.parent, path.name)
 
 
-def _hub(remote: Remote, target: HubTarget, endpoint: str) -> HubFolder:
-    from blobstore.source.hub import HubFolder
-
-    path, file = _split(target.path)
-    return HubFolder(remote, replace(target, path=path), endpoint, file)
-
-
-def _bucket(address: str, options: Mapping[str, str] | None) -> BucketFolder:
-    from blobstore.source.clouds import BucketFolder
-
-    path, file = _split(address.rstrip("/"))
-    scheme, _, rest = path.partition("://")
-    return BucketFolder(open_bucket(f"{scheme.lower()}://{rest}", options), file=file)
-
-
-def _split(path: str) -> tuple[str, str | None]:
-    """Return a path as folder and file; None if it is not the name of a file."""
-    above, _, last = path.rpartition("/")
-    return (above, last) if _is_file(last) else (path, None)
-
-
-def _web(remote: Remote, url: str) -> WebFolder:
-    from blobstore.source.web import WebFolder
-
-    parts = urlsplit(url)
-    above, _, last = parts.path.rpartition("/")
-    if not parts.query and not _is_file(unquote(last)):
-        return WebFolder(remote, url)
-    base = parts._replace(query="", fragment="", path=f"{above}/").geturl()
-    # A signed address is good for this file only; an index is read as the files beside it are.
-    exact = None if is_index(unquote(last)) else url
-    return WebFolder(remote, base, file=unquote(last), url=exact)
-
-
-def _is_file(name: str) -> bool:
-    return name.endswith(SUFFIX) or is_index(name)
-
-
 def refuse_unknown(source: str) -> None:
     """Raise UsageError for an address of another kind; the hint says what to do instead."""
     match = _ADDRESS.fullmatch(source)
@@ -223,7 +171,7 @@ def absent(source: str) -> NotFoundError:
 
     If the path may be a repository of the Hub, the hint gives the command for it.
     """
-    from blobstore.source.hub import HubTarget, is_repository
+    from blobstore.source.web import HubTarget, is_repository
 
     hint, repository = None, _HUB_HOST.sub("", source)
     # A path in a folder that exists is misspelt.

@@ -6,7 +6,7 @@ that ETag. Requests go through obstore (`blobstore.io.objects`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
@@ -16,16 +16,23 @@ from blobstore.errors import (
     UnsupportedSourceError,
 )
 from blobstore.io.budget import Budget, Cancellation
-from blobstore.io.objects import Bucket, ObjectState, ObjectVersion
+from blobstore.io.objects import Bucket, ObjectState, ObjectVersion, open_bucket
 from blobstore.io.ranges import Identity, SourceReader
 from blobstore.io.workers import pooled
 from blobstore.names import relative_path
-from blobstore.source.folders import SUFFIX, Entry, Folder, Found
-from blobstore.source.web import WebIdentity
+from blobstore.source.files import split_file
+from blobstore.source.folders import SUFFIX, Entry, Folder, Found, WebIdentity
 
 _T = TypeVar("_T")
 _AT_ONCE = 16
 _MOST_NAMES = 100_000
+
+
+def open_bucket_folder(address: str, options: Mapping[str, str] | None) -> BucketFolder:
+    """Return the prefix at an address, or that the named object is in. Raises: as `open_bucket`."""
+    path, file = split_file(address.rstrip("/"))
+    scheme, _, rest = path.partition("://")
+    return BucketFolder(open_bucket(f"{scheme.lower()}://{rest}", options), file=file)
 
 
 class BucketFolder(Folder):
@@ -40,19 +47,16 @@ class BucketFolder(Folder):
 
     @property
     def stem(self) -> str:
-        """The file's name without its suffix, else the last part of the address."""
         last = self.file or self.name.rpartition("/")[2]
         return last.removesuffix(SUFFIX)
 
     @property
     def key(self) -> str:
-        """The address."""
         return self.bucket.place(self.file or "")
 
     address = key
 
     def place(self, name: str) -> str:
-        """Return the address of an object."""
         return self.bucket.place(name)
 
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
@@ -86,7 +90,6 @@ class BucketFolder(Folder):
     def reading(
         self, names: Sequence[str], read: Callable[[ObjectFile], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
-        """Give the results of ``read`` for each object; several are read at once."""
         return self._at_once(names, lambda name: read(self.open(name)))
 
     sources = reading
@@ -142,7 +145,6 @@ class BucketFolder(Folder):
         buffer: memoryview,
         cancellation: Cancellation,
     ) -> None:
-        """See `Folder`."""
         key, version = relative_path(name), version_of(identity)
 
         def check(_nbytes: int) -> None:

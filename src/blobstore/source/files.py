@@ -1,4 +1,19 @@
-"""Files: the other files of a checkpoint's folder, and which of them an import keeps.
+"""The files of a checkpoint's folder: those that hold its tensors, and the others that are kept.
+
+Loaders know weights by name: ``model`` (transformers, mlx-lm), ``diffusion_pytorch_model``
+(diffusers) and ``consolidated`` (Mistral), each as one file or as shards with an index. A variant
+is part of the name: ``model.fp16.safetensors``, ``model.fp16-00001-of-00002.safetensors``, formerly
+``model-00001-of-00002.fp16.safetensors``; ``model.safetensors.index.fp16.json``. Source:
+huggingface/diffusers@0043aa1d pipelines/pipeline_loading_utils.py `variant_compatible_siblings`.
+
+Rule I1: a shard index maps tensor names to plain ``*.safetensors`` file names; every file that it
+names exists, and holds exactly the tensors that the index assigns to it. Nothing is opened before
+the index is checked. Unknown keys are ignored.
+
+Adapters are trained beside a model and are not models. File and tensor names identify them.
+Sources: huggingface/peft (utils/constants.py `SAFETENSORS_WEIGHTS_NAME`; utils/save_and_load.py
+`get_peft_model_state_dict`: names begin with ``base_model.model.``); mlx_lm 0.32.2 tuner/utils.py,
+tuner/lora.py (``adapters.safetensors``, ``lora_a`` and ``lora_b``).
 
 Beside its weights and JSON documents a checkpoint keeps its other files, subfolders included:
 templates, tokenizers, processors, texts, code (which is never run), and the weights of subfolders,
@@ -9,18 +24,309 @@ walked breadth first, in the order of names, so that the limits cut the same fil
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
-from blobstore.errors import AccessError, InvalidNameError, quoted
+from blobstore.errors import (
+    AccessError,
+    BlobStoreError,
+    CorruptDataError,
+    DocumentError,
+    InvalidNameError,
+    LimitExceededError,
+    MissingFileError,
+    NotFoundError,
+    UnsupportedSourceError,
+    quoted,
+)
 from blobstore.formats.provenance import LeftOut
+from blobstore.formats.strictjson import parse_object
+from blobstore.io.budget import MAX_TEXT
 from blobstore.io.ranges import BytesReader, Identity, OpenReader
-from blobstore.names import Digest, relative_path
-from blobstore.source.folders import Entry, Folder, Found, not_declared
+from blobstore.names import Digest, file_name, relative_path
+from blobstore.source.folders import SUFFIX, Entry, Folder, Found, LocalFolder, not_declared
+
+_FILES = frozenset({"adapter_model.safetensors", "adapters.safetensors"})
+_PEFT_PREFIX = "base_model.model."
+_MLX_SUFFIXES = (".lora_a", ".lora_b")
+_HINT = (
+    "Merge it into its model first, and import the result: with PEFT, model.merge_and_unload() and"
+    " save_pretrained(); with mlx-lm, mlx_lm.fuse."
+)
+
+
+def adapter_among(names: Iterable[str]) -> str | None:
+    """Return the first file name that only adapters have, or None."""
+    return next((name for name in sorted(names) if name in _FILES), None)
+
+
+def are_adapters(names: Collection[str]) -> bool:
+    """Return True when all these tensors are an adapter's."""
+    return bool(names) and (
+        all(name.startswith(_PEFT_PREFIX) for name in names)
+        or all(name.endswith(_MLX_SUFFIXES) for name in names)
+    )
+
+
+def adapter_error(path: str) -> UnsupportedSourceError:
+    """Return the error for a path that leads to an adapter, with a hint."""
+    return UnsupportedSourceError(
+        f"{path} is an adapter, not a model: it needs the model that it changes",
+        path=path,
+        hint=_HINT,
+    )
+
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+MAX_INDEX = MAX_TEXT
+MAX_INDEX_VALUES = 2_000_000
+"""Values of an index: a checkpoint of 1,000,000 tensors needs one for each, and some more."""
+MAX_SHARDS = 10_000
+"""Files of an index: the largest checkpoints have some hundreds; on a server each is a request."""
+
+_FIRST = "model"
+_STEM = r"(?P<stem>model|diffusion_pytorch_model|consolidated)"
+_VARIANT = r"\.(?P<variant>[A-Za-z0-9_]+)"
+_NUMBERS = r"(?P<number>[0-9]{1,6})-of-(?P<total>[0-9]{1,6})"
+_INDEX_FILE = re.compile(rf"{_STEM}\.safetensors\.index(?:{_VARIANT})?\.json", re.ASCII)
+_WEIGHT_FILES = (
+    re.compile(rf"{_STEM}-{_NUMBERS}{_VARIANT}\.safetensors", re.ASCII),  # an older diffusers
+    re.compile(rf"{_STEM}(?:{_VARIANT})?(?:-.+)?\.safetensors", re.ASCII | re.DOTALL),
+)
+_SHARD_FILE = re.compile(rf"(?P<before>.+-){_NUMBERS}(?P<after>\..+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIndex:
+    """A shard index: tensor name → shard file name; ``document`` is its whole JSON object."""
+
+    weight_map: Mapping[str, str]
+    document: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, raw: bytes, what: str = "shard index") -> ShardIndex:
+        """Return the index in ``raw``.
+
+        Raises: DocumentError (rule I1) when weight_map is missing or empty, or names a file that is
+        not a plain ``*.safetensors`` file; LimitExceededError for more than 200 MB or 10,000 files.
+        """
+        document = parse_object(raw, what, rule="I1", limit=MAX_INDEX, values=MAX_INDEX_VALUES)
+        weight_map = document.get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise DocumentError(
+                f"{what}: weight_map does not map tensors to files (rule I1)", rule="I1"
+            )
+        checked: set[str] = set()
+        for tensor, name in weight_map.items():
+            if not isinstance(name, str) or name not in checked:
+                checked.add(_shard_name(name, f"{what}: weight_map of {quoted(tensor)}"))
+        if len(checked) > MAX_SHARDS:
+            raise LimitExceededError(
+                f"limit exceeded: {what} names {len(checked):,} files, at most {MAX_SHARDS:,}",
+                rule="I1",
+            )
+        return cls(weight_map, document)
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(set(self.weight_map.values()))
+
+
+def _shard_name(value: object, place: str) -> str:
+    try:
+        name = file_name(value)
+    except BlobStoreError as error:
+        raise DocumentError(f"{place}: {error.message} (rule I1)", rule="I1") from None
+    if not name.endswith(SUFFIX):
+        raise DocumentError(f"{place}: {name!r} is not a .safetensors file (rule I1)", rule="I1")
+    return name
+
+
+def read_index(folder: Folder, name: str = INDEX_NAME) -> ShardIndex:
+    """Return a folder's shard index; if the folder lists its files, all shards exist.
+
+    Raises: NotFoundError (no index, a shard that is missing), DocumentError, LimitExceededError,
+    StorageError.
+    """
+    index = ShardIndex.parse(folder.read(name, MAX_INDEX), folder.place(name))
+    present = folder.names()
+    if present is not None and (missing := sorted(set(index.files).difference(present))):
+        raise missing_shard(folder, name, missing[0])
+    return index
+
+
+def missing_shard(folder: Folder, index: str, shard: str) -> NotFoundError:
+    """Return the error for a missing shard that an index names."""
+    return MissingFileError(
+        f"{folder.place(index)} names the shard {shard}, which is missing",
+        path=folder.place(shard),
+        rule="I1",
+    )
+
+
+class ShardCheck:
+    """Checks a checkpoint's shards against its index and one another, one by one as they are read.
+
+    With an index each tensor is in exactly the shard that it names, and the shards hold nothing
+    else; without one no two shards hold a tensor of one name.
+    """
+
+    def __init__(self, index: ShardIndex | None) -> None:
+        self._index = index
+        self._held: list[Collection[str]] = []
+        self._places: dict[str, str] = {}
+
+    def add(self, place: str, file: str, tensors: Collection[str]) -> None:
+        """Add a shard: its path or address, its file name, the names of its tensors.
+
+        Raises: CorruptDataError (rule I1) when it and the index disagree, DocumentError (rule I1)
+        when another shard has one of its tensors.
+        """
+        if self._index is None:
+            self._check_others(place, tensors)
+        else:
+            _check_shard(self._index, place, file, tensors)
+            self._held.append(tensors)
+
+    def _check_others(self, place: str, tensors: Collection[str]) -> None:
+        if twice := self._places.keys() & tensors:
+            name = min(twice)
+            raise DocumentError(
+                f"{self._places[name]} and {place} both hold the tensor {quoted(name)}",
+                tensor=name,
+                rule="I1",
+                path=place,
+            )
+        self._places.update(dict.fromkeys(tensors, place))
+
+    def finish(self) -> None:
+        """Raise CorruptDataError (rule I1) when the index names a tensor that no shard holds."""
+        if self._index is None or sum(map(len, self._held)) == len(self._index.weight_map):
+            return
+        name = min(self._index.weight_map.keys() - set().union(*self._held))
+        raise CorruptDataError(
+            f"the index says that {self._index.weight_map[name]} holds the tensor {quoted(name)},"
+            " but it does not",
+            tensor=name,
+            rule="I1",
+        )
+
+
+def _check_shard(index: ShardIndex, place: str, file: str, tensors: Collection[str]) -> None:
+    for name in tensors:
+        where = index.weight_map.get(name)
+        if where != file:
+            says = f"says it is in {where}" if where else "does not name it"
+            raise CorruptDataError(
+                f"{place} holds the tensor {quoted(name)}, but the index {says}",
+                tensor=name,
+                rule="I1",
+                path=place,
+            )
+
+
+@dataclass(slots=True)
+class WeightSet:
+    """The files of a folder that are one set of weights by their names.
+
+    ``name`` is ``model``, ``model.fp16``, ….
+
+    A set may have an index, a single file and shards at once; the reader decides which of them to
+    use.
+    """
+
+    name: str
+    index: str | None = None
+    single: str | None = None
+    shards: list[str] = field(default_factory=list)
+
+    @property
+    def target(self) -> str | None:
+        """The set's index or single file; None for shards without an index."""
+        return self.index or self.single
+
+
+def weight_sets(names: Iterable[str]) -> list[WeightSet]:
+    """Return the sets of weights among a folder's files, except those that a loader ignores.
+
+    With ``model`` all others are ignored; with a set all its variants.
+    """
+    sets: dict[str, WeightSet] = {}
+    for name in sorted(names):
+        if (stem := set_of(name)) is None:
+            continue
+        found = sets.setdefault(stem, WeightSet(stem))
+        if not name.endswith(SUFFIX):
+            found.index = name
+        elif name == f"{stem}{SUFFIX}":
+            found.single = name
+        else:
+            found.shards.append(name)
+    if _FIRST in sets:
+        return [sets[_FIRST]]
+    return [
+        found for name, found in sets.items() if name.partition(".")[0] not in sets.keys() - {name}
+    ]
+
+
+def set_of(name: str) -> str | None:
+    """Return the name of the set of weights that a file belongs to by its name, or None."""
+    patterns = _WEIGHT_FILES if name.endswith(SUFFIX) else (_INDEX_FILE,)
+    match = next((match for pattern in patterns if (match := pattern.fullmatch(name))), None)
+    if match is None:
+        return None
+    return f"{match['stem']}.{match['variant']}" if match["variant"] else match["stem"]
+
+
+def folder_with_weights(folder: Folder) -> Path | None:
+    """Return the first subfolder of a local folder that has weights, as in diffusers pipelines."""
+    try:
+        found = sorted(folder.path.glob(f"*/*{SUFFIX}")) if isinstance(folder, LocalFolder) else []
+        return found[0].parent if found else None
+    except OSError:
+        return None
+
+
+def is_index(name: str) -> bool:
+    """Return True for a shard index's file name.
+
+    Some names include a variant: ``model.safetensors.index.fp16.json``.
+    """
+    return name.endswith(".json") and ".safetensors.index." in name
+
+
+def split_file(path: str) -> tuple[str, str | None]:
+    """Return a path as folder and file; None if its last part is not the name of a file."""
+    above, _, last = path.rpartition("/")
+    return (above, last) if last.endswith(SUFFIX) or is_index(last) else (path, None)
+
+
+def check_complete(folder: Folder, shards: Iterable[str]) -> None:
+    """Raise NotFoundError when the names ``…-00001-of-00003…`` show that a shard is missing."""
+    present = set(shards)
+    claims = {
+        match.group("before", "total", "after"): match
+        for name in sorted(present)
+        if (match := _SHARD_FILE.fullmatch(name))
+    }
+    for (before, total, after), match in sorted(claims.items()):
+        width = len(match["number"])
+        wanted = (
+            f"{before}{number:0{width}}-of-{total}{after}" for number in range(1, int(total) + 1)
+        )
+        if missing := next((name for name in wanted if name not in present), None):
+            path = folder.place(missing)
+            raise MissingFileError(
+                f"{folder.name} has {match[0]}, but {missing} is missing", path=path
+            )
+
 
 MAX_DEPTH = 8
 """The depth of nested folders."""
@@ -93,17 +399,14 @@ class KeptFile:
 
     @property
     def path(self) -> str:
-        """Its path or address."""
         return self.folder.place(self.name)
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
         return self.found.size
 
     @property
     def identity(self) -> Identity:
-        """The file's state when it was listed."""
         return self.found.identity
 
     @property
@@ -133,17 +436,12 @@ class KeptFile:
             raise not_declared(self.path, self.found.declared)
 
 
-class OtherFiles(NamedTuple):
-    """The files beside a checkpoint's own, kept and left out, each sorted by name."""
+def other_files(
+    folder: Folder, own: Collection[str], without: Folder | None = None
+) -> tuple[tuple[KeptFile, ...], tuple[LeftOut, ...]]:
+    """Return the kept and the left out files of ``folder``, each sorted by name.
 
-    kept: tuple[KeptFile, ...]
-    left_out: tuple[LeftOut, ...]
-
-
-def other_files(folder: Folder, own: Collection[str], without: Folder | None = None) -> OtherFiles:
-    """Return the files of ``folder`` except the names ``own`` and the folder ``without``.
-
-    ``without`` is a draft model.
+    They are all except the names ``own`` and the folder ``without``, a draft model.
 
     Raises: StorageError, RemoteError when the folder can't be listed; NotFoundError for a link to a
     missing file.
@@ -152,10 +450,8 @@ def other_files(folder: Folder, own: Collection[str], without: Folder | None = N
     walk.run()
     if folder.names() is None:
         walk.left_out.append(LeftOut("files of other names", UNLISTED))
-    return OtherFiles(
-        tuple(sorted(walk.kept, key=lambda file: file.name)),
-        tuple(sorted(walk.left_out, key=lambda one: one.name)),
-    )
+    kept = sorted(walk.kept, key=lambda file: file.name)
+    return tuple(kept), tuple(sorted(walk.left_out, key=lambda file: file.name))
 
 
 @dataclass(slots=True)
@@ -171,7 +467,6 @@ class _Walk:
     nbytes: int = 0
 
     def run(self) -> None:
-        """Walk. Raises: StorageError; NotFoundError for a link to a missing file."""
         others = [entry for entry in self.folder.scan() if entry.name not in self.own]
         waiting = deque(self._enter("", others))
         while waiting:

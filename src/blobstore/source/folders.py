@@ -6,7 +6,7 @@ folder has the budget of its checkpoint: every header and document is counted be
 
 A file has an identity, which changes when its bytes do: device, inode, size and times on a disk,
 the ETag (or Last-Modified) and size on a server, the content's hash in a repository of the Hub
-(hub.py).
+(web.py).
 """
 
 from __future__ import annotations
@@ -53,6 +53,13 @@ MAIN = "main"
 REPOSITORY = "models--"
 SNAPSHOTS = "snapshots"
 """Names of folders in the Hugging Face cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebIdentity:
+    """The state of a file on a server: its validator and size as text."""
+
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +249,6 @@ class LocalFolder(Folder):
 
     @property
     def stem(self) -> str:
-        """The file's name without its suffix, the repository's of a snapshot, else the folder's."""
         path = Path(self.address)
         repository = path.parent.parent.name
         if not self.file and path.parent.name == SNAPSHOTS and repository.startswith(REPOSITORY):
@@ -251,18 +257,15 @@ class LocalFolder(Folder):
 
     @property
     def key(self) -> str:
-        """The real path."""
         return real_path(self.path / (self.file or ""))
 
     @property
     def address(self) -> str:
-        """The absolute path."""
         with os_errors("access", self.path):  # the current folder may be gone
             # Not resolve(), which would follow a link to another name.
             return os.path.abspath(self.path / (self.file or ""))  # noqa: PTH100
 
     def place(self, name: str) -> str:
-        """Return the path of a file, which need not exist."""
         return str(self.path / name)
 
     def names(self) -> list[str]:
@@ -274,7 +277,6 @@ class LocalFolder(Folder):
             return sorted(entry.name for entry in entries if not _is_folder(entry))
 
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
-        """Return its entries, or those of a folder in it."""
         with os_errors("list", self.path / prefix), os.scandir(self.path / prefix) as found:
             entries = [_local_entry(self._homes, entry) for entry in islice(found, most)]
         return sorted(entries, key=lambda entry: entry.name)
@@ -309,7 +311,6 @@ class LocalFolder(Folder):
     def reading(
         self, names: Sequence[str], read: Callable[[FileReader], _T]
     ) -> Iterator[Iterator[_T]]:
-        """Give the results of ``read`` for each file; one file is open at a time."""
         yield map(partial(self._read_one, read), names)
 
     sources = reading
@@ -319,7 +320,6 @@ class LocalFolder(Folder):
             return read(reader)
 
     def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
-        """Return small files' bytes by name."""
         return {name: self._read(name, limit) for name in names}
 
     def _read(self, name: str, limit: int) -> bytes:

@@ -2,7 +2,7 @@
 
 Which files belong to a checkpoint (docs/formats.md section 5): with a shard index exactly the files
 and tensors that it names; without one ``model.safetensors`` or ``model-*.safetensors`` (both
-together are an error); if there is no ``model``, the only other set of weights (shards.py). A
+together are an error); if there is no ``model``, the only other set of weights (files.py). A
 single ``.safetensors`` file is a checkpoint without documents.
 """
 
@@ -35,10 +35,8 @@ from blobstore.io.ranges import SourceReader
 from blobstore.names import file_name
 from blobstore.source.addresses import Source, folder_or_file, open_folder
 from blobstore.source.assembly import source_weights
-from blobstore.source.files import KeptFile, other_files, other_weights
-from blobstore.source.folders import FIRST_READ, SUFFIX, Folder, LocalFolder
-from blobstore.source.producers import OWN
-from blobstore.source.shards import (
+from blobstore.source.files import (
+    KeptFile,
     ShardCheck,
     ShardIndex,
     WeightSet,
@@ -48,10 +46,14 @@ from blobstore.source.shards import (
     check_complete,
     folder_with_weights,
     is_index,
+    other_files,
+    other_weights,
     read_index,
     set_of,
     weight_sets,
 )
+from blobstore.source.folders import FIRST_READ, SUFFIX, Folder, LocalFolder
+from blobstore.source.producers import OWN
 from blobstore.source.weights import Form, SourceFile, SourceTensor, SourceWeight
 
 FLOAT = "float"
@@ -82,7 +84,6 @@ class Inventory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 

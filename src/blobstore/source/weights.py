@@ -4,7 +4,8 @@ An unquantized weight is one tensor. A quantized one has companions: scales, bia
 A weight that is stored as block FP8 has one scale for each block of 128 rows and 128 columns.
 
 `SourceReaders` reads the values, decoded, from files that are unchanged since the inventory. A tile
-is a range of consecutive values of matrices, cut where rows begin and end.
+is a range of consecutive values of matrices, cut where rows begin and end. A `Fetcher` reads files
+on servers in large ranges, many at once, and bounds the requests at once and their rate.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import enum
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -20,9 +23,10 @@ from typing import Any
 import numpy as np
 
 from blobstore import kernels
-from blobstore.errors import UnsupportedSourceError, quoted
+from blobstore.errors import UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization
+from blobstore.io.budget import Cancellation
 from blobstore.io.ranges import Identity, SourceReader
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.kernels.scales import BlockRun
@@ -55,7 +59,6 @@ class SourceFile:
     declared: Digest | None = None
 
     def open(self) -> SourceReader:
-        """Return a reader of the file. Raises: as `Folder.open`; CorruptDataError if it changed."""
         return self.folder.open(self.name, self.identity)
 
 
@@ -108,17 +111,14 @@ class SourceWeight:
 
     @classmethod
     def plain(cls, tensor: SourceTensor) -> SourceWeight:
-        """Return a tensor as an unquantized weight."""
         return cls(tensor.name, tensor.dtype, tensor.shape, tensor)
 
     @property
     def parts(self) -> dict[str, SourceTensor]:
-        """All of its tensors by suffix, the weight itself first, as ``""``."""
         return {"": self.tensor, **self.companions}
 
     @property
     def file(self) -> SourceFile:
-        """The file of the weight itself."""
         return self.tensor.file
 
     @property
@@ -129,7 +129,6 @@ class SourceWeight:
 
     @property
     def elements(self) -> int:
-        """Number of values."""
         return math.prod(self.shape)
 
     @property
@@ -138,7 +137,6 @@ class SourceWeight:
         return self.tensor.nbytes + sum([one.nbytes for one in self.companions.values()])
 
     def as_transposed(self) -> SourceWeight:
-        """Return the weight with the last two axes swapped."""
         *lead, rows, cols = self.shape
         return replace(self, shape=(*lead, cols, rows), transposed=not self.transposed)
 
@@ -201,12 +199,10 @@ class Tile:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of rows and of columns."""
         return self.stop_row - self.row, self.stop_col - self.col
 
     @property
     def size(self) -> int:
-        """Number of values."""
         rows, cols = self.shape
         return rows * cols
 
@@ -388,6 +384,109 @@ class SourceReaders:
             reader.check_unchanged()
 
     def close(self) -> None:
-        """Close all files, when no thread reads any more."""
         for reader in self._open.values():
             reader.close()
+
+
+CONNECTIONS = 8
+"""Requests at once: they bring 1 GB/s where a connection brings 125 MB/s."""
+SLOWEST_LIMIT = 16 * 2**10
+_LEAST_PIECE = 64 * 2**10
+_BURST_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchOptions:
+    """How files are fetched.
+
+    ``connections``: requests at once; None is `CONNECTIONS`. ``limit_rate``: bytes a second of all
+    connections together; None is as many as come. Raises: UsageError for less than one of either,
+    or a rate with which no request would end in time.
+    """
+
+    connections: int | None = None
+    limit_rate: int | None = None
+
+    def __post_init__(self) -> None:
+        limits = (
+            ("connections", self.connections, 1),
+            ("limit_rate", self.limit_rate, SLOWEST_LIMIT),
+        )
+        for name, value, least in limits:
+            if value is not None and value < least:
+                raise UsageError(f"{name} is at least {least:,}, not {value:,}")
+
+
+class Fetcher:
+    """Fills memory with ranges of source files, several at once. Safe to share between threads.
+
+    ``at_once``: how many ranges are fetched at once; more threads are of no use.
+    """
+
+    def __init__(self, options: FetchOptions) -> None:
+        self.at_once = options.connections or CONNECTIONS
+        self._slots = threading.Semaphore(self.at_once)
+        self._cancellation = Cancellation()
+        rate = options.limit_rate
+        self._limit = RateLimit(rate, wait=self._cancellation.sleep) if rate is not None else None
+
+    def fill(self, file: SourceFile, begin: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes of a file from byte ``begin`` on.
+
+        The call waits until one more request may run. At a limited rate each request is for a part
+        of a second. Raises: CorruptDataError when the file has another identity now; NotFoundError;
+        ShortReadError; RemoteError; StorageError.
+        """
+        step = len(buffer) if self._limit is None else max(_LEAST_PIECE, self._limit.rate // 4)
+        for at in range(0, len(buffer), step):
+            piece = buffer[at : at + step]
+            with self._slots:
+                if self._limit is not None:
+                    self._limit.take(len(piece))
+                self._cancellation.check(file.path)
+                file.folder.fill(file.name, file.identity, begin + at, piece, self._cancellation)
+
+    def cancel(self) -> None:
+        """End all requests, from any thread: calls of `fill` raise RemoteError soon."""
+        self._cancellation.cancel()
+
+
+class RateLimit:
+    """A token bucket. Safe to share between threads.
+
+    ``rate``: bytes a second. ``wait`` waits for so many seconds, or less.
+    """
+
+    def __init__(
+        self,
+        rate: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.rate = rate
+        self._clock = clock
+        self._wait = wait
+        self._paid_until = clock()
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> None:
+        with self._lock:
+            now = self._clock()
+            start = max(self._paid_until, now - _BURST_S)
+            self._paid_until = start + nbytes / self.rate
+            left = self._paid_until - now
+        if left > 0:
+            self._wait(left)
+
+
+@contextmanager
+def fetching(files: Iterable[SourceFile], options: FetchOptions) -> Iterator[Fetcher]:
+    """Give a fetcher of these files, which is cancelled at the end of the block."""
+    fetcher = Fetcher(options)
+    for file in files:
+        file.folder.allow(fetcher.at_once)
+    try:
+        yield fetcher
+    finally:
+        fetcher.cancel()

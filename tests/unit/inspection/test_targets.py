@@ -18,7 +18,7 @@ from blobstore.inspection.inspect import InspectTarget, inspect, parse_target
 from blobstore.inspection.inspection import TargetKind
 from blobstore.names import ModelName
 from blobstore.source.addresses import open_folder
-from blobstore.source.hub import HubTarget, parse_hub, parse_hub_page
+from blobstore.source.web import HubTarget, parse_hub, parse_hub_page
 from blobstore.store.local.store import Store
 
 _SEGMENT = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,8}[A-Za-z0-9_]", fullmatch=True).filter(

@@ -27,7 +27,7 @@ from blobstore.errors import (
 from blobstore.importer.repair import repair_model
 from blobstore.inspection.inspection import TargetKind
 from blobstore.io.budget import Budget
-from blobstore.source.hub import HubFolder, HubTarget, parse_hub
+from blobstore.source.web import HubFolder, HubTarget, parse_hub
 from blobstore.store.local.store import Store
 
 ETAG = 'ETag: "v1"'

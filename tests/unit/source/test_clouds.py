@@ -14,9 +14,9 @@ import blobstore
 from blobstore.errors import CorruptDataError, NotFoundError, RemoteError
 from blobstore.io.objects import Bucket, open_bucket
 from blobstore.source.clouds import BucketFolder
-from blobstore.source.fetching import FetchOptions, fetching
 from blobstore.source.folders import LocalFolder
 from blobstore.source.inventory import read_inventory
+from blobstore.source.weights import FetchOptions, fetching
 from blobstore.store.local.store import Store
 
 M = "m"

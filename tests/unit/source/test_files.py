@@ -20,7 +20,7 @@ from blobstore.importer.run import run_plan
 from blobstore.io.ranges import FileReader, Identity
 from blobstore.names import ModelName
 from blobstore.source import files, folders
-from blobstore.source.files import OtherFiles, other_files
+from blobstore.source.files import other_files
 from blobstore.source.folders import LocalFolder
 from blobstore.store.local.store import Store
 
@@ -29,16 +29,12 @@ TRAINING = "training state"
 FORMAT = "weights in a format that is not read"
 
 
-def found(folder: Path) -> OtherFiles:
-    return other_files(LocalFolder(folder), OWN)
-
-
 def kept(folder: Path) -> list[str]:
-    return [file.name for file in found(folder).kept]
+    return [file.name for file in other_files(LocalFolder(folder), OWN)[0]]
 
 
 def reasons(folder: Path) -> dict[str, str]:
-    return {one.name: one.reason for one in found(folder).left_out}
+    return {one.name: one.reason for one in other_files(LocalFolder(folder), OWN)[1]}
 
 
 @pytest.fixture
@@ -183,7 +179,7 @@ def test_a_loop_of_links_is_an_error(folder: Path) -> None:
     (folder / "sub").mkdir()
     (folder / "sub" / "x.txt").symlink_to("x.txt")
     with pytest.raises(StorageError, match=r"x\.txt"):
-        found(folder)
+        kept(folder)
 
 
 def test_deep_folders(folder: Path) -> None:
@@ -200,7 +196,7 @@ def test_many_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(reasons(folder)) == ["b/", "c/"]
     write(folder, dict.fromkeys(("3", "4", "5", "6"), "x"))
     assert kept(folder) == ["1", "2", "3", "4", "5"]
-    (left,) = found(folder).left_out
+    (left,) = other_files(LocalFolder(folder), OWN)[1]
     assert (left.name, left.count) == ("6 and what follows", 3)
 
 
@@ -275,8 +271,8 @@ def test_every_file_is_kept_or_left_out_once(paths: set[str]) -> None:
             path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
         }
         own = everything & OWN
-        seen = other_files(LocalFolder(folder), own)
-        names = [*(file.name for file in seen.kept), *(one.name for one in seen.left_out)]
+        seen, left_out = other_files(LocalFolder(folder), own)
+        names = [*(file.name for file in seen), *(one.name for one in left_out)]
         assert len(names) == len(set(names))
         for name in everything - own:
             assert (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blobstore.errors import UsageError
-from blobstore.source.fetching import FetchOptions, RateLimit
+from blobstore.source.weights import FetchOptions, RateLimit
 
 
 def test_bytes_come_no_faster_than_the_limit() -> None:

@@ -17,9 +17,9 @@ import blobstore
 from blobstore.errors import CorruptDataError, UsageError
 from blobstore.importer.planfile import read_plan, write_plan
 from blobstore.names import Digest
-from blobstore.source.fetching import FetchOptions, fetching
 from blobstore.source.folders import Folder
 from blobstore.source.inventory import read_inventory
+from blobstore.source.weights import FetchOptions, fetching
 from blobstore.store.local.store import Store
 
 NAME = "model.safetensors"

@@ -11,8 +11,8 @@ from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, small_t
 
 import blobstore
 from blobstore.errors import NotFoundError, UnsupportedSourceError
+from blobstore.source.files import set_of, weight_sets
 from blobstore.source.inventory import read_inventory
-from blobstore.source.shards import set_of, weight_sets
 from blobstore.store.local.store import Store
 
 

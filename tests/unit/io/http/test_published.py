@@ -19,7 +19,7 @@ from blobstore.errors import CorruptDataError, NotFoundError
 from blobstore.formats.safetensors.header import Header, header_of as read_header, parse_header
 from blobstore.inspection.inspect import inspect
 from blobstore.io.ranges import FileReader
-from blobstore.source.shards import MAX_INDEX, ShardIndex
+from blobstore.source.files import MAX_INDEX, ShardIndex
 from blobstore.source.web import WebFolder
 
 from .test_reader import safetensors_file

@@ -14,8 +14,7 @@ from support.servers import WAIT, Asked, Server, files, part, redirect, reply
 from blobstore.errors import InvalidNameError, NotFoundError, UsageError
 from blobstore.formats.safetensors.header import header_of as read_header
 from blobstore.source.folders import HUB
-from blobstore.source.hub import HubTarget
-from blobstore.source.web import WebFolder
+from blobstore.source.web import HubTarget, WebFolder
 
 from .conftest import RETRY_POLICY
 from .test_reader import safetensors_file
