@@ -29,8 +29,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from distributed import Client, LocalCluster
-from import_sources import FULL_SIZE_GB, Sources, warm
 from machine import machine
+from sources import FULL_SIZE_GB, Sources, warm
 from tables import show, spread, table
 
 import blobstore

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 FRAME = 2**21
 """Bytes of the tar in a frame, at most."""
 LEVEL = 1
-"""zstandard's level. Higher ones save less than a tenth of a percent (docs/performance.md)."""
+"""zstandard's level. Higher ones save under 0.1 % (docs/decisions/2026-11-23-archives.md)."""
 
 _BATCH = 8 * FRAME
 _PROBE = 2**16

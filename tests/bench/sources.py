@@ -1,4 +1,4 @@
-"""Checkpoints for imports.py: Qwen3-like folders of any size with reproducible bytes.
+"""Checkpoints for the benchmarks: Qwen3-like folders of any size with reproducible bytes.
 
 Weights are slices of one pool of normal BF16 numbers, from a place that depends on the tensor's
 name: to a kernel, a hash and a disk they are as good as fresh ones, and they are made as fast as
@@ -12,8 +12,7 @@ import math
 import shutil
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -303,49 +302,3 @@ def warm(source: Path) -> None:
         with path.open("rb", buffering=0) as file:
             while file.readinto(buffer):
                 pass
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a tensor lies in a file; ``offset`` counts from the start of the file."""
-
-    path: Path
-    offset: int
-    nbytes: int
-
-
-def places(folder: Path) -> dict[str, Place]:
-    """Return where each tensor of a folder made here lies."""
-    found: dict[str, Place] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        header.pop("__metadata__")
-        for name, entry in header.items():
-            begin, end = entry["data_offsets"]
-            found[name] = Place(path, 8 + length + begin, end - begin)
-    return found
-
-
-@contextmanager
-def toggled(tensors: Sequence[Place], pattern: int) -> Iterator[None]:
-    """Change low bits of all weights of these tensors in place, and take it back at the end."""
-    toggle(tensors, pattern)
-    try:
-        yield
-    finally:
-        toggle(tensors, pattern)
-
-
-def toggle(tensors: Sequence[Place], pattern: int) -> None:
-    """Change low bits of all weights of these tensors in place.
-
-    The same call again takes it back.
-    """
-    for place in tensors:
-        with place.path.open("r+b") as file:
-            file.seek(place.offset)
-            bits = np.frombuffer(file.read(place.nbytes), np.uint16) ^ np.uint16(pattern)
-            file.seek(place.offset)
-            file.write(bits.data)

@@ -1,7 +1,8 @@
-"""Processes for imports.py: run and time one, or sample its memory and its files."""
+"""Processes of the benchmarks: run and time one, or sample its memory."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -9,9 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -96,32 +96,30 @@ def run(
         )
 
 
-def blobstore_command(command: str, source: Path, *options: str | Path) -> list[str | Path]:
-    """Return the line that runs our ``import`` or ``plan``, as JSON."""
-    return [sys.executable, "-m", "blobstore", command, source, "--json", *options]
-
-
-def import_command(
-    source: Path, store: Path, *options: str | Path, name: str = "bench"
-) -> list[str | Path]:
+def import_command(source: Path, store: Path, *options: str | Path) -> list[str | Path]:
     """Return the line that imports ``source`` into a store."""
-    return blobstore_command("import", source, name, "--store", store, *options)
+    line = (sys.executable, "-m", "blobstore", "import", source, "bench", "--json")
+    return [*line, "--store", store, *options]
 
 
-def files_under(folder: Path) -> Iterator[os.stat_result]:
-    """Yield the stat of each file below a folder; files may vanish meanwhile."""
-    for path, _, names in os.walk(folder):
-        for name in names:
-            with suppress(FileNotFoundError):
-                yield os.lstat(os.path.join(path, name))  # noqa: PTH118  # called every few milliseconds
+_numbers = itertools.count()
 
 
-def stored_bytes(folder: Path) -> int:
-    """Return the bytes of a folder on the disk, with those that are not written back yet.
+def retire(folder: Path) -> None:
+    """Move a folder or file to ``retired`` beside it, if it is there, and free its space.
 
-    A file that is moved meanwhile may be seen twice, and is counted once.
+    After many deletions ext4 without a journal makes files slowly for about a minute: it passes
+    over inodes that were just deleted, one by one (torvalds/linux fs/ext4/ialloc.c
+    `recently_deleted`). So what a run wrote is not deleted before the next one.
     """
-    return sum({stat.st_ino: 512 * stat.st_blocks for stat in files_under(folder)}.values())
+    if not folder.exists():
+        return
+    place = folder.parent / "retired" / f"{os.getpid()}-{next(_numbers)}"
+    place.parent.mkdir(exist_ok=True)
+    folder.rename(place)
+    for path in (place, *place.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            os.truncate(path, 0)
 
 
 def status_of(pid: int) -> dict[str, int]:
@@ -154,35 +152,3 @@ class MemoryPeak:
             self.anonymous = max(self.anonymous, status["RssAnon"] + status["RssShmem"])
             self.bound = max(self.bound, status["VmHWM"] - status["RssFile"])
             self.samples += 1
-
-
-@dataclass(slots=True)
-class TemporaryFiles:
-    """Most files and bytes seen in a store's ``.blobstore`` and in files without a name."""
-
-    store: Path
-    files: int = 0
-    nbytes: int = 0
-    _own: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._own = self.store / ".blobstore"
-
-    def __call__(self, pid: int) -> None:
-        """Look once."""
-        sizes = [stat.st_size for stat in files_under(self._own) if stat.st_size]
-        sizes += self._nameless(pid)
-        self.files = max(self.files, len(sizes))
-        self.nbytes = max(self.nbytes, sum(sizes))
-
-    def left(self) -> int:
-        """Return how many files with bytes are there now."""
-        return sum(stat.st_size > 0 for stat in files_under(self._own))
-
-    def _nameless(self, pid: int) -> Iterator[int]:
-        with suppress(OSError):
-            for entry in os.scandir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    stat = os.stat(entry.path)  # noqa: PTH116  # follows the link to the file itself
-                    if stat.st_nlink == 0 and os.readlink(entry.path).startswith(str(self.store)):  # noqa: PTH115
-                        yield stat.st_size

@@ -1,0 +1,356 @@
+"""Our commands in turn with other programs, or with another version of blobstore.
+
+``python tests/bench/pairs.py [ROW …]`` runs each row's command and the program that does the same
+work, alternately. ``--before PYTHON`` takes, instead of that program, the command of the version
+that PYTHON's environment has. Each run is a process of its own, with a warm page cache and an empty
+target. Printed are the medians of ``--pairs`` runs: processor and wall time in seconds, of the
+other side and of ours, and their ratio. Servers are not counted, but those that the row starts.
+Needs nginx, docker-registry and skopeo, the extras of the tests, and 15 GB under ``--work``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from machine import machine
+from processes import ENVIRONMENT, Run, retire, run
+from sources import FULL_SIZE_GB, Sources, warm
+from support import FIXTURES
+from support.hub_stand_in import REPOSITORY, hub_stand_in
+from support.nginx import nginx
+from support.registries import CERTIFICATE, registry
+from support.sparse import write_sparse_folder
+from tables import show, table
+
+MODELS = 1000
+TENSORS = 40_000
+Line = list[str | Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The folders of a run; what a command writes to ``target`` is gone before the next one."""
+
+    work: Path
+    source: Path
+    is_before: bool = False
+
+    @property
+    def store(self) -> Path:
+        """A store with the model ``m``, int4."""
+        return self.work / "store"
+
+    @property
+    def exported(self) -> Path:
+        """The model ``m`` as a folder for mlx-lm."""
+        return self.work / "exported"
+
+    @property
+    def large(self) -> Path:
+        """A store with one blob of 2 GB."""
+        return self.work / "large"
+
+    @property
+    def many(self) -> Path:
+        """A store of 1,000 models, and of this side's hints."""
+        return self.work / ("many-before" if self.is_before else "many")
+
+    @property
+    def sparse(self) -> Path:
+        """A checkpoint of 40,000 tensors, whose weights are holes."""
+        return self.work / "sparse"
+
+    @property
+    def target(self) -> Path:
+        """What a command writes."""
+        return self.work / "target"
+
+
+class Side(Protocol):
+    """A command, and what has to run beside it."""
+
+    def __call__(self, python: str, at: Places) -> AbstractContextManager[Line]:
+        """Return the command of a version, or of another program."""
+
+
+def ours(*words: str) -> Side:
+    """Return a command of blobstore, with places as in ``{at.source}``."""
+
+    def side(python: str, at: Places) -> AbstractContextManager[Line]:
+        return nullcontext([python, "-m", "blobstore", *(word.format(at=at) for word in words)])
+
+    return side
+
+
+def program(text: str, *words: str) -> Side:
+    """Return a Python program and its arguments."""
+
+    def side(python: str, at: Places) -> AbstractContextManager[Line]:
+        return nullcontext([python, "-c", text, *(word.format(at=at) for word in words)])
+
+    return side
+
+
+def shell(text: str) -> Side:
+    """Return a line for sh, in which ``$PYTHON`` is ours."""
+
+    def side(python: str, at: Places) -> AbstractContextManager[Line]:
+        return nullcontext(["sh", "-c", f"set -e; PYTHON={python}; {text.format(at=at)}"])
+
+    return side
+
+
+def convert(*options: str, source: str = "{at.source}") -> str:
+    """Return mlx-lm's import as a line for sh."""
+    return (
+        f"$PYTHON -m mlx_lm convert --hf-path {source} --mlx-path {{at.target}} -q "
+        f"{' '.join(options)} >/dev/null"
+    )
+
+
+FETCHED = """
+import sys, blobstore
+source = blobstore.open_folder(sys.argv[1], ca_file=sys.argv[2])
+blobstore.import_model(source, "m", store=blobstore.open_store(sys.argv[3]), quant="int4")
+"""
+
+
+@contextmanager
+def fetched(python: str, at: Places) -> Iterator[Line]:
+    """Import from nginx on loopback, over TLS."""
+    with nginx(at.work / "nginx", at.source, gzip=False, tls=True) as server:
+        yield [python, "-c", FETCHED, f"{server.url}/", CERTIFICATE, at.target]
+
+
+@contextmanager
+def downloaded(python: str, at: Places) -> Iterator[Line]:
+    """Download from a stand-in for the Hub on loopback, and convert."""
+    with hub_stand_in(at.work / "hub", at.source) as hub:
+        here = at.work / "downloaded"
+        hf = f"HF_HUB_OFFLINE=0 HF_ENDPOINT={hub.url} HF_HUB_DISABLE_XET=1 HF_HOME={at.target}-home"
+        download = f"{hf} $PYTHON -m huggingface_hub.cli.hf download {REPOSITORY}"
+        options = ("--q-bits", "4", "--q-group-size", "32")
+        text = f"{download} --local-dir {here} >/dev/null; {convert(*options, source=str(here))}"
+        with shell(text)(python, at) as line:
+            yield line
+        retire(here)
+
+
+@contextmanager
+def pushed(python: str, at: Places, *, skopeo: bool = False) -> Iterator[Line]:
+    """Push to an empty docker-registry."""
+    with registry(at.target) as server:
+        name = f"{server.host}/a/m:b"
+        if skopeo:
+            yield [*SKOPEO, f"oci-archive:{at.work}/m.tar", f"docker://{name}"]
+        else:
+            yield [python, "-m", "blobstore", "push", "m", "--store", at.store, "--to", name]
+
+
+@contextmanager
+def pulled(python: str, at: Places, *, skopeo: bool = False) -> Iterator[Line]:
+    """Pull from a docker-registry that has the model in both forms."""
+    with registry(at.work / "registry") as server:
+        ours, theirs = f"{server.host}/a/m:b", f"{server.host}/a/m:oci"
+        if not server.tags():
+            push: Line = [sys.executable, "-m", "blobstore", "push", "m", "--store", at.store]
+            run([*push, "--to", ours]).checked()
+            run([*push, "--artifact", "oci", "--to", theirs]).checked()
+        if skopeo:
+            yield [*SKOPEO, f"docker://{theirs}", f"dir:{at.target}"]
+        else:
+            yield [python, "-m", "blobstore", "pull", ours, "--store", at.target]
+
+
+SKOPEO: tuple[str | Path, ...] = (
+    *("skopeo", "copy", "--quiet", "--preserve-digests"),
+    *("--src-tls-verify=false", "--dest-tls-verify=false"),
+)
+SERVED = """
+import re, subprocess, sys, urllib.request
+line = [sys.executable, "-m", "blobstore", "serve", "--port", "0", "--store", sys.argv[1]]
+server = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+address = re.search("http://[^ ]*/", server.stdout.readline())[0]
+buffer = bytearray(2**20)
+with urllib.request.urlopen(address + sys.argv[2]) as answer:
+    while answer.readinto(buffer):
+        pass
+server.terminate()
+server.wait()
+"""
+
+
+def blob(python: str, at: Places) -> AbstractContextManager[Line]:
+    """Get a blob of 2 GB over /v2/, with the server's start."""
+    largest = max((at.large / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    path = f"v2/library/m/blobs/{largest.name.replace('-', ':')}"
+    return nullcontext([python, "-c", SERVED, at.large, path])
+
+
+OPENED = """
+import sys, blobstore
+model = blobstore.open_model("m", store=blobstore.open_store(sys.argv[1]))
+print(len([tensor.numpy() for tensor in model.values()]))
+"""
+OPENED_FILES = """
+import pathlib, sys, ml_dtypes
+from safetensors import safe_open
+files = [safe_open(path, "np") for path in pathlib.Path(sys.argv[1]).glob("*.safetensors")]
+print(len([file.get_tensor(name) for file in files for name in file.keys()]))
+"""
+LOADED = """
+import sys, mlx.core as mx, blobstore
+from blobstore import mlx_lm
+network = mlx_lm.load("m", store=blobstore.open_store(sys.argv[1]))[0]
+mx.eval(network.parameters())
+"""
+LOADED_FILES = """
+import sys, mlx.core as mx, mlx_lm
+mx.eval(mlx_lm.load(sys.argv[1])[0].parameters())
+"""
+COUNTED = """
+import sys
+from huggingface_hub.hf_api import get_local_safetensors_metadata
+print(get_local_safetensors_metadata(sys.argv[1]).parameter_count)
+"""
+IMPORT = ("import", "{at.source}", "m", "--store", "{at.target}")
+SYNCED = "find {at.target} -type f | xargs sync"
+ROWS: dict[str, tuple[Side, Side | None]] = {
+    "import int4": (
+        ours(*IMPORT, "--quant", "int4", "--group-size", "32"),
+        shell(convert("--q-bits", "4", "--q-group-size", "32")),
+    ),
+    "import mxfp8": (ours(*IMPORT, "--quant", "mxfp8"), shell(convert("--q-mode", "mxfp8"))),
+    "import none": (
+        ours(*IMPORT),
+        shell("cp -r {at.source} {at.target}; sync; sha256sum {at.target}/* >/dev/null"),
+    ),
+    "import int4 over https": (fetched, downloaded),
+    "verify": (
+        ours("verify", "--store", "{at.store}"),
+        shell("find {at.store}/blobs -type f | xargs -P 0 -n 16 sha256sum >/dev/null"),
+    ),
+    "export": (
+        ours("export", "m", "{at.target}", "--store", "{at.store}", "--format", "mlx"),
+        shell(f"cp -r {{at.exported}} {{at.target}}; {SYNCED}"),
+    ),
+    "open, all arrays": (program(OPENED, "{at.store}"), program(OPENED_FILES, "{at.exported}")),
+    "load for mlx-lm": (program(LOADED, "{at.store}"), program(LOADED_FILES, "{at.exported}")),
+    "inspect 40,000 tensors": (
+        ours("inspect", "{at.sparse}", "--json"),
+        program(COUNTED, "{at.sparse}"),
+    ),
+    "list 1,000 models": (ours("list", "--store", "{at.many}"), None),
+    "save": (
+        ours("save", "m", "--store", "{at.store}", "-o", "{at.target}"),
+        shell("tar -C {at.store} -cf {at.target} blobs manifests; sync {at.target}"),
+    ),
+    "load": (
+        ours("load", "{at.work}/m.tar", "--store", "{at.target}"),
+        shell(f"mkdir {{at.target}}; tar -C {{at.target}} -xf {{at.work}}/m.tar; {SYNCED}"),
+    ),
+    "push": (pushed, partial(pushed, skopeo=True)),
+    "pull": (pulled, partial(pulled, skopeo=True)),
+    "blob of 2 GB": (blob, None),
+    "first page": (program(SERVED, "{at.store}", ""), None),
+}
+"""What is run, by ours and by another program, if there is one."""
+
+
+def fill(at: Places, python: str, tensor: Path) -> None:
+    """Make what the rows read, with the version before or our own."""
+    options = ("--quant", "int4", "--group-size", "32")
+    ready = (
+        ours("import", "{at.source}", "m", "--store", "{at.store}", *options),
+        ours("export", "m", "{at.exported}", "--store", "{at.store}", "--format", "mlx"),
+        ours("save", "m", "--store", "{at.store}", "-o", "{at.work}/m.tar"),
+        ours("import", str(tensor), "m", "--store", "{at.large}"),
+    )
+    for side in ready:
+        with side(python, at) as line:
+            run(line).checked()
+    expert = ("BF16", (768, 2048))
+    names = (
+        f"model.layers.{i // 384}.mlp.experts.{i % 384}.up_proj.weight" for i in range(TENSORS)
+    )
+    write_sparse_folder(at.sparse, dict.fromkeys(names, expert), {}, shards=8)
+
+
+def fill_many(at: Places, python: str) -> None:
+    """Make the store of 1,000 models, and list it once."""
+    small = str(FIXTURES / "pycode-5m")
+    with ours("import", small, "m0", "--store", "{at.many}")(python, at) as line:
+        run(line).checked()
+    names = at.many / "manifests" / "registry.ollama.ai" / "library"
+    (first,) = (names / "m0").iterdir()
+    for number in range(1, MODELS):
+        (names / f"m{number}").mkdir()
+        (names / f"m{number}" / first.name).write_bytes(first.read_bytes())
+    with ours("list", "--store", "{at.many}")(python, at) as line:
+        run(line).checked()
+
+
+def timed(side: Side, python: str, at: Places) -> Run:
+    """Run a side once, into an empty target."""
+    retire(at.target)
+    os.sync()
+    warm(at.source)
+    with side(python, at) as line:
+        done = run(line, environment=ENVIRONMENT).checked()
+    retire(at.target)
+    return done
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("rows", nargs="*", choices=[*ROWS, []], metavar="ROW")
+    parser.add_argument("--before", metavar="PYTHON")
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--size", type=float, default=FULL_SIZE_GB, help="GB of the source")
+    parser.add_argument("--work", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.work) as folder:
+        sources = Sources(Path(folder), options.size)
+        at = Places(Path(folder), sources.shards())
+        sides = [(options.before or sys.executable, Places(at.work, at.source, is_before=True))]
+        sides.append((sys.executable, at))
+        fill(at, sides[0][0], sources.one_tensor())
+        for python, place in sides:
+            fill_many(place, python)
+        print(f"{machine(at.work)}\n", flush=True)
+        table("", "processor s, other / ours", "wall s, other / ours")
+        for name in options.rows or ROWS:
+            side, other = ROWS[name]
+            both = (side if options.before else other, side)
+            if both[0] is None:
+                continue
+            runs = [
+                [timed(one, *how) for one, how in zip(both, sides, strict=True) if one is not None]
+                for _ in range(options.pairs)
+            ]
+            show([name, *map(partial(cell, runs), ("processor", "seconds"))])
+
+
+def cell(runs: list[list[Run]], kind: str) -> str:
+    """Return the medians of both sides, and their ratio."""
+    other, own = (statistics.median(getattr(pair[side], kind) for pair in runs) for side in (0, 1))
+    return f"{other:.2f} / {own:.2f} = {own / other:.2f}"
+
+
+if __name__ == "__main__":
+    main()
