@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -208,13 +208,11 @@ def hub_stand_in(
     *,
     rules: Rules | None = None,
     limits: Limits | None = None,
-    host: str = "127.0.0.1",
-    within: Sequence[str] = (),
 ) -> Iterator[RunningHub]:
     """Run the Hub with these folders as repositories; it writes below ``work``.
 
     One folder is the repository `REPOSITORY`. ``limits``: of the server of large files;
-    ``host`` and ``within``: where it runs, as for `nginx`. Signed addresses are good for an hour.
+    Signed addresses are good for an hour.
     """
     objects = work / "objects"
     objects.mkdir(parents=True)
@@ -226,7 +224,7 @@ def hub_stand_in(
             (objects / file.sha256).symlink_to(file.path)
     kept = replace(limits or Limits(), signed=True)
     with (
-        nginx(work / "nginx", work, gzip=False, limits=kept, host=host, within=within) as store,
+        nginx(work / "nginx", work, gzip=False, limits=kept) as store,
         server() as running,
     ):
 

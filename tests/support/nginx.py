@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -50,7 +50,7 @@ http {{
     gzip_min_length 1;
     limit_req_zone $server_port zone=all:1m rate={most_requests}r/s;
     server {{
-        listen {host}:{port} {tls};
+        listen 127.0.0.1:{port} {tls};
         root {root};
         location / {{ {limits} }}
         location @later {{ add_header Retry-After 1 always; return 429; }}
@@ -158,8 +158,6 @@ def nginx(
     *,
     gzip: bool = True,
     limits: Limits | None = None,
-    host: str = "127.0.0.1",
-    within: Sequence[str] = (),
     tls: bool = False,
 ) -> Iterator[Nginx]:
     """Run nginx for as long as the block lasts, with its files in ``folder``.
@@ -167,8 +165,7 @@ def nginx(
     Where there is none: see `_cannot_run`.
 
     With ``gzip`` it compresses everything for whoever does not ask for the bytes as they are, and
-    has no ranges for him. ``within``: a command that runs it elsewhere, where it has the address
-    ``host``.
+    has no ranges for him.
     """
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if program is None:
@@ -177,17 +174,18 @@ def nginx(
     user = "user root;" if os.geteuid() == 0 else ""
     limits = limits or Limits()
     settings = {"folder": folder, "root": root, "user": user, "gzip": "on" if gzip else "off"}
-    settings |= {"host": host, "limits": limits.directives()}
+    settings["limits"] = limits.directives()
     settings["most_requests"] = limits.requests or 1
     settings["tls"] = _TLS if tls else "backlog=256"
     for _ in range(3):  # another program may take the port between
         port = free_port()
         (folder / "nginx.conf").write_text(_CONFIG.format(**settings, port=port))
-        line = [*within, program, "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
+        line = [program, "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
+        address = ("127.0.0.1", port)
         process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            if _answers((host, port), process):
-                yield Nginx(folder, root, (host, port), "https" if tls else "http")
+            if _answers(address, process):
+                yield Nginx(folder, root, address, "https" if tls else "http")
                 return
         finally:
             process.terminate()
