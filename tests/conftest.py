@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ _NOT_QUICK = frozenset(
     }
 )
 """Files of tests/unit that take more than 2.5 s of processor time each (docs/development.md)."""
+_PRODUCT = 3
+"""Marks of one test, from which on only pairs of their values are run."""
 Snapshot = dict[str, str]
 _HINTS = (".blobstore/lock", ".blobstore/names", ".blobstore/hints/")
 
@@ -123,7 +126,39 @@ def _leave_to_the_laboratory(items: list[pytest.Item]) -> None:
                 item.add_marker("lab")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _values(item: pytest.Function) -> list[tuple[object, ...]]:
+    """Return the values that a case has of each ``parametrize`` mark, as names and identities."""
+    names = (mark.args[0] for mark in item.iter_markers("parametrize"))
+    lists = (each.replace(" ", "").split(",") if isinstance(each, str) else each for each in names)
+    return [(*each, *(id(item.callspec.params[name]) for name in each)) for each in lists]
+
+
+def _pairwise(items: list[pytest.Function]) -> set[pytest.Function]:
+    """Return cases of one test in which each value meets each value of every other mark."""
+    pairs = {item: set(combinations(_values(item), 2)) for item in items}
+    chosen, left = set(), set[Any]().union(*pairs.values())
+    while left:
+        best = max(items, key=lambda item: len(pairs[item] & left))
+        left -= pairs[best]
+        chosen.add(best)
+    return chosen
+
+
+def _deselect_products(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Keep the pairs of tests that three or more marks would make a product of."""
+    tests = defaultdict(list)
+    for item in items:
+        marks = list(item.iter_markers("parametrize"))
+        if isinstance(item, pytest.Function) and len(marks) >= _PRODUCT:
+            tests[item.nodeid.partition("[")[0]].append(item)
+    kept = {item for cases in tests.values() for item in _pairwise(cases)}
+    dropped = {item for cases in tests.values() for item in cases} - kept
+    config.hook.pytest_deselected(items=list(dropped))
+    items[:] = [item for item in items if item not in dropped]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    _deselect_products(items, config)
     _leave_to_the_laboratory(items)
     for item in items:
         if _is_quick(item.path) and not {"long", "lab"} & {
