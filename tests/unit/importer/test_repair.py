@@ -333,11 +333,11 @@ def test_a_manifest_does_not_become_that_of_an_import_that_was_killed(
 ) -> None:
     blobstore.import_model(source, M, store=store, quant=there)
     blobstore.import_model(source, "n", store=store, quant=never)
-    store.copies.write(M, store.manifests.read_bytes(ModelName.parse("n")))
-    raw = store.manifests.read_bytes(M)
+    store.copies.write(M, store.manifests.text(ModelName.parse("n")))
+    raw = store.manifests.text(M)
     manifest_path(store, "m").write_bytes(raw[: int(kept * len(raw)) - 9] + b"\x00" * 9)
     assert repair_model("m", source, store=store).manifest_restored
-    assert store.manifests.read_bytes(M) == raw
+    assert store.manifests.text(M) == raw
 
 
 def test_a_model_that_is_not_there_or_beyond_help(store: Store, source: Path) -> None:

@@ -30,6 +30,7 @@ from blobstore.io.ranges import FileReader, is_coarse
 from blobstore.names import Digest
 from blobstore.store.ports import (
     Blobs,
+    BlobState,
     blob_not_found,
     of_size,
     unique,
@@ -98,21 +99,20 @@ class BlobFolder(Blobs):
                 with os.scandir(self.path) as entries:
                     yield from entries
 
-    def sizes(self, digests: Iterable[str]) -> dict[str, int]:
-        """Return the sizes in bytes of those of ``digests`` whose blobs are regular files.
+    def states(self, digests: Iterable[str]) -> dict[str, BlobState]:
+        """Return the states of those of ``digests`` whose blobs are regular files.
 
         Digests are given and returned in hex digits. Raises: StorageError.
         """
-        sizes = {}
+        states = {}
         for digest in filter(_is_hex, digests):
-            for name in (f"{_START}{digest}", f"{_OLD_START}{digest}"):
-                path = f"{self.path}/{name}"
+            for start in (_OLD_START, _START):
+                path = f"{self.path}/{start}{digest}"
                 with suppress(NotFoundError), os_errors("access", path):
                     status = os.lstat(path)
                     if stat.S_ISREG(status.st_mode):
-                        sizes[digest] = status.st_size
-                        break
-        return sizes
+                        states[digest] = BlobState(status.st_size, status.st_mtime, Path(path))
+        return states
 
     def is_missing(self, digest: str) -> bool:
         """Return True if no file has a blob's name, given in hex digits: faster than `reader`."""

@@ -69,13 +69,6 @@ def make_owned_folder(parent: Path) -> tuple[Path, int]:
 
     Raises: OSError.
     """
-    try:
-        return _make_owned(parent)
-    except FileNotFoundError:  # another import saw a folder a day old: the clock has just jumped
-        return _make_owned(parent)
-
-
-def _make_owned(parent: Path) -> tuple[Path, int]:
     make_folder(parent)
     suffix = os.urandom(8).hex()
     # Under this name no process takes it for a leftover before it is locked.
@@ -147,11 +140,13 @@ class KeptBlobs:
                     Path(entry.path).unlink()
 
     def _take_over(self, folder: Path) -> None:
-        for digest, path in _finished(folder):
-            make_folder(self.left, durable=False)
-            if not is_young(path, _LEFT_S / 2):  # else its stamp is the one in the journal
-                renewed(str(path))
-            path.rename(self.left / digest.file_name)
+        for path in sorted(folder.iterdir()):
+            digest = Digest.from_file_name(path.name)
+            if digest is not None and stat.S_ISREG(path.lstat().st_mode):
+                make_folder(self.left, durable=False)
+                if not is_young(path, _LEFT_S / 2):  # else its stamp is the one in the journal
+                    renewed(str(path))
+                path.rename(self.left / digest.file_name)
 
     def take(self, digest: Digest, folder: Path) -> Path | None:
         """Move the blob of a killed session into ``folder``, which is the caller's.
@@ -185,14 +180,15 @@ class KeptBlobs:
     def stale(self, grace_s: float) -> Iterator[Leftover]:
         """Yield what a clean-up may remove.
 
-        What killed sessions finished is spared for ``grace_s`` seconds; kept blobs for a week,
+        What killed sessions left is spared for ``grace_s`` seconds; kept blobs for a week,
         unless that is 0. Raises: StorageError.
         """
         for folder in self._folders():
             if _OURS.fullmatch(folder.name):
                 with _owned(folder) as is_mine, suppress(OSError):
-                    if is_mine:
-                        yield from _unused(folder, grace_s)
+                    if is_mine and not is_young(folder, grace_s):
+                        nbytes = sum(path.lstat().st_size for path in folder.iterdir())
+                        yield Leftover(folder, nbytes, "left by a killed import")
         yield from _older(self.left, grace_s, "left by a killed import")
         kept_s = KEPT_S if grace_s else 0
         yield from _older(self.path, kept_s, "made for a model that was never published")
@@ -210,28 +206,9 @@ def _owned(folder: Path) -> AbstractContextManager[bool]:
     return locked(folder, os.O_DIRECTORY, fcntl.LOCK_EX)
 
 
-def _finished(folder: Path) -> Iterator[tuple[Digest, Path]]:
-    """Yield the finished blobs in a session's folder. Raises: OSError."""
-    for path in sorted(folder.iterdir()):
-        digest = Digest.from_file_name(path.name)
-        if digest is not None and stat.S_ISREG(path.lstat().st_mode):
-            yield digest, path
-
-
 def is_young(path: Path, age_s: float) -> bool:
     """Return True if a file or folder changed in the last ``age_s`` seconds. Raises: OSError."""
     return path.lstat().st_mtime > time.time() - age_s
-
-
-def _unused(folder: Path, grace_s: float) -> Iterator[Leftover]:
-    finished = {path for _, path in _finished(folder)} if is_young(folder, grace_s) else set()
-    others = [path for path in sorted(folder.iterdir()) if path not in finished]
-    if not finished:
-        yield Leftover(folder, sum(map(_nbytes, others)), "left by a killed import")
-        return
-    for path in others:
-        if path.name != _OWNER:  # its lock protects the rest
-            yield Leftover(path, _nbytes(path), "left unfinished by a killed import")
 
 
 def _older(folder: Path, age_s: float, reason: str) -> Iterator[Leftover]:
@@ -240,8 +217,4 @@ def _older(folder: Path, age_s: float, reason: str) -> Iterator[Leftover]:
         for path in paths:
             with suppress(FileNotFoundError):  # it has just been published
                 if not is_young(path, age_s):
-                    yield Leftover(path, _nbytes(path), reason)
-
-
-def _nbytes(path: Path) -> int:
-    return path.lstat().st_size
+                    yield Leftover(path, path.lstat().st_size, reason)

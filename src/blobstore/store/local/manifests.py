@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,14 +16,12 @@ from typing import Any
 from blobstore.errors import (
     BlobStoreError,
     DocumentError,
-    InvalidDigestError,
     LimitExceededError,
     ModelNotFoundError,
     NotFoundError,
     StorageError,
 )
 from blobstore.formats.documents import MAX_MANIFEST, Descriptor, Manifest
-from blobstore.formats.strictdocument import validated
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.durable import (
     listed,
@@ -34,10 +34,12 @@ from blobstore.io.durable import (
 from blobstore.io.ranges import FileReader, real_path
 from blobstore.names import DEFAULT_HOST, Digest, ModelName, hint_for
 from blobstore.store.local.blobs import BlobFolder
+from blobstore.store.local.locks import first_link, mode_of, refuse_link
 from blobstore.store.ports import Manifests, ambiguous, checked_bytes
-from blobstore.store.references import KnownNeeds, Needs, needs_of
+from blobstore.store.references import KnownNeeds, Needs
 
 _PUBLIC_HOST = "ollama.com"
+_DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})", re.ASCII)
 
 
 class NewerManifests:
@@ -95,14 +97,12 @@ class NewerManifests:
         with os_errors("access", path):
             is_link = path.is_symlink()
         if is_link:
-            digest = self._linked(path)
             try:
-                return self._read_blob(digest)
-            except NotFoundError:
-                message = f"{path} is a symbolic link to blob {digest}, which is missing"
-                raise StorageError(message, path=str(path), blob=str(digest)) from None
+                return self._read_blob(self._linked(path))
+            except NotFoundError as error:
+                raise StorageError(f"{path}: {error.message}", path=str(path)) from None
         with FileReader(path, follow=False) as reader:
-            return manifest_text(reader, reader.name)
+            return _text(reader, reader.name)
 
     def _linked(self, path: Path) -> Digest:
         """Return the digest of the blob that a link leads to; the link is not followed to read."""
@@ -115,7 +115,7 @@ class NewerManifests:
 
     def _read_blob(self, digest: Digest) -> bytes:
         with self._blobs.reader(digest) as reader:
-            raw = manifest_text(reader, reader.name)
+            raw = _text(reader, reader.name)
         return checked_bytes(raw, Descriptor(media_type="", digest=digest, size=len(raw)))
 
     def _reachable(self, raw: bytes, what: str) -> Needs:
@@ -124,48 +124,38 @@ class NewerManifests:
         A manifest of a list may be missing: Ollama pulls only those that it runs
         (`parseManifestBlobIfExists`).
         """
-        needs = {Digest.of(raw).hex: len(raw)}
-        seen: set[Digest] = set()
-        waiting = [raw]
+        digests, waiting = {Digest.of(raw).hex}, [_document(raw, what)]
+        followed: set[str] = set()
         while waiting:
-            blobs, manifests = _parts(waiting.pop(), what)
-            needs.update(blobs)
-            for digest in sorted(manifests - seen):
-                seen.add(digest)
-                try:
-                    waiting.append(self._read_blob(digest))
-                    needs[digest.hex] = len(waiting[-1])
-                except NotFoundError:
-                    needs[digest.hex] = 0
-        return needs
+            document = waiting.pop()
+            digests.update(_DIGEST.findall(json.dumps(document)))
+            for child in document.get("manifests", ()):
+                waiting.append(child)
+                if "digest" in child and child["digest"] not in followed:
+                    followed.add(child["digest"])
+                    with suppress(NotFoundError):
+                        text = self._read_blob(Digest.parse(child["digest"]))
+                        waiting.append(_document(text, what))
+        states = self._blobs.states(digests)
+        return {digest: states[digest].size if digest in states else 0 for digest in digests}
 
 
-def _parts(raw: bytes, what: str) -> tuple[Needs, set[Digest]]:
-    """Return the blobs that a manifest or list of manifests names, and the manifests it refers to.
-
-    Raises: DocumentError (rule M1), LimitExceededError.
-    """
-    if b'"manifests"' not in raw:
-        return needs_of(raw, what), set()
+def _document(raw: bytes, what: str) -> dict[str, Any]:
+    """Return a manifest or a list of manifests. Raises: DocumentError (rule M1)."""
     document = parse_object(raw, what, rule="M1", limit=MAX_MANIFEST)
-    children = document.pop("manifests", None)
-    if not isinstance(children, list) or not all(isinstance(child, dict) for child in children):
-        raise DocumentError(f"{what}: manifests is not a list of objects (rule M1)", rule="M1")
-    if not all("digest" in child or _is_whole(child) for child in children):
-        message = f"{what}: one of its manifests has neither layers nor a digest (rule M1)"
-        raise DocumentError(message, rule="M1")
-    whole = filter(_is_whole, (document, *children))
-    found = [validated(Manifest, manifest, what, "M1") for manifest in whole]
-    blobs = {blob.digest.hex: blob.size for manifest in found for blob in manifest.descriptors}
-    try:
-        return blobs, {Digest.parse(child["digest"]) for child in children if "digest" in child}
-    except InvalidDigestError as error:
-        raise DocumentError(f"{what}: {error.message} (rule M1)", rule="M1") from None
+    lists = [document]
+    for manifest in lists:
+        children = manifest.get("manifests", [])
+        if not isinstance(children, list) or not all(map(_is_manifest, children)):
+            raise DocumentError(f"{what}: manifests is not a list of objects (rule M1)", rule="M1")
+        lists += children
+    if not document.keys() & {"layers", "manifests"}:
+        raise DocumentError(f"{what} is not a manifest (rule M1)", rule="M1")
+    return document
 
 
-def _is_whole(manifest: dict[str, Any]) -> bool:
-    """Return True if a manifest has content, and is more than a reference."""
-    return "layers" in manifest or "config" in manifest
+def _is_manifest(child: Any) -> bool:
+    return isinstance(child, dict) and isinstance(child.get("digest", ""), str)
 
 
 def _logical(name: ModelName) -> ModelName:
@@ -173,8 +163,6 @@ def _logical(name: ModelName) -> ModelName:
     return replace(name, host=DEFAULT_HOST) if name.host.lower() == _PUBLIC_HOST else name
 
 
-_REMOVALS = 100
-"""How often a folder may be removed before its manifest is in it."""
 DEPTH = 4
 """Levels of a manifest below its folder: host, namespace, model, tag."""
 _LARGE = 2**20
@@ -263,40 +251,22 @@ class ManifestFolder(Manifests):
         """
         folder = self.path.joinpath(*above)
         with os_errors("list", folder):
-            if above and not stat.S_ISDIR(_mode(folder)):
+            if above and not stat.S_ISDIR(mode_of(folder)):
                 return []
             names = [entry.name for entry in listed(folder)]
         # Only ASCII: the Kelvin sign is a k in lower case, and is in no name.
         return [name for name in names if name.isascii() and name.lower() == part.lower()]
 
     def text(self, name: ModelName) -> bytes:
-        """Return the bytes of a manifest that is to be parsed.
+        """Return the bytes of a manifest.
 
-        Raises: as `read_bytes`; DocumentError (rule M1) for a large one with a NUL byte.
+        Raises: NotFoundError; LimitExceededError over 64 MiB; DocumentError (rule M1) for a large
+        one with a NUL byte; StorageError; each with ``model``.
         """
-        return self._read(name, manifest_text)
-
-    def read_bytes(self, name: ModelName) -> bytes:
-        """Return the bytes of a manifest, whatever they are.
-
-        Raises: NotFoundError; LimitExceededError over 64 MiB; StorageError; each with ``model``.
-        """
-        return self._read(name, _whole)
-
-    def raw(self, name: ModelName) -> bytes | None:
-        """Return the bytes of a manifest: None if it is missing, b"" if it can't be read."""
         try:
-            return self.read_bytes(name)
-        except NotFoundError:
-            return None
-        except BlobStoreError:
-            return b""
-
-    def _read(self, name: ModelName, read: Callable[[FileReader, str], bytes]) -> bytes:
-        try:
-            self._refuse_links(name)
+            refuse_link(self._link(name))
             with FileReader(self._path(name), follow=False) as reader:
-                return read(reader, f"the manifest of {name}")
+                return _text(reader, f"the manifest of {name}")
         except NotFoundError:
             raise self.missing(name) from None
         except LimitExceededError as error:
@@ -304,6 +274,15 @@ class ManifestFolder(Manifests):
             raise error.about(model=str(name), hint=hint) from error
         except BlobStoreError as error:
             raise error.about(model=str(name)) from error
+
+    def raw(self, name: ModelName) -> bytes | None:
+        """Return the bytes of a manifest: None if it is missing, b"" if it can't be read."""
+        try:
+            return self.text(name)
+        except NotFoundError:
+            return None
+        except BlobStoreError:
+            return b""
 
     def modified(self, name: ModelName) -> datetime | None:
         """Return when the manifest was written, in UTC; None if that is out of range.
@@ -333,13 +312,13 @@ class ManifestFolder(Manifests):
         the name; LimitExceededError if an older file of that name is too large for a manifest.
         """
         path = self._path(name)
-        self._refuse_links(name)
+        refuse_link(self._link(name))
         with os_errors("write the manifest", path):
-            older = _mode(path)
+            older = mode_of(path)
             if stat.S_ISDIR(older):
                 raise StorageError(f"{path} is in the way: it is a folder", path=str(path))
             if stat.S_ISREG(older):
-                write_new_file(_older(temporary), self.read_bytes(name), syncs=True)
+                write_new_file(_older(temporary), self.text(name), syncs=True)
             write_new_file(temporary, manifest.raw, syncs=True)
             make_folder(path.parent)
 
@@ -349,13 +328,13 @@ class ManifestFolder(Manifests):
         Raises: StorageError; the older manifest, if any, is restored then.
         """
         path = self._path(name)
-        self._refuse_links(name)
+        refuse_link(self._link(name))
         with os_errors("write the manifest", path):
             _rename(temporary, path)
             try:
                 sync_folder(path.parent)
             except OSError:
-                if _mode(_older(temporary)):
+                if mode_of(_older(temporary)):
                     _older(temporary).rename(path)
                 else:
                     path.unlink()
@@ -364,7 +343,7 @@ class ManifestFolder(Manifests):
     def has(self, name: ModelName) -> bool:
         """Return True if anything is at the path of the manifest. Raises: StorageError."""
         with os_errors("access", self._path(name)):
-            return _mode(self._path(name)) != 0
+            return mode_of(self._path(name)) != 0
 
     def require(self, name: ModelName) -> None:
         """Raise NotFoundError if the manifest does not exist; it is not read."""
@@ -374,7 +353,7 @@ class ManifestFolder(Manifests):
     def remove(self, name: ModelName) -> None:
         """Remove a manifest, durably. Raises: NotFoundError if it does not exist."""
         path = self._path(name)
-        self._refuse_links(name)
+        refuse_link(self._link(name))
         with os_errors("remove the manifest", path):
             if not remove_if_there(path):
                 raise self.missing(name)
@@ -384,7 +363,7 @@ class ManifestFolder(Manifests):
                     break
 
     def remove_empty_folders(self, name: ModelName) -> None:
-        """Remove the folders that a removed manifest left empty.
+        """Remove the folders that a removed manifest left empty. Failures are ignored.
 
         Only for a holder of the store's exclusive lock.
         """
@@ -399,7 +378,7 @@ class ManifestFolder(Manifests):
         listed.
         """
         with os_errors("list", self.path):
-            below = list(walk(self.path, DEPTH)) if self.path.is_dir() else []
+            below = list(walk(self.path, DEPTH))
         for _, entry in reversed(below):
             with suppress(OSError):  # the folder is not empty
                 if entry.is_dir(follow_symlinks=False):
@@ -414,15 +393,8 @@ class ManifestFolder(Manifests):
     def _path(self, name: ModelName) -> Path:
         return self.path.joinpath(*name.path_parts)
 
-    def _refuse_links(self, name: ModelName) -> None:
-        folder = str(self.path)  # three times as fast as paths, and a list has thousands
-        for part in name.path_parts[:-1]:
-            folder = f"{folder}/{part}"
-            with os_errors("access", folder):
-                mode = _mode(folder)
-            if stat.S_ISLNK(mode):
-                message = f"the folder {folder} of model {name} is a symbolic link"
-                raise StorageError(message, model=str(name), path=folder)
+    def _link(self, name: ModelName) -> Path | None:
+        return first_link(self.path, name.path_parts[:-1])
 
 
 def _rename(temporary: Path, path: Path) -> None:
@@ -431,7 +403,7 @@ def _rename(temporary: Path, path: Path) -> None:
     Ollama removes empty folders when a model is removed, and when it starts (ollama/ollama
     server/images.go `PruneDirectory`); a folder with a manifest stays. Raises: OSError.
     """
-    for _ in range(_REMOVALS):
+    while True:
         try:
             temporary.rename(path)
         except FileNotFoundError:
@@ -439,7 +411,6 @@ def _rename(temporary: Path, path: Path) -> None:
             make_folder(path.parent)
         else:
             return
-    temporary.rename(path)
 
 
 def walk(folder: Path, depth: int, level: int = 1) -> Iterator[tuple[int, os.DirEntry[str]]]:
@@ -453,31 +424,19 @@ def walk(folder: Path, depth: int, level: int = 1) -> Iterator[tuple[int, os.Dir
             yield from walk(Path(entry.path), depth, level + 1)
 
 
-def manifest_text(reader: FileReader, what: str) -> bytes:
-    """Return the bytes of a manifest that is to be parsed.
+def _text(reader: FileReader, what: str) -> bytes:
+    """Return the bytes of a manifest.
 
     A NUL byte in a large file is an error before the rest is read: a few bytes and a hole behind
     them may be 64 MiB. Raises: LimitExceededError; DocumentError (rule M1); StorageError.
     """
-    if _LARGE < reader.size <= MAX_MANIFEST and reader.has_nul():
-        message = f"{what} is not valid JSON: it contains a NUL byte (rule M1)"
-        raise DocumentError(message, rule="M1", path=reader.name)
-    return _whole(reader, what)
-
-
-def _whole(reader: FileReader, what: str) -> bytes:
     if reader.size > MAX_MANIFEST:
         message = f"limit exceeded: {what} has {reader.size:,} bytes, at most {MAX_MANIFEST:,}"
         raise LimitExceededError(message, path=reader.name)
+    if reader.size > _LARGE and reader.has_nul():
+        message = f"{what} is not valid JSON: it contains a NUL byte (rule M1)"
+        raise DocumentError(message, rule="M1", path=reader.name)
     return reader.read(0, reader.size)
-
-
-def _mode(path: Path | str) -> int:
-    """Return a file's own mode, or 0 if it does not exist. Raises: OSError if that is unknown."""
-    try:
-        return os.lstat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
 
 
 def _older(temporary: Path) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.errors import (
+    BlobStoreError,
     BusyError,
     CorruptDataError,
     LimitExceededError,
@@ -27,7 +28,7 @@ from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io.durable import check_one_mount
 from blobstore.names import ModelName
 from blobstore.store.local.session import LocalSession
-from blobstore.store.local.store_folder import StoreFolder, remove_unreferenced
+from blobstore.store.local.store_folder import FolderCare, StoreFolder
 from blobstore.store.ports import Care, Home, Removal, check_expected, publish_named
 
 _log = logging.getLogger("blobstore.store.local.store")
@@ -38,7 +39,7 @@ _Name = str | ModelName
 class Store(StoreFolder, Home):
     """A content-addressed store of model blobs. See `Home`.
 
-    Reading writes nothing, except a cache of summaries in a folder of ours (journal.py). Other
+    Reading writes nothing, except a cache of summaries in a folder of ours (hints.py). Other
     folders are made by the first write.
     """
 
@@ -112,6 +113,14 @@ class Store(StoreFolder, Home):
         """Return a model's manifest. Raises: NotFoundError; DocumentError; StorageError."""
         return self.manifests.read(ModelName.of(name))
 
+    def models(self) -> Iterator[tuple[ModelName, Manifest | BlobStoreError]]:
+        """Yield every model by name, sorted, with its manifest or the error of reading it."""
+        for name in self.manifests.names():
+            try:
+                yield name, self.manifests.read(name)
+            except BlobStoreError as error:
+                yield name, error.kept()
+
     def copy(
         self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
     ) -> ModelName:
@@ -149,7 +158,7 @@ class Store(StoreFolder, Home):
             # Another process may have removed the old name meanwhile, or given it to another model,
             # which is not ours to remove.
             with self._names.exclusive(), suppress(NotFoundError):
-                if self.manifests.read_bytes(old) == manifest.raw:
+                if self.manifests.text(old) == manifest.raw:
                     self.packed.remove_name(old)  # the whole one does not hide it any more
                     self.manifests.remove(old)
                     self.copies.remove(old)
@@ -221,7 +230,7 @@ class Store(StoreFolder, Home):
             with self.alone():
                 self.manifests.remove_empty_folders(name)
                 packed = self.packed.remove_unneeded()
-                plain = remove_unreferenced(orphans, self.references(), self.blobs, self.copied)
+                plain = self.remove_unreferenced(orphans)
         except BusyError as error:
             return Removal((), orphans, error.message)
         removed = (*plain.removed, *packed.removed)
@@ -255,8 +264,6 @@ class Store(StoreFolder, Home):
             self.copies.remove(name)
 
     def care(self) -> Care:
-        from blobstore.store.local.store_folder import FolderCare
-
         return FolderCare(self)
 
 

@@ -247,11 +247,9 @@ def test_killed_imports_leave_nothing_behind_a_prune(store: Store) -> None:
         child.wait()
     assert list(store.root.glob(".blobstore/tmp/*"))
     result = prune(store)
-    assert [leftover.nbytes for leftover in result.leftovers] == [
-        4
-    ]  # the finished blob waits for the next import
+    assert result.leftovers == ()  # it waits for the next import
     result = prune(store, grace_s=0, sole_owner=True)
-    assert [leftover.nbytes for leftover in result.leftovers] == [len(b"finished")]
+    assert [leftover.nbytes for leftover in result.leftovers] == [len(b"finished") + 4]
     assert not list(store.root.glob(".blobstore/tmp/*"))
 
 
@@ -283,7 +281,7 @@ def test_others_who_use_the_store_are_named(store: Store) -> None:
     commit_model(store, "m", b"one")
     aged(store, b"orphan")
     with process(HOLD, store.root, "session") as child:
-        with pytest.raises(BusyError, match=rf"process {child.pid} \(python") as caught:
+        with pytest.raises(BusyError, match=f"process {child.pid}") as caught:
             prune(open_store(store.root, wait_s=0.1))
         assert "wait_s" in str(caught.value.hint)
     assert len(prune(store).removed) == 1

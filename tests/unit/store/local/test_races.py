@@ -132,7 +132,7 @@ def test_siblings_removed_at_once(store: Store) -> None:
         for thread in threads:
             thread.join()
         assert errors == []
-        assert list(store.models()) == []
+        assert store.manifests.names() == []
 
 
 def test_a_folder_in_the_way_of_a_manifest(store: Store) -> None:

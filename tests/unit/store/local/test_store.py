@@ -367,7 +367,7 @@ def test_a_move_whose_old_manifest_can_not_be_read_is_an_error(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit_model(store, "m", b"one")
-    read = ManifestFolder.read_bytes
+    read = ManifestFolder.text
     moved = ModelName.parse("n")
 
     def fail(folder: ManifestFolder, name: ModelName) -> bytes:
@@ -375,7 +375,7 @@ def test_a_move_whose_old_manifest_can_not_be_read_is_an_error(
             raise StorageError("can't read the manifest: input/output error")
         return read(folder, name)
 
-    monkeypatch.setattr(ManifestFolder, "read_bytes", fail)
+    monkeypatch.setattr(ManifestFolder, "text", fail)
     with pytest.raises(StorageError, match="input/output error"):
         store.move("m", "n")
     monkeypatch.undo()
