@@ -23,7 +23,14 @@ from blobstore.errors import (
 from blobstore.formats import strictjson
 from blobstore.formats.strictjson import StrictJsonError
 from blobstore.mlx_lm.prompts import Message
-from blobstore.mlx_lm.sampling_settings import MAX_COUNT, Sampling, temperature_of
+from blobstore.mlx_lm.sampling_settings import (
+    MAX_COUNT,
+    NUMBERS,
+    PLENTY,
+    Sampling,
+    checked_number,
+    read_field,
+)
 from blobstore.names import ModelName
 
 CHAT: Final = "/v1/chat/completions"
@@ -32,9 +39,7 @@ MODELS: Final = "/v1/models"
 MAX_BODY: Final = 8 * 2**20
 """Bytes of a request."""
 _MAX_STOPS = 16
-_PLENTY = 1e6
-"""No number of a request has a meaning above it; of larger ones, MLX makes infinity or NaN."""
-_OWN_MODELS: Final = ("default_model",)
+_OWN_MODEL: Final = "default_model"
 """mlx-lm's name for the model that the server was started with."""
 _OTHER_MODELS: Final = ("adapters", "draft_model")
 _RESERVED: Final = frozenset(
@@ -55,19 +60,13 @@ _RESERVED: Final = frozenset(
 )
 """What a client may not set among a template's own values: another template, other messages."""
 _NUMBERS: Final[Mapping[str, tuple[type, float, float]]] = {
-    "temperature": (float, 0, _PLENTY),
-    "top_p": (float, 0, 1),
-    "top_k": (int, 0, MAX_COUNT),
-    "min_p": (float, 0, 1),
-    "repetition_penalty": (float, 0, _PLENTY),
+    **NUMBERS,
+    "repetition_penalty": (float, 0, PLENTY),
     "repetition_context_size": (int, 0, MAX_COUNT),
-    "presence_penalty": (float, -_PLENTY, _PLENTY),
     "presence_context_size": (int, 0, MAX_COUNT),
-    "frequency_penalty": (float, -_PLENTY, _PLENTY),
     "frequency_context_size": (int, 0, MAX_COUNT),
     "max_tokens": (int, 1, MAX_COUNT),
     "max_completion_tokens": (int, 1, MAX_COUNT),
-    "seed": (int, 0, 2**63 - 1),
     "n": (int, 1, 1),
     "top_logprobs": (int, -1, 11),
     "xtc_probability": (float, 0, 1),
@@ -110,11 +109,13 @@ def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
     check_model(given.get("model", served.name), served)
     _check_values(given)
     document = {**served.sampling.document(), "stream": False, **given, "model": served.name}
-    document["temperature"] = temperature_of(document["temperature"])
+    document["temperature"] = read_field("temperature", document["temperature"])
     if served.sampling.seed is not None:
         document.setdefault("seed", served.sampling.seed)
     if "stop" in given:
-        document["stop"] = _stops(given["stop"])
+        document["stop"] = list(read_field("stop", given["stop"]))
+        if len(document["stop"]) > _MAX_STOPS:
+            raise UsageError(f"stop has {len(document['stop'])} texts, at most {_MAX_STOPS}")
     if document["top_k"] >= served.vocabulary:
         document["top_k"] = 0  # all tokens; mlx-lm wants fewer than there are
     _check_bias(document.get("logit_bias", {}), served.vocabulary)
@@ -139,7 +140,7 @@ def _check_values(given: Mapping[str, Any]) -> None:
             raise UsageError(f"{key} is not possible: one model is served")
     for key, (kind, least, most) in _NUMBERS.items():
         if key in given:
-            _check_number(key, given[key], kind, least, most)
+            checked_number(key, given[key], kind, least, most)
     for key, value in _ONLY_VALUES.items():
         if given.get(key, value) != value:
             raise UsageError(f"{key} {quoted(given[key])} is not possible: mlx-lm does not have it")
@@ -155,7 +156,7 @@ def check_model(name: Any, served: ChatModel) -> None:
         raise UsageError("model is not a text")
     with suppress(InvalidNameError):
         is_ours = ModelName.parse(name).folded == ModelName.parse(served.name).folded
-        if is_ours or name in _OWN_MODELS:
+        if is_ours or name == _OWN_MODEL:
             return
     message = f"the model {quoted(name)} is not served, only {served.name}"
     raise ModelNotFoundError(message, model=name)
@@ -172,28 +173,11 @@ def _object(raw: bytes) -> dict[str, Any]:
     return document
 
 
-def _check_number(key: str, value: Any, kind: type, least: float, most: float) -> None:
-    kinds = (int, float) if kind is float else (int,)
-    if type(value) not in kinds or not least <= value <= most:
-        wanted = f"{'a number' if kind is float else 'a whole number'} from {least} to {most}"
-        expected = wanted if least < most else str(least)
-        raise UsageError(f"{key} is {quoted(value)}, expected {expected}")
-
-
-def _stops(value: Any) -> list[str]:
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise UsageError("stop is not a text or a list of texts")
-    if len(texts) > _MAX_STOPS:
-        raise UsageError(f"stop has {len(texts):,} texts, at most {_MAX_STOPS}")
-    return [text for text in texts if text]
-
-
 def _check_bias(bias: Mapping[str, Any], vocabulary: int) -> None:
     for key, value in bias.items():
         if not (key.isascii() and key.isdecimal() and int(key[:20]) < vocabulary):
             raise UsageError(f"logit_bias: {quoted(key)} is not a token of the model")
-        _check_number("a value of logit_bias", value, float, -_PLENTY, _PLENTY)
+        checked_number("a value of logit_bias", value, float, -PLENTY, PLENTY)
 
 
 def _messages(messages: Any, beginning: Sequence[Message]) -> list[dict[str, Any]]:

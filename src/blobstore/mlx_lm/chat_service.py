@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
@@ -54,19 +54,9 @@ _TAIL = 11
 """The most tokens after which a template ends that begins reasoning, as in mlx-lm's server."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A token of an answer. ``text``: what is certain of the answer with it.
-
-    ``top``: the most likely tokens instead of it, with their ``logprob``. ``finish_reason``: of the
-    last piece, "stop" or "length".
-    """
-
-    text: str
-    token: int
-    logprob: float
-    top: tuple[Mapping[str, Any], ...] = ()
-    finish_reason: str | None = None
+Event = dict[str, Any] | tuple[int, int] | Exception | None
+"""What a request gets: tokens of its prompt that are computed, and all of them; the documents of
+its answer, one if it is no stream; None or an exception at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,45 +68,102 @@ class Prompt:
     cached: int = 0
 
 
-class ChatAnswer:
-    """The documents of an answer to one request. `add` its pieces as they are written."""
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request that waits or is answered. ``put`` is called in the service's thread."""
 
-    def __init__(
-        self, path: str, document: Mapping[str, Any], tokenizer: Any, prompt: Prompt
-    ) -> None:
-        self._is_chat = path == CHAT
-        self.is_stream: bool = document["stream"]
-        self._document = document
+    path: str
+    document: Mapping[str, Any]
+    put: Callable[[Event], None]
+    is_stopped: bool = False
+
+    def stop(self) -> None:
+        """End the answer, whose events are not read any more."""
+        self.is_stopped = True
+
+    def fail(self, error: Exception) -> None:
+        """End the answer with an error."""
+        self.put(error)
+        self.stop()
+
+    def check(self, done: int, total: int) -> None:
+        """Say that a part of the prompt is computed. Raises: Stopped."""
+        if self.is_stopped:
+            raise Stopped
+        self.put((done, total))
+
+
+class ChatAnswer:
+    """The answer to one request: documents, made from its tokens."""
+
+    def __init__(self, job: Job, tokenizer: Any, prompt: Prompt) -> None:
+        self.job = job
+        self.has_stopped = False
+        self._is_chat = job.path == CHAT
+        self._is_stream: bool = job.document["stream"]
         self._prompt = prompt
         kind = "chat.completion" if self._is_chat else "text_completion"
         self._head = {
             "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{uuid.uuid4()}",
             "system_fingerprint": get_system_fingerprint(),
-            "object": f"{kind}.chunk" if self._is_chat and self.is_stream else kind,
-            "model": document["model"],
+            "object": f"{kind}.chunk" if self._is_chat and self._is_stream else kind,
+            "model": job.document["model"],
             "created": int(time.time()),
         }
+        self._tokenizer = tokenizer
+        self._detokenizer = tokenizer.detokenizer
+        self._stops = StopTexts(job.document["stop"])
         self._machine = make_text_state_machine(tokenizer).make_state(prompt.state)
         self._format_calls = ToolCallFormatter(
-            tokenizer.tool_parser, document.get("tools"), self.is_stream
+            tokenizer.tool_parser, job.document.get("tools"), self._is_stream
         )
-        self._pieces: list[Piece] = []
+        self._count = 0
+        self._logprobs: list[dict[str, Any]] = []
         self._state = prompt.state
         self._text = self._reasoning = self._call = ""
         self._calls: list[str] = []
         self._has_called = False
 
-    def add(self, piece: Piece) -> None:
-        """Take the next piece."""
-        self._pieces.append(piece)
-        self._machine, segments = TextStateMachine.split(self._machine, piece.text)
-        if piece.finish_reason is not None:
+    def write(self, token: int, logprobs: Any, reason: str | None) -> None:
+        """Take the next token. ``reason``: mlx-lm's, that the answer ends."""
+        if reason != "stop":  # that token ends the text, and is not a part of it
+            self._detokenizer.add_token(token)
+        if reason is not None:
+            self._detokenizer.finalize()
+        self.write_text(self._detokenizer.last_segment, token, logprobs, reason)
+
+    def write_text(self, text: str, token: int, logprobs: Any, reason: str | None) -> None:
+        """Take the next token, whose text is known; send what is certain of the answer with it."""
+        text = self._stops.passed(text, is_last=reason is not None)
+        self.has_stopped = self._stops.is_found
+        reason = "stop" if self.has_stopped else reason
+        self._count += 1
+        self._note(token, logprobs)
+        self._machine, segments = TextStateMachine.split(self._machine, text)
+        if reason is not None:
             self._machine, rest, state = TextStateMachine.flush(self._machine)
             segments.append((state, rest))
-        for state, text in segments:
-            self._add(state, text)
-        if piece.finish_reason is not None and self._state == "tool" and self._call:
+        for state, segment in segments:
+            self._add(state, segment)
+        if reason is not None and self._state == "tool" and self._call:
             self._end_call()
+        self._send("tool_calls" if reason == "stop" and self._has_called else reason)
+
+    def _note(self, token: int, logprobs: Any) -> None:
+        """Note the log probability of a token, or of the likeliest ones, if the request asks."""
+        count = self.job.document.get("top_logprobs", 0)
+        if self._is_stream:
+            return
+        if count > 0:
+            ids: Any = mx.argsort(-logprobs)[:count].tolist()
+            texts, values = self._tokenizer.convert_ids_to_tokens(ids), logprobs[ids].tolist()
+            top = [
+                {"id": one, "token": text, "logprob": value}
+                for one, text, value in zip(ids, texts, values, strict=True)
+            ]
+            self._logprobs.append({**top[0], "top_logprobs": top})
+        elif self.job.document.get("logprobs"):
+            self._logprobs.append({"id": token, "logprob": logprobs[token].item()})
 
     def _add(self, state: str, text: str) -> None:
         if state == "reasoning":
@@ -134,39 +181,36 @@ class ChatAnswer:
         self._call = ""
         self._has_called = True
 
-    def chunks(self) -> Iterator[dict[str, Any]]:
-        """Yield the documents that a stream has to send now; after the last piece its end."""
-        reason = self._finish_reason()
+    def _send(self, reason: str | None) -> None:
+        """Send the documents that have to be sent now; ``reason``: that the answer ends."""
         has_news = self._text or self._calls or self._reasoning
-        if reason is not None or (has_news and self._state != "tool"):
-            yield self._with_choice(reason)
+        usage = {"usage": self._usage()}
+        if not self._is_stream:
+            if reason is not None:
+                self.job.put({**self._with_choice(reason), **usage})
+        elif reason is not None or (has_news and self._state != "tool"):
+            self.job.put(self._with_choice(reason))
             self._text = self._reasoning = ""
             self._calls = []
-        options = self._document.get("stream_options", {})
-        if reason is not None and options.get("include_usage"):
-            yield {**self._head, "choices": [], "usage": self._usage()}
-
-    def whole(self) -> dict[str, Any]:
-        """Return the document of the whole answer, which is complete."""
-        return {**self._with_choice(self._finish_reason()), "usage": self._usage()}
-
-    def _finish_reason(self) -> str | None:
-        reason = self._pieces[-1].finish_reason
-        return "tool_calls" if reason == "stop" and self._has_called else reason
+            options = self.job.document.get("stream_options", {})
+            if reason is not None and options.get("include_usage"):
+                self.job.put({**self._head, "choices": [], **usage})
+        if reason is not None:
+            self.job.put(None)
 
     def _with_choice(self, reason: str | None) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
-        if not self.is_stream and (logprobs := self._logprobs()):
-            choice["logprobs"] = {"content": logprobs}
+        if self._logprobs:
+            choice["logprobs"] = {"content": self._logprobs}
         if self._is_chat:
-            choice["delta" if self.is_stream else "message"] = self._message()
+            choice["delta" if self._is_stream else "message"] = self._message()
         else:
             choice["text"] = self._text
         return {**self._head, "choices": [choice]}
 
     def _message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant"}
-        if self._text or not self.is_stream:
+        if self._text or not self._is_stream:
             message["content"] = self._text or None
         if self._reasoning:
             message["reasoning"] = self._reasoning
@@ -174,86 +218,14 @@ class ChatAnswer:
             message["tool_calls"] = calls
         return message
 
-    def _logprobs(self) -> list[dict[str, Any]]:
-        if self._document.get("top_logprobs", 0) > 0:
-            return [{**piece.top[0], "top_logprobs": piece.top} for piece in self._pieces]
-        if self._document.get("logprobs"):
-            return [{"id": piece.token, "logprob": piece.logprob} for piece in self._pieces]
-        return []
-
     def _usage(self) -> dict[str, Any]:
-        prompt, count = len(self._prompt.tokens), len(self._pieces)
+        prompt = len(self._prompt.tokens)
         return {
             "prompt_tokens": prompt,
-            "completion_tokens": count,
-            "total_tokens": prompt + count,
+            "completion_tokens": self._count,
+            "total_tokens": prompt + self._count,
             "prompt_tokens_details": {"cached_tokens": self._prompt.cached},
         }
-
-
-Event = ChatAnswer | Piece | tuple[int, int] | Exception
-"""What a request gets: its answer, without pieces yet; tokens of its prompt that are computed, and
-all of them; the pieces. An exception ends it, in place of any of these."""
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """A request that waits or is answered. ``put`` is called in the service's thread."""
-
-    path: str
-    document: Mapping[str, Any]
-    put: Callable[[Event], None]
-    is_stopped: bool = False
-
-    def stop(self) -> None:
-        """End the answer, whose events are not read any more."""
-        self.is_stopped = True
-
-    def check(self, done: int, total: int) -> None:
-        """Say that a part of the prompt is computed. Raises: Stopped."""
-        if self.is_stopped:
-            raise Stopped
-        self.put((done, total))
-
-
-class _Writer:
-    """Makes the pieces of one answer from its tokens."""
-
-    def __init__(self, job: Job, tokenizer: Any) -> None:
-        self.job = job
-        self._tokenizer = tokenizer
-        self._detokenizer = tokenizer.detokenizer
-        self._stops = StopTexts(job.document["stop"])
-        self._count = job.document.get("top_logprobs", 0)
-
-    @property
-    def has_stopped(self) -> bool:
-        """Whether a stop text ended the answer."""
-        return self._stops.is_found
-
-    def write(self, token: int, logprobs: Any, reason: str | None) -> None:
-        """Send the next piece. ``reason``: mlx-lm's, that the answer ends."""
-        if reason != "stop":  # that token ends the text, and is not a part of it
-            self._detokenizer.add_token(token)
-        if reason is not None:
-            self._detokenizer.finalize()
-        self.write_text(self._detokenizer.last_segment, token, logprobs, reason)
-
-    def write_text(self, text: str, token: int, logprobs: Any, reason: str | None) -> None:
-        """Send the next piece, whose text is known."""
-        text = self._stops.passed(text, is_last=reason is not None)
-        reason = "stop" if self.has_stopped else reason
-        top = self._most_likely(logprobs) if self._count > 0 else ()
-        self.job.put(Piece(text, token, logprobs[token].item(), top, reason))
-
-    def _most_likely(self, logprobs: Any) -> tuple[Mapping[str, Any], ...]:
-        ids: Any = mx.argsort(-logprobs)[: self._count].tolist()
-        texts = self._tokenizer.convert_ids_to_tokens(ids)
-        values: Any = logprobs[ids].tolist()
-        return tuple(
-            {"id": token, "token": text, "logprob": value}
-            for token, text, value in zip(ids, texts, values, strict=True)
-        )
 
 
 class ChatService:
@@ -270,7 +242,7 @@ class ChatService:
         self._caches = PromptCaches(_CACHES)
         self._can_batch = all(hasattr(one, "merge") for one in model.new_cache())
         self._generator: BatchGenerator | None = None
-        self._writers: dict[int, _Writer] = {}
+        self._answers: dict[int, ChatAnswer] = {}
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._next: Job | None = None
         self._is_closed = False
@@ -308,22 +280,22 @@ class ChatService:
         while not self._is_closed:
             try:
                 self._begin_or_go_on()
-            except Exception as error:  # noqa: BLE001  # of MLX: it is the answer of all
+            except Exception as error:  # noqa: BLE001  # of MLX: it is the end of all
                 _log.exception("the answers that were computed together failed")
-                writers, self._writers, self._generator = self._writers, {}, None
-                for writer in writers.values():
-                    writer.job.put(error)
+                answers, self._answers, self._generator = self._answers, {}, None
+                for answer in answers.values():
+                    answer.job.fail(error)
 
     def _begin_or_go_on(self) -> None:
         """Begin the next answer, if one waits and may begin; else compute a token of each."""
         if self._next is None:
             with suppress(Empty):
-                self._next = self._jobs.get(block=not self._writers)
+                self._next = self._jobs.get(block=not self._answers)
         job = self._next
-        if job is not None and not (self._writers and self._is_alone(job)):
+        if job is not None and not (self._answers and self._is_alone(job)):
             self._next = None
             self._begin(job)
-        elif self._writers:
+        elif self._answers:
             self._go_on()
 
     def _is_alone(self, job: Job) -> bool:
@@ -339,13 +311,13 @@ class ChatService:
             limit = self._model.sampling.room(len(prompt.tokens), limit)
             cache, rest = self._caches.nearest(prompt.tokens)
             prompt = replace(prompt, cached=len(prompt.tokens) - len(rest))
-            job.put(ChatAnswer(job.path, job.document, self._model.tokenizer, prompt))
-            answer = self._answer_alone if self._is_alone(job) else self._add_to_batch
-            answer(job, prompt, cache, limit)
+            answer = ChatAnswer(job, self._model.tokenizer, prompt)
+            begin = self._answer_alone if self._is_alone(job) else self._add_to_batch
+            begin(answer, prompt, cache, limit)
         except Stopped:
             _log.debug("a client went away")
         except Exception as error:  # noqa: BLE001  # it is the answer
-            job.put(error)
+            job.fail(error)
 
     def _prompt(self, job: Job) -> Prompt:
         """Return the prompt of a request. Raises: UsageError for an empty one."""
@@ -364,34 +336,32 @@ class ChatService:
             state = "reasoning" if begins > ends else state
         return Prompt(tokens, tokenizer.response_initial_state or state)
 
-    def _answer_alone(self, job: Job, prompt: Prompt, cache: Any, limit: int) -> None:
+    def _answer_alone(self, answer: ChatAnswer, prompt: Prompt, cache: Any, limit: int) -> None:
+        job = answer.job
         if "seed" in job.document:
             mx.random.seed(job.document["seed"])
-        writer = _Writer(job, self._model.tokenizer)
         cache = self._model.new_cache() if cache is None else cache
         written, rest = list(prompt.tokens), prompt.tokens[prompt.cached :]
-        for response in self._model.responses(rest, job.document, limit, cache, job.check):
-            written.append(response.token)
-            writer.write_text(
-                response.text, response.token, response.logprobs, response.finish_reason
-            )
-            if writer.has_stopped or job.is_stopped or self._is_closed:
+        for one in self._model.responses(rest, job.document, limit, cache, job.check):
+            written.append(one.token)
+            answer.write_text(one.text, one.token, one.logprobs, one.finish_reason)
+            if answer.has_stopped or job.is_stopped or self._is_closed:
                 break
         self._caches.keep(written, cache)
 
-    def _add_to_batch(self, job: Job, prompt: Prompt, cache: Any, limit: int) -> None:
-        tokenizer = self._model.tokenizer
+    def _add_to_batch(self, answer: ChatAnswer, prompt: Prompt, cache: Any, limit: int) -> None:
+        document, tokenizer = answer.job.document, self._model.tokenizer
         self._generator = self._generator or BatchGenerator(self._model.network)
         (uid,) = self._generator.insert_segments(
             [self._segments(prompt)],
             max_tokens=[limit],
             caches=[cache],
             all_tokens=[prompt.tokens[: prompt.cached]],
-            samplers=[sampler(job.document, tokenizer)],
-            logits_processors=[processors(job.document)],
+            samplers=[sampler(document, tokenizer)],
+            logits_processors=[processors(document)],
             stop_sequences=[make_stop_sequences(tokenizer)],
         )
-        self._writers[uid] = _Writer(job, tokenizer)
+        self._answers[uid] = answer
 
     def _segments(self, prompt: Prompt) -> list[list[int]]:
         """Return the prompt that is not cached, before and from the mark that begins reasoning.
@@ -410,21 +380,24 @@ class ChatService:
         assert self._generator is not None  # noqa: S101  # there are answers
         prompts, tokens = self._generator.next()
         for done in prompts:
-            self._writers[done.uid].job.put(done.progress)
+            self._answers[done.uid].job.put(done.progress)
         self._keep(one.uid for one in prompts if one.end_of_segment and not one.end_of_prompt)
         for response in tokens:
-            writer = self._writers[response.uid]
-            writer.write(response.token, response.logprobs, response.finish_reason)
+            answer = self._answers[response.uid]
+            try:
+                answer.write(response.token, response.logprobs, response.finish_reason)
+            except Exception as error:  # noqa: BLE001  # of mlx-lm's parser of calls
+                answer.job.fail(error)
             if response.finish_reason is not None:
                 self._caches.keep(response.all_tokens, response.prompt_cache)
-                del self._writers[response.uid]
-        stopped = [uid for uid, writer in self._writers.items() if writer.has_stopped]
+                del self._answers[response.uid]
+        stopped = {uid for uid, answer in self._answers.items() if answer.has_stopped}
         self._keep(stopped)
-        gone = [uid for uid, writer in self._writers.items() if writer.job.is_stopped]
-        if ended := {*stopped, *gone}:
+        gone = {uid for uid, answer in self._answers.items() if answer.job.is_stopped}
+        if ended := stopped | gone:
             self._generator.remove(ended)
         for uid in ended:
-            del self._writers[uid]
+            del self._answers[uid]
 
     def _keep(self, uids: Iterable[int]) -> None:
         assert self._generator is not None  # noqa: S101  # as above

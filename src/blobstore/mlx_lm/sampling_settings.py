@@ -6,11 +6,11 @@ generation_config.json (the names of transformers); mlx-lm's own defaults come l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from blobstore.errors import BlobStoreError, DocumentError, UsageError, quoted
+from blobstore.errors import DocumentError, UsageError, quoted
 from blobstore.formats.modelfile import RULE
 
 NO_LIMIT: Final = -1
@@ -18,8 +18,7 @@ NO_LIMIT: Final = -1
 _MAX_TOKENS = 512
 """The default of mlx_lm.server, and so of `run` and `serve --lm`."""
 MAX_COUNT: Final = 2**31 - 1
-_MAX_SEED = 2**63 - 1
-_PLENTY = 1e6
+PLENTY: Final = 1e6
 """No number of these has a meaning above it; of larger ones, MLX makes infinity or NaN."""
 PENALTIES: Final = ("repetition", "presence", "frequency")
 _CHARACTERS = 16
@@ -100,55 +99,57 @@ class Sampling:
         return left if wanted == NO_LIMIT else min(wanted, left)
 
 
-def _number(
-    least: float, most: float = _PLENTY, *, is_whole: bool = False
-) -> Callable[[Any], float | int | None]:
-    def read(value: Any) -> float | int | None:
-        is_number = type(value) is int or (type(value) is float and not is_whole)
-        if not is_number or not least <= value <= most:
-            return None
-        return int(value) if is_whole else float(value)
-
-    return read
-
-
-def temperature_of(value: Any) -> float | None:
-    """Return a temperature that MLX can divide by, or 0; None if it is invalid."""
-    temperature = _number(0)(value)
-    return 0.0 if temperature is not None and temperature < _COLDEST else temperature
-
-
-def _limit(value: Any) -> int | None:
-    """Return a number of tokens; -1 and -2 (to the end of the context) mean no limit."""
-    if type(value) is not int or value == 0 or not NO_LIMIT - 1 <= value <= MAX_COUNT:
-        return None
-    return max(value, NO_LIMIT)
-
-
-def _texts(value: Any) -> tuple[str, ...] | None:
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        return None
-    return tuple(text for text in texts if text)
-
-
-_FIELDS: Final[Mapping[str, tuple[Callable[[Any], Any], str]]] = {
-    "temperature": (temperature_of, "a number from 0"),
-    "top_p": (_number(0, 1), "a number from 0 to 1"),
-    "top_k": (_number(0, MAX_COUNT, is_whole=True), "a whole number from 0"),
-    "min_p": (_number(0, 1), "a number from 0 to 1"),
-    "repeat_penalty": (_number(1e-3), "a number above 0"),
-    "repeat_last_n": (_number(NO_LIMIT, MAX_COUNT, is_whole=True), "a whole number from -1"),
-    "presence_penalty": (_number(-_PLENTY), "a number"),
-    "frequency_penalty": (_number(-_PLENTY), "a number"),
-    "stop": (_texts, "a text or a list of texts"),
-    "max_tokens": (_limit, "a whole number from 1, or -1 for no limit"),
-    "seed": (_number(0, _MAX_SEED, is_whole=True), "a whole number from 0 to 2^63 - 1"),
-    "context": (_number(1, MAX_COUNT, is_whole=True), "a whole number from 1"),
+NUMBERS: Final[Mapping[str, tuple[type, float, float]]] = {
+    "temperature": (float, 0, PLENTY),
+    "top_p": (float, 0, 1),
+    "top_k": (int, 0, MAX_COUNT),
+    "min_p": (float, 0, 1),
+    "repeat_penalty": (float, 1e-3, PLENTY),
+    "repeat_last_n": (int, NO_LIMIT, MAX_COUNT),
+    "presence_penalty": (float, -PLENTY, PLENTY),
+    "frequency_penalty": (float, -PLENTY, PLENTY),
+    "max_tokens": (int, NO_LIMIT - 1, MAX_COUNT),  # both mean no limit
+    "seed": (int, 0, 2**63 - 1),
+    "context": (int, 1, MAX_COUNT),
 }
-"""How the value of each field is read, None if it is invalid; and what is expected."""
+"""The type of each number, and from where to where."""
+
+
+def checked_number(key: str, value: Any, kind: type, least: float, most: float) -> Any:
+    """Return a number. Raises: UsageError for another type or a value out of the range."""
+    kinds = (int, float) if kind is float else (int,)
+    if type(value) not in kinds or not least <= value <= most:
+        wanted = (
+            f"{'a number' if kind is float else 'a whole number'} from {least:g} to {most:,.10g}"
+        )
+        expected = wanted if least < most else str(least)
+        raise UsageError(f"{key} is {quoted(value)}, expected {expected}")
+    return kind(value)
+
+
+def read_field(name: str, value: Any, key: str | None = None) -> Any:
+    """Return the value of a field of `Sampling`. ``key``: its name for the message.
+
+    Raises: UsageError if it is invalid.
+    """
+    key = key or name
+    if name == "stop":
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise UsageError(f"{key} is {quoted(value)}, expected a text or a list of texts")
+        return tuple(text for text in texts if text)
+    number = checked_number(key, value, *NUMBERS[name])
+    if name == "temperature" and number < _COLDEST:
+        return 0.0
+    if name == "max_tokens":
+        if not number:
+            raise UsageError(f"{key} is '0', expected 1 or more, or -1 for no limit")
+        return max(number, NO_LIMIT)
+    return number
+
+
 _OLLAMA: Final = {
-    **{name: name for name in _FIELDS if name not in ("max_tokens", "context")},
+    **{name: name for name in (*NUMBERS, "stop") if name not in ("max_tokens", "context")},
     "num_predict": "max_tokens",
     "num_ctx": "context",
 }
@@ -192,6 +193,8 @@ _OTHER_GENERATION: Final = frozenset(
     )
 )
 """What would change a text in transformers, and can't in mlx-lm."""
+_UNSET: Final = ("num_predict", 0)
+"""By this, and by a seed below 0, Ollama's runners mean "not set"."""
 _NEUTRAL: Final[tuple[Any, ...]] = (None, 0, 1, 0.0, 1.0, False, [], {})
 
 
@@ -223,18 +226,6 @@ def choose_sampling(
     return sampling, tuple(notes)
 
 
-def read_field(name: str, value: Any, key: str | None = None) -> Any:
-    """Return the value of a field of `Sampling`. ``key``: its name for the message.
-
-    Raises: UsageError if it is invalid.
-    """
-    read, wanted = _FIELDS[name]
-    found = read(value)
-    if found is None:
-        raise UsageError(f"{key or name}: {quoted(value)} is not {wanted}")
-    return found
-
-
 def _of_layer(parameters: Mapping[str, Any], notes: list[str]) -> Iterator[tuple[str, Any]]:
     unused = []
     for key, value in sorted(parameters.items()):
@@ -242,22 +233,15 @@ def _of_layer(parameters: Mapping[str, Any], notes: list[str]) -> Iterator[tuple
         if name is None:
             unused.append(key)
             continue
-        if _means_unset(key, value):
+        if type(value) is int and ((key == "seed" and value < 0) or (key, value) == _UNSET):
             continue
         try:
             yield name, read_field(name, value, key)
-        except BlobStoreError as error:
+        except UsageError as error:
             message = f"the parameters: {error.message} (rule {RULE})"
             raise DocumentError(message, rule=RULE) from None
     if unused:
         notes.append(f"parameters of the model that mlx-lm does not have: {', '.join(unused)}")
-
-
-def _means_unset(key: str, value: Any) -> bool:
-    """Return True for the values by which Ollama's runners mean "not set"."""
-    return type(value) is int and (
-        (key == "seed" and value < 0) or (key == "num_predict" and value == 0)
-    )
 
 
 def _of_generation(generation: Mapping[str, Any], notes: list[str]) -> Iterator[tuple[str, Any]]:
@@ -268,11 +252,10 @@ def _of_generation(generation: Mapping[str, Any], notes: list[str]) -> Iterator[
         value = generation.get(key)
         if value is None or (key in _ONLY_SAMPLED and not is_sampled):
             continue
-        found = _FIELDS[name][0](value)
-        if found is None:
-            notes.append(f"generation_config.json: {key} is {quoted(value)}, which was ignored")
-        else:
-            yield name, found
+        try:
+            yield name, read_field(name, value, key)
+        except UsageError as error:
+            notes.append(f"generation_config.json: {error.message}; it was ignored")
     unused = [key for key in sorted(_OTHER_GENERATION) if generation.get(key) not in _NEUTRAL]
     if unused:
         notes.append(f"generation_config.json: mlx-lm does not have {', '.join(unused)}")

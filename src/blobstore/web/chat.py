@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -32,13 +32,15 @@ from blobstore.web.application import (
 )
 
 if TYPE_CHECKING:
-    from blobstore.mlx_lm.chat_service import ChatAnswer, ChatService, Event
+    from blobstore.mlx_lm.chat_service import ChatService, Event
 
 _log = logging.getLogger("blobstore.web")
 _FORBIDDEN, _TOO_LARGE = 403, 413
 _MOST_REQUESTS = 64
 """Requests that are answered at once, or wait for it."""
 _STREAM = {"Cache-Control": "no-cache"}
+_LOOK_S = 0.5
+"""Seconds after which the client of an answer that is no stream may be found gone."""
 
 
 class Chat:
@@ -115,69 +117,39 @@ class Chat:
             with suppress(RuntimeError):  # the loop has ended, and the client with it
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        stack.callback(self._service.submit(path, body, put).stop)
-        answer: Any = await _unless_gone(request, _next(events))
-        if answer.is_stream:
-            return StreamingResponse(_stream(answer, events), 200, _STREAM, "text/event-stream")
-        await _unless_gone(request, _complete(answer, events))
-        return Response(_in_json(answer.whole()), media_type="application/json")
+        job = self._service.submit(path, body, put)
+        stack.callback(job.stop)
+        event = await _next(events, request)
+        if job.document["stream"]:
+            return StreamingResponse(_stream(event, events), 200, _STREAM, "text/event-stream")
+        while isinstance(event, tuple):
+            event = await _next(events, request)
+        return JSONResponse(event)
 
 
-async def _next(events: asyncio.Queue[Event]) -> Any:
-    """Return the next event. Raises: an event that is an error."""
-    event = await events.get()
+async def _next(events: asyncio.Queue[Event], request: Request) -> Event:
+    """Return the next event. Raises: one that is an error; ClientDisconnect."""
+    while True:
+        with suppress(TimeoutError):
+            event = await asyncio.wait_for(events.get(), _LOOK_S)
+            break
+        if await request.is_disconnected():
+            raise ClientDisconnect
     if isinstance(event, Exception):
         raise event
     return event
 
 
-async def _pieces(events: asyncio.Queue[Event]) -> AsyncIterator[Any]:
-    """Yield events up to the last piece of an answer."""
-    reason = None
-    while reason is None:
-        event = await _next(events)
-        yield event
-        reason = None if isinstance(event, tuple) else event.finish_reason
-
-
-async def _complete(answer: ChatAnswer, events: asyncio.Queue[Event]) -> None:
-    async for event in _pieces(events):
-        if not isinstance(event, tuple):
-            answer.add(event)
-
-
-async def _stream(answer: ChatAnswer, events: asyncio.Queue[Event]) -> AsyncIterator[bytes]:
-    try:
-        async for event in _pieces(events):
-            if isinstance(event, tuple):  # a comment, so that the connection lives
-                yield b": keepalive %d/%d\n\n" % event
-                continue
-            answer.add(event)
-            for chunk in answer.chunks():
-                yield b"data: %b\n\n" % _in_json(chunk)
-        yield b"data: [DONE]\n\n"
-    except Exception as error:  # noqa: BLE001  # the status is sent: only the stream can say it
-        _status_of(error)
-        yield b"data: %b\n\n" % error_document(error)
-
-
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of ``work``. Raises: ClientDisconnect when the client goes away before."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_until_gone(request.receive))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _stream(event: Event, events: asyncio.Queue[Event]) -> AsyncIterator[bytes]:
+    while isinstance(event, dict | tuple):
+        if isinstance(event, tuple):  # a comment, so that the connection lives
+            yield b": keepalive %d/%d\n\n" % event
+        else:
+            yield b"data: %b\n\n" % json.dumps(event).encode()
+        event = await events.get()
+    if event is not None:  # the status is sent: only the stream can say it
+        _status_of(event)
+    yield b"data: %b\n\n" % (b"[DONE]" if event is None else error_document(event))
 
 
 async def _body(request: Request) -> bytes | None:
@@ -206,7 +178,3 @@ def _status_of(error: Exception) -> int:
 def _refusal(status: int, error: Exception) -> Response:
     """Return an error as OpenAI's clients read it."""
     return Response(error_document(error), status, media_type="application/json")
-
-
-def _in_json(document: dict[str, Any]) -> bytes:
-    return json.dumps(document).encode()

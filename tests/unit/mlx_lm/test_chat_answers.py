@@ -21,33 +21,36 @@ TOKENIZER = SimpleNamespace(
     tool_parser=lambda text, _: {"name": text, "arguments": {"a": "ü"}},
     structural_markers=(),
     response_transitions={},
+    detokenizer=None,
+    convert_ids_to_tokens=lambda ids: ["ab"[one] for one in ids],
 )
 
 
 def answered(
     texts: list[str], reason: str = "stop", path: str = CHAT, state: str = "normal", **given: Any
-) -> tuple[Any, list[Any]]:
-    """Return an answer of these pieces, and the chunks of its stream."""
-    from blobstore.mlx_lm.chat_service import ChatAnswer, Piece, Prompt
+) -> list[Any]:
+    """Return the documents of an answer of these texts."""
+    import mlx.core as mx
 
-    document = {"model": "m", "stream": False, **given}
-    answer = ChatAnswer(path, document, TOKENIZER, Prompt([1, 2, 3], state, 2))
-    chunks = []
+    from blobstore.mlx_lm.chat_service import ChatAnswer, Job, Prompt
+
+    document = {"model": "m", "stream": False, "stop": [], **given}
+    sent: list[Any] = []
+    answer = ChatAnswer(Job(path, document, sent.append), TOKENIZER, Prompt([1, 2, 3], state, 2))
     for number, text in enumerate(texts):
-        top = ({"id": number, "token": text, "logprob": -1.0},)
-        last = number == len(texts) - 1
-        answer.add(Piece(text, number, -1.0, top, reason if last else None))
-        if answer.is_stream:
-            chunks += list(answer.chunks())
-    return answer, chunks
+        is_last = number == len(texts) - 1
+        answer.write_text(text, number, mx.array([-1.0, -2.0]), reason if is_last else None)
+    assert sent.pop() is None
+    return sent
 
 
 def choice(*parts: Any, **given: Any) -> Any:
-    return answered(*parts, **given)[0].whole()["choices"][0]
+    (document,) = answered(*parts, **given)
+    return document["choices"][0]
 
 
 def test_a_text() -> None:
-    document = answered(["a", "b"], "length", TEXT)[0].whole()
+    (document,) = answered(["a", "b"], "length", TEXT)
     assert document["object"] == "text_completion"
     assert document["choices"] == [{"index": 0, "finish_reason": "length", "text": "ab"}]
     assert document["usage"] == {
@@ -73,7 +76,7 @@ def test_reasoning_is_apart(texts: list[str], state: str) -> None:
         "content": "so",
         "reasoning": "why",
     }
-    _, chunks = answered(texts, state=state, stream=True)
+    chunks = answered(texts, state=state, stream=True)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert "".join(delta.get("reasoning", "") for delta in deltas) == "why"
     assert "".join(delta.get("content", "") for delta in deltas) == "so"
@@ -88,7 +91,7 @@ def test_a_call_of_a_tool(end: str) -> None:
 
 
 def test_a_call_is_streamed_whole() -> None:
-    _, chunks = answered(["<call>", "f", "</call>", ""], tools=TOOLS, stream=True)
+    chunks = answered(["<call>", "f", "</call>", ""], tools=TOOLS, stream=True)
     calls = [one["choices"][0]["delta"].get("tool_calls", []) for one in chunks]
     assert [call["function"]["name"] for of in calls for call in of] == ["f"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
@@ -103,7 +106,7 @@ def test_log_probabilities() -> None:
 
 
 def test_the_usage_of_a_stream_is_for_those_that_ask() -> None:
-    assert "usage" not in answered(["a"], stream=True)[1][-1]
-    _, chunks = answered(["a"], stream=True, stream_options={"include_usage": True})
+    assert "usage" not in answered(["a"], stream=True)[-1]
+    chunks = answered(["a"], stream=True, stream_options={"include_usage": True})
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["total_tokens"] == 4

@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "echo 'True' is not possible": (TEXT, {"echo": True}),
     "suffix 'x' is not possible": (TEXT, {"suffix": "x"}),
     "response_format .* is not possible": (CHAT, {"response_format": {"type": "json_object"}}),
-    "stop is not a": (CHAT, {"stop": [1]}),
+    "stop is .*, expected a text": (CHAT, {"stop": [1]}),
     "stop has 17": (CHAT, {"stop": ["a"] * 17}),
     "logit_bias is .*, expected an object": (CHAT, {"logit_bias": [1]}),
     "logit_bias: '100'": (CHAT, {"logit_bias": {"100": 1}}),

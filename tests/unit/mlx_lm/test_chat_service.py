@@ -48,19 +48,12 @@ class Client:
             raise event
         return event
 
-    def pieces(self) -> Iterator[Any]:
-        reason = None
-        while reason is None:
-            event = self.event()
-            if not isinstance(event, tuple):
-                reason = event.finish_reason
-                yield event
-
     def whole(self) -> Any:
-        answer = self.event()
-        for piece in self.pieces():
-            answer.add(piece)
-        return answer.whole()
+        """Return the document of an answer that is no stream."""
+        while isinstance(event := self.event(), tuple):
+            pass
+        assert self.event() is None
+        return event
 
     def text(self) -> str:
         return str(self.whole()["choices"][0]["text"])
@@ -91,10 +84,11 @@ def test_answers_together_are_those_alone(service: Any) -> None:
 
 @pytest.mark.parametrize("alone", [{}, {"seed": 1}], ids=["in a batch", "alone"])
 def test_the_answer_of_a_client_that_is_gone_ends(service: Any, alone: dict[str, Any]) -> None:
-    gone = Client(service, max_tokens=900, temperature=1, **alone)
+    gone = Client(service, max_tokens=900, temperature=1, stream=True, **alone)
     waits = Client(service, max_tokens=900, seed=1)
     waits.job.stop()
-    next(gone.pieces(), gone.event())
+    while isinstance(gone.event(), tuple):
+        pass
     gone.job.stop()
     assert Client(service, seed=2).text() == ANSWER
     assert gone.events.qsize() < 450

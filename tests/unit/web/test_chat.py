@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,37 +18,13 @@ PREFLIGHT = {"access-control-request-method": "POST"}
 PREFLIGHT["access-control-request-headers"] = "authorization, x-stainless-os"
 
 
-@dataclass
-class Piece:
-    """A piece of an answer."""
-
-    text: str
-    finish_reason: str | None = None
-
-
-class Answer:
-    """Documents that are their pieces' texts."""
-
-    def __init__(self, *, is_stream: bool) -> None:
-        self.is_stream = is_stream
-        self._texts: list[str] = []
-
-    def add(self, piece: Piece) -> None:
-        self._texts.append(piece.text)
-
-    def chunks(self) -> list[Any]:
-        return [{"text": self._texts[-1]}]
-
-    def whole(self) -> Any:
-        return {"text": "".join(self._texts)}
-
-
 class Service:
     """Sends ``events`` to each request; keeps the requests that it got."""
 
     def __init__(self, *events: Any, is_stream: bool = False) -> None:
-        self.events = events or (Piece("he"), (1, 2), Piece("llo", "stop"))
-        self.is_stream = is_stream
+        texts = ({"text": "he"}, (1, 2), {"text": "llo"}, None)
+        self.events = events or (texts if is_stream else ((1, 2), {"text": "hello"}, None))
+        self.document = {"stream": is_stream}
         self.requests: list[tuple[str, bytes]] = []
         self.stopped = 0
 
@@ -60,7 +35,6 @@ class Service:
         self.requests.append((path, body))
         if body == b"wrong":
             raise UsageError("wrong")
-        put(Answer(is_stream=self.is_stream))
         for event in self.events:
             put(event)
         return self
@@ -146,7 +120,7 @@ def test_errors_have_openais_form(error: Exception, status: int) -> None:
     client = Client(Service(error))
     assert client.ask(b"a") == status
     assert "no" in json.loads(client.text)["error"]["message"]
-    late = Client(Service(Piece("a"), error, is_stream=True))
+    late = Client(Service({"text": "a"}, error, is_stream=True))
     assert late.ask(b"a") == 200
     assert json.loads(late.text.split(b"data: ")[-1])["error"]
     assert Client(Service()).ask(b"wrong") == 400
@@ -180,7 +154,7 @@ def test_a_large_request_is_refused(headers: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(("is_stream", "leaves_after"), [(True, 2), (False, 0), (True, 0)])
 def test_an_answer_stops_when_its_client_is_gone(*, is_stream: bool, leaves_after: int) -> None:
-    service = Service(Piece("a"), is_stream=is_stream)  # it never ends
+    service = Service((1, 2), is_stream=is_stream)  # it never ends
     client = Client(service)
     client.leaves_after = leaves_after
     client.ask(b"a")
