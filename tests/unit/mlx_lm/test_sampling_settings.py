@@ -107,13 +107,10 @@ def test_unknown_parameters_are_said() -> None:
 def test_what_transformers_would_do_and_mlx_lm_does_not_is_said() -> None:
     generation = {"num_beams": 4, "typical_p": 1.0, "bos_token_id": 0, "top_k": "x", **GENERATION}
     notes = choose_sampling({}, {}, generation, None)[1]
-    assert notes == (
-        (
-            "generation_config.json: top_k is 'x', expected a whole number from 0 to 2,147,483,647; it"
-            " was ignored"
-        ),
+    assert [note.partition(",")[0] for note in notes] == [
+        "generation_config.json: top_k is 'x'",
         "generation_config.json: mlx-lm does not have num_beams",
-    )
+    ]
 
 
 def test_the_context_of_the_model_is_never_exceeded() -> None:
