@@ -74,8 +74,6 @@ class _Blobs:
 
 
 class _Manifests(Manifests):
-    """The manifests of several homes. See `Manifests`."""
-
     def __init__(self, homes: Sequence[Readable]) -> None:
         self._homes = homes
 
@@ -109,8 +107,6 @@ class _Manifests(Manifests):
 
 
 class _Signatures:
-    """The signatures of several homes, some of which keep none. See `Signatures`."""
-
     def __init__(self, upper: Signatures, homes: Sequence[Readable]) -> None:
         self._homes = homes
         self.add = upper.add
@@ -193,7 +189,6 @@ class LayeredStore(Home):
 
     @property
     def upper(self) -> Home:
-        """The home that is written to."""
         return self._upper
 
     def home_of(self, name: str | ModelName) -> Readable:

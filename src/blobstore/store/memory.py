@@ -37,8 +37,6 @@ from blobstore.store.spool import MemoryBlob, SpoolWriter
 
 
 class _Blobs(Blobs):
-    """Bytes by digest. See `Blobs`."""
-
     def __init__(self) -> None:
         self._blobs: dict[Digest, bytes] = {}
 
@@ -60,7 +58,6 @@ class _Blobs(Blobs):
         return {digest.hex for digest in list(self._blobs)}
 
     def keep(self, blobs: dict[Digest, bytes]) -> None:
-        """Add blobs whose digests are known to be right."""
         self._blobs.update(blobs)
 
     def drop(self, digest: Digest) -> None:
@@ -68,8 +65,6 @@ class _Blobs(Blobs):
 
 
 class _Manifests(Manifests):
-    """Manifests by name. See `Manifests`."""
-
     def __init__(self) -> None:
         self._manifests: dict[ModelName, bytes] = {}
 
@@ -83,7 +78,6 @@ class _Manifests(Manifests):
         return raw
 
     def raw(self, name: ModelName) -> bytes | None:
-        """Return the bytes of a model's manifest, None if it is missing."""
         return self._manifests.get(name)
 
     def link(self, name: ModelName, raw: bytes) -> None:
@@ -94,8 +88,6 @@ class _Manifests(Manifests):
 
 
 class _Signatures:
-    """Signatures by the digest of a manifest. See `Signatures`."""
-
     def __init__(self) -> None:
         self._signatures: dict[Digest, list[Signature]] = {}
         self._mutex = threading.Lock()
@@ -120,8 +112,6 @@ class _Signatures:
 
 
 class _Session(Session):
-    """What is being written. See `Session`."""
-
     remembers = True
 
     def __init__(

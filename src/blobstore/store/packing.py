@@ -178,7 +178,6 @@ def unpack(
 
 
 def _unpack(store: Store, name: ModelName, jobs: int, progress: Progress | None) -> UnpackedModel:
-    """Publish a packed model as a whole one, unless the name has a model by then."""
     at_once = jobs * hashing.width()  # each thread has one blob, and they are hashed together
     allow_open_files(3 * at_once)
     with store.session() as session:

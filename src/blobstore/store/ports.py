@@ -328,7 +328,6 @@ class Home(Readable):
         return self.manifests.spelled(ModelName.of(name))
 
     def session(self, *, name: ModelName | None = None) -> AbstractContextManager[Session]:
-        """Begin to write. See `Receiver.session`."""
         raise NotImplementedError
 
     def remove(self, name: str | ModelName) -> Removal:
@@ -422,7 +421,6 @@ class Care:
 
     @property
     def packed(self) -> Care | None:
-        """The care of the home's packed models."""
         return None if self.home.packed is None else self.home.packed.care()
 
     # Verify
@@ -431,7 +429,6 @@ class Care:
         """Raise NotFoundError if the home is not there: then nothing would be checked."""
 
     def digests(self) -> AbstractSet[str]:
-        """Return all blobs, those too that no manifest names."""
         return self.home.blobs.digests()
 
     def listed(self) -> AbstractSet[str]:
@@ -461,7 +458,6 @@ class Care:
         return self.home.address
 
     def place(self, digest: str) -> Path:
-        """Return where a blob is, for messages."""
         return Path(Digest(digest).file_name)
 
     def damaged(self) -> Iterator[tuple[str, str]]:
@@ -490,11 +486,9 @@ class Care:
         return self.references()
 
     def files_nbytes(self) -> int:
-        """Return the bytes of all files of packed blobs."""
         return 0
 
     def trash_nbytes(self) -> int:
-        """Return the bytes of the blobs in the trash."""
         return 0
 
     # Prune

@@ -72,7 +72,6 @@ def missing_blob(raw: bytes, there: AbstractSet[str], *, is_plain: bool) -> str 
 
 
 def _plain_needs(raw: bytes) -> Needs | None:
-    """Return the needs of a plain manifest; None if it is not plain."""
     line = raw.removesuffix(b"\n")
     if len(raw) > MAX_MANIFEST or line.translate(None, _PLAIN):
         return None
@@ -104,7 +103,6 @@ class KnownNeeds:
         self._found: dict[bytes, Needs | BlobStoreError] = {}
 
     def of(self, raw: bytes) -> Needs | BlobStoreError:
-        """Return the blobs that a manifest's bytes name, or the error of reading them."""
         key = hashlib.sha256(raw).digest()
         if key not in self._found:
             self._found[key] = self._known[key] if key in self._known else self._needs(raw)
@@ -118,7 +116,6 @@ class KnownNeeds:
 
     @property
     def parsed(self) -> dict[bytes, Needs]:
-        """The needs that were asked for, without errors."""
         return _readable(self._found)
 
 
@@ -177,7 +174,6 @@ class References:
 
     @property
     def names(self) -> set[ModelName]:
-        """The models that have a manifest, readable or not."""
         return {*self.models, *self.broken}
 
     @property
@@ -198,10 +194,8 @@ class References:
         return None
 
     def each(self) -> Iterator[Needs]:
-        """Yield the needs of each model, also of newer Ollamas."""
         yield from self.models.values()
         yield from self.newer
 
     def needed(self) -> set[str]:
-        """Return the hex digits of every blob that a model needs, also of newer Ollamas."""
         return set().union(*self.each())

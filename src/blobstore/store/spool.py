@@ -36,7 +36,6 @@ class Spool:
             return SpooledBlob(self._file.fileno(), begin, size)
 
     def keep(self, reader: OpenReader) -> SpooledBlob:
-        """Return a copy of the bytes of a reader. Raises: StorageError; as the reader."""
         blob, at = self.reserve(reader.size), 0
         for piece in reader.pieces(memoryview(bytearray(_PIECE))):
             blob.write(at, piece)
@@ -44,7 +43,6 @@ class Spool:
         return blob
 
     def close(self) -> None:
-        """Free its space; a second call does nothing."""
         if self._file is not None:
             self._file.close()
 
@@ -61,7 +59,6 @@ class SpooledBlob(OpenReader):
         self.size = size
 
     def write(self, offset: int, data: Any) -> None:
-        """Write a contiguous buffer. Raises: StorageError."""
         with os_errors("write", self.name):
             write_all_at(self._fd, self._begin + offset, memoryview(data).cast("B"))
 

@@ -73,7 +73,6 @@ class BlobFile:
         return reader
 
     def read(self) -> bytes:
-        """Return its bytes. Raises: as `open`; DigestMismatchError."""
         with self.open() as reader:
             data = reader.read(0, reader.size)
         if Digest.of(data) != self.digest:
@@ -89,7 +88,6 @@ class TensorBlob(BlobFile):
 
     @classmethod
     def of(cls, digest: Digest, reader: OpenReader, header: Header) -> Self:
-        """Return the blob that ``reader`` has open."""
         return cls(digest, reader.name, reader.identity, header.data_start)
 
     def offset(self, entry: TensorEntry) -> int:
@@ -174,7 +172,6 @@ class StoredModel:
             yield reader, header, tensors
 
     def tensors_of(self, layer: Descriptor) -> list[StoredTensor]:
-        """Return the tensors of one blob. Raises: as `opened`."""
         with self.located(layer), self.home.blobs.open(layer) as reader:
             header = header_of(reader, self._budget, first_nbytes=_HEAD)
             return list(stored_tensors(header, self._settings))
@@ -236,15 +233,10 @@ class StoredModel:
         each(sets, check, max(1, min(jobs, len(sets))), name="verify")
 
     def read(self, layer: Descriptor) -> bytes:
-        """Return the bytes of a document.
-
-        Raises: NotFoundError, CorruptDataError, LimitExceededError, StorageError.
-        """
         with self.located(layer):
             return self._read(layer)
 
     def document(self, name: str) -> bytes | None:
-        """Return the JSON document of that file name, or None. Raises: as `read`."""
         layer = self.manifest.document(name)
         return None if layer is None else self.read(layer)
 
@@ -330,7 +322,6 @@ class ModelOutline:
         return len(self.names)
 
     def each(self) -> Iterator[list[StoredTensor]]:
-        """Yield the forms of each blob's tensors."""
         start = 0
         for count in self.counts:
             yield self.forms[start : start + count]

@@ -201,7 +201,6 @@ def _transfer(
 def _signatures(
     source: Readable, name: ModelName, digest: Digest, policy: SignaturePolicy | None
 ) -> Sequence[Signature]:
-    """Return the signatures of a model that the policy accepts. Raises: as `transfer`."""
     found: Sequence[Signature] = ()
     try:
         if source.signatures is not None:

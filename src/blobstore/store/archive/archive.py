@@ -123,7 +123,6 @@ class Contents:
         return place
 
     def for_range(self) -> Contents:
-        """Return the same for one range, which a thread reads."""
         return self
 
     def close(self) -> None:
@@ -260,7 +259,6 @@ class _Source:
         self.taken = len(self.magic)
 
     def read(self, most: int) -> bytes:
-        """Return at most ``most`` bytes, no bytes at the end."""
         if self._ahead:
             data, self._ahead = self._ahead[:most], self._ahead[most:]
             return data
@@ -270,7 +268,6 @@ class _Source:
 
 
 def _decompressing(source: _Source) -> IO[bytes]:
-    """Return a stream of the plain bytes of an open file."""
     file: IO[bytes] = source  # type: ignore[assignment]  # what `read` needs
     if source.magic == FRAME_MAGIC:
         return decompressor().stream_reader(file, read_across_frames=True)
@@ -320,7 +317,6 @@ class _TarScan:
         self._found[member.path] = member
 
     def _header(self) -> TarHeader | None:
-        """Return the next file's header, extensions included; None at the end."""
         said: dict[str, str] = {}
         is_extended = False
         while (header := self._block_at()) is not None and header.extends:
@@ -349,7 +345,6 @@ class _TarScan:
         return parse_block(bytes(self._block), self._what)
 
     def _check_end(self) -> None:
-        """Raise CorruptDataError unless another block of zeros follows, and only zeros."""
         end = self._at
         buffer = memoryview(bytearray(_READ_AT_ONCE))
         while nbytes := self._contents.read_at(self._at, buffer):
@@ -369,8 +364,6 @@ class _TarScan:
 
 
 class _Blobs(Blobs):
-    """The blobs of an archive. See `Blobs`."""
-
     def __init__(self, contents: Contents, members: Mapping[str, Member]) -> None:
         self._contents = contents
         self._members = members
@@ -407,7 +400,6 @@ class FixedManifests(Manifests):
         return sorted(self._raw)
 
     def in_order(self) -> list[ModelName]:
-        """Return the names in the order of the index."""
         return list(self._raw)
 
     def spelled(self, name: ModelName) -> ModelName:
@@ -463,7 +455,6 @@ class Archive(Readable):
         return MemberReader(self._contents, member, path).read(0, member.size)
 
     def _manifests_of(self, entries: Sequence[OciDescriptor]) -> dict[Digest, bytes]:
-        """Return the bytes of all manifests, by their digests in the order of the index."""
         raw = {}
         for blob in unique(entries):
             with self.blobs.open(blob) as reader:

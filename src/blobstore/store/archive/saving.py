@@ -113,7 +113,6 @@ class FileOutput(Output):
             raise UsageError(f"{self._path} already exists", path=str(self._path), hint=hint)
 
     def _opened(self) -> int:
-        """Return the temporary file, empty and locked."""
         with os_errors("write", self._temporary):
             fd = os.open(self._temporary, _FLAGS, FILE_MODE)
             try:
@@ -133,7 +132,6 @@ class FileOutput(Output):
         raise BusyError(f"another process is writing {self._path}", path=str(self._path))
 
     def _is_named(self, fd: int) -> bool:
-        """Return whether the temporary file still has its name."""
         with suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(fd), self._temporary.lstat())
         return False
@@ -148,7 +146,6 @@ class FileOutput(Output):
             sync_folder(self._path.parent)
 
     def close(self) -> None:
-        """See `Output`."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with suppress(OSError):
@@ -171,7 +168,6 @@ class TarWriter:
         self._frames: list[tuple[int, int]] = []
 
     def add_bytes(self, path: str, data: bytes) -> None:
-        """Add a file. Raises: as ``write``."""
         self._add(path, BytesReader(data), hashing.stream())
 
     def add_blob(self, path: str, descriptor: Descriptor, reader: OpenReader) -> None:
@@ -186,7 +182,6 @@ class TarWriter:
             raise DigestMismatchError(message, blob=str(descriptor.digest), path=reader.name)
 
     def _add(self, path: str, reader: OpenReader, stream: hashing.Stream) -> None:
-        """Write a file's header, bytes and padding; hash the bytes."""
         header = member_header(path, reader.size)
         begin = len(header)
         self._batch[:begin] = header
@@ -201,7 +196,6 @@ class TarWriter:
             begin = 0
 
     def _put(self, batch: memoryview, hash_it: Callable[[], object]) -> None:
-        """Write a batch, while ``hash_it`` runs, too."""
         tasks: list[Callable[[], object]] = [hash_it]
         if not self._compresses:
             tasks.append(partial(self._write, batch))
@@ -221,7 +215,6 @@ class TarWriter:
                 self._write(part)
 
     def finish(self) -> None:
-        """Write the end of the tar, and the seek table. Raises: as ``write``."""
         self._put(memoryview(END), lambda: None)
         if self._compresses:
             self._write(encode_table(self._frames))
@@ -343,7 +336,6 @@ def _output(target: str | os.PathLike[str] | BinaryIO, *, replace: bool) -> Outp
 
 
 def _compresses(target: str | os.PathLike[str] | BinaryIO) -> bool:
-    """Return whether a target's name asks for compression; False for a pipe."""
     if not isinstance(target, str | os.PathLike):
         return False
     suffix = os.path.splitext(target)[1].lower()  # noqa: PTH122  # of a path as it is given

@@ -66,7 +66,6 @@ class PackedIndex:
     bases: Sequence[tuple[Digest, int]]
 
     def stored(self, digest: str) -> int:
-        """Return the stored bytes of a blob, without the index."""
         return sum(sum(frame.lengths) for frame in self.frames[digest])
 
 
@@ -112,7 +111,6 @@ def _tables(raw: bytes) -> Iterator[list[tuple[Any, ...]]]:
 
 
 def _frames(rows: Sequence[tuple[int, ...]], bases: int) -> Iterator[Frame]:
-    """Yield the frames in order. Raises: CorruptDataError for one that can't be decoded."""
     place = len(_MAGIC)
     for nbytes, width, coded, base, base_offset, checksum, *lengths in rows:
         if not 0 < nbytes <= _MAX_FRAME or width not in _WIDTHS or nbytes % width or base > bases:
@@ -140,7 +138,6 @@ def blob_frames(file: FileReader, index: PackedIndex, digest: str, open_base: Op
 
 
 def _planes(file: FileReader, frame: Frame) -> bytes:
-    """Return the planes of a frame. Raises: CorruptDataError; StorageError."""
     import zstandard
 
     stored = file.read(frame.place, sum(frame.lengths))

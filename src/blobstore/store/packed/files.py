@@ -70,7 +70,6 @@ class FramesReader(OpenReader):
         self._last: tuple[int, memoryview] = -1, memoryview(b"")
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
-        """See `OpenReader`."""
         self._check(offset, len(buffer))
         while buffer:
             number = bisect_right(self._frames.starts, offset) - 1
@@ -81,11 +80,9 @@ class FramesReader(OpenReader):
             buffer, offset = buffer[len(piece) :], offset + len(piece)
 
     def _decoded(self, number: int) -> bytes:
-        """Return a frame, whose size is that of the table."""
         return self._frames.decoded(number)
 
     def close(self) -> None:
-        """Close the file."""
         self._frames.close()
 
 
@@ -113,7 +110,6 @@ class ZstdFrames:
             raise broken(self._file.name, error) from error
 
     def decoded(self, number: int) -> bytes:
-        """Return the plain bytes of a frame. Raises: CorruptDataError; StorageError."""
         import zstandard
 
         name = self._file.name
@@ -208,7 +204,6 @@ def write_packed(path: Path, blob: Descriptor, reader: OpenReader) -> None:
 
 
 def _pieces(blob: Descriptor, reader: OpenReader) -> Iterator[bytes]:
-    """Yield the bytes of a packed file: the mark, the frames, the seek table."""
     width = _width(blob, reader)
     coder = _coder(is_text=blob.media_type != TENSOR_MEDIA_TYPE)
     yield _MARK.pack(*_SKIPPABLE, _OURS, width)

@@ -70,16 +70,13 @@ class PublicKey:
 
     @property
     def digest(self) -> Digest:
-        """The sha256 of the key's SubjectPublicKeyInfo in DER."""
         return Digest.of(self._encoded("der"))
 
     @property
     def pem(self) -> bytes:
-        """The key in PEM."""
         return self._encoded("pem")
 
     def verifies(self, data: bytes, value: bytes) -> bool:
-        """Return True if ``value`` is a signature of ``data`` by this key."""
         from cryptography.exceptions import InvalidSignature
 
         try:
@@ -175,7 +172,6 @@ def _scheme(key: Any) -> tuple[Any, ...]:
 
 
 def _parsed(load: Callable[[], Any], name: str, kind: str) -> Any:
-    """Return the result of ``load``. Raises: UsageError for its errors."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
@@ -187,7 +183,6 @@ def _parsed(load: Callable[[], Any], name: str, kind: str) -> Any:
 
 
 def _decrypted(text: bytes, name: str, password: str) -> bytes:
-    """Return the PKCS #8 in cosign's file. Raises: UsageError."""
     secret, crypto = _module("nacl.secret"), _module("nacl.exceptions")
     try:
         sealed = parse_object(base64.b64decode(text), name, rule="S1", limit=MAX_KEY_FILE)

@@ -107,8 +107,6 @@ def _anything(
 
 
 def _refusal(reason: str) -> Requirement:
-    """Return the requirement that no model meets."""
-
     def refuse(
         name: ModelName, _digest: Digest, _signatures: Sequence[Signature]
     ) -> list[Accepted]:
@@ -130,7 +128,6 @@ class SignedBy:
     def __call__(
         self, name: ModelName, digest: Digest, signatures: Sequence[Signature]
     ) -> list[Accepted]:
-        """See `Requirement`: one signature that counts is enough."""
         keys = self.keys()
         found = [self._judged(signature, name, digest, keys) for signature in signatures]
         accepted = [one for one in found if isinstance(one, Accepted)]
@@ -144,7 +141,6 @@ class SignedBy:
     def _judged(
         self, signature: Signature, name: ModelName, digest: Digest, keys: Sequence[PublicKey]
     ) -> Accepted | str:
-        """Return the signature as accepted, or why it does not count."""
         try:
             value = signature.value
             key = next((key for key in keys if key.verifies(signature.payload, value)), None)
@@ -161,7 +157,6 @@ class SignedBy:
 
 
 def _hint(name: ModelName, reasons: Sequence[str]) -> str | None:
-    """Return what to do if the model is signed, but for another identity."""
     if not any(reason.startswith(_MADE_FOR) for reason in reasons):
         return None
     repository = DockerReference.of(name).repository
@@ -169,7 +164,6 @@ def _hint(name: ModelName, reasons: Sequence[str]) -> str | None:
 
 
 def _summary(reasons: Sequence[str]) -> str:
-    """Return why no signature counts, each reason once."""
     if not reasons:
         return "it has no signature"
     counted = Counter(reasons)
@@ -365,7 +359,6 @@ class _Parser:
         needed: Sequence[str] = (),
         allowed: Sequence[str] = (),
     ) -> None:
-        """Raise DocumentError unless the object has the keys ``needed``, and others ``allowed``."""
         unknown = sorted(value.keys() - {*needed, *allowed})
         missing = [key for key in needed if key not in value]
         if unknown or missing:
