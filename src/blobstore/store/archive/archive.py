@@ -21,17 +21,16 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import IO, BinaryIO, Self
 
 from blobstore.errors import (
     CorruptDataError,
     LimitExceededError,
     ModelNotFoundError,
-    ShortReadError,
     UsageError,
     from_os_error,
 )
@@ -62,11 +61,10 @@ from blobstore.io.durable import os_errors
 from blobstore.io.ranges import FileReader, OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.packed.files import (
-    Frames,
     FramesReader,
-    ZstdFrames,
     broken,
     decompressor,
+    zstd_frames,
 )
 from blobstore.store.ports import (
     Blobs,
@@ -96,14 +94,18 @@ _READ_AT_ONCE = 2**16
 
 
 class Contents:
-    """The bytes of a tar in a file, which are read at any place."""
+    """The bytes of a tar, which are read at any place.
+
+    ``reader`` makes a reader for one thread (None: all threads can share ``whole``).
+    """
 
     size: int | None
     """Bytes of the tar; None if its size is not known before its end."""
 
-    def __init__(self, whole: OpenReader) -> None:
+    def __init__(self, whole: OpenReader, reader: Callable[[], OpenReader] | None = None) -> None:
         self.name = whole.name
         self.size = whole.size
+        self.reader = reader or (lambda: whole)
         self._whole = whole
 
     def read_at(self, offset: int, buffer: memoryview) -> int:
@@ -115,41 +117,8 @@ class Contents:
         self._whole.readinto(offset, buffer[:length])
         return length
 
-    def place(self) -> tuple[int, int] | None:
-        """See `OpenReader`. Raises: UsageError when the archive is closed."""
-        place = self._whole.place()
-        if place is not None and place[0] < 0:  # mmap would take it for no file, and give zeros
-            raise UsageError(f"{self.name} is closed")
-        return place
-
-    def for_range(self) -> Contents:
-        return self
-
     def close(self) -> None:
         self._whole.close()
-
-
-class FramedContents(Contents):
-    """A tar in frames of zstandard, whose seek table says where each begins; for one thread."""
-
-    def __init__(self, name: str, frames: Frames, head: Callable[[int, int], bytes]) -> None:
-        super().__init__(FramesReader(frames, name))
-        self._frames = frames
-        self._head = head
-
-    def read_at(self, offset: int, buffer: memoryview) -> int:
-        """See `Contents`. Of a frame that begins with a header, no more is decompressed."""
-        if len(buffer) == BLOCK:
-            number = bisect_right(self._frames.starts, offset) - 1
-            if offset == self._frames.starts[number] < self._frames.starts[-1]:
-                head = self._head(number, BLOCK)
-                if len(head) == BLOCK:
-                    buffer[:] = head
-                    return BLOCK
-        return super().read_at(offset, buffer)
-
-    def for_range(self) -> Contents:
-        return FramedContents(self.name, self._frames, self._head)
 
 
 class StreamedContents(Contents):
@@ -209,17 +178,18 @@ class MemberReader(OpenReader):
     def __init__(self, contents: Contents, member: Member, name: str) -> None:
         self.name = name
         self.size = member.size
-        self._contents = contents.for_range()
+        self._whole = contents.reader()
         self._offset = member.offset
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
-        """See `OpenReader`. Raises: ShortReadError beyond the end of the file, or of the tar."""
         self._check(offset, len(buffer))
-        if self._contents.read_at(self._offset + offset, buffer) < len(buffer):
-            raise ShortReadError(f"{self.name}: {self._contents.name} was cut", path=self.name)
+        self._whole.readinto(self._offset + offset, buffer)
 
     def place(self) -> tuple[int, int] | None:
-        place = self._contents.place()
+        """See `OpenReader`. Raises: UsageError when the archive is closed."""
+        place = self._whole.place()
+        if place is not None and place[0] < 0:  # mmap would take it for no file, and give zeros
+            raise UsageError(f"{self._whole.name} is closed")
         return place and (place[0], self._offset)
 
 
@@ -233,10 +203,11 @@ def contents_of(path: str | os.PathLike[str]) -> Contents:
         magic = file.read(0, min(4, file.size))
         table = seek_table(file) if magic == FRAME_MAGIC else None
         if table is not None and table.has_small_frames:
-            whole = ZstdFrames(file, table)
+            frames = zstd_frames(file, table)
             # Many small files may be in one frame.
-            frames = Frames(table.starts, lru_cache(maxsize=1)(whole.decoded), file.close)
-            return FramedContents(file.name, frames, whole.head)
+            frames = replace(frames, decoded=lru_cache(maxsize=1)(frames.decoded))
+            reader = partial(FramesReader, frames, file.name)
+            return Contents(reader(), reader)
         if magic != FRAME_MAGIC and not magic.startswith(_GZIP_MAGIC):
             return Contents(file)
     except BaseException:

@@ -25,8 +25,14 @@ from blobstore.io.ranges import FileReader, OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.kept import remove_leftover
 from blobstore.store.local.manifests import ManifestFolder
-from blobstore.store.packed.before import PackedIndex, blob_frames, read_index
-from blobstore.store.packed.files import Frames, PackedReader, packed_frames
+from blobstore.store.packed.files import (
+    Frames,
+    PackedIndex,
+    PackedReader,
+    blob_frames,
+    packed_frames,
+    read_index,
+)
 from blobstore.store.ports import (
     Blobs,
     Care,

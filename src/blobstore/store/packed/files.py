@@ -7,13 +7,18 @@ zstandard checks each frame by a checksum of its own.
 
 from __future__ import annotations
 
+import hashlib
 import struct
+import zlib
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blobstore.errors import (
     BlobStoreError,
@@ -43,6 +48,8 @@ _WIDTHS = (1, 2, 4)
 _FLOATS = {DType.BF16: 2, DType.F16: 2, DType.F32: 4}
 _TEXT_LEVEL = 9
 _MAX_WINDOW = 2**27
+_HEAD = 512
+"""Bytes of a header of a tar: of a frame that begins with one, no more is decoded for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +57,14 @@ class Frames:
     """The frames of a file, each decoded as a whole.
 
     ``starts``: where the plain bytes of each frame begin; the last item is the end of all.
-    ``decoded`` returns those of a frame; it raises CorruptDataError and StorageError.
+    ``decoded`` returns those of a frame, ``head`` the first of them without decoding the rest. They
+    raise CorruptDataError and StorageError.
     """
 
     starts: Sequence[int]
     decoded: Callable[[int], bytes]
     close: Callable[[], None]
+    head: Callable[[int, int], bytes] = lambda _number, _length: b""
 
 
 class FramesReader(OpenReader):
@@ -71,6 +80,12 @@ class FramesReader(OpenReader):
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         self._check(offset, len(buffer))
+        number = bisect_right(self._frames.starts, offset) - 1
+        if len(buffer) == _HEAD and offset == self._frames.starts[number] < self.size:
+            head = self._frames.head(number, _HEAD)
+            if len(head) == _HEAD:
+                buffer[:] = head
+                return
         while buffer:
             number = bisect_right(self._frames.starts, offset) - 1
             if number != self._last[0]:
@@ -86,35 +101,24 @@ class FramesReader(OpenReader):
         self._frames.close()
 
 
-class ZstdFrames:
-    """The frames of a file with a seek table."""
+def zstd_frames(file: FileReader, table: SeekTable) -> Frames:
+    """Return the frames of a file with a seek table."""
+    import zstandard
 
-    def __init__(self, file: FileReader, table: SeekTable) -> None:
-        self.starts = table.starts
-        self._file = file
-        self._places = table.places
+    places, starts, name = table.places, table.starts, file.name
 
-    def _compressed(self, number: int, most: int | None = None) -> bytes:
-        nbytes = self._places[number + 1] - self._places[number]
-        return self._file.read(self._places[number], nbytes if most is None else min(most, nbytes))
-
-    def head(self, number: int, length: int) -> bytes:
+    def head(number: int, length: int) -> bytes:
         """Return the first bytes of a frame, fewer if that would need most of it."""
-        import zstandard
-
-        first_block = self._compressed(number, 2**17 + 2**10)
+        first_block = min(2**17 + 2**10, places[number + 1] - places[number])
         try:
-            with decompressor().stream_reader(first_block) as reader:
+            with decompressor().stream_reader(file.read(places[number], first_block)) as reader:
                 return reader.read(length)
         except zstandard.ZstdError as error:
-            raise broken(self._file.name, error) from error
+            raise broken(name, error) from error
 
-    def decoded(self, number: int) -> bytes:
-        import zstandard
-
-        name = self._file.name
-        size = self.starts[number + 1] - self.starts[number]
-        data = self._compressed(number)
+    def decoded(number: int) -> bytes:
+        size = starts[number + 1] - starts[number]
+        data = file.read(places[number], places[number + 1] - places[number])
         try:
             said = zstandard.frame_content_size(data)
             # Before the memory is taken: the library trusts the frame's header.
@@ -126,6 +130,8 @@ class ZstdFrames:
         if len(plain) != size:
             raise CorruptDataError(f"{name}: a frame has {len(plain):,} bytes, not {size:,}")
         return plain
+
+    return Frames(starts, decoded, file.close, head)
 
 
 def decompressor() -> ZstdDecompressor:
@@ -170,7 +176,7 @@ def packed_frames(file: FileReader) -> Frames:
     table = seek_table(file)
     if table is None or not table.has_small_frames:
         raise CorruptDataError("packed file is damaged: it has no seek table of small frames")
-    frames = ZstdFrames(file, table)
+    frames = zstd_frames(file, table)
 
     def decoded(number: int) -> bytes:
         return join_planes(frames.decoded(number), width)
@@ -288,3 +294,164 @@ def _width(blob: Descriptor, reader: OpenReader) -> int:
         if entry.dtype in _FLOATS:
             nbytes[_FLOATS[entry.dtype]] += entry.nbytes
     return max(nbytes, key=nbytes.__getitem__, default=1)
+
+
+# Packed files of earlier versions, read only: an own container of frames (docs/formats.md).
+#
+# One holds a large blob or many small ones. The index is behind the stored bytes of all frames. A
+# frame has planes of rotated bytes, each coded by zstandard or stored, and may be the difference to
+# bytes of a base blob.
+
+_MAGIC = b"BSPACK\x01\n"
+
+_END = b"BSPEND\x01\n"
+_MAX_INDEX = 2**26
+_TRAILER = struct.Struct("<QQ32s8s")
+"""Offset and length of the index, its sha256, and `_END`."""
+_COUNTS = struct.Struct("<III")
+_TABLES = (struct.Struct("<32sQI"), struct.Struct("<32sQ"), struct.Struct("<IBBHQI4I"))
+"""A blob: its digest, size and number of frames. A base: its digest and size. A frame."""
+
+OpenBase = Callable[[Digest, int], OpenReader]
+"""Opens the blob of a digest and size that another was packed against."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame: its plain bytes, its place in the file, and the stored length of each plane.
+
+    ``coded``: bit k is set if zstandard coded plane k. ``checksum``: the CRC-32 of the stored
+    bytes. ``base``: the number of the base blob, from 1, or 0; ``base_offset`` of the bytes in it.
+    """
+
+    nbytes: int
+    place: int
+    lengths: Sequence[int]
+    coded: int
+    checksum: int
+    base: int
+    base_offset: int
+
+
+@dataclass(frozen=True)
+class PackedIndex:
+    """The frames of each blob of a packed file, by the hex digits of the blob's digest.
+
+    ``bases``: digest and size of the base blobs that they need.
+    """
+
+    frames: Mapping[str, Sequence[Frame]]
+    bases: Sequence[tuple[Digest, int]]
+
+    def stored(self, digest: str) -> int:
+        return sum(sum(frame.lengths) for frame in self.frames[digest])
+
+
+def read_index(file: OpenReader) -> PackedIndex | None:
+    """Return the index of a packed file of earlier versions, None for one of today's.
+
+    Raises: CorruptDataError if it is damaged or contradictory; StorageError.
+    """
+    if file.read(0, min(file.size, len(_MAGIC))) != _MAGIC:
+        return None
+    if file.size < len(_MAGIC) + _TRAILER.size:
+        raise _damaged("its end is not that of a packed file")
+    trailer = file.read(file.size - _TRAILER.size, _TRAILER.size)
+    offset, length, sha256, end = _TRAILER.unpack(trailer)
+    if end != _END or length > _MAX_INDEX or offset + length + _TRAILER.size != file.size:
+        raise _damaged("its end is not that of a packed file")
+    raw = file.read(offset, length)
+    if hashlib.sha256(raw).digest() != sha256:
+        raise _damaged("its index is damaged")
+    try:
+        blobs, bases, fields = _tables(raw)
+    except struct.error:
+        raise _damaged("its index has the wrong length") from None
+    frames = list(_frames(fields, len(bases)))
+    if len(_MAGIC) + sum(sum(frame.lengths) for frame in frames) != offset:
+        raise _damaged("its frames do not end where its index begins")
+    rest = iter(frames)
+    return PackedIndex(
+        {digest.hex(): list(islice(rest, count)) for digest, _, count in blobs},
+        [(Digest(digest.hex()), size) for digest, size in bases],
+    )
+
+
+def _tables(raw: bytes) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the blobs, the bases and the frames of an index. Raises: struct.error."""
+    at = _COUNTS.size
+    for table, count in zip(_TABLES, _COUNTS.unpack_from(raw), strict=True):
+        end = at + count * table.size
+        if end > len(raw):
+            raise struct.error
+        yield list(table.iter_unpack(raw[at:end]))
+        at = end
+
+
+def _frames(rows: Sequence[tuple[int, ...]], bases: int) -> Iterator[Frame]:
+    place = len(_MAGIC)
+    for nbytes, width, coded, base, base_offset, checksum, *lengths in rows:
+        if not 0 < nbytes <= FRAME or width not in _WIDTHS or nbytes % width or base > bases:
+            raise _damaged("its index describes an impossible frame")
+        yield Frame(nbytes, place, lengths[:width], coded, checksum, base, base_offset)
+        place += sum(lengths[:width])
+
+
+def blob_frames(file: FileReader, index: PackedIndex, digest: str, open_base: OpenBase) -> Frames:
+    """Return the frames of one blob of a packed file; closing them closes the file, too."""
+    frames = index.frames[digest]
+    opened = ExitStack()
+    opened.callback(file.close)
+    base_of = cache(lambda number: opened.enter_context(open_base(*index.bases[number - 1])))
+
+    def decoded(number: int) -> bytes:
+        frame = frames[number]
+        base = None
+        if frame.base:
+            base = base_of(frame.base).read(frame.base_offset, frame.nbytes)
+        return _join_rotated(_planes(file, frame), len(frame.lengths), base)
+
+    starts = list(accumulate((frame.nbytes for frame in frames), initial=0))
+    return Frames(starts, decoded, opened.close)
+
+
+def _planes(file: FileReader, frame: Frame) -> bytes:
+    import zstandard
+
+    stored = file.read(frame.place, sum(frame.lengths))
+    if zlib.crc32(stored) != frame.checksum:
+        raise CorruptDataError(f"the bytes at {frame.place:,} do not match their checksum")
+    planes = []
+    for number, length in enumerate(frame.lengths):
+        plane, stored = stored[:length], stored[length:]
+        if frame.coded >> number & 1:
+            try:
+                # Before anything is allocated for it.
+                if zstandard.frame_content_size(plane) == frame.nbytes // len(frame.lengths):
+                    plane = zstandard.ZstdDecompressor().decompress(plane)
+            except zstandard.ZstdError as error:
+                raise CorruptDataError(f"a zstandard frame is damaged: {error}") from None
+        planes.append(plane)
+    if len(joined := b"".join(planes)) != frame.nbytes:
+        raise CorruptDataError("a plane has another size than its frame says")
+    return joined
+
+
+def _join_rotated(planes: bytes, width: int, base: bytes | None) -> bytes:
+    """Return the items of rotated planes, combined by XOR with as many bytes of ``base``.
+
+    Each little-endian item was rotated left by one bit; plane 0 has the most significant bytes.
+    """
+    import numpy as np
+
+    rows = np.frombuffer(planes, np.uint8).reshape(width, -1)
+    items = rows.T.reshape(-1).view(f">u{width}").astype(f"<u{width}")
+    if width > 1:
+        items = (items >> 1) | (items << (8 * width - 1))
+    if base is not None:
+        items = items ^ np.frombuffer(base, items.dtype)
+    return items.tobytes()
+
+
+def _damaged(what: str) -> CorruptDataError:
+    return CorruptDataError(f"packed file is damaged: {what}")
