@@ -36,6 +36,7 @@ from typing import Annotated, Any
 
 from blobstore.errors import BlobStoreError, DocumentError, SignatureError, UsageError, quoted
 from blobstore.formats.signatures import DockerReference, Payload, Signature
+from blobstore.formats.strictdocument import InvalidError
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.durable import os_errors, read_own
 from blobstore.names import Digest, ModelName
@@ -93,28 +94,6 @@ class Accepted:
         return self.key.name
 
 
-Requirement = Callable[[ModelName, Digest, Sequence[Signature]], list[Accepted]]
-"""Returns the signatures of a model that count; an empty list if none is required.
-
-Raises: SignatureError if the requirement is not met; UsageError for a key that can't be read.
-"""
-
-
-def _anything(
-    _name: ModelName, _digest: Digest, _signatures: Sequence[Signature]
-) -> list[Accepted]:
-    return []
-
-
-def _refusal(reason: str) -> Requirement:
-    def refuse(
-        name: ModelName, _digest: Digest, _signatures: Sequence[Signature]
-    ) -> list[Accepted]:
-        raise SignatureError(f"{name} is refused: {reason}", model=str(name))
-
-    return refuse
-
-
 @dataclass(frozen=True, slots=True)
 class SignedBy:
     """A signature by one of the keys, for an identity that fits.
@@ -125,9 +104,13 @@ class SignedBy:
     keys: Callable[[], Sequence[PublicKey]]
     match: Match = same_repository
 
-    def __call__(
+    def accepted(
         self, name: ModelName, digest: Digest, signatures: Sequence[Signature]
     ) -> list[Accepted]:
+        """Return the signatures of a model that count; one is enough.
+
+        Raises: SignatureError without one; UsageError for a key that can't be read.
+        """
         keys = self.keys()
         found = [self._judged(signature, name, digest, keys) for signature in signatures]
         accepted = [one for one in found if isinstance(one, Accepted)]
@@ -164,17 +147,18 @@ def _hint(name: ModelName, reasons: Sequence[str]) -> str | None:
 
 
 def _summary(reasons: Sequence[str]) -> str:
-    if not reasons:
-        return "it has no signature"
     counted = Counter(reasons)
     said = [
         f"{'a signature' if number == 1 else f'{number:,} signatures: each'} {reason}"
         for reason, number in counted.most_common(_MOST_REASONS)
     ]
-    more = len(counted) - len(said)
-    return "; ".join(said) + (f"; and {more:,} other reasons" if more > 0 else "")
+    if len(counted) > len(said):
+        said.append(f"and {len(counted) - len(said):,} other reasons")
+    return "; ".join(said) or "it has no signature"
 
 
+Requirement = SignedBy | str | None
+"""Signatures that a model needs; why it is refused; or None."""
 _Scopes = Mapping[str, Sequence[Requirement]]
 
 
@@ -201,7 +185,10 @@ class SignaturePolicy:
 
         Raises: DocumentError (rule S2); LimitExceededError over 1 MiB.
         """
-        return _Parser(what).policy(parse_object(raw, what, rule="S2", limit=MAX_POLICY))
+        try:
+            return _policy(parse_object(raw, what, rule="S2", limit=MAX_POLICY))
+        except InvalidError as error:
+            raise DocumentError(f"{what}: {error} (rule S2)", rule="S2") from None
 
     @classmethod
     def read(cls, path: Path) -> SignaturePolicy:
@@ -216,10 +203,13 @@ class SignaturePolicy:
         Raises: SignatureError if the model is refused; UsageError for a key that can't be read.
         """
         found = (self.scopes[scope] for scope in _scopes_of(name) if scope in self.scopes)
-        accepted = [
-            requirement(name, digest, signatures) for requirement in next(found, self.default)
-        ]
-        return [one for each in accepted for one in each]
+        accepted: list[Accepted] = []
+        for requirement in next(found, self.default):
+            if isinstance(requirement, str):
+                raise SignatureError(f"{name} is refused: {requirement}", model=str(name))
+            if requirement is not None:
+                accepted += requirement.accepted(name, digest, signatures)
+        return accepted
 
 
 def read_file(path: Path, limit: int) -> bytes:
@@ -249,124 +239,115 @@ def _equal_to(wanted: DockerReference) -> Match:
     return lambda _model, signed: match(wanted, signed)
 
 
-class _Parser:
-    """Reads the JSON of a policy called ``what``; its methods raise DocumentError (rule S2)."""
+# The JSON of a policy: these functions raise InvalidError (rule S2)
 
-    def __init__(self, what: str) -> None:
-        self._what = what
 
-    def policy(self, value: dict[str, Any]) -> SignaturePolicy:
-        self._object(value, "the policy", needed=("default",), allowed=("transports",))
-        transports = {
-            transport: {
-                scope: self._requirements(found, f"{transport}: scope {quoted(scope)}")
-                for scope, found in self._map(scopes, transport).items()
-            }
-            for transport, scopes in self._map(value.get("transports", {}), "transports").items()
+def _policy(value: dict[str, Any]) -> SignaturePolicy:
+    _check_keys(value, "the policy", ("default",), ("transports",))
+    transports = {
+        transport: {
+            scope: _requirements(found, f"{transport}: scope {quoted(scope)}")
+            for scope, found in _object(scopes, transport).items()
         }
-        default = self._requirements(value["default"], "default")
-        return SignaturePolicy(default, self._lower_case(transports.get(_TRANSPORT, {})))
+        for transport, scopes in _object(value.get("transports", {}), "transports").items()
+    }
+    default = _requirements(value["default"], "default")
+    return SignaturePolicy(default, _lower_case(transports.get(_TRANSPORT, {})))
 
-    def _lower_case(self, scopes: _Scopes) -> _Scopes:
-        """Return the scopes in lower case, the spelling in which `_scopes_of` looks them up."""
-        lowered: dict[str, Sequence[Requirement]] = {}
-        for scope, requirements in scopes.items():
-            place = f"{_TRANSPORT}: scope {quoted(scope)}"
-            if _SCOPE.fullmatch(scope.lower()) is None:
-                raise self._error(
-                    place, "no model name can match; expected HOST[/NAMESPACE[/MODEL[:TAG]]]"
-                )
-            if scope.lower() in lowered:
-                raise self._error(place, "differs only in case from another scope")
-            lowered[scope.lower()] = requirements
-        return lowered
 
-    def _requirements(self, value: Any, place: str) -> list[Requirement]:
-        if not isinstance(value, list) or not value:
-            raise self._error(place, "expected a list of at least one requirement")
-        return [self._requirement(each, place) for each in value]
+def _lower_case(scopes: _Scopes) -> _Scopes:
+    """Return the scopes in lower case, the spelling in which `_scopes_of` looks them up."""
+    lowered: dict[str, Sequence[Requirement]] = {}
+    for scope, requirements in scopes.items():
+        place = f"{_TRANSPORT}: scope {quoted(scope)}"
+        if _SCOPE.fullmatch(scope.lower()) is None:
+            expected = "HOST[/NAMESPACE[/MODEL[:TAG]]]"
+            raise InvalidError(f"no model name can match; expected {expected}", place)
+        if scope.lower() in lowered:
+            raise InvalidError("differs only in case from another scope", place)
+        lowered[scope.lower()] = requirements
+    return lowered
 
-    def _requirement(self, value: Any, place: str) -> Requirement:
-        kind = self._map(value, place).get("type")
-        if kind == "sigstoreSigned":
-            return self._signed(value, place)
-        if kind in _UNSUPPORTED_TYPES:
-            return _refusal(f"the policy requires {kind!r}, which is not supported")
-        if kind not in ("insecureAcceptAnything", "reject"):
-            raise self._error(place, f"unknown type of requirement {quoted(kind)}")
-        self._object(value, place, needed=("type",))
-        return _anything if kind != "reject" else _refusal("the policy rejects it")
 
-    def _signed(self, value: dict[str, Any], place: str) -> Requirement:
-        allowed = (*_KEY_SOURCES, *_UNSUPPORTED_KEYS, "signedIdentity")
-        self._object(value, place, needed=("type",), allowed=allowed)
-        match = self._match(value.get("signedIdentity"), place)
-        if unsupported := [key for key in _UNSUPPORTED_KEYS if key in value]:
-            return _refusal(f"the policy requires {unsupported[0]!r}, which is not supported")
-        given = [key for key in _KEY_SOURCES if key in value]
-        if len(given) != 1:
-            raise self._error(place, f"expected one of {', '.join(_KEY_SOURCES)}")
-        (source,) = given
-        texts = value[source] if source.endswith("s") else [value[source]]
-        if not (isinstance(texts, list) and texts and all(isinstance(one, str) for one in texts)):
-            raise self._error(place, f"{source}: expected text")
-        load = self._key_of(source.startswith("keyPath"), place)
-        # Once for all models: a store may have thousands.
-        return SignedBy(cache(lambda: [load(one) for one in texts]), match)
+def _requirements(value: Any, place: str) -> list[Requirement]:
+    if not isinstance(value, list) or not value:
+        raise InvalidError("expected a list of at least one requirement", place)
+    return [_requirement(each, place) for each in value]
 
-    def _key_of(self, is_path: bool, place: str) -> Callable[[str], PublicKey]:  # noqa: FBT001
-        return _key_at if is_path else partial(_key_in, name=f"the key of {place}")
 
-    def _match(self, value: Any, place: str) -> Match:
-        """Return what ``signedIdentity`` says; a signature for the same tag if it is missing.
+def _requirement(value: Any, place: str) -> Requirement:
+    kind = _object(value, place).get("type")
+    if kind == "sigstoreSigned":
+        return _signed(value, place)
+    if kind in _UNSUPPORTED_TYPES:
+        return f"the policy requires {kind!r}, which is not supported"
+    if kind not in ("insecureAcceptAnything", "reject"):
+        raise InvalidError(f"unknown type of requirement {quoted(kind)}", place)
+    _check_keys(value, place, ("type",))
+    return "the policy rejects it" if kind == "reject" else None
 
-        Names of models always have a tag, so matchRepoDigestOrExact is matchExact.
-        """
-        value = {"type": "matchRepoDigestOrExact"} if value is None else self._map(value, place)
-        kind = value.get("type")
-        if kind in ("matchExact", "matchRepoDigestOrExact", "matchRepository"):
-            self._object(value, place, needed=("type",))
-            return same_repository if kind == "matchRepository" else same_identity
-        if kind == "exactReference":
-            exact = self._exact(value, place, "dockerReference")
-            if exact.tag is None:
-                raise self._error(place, "dockerReference: expected a tag")
-            return _equal_to(exact)
-        if kind == "exactRepository":
-            return _equal_to(self._exact(value, place, "dockerRepository"))
-        if kind == "remapIdentity":
-            self._object(value, place, needed=("type", "prefix", "signedPrefix"))
-            return _remapped(*(str(value[key]) for key in ("prefix", "signedPrefix")))
-        raise self._error(place, f"unknown signedIdentity {quoted(kind)}")
 
-    def _exact(self, value: dict[str, Any], place: str, key: str) -> DockerReference:
-        self._object(value, place, needed=("type", key))
-        try:
-            return DockerReference.parse(str(value[key]))
-        except UsageError as error:
-            raise self._error(place, f"{key}: {error.message}") from None
+def _signed(value: dict[str, Any], place: str) -> Requirement:
+    _check_keys(value, place, ("type",), (*_KEY_SOURCES, *_UNSUPPORTED_KEYS, "signedIdentity"))
+    match = _match(value.get("signedIdentity"), place)
+    if unsupported := [key for key in _UNSUPPORTED_KEYS if key in value]:
+        return f"the policy requires {unsupported[0]!r}, which is not supported"
+    given = [key for key in _KEY_SOURCES if key in value]
+    if len(given) != 1:
+        raise InvalidError(f"expected one of {', '.join(_KEY_SOURCES)}", place)
+    (source,) = given
+    texts = value[source] if source.endswith("s") else [value[source]]
+    if not (isinstance(texts, list) and texts and all(isinstance(one, str) for one in texts)):
+        raise InvalidError(f"{source}: expected text", place)
+    is_path = source.startswith("keyPath")
+    load = _key_at if is_path else partial(_key_in, name=f"the key of {place}")
+    # Once for all models: a store may have thousands.
+    return SignedBy(cache(lambda: [load(one) for one in texts]), match)
 
-    def _map(self, value: Any, place: str) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise self._error(place, "expected an object")
-        return value
 
-    def _object(
-        self,
-        value: dict[str, Any],
-        place: str,
-        *,
-        needed: Sequence[str] = (),
-        allowed: Sequence[str] = (),
-    ) -> None:
-        unknown = sorted(value.keys() - {*needed, *allowed})
-        missing = [key for key in needed if key not in value]
-        if unknown or missing:
-            problem = f"unknown key {quoted(unknown[0])}" if unknown else f"no {missing[0]}"
-            raise self._error(place, problem)
+def _match(value: Any, place: str) -> Match:
+    """Return what ``signedIdentity`` says; a signature for the same tag if it is missing.
 
-    def _error(self, place: str, problem: str) -> DocumentError:
-        return DocumentError(f"{self._what}: {place}: {problem} (rule S2)", rule="S2")
+    Names of models always have a tag, so matchRepoDigestOrExact is matchExact.
+    """
+    value = _object({"type": "matchExact"} if value is None else value, place)
+    kind = value.get("type")
+    if kind in ("matchExact", "matchRepoDigestOrExact", "matchRepository"):
+        _check_keys(value, place, ("type",))
+        return same_repository if kind == "matchRepository" else same_identity
+    if kind in ("exactReference", "exactRepository"):
+        exact = _exact(value, place, f"docker{kind.removeprefix('exact')}")
+        if kind == "exactReference" and exact.tag is None:
+            raise InvalidError("dockerReference: expected a tag", place)
+        return _equal_to(exact)
+    if kind == "remapIdentity":
+        _check_keys(value, place, ("type", "prefix", "signedPrefix"))
+        return _remapped(str(value["prefix"]), str(value["signedPrefix"]))
+    raise InvalidError(f"unknown signedIdentity {quoted(kind)}", place)
+
+
+def _exact(value: dict[str, Any], place: str, key: str) -> DockerReference:
+    _check_keys(value, place, ("type", key))
+    try:
+        return DockerReference.parse(str(value[key]))
+    except UsageError as error:
+        raise InvalidError(f"{key}: {error.message}", place) from None
+
+
+def _object(value: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidError("expected an object", place)
+    return value
+
+
+def _check_keys(
+    value: dict[str, Any], place: str, needed: Sequence[str], others: Sequence[str] = ()
+) -> None:
+    for key in sorted(value.keys() - {*needed, *others}):
+        raise InvalidError(f"unknown key {quoted(key)}", place)
+    for key in needed:
+        if key not in value:
+            raise InvalidError(f"no {key}", place)
 
 
 def _remapped(prefix: str, signed_prefix: str) -> Match:
