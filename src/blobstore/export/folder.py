@@ -68,8 +68,8 @@ from blobstore.io.ranges import (
 from blobstore.io.workers import Progress, begun, each, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.locks import take_lock
-from blobstore.store.ports import Readable
-from blobstore.store.stored_model import BlobFile, StoredModel, damaged
+from blobstore.store.ports import Readable, damaged
+from blobstore.store.stored_model import BlobFile, StoredModel
 
 _HINT = "Name a folder that does not exist, or an empty one."
 

@@ -70,7 +70,7 @@ class Model(Mapping[str, Tensor]):
 
     def _bytes_of(self, descriptor: Descriptor) -> bytes:
         check_document_size(descriptor)
-        return checked_bytes(bytes(self._documents[descriptor.digest].view()), descriptor)
+        return checked_bytes(bytes(self._documents[descriptor.digest].view()), descriptor.digest)
 
     def verify(self) -> None:
         """Hash every blob.

@@ -9,15 +9,14 @@ moment whole or packed. A killed run continues with the packed files, or blobs, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from blobstore import hashing
-from blobstore.errors import ModelNotFoundError, StorageError
-from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.errors import StorageError
+from blobstore.formats.documents import Descriptor
 from blobstore.io.budget import allow_open_files
 from blobstore.io.workers import Progress, begun, each, threads
 from blobstore.names import ModelName
@@ -67,11 +66,8 @@ def unpacked(name: str | ModelName, home: Readable) -> ModelName:
 
     Raises: as `Home.find` and `unpack`.
     """
-    try:
+    if home.holder(name) is home:
         return home.find(name)
-    except ModelNotFoundError:
-        if home.holder(name) is home:
-            raise
     upper: Any = home.upper
     return unpack(upper, name).name
 
@@ -98,32 +94,18 @@ def pack(
         store.copies.remove(full)  # a run that was killed may have left it
     else:
         full = store.find(name)
-        with store.packing() as folder, _nothing_left(store):
+        with store.packing() as folder:
             manifest = store.manifests.read(full)
-            _write(store, manifest.descriptors, folder, threads(jobs), progress)
-            store.become_packed(full, manifest, folder)
+            try:
+                _write(store, manifest.descriptors, folder, threads(jobs), progress)
+                store.become_packed(full, manifest, folder)
+            except StorageError:  # the disk may be full; else they are kept for the next run
+                store.packed.remove_unneeded()
+                raise
             store.packed.remove_unneeded()
     removal = store.remove_orphans(full, manifest.descriptors)
-    return _result(store, full, manifest, removal)
-
-
-def _result(store: Store, name: ModelName, manifest: Manifest, removal: Removal) -> PackedModel:
     own = {blob.digest.hex for blob in manifest.descriptors}
-    stored = store.packed.blobs.stored(own)
-    return PackedModel(name, len(own), manifest.size, stored, removal)
-
-
-@contextmanager
-def _nothing_left(store: Store) -> Iterator[None]:
-    """Remove the packed files of a run that fails because of the disk; it may be full.
-
-    After other errors they are kept for the next run.
-    """
-    try:
-        yield
-    except StorageError:
-        store.packed.remove_unneeded()
-        raise
+    return PackedModel(full, len(own), manifest.size, store.packed.blobs.stored(own), removal)
 
 
 def _write(

@@ -54,6 +54,7 @@ from blobstore.store.sessions import (
     check_expected as check_expected,
     check_reader_size as check_reader_size,
     checked_bytes as checked_bytes,
+    damaged as damaged,
     of_size as of_size,
     other_spelling as other_spelling,
     spelled_among as spelled_among,
@@ -111,7 +112,7 @@ class Blobs(Protocol):
         """
         check_document_size(descriptor)
         with self.open(descriptor) as reader:
-            return checked_bytes(reader.read(0, reader.size), descriptor)
+            return checked_bytes(reader.read(0, reader.size), descriptor.digest)
 
     def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> Sequence[Header | None]:
         """Return the headers of blobs of tensors, and count them.

@@ -261,11 +261,16 @@ def check_document_size(descriptor: Descriptor, limit: int = MAX_DOCUMENT) -> No
         raise LimitExceededError(message, blob=str(descriptor.digest))
 
 
-def checked_bytes(data: bytes, descriptor: Descriptor) -> bytes:
-    """Return ``data``. Raises: DigestMismatchError if they are not the descriptor's bytes."""
-    if Digest.of(data) != descriptor.digest:
-        message = f"blob {descriptor.digest} is damaged: its bytes do not match its digest"
-        raise DigestMismatchError(message, blob=str(descriptor.digest))
+def damaged(digest: Digest) -> DigestMismatchError:
+    """Return the error of a blob whose bytes do not match its digest."""
+    message = f"blob {digest} is damaged: its bytes do not match its digest"
+    return DigestMismatchError(message, blob=str(digest))
+
+
+def checked_bytes(data: bytes, digest: Digest) -> bytes:
+    """Return ``data``. Raises: DigestMismatchError if they do not match the digest."""
+    if Digest.of(data) != digest:
+        raise damaged(digest)
     return data
 
 

@@ -429,7 +429,7 @@ class Archive(Readable):
         raw = {}
         for blob in unique(entries):
             with self.blobs.open(blob) as reader:
-                raw[blob.digest] = checked_bytes(reader.read(0, reader.size), blob)
+                raw[blob.digest] = checked_bytes(reader.read(0, reader.size), blob.digest)
         return raw
 
     @contextmanager

@@ -21,7 +21,7 @@ from blobstore.errors import (
     NotFoundError,
     StorageError,
 )
-from blobstore.formats.documents import MAX_MANIFEST, Descriptor, Manifest
+from blobstore.formats.documents import MAX_MANIFEST, Manifest
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.durable import (
     listed,
@@ -116,7 +116,7 @@ class NewerManifests:
     def _read_blob(self, digest: Digest) -> bytes:
         with self._blobs.reader(digest) as reader:
             raw = _text(reader, reader.name)
-        return checked_bytes(raw, Descriptor(media_type="", digest=digest, size=len(raw)))
+        return checked_bytes(raw, digest)
 
     def _reachable(self, raw: bytes, what: str) -> Needs:
         """Return every blob that can be reached from a manifest, itself included.

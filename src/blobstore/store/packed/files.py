@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from blobstore.errors import (
     BlobStoreError,
     CorruptDataError,
-    DigestMismatchError,
     LimitExceededError,
 )
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
@@ -33,6 +32,7 @@ from blobstore.formats.seekable import SeekTable, encode_table, seek_table
 from blobstore.io.durable import create_file, os_errors, sync, write_all_at
 from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 from blobstore.names import Digest
+from blobstore.store.sessions import damaged
 
 if TYPE_CHECKING:
     from zstandard import ZstdCompressor, ZstdDecompressor
@@ -201,8 +201,7 @@ def write_packed(path: Path, blob: Descriptor, reader: OpenReader) -> None:
         with FileReader(path) as file:
             packed = PackedReader(packed_frames(file), blob.digest, path)
             if packed.size != blob.size or packed.digest() != blob.digest:
-                message = f"blob {blob.digest} is damaged: its bytes do not match its digest"
-                raise DigestMismatchError(message, blob=str(blob.digest))
+                raise damaged(blob.digest)
         with os_errors("write", path):
             sync(fd)
     finally:
