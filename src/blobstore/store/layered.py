@@ -96,9 +96,6 @@ class _Manifests(Manifests):
     def spelled(self, name: ModelName) -> ModelName:
         return self.home_of(name).manifests.spelled(name)
 
-    def read(self, name: ModelName) -> Manifest:
-        return self.home_of(name).manifests.read(name)
-
     def text(self, name: ModelName) -> bytes:
         return self.home_of(name).manifests.text(name)
 
@@ -153,8 +150,7 @@ class _Session:
         there = [blob for blob in unique(manifest.descriptors) if blob.digest not in missing]
         if not self._copies_up:
             below = {*below, *(blob.digest for blob in there)}
-            return self._upper.publish(name, manifest, expected=expected, below=below)
-        for descriptor in there:
+        for descriptor in there if self._copies_up else ():
             with self._lower.open(descriptor) as reader:
                 self._upper.add(descriptor, reader)
         return self._upper.publish(name, manifest, expected=expected, below=below)

@@ -48,11 +48,8 @@ class _Blobs(Blobs):
         return BytesReader(data, f"blob {descriptor.digest}")
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        return [blob for blob in unique(descriptors) if self._size(blob.digest) != blob.size]
-
-    def _size(self, digest: Digest) -> int | None:
-        data = self._blobs.get(digest)
-        return None if data is None else len(data)
+        there = {digest: len(data) for digest, data in list(self._blobs.items())}
+        return [blob for blob in unique(descriptors) if there.get(blob.digest) != blob.size]
 
     def digests(self) -> set[str]:
         return {digest.hex for digest in list(self._blobs)}

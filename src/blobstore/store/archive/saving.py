@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -70,88 +70,77 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 Write = Callable[[Bytes], object]
 
 
-class Output:
-    """Takes the bytes of an archive in order: an open pipe, which stays open."""
+@contextmanager
+def opened_output(
+    target: str | os.PathLike[str] | BinaryIO, *, replace: bool
+) -> Iterator[Callable[[Bytes], None]]:
+    """Yield what writes the bytes of an archive in order: to an open pipe, or to a new file.
 
-    def __init__(self, name: str, fd: int) -> None:
-        self.name = name
-        self._fd = fd
+    The file is visible and durable when the block ends without an error, else it is removed.
 
-    def write(self, data: Bytes) -> None:
-        """Write bytes behind those before. Raises: StorageError."""
-        view = memoryview(data)
-        with os_errors("write", self.name):
-            while view:
-                view = view[os.write(self._fd, view) :]
+    Raises: UsageError if the file exists, before and after the block, unless ``replace``;
+    BusyError; StorageError, as what is yielded does.
+    """
+    if not isinstance(target, str | os.PathLike):
+        yield partial(_write, target.fileno(), f"the pipe {target.name}")
+        return
+    path = Path(target)
+    _check_place(path, replace=replace)
+    temporary = path.with_name(f".{path.name}.saving")
+    fd = _locked(temporary, path)
+    try:
+        yield partial(_write, fd, os.fspath(target))
+        with os_errors("write", temporary):
+            sync(fd)
+        _check_place(path, replace=replace)
+        with os_errors("write", path):
+            temporary.rename(path)
+            sync_folder(path.parent)
+    finally:
+        with suppress(OSError):
+            if _is_named(fd, temporary):
+                temporary.unlink()
+        close_quietly(fd)
 
-    def commit(self) -> None:
-        """Make the archive visible and durable. Raises: StorageError; UsageError."""
 
-    def close(self) -> None:
-        """Discard what is not committed; a second call does nothing."""
+def _write(fd: int, name: str, data: Bytes) -> None:
+    view = memoryview(data)
+    with os_errors("write", name):
+        while view:
+            view = view[os.write(fd, view) :]
 
 
-class FileOutput(Output):
-    """A new file. ``replace``: it may take the place of another."""
+def _check_place(path: Path, *, replace: bool) -> None:
+    with os_errors("write", path):
+        if not os.path.lexists(path):
+            return
+        if not path.is_file():
+            raise StorageError(f"{path} is not a regular file", path=str(path))
+    if not replace:
+        hint = "Choose another name, or replace it: `replace=True`."
+        raise UsageError(f"{path} already exists", path=str(path), hint=hint)
 
-    def __init__(self, path: str | os.PathLike[str], *, replace: bool) -> None:
-        """Raises: UsageError if the file exists, unless ``replace``; BusyError; StorageError."""
-        self._path = Path(path)
-        self._replaces = replace
-        self._check_place()
-        self._temporary = self._path.with_name(f".{self._path.name}.saving")
-        super().__init__(os.fspath(path), self._opened())
 
-    def _check_place(self) -> None:
-        with os_errors("write", self._path):
-            if not os.path.lexists(self._path):
-                return
-            if not self._path.is_file():
-                raise StorageError(f"{self._path} is not a regular file", path=str(self._path))
-        if not self._replaces:
-            hint = "Choose another name, or replace it: `replace=True`."
-            raise UsageError(f"{self._path} already exists", path=str(self._path), hint=hint)
+def _locked(temporary: Path, path: Path) -> int:
+    """Return the temporary file, empty and locked.
 
-    def _opened(self) -> int:
-        with os_errors("write", self._temporary):
-            fd = os.open(self._temporary, _FLAGS, FILE_MODE)
-            try:
-                self._lock(fd)
-                os.ftruncate(fd, 0)
-            except BaseException:
-                close_quietly(fd)
-                raise
-        return fd
-
-    def _lock(self, fd: int) -> None:
-        """Lock the file. Raises: BusyError if another process has it, or has just renamed it."""
+    Raises: BusyError if another process has it, or has just renamed it.
+    """
+    with os_errors("write", temporary):
+        fd = os.open(temporary, _FLAGS, FILE_MODE)
         with suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self._is_named(fd):
-                return
-        raise BusyError(f"another process is writing {self._path}", path=str(self._path))
+            if _is_named(fd, temporary):
+                os.ftruncate(fd, 0)
+                return fd
+    close_quietly(fd)
+    raise BusyError(f"another process is writing {path}", path=str(path))
 
-    def _is_named(self, fd: int) -> bool:
-        with suppress(FileNotFoundError):
-            return os.path.samestat(os.fstat(fd), self._temporary.lstat())
-        return False
 
-    def commit(self) -> None:
-        """See `Output`. Raises: UsageError if another process has made the file meanwhile."""
-        with os_errors("write", self._temporary):
-            sync(self._fd)
-        self._check_place()
-        with os_errors("write", self._path):
-            self._temporary.rename(self._path)
-            sync_folder(self._path.parent)
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with suppress(OSError):
-                if self._is_named(fd):
-                    self._temporary.unlink()
-            close_quietly(fd)
+def _is_named(fd: int, temporary: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(fd), temporary.lstat())
+    return False
 
 
 class TarWriter:
@@ -318,21 +307,11 @@ def save_models(
     if not models:
         raise UsageError("an archive needs a model", hint="Name one or several.")
     compresses = _compresses(target) if compress is None else compress
-    output = _output(target, replace=replace)
-    try:
-        tar = TarWriter(output.write, compresses=compresses, jobs=threads(jobs))
+    with opened_output(target, replace=replace) as write:
+        tar = TarWriter(write, compresses=compresses, jobs=threads(jobs))
         done = transfer(list(models), store, NewArchive(tar, models), progress=progress)
         tar.finish()
-        output.commit()
-    finally:
-        output.close()
     return done
-
-
-def _output(target: str | os.PathLike[str] | BinaryIO, *, replace: bool) -> Output:
-    if isinstance(target, str | os.PathLike):
-        return FileOutput(target, replace=replace)
-    return Output(f"the pipe {target.name}", target.fileno())
 
 
 def _compresses(target: str | os.PathLike[str] | BinaryIO) -> bool:

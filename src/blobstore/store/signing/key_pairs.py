@@ -19,18 +19,12 @@ import os
 import re
 import textwrap
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from blobstore.errors import DocumentError, UsageError
 from blobstore.formats import strictjson
 from blobstore.formats.strictjson import parse_object
 from blobstore.names import Digest
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-
-    _Public = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey
-    _Private = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 
 MAX_KEY_FILE = 64 * 2**10
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
@@ -56,8 +50,9 @@ class PublicKey:
 
     def __init__(self, key: Any, name: str) -> None:
         """Raises: UsageError for a kind of key, curve or size that is not supported."""
-        self._key = _supported(key, name)
+        self.scheme = _scheme(key, name)
         self.name = name
+        self._key = key
 
     @classmethod
     def parse(cls, raw: bytes, name: str) -> PublicKey:
@@ -80,7 +75,7 @@ class PublicKey:
         from cryptography.exceptions import InvalidSignature
 
         try:
-            self._key.verify(value, data, *_scheme(self._key))
+            self._key.verify(value, data, *self.scheme)
         except InvalidSignature:
             return False
         return True
@@ -89,7 +84,7 @@ class PublicKey:
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
         encoding = Encoding.DER if form == "der" else Encoding.PEM
-        return self._key.public_bytes(encoding, PublicFormat.SubjectPublicKeyInfo)
+        return bytes(self._key.public_bytes(encoding, PublicFormat.SubjectPublicKeyInfo))
 
 
 class PrivateKey:
@@ -99,7 +94,7 @@ class PrivateKey:
         """Raises: UsageError for a kind of key, curve or size that is not supported."""
         public = getattr(key, "public_key", lambda: key)()
         self.public = PublicKey(public, name)
-        self._key: _Private = key
+        self._key = key
 
     @classmethod
     def parse(cls, raw: bytes, name: str, password: Password) -> PrivateKey:
@@ -126,7 +121,13 @@ class PrivateKey:
 
     def sign(self, data: bytes) -> bytes:
         """Return the signature of ``data``; on a curve in DER, with the nonce of RFC 6979."""
-        return self._key.sign(data, *_scheme(self._key))
+        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+
+        scheme = self.public.scheme
+        if scheme and isinstance(scheme[0], ECDSA):
+            scheme = (ECDSA(scheme[0].algorithm, deterministic_signing=True),)
+        signature: bytes = self._key.sign(data, *scheme)
+        return signature
 
     def encrypted(self, password: str) -> bytes:
         """Return the key as cosign's file. Raises: UsageError if PyNaCl is missing."""
@@ -137,38 +138,41 @@ class PrivateKey:
         )
 
         der = self._key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
-        return _encrypted(der, password, _NEW_COST)
+        salt, nonce = os.urandom(_SALT_BYTES), os.urandom(_NONCE_BYTES)
+        box = _module("nacl.secret").SecretBox(_derived(password, salt, _NEW_COST))
+        params = {"N": _NEW_COST, "r": _BLOCK, "p": _LANES}
+        sealed = {
+            "kdf": {"name": "scrypt", "params": params, "salt": _text(salt)},
+            "cipher": {"name": "nacl/secretbox", "nonce": _text(nonce)},
+            "ciphertext": _text(box.encrypt(der, nonce).ciphertext),
+        }
+        lines = textwrap.wrap(_text(strictjson.encode(sealed)), 64)
+        return "\n".join(
+            [f"-----BEGIN {_LABEL}-----", *lines, f"-----END {_LABEL}-----", ""]
+        ).encode()
 
 
-def _supported(key: Any, name: str) -> _Public:
-    ec = _module("cryptography.hazmat.primitives.asymmetric.ec")
-    rsa = _module("cryptography.hazmat.primitives.asymmetric.rsa")
-    ed25519 = _module("cryptography.hazmat.primitives.asymmetric.ed25519")
+def _scheme(key: Any, name: str) -> tuple[Any, ...]:
+    """Return the arguments that follow the data and its signature when a public key verifies.
+
+    Raises: UsageError for a kind of key, curve or size that is not supported.
+    """
+    asymmetric = "cryptography.hazmat.primitives.asymmetric"
+    ec, rsa, ed25519 = (_module(f"{asymmetric}.{kind}") for kind in ("ec", "rsa", "ed25519"))
+    sha256 = _module("cryptography.hazmat.primitives.hashes").SHA256()
     kind = type(key).__name__.strip("_")
     if isinstance(key, ec.EllipticCurvePublicKey):
-        kind, is_supported = f"a key on {key.curve.name}", key.curve.name in _CURVES
+        if key.curve.name in _CURVES:
+            return (ec.ECDSA(sha256),)
+        kind = f"a key on {key.curve.name}"
     elif isinstance(key, rsa.RSAPublicKey):
-        kind, is_supported = f"an RSA key of {key.key_size} bits", key.key_size in _RSA_BITS
-    else:
-        is_supported = isinstance(key, ed25519.Ed25519PublicKey)
-    if not is_supported:
-        hint = "Use ECDSA on P-256, P-384 or P-521, RSA of 2048, 3072 or 4096 bits, or Ed25519."
-        raise UsageError(f"{name} is {kind}, which is not supported", path=name, hint=hint)
-    return key  # type: ignore[no-any-return]
-
-
-def _scheme(key: Any) -> tuple[Any, ...]:
-    """Return the arguments that follow the data when a key signs or verifies."""
-    from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
-    from cryptography.hazmat.primitives.hashes import SHA256
-
-    if isinstance(key, ec.EllipticCurvePrivateKey):
-        return (ec.ECDSA(SHA256(), deterministic_signing=True),)
-    if isinstance(key, ec.EllipticCurvePublicKey):
-        return (ec.ECDSA(SHA256()),)
-    if isinstance(key, rsa.RSAPublicKey | rsa.RSAPrivateKey):
-        return (padding.PKCS1v15(), SHA256())
-    return ()
+        if key.key_size in _RSA_BITS:
+            return (_module(f"{asymmetric}.padding").PKCS1v15(), sha256)
+        kind = f"an RSA key of {key.key_size} bits"
+    elif isinstance(key, ed25519.Ed25519PublicKey):
+        return ()
+    hint = "Use ECDSA on P-256, P-384 or P-521, RSA of 2048, 3072 or 4096 bits, or Ed25519."
+    raise UsageError(f"{name} is {kind}, which is not supported", path=name, hint=hint)
 
 
 def _parsed(load: Callable[[], Any], name: str, kind: str) -> Any:
@@ -201,19 +205,6 @@ def _decrypted(text: bytes, name: str, password: str) -> bytes:
         return bytes(box.decrypt(ciphertext, nonce))
     except crypto.CryptoError:
         raise UsageError(f"{name}: wrong password, or the file is damaged", path=name) from None
-
-
-def _encrypted(der: bytes, password: str, cost: int) -> bytes:
-    salt, nonce = os.urandom(_SALT_BYTES), os.urandom(_NONCE_BYTES)
-    box = _module("nacl.secret").SecretBox(_derived(password, salt, cost))
-    params = {"N": cost, "r": _BLOCK, "p": _LANES}
-    sealed = {
-        "kdf": {"name": "scrypt", "params": params, "salt": _text(salt)},
-        "cipher": {"name": "nacl/secretbox", "nonce": _text(nonce)},
-        "ciphertext": _text(box.encrypt(der, nonce).ciphertext),
-    }
-    lines = textwrap.wrap(_text(strictjson.encode(sealed)), 64)
-    return "\n".join([f"-----BEGIN {_LABEL}-----", *lines, f"-----END {_LABEL}-----", ""]).encode()
 
 
 def _derived(password: str, salt: bytes, cost: int) -> bytes:

@@ -7,6 +7,7 @@ import io
 import os
 import tarfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,8 @@ from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.archive.saving import (
     FRAME,
-    FileOutput,
     compressed,
+    opened_output,
     save_models,
 )
 from blobstore.store.memory import MemoryStore
@@ -187,10 +188,10 @@ def test_a_folder_that_is_missing(tmp_path: Path, store: MemoryStore) -> None:
 
 def test_two_at_once(tmp_path: Path, store: MemoryStore) -> None:
     path = tmp_path / "a.tar"
-    output = FileOutput(path, replace=False)
-    with pytest.raises(BusyError):
-        save_models("m", path, store=store)
-    output.close()
+    with suppress(KeyboardInterrupt), opened_output(path, replace=False):
+        with pytest.raises(BusyError):
+            save_models("m", path, store=store)
+        raise KeyboardInterrupt
     save_models("m", path, store=store)
     assert list(tmp_path.iterdir()) == [path]
 
