@@ -1,16 +1,10 @@
-"""Whole files and folders: copied, cloned and linked by the kernel, and removed.
+"""Whole files: copied, cloned and linked by the kernel; and folders, removed.
 
 copy_file_range(2) never brings bytes into the process, and a file system that can share blocks
 between files shares them where both offsets lie at the same place of a block. A server copies its
 own files. Where the kernel has no such thing for two files (other file systems, other systems than
 Linux) they are read and written. Large amounts that no file system shares are faster around the
 page cache (`copy_around`).
-
-Folders of ours are removed with all that is in them, however deep others made them. `shutil.rmtree`
-recurses (Python 3.11), so a thousand folders in one another end it with a RecursionError, and
-deeper ones have paths that the system refuses. Here nothing recurses, no path is longer than a
-name, and two folders are open at most. Nor is a folder renamed: overlayfs refuses that for one that
-lies in a lower layer (EXDEV; see backups.py).
 """
 
 from __future__ import annotations
@@ -18,6 +12,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Callable
@@ -27,55 +22,20 @@ from blobstore.errors import ShortReadError, from_os_error
 from blobstore.io.durable import PAGE, create_file, os_errors, write_aligned, write_all_at
 from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-
 
 def remove_tree(path: Path) -> None:
     """Remove a folder and everything in it. A missing folder is ignored.
 
-    Links are removed, not followed; only folders are opened. Raises: OSError; everything that could
-    not be removed is still in the folder then.
+    Links are removed, not followed. Raises: OSError, also for folders nested too deep.
     """
     try:
-        folder = os.open(path, _FOLDER)
+        path.lstat()
     except FileNotFoundError:
         return
-    # Each folder above the open one, with its folders that are left.
-    above: list[tuple[os.stat_result, list[str]]] = []
     try:
-        left = _remove_files(folder)
-        while left or above:
-            if left:
-                above.append((os.fstat(folder), left))
-                folder = _moved_to(left[-1], folder)
-                left = _remove_files(folder)
-            else:
-                status, left = above.pop()
-                folder = _moved_to("..", folder)
-                # Else files that lie elsewhere would be removed.
-                if not os.path.samestat(os.fstat(folder), status):
-                    raise OSError(errno.EBUSY, "a folder in it was moved while it was removed")
-                os.rmdir(left.pop(), dir_fd=folder)
-    finally:
-        close_quietly(folder)
-    path.rmdir()
-
-
-def _moved_to(name: str, folder: int) -> int:
-    """Return an open folder that is in ``folder``, which is closed then."""
-    found = os.open(name, _FOLDER, dir_fd=folder)
-    close_quietly(folder)
-    return found
-
-
-def _remove_files(folder: int) -> list[str]:
-    """Remove all that is not a folder from an open folder; return the names of its folders."""
-    with os.scandir(folder) as entries:
-        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    for name, is_folder in found:
-        if not is_folder:
-            os.unlink(name, dir_fd=folder)
-    return [name for name, is_folder in found if is_folder]
+        shutil.rmtree(path)
+    except RecursionError:
+        raise OSError(errno.ENAMETOOLONG, "its folders are nested too deep") from None
 
 
 _FICLONE = 0x40049409

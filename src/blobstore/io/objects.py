@@ -11,31 +11,92 @@ AZURE_STORAGE_ACCOUNT_KEY, …). http is used with an endpoint on this machine o
 
 An object's version is its ETag, and the service's own version where it has one. A read with a
 version gets the bytes of that version, or an error; a write with one replaces that version only.
+
+obstore's messages quote the server's answer and the address with its query, which may be a
+signature (Azure's SAS). So a message of ours contains only the operation, the key, the HTTP status
+and the service's error code. Source: obstore 0.12 `obstore.exceptions`; S3's, Google's and Azure's
+error documents.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from threading import Lock
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from blobstore.errors import (
+    AccessError,
+    BlobStoreError,
     ConflictError,
     CorruptDataError,
+    InvalidNameError,
     LimitExceededError,
     NotFoundError,
     RemoteError,
     ShortReadError,
+    StorageError,
+    UsageError,
+    quoted,
 )
-from blobstore.io.object_stores import ATTEMPTS, object_errors, open_object_store
+from blobstore.io.ranges import Identity, SourceReader, in_buffer
 from blobstore.names import relative_path
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta, PutResult
     from obstore.store import ObjectStore
+
+CLOUDS = ("s3", "gs", "az")
+"""Schemes of services; their variables are the environment's."""
+_ADDRESS = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<bucket>[A-Za-z0-9._-]*)(?:/(?P<prefix>.*))?")
+_FORM = "Such an address is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_TRUE = frozenset({"1", "true", "yes"})
+ATTEMPTS = 5
+"""How often a request is made."""
+_CONNECT = timedelta(seconds=10)
+_SILENCE = timedelta(seconds=20)
+_REQUEST = timedelta(seconds=300)  # 16 MiB at 56 KB/s
+_IDLE = timedelta(seconds=4)
+"""How long a connection is kept for the next request: for less than servers keep it (Node.js and
+Apache: 5 s). A write with a condition that meets its end is not repeated, and fails."""
+_memory: dict[str, ObjectStore] = {}
+_lock = Lock()
+
+_STATUS = re.compile(r"status code: ([0-9]{3})", re.ASCII)
+_CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>", re.ASCII)
+_REASON = re.compile(r" - HTTP error: ([A-Za-z ,']{3,80})", re.ASCII)
+_PATH = re.compile(r'object with invalid path: (?:Error parsing )?Path "([^"]{1,300})"')
+_SETTING = re.compile(r"error: ([A-Za-z ,']{3,80})", re.ASCII)
+OPEN = "open"
+"""The operation before any request: only settings can fail then."""
+_UNREACHABLE = "kind: Connect"
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
+_CREDENTIALS = (
+    "169.254.169.254",  # a machine's own identity, which object stores ask for last
+    "metadata.google.internal",
+    "latest/api/token",
+    "oauth2/token",
+    "MissingAccessKeyId",
+    "MissingSecretAccessKey",
+)
+_DENIED = frozenset({401, 403})
+_TEMPORARY = frozenset({408, 429, 500, 502, 503, 504})
+_BEYOND, _MISSING, _REDIRECT = 416, 404, range(300, 400)
+_LONGEST = 200
+_HINTS = {
+    "s3": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SKIP_SIGNATURE=true for a public"
+    " bucket), and AWS_REGION.",
+    "gs": "Set GOOGLE_APPLICATION_CREDENTIALS, or run: gcloud auth application-default login"
+    " (GOOGLE_SKIP_SIGNATURE=true for a public bucket).",
+    "az": "Set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_SAS_KEY"
+    " (AZURE_SKIP_SIGNATURE=true for a public container).",
+}
+
 
 _UNVERSIONED = "null"  # as S3 names the version of an object in a bucket without versions
 _AZURE_LISTED = re.compile(r"0x[0-9A-Fa-f]+", re.ASCII)
@@ -64,6 +125,11 @@ class ObjectState:
     modified: datetime
 
 
+def is_bucket(address: str) -> bool:
+    """Return True for an address of a bucket."""
+    return address.partition("://")[0].lower() in CLOUDS and "://" in address
+
+
 def open_bucket(address: str, options: Mapping[str, str] | None = None) -> Bucket:
     """Return the bucket at an address; no server is asked yet.
 
@@ -71,8 +137,160 @@ def open_bucket(address: str, options: Mapping[str, str] | None = None) -> Bucke
 
     Raises: UsageError for another kind of address, an unknown option, or without obstore.
     """
-    store, prefix, place = open_object_store(address, options or {})
-    return Bucket(place, store, prefix)
+    match = _ADDRESS.fullmatch(address)
+    scheme = match["scheme"] if match is not None else ""
+    if match is None or scheme not in (*CLOUDS, "memory", "file"):
+        raise UsageError(f"not a bucket: {quoted(address)}", hint=_FORM)
+    if scheme in CLOUDS and not match["bucket"].strip("."):
+        raise UsageError(f"{quoted(address)} does not name a bucket", hint=_FORM)
+    try:
+        from obstore.store import LocalStore, MemoryStore
+    except ImportError:
+        raise UsageError(
+            f"reading and writing {scheme}:// needs the package obstore",
+            hint="pip install 'blobstore[cloud]'",
+        ) from None
+    prefix = (match["prefix"] or "").strip("/")
+    if scheme == "file":
+        with object_errors(OPEN, f"/{prefix}"):
+            return Bucket(address, LocalStore(f"/{prefix}", mkdir=True), "")
+    if prefix:
+        try:
+            relative_path(prefix)
+        except InvalidNameError as error:
+            message = f"{quoted(address)}: {error.message}"
+            raise UsageError(message, rule=error.rule, hint=_FORM) from None
+    if scheme == "memory":
+        with _lock:
+            store = _memory.setdefault(match["bucket"], MemoryStore())
+    else:
+        store = _cloud_store(scheme, match["bucket"], options or {})
+    return Bucket(address.rstrip("/"), store, prefix)
+
+
+def _cloud_store(scheme: str, bucket: str, options: Mapping[str, str]) -> ObjectStore:
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    config: Any = dict(options)
+    said = config.pop("allow_http", "").lower() in _TRUE
+    host = urlsplit(config.get("endpoint") or config.get("base_url") or "").hostname
+    emulated = config.get("use_emulator", "").lower() in _TRUE
+    client: Any = {
+        "allow_http": said or emulated or host in _LOOPBACK,
+        "connect_timeout": _CONNECT,
+        "read_timeout": _SILENCE,
+        "timeout": _REQUEST,
+        "pool_idle_timeout": _IDLE,
+    }
+    retry: Any = {"max_retries": ATTEMPTS - 1, "retry_timeout": _REQUEST}
+    makers: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
+    with object_errors(OPEN, f"{scheme}://{bucket}"):
+        store: ObjectStore = makers[scheme](
+            bucket, config=config, client_options=client, retry_config=retry
+        )
+    return store
+
+
+@contextmanager
+def object_errors(operation: str, place: str) -> Iterator[None]:
+    """Turn obstore's exceptions in the block into errors of ours.
+
+    ``place``: the address of an object, or of a prefix.
+    """
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (BaseError, OSError, ValueError, NotImplementedError) as error:
+        if isinstance(error, BlobStoreError):
+            raise
+        # Without its cause: a traceback would print obstore's message, with its address.
+        raise object_error(error, operation, place) from None
+
+
+def object_error(error: Exception, operation: str, place: str) -> BlobStoreError:
+    """Return our error for one of obstore's: ``operation`` failed at ``place``."""
+    status = int(match[1]) if (match := _STATUS.search(str(error))) else None
+    return (
+        _of_object(error, operation, place, status)
+        or _of_request(error, operation, place)
+        or _of_server(str(error), operation, place, status)
+    )
+
+
+def _of_object(
+    error: Exception, operation: str, place: str, status: int | None
+) -> BlobStoreError | None:
+    from obstore import exceptions
+
+    text = str(error)
+    denials = exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError
+    kind: type[BlobStoreError] | None = None
+    message, hint = f"{place} does not exist", None
+    if any(word in text for word in _CREDENTIALS):
+        kind, message, hint = AccessError, f"missing credentials for {place}", _hint(place)
+    elif isinstance(error, denials) or status in _DENIED:
+        said = _code(text) or ": access is denied"
+        kind, message, hint = AccessError, f"can't {operation} {place}{said}", _hint(place)
+    elif any(word in text for word in _NO_BUCKET):
+        kind, message = NotFoundError, f"{place}: its bucket does not exist"
+    elif isinstance(error, FileNotFoundError) or status == _MISSING:
+        kind = NotFoundError
+    elif isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
+        kind, message = ConflictError, f"{place} is not as expected: another writer changed it"
+    elif status == _BEYOND or "StartTooLarge" in text:
+        kind, message = ShortReadError, f"{place} ends before the bytes that were asked for"
+    return None if kind is None else kind(message, path=place, hint=hint)
+
+
+def _of_request(error: Exception, operation: str, place: str) -> BlobStoreError | None:
+    from obstore import exceptions
+
+    text, why, hint = str(error), None, None
+    if "BadScheme" in text:
+        why = "its endpoint is http and not on this machine"
+        hint = 'Use https, or allow it: AWS_ALLOW_HTTP=true, or the option "allow_http".'
+    elif isinstance(error, exceptions.InvalidPathError) or type(error) is ValueError:
+        why = "an invalid key or address"
+        if (found := _PATH.search(text)) is not None:
+            why = f"an object has the invalid key {found[1]!r}"
+            hint = "Rename or remove the object."
+    elif isinstance(error, exceptions.UnknownConfigurationKeyError):
+        why = text.partition("\n")[0][:_LONGEST]
+    elif operation == OPEN:
+        why = match[1] if (match := _SETTING.search(text)) else "its settings are invalid"
+        hint = _hint(place)
+    elif isinstance(error, exceptions.NotSupportedError | NotImplementedError):
+        return StorageError(f"can't {operation} {place}: its kind of store does not", path=place)
+    elif isinstance(error, OSError) and error.errno is not None:
+        return StorageError(f"can't {operation} {place}: {error.strerror}", path=place)
+    return UsageError(f"{place}: {why}", path=place, hint=hint) if why is not None else None
+
+
+def _of_server(text: str, operation: str, place: str, status: int | None) -> RemoteError:
+    elsewhere = "redirect without LOCATION" in text or status in _REDIRECT
+    unreachable = _UNREACHABLE in text
+    why = ": can't connect to its server" if unreachable else _code(text, status)
+    hint = "Check the network, and the endpoint if you set one." if unreachable else None
+    return RemoteError(
+        f"can't {operation} {place}{why}",
+        path=place,
+        status=status,
+        temporary=not elsewhere and (status is None or status in _TEMPORARY),
+        hint="The bucket may be in another region: set AWS_REGION." if elsewhere else hint,
+    )
+
+
+def _code(text: str, status: int | None = None) -> str:
+    """Return the service's code or reason, for the end of a message."""
+    code, reason = _CODE.search(text), _REASON.search(text)
+    said = code[1] if code is not None else reason[1].strip() if reason is not None else None
+    parts = [f"the server answers {status}"] if status is not None else []
+    return "".join(f": {part}" for part in [*parts, *([said] if said is not None else [])])
+
+
+def _hint(place: str) -> str | None:
+    return _HINTS.get(place.partition(":")[0])
 
 
 class Bucket:
@@ -89,14 +307,13 @@ class Bucket:
         self._prefix = f"{prefix}/" if prefix else ""
 
     def above(self) -> tuple[Bucket, str] | None:
-        """Return the folder that this prefix is in, and its name there; None for a whole bucket."""
+        """Return the folder of this prefix, and its name there; None for a whole bucket."""
         above, _, name = self._prefix.rstrip("/").rpartition("/")
         if not name:
             return None
         return Bucket(self.address.removesuffix(f"/{name}"), self.store, above), name
 
     def place(self, key: str) -> str:
-        """Return the address of an object."""
         return f"{self.address}/{key}" if key else self.address
 
     def get(
@@ -167,7 +384,6 @@ class Bucket:
                     raise self._short(key)
 
     def head(self, key: str) -> ObjectState:
-        """Return an object's state."""
         import obstore
 
         with object_errors("read", self.place(key)):
@@ -266,7 +482,7 @@ class Bucket:
         return _version(made)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects; a missing one is not an error."""
+        """Remove objects; a missing one is ignored."""
         for start in range(0, len(keys), _PAGE):
             page = keys[start : start + _PAGE]
             try:
@@ -283,7 +499,6 @@ class Bucket:
             obstore.delete(self.store, [self._at(key) for key in keys])
 
     def copy(self, source: str, target: str) -> None:
-        """Copy an object within the bucket, by its service."""
         import obstore
 
         with object_errors("copy", self.place(source)):
@@ -294,7 +509,6 @@ class Bucket:
         return self._prefix + key
 
     def _ask(self, key: str, version: ObjectVersion | None, options: GetOptions) -> GetResult:
-        """Return the reply for an object of this version."""
         import obstore
 
         if version is not None:
@@ -335,6 +549,42 @@ class Bucket:
     def _wrong(self, key: str, what: str) -> RemoteError:
         place = self.place(key)
         return RemoteError(f"{place}: its server {what} (rule R1)", rule="R1", path=place)
+
+
+class ObjectReader(SourceReader):
+    """An object of a bucket, read in ranges. It keeps nothing open.
+
+    Safe to share between threads. ``version``: which one is read; None for any.
+    """
+
+    piece_nbytes = 4 * 2**20
+    is_remote = True
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        key: str,
+        size: int,
+        version: ObjectVersion | None = None,
+        identity: Identity | None = None,
+    ) -> None:
+        self._bucket = bucket
+        self._key = key
+        self._version = version
+        self.name = bucket.place(key)
+        self.size = size
+        self.identity = identity  # type: ignore[assignment]  # None of a blob: it never changes
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` by one request."""
+        self._check(offset, len(buffer))
+        if buffer:
+            self._bucket.get_into(self._key, offset, buffer, self._version)
+
+    def pieces(self, buffer: memoryview, begin: int = 0) -> Iterator[memoryview]:
+        """See `OpenReader`: one request, unless the connection breaks."""
+        with closing(self._bucket.stream(self._key, begin, self.size, self._version)) as chunks:
+            yield from in_buffer(chunks, buffer)
 
 
 def _version(meta: ObjectMeta | PutResult) -> ObjectVersion:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from blobstore.errors import BlobStoreError, StorageError, UsageError
 
@@ -41,15 +40,53 @@ def each(
     Raises: the error of the first item, in their order, that fails, whatever the number of threads;
     StorageError when too few threads can be started.
     """
-    job = _Job(items, do, stop or threading.Event())
+    stop = stop or threading.Event()
+    numbered = enumerate(items)
+    taking = threading.Lock()
+    errors: dict[float, BaseException] = {}
+
+    def take() -> tuple[int, _T] | None:
+        with taking:
+            return None if stop.is_set() else next(numbered, None)
+
+    def work() -> None:
+        order = math.inf  # an error of the items themselves: those of items come before it
+        try:
+            while (item := take()) is not None:
+                order, value = item
+                do(value)
+                order = math.inf
+        except BaseException as error:  # noqa: BLE001  # the first one is raised below
+            errors[order] = error
+            stop.set()
+
+    started = [
+        threading.Thread(target=work, name=f"{name}-{number}") for number in range(max(1, jobs))
+    ]
     try:
-        for number in range(jobs):
-            thread = threading.Thread(target=job.work, name=f"{name}-{number}")
+        for number, thread in enumerate(started):
             start_thread(thread, is_needed=number < least)
-        job.wait()
+        for thread in filter(threading.Thread.is_alive, started):
+            thread.join()
     finally:
-        job.end()
-    job.check()
+        _end(stop, started)
+    if errors:
+        raise errors[min(errors)]
+
+
+def _end(stop: threading.Event, started: Sequence[threading.Thread]) -> None:
+    """Let no thread take anything, and return when none works. Ctrl-C does not end that.
+
+    A thread is alive before it takes its first item, even if its start was interrupted.
+    """
+    stop.set()
+    while True:
+        try:
+            for thread in filter(threading.Thread.is_alive, started):
+                thread.join()
+        except KeyboardInterrupt:
+            continue
+        return
 
 
 def results_of(
@@ -66,7 +103,7 @@ def results_of(
     def work(number: int) -> None:
         found[number] = do(items[number])
 
-    each(range(len(items)), work, max(1, min(jobs, len(items))), name=name, stop=stop)
+    each(range(len(items)), work, min(jobs, len(items)), name=name, stop=stop)
     return [found[number] for number in range(len(items))]
 
 
@@ -108,87 +145,6 @@ def start_thread(thread: threading.Thread, *, is_needed: bool = True) -> None:
     except RuntimeError as error:
         if is_needed:  # else the others do the work
             raise StorageError(f"can't start a thread: {error}") from error
-
-
-class _Job(Generic[_T]):
-    """The state that the threads of one call of `each` share."""
-
-    def __init__(
-        self, items: Iterable[_T], do: Callable[[_T], None], stop: threading.Event
-    ) -> None:
-        self._stop = stop
-        self._items = enumerate(items)
-        self._do = do
-        self._taking = threading.Lock()
-        self._changed = threading.Condition()
-        self._working = 0
-        self._has_ended = False
-        self._first_error: tuple[float, BaseException | None] = (math.inf, None)
-
-    def work(self) -> None:
-        """Do items until none is left, one has failed, or the job has ended."""
-        with self._changed:
-            if self._has_ended:
-                return
-            self._working += 1
-        try:
-            while (item := self._next()) is not None:
-                self._do_one(*item)
-        finally:
-            with self._changed:
-                self._working -= 1
-                self._has_ended = True
-                self._changed.notify_all()
-
-    def _next(self) -> tuple[int, _T] | None:
-        with self._taking:
-            if self._has_ended:
-                return None
-            try:
-                return next(self._items, None)
-            except BaseException as error:  # noqa: BLE001
-                # Raised by `check`; the errors of items that were begun come before it.
-                self._fail(sys.maxsize, error)
-                return None
-
-    def _do_one(self, order: int, item: _T) -> None:
-        try:
-            self._do(item)
-        except BaseException as error:  # noqa: BLE001  # `check` raises the first one
-            self._fail(order, error)
-
-    def _fail(self, order: float, error: BaseException) -> None:
-        self._stop.set()
-        with self._changed:
-            self._has_ended = True
-            if order < self._first_error[0]:
-                self._first_error = (order, error)
-
-    def wait(self) -> None:
-        """Return when a thread has found nothing left to do, and no other works."""
-        with self._changed:
-            while self._working or not self._has_ended:
-                self._changed.wait()
-
-    def end(self) -> None:
-        """Let no thread begin anything, and return when none works.
-
-        A second Ctrl-C does not end that.
-        """
-        self._stop.set()
-        while True:
-            try:
-                with self._changed:
-                    self._has_ended = True
-                    while self._working:
-                        self._changed.wait()
-            except KeyboardInterrupt:
-                continue
-            return
-
-    def check(self) -> None:
-        if self._first_error[1] is not None:
-            raise self._first_error[1]
 
 
 def threads(jobs: int | None) -> int:

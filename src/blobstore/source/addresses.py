@@ -29,7 +29,7 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.io.durable import os_errors
-from blobstore.io.object_stores import CLOUDS, is_bucket
+from blobstore.io.objects import CLOUDS, is_bucket
 from blobstore.source.folders import (
     HUB,
     HUB_SCHEME,

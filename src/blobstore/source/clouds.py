@@ -16,8 +16,8 @@ from blobstore.errors import (
     UnsupportedSourceError,
 )
 from blobstore.io.budget import Budget, Cancellation
-from blobstore.io.objects import Bucket, ObjectState, ObjectVersion, open_bucket
-from blobstore.io.ranges import Identity, SourceReader
+from blobstore.io.objects import Bucket, ObjectReader, ObjectState, ObjectVersion, open_bucket
+from blobstore.io.ranges import Identity
 from blobstore.io.workers import pooled
 from blobstore.names import relative_path
 from blobstore.source.files import split_file
@@ -81,14 +81,15 @@ class BucketFolder(Folder):
         found = Found(state.size, object_identity(state, self.place(state.key)))
         return Entry(state.key.removeprefix(prefix), self.place(state.key), found=found)
 
-    def open(self, name: str, identity: Identity | None = None) -> ObjectFile:
+    def open(self, name: str, identity: Identity | None = None) -> ObjectReader:
         """Return a reader of one object; without an identity the server is asked for it."""
         if identity is None:
             identity = object_identity(self.bucket.head(relative_path(name)), self.place(name))
-        return ObjectFile(self.bucket, name, identity)
+        key, version = relative_path(name), version_of(identity)
+        return ObjectReader(self.bucket, key, size_of(identity), version, identity)
 
     def reading(
-        self, names: Sequence[str], read: Callable[[ObjectFile], _T]
+        self, names: Sequence[str], read: Callable[[ObjectReader], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
         return self._at_once(names, lambda name: read(self.open(name)))
 
@@ -151,25 +152,6 @@ class BucketFolder(Folder):
             cancellation.check(self.place(name))
 
         self.bucket.get_into(key, begin, buffer, version, came=check)
-
-
-class ObjectFile(SourceReader):
-    """An object of a bucket, read in ranges. It keeps nothing open."""
-
-    piece_nbytes = 4 * 2**20
-
-    def __init__(self, bucket: Bucket, name: str, identity: Identity) -> None:
-        self._bucket = bucket
-        self._key = relative_path(name)
-        self.name = bucket.place(name)
-        self.identity = identity
-        self.size = size_of(identity)
-
-    def readinto(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes from ``offset``. Raises: as `Bucket.get_into`."""
-        self._check(offset, len(buffer))
-        if buffer:
-            self._bucket.get_into(self._key, offset, buffer, version_of(self.identity))
 
 
 def object_identity(state: ObjectState, place: str) -> WebIdentity:

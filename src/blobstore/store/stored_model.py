@@ -21,8 +21,7 @@ from blobstore.formats.documents import Descriptor, Manifest, ModelConfig
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 from blobstore.formats.safetensors.header import Header, ScannedFiles, TensorEntry, header_of
 from blobstore.io.budget import Budget
-from blobstore.io.digests import digests_of
-from blobstore.io.ranges import FileReader, Identity, OpenReader
+from blobstore.io.ranges import FileReader, Identity, OpenReader, digests_of
 from blobstore.io.workers import each, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Readable, checked_bytes, damaged

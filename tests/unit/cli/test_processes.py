@@ -215,15 +215,14 @@ def make(*arguments):
     if number >= 3:
         ended.wait()
     return real(*arguments)
-def end(job):
-    with job._changed:
-        job._has_ended = True  # as it does itself; from now on no other part is begun
+def end(stop, started):
+    stop.set()  # as it does itself; from now on no other part is begun
     if seen.is_set():
         ended.set()
-    real_end(job)
+    real_end(stop, started)
 signal.signal(signal.SIGINT, interrupt)
 writing.RunMaker.make, real = make, writing.RunMaker.make
-workers._Job.end, real_end = end, workers._Job.end
+workers._end, real_end = end, workers._end
 main()
 """
 """A command line to which Ctrl-C comes when a part of its import is written.

@@ -9,8 +9,12 @@ import threading
 import pytest
 
 from blobstore.errors import BlobStoreError, CorruptDataError
-from blobstore.io.digests import BUFFER, PIECE, digests_of
-from blobstore.io.ranges import BytesReader
+from blobstore.io.ranges import (
+    _LEAST_PIECE as PIECE,
+    _TOGETHER as BUFFER,
+    BytesReader,
+    digests_of,
+)
 from blobstore.names import Digest
 
 SIZES = (0, 1, 63, 64, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5, BUFFER + 1)

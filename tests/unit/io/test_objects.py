@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,9 +23,8 @@ from blobstore.errors import (
     ShortReadError,
     UsageError,
 )
-from blobstore.io import object_stores
-from blobstore.io.object_stores import object_error
-from blobstore.io.objects import Bucket, ObjectVersion, open_bucket
+from blobstore.io import objects
+from blobstore.io.objects import Bucket, ObjectVersion, object_error, open_bucket
 
 SECRET = "sig=abcdef"  # noqa: S105  # not one
 _E = TypeVar("_E", bound=BlobStoreError)
@@ -104,7 +104,7 @@ def test_http_needs_to_be_allowed_but_on_this_machine() -> None:
 
 
 def test_without_obstore_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
     error = error_of(UsageError, lambda: open_bucket("s3://b"))
     assert error.hint == "pip install 'blobstore[cloud]'"
 
@@ -154,7 +154,7 @@ def test_messages_have_the_kind_and_no_secret(text: str, kind: type, says: str) 
 
 def test_a_connection_that_was_idle_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its server may be about to close it, and a write with a condition is not repeated."""
-    monkeypatch.setattr(object_stores, "_IDLE", timedelta(seconds=0.05))
+    monkeypatch.setattr(objects, "_IDLE", timedelta(seconds=0.05))
     used: list[int] = []
 
     def answer(asked: Asked) -> list[bytes]:

@@ -94,17 +94,17 @@ def test_a_thread_whose_start_is_interrupted_is_waited_for(
 def test_an_interrupt_while_threads_work_waits_for_them_even_when_it_comes_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = threading.Condition.wait
+    real = threading.Thread.join
     waits = 0
 
-    def wait(self: threading.Condition, timeout: float | None = None) -> bool:
+    def join(self: threading.Thread, timeout: float | None = None) -> None:
         nonlocal waits
-        if threading.current_thread() is threading.main_thread() and started.is_set():
-            waits += 1
-            if waits <= 2:
-                raise KeyboardInterrupt
-            ends.set()
-        return real(self, timeout)
+        started.wait()
+        waits += 1
+        if waits <= 2:
+            raise KeyboardInterrupt
+        ends.set()
+        real(self, timeout)
 
     started, ends = threading.Event(), threading.Event()
     working: list[int] = []
@@ -115,7 +115,7 @@ def test_an_interrupt_while_threads_work_waits_for_them_even_when_it_comes_twice
         ends.wait()
         working.remove(item)
 
-    monkeypatch.setattr(threading.Condition, "wait", wait)
+    monkeypatch.setattr(threading.Thread, "join", join)
     with pytest.raises(KeyboardInterrupt):
         each(_after(started), do, 2, name="t")
     assert waits > 2

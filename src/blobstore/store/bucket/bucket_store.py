@@ -43,7 +43,7 @@ from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.strictjson import encode, parse_object
 from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
-from blobstore.io.objects import Bucket, ObjectState, open_bucket
+from blobstore.io.objects import Bucket, ObjectReader, ObjectState, open_bucket
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.io.workers import results_of
 from blobstore.names import Digest, ModelName
@@ -65,7 +65,6 @@ from blobstore.store.bucket.objects import (
     BucketBlobs,
     BucketManifests,
     BucketSignatures,
-    ObjectReader,
     TagState,
     blob_key,
     digest_in,
@@ -389,7 +388,7 @@ class BucketCare(Care):
         found = self._home.blobs.size(Digest(digest))
         if found is None:
             raise blob_not_found(Digest(digest), self.home.address)
-        return ObjectReader(self._bucket, Descriptor("", Digest(digest), found))
+        return ObjectReader(self._bucket, blob_key(Digest(digest)), found)
 
     def place(self, digest: str) -> Path:
         return Path(blob_key(Digest(digest)))

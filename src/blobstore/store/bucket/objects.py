@@ -14,7 +14,6 @@ those of a store in a folder (store/local/backups.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -31,8 +30,8 @@ from blobstore.formats.safetensors.header import Header, header_of
 from blobstore.formats.signatures import MAX_FILE, MAX_SIGNATURES, Signature
 from blobstore.formats.strictjson import check_limit
 from blobstore.io.budget import Budget
-from blobstore.io.objects import Bucket, ObjectState, ObjectVersion
-from blobstore.io.ranges import OpenReader, in_buffer
+from blobstore.io.objects import Bucket, ObjectReader, ObjectState, ObjectVersion
+from blobstore.io.ranges import OpenReader
 from blobstore.io.workers import results_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.bucket.blob_cache import BlobCache
@@ -176,30 +175,6 @@ class BucketManifests(Manifests):
         self._modified.pop(name, None)
 
 
-class ObjectReader(OpenReader):
-    """A blob of a bucket. Safe to share between threads."""
-
-    identity = None
-    is_remote = True
-
-    def __init__(self, bucket: Bucket, descriptor: Descriptor) -> None:
-        self._bucket = bucket
-        self._key = blob_key(descriptor.digest)
-        self.name = bucket.place(self._key)
-        self.size = descriptor.size
-
-    def readinto(self, offset: int, buffer: memoryview) -> None:
-        """See `OpenReader`: one request."""
-        self._check(offset, len(buffer))
-        if buffer:
-            self._bucket.get_into(self._key, offset, buffer)
-
-    def pieces(self, buffer: memoryview, begin: int = 0) -> Iterator[memoryview]:
-        """See `OpenReader`: one request, unless the connection breaks."""
-        with closing(self._bucket.stream(self._key, begin, self.size)) as chunks:
-            yield from in_buffer(chunks, buffer)
-
-
 class BucketBlobs(Blobs):
     """The blobs of a bucket; a ``cache`` keeps some of them."""
 
@@ -219,7 +194,7 @@ class BucketBlobs(Blobs):
         if size is None:
             raise blob_not_found(descriptor.digest, place)
         check_blob_size(descriptor, size, place)
-        return ObjectReader(self._bucket, descriptor)
+        return ObjectReader(self._bucket, blob_key(descriptor.digest), descriptor.size)
 
     def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> list[Header | None]:
         """See `Blobs`: several at once."""

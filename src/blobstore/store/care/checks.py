@@ -21,8 +21,7 @@ from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
 from blobstore.formats.safetensors.header import header_of
 from blobstore.formats.strictjson import MAX_CONFIG
-from blobstore.io.digests import digests_of
-from blobstore.io.ranges import BytesReader, FileIdentity, FileReader, OpenReader
+from blobstore.io.ranges import BytesReader, FileIdentity, FileReader, OpenReader, digests_of
 from blobstore.io.workers import Progress, each, silent
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Care, Readable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from blobstore.errors import (
     StorageError,
 )
 from blobstore.inspection.listing import list_models
-from blobstore.io.copying import remove_tree
 from blobstore.io.durable import make_folder, read_own
 from blobstore.io.ranges import FileReader, real_path
 from blobstore.names import ModelName
@@ -129,7 +129,7 @@ def test_folders_are_made_without_recursion(tmp_path: Path) -> None:
         make_folder(path, durable=False)
         assert path.is_dir()
     finally:
-        remove_tree(tmp_path / "d")  # pytest can't
+        subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # pytest can't
 
 
 def test_a_long_chain_of_links_is_an_error(tmp_path: Path) -> None:
