@@ -39,7 +39,6 @@ from blobstore.formats import strictjson
 from blobstore.formats.safetensors import header as rules
 from blobstore.formats.safetensors.header import (
     Header,
-    ScannedEntries,
     encode_header,
     header_of as read_header,
 )
@@ -164,11 +163,7 @@ def check(raw: bytes, scratch: Path | None = None) -> str:
     if scratch is not None:
         _check_metadata(raw, header, scratch)
         _check_written(header)
-    return (
-        "accepted by the scanner"
-        if isinstance(header.tensors, ScannedEntries)
-        else "accepted by the parser"
-    )
+    return "accepted by the scanner" if header.within_limits else "accepted by the parser"
 
 
 def _by_reference(raw: bytes) -> list[tuple[str, dict[str, Any]]] | str:
@@ -200,7 +195,7 @@ def _text(raw: bytes) -> bytes:
 
 def _check_twins(raw: bytes, header: Header) -> None:
     text = _text(raw)
-    if isinstance(header.tensors, ScannedEntries):
+    if header.within_limits:
         twin = rules.parse_strictly(text, len(raw) - 8 - len(text))
         same = (
             list(header.tensors.items()) == list(twin.tensors.items())

@@ -16,8 +16,6 @@ from blobstore.formats.safetensors.header import (
     MAX_NAME_BYTES,
     MAX_RANK,
     Header,
-    ScannedEntries,
-    TensorEntry,
     encode_header,
     header_of,
     lay_out,
@@ -168,37 +166,10 @@ def test_what_is_scanned_is_within_the_limit_of_dimensions(dtype: str, dim: int)
         header.check_limits("x")
 
 
-@pytest.fixture
-def scanned() -> ScannedEntries:
+def test_a_scanned_header_survives_pickling() -> None:
     header = scan_header(b'{"b":' + entry("U8", "2", 1, 3) + b',"a":' + ENTRY + b"}", 3)
     assert header is not None
-    assert isinstance(header.tensors, ScannedEntries)
-    return header.tensors
-
-
-def test_entries_are_a_mapping_in_the_order_of_the_text(scanned: ScannedEntries) -> None:
-    b, a = TensorEntry(DType.U8, (2,), 1, 3), TensorEntry(DType.U8, (1,), 0, 1)
-    assert list(scanned) == list(scanned.keys()) == ["b", "a"]
-    assert scanned.keys() - {"a"} == {"b"}
-    assert list(scanned.items()) == [("b", b), ("a", a)]
-    assert list(scanned.values()) == [b, a]
-    assert scanned == {"a": a, "b": b}
-    assert (len(scanned), "a" in scanned, "c" in scanned, scanned.get("c")) == (
-        2,
-        True,
-        False,
-        None,
-    )
-    with pytest.raises(KeyError):
-        scanned["c"]
-
-
-def test_an_entry_is_made_once(scanned: ScannedEntries) -> None:
-    assert scanned["a"] is scanned["a"]
-
-
-def test_a_scanned_header_survives_pickling(scanned: ScannedEntries) -> None:
-    header = Header(scanned, {"k": "v"}, 8)
+    assert list(header.tensors) == ["b", "a"]
     assert_same(pickle.loads(pickle.dumps(header)), header)
 
 
