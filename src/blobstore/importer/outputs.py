@@ -21,7 +21,7 @@ from blobstore.formats.documents import (
 from blobstore.formats.dtypes import DType, parameters_of
 from blobstore.formats.provenance import Coverage
 from blobstore.formats.quant import Part, Quantization
-from blobstore.formats.safetensors.header import HeaderPattern, TensorEntry, encode_header, lay_out
+from blobstore.formats.safetensors.header import TensorEntry, encode_header, lay_out
 from blobstore.importer.options import ImportOptions
 from blobstore.model import on_mlx_lm, on_ollama
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict
@@ -59,18 +59,6 @@ class StoredArrays:
     @property
     def companions(self) -> tuple[Part, ...]:
         return self.parts[1:]
-
-
-@functools.lru_cache(maxsize=256)
-def _pattern(
-    members: tuple[tuple[str, StoredArrays], ...], metadata: tuple[tuple[str, str], ...], align: int
-) -> HeaderPattern:
-    arrays = [
-        (rest + part.suffix, part.dtype, part.shape)
-        for rest, stored in members
-        for part in stored.parts
-    ]
-    return HeaderPattern(arrays, dict(metadata), align)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,31 +231,8 @@ class PlannedBlob:
     @property
     def header(self) -> bytes:
         """The bytes before the data: length prefix, canonical JSON, padding."""
-        if (pattern := self.pattern) is not None:
-            return pattern.header(self._prefix)
         alignment = self.options.header_alignment(self.data_size)
         return encode_header(self.entries, self.metadata, alignment)
-
-    @property
-    def pattern(self) -> HeaderPattern | None:
-        """What the header has in common with those of like blobs; None if it is like no other.
-
-        Blobs of one tensor are alike, and groups of experts whose tensors have equal names within
-        the group.
-        """
-        prefix = self._prefix
-        members = tuple([(one.name[len(prefix) :], one.stored) for one in self.tensors])
-        if len(members) > 1 and not (
-            all(one.name.startswith(f"{prefix}.") for one in self.tensors)
-            and all("." not in key for key in self.metadata)  # else they name tensors
-        ):
-            return None
-        alignment = self.options.header_alignment(self.data_size)
-        return _pattern(members, tuple(self.metadata.items()), alignment)
-
-    @property
-    def _prefix(self) -> str:
-        return self.tensors[0].name if len(self.tensors) == 1 else self.name
 
     @property
     def size(self) -> int:

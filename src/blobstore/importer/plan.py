@@ -195,7 +195,13 @@ def _kind(blob: PlannedBlob) -> object:
     """Return what decides how a blob is read; None if names do, too."""
     # Metadata with a dot in their key are about a tensor, and long names may be beyond a limit.
     is_long = any(len(one.name) > _LONG_NAME for one in blob.tensors)
-    return None if is_long or any("." in key for key in blob.metadata) else blob.pattern
+    if is_long or any("." in key for key in blob.metadata):
+        return None
+    prefix = blob.name if blob.tensors[1:] else blob.tensors[0].name
+    if blob.tensors[1:] and not all(one.name.startswith(f"{prefix}.") for one in blob.tensors):
+        return None
+    forms = tuple((one.name[len(prefix) :], one.stored) for one in blob.tensors)
+    return forms, tuple(blob.metadata.items())
 
 
 def _check_readable(blob: PlannedBlob) -> None:

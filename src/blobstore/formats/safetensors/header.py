@@ -156,31 +156,21 @@ def encode_header(
 
     Raises: HeaderError when the entries would not pass `parse_header`; LimitExceededError.
     """
-    _check_name(METADATA in tensors)
-    members = {name: _entry_text(name, entry) for name, entry in tensors.items()}
+    if METADATA in tensors:
+        raise invalid("F9", f"a tensor can't have the name {METADATA}", METADATA)
+    members = {}
+    for name, entry in tensors.items():
+        check_size(name, entry)
+        shape = ",".join(map(str, entry.shape))
+        offsets = f"{entry.begin},{entry.end}"
+        members[name] = f'{{"dtype":"{entry.dtype}","shape":[{shape}],"data_offsets":[{offsets}]}}'
     if map_of_strings := check_metadata(dict(sorted(metadata.items()))):
         members[METADATA] = strictjson.text_of(map_of_strings)
     check_coverage(tensors, None)
     # The order of code points is the order of UTF-8 bytes.
     named = [f"{strictjson.text_of(name)}:{members[name]}" for name in sorted(members)]
-    return _framed(named, align)
-
-
-def _check_name(is_reserved: bool) -> None:  # noqa: FBT001  # a comparison of the caller's
-    if is_reserved:
-        raise invalid("F9", f"a tensor can't have the name {METADATA}", METADATA)
-
-
-def _entry_text(name: str, entry: TensorEntry) -> str:
-    check_size(name, entry)
-    shape = ",".join(map(str, entry.shape))
-    offsets = f"{entry.begin},{entry.end}"
-    return f'{{"dtype":"{entry.dtype}","shape":[{shape}],"data_offsets":[{offsets}]}}'
-
-
-def _framed(members: Sequence[str], align: int) -> bytes:
     try:
-        text = f"{{{','.join(members)}}}".encode()
+        text = f"{{{','.join(named)}}}".encode()
     except UnicodeEncodeError:
         raise invalid(
             "F4", "a name or the metadata contain half of a surrogate pair, which can't be written"
@@ -191,51 +181,6 @@ def _framed(members: Sequence[str], align: int) -> bytes:
             f"limit exceeded: a header of {len(text):,} bytes, at most {MAX_HEADER:,}"
         )
     return PREFIX.pack(length) + text.ljust(length)
-
-
-class HeaderPattern:
-    """The header of a blob that stores ``arrays`` whose names begin alike, and that name is open.
-
-    A model of 100,000 small tensors has as many headers and a handful of patterns: blobs of one
-    tensor differ in its name, and groups of experts in the group's. What does not depend on the
-    name is checked and encoded once a pattern: a header of three arrays then takes 3 µs instead of
-    20.
-
-    ``arrays``: suffix of the name, dtype and shape, in stored order. A suffix is empty, or begins
-    with a dot: so the name alone decides on which side of ``__metadata__`` its arrays are sorted.
-    ``metadata`` and ``align``: as in `encode_header`.
-
-    Raises: HeaderError, LimitExceededError: as `encode_header`.
-    """
-
-    def __init__(
-        self,
-        arrays: Sequence[tuple[str, DType, tuple[int, ...]]],
-        metadata: Mapping[str, str],
-        align: int,
-    ) -> None:
-        entries = lay_out(arrays)
-        encode_header(entries, metadata, align)  # for its checks: no name makes another header fail
-        self._align = align
-        self._members = [
-            f"{strictjson.text_of(suffix)[1:]}:{_entry_text(suffix, entries[suffix])}"
-            for suffix in sorted(entries)
-        ]
-        described = strictjson.text_of(dict(sorted(metadata.items())))
-        self._metadata = [f'"{METADATA}":{described}'] if metadata else []
-
-    def header(self, name: str) -> bytes:
-        """Return the header of a tensor's blob: the bytes of `encode_header`.
-
-        Raises: HeaderError for a name that no header can have; LimitExceededError for a long one.
-        """
-        _check_name(name == METADATA)
-        start = strictjson.text_of(name)[:-1]
-        arrays = [f"{start}{member}" for member in self._members]
-        is_first = name < METADATA
-        return _framed(
-            arrays + self._metadata if is_first else self._metadata + arrays, self._align
-        )
 
 
 def lay_out(arrays: Iterable[tuple[str, DType, tuple[int, ...]]]) -> dict[str, TensorEntry]:

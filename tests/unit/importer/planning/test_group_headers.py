@@ -1,4 +1,4 @@
-"""Headers of groups of experts are made from one pattern: they are those of `encode_header`."""
+"""Headers of groups of experts; groups that can't be read back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from support.checkpoints import normal, write_checkpoint
 
 from blobstore.errors import UnsupportedSourceError
 from blobstore.formats.dtypes import DType
-from blobstore.formats.safetensors.header import encode_header
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.plan import check_readable, make_plan
@@ -37,40 +36,11 @@ def planned(source: Path, **words: object) -> ImportPlan:
     return plan_import(source, experts="packed", **words)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        {},
-        {"quant": "int4"},
-        {"quant": "nvfp4", "global_scale": True},
-        {"quant": "int4", "rules": ["*.1.up_proj.weight=none"]},
-        {"quant": "int4", "rules": ["*.experts.1.*=none"]},
-        {"quant": "int4", "rules": ["model.layers.3.*.up_proj.weight=int8"]},
-        {"quant": "int8", "alignment": 4096},
-    ],
-)
-def test_headers_are_those_of_the_encoder(tmp_path: Path, words: dict[str, object]) -> None:
-    plan = planned(mixture(tmp_path), **words)
-    assert any(len(blob.tensors) > 1 for blob in plan.blobs)
-    for blob in plan.blobs:
-        alignment = plan.options.header_alignment(blob.data_size)
-        header = encode_header(blob.entries, blob.metadata, alignment)
-        assert blob.header == header, blob.name
-        assert blob.size == len(header) + blob.data_size
-
-
-def test_like_groups_share_a_pattern(tmp_path: Path) -> None:
-    groups = [blob for blob in planned(mixture(tmp_path), quant="int4").blobs if blob.tensors[1:]]
-    assert len(groups) == 11
-    assert len({id(blob.pattern) for blob in groups}) == 1
-
-
 def test_one_group_that_would_be_read_as_others_is_refused(tmp_path: Path) -> None:
     good, group, *_ = (blob for blob in planned(mixture(tmp_path)).blobs if blob.tensors[1:])
     codes = replace(group.tensors[0], name=f"{group.name}.0.codes", dtype=DType.U32, shape=(8, 8))
     scale = replace(codes, name=f"{codes.name}.scale", dtype=DType.F16, shape=(8, 1))
     odd = PlannedBlob.of(group.name, (codes, scale), group.options)
-    assert odd.pattern is not None
     with pytest.raises(UnsupportedSourceError, match="read back"):
         check_readable([good, odd])
 
