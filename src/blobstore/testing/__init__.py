@@ -23,9 +23,8 @@ from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home
 from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import BlobTests
-from blobstore.testing.models import ModelTests, TransferTests
+from blobstore.testing.models import ModelTests, SignatureTests, TransferTests
 from blobstore.testing.reading import ReadingTests as ReadingTests
-from blobstore.testing.signature_tests import SignatureTests
 
 
 class StoreTests(ReadingTests, BlobTests, ModelTests, TransferTests, SignatureTests):

@@ -115,12 +115,10 @@ class HomeTests(HomeNames):
 
     @pytest.fixture
     def home(self, tmp_path: Path) -> Home:
-        """The home under test."""
         return self.new_home(tmp_path)
 
     @pytest.fixture
     def session(self, home: Home) -> Iterator[Session]:
-        """A session of the home."""
         with home.session() as session:
             yield session
 
@@ -128,27 +126,12 @@ class HomeTests(HomeNames):
 class BlobTests(HomeTests):
     """Tests of blobs: written in pieces, copied from another place, read, missing."""
 
-    # Empty
-
     def test_an_empty_home(self, home: Home) -> None:
         assert home.manifests.names() == []
         assert home.blobs.digests() == set()
         for ask in (home.find, home.remove):
             with pytest.raises(NotFoundError):
                 ask("m")
-
-    # Blobs
-
-    @pytest.mark.parametrize("size", SIZES)
-    def test_a_blob_of_one_piece(self, home: Home, size: int) -> None:
-        data = data_of(size)
-        assert commit(home, "m", data) == {Digest.of(data)}
-        with self.other_reader(home).blobs.open(descriptor_of(data)) as reader:
-            assert (reader.size, reader.read(0, size)) == (size, data)
-            assert (
-                b"".join(bytes(piece) for piece in reader.pieces(memoryview(bytearray(1000))))
-                == data
-            )
 
     @pytest.mark.parametrize("size", [size for size in SIZES if size > 1])
     def test_pieces_in_any_order(self, home: Home, session: Session, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Tests of a home's models.
+"""Tests of a home's models and their signatures; a home may keep no signatures.
 
 They are published, replaced, removed, and transferred from another home.
 """
@@ -19,9 +19,11 @@ from blobstore.errors import (
     CorruptDataError,
     InvalidNameError,
     NotFoundError,
+    SignatureError,
     UsageError,
 )
 from blobstore.formats.documents import Manifest
+from blobstore.formats.signatures import Signature
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import prune
@@ -29,6 +31,7 @@ from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import verify
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home, How, Session
+from blobstore.store.signing.signed_models import SignaturePolicy
 from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import (
     HOSTILE,
@@ -41,6 +44,13 @@ from blobstore.testing.blobs import (
     descriptor_of,
     manifest_of,
 )
+
+SIGNATURE = Signature.of(b"a payload", b"\x00\xff")
+ANOTHER = Signature(
+    b"another", {**SIGNATURE.annotations, "dev.sigstore.cosign/bundle": "{}\n\u00e9"}
+)
+_REFUSED = SignaturePolicy.parse(b'{"default": [{"type": "reject"}]}')
+_DIGEST = manifest_of(b"one").digest
 
 
 class ModelTests(HomeTests):
@@ -221,22 +231,11 @@ class ModelTests(HomeTests):
     def test_a_removed_model_is_gone(self, home: Home) -> None:
         commit(home, "m", b"one", b"two")
         removal = home.remove("m")
-        assert {blob.digest for blob in removal.removed} | {
-            blob.digest for blob in removal.kept
-        } == {
-            Digest.of(b"one"),
-            Digest.of(b"two"),
-        }
+        left = {blob.digest for blob in (*removal.removed, *removal.kept)}
+        assert left == {Digest.of(b"one"), Digest.of(b"two")}
         assert self.other_reader(home).manifests.names() == []
         with pytest.raises(NotFoundError):
             home.find("m")
-
-    def test_shared_blobs_stay(self, home: Home) -> None:
-        commit(home, "m", b"one", b"two")
-        commit(home, "n", b"one")
-        home.remove("m")
-        assert Digest.of(b"one").hex in home.blobs.digests()
-        assert blobs_of(home, "n") == [b"one"]
 
     # Care
 
@@ -306,24 +305,65 @@ class TransferTests(HomeTests):
         (again,) = transfer(["m"], source, home)
         assert dict(again.blobs) == {How.THERE: 2}
 
-    def test_transfer_out_and_back(self, home: Home) -> None:
-        commit(home, "m", data_of(4097), b"two")
-        other = MemoryStore()
-        transfer({"m": "elsewhere/n:tag"}, home, other)
-        assert blobs_of(other, "elsewhere/n:tag") == [data_of(4097), b"two"]
-        home.remove("m")
-        transfer({"elsewhere/n:tag": "m"}, other, home)
-        assert blobs_of(home, "m") == [data_of(4097), b"two"]
-
 
 class _Failing(BytesReader):
     """A reader whose reads fail."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Raise an error."""
         raise CorruptDataError(f"{self.name}: an I/O error at {offset}, {length}")
 
     def pieces(self, buffer: memoryview, begin: int = 0) -> Iterator[memoryview]:
-        """Yield a part of the bytes, then raise an error."""
         yield from list(super().pieces(buffer[:1], begin))[:1]
         raise CorruptDataError(f"{self.name}: an I/O error")
+
+
+def signatures_of(home: Home, digest: Digest = _DIGEST) -> list[Signature] | None:
+    """Return the signatures of a model ``m``, sorted by payload; None if the home keeps none."""
+    if home.signatures is None:
+        return None
+    return sorted(home.signatures.read(M, digest), key=lambda one: one.payload)
+
+
+class SignatureTests(HomeTests):
+    """Tests of signatures: added once, read as they were, copied with their model."""
+
+    def test_signatures_come_back(self, home: Home) -> None:
+        commit(home, "m", b"one")
+        assert signatures_of(home) in ([], None)
+        if home.signatures is not None:
+            assert home.signatures.add(M, _DIGEST, [SIGNATURE, SIGNATURE]) == 1
+            assert home.signatures.add(M, _DIGEST, [ANOTHER, SIGNATURE]) == 1
+            assert signatures_of(self.other_reader(home)) == [SIGNATURE, ANOTHER]
+            assert home.signatures.add(M, _DIGEST, [ANOTHER, SIGNATURE]) == 0
+            assert signatures_of(home, Digest.of(b"another manifest")) == []
+
+    def test_signatures_may_come_before_the_model(self, home: Home) -> None:
+        if home.signatures is not None:
+            with home.session() as session:
+                session.put(b"one")
+                home.signatures.add(M, _DIGEST, [SIGNATURE])
+                assert home.manifests.names() == []
+                session.publish(M, manifest_of(b"one"))
+            assert signatures_of(home) == [SIGNATURE]
+
+    def test_transfer_brings_signatures(self, home: Home) -> None:
+        source = MemoryStore()
+        commit(source, "m", b"one")
+        source.signatures.add(M, _DIGEST, [SIGNATURE, ANOTHER])
+        (done,) = transfer("m", source, home)
+        assert (done.signatures, signatures_of(home)) in ((2, [SIGNATURE, ANOTHER]), (0, None))
+        (again,) = transfer("m", source, home)
+        assert again.signatures == 0
+        other = MemoryStore()
+        transfer("m", home, other)
+        assert signatures_of(other) == (signatures_of(home) or [])
+
+    def test_transfer_refuses_by_policy(self, home: Home) -> None:
+        source = MemoryStore()
+        commit(source, "m", b"one")
+        source.signatures.add(M, _DIGEST, [SIGNATURE])
+        with pytest.raises(SignatureError):
+            transfer("m", source, home, policy=_REFUSED)
+        assert home.manifests.names() == []
+        assert home.blobs.digests() == set()
+        assert signatures_of(home) in ([], None)

@@ -47,7 +47,6 @@ class ReadingTests(HomeNames):
 
     @pytest.fixture
     def source(self) -> MemoryStore:
-        """A store with two models that share a blob."""
         source = MemoryStore()
         commit(source, "m", ONE, TWO)
         commit(source, "n", TWO, b"three")
@@ -55,7 +54,6 @@ class ReadingTests(HomeNames):
 
     @pytest.fixture
     def readable(self, tmp_path: Path, source: MemoryStore) -> Readable:
-        """A home with the two models."""
         return self.filled(tmp_path, source, ["m", "n"])
 
     def test_models_and_blobs(self, readable: Readable, source: MemoryStore) -> None:
@@ -67,6 +65,8 @@ class ReadingTests(HomeNames):
             assert readable.manifests.text(name) == source.manifests.text(name)
         found = [readable.blobs.read(layer) for layer in readable.manifests.read(M).layers]
         assert found == [ONE, TWO]
+        named = {Digest.of(data).hex for data in (ONE, TWO, b"three")}
+        assert named <= readable.blobs.digests()
 
     def test_raw_bytes_of_a_manifest(self, tmp_path: Path, source: MemoryStore) -> None:
         raw = source.manifests.text(M).replace(b'"layers"', b'"later": {"a": 1},\n  "layers"')
@@ -122,10 +122,6 @@ class ReadingTests(HomeNames):
         assert caught.value.blob == str(missing.digest)
         with pytest.raises(CorruptDataError):
             readable.blobs.open(longer)
-
-    def test_digests(self, readable: Readable) -> None:
-        named = {Digest.of(data).hex for data in (ONE, TWO, b"three")}
-        assert named <= readable.blobs.digests()
 
     def test_a_large_document(self, readable: Readable) -> None:
         large = replace(descriptor_of(TWO), size=MAX_DOCUMENT + 1)
