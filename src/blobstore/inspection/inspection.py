@@ -22,7 +22,7 @@ from blobstore.errors import BlobStoreError, DocumentError, quoted
 from blobstore.formats.dtypes import DType, parameters_of
 from blobstore.formats.safetensors.header import Header, TensorEntry
 from blobstore.source.packings import Packing, UnclearPackingError, read_packing
-from blobstore.source.producers import ASIDE, QUANT_STATE, Producer, counting_row
+from blobstore.source.producers import ASIDE, QUANT_STATE, Producer, row_of
 from blobstore.store.stored import StoredTensor, stored_tensors
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _packed_weights(
     unclear: defaultdict[str, list[str]] = defaultdict(list)
     taken: set[str] = set()
     for name in _candidates(entries):
-        row = counting_row(name, entries) if name not in taken else None
+        row = row_of(name, entries) if name not in taken else None
         if row is None:
             continue
         try:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
+from typing import TypeAlias
 
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.checkpoint import SourceConfig
@@ -25,10 +26,10 @@ from blobstore.source.producers import (
     MODELOPT_NVFP4,
     OWN,
     REFUSED_FORMATS,
+    Found,
     Producer,
     TensorLike,
-    counting_row,
-    importing_row,
+    row_of,
 )
 from blobstore.source.weights import (
     FP8_BLOCK,
@@ -70,7 +71,7 @@ def look_packed(
                 shown = f"{quoted(beside)} ({other.dtype} {list(other.shape)})"
                 yield name, sign.reason.format(beside=shown)
     for name in tensors:
-        if (row := counting_row(name, everything)) is not None and row not in IMPORTED:
+        if (row := row_of(name, everything)) is not None and row not in IMPORTED:
             yield name, f"{row.name} weights are not imported"
     yield from _unexplained(tensors, config or SourceConfig())
 
@@ -121,7 +122,7 @@ def source_weights(
     Raises: UnsupportedSourceError, with tensor, format and reason, if a weight is packed in another
     way, if its parts do not fit together or one is missing, or if two weights have one name.
     """
-    found = {name: row for name in tensors if (row := importing_row(name, tensors))}
+    found = {name: row for name in tensors if (row := row_of(name, tensors, IMPORTED))}
     consumed = set(found)
     unknown = config.unknown_coding if config is not None else None
     weights = []
@@ -129,7 +130,7 @@ def source_weights(
         if unknown is not None and producer not in (MLX, OWN):
             reason = f"config.json has {quoted(unknown)}, which is not understood"
             raise _refused(tensors[name], producer.name, reason)
-        weights.append(_READERS[producer](_Found(tensors, config, producer, name)))
+        weights.append(_READERS[producer](Found(producer, name, tensors, lambda: config)))
         base = name.removesuffix(producer.weight)
         # Scales of activations belong to the module: X.input_scale beside X.weight.
         module = base.removesuffix(".weight")
@@ -147,49 +148,25 @@ def source_weights(
     return tuple(result)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A quantized weight in the checkpoint, and its row in producers.py."""
-
-    tensors: Mapping[str, SourceTensor]
-    given_config: SourceConfig | None
-    producer: Producer
-    name: str
-
-    @property
-    def base(self) -> str:
-        return self.name.removesuffix(self.producer.weight)
-
-    @property
-    def parts(self) -> dict[str, SourceTensor]:
-        """The tensors by the suffix of the array that they become."""
-        names = {"": self.name} | {
-            stored: self.base + suffix for suffix, stored in self.producer.companions.items()
-        }
-        return {
-            stored: self.tensors[name] for stored, name in names.items() if name in self.tensors
-        }
-
-    @property
-    def config(self) -> SourceConfig:
-        return self.given_config or SourceConfig()
-
-    @property
-    def config_hint(self) -> str | None:
-        return "Import the folder with its config.json." if self.given_config is None else None
-
-    def unsaid(self, what: str) -> str:
-        """Return a sentence: config.json, or its absence, leaves ``what`` open."""
-        if self.given_config is None:
-            return f"no config.json says {what}"
-        return f"config.json does not say {what}"
-
-    def refused(self, reason: str, hint: str | None = None) -> UnsupportedSourceError:
-        return _refused(self.tensors[self.name], self.producer.name, reason, hint)
+_Found: TypeAlias = Found[SourceTensor]
 
 
-def _companions(parts: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
-    return {suffix: part for suffix, part in parts.items() if suffix}
+def _companions(found: _Found) -> dict[str, SourceTensor]:
+    """Return the other tensors of a weight by the suffix of the array that they become."""
+    parts = {stored: found.beside(suffix) for suffix, stored in found.row.companions.items()}
+    return {stored: part for stored, part in parts.items() if part is not None}
+
+
+def _refusal(found: _Found, reason: str, hint: str | None = None) -> UnsupportedSourceError:
+    return _refused(found.tensor, found.row.name, reason, hint)
+
+
+def _unsaid(found: _Found, what: str, then: str = "") -> UnsupportedSourceError:
+    """Return the error for what config.json, or its absence, leaves open."""
+    if found.config() is None:
+        hint = "Import the folder with its config.json."
+        return _refusal(found, f"no config.json says {what}{then}", hint)
+    return _refusal(found, f"config.json does not say {what}{then}")
 
 
 def _refused(
@@ -205,41 +182,42 @@ def _refused(
 
 def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight:
     """Return a weight whose codes have our layout; its companions must have our sizes."""
-    parts, producer = found.parts, found.producer
-    *lead, last = parts[""].shape or (0,)
+    parts, tensor, producer = _companions(found), found.tensor, found.row
+    *lead, last = tensor.shape or (0,)
     if producer.joined:
         last = last * lead.pop() if lead else 0
-    words = (*lead, last // (1 if parts[""].dtype is DType.U32 else _WORD_BYTES))
+    words = (*lead, last // (1 if tensor.dtype is DType.U32 else _WORD_BYTES))
     shape = quantization.logical_shape(words)
     scale = parts[".scale"]
     dtype = scale.dtype if quantization.quant_type.is_affine else DType.BF16
     if not dtype.is_float:
-        raise found.refused(
-            f"its scale {quoted(scale.name)} is {dtype}, and those of {quantization} are floats"
+        raise _refusal(
+            found,
+            f"its scale {quoted(scale.name)} is {dtype}, and those of {quantization} are floats",
         )
     weight = SourceWeight(
         name,
         dtype,
         shape,
-        parts[""],
-        _companions(parts),
+        tensor,
+        parts,
         Form.CODES,
         producer.name,
         quantization,
         producer.inverse_global_scale,
     )
-    if math.prod(words) * _WORD_BYTES != parts[""].nbytes or not quantization.divides(shape):
-        raise found.refused(f"{list(parts[''].shape)} are not whole groups of {quantization}")
+    if math.prod(words) * _WORD_BYTES != tensor.nbytes or not quantization.divides(shape):
+        raise _refusal(found, f"{list(tensor.shape)} are not whole groups of {quantization}")
     wanted = {
         part.suffix: part
         for part in quantization.parts(shape, dtype, global_scale=weight.global_scale_shape)
     }
     for suffix, part in wanted.items():
         if suffix and not _holds(parts.get(suffix), part):
-            raise found.refused(_unfit(parts.get(suffix), part))
+            raise _refusal(found, _unfit(parts.get(suffix), part))
     if ".bias" in parts.keys() - wanted.keys():
-        raise found.refused(
-            f"it has biases, {quoted(parts['.bias'].name)}, and {quantization} has none"
+        raise _refusal(
+            found, f"it has biases, {quoted(parts['.bias'].name)}, and {quantization} has none"
         )
     return weight
 
@@ -271,17 +249,20 @@ def _mlx(found: _Found) -> SourceWeight:
     if (scale := found.tensors.get(f"{found.base}.global_scale")) is not None:
         # mlx_lm 0.32.2 models/switch_layers.py `_quantize_experts`; left out, all weights would be
         # wrong by a factor.
-        raise found.refused(
-            f"its global scale {quoted(scale.name)}, which MLX counts in 2688ths, is not imported"
+        raise _refusal(
+            found,
+            f"its global scale {quoted(scale.name)}, which MLX counts in 2688ths, is not imported",
         )
-    settings = found.config.mlx_quantization
+    config = found.config()
+    settings = config.mlx_quantization if config is not None else None
     module = settings.of(found.base) if settings is not None else None
     if module is None:
         return _codes(found, _inferred(found), found.name)
     try:
         quantization = module.quantization
     except UsageError as error:
-        raise found.refused(
+        raise _refusal(
+            found,
             f"{module.bits} bits in groups of {module.group_size} ({module.mode}) have no type"
             " here",
             error.hint,
@@ -298,7 +279,7 @@ def _inferred(found: _Found) -> Quantization:
     for quantization in (
         Quantization(kind, size) for kind in QuantType for size in kind.group_sizes
     ):
-        if quantization.quant_type.is_affine == (".bias" in found.parts):
+        if quantization.quant_type.is_affine == (".bias" in _companions(found)):
             try:
                 _codes(found, quantization, found.name)
             except UnsupportedSourceError:
@@ -306,10 +287,7 @@ def _inferred(found: _Found) -> Quantization:
             possible.append(quantization)
     if len(possible) != 1:
         answers = ", ".join(map(str, possible)) or "none"
-        raise found.refused(
-            f"{found.unsaid('how it was quantized')}, and its shapes fit {answers}",
-            found.config_hint,
-        )
+        raise _unsaid(found, "how it was quantized", f", and its shapes fit {answers}")
     return possible[0]
 
 
@@ -317,16 +295,18 @@ def _nvfp4(found: _Found) -> SourceWeight:
     if (scale := found.tensors.get(f"{found.base}.pre_quant_scale")) is not None:
         # ModelOpt's NVFP4_AWQ: the weights were divided by it, and no layernorm took it up
         # (unified_export_hf.py).
-        raise found.refused(
-            f"its inputs are scaled by {quoted(scale.name)} (AWQ), which no stored form has"
+        raise _refusal(
+            found, f"its inputs are scaled by {quoted(scale.name)} (AWQ), which no stored form has"
         )
-    formats = found.config.packed_formats
-    if formats and found.producer is COMPRESSED_NVFP4 and formats.isdisjoint(PACKED_FORMATS):
-        raise found.refused(f"config.json says that its format is {', '.join(sorted(formats))}")
-    if sizes := found.config.float_group_sizes - {_NVFP4.group_size}:
-        raise found.refused(
+    config = found.config() or SourceConfig()
+    formats = config.packed_formats
+    if formats and found.row is COMPRESSED_NVFP4 and formats.isdisjoint(PACKED_FORMATS):
+        raise _refusal(found, f"config.json says that its format is {', '.join(sorted(formats))}")
+    if sizes := config.float_group_sizes - {_NVFP4.group_size}:
+        raise _refusal(
+            found,
             f"config.json says that its groups have {min(sizes)} values, and those of NVFP4 have"
-            f" {_NVFP4.group_size}"
+            f" {_NVFP4.group_size}",
         )
     return _codes(found, _NVFP4, found.base + ".weight")
 
@@ -338,34 +318,31 @@ def _gpt_oss(found: _Found) -> SourceWeight:
 
 
 def _block_fp8(found: _Found) -> SourceWeight:
-    parts = found.parts
-    block = found.config.fp8_block_size
+    block = (found.config() or SourceConfig()).fp8_block_size
     if block not in (None, (FP8_BLOCK, FP8_BLOCK)):
-        raise found.refused(
-            f"its blocks are {'x'.join(map(str, block))}, and only 128x128 is decoded"
+        raise _refusal(
+            found, f"its blocks are {'x'.join(map(str, block))}, and only 128x128 is decoded"
         )
-    shape = parts[""].shape
+    shape, scale = found.tensor.shape, found.scale
     if len(shape) < 2:  # noqa: PLR2004
-        raise found.refused(f"{list(shape)} is not a matrix")
+        raise _refusal(found, f"{list(shape)} is not a matrix")
     wanted = (*shape[:-2], -(-shape[-2] // FP8_BLOCK), -(-shape[-1] // FP8_BLOCK))
-    scale = parts[".scale"]
     if scale.shape != wanted:
-        raise found.refused(
+        raise _refusal(
+            found,
             f"its scale {quoted(scale.name)} is {list(scale.shape)}, and 128x128 blocks need"
-            f" {list(wanted)}"
+            f" {list(wanted)}",
         )
     if block is None:
-        raise found.refused(
-            f"{found.unsaid('which weights share a scale')} (weight_block_size)", found.config_hint
-        )
+        raise _unsaid(found, "which weights share a scale", " (weight_block_size)")
     return SourceWeight(
         found.name,
         DType.BF16,
         shape,
-        parts[""],
-        _companions(parts),
+        found.tensor,
+        _companions(found),
         Form.BLOCK_FP8,
-        found.producer.name,
+        found.row.name,
     )
 
 
@@ -375,9 +352,9 @@ def _own(found: _Found) -> SourceWeight:
     try:
         quantization = Quantization.described(metadata, prefix)
     except KeyError:
-        raise found.refused("the metadata of its file do not say how it was quantized") from None
+        raise _refusal(found, "the metadata of its file do not say how it was quantized") from None
     except UsageError as error:
-        raise found.refused(str(error), error.hint) from None
+        raise _refusal(found, str(error), error.hint) from None
     weight = _codes(found, quantization, found.name)
     return replace(weight, transposed=metadata.get(f"{found.name}.transposed") == "true")
 

@@ -11,15 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
+from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import DType
+from blobstore.formats.safetensors.header import TensorEntry
 from blobstore.source import producers
-from blobstore.source.producers import Producer, TensorLike
-
-if TYPE_CHECKING:
-    from blobstore.formats.checkpoint import SourceConfig
-
+from blobstore.source.producers import Found, Producer
 
 _WORD_BITS = 32
 _AFFINE = tuple(
@@ -69,70 +67,39 @@ class UnclearPackingError(ValueError):
     """A weight's packing is unclear; the text says why, without the weight's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A quantized weight and its row in producers.py. ``config()`` reads config.json."""
+_Found: TypeAlias = Found[TensorEntry]
 
-    row: Producer
-    name: str
-    tensors: Mapping[str, TensorLike]
-    config: Callable[[], SourceConfig | None]
 
-    @property
-    def base(self) -> str:
-        return self.name.removesuffix(self.row.weight)
+def _format(found: _Found) -> str:
+    """Return the program that config.json names, if it is a known one, else the row's."""
+    method = found.settings.get("quant_method")
+    return _FORMATS.get(method, found.row.name) if isinstance(method, str) else found.row.name
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tensors[self.name].shape
 
-    @property
-    def scale(self) -> TensorLike:
-        return self.tensors[self.base + self.row.scale]
-
-    def beside(self, suffix: str) -> TensorLike | None:
-        return self.tensors.get(self.base + suffix)
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The settings in config.json's ``quantization_config``; empty if it is missing."""
-        config = self.config()
-        return (config.quantization_config if config is not None else None) or {}
-
-    @property
-    def format(self) -> str:
-        """The program that config.json names, if it is a known one, else the row's."""
-        method = self.settings.get("quant_method")
-        return _FORMATS.get(method, self.row.name) if isinstance(method, str) else self.row.name
-
-    def packed(
-        self, shape: tuple[int, ...], packing: Packing, form: str | None = None
-    ) -> PackedWeight:
-        """Return the weight, with its name before packing."""
-        named_otherwise = self.row.weight not in ("", ".weight")
-        return PackedWeight(
-            self.base + ".weight" if named_otherwise else self.name,
-            shape,
-            packing,
-            form or self.row.name,
-        )
+def _packed(
+    found: _Found, shape: tuple[int, ...], packing: Packing, form: str | None = None
+) -> PackedWeight:
+    """Return the weight, with its name before packing."""
+    named_otherwise = found.row.weight not in ("", ".weight")
+    name = found.base + ".weight" if named_otherwise else found.name
+    return PackedWeight(name, shape, packing, form or found.row.name)
 
 
 def read_packing(
     row: Producer,
     name: str,
-    tensors: Mapping[str, TensorLike],
+    tensors: Mapping[str, TensorEntry],
     config: Callable[[], SourceConfig | None],
 ) -> PackedWeight:
     """Return the weight ``name`` of that row, unpacked; ``tensors`` may hold its companions.
 
     Raises: UnclearPackingError; DocumentError when config.json is read and is not valid.
     """
-    return _READERS[row](_Found(row, name, tensors, config))
+    return _READERS[row](Found(row, name, tensors, config))
 
 
 def _mlx(found: _Found) -> PackedWeight:
-    *lead, words = found.shape or (0,)
+    *lead, words = found.tensor.shape or (0,)
     *scale_lead, groups = found.scale.shape or (0,)
     if lead != scale_lead or not groups:
         raise UnclearPackingError("MLX's scales do not have the rows of their weights")
@@ -150,7 +117,7 @@ def _mlx(found: _Found) -> PackedWeight:
         answers = " and ".join(map(str, fitting)) or "no type that MLX has"
         says = "config.json's is another" if module is not None else "no config.json says which"
         raise UnclearPackingError(f"MLX's shapes fit {answers}, and {says}")
-    return found.packed((*lead, words * _WORD_BITS // int(fitting[0].bits)), fitting[0])
+    return _packed(found, (*lead, words * _WORD_BITS // int(fitting[0].bits)), fitting[0])
 
 
 def _nvfp4(found: _Found) -> PackedWeight:
@@ -165,31 +132,33 @@ def _nvfp4(found: _Found) -> PackedWeight:
 
 def _of_bytes(found: _Found, codes: int, packing: Packing) -> PackedWeight:
     """Return a weight of ``codes`` codes a byte, with one scale for each group of a row."""
-    *lead, last = found.shape or (0,)
+    *lead, last = found.tensor.shape or (0,)
     size = packing.group_size or 1
     if found.scale.shape != (*lead, last * codes // size) or last * codes % size:
         raise UnclearPackingError(f"the scales do not have the groups of {packing}")
-    return found.packed((*lead, last * codes), packing)
+    return _packed(found, (*lead, last * codes), packing)
 
 
 def _gpt_oss(found: _Found) -> PackedWeight:
     if (
-        not found.shape
-        or found.scale.shape != found.shape[:-1]
-        or found.shape[-1] != _TILE
-        or len(found.shape) < 2  # noqa: PLR2004
+        not found.tensor.shape
+        or found.scale.shape != found.tensor.shape[:-1]
+        or found.tensor.shape[-1] != _TILE
+        or len(found.tensor.shape) < 2  # noqa: PLR2004
     ):
         raise UnclearPackingError("unknown layout: gpt-oss has other shapes of blocks and scales")
-    *lead, groups, _ = found.shape
-    return found.packed((*lead, groups * 32), Packing("mxfp4", 4, 32))
+    *lead, groups, _ = found.tensor.shape
+    return _packed(found, (*lead, groups * 32), Packing("mxfp4", 4, 32))
 
 
 def _compressed(found: _Found) -> PackedWeight:
-    dtype = found.tensors[found.name].dtype
+    dtype = found.tensor.dtype
     if dtype is DType.I32:
         return _packed_words(found)
     if dtype is DType.I8:
-        return found.packed(_doubled(found.shape), Packing("int4", 4, _group_size(found, 2)))
+        return _packed(
+            found, _doubled(found.tensor.shape), Packing("int4", 4, _group_size(found, 2))
+        )
     return _fp4(found)
 
 
@@ -207,7 +176,7 @@ def _doubled(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _group_size(found: _Found, codes: int) -> int | None:
     """Return how many values of a row share a scale; None for a whole row, or more."""
-    shape, scale = found.shape, found.scale.shape
+    shape, scale = found.tensor.shape, found.scale.shape
     groups = scale[-1] if shape and len(scale) == len(shape) and scale[:-1] == shape[:-1] else 1
     return shape[-1] * codes // groups if groups > 1 and not shape[-1] * codes % groups else None
 
@@ -218,9 +187,9 @@ def _packed_words(found: _Found) -> PackedWeight:
     The last word of a row may be padded. If the scales do not give the length of rows, the padding
     is counted as values.
     """
-    if len(found.shape) < 2:  # noqa: PLR2004
+    if len(found.tensor.shape) < 2:  # noqa: PLR2004
         raise UnclearPackingError("compressed-tensors' packed weights are not matrices")
-    *lead, rows, words = found.shape
+    *lead, rows, words = found.tensor.shape
     groups = found.scale.shape[-1] if len(found.scale.shape) > 1 else 1
     zero_points = found.beside(".weight_zero_point")
     zeros_are_packed = (
@@ -240,7 +209,7 @@ def _packed_words(found: _Found) -> PackedWeight:
             "nothing says of how many bits the codes of compressed-tensors are"
         )
     bits, size, cols = fitting.pop()
-    return found.packed((*lead, rows, cols), Packing(f"int{bits}", bits, size))
+    return _packed(found, (*lead, rows, cols), Packing(f"int{bits}", bits, size))
 
 
 def _weight_groups(settings: Mapping[str, Any]) -> list[tuple[int, int | None]]:
@@ -260,40 +229,42 @@ def _weight_groups(settings: Mapping[str, Any]) -> list[tuple[int, int | None]]:
 
 
 def _scaled_bytes(found: _Found) -> PackedWeight:
-    shape, scale, form = found.shape, found.scale.shape, found.format
-    if found.tensors[found.name].dtype is DType.I8:
-        return found.packed(shape, Packing("int8", 8, _group_size(found, 1)), form)
+    shape, scale, form = found.tensor.shape, found.scale.shape, _format(found)
+    if found.tensor.dtype is DType.I8:
+        return _packed(found, shape, Packing("int8", 8, _group_size(found, 1)), form)
     if form == "BitNet" and len(shape) > 1:
-        return found.packed((*shape[:-2], shape[-2] * 4, shape[-1]), Packing("bitnet", 2), form)
+        return _packed(found, (*shape[:-2], shape[-2] * 4, shape[-1]), Packing("bitnet", 2), form)
     if len(shape) > 1 and len(scale) == len(shape):
         if scale[:-1] == shape[:-1] and (
             found.scale.dtype in _EXPONENTS or found.scale.dtype is DType.F8_E4M3
         ):
             fp4 = _fp4(found)
-            return found.packed(fp4.shape, fp4.packing, form)
+            return _packed(found, fp4.shape, fp4.packing, form)
         if scale[:-1] == shape[:-1]:
-            return found.packed(_doubled(shape), Packing("int4", 4, _group_size(found, 2)), form)
+            return _packed(found, _doubled(shape), Packing("int4", 4, _group_size(found, 2)), form)
         if (
             scale[:-2] == shape[:-2] and scale[-2] == 2 * shape[-2]
         ):  # ModelOpt packs two rows into one
             size = shape[-1] // scale[-1] if scale[-1] > 1 and not shape[-1] % scale[-1] else None
-            return found.packed((*shape[:-2], scale[-2], shape[-1]), Packing("int4", 4, size), form)
+            return _packed(
+                found, (*shape[:-2], scale[-2], shape[-1]), Packing("int4", 4, size), form
+            )
     raise UnclearPackingError("nothing says how many codes are in a byte")
 
 
 def _stacked_nvfp4(found: _Found) -> PackedWeight:
-    shape, scale = found.shape, found.scale.shape
+    shape, scale = found.tensor.shape, found.scale.shape
     if len(shape) < 2 or math.prod(shape) * 2 != math.prod(scale) * _TILE:  # noqa: PLR2004
         raise UnclearPackingError("the scales do not have the groups of nvfp4/16")
     *lead, rows, cols = shape
     along_rows = scale[-1] == cols
     unpacked = (rows * 2, cols) if along_rows else (rows, cols * 2)
-    return found.packed((*lead, *unpacked), Packing("nvfp4", 4, _TILE))
+    return _packed(found, (*lead, *unpacked), Packing("nvfp4", 4, _TILE))
 
 
 def _qweight(found: _Found) -> PackedWeight:
     """Return a weight of AWQ or GPTQ, stored transposed: AWQ packs outputs, GPTQ inputs."""
-    shape, scales = found.shape, found.scale.shape
+    shape, scales = found.tensor.shape, found.scale.shape
     if (
         len(shape) < 2  # noqa: PLR2004
         or len(scales) != len(shape)
@@ -305,7 +276,7 @@ def _qweight(found: _Found) -> PackedWeight:
     groups, out = scales[-2:]
     bits, inputs, form = _awq_or_gptq(found, rows, cols, out)
     size = inputs // groups if groups > 1 and not inputs % groups else None
-    return found.packed((*lead, out, inputs), Packing(f"int{bits}", bits, size), form)
+    return _packed(found, (*lead, out, inputs), Packing(f"int{bits}", bits, size), form)
 
 
 def _awq_or_gptq(found: _Found, rows: int, cols: int, out: int) -> tuple[int, int, str]:
@@ -331,15 +302,15 @@ def _bitsandbytes(found: _Found) -> PackedWeight:
 
     Its shape is in the data, not in the header, so here it is flat.
     """
-    count = found.tensors[found.name].nbytes * 2
+    count = found.tensor.nbytes * 2
     kind = next(kind for kind, row in producers.BITSANDBYTES.items() if row is found.row)
     blocks = math.prod(found.scale.shape)
     sizes = [2**power for power in range(5, 13) if -(-count // 2**power) == blocks]
-    return found.packed((count,), Packing(kind, 4, sizes[0] if len(sizes) == 1 else None))
+    return _packed(found, (count,), Packing(kind, 4, sizes[0] if len(sizes) == 1 else None))
 
 
 def _int8(found: _Found) -> PackedWeight:
-    return found.packed(found.shape, Packing("int8", 8))
+    return _packed(found, found.tensor.shape, Packing("int8", 8))
 
 
 def _exl2(found: _Found) -> PackedWeight:
@@ -348,20 +319,22 @@ def _exl2(found: _Found) -> PackedWeight:
     Its outputs are padded to a multiple of 32, and the padding is counted.
     """
     order = found.beside(".q_invperm")
-    if len(found.shape) != 2 or order is None or not math.prod(order.shape):  # noqa: PLR2004
+    if len(found.tensor.shape) != 2 or order is None or not math.prod(order.shape):  # noqa: PLR2004
         raise UnclearPackingError("unknown layout: EXL2 has other codes")
     inputs = math.prod(order.shape)
-    return found.packed(
-        (found.shape[1], inputs), Packing("exl2", round(found.shape[0] * _WORD_BITS / inputs, 2))
+    return _packed(
+        found,
+        (found.tensor.shape[1], inputs),
+        Packing("exl2", round(found.tensor.shape[0] * _WORD_BITS / inputs, 2)),
     )
 
 
 def _exl3(found: _Found) -> PackedWeight:
-    if len(found.shape) != 3:  # noqa: PLR2004
+    if len(found.tensor.shape) != 3:  # noqa: PLR2004
         raise UnclearPackingError("unknown layout: EXL3 has another trellis")
-    inputs, outputs, width = found.shape
+    inputs, outputs, width = found.tensor.shape
     bits = width // _TILE if width % _TILE == 0 else width / _TILE
-    return found.packed((outputs * _TILE, inputs * _TILE), Packing("exl3", bits))
+    return _packed(found, (outputs * _TILE, inputs * _TILE), Packing("exl3", bits))
 
 
 def _fp4_experts(found: _Found) -> PackedWeight:
@@ -371,11 +344,13 @@ def _fp4_experts(found: _Found) -> PackedWeight:
 
 
 def _fp8(found: _Found) -> PackedWeight:
-    shape, scale = found.shape, found.scale
+    shape, scale = found.tensor.shape, found.scale
     if scale.dtype in _EXPONENTS and shape and scale.shape == (*shape[:-1], shape[-1] // 32):
-        return found.packed(shape, Packing("mxfp8", 8, 32), "MXFP8")
+        return _packed(found, shape, Packing("mxfp8", 8, 32), "MXFP8")
     blocks = len(scale.shape) > 1 and scale.shape[-1] > 1
-    return found.packed(shape, Packing("fp8", 8), producers.BLOCK_FP8[0].name if blocks else "FP8")
+    return _packed(
+        found, shape, Packing("fp8", 8), producers.BLOCK_FP8[0].name if blocks else "FP8"
+    )
 
 
 _READERS: Mapping[Producer, Callable[[_Found], PackedWeight]] = {

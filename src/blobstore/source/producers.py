@@ -35,28 +35,17 @@ torchao/prototype/safetensors/safetensors_support.py `flatten_tensor_state_dict`
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import FLOATS, DType
+from blobstore.formats.safetensors.header import TensorEntry
+from blobstore.source.weights import SourceTensor
 
-
-class TensorLike(Protocol):
-    """The attributes of a stored tensor that the tables need."""
-
-    @property
-    def dtype(self) -> DType:
-        """Its dtype."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-
-    @property
-    def nbytes(self) -> int:
-        """Its bytes."""
+TensorLike: TypeAlias = SourceTensor | TensorEntry
+_T = TypeVar("_T", SourceTensor, TensorEntry)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +69,6 @@ class Producer:
 
     @property
     def scale(self) -> str:
-        """The suffix of the scales in the source."""
         return next(suffix for suffix, stored in self.companions.items() if stored == ".scale")
 
     def stores(self, name: str, tensors: Mapping[str, TensorLike]) -> bool:
@@ -317,30 +305,39 @@ REFUSED_FORMATS = (
 """Formats that are refused by name, the most specific first, for tensors that match no row."""
 
 
-def _by_dtype(rows: Iterable[Producer]) -> Mapping[DType, tuple[Producer, ...]]:
-    found: defaultdict[DType, list[Producer]] = defaultdict(list)
-    for row in rows:
-        for dtype in row.weight_dtypes:
-            found[dtype].append(row)
-    return {dtype: tuple(members) for dtype, members in found.items()}
+@dataclass(frozen=True, slots=True)
+class Found(Generic[_T]):
+    """A quantized weight and its row. ``config()`` reads config.json; None if it is missing."""
+
+    row: Producer
+    name: str
+    tensors: Mapping[str, _T]
+    config: Callable[[], SourceConfig | None]
+
+    @property
+    def base(self) -> str:
+        return self.name.removesuffix(self.row.weight)
+
+    @property
+    def tensor(self) -> _T:
+        return self.tensors[self.name]
+
+    @property
+    def scale(self) -> _T:
+        return self.tensors[self.base + self.row.scale]
+
+    def beside(self, suffix: str) -> _T | None:
+        return self.tensors.get(self.base + suffix)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings in config.json's ``quantization_config``; empty if it is missing."""
+        config = self.config()
+        return (config.quantization_config if config is not None else None) or {}
 
 
-_IMPORTED_BY_DTYPE = _by_dtype(IMPORTED)
-_COUNTED_BY_DTYPE = _by_dtype(COUNTED)
-
-
-def importing_row(name: str, tensors: Mapping[str, TensorLike]) -> Producer | None:
-    """Return the imported row that a tensor is a weight of, or None for any other tensor."""
-    return _row(name, tensors, _IMPORTED_BY_DTYPE)
-
-
-def counting_row(name: str, tensors: Mapping[str, TensorLike]) -> Producer | None:
-    """Return the row that a tensor is a weight of, imported or not; None for any other tensor."""
-    return _row(name, tensors, _COUNTED_BY_DTYPE)
-
-
-def _row(
-    name: str, tensors: Mapping[str, TensorLike], rows: Mapping[DType, tuple[Producer, ...]]
+def row_of(
+    name: str, tensors: Mapping[str, TensorLike], rows: Iterable[Producer] = COUNTED
 ) -> Producer | None:
-    candidates = rows.get(tensors[name].dtype, ())
-    return next((row for row in candidates if row.stores(name, tensors)), None)
+    """Return the row that a tensor is a weight of, or None for any other tensor."""
+    return next((row for row in rows if row.stores(name, tensors)), None)
