@@ -15,7 +15,7 @@ from blobstore.importer.making import Constant, Copy, GlobalScale, Run, Values, 
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.plan import make_plan
-from blobstore.source.weights import SourceTensor
+from blobstore.source.folders import SourceTensor
 
 MLP = "model.layers.0.mlp"
 FLOATS = st.sampled_from([DType.BF16, DType.F16, DType.F32])

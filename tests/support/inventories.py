@@ -11,9 +11,8 @@ from typing import Any
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import DType
 from blobstore.io.ranges import FileIdentity
-from blobstore.source.folders import LocalFolder
+from blobstore.source.folders import LocalFolder, SourceFile, SourceTensor
 from blobstore.source.inventory import Inventory
-from blobstore.source.weights import SourceFile, SourceTensor
 
 _FOLDER = LocalFolder(Path("/models/tiny"))
 _FILE = SourceFile(

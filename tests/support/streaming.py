@@ -15,8 +15,7 @@ from blobstore.importer import declared as declared_files, segments, writing
 from blobstore.io.budget import Cancellation
 from blobstore.io.ranges import Identity
 from blobstore.names import Digest
-from blobstore.source.folders import Folder, LocalFolder
-from blobstore.source.weights import SourceFile
+from blobstore.source.folders import Folder, LocalFolder, SourceFile
 from blobstore.store.local.store import Store
 
 TINY = 2**13

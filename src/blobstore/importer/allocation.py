@@ -43,14 +43,8 @@ from blobstore.importer.segments import LoadedBytes, Span, needed_for, united
 from blobstore.io.workers import Progress, results_of
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
 from blobstore.kernels.scales import ScaleChoice
-from blobstore.source.weights import (
-    Fetcher,
-    FetchOptions,
-    SourceFile,
-    SourceReaders,
-    SourceWeight,
-    fetching,
-)
+from blobstore.source.folders import SourceFile
+from blobstore.source.weights import Fetcher, FetchOptions, SourceReaders, SourceWeight, fetching
 
 AT_ONCE = 8
 """Threads that measure at the same time, where the processor's cores are fewer."""

@@ -28,7 +28,7 @@ from blobstore.hashing import Sha256, Stream
 from blobstore.hashing.stage import BlobHash, HashStage, Piece
 from blobstore.importer.outputs import PlannedBlob
 from blobstore.importer.segments import Segment
-from blobstore.source.weights import SourceFile
+from blobstore.source.folders import SourceFile
 from blobstore.store.ports import Finished, Session
 
 _PIECE: Final = 2**20

@@ -29,7 +29,8 @@ from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import OutputTensor, PlannedBlob
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
 from blobstore.kernels.scales import ScaleChoice
-from blobstore.source.weights import Scratch, SourceReaders, SourceTensor, SourceWeight
+from blobstore.source.folders import SourceTensor
+from blobstore.source.weights import Scratch, SourceReaders, SourceWeight
 
 _BYTE = np.dtype(np.uint8)
 

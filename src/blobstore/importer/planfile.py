@@ -41,9 +41,8 @@ from blobstore.io.ranges import FileIdentity, FileReader
 from blobstore.names import Digest
 from blobstore.source.addresses import OpenSource, Source, open_folder, without_secrets
 from blobstore.source.files import KeptFile
-from blobstore.source.folders import Folder
+from blobstore.source.folders import Folder, SourceFile
 from blobstore.source.inventory import Inventory, read_inventory
-from blobstore.source.weights import SourceFile
 
 VERSION: Final = 2
 RULE: Final = "P2"

@@ -39,7 +39,8 @@ from blobstore.importer.segments import (
     whole,
 )
 from blobstore.io.durable import os_errors, reserve
-from blobstore.source.weights import SourceFile, SourceReaders
+from blobstore.source.folders import SourceFile
+from blobstore.source.weights import SourceReaders
 
 WINDOW = 16
 """Blobs that are made at once: as many as the widest processors hash at once."""

@@ -34,7 +34,8 @@ from blobstore.io.durable import PAGE, os_errors
 from blobstore.io.ranges import SourceReader
 from blobstore.kernels.arrays import numpy_dtype
 from blobstore.kernels.scales import BlockRun
-from blobstore.source.weights import Fetcher, Form, SourceFile, SourceTensor, SourceWeight
+from blobstore.source.folders import SourceFile, SourceTensor
+from blobstore.source.weights import Fetcher, Form, SourceWeight
 
 
 class Need(NamedTuple):

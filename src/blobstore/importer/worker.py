@@ -46,7 +46,7 @@ from blobstore.io.durable import make_folder, os_errors, read_own, replace_file
 from blobstore.io.workers import Progress, begun, each, silent, threads
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
-from blobstore.source.weights import SourceFile
+from blobstore.source.folders import SourceFile
 from blobstore.store.ports import Home, Session
 
 _T = TypeVar("_T")

@@ -48,7 +48,8 @@ from blobstore.importer.segments import SEGMENT, WAIT_S, Buffer, BufferPool, Pre
 from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE
 from blobstore.io.workers import Progress, each
-from blobstore.source.weights import FetchOptions, SourceFile, SourceReaders, SourceWeight, fetching
+from blobstore.source.folders import SourceFile
+from blobstore.source.weights import FetchOptions, SourceReaders, SourceWeight, fetching
 from blobstore.store.ports import Finished, Session, Writer
 
 _ARITHMETIC = 1

@@ -16,6 +16,7 @@ from blobstore.errors import UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Part, Quantization, QuantType
+from blobstore.source.folders import SourceTensor
 from blobstore.source.producers import (
     BLOCK_FP8,
     COMPRESSED_NVFP4,
@@ -31,14 +32,7 @@ from blobstore.source.producers import (
     TensorLike,
     row_of,
 )
-from blobstore.source.weights import (
-    FP8_BLOCK,
-    Form,
-    SourceTensor,
-    SourceWeight,
-    is_expert,
-    named_twice,
-)
+from blobstore.source.weights import FP8_BLOCK, Form, SourceWeight, is_expert, named_twice
 
 _LEAST_ELEMENTS = 1024
 

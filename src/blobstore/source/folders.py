@@ -15,9 +15,9 @@ import hashlib
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -31,6 +31,7 @@ from blobstore.errors import (
     NotFoundError,
     from_os_error,
 )
+from blobstore.formats.dtypes import DType
 from blobstore.io.budget import Budget, Cancellation
 from blobstore.io.durable import os_errors
 from blobstore.io.ranges import (
@@ -234,6 +235,39 @@ class Folder(ABC):
 
     def __exit__(self, *_: object) -> None:  # noqa: B027  # a disk has no connections
         pass
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One .safetensors file of a folder, as it was when its header was read.
+
+    ``path`` is its path or address. ``declared``: the digest of its bytes, if its server declares
+    one.
+    """
+
+    folder: Folder = field(repr=False, compare=False)
+    name: str
+    path: str
+    identity: Identity
+    size: int
+    tensor_names: tuple[str, ...]
+    metadata: Mapping[str, str]
+    declared: Digest | None = None
+
+    def open(self) -> SourceReader:
+        return self.folder.open(self.name, self.identity)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTensor:
+    """One tensor of the checkpoint. ``offset`` counts bytes from the start of its file."""
+
+    name: str
+    file: SourceFile
+    dtype: DType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
 
 
 class LocalFolder(Folder):

@@ -52,9 +52,16 @@ from blobstore.source.files import (
     set_of,
     weight_sets,
 )
-from blobstore.source.folders import FIRST_READ, SUFFIX, Folder, LocalFolder
+from blobstore.source.folders import (
+    FIRST_READ,
+    SUFFIX,
+    Folder,
+    LocalFolder,
+    SourceFile,
+    SourceTensor,
+)
 from blobstore.source.producers import OWN
-from blobstore.source.weights import Form, SourceFile, SourceTensor, SourceWeight
+from blobstore.source.weights import Form, SourceWeight
 
 FLOAT = "float"
 """The kind of a checkpoint without quantized weights."""

@@ -42,7 +42,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import FLOATS, DType
 from blobstore.formats.safetensors.header import TensorEntry
-from blobstore.source.weights import SourceTensor
+from blobstore.source.folders import SourceTensor
 
 TensorLike: TypeAlias = SourceTensor | TensorEntry
 _T = TypeVar("_T", SourceTensor, TensorEntry)

@@ -27,11 +27,10 @@ from blobstore.errors import UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization
 from blobstore.io.budget import Cancellation
-from blobstore.io.ranges import Identity, SourceReader
+from blobstore.io.ranges import SourceReader
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.kernels.scales import BlockRun
-from blobstore.names import Digest
-from blobstore.source.folders import Folder
+from blobstore.source.folders import SourceFile, SourceTensor
 
 FP8_BLOCK = 128
 """Rows and columns of the blocks that share a scale; other sizes are not decoded."""
@@ -39,39 +38,6 @@ FP8_BLOCK = 128
 
 _EXPERT_MARKS = (".experts.", ".mlp.switch_mlp.", ".mlp.shared_experts.", ".mixer.shared_experts.")
 _EXPERT_COMPANIONS = (".bias", ".scale", ".qbias")
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """One .safetensors file of a folder, as it was when its header was read.
-
-    ``path`` is its path or address. ``declared``: the digest of its bytes, if its server declares
-    one.
-    """
-
-    folder: Folder = field(repr=False, compare=False)
-    name: str
-    path: str
-    identity: Identity
-    size: int
-    tensor_names: tuple[str, ...]
-    metadata: Mapping[str, str]
-    declared: Digest | None = None
-
-    def open(self) -> SourceReader:
-        return self.folder.open(self.name, self.identity)
-
-
-@dataclass(frozen=True, slots=True)
-class SourceTensor:
-    """One tensor of the checkpoint. ``offset`` counts bytes from the start of its file."""
-
-    name: str
-    file: SourceFile
-    dtype: DType
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
 
 
 class Form(enum.Enum):

@@ -22,8 +22,9 @@ from blobstore.kernels import native as choice
 from blobstore.kernels.native import active
 from blobstore.kernels.quantize import quantize
 from blobstore.kernels.scales import BlockRun
+from blobstore.source.folders import SourceTensor
 from blobstore.source.inventory import read_inventory
-from blobstore.source.weights import SourceReaders, SourceTensor, SourceWeight
+from blobstore.source.weights import SourceReaders, SourceWeight
 from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]

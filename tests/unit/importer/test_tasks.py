@@ -22,8 +22,7 @@ from blobstore.importer.run import plan_import
 from blobstore.importer.worker import Task, partition, shard_of, tasks_of
 from blobstore.io.ranges import FileReader, Identity
 from blobstore.names import Digest
-from blobstore.source.folders import LocalFolder
-from blobstore.source.weights import SourceTensor
+from blobstore.source.folders import LocalFolder, SourceTensor
 
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 12))

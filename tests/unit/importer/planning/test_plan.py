@@ -21,7 +21,7 @@ from blobstore.formats.safetensors.header import parse_header
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.plan import make_plan
-from blobstore.source.weights import SourceTensor
+from blobstore.source.folders import SourceTensor
 from blobstore.store.stored import stored_tensors
 
 MLP = "model.layers.0.mlp"

@@ -15,8 +15,8 @@ from blobstore.formats.dtypes import DType
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan
 from blobstore.importer.plan import make_plan
+from blobstore.source.folders import SourceTensor
 from blobstore.source.inventory import Inventory
-from blobstore.source.weights import SourceTensor
 
 NORM = source_tensor("model.norm.weight", 64)
 UP = source_tensor("model.layers.0.mlp.up_proj.weight", 64, 128)

@@ -12,7 +12,7 @@ from blobstore import plan_import
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan
 from blobstore.importer.plan import make_plan
-from blobstore.source.weights import SourceTensor
+from blobstore.source.folders import SourceTensor
 
 COHERE = "Cohere2MoeForCausalLM"
 

@@ -23,7 +23,7 @@ from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan
 from blobstore.importer.plan import make_plan
 from blobstore.importer.rules import MAX_PATTERNS, Rule, RuleBook, escaped
-from blobstore.source.weights import SourceTensor
+from blobstore.source.folders import SourceTensor
 from blobstore.store.local.store import Store
 
 MLP = "model.layers.0.mlp"
