@@ -139,11 +139,9 @@ def test_headers_of_decoded_blobs_say_the_same(case: Case) -> None:
 @every_source
 @unquantized
 def test_show_is_equal(case: Case, source: str) -> None:
-    show, summary = (
-        case.record["show"],
-        summarize(case.store, case.result.name, case.result.manifest),
-    )
-    shown = {tensor.name: (tensor.type_name, tensor.shape) for tensor in summary.tensors}
+    show = case.record["show"]
+    summary, tensors = summarize(case.store, case.result.name, case.result.manifest)
+    shown = {tensor.name: (tensor.type_name, tensor.shape) for tensor in tensors}
     recorded = {
         tensor["name"]: (tensor["type"], tuple(tensor["shape"])) for tensor in show["tensors"]
     }

@@ -89,8 +89,8 @@ def test_its_tensors_are_those_of_our_import(beside: Case, source: str, tmp_path
     assert isinstance(listed, ListedModel)
     assert listed.quant_type == "int4"
     found = store.find(NAME)
-    parameters = summarize(store, beside.result.name, beside.result.manifest).parameters
-    assert {summarize(store, found, store.manifest(found)).parameters, listed.parameters} == {
+    parameters = summarize(store, beside.result.name, beside.result.manifest)[0].parameters
+    assert {summarize(store, found, store.manifest(found))[0].parameters, listed.parameters} == {
         parameters
     }
     assert blobstore.inspect(str(found), store=store).parameters == parameters

@@ -87,8 +87,8 @@ def test_blobs_that_hold_only_a_bias_are_shown(store: Store, tmp_path: Path, pro
         write_checkpoint(tmp_path / "s", tensors), "m", store=store, profile=profile
     )
     name = ModelName(model="m")
-    summary = summarize(store, name, store.manifest(name))
-    assert [(tensor.name, tensor.shape) for tensor in summary.tensors] == [
+    summary, stored = summarize(store, name, store.manifest(name))
+    assert [(tensor.name, tensor.shape) for tensor in stored] == [
         ("model.layers.0.mlp.up_proj.bias", (64,)),
         ("model.layers.0.router.scale", (32,)),
     ]

@@ -46,7 +46,7 @@ from blobstore.errors import NotFoundError, UsageError, quoted
 
 if TYPE_CHECKING:
     from blobstore.names import ModelName
-    from blobstore.views.command_results import ArchivedModel, LoadedModel, SavedArchive
+    from blobstore.views.results import ArchivedModel, LoadedModel, SavedArchive
 
 
 _PIPE = "-"
@@ -102,10 +102,17 @@ def save(
             progress=progress,
         )
     if output != _PIPE:
-        from blobstore.views.command_results import SavedArchive
+        from blobstore.views.results import SavedArchive
 
         nbytes = os.path.getsize(output)  # noqa: PTH202  # as it was given
-        show_result(SavedArchive(output, nbytes, done), _show_saved, as_json=as_json)
+        saved = SavedArchive(
+            output,
+            nbytes,
+            [one.name for one in done],
+            sum(one.copied.blobs for one in done),
+            sum(one.copied.nbytes for one in done),
+        )
+        show_result(saved, _show_saved, as_json=as_json)
 
 
 def _show_saved(saved: SavedArchive) -> None:
@@ -163,13 +170,17 @@ def _chosen(archive: blobstore.Archive, names: Sequence[str]) -> list[ModelName]
 
 
 def _list(archive: blobstore.Archive, names: Sequence[ModelName], *, as_json: bool) -> None:
-    from blobstore.views.command_results import ArchivedModel
+    from blobstore.views.results import ArchivedModel
 
-    models = [ArchivedModel(name, archive.manifests.read(name)) for name in names]
+    manifests = {name: archive.manifests.read(name) for name in names}
+    models = [
+        ArchivedModel(name, manifest, len({blob.digest for blob in manifest.descriptors}))
+        for name, manifest in manifests.items()
+    ]
     show_result(models, _show_listed, as_json=as_json)
     if archive.unnamed:
-        manifests = counted(len(archive.unnamed), "model")
-        note(f"{manifests} without a name: {', '.join(one.short for one in archive.unnamed)}")
+        unnamed = counted(len(archive.unnamed), "model")
+        note(f"{unnamed} without a name: {', '.join(one.short for one in archive.unnamed)}")
 
 
 def _show_listed(models: list[ArchivedModel]) -> None:
@@ -188,7 +199,7 @@ def _loaded(
 ) -> list[LoadedModel]:
     from blobstore.formats.oci import check_is_model
     from blobstore.store.ports import id_of, replaced_id
-    from blobstore.views.command_results import LoadedModel
+    from blobstore.views.results import LoadedModel
 
     if not names and archive.unnamed:
         message = f"the model of {archive.address} has no name"

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from blobstore.inspection.inspection import Branch, LogicalTensor
     from blobstore.names import ModelName
     from blobstore.source.addresses import Source
-    from blobstore.views.command_results import WrittenReport
+    from blobstore.views.results import WrittenReport
     from blobstore.web.report import ModelReport
 
 
@@ -98,11 +98,14 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a checkpoint holds. It may be local or remote: only headers are read."""
-    from blobstore.inspection.inspect import inspect_at
+    from blobstore.inspection.inspect import inspect_model, inspect_source, model_named
 
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
-    everything = inspect_at(target, lambda: stores_at(store, lower, may_be_new=True), source_at)
+    if (name := model_named(target)) is not None:
+        everything = inspect_model(name, target, stores_at(store, lower, may_be_new=True))
+    else:
+        everything = inspect_source(source_at(target), target)
     found = everything.only(filters) if filters else everything
     if as_json:
         show_json(found, compact=True)
@@ -436,7 +439,7 @@ def _written(
     found: ModelReport, output: str | None, png: str | None, date: str | None, *, force: bool
 ) -> WrittenReport:
     from blobstore.plots.specification import drawn_png
-    from blobstore.views.command_results import WrittenReport
+    from blobstore.views.results import WrittenReport
     from blobstore.web.report import check_place, model_page, place_file
 
     pictures = (
@@ -468,7 +471,6 @@ def _show_report(done: WrittenReport) -> None:
 
 def _side(text: str) -> Source | ModelName:
     """Return a stored model's name, or a source: a path that exists, or an address."""
-    from blobstore.inspection.inspect import parse_target
+    from blobstore.inspection.inspect import model_named
 
-    target = parse_target(text)
-    return target.model if target.is_model and target.model is not None else source_at(text)
+    return model_named(text) or source_at(text)

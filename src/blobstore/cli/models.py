@@ -48,8 +48,8 @@ from blobstore.errors import StorageError, UsageError
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
-    from blobstore.inspection.listing import BrokenModel, ListedModel, ModelDetails, ModelSummary
-    from blobstore.views.command_results import CopiedModel, RemovedModel, RenamedModel
+    from blobstore.inspection.listing import BrokenModel, ListedModel
+    from blobstore.views.results import CopiedModel, RemovedModel, RenamedModel, ShownModel
 
 
 _SHOWN = 20
@@ -145,26 +145,24 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a model: its architecture, type and size."""
-    from blobstore.inspection.listing import describe, stored_coverage, summarize
+    from blobstore.inspection.listing import stored_coverage, summarize
+    from blobstore.views.results import ShownModel
 
     asked = ModelName.parse(name)
     opened = stores_at(store, lower)
     home = opened.holder(asked)
     full = home.find(asked)
     manifest = home.manifests.read(full)
-    is_packed = home is opened.packed
-    summary = replace(summarize(home, full, manifest), is_packed=is_packed)
-    details = describe(home, manifest, summary.tensors)
+    details, stored = summarize(home, full, manifest)
     covered = stored_coverage(home, manifest) if coverage else None
     with _unreadable_is_noted():
         if (newest := opened.upper.newer) is not None and newest.has(full):
             note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
+    found = ShownModel(replace(details, is_packed=home is opened.packed), manifest, stored, covered)
     if as_json:
-        from blobstore.views.command_results import ShownModel
-
-        show_json(ShownModel(summary, details, covered))
+        show_json(found)
         return
-    _show_model(summary, details)
+    _show_model(found)
     if covered is not None:
         emit()
         show_coverage(covered)
@@ -172,29 +170,30 @@ def show(
         emit()
         rows = [
             (one.name, str(one.quantization or one.dtype), shape(one.shape), size(one.nbytes))
-            for one in summary.tensors
+            for one in stored
         ]
         show_table(("TENSOR", "TYPE", "SHAPE", "SIZE"), rows)
 
 
-def _show_model(summary: ModelSummary, details: ModelDetails) -> None:
+def _show_model(found: ShownModel) -> None:
     from blobstore.store.stored import weights_by_type
 
-    parameters = f"{count(summary.parameters)} ({summary.parameters:,})"
+    details = found.details
+    parameters = f"{count(details.parameters)} ({details.parameters:,})"
     facts = {
-        "name": summary.name,
-        "id": summary.id,
+        "name": details.name,
+        "id": details.id,
         "architecture": details.architecture,
-        "parameters": parameters if summary.parameters else None,
-        "type": summary.quant_type or None,
-        "weights": counts(weights_by_type(summary.tensors)) or None,
+        "parameters": parameters if details.parameters else None,
+        "type": details.quant_type or None,
+        "weights": counts(weights_by_type(found.tensors)) or None,
         "context length": details.context_length,
         "embedding length": details.embedding_length,
         "capabilities": ", ".join(details.capabilities) or None,
-        "size": size(summary.size),
-        "layers": summary.layers,
-        "tensors": len(summary.tensors),
-        "state": "packed" if summary.is_packed else None,
+        "size": size(details.size),
+        "layers": len(found.manifest.layers),
+        "tensors": len(found.tensors),
+        "state": "packed" if details.is_packed else None,
     }
     for verdict in details.runs_in:
         answer = f"{verdict.runs.value}: {with_flags(verdict.reason)} ({verdict.version})"
@@ -210,7 +209,7 @@ def rm(
     as_json: JsonOption = False,
 ) -> None:
     """Remove models, and the blobs that no other model needs."""
-    from blobstore.views.command_results import RemovedModel
+    from blobstore.views.results import RemovedModel
 
     asked = list(map(ModelName.parse, names))
     opened = stores_at(store, lower, wait)
@@ -281,7 +280,7 @@ def _copy_to(
     source: Any, name: ModelName, wanted: ModelName, target: Any, jobs: int | None, *, replace: bool
 ) -> CopiedModel:
     from blobstore.store.ports import already_exists, id_of
-    from blobstore.views.command_results import CopiedModel
+    from blobstore.views.results import CopiedModel
 
     if Path(source.address) in (Path(target.address), *Path(target.address).parents):
         what = "is" if source.address == target.address else "lies in"
@@ -328,7 +327,7 @@ def mv(
 def _give_name(
     done: str, store: Any, asked: ModelName, rename: Callable[[], ModelName], *, as_json: bool
 ) -> None:
-    from blobstore.views.command_results import RenamedModel
+    from blobstore.views.results import RenamedModel
 
     old = store.holder(asked).find(asked)  # as it is written there; gone after a move
     show_result(RenamedModel(old, rename()), partial(_show_new_name, done), as_json=as_json)

@@ -150,7 +150,7 @@ def _show(answer: Generation, seed: int | None, *, as_json: bool) -> None:
         if not as_json:
             emit(shown_piece(piece), end="")
     if as_json:
-        from blobstore.views.command_results import RunAnswer
+        from blobstore.views.results import RunAnswer
 
         show_json(
             RunAnswer(

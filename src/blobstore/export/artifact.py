@@ -61,7 +61,6 @@ from blobstore.store.ports import (
     check_blob_size,
     unique,
 )
-from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import StoredModel
 
 FOLDER = "models"
@@ -86,41 +85,44 @@ class _Layer:
     annotations: Mapping[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """The layers and documents of an artifact; the config needs the digests of the layers.
-
-    ``config`` gives the bytes of the config blob.
-    """
-
-    layers: tuple[_Layer, ...]
-    config_media_type: str
-    config: Callable[[list[Digest]], bytes]
-    artifact_type: str | None = None
-
-
-def _modelpack_of(
-    name: str, model: StoredModel, plan: ExportPlan, dequantize: DType | None
-) -> _Form:
-    """Return a model as a ModelPack artifact of the files in ``plan``; ``name`` is for its config.
+def _modelpack_layers(plan: ExportPlan) -> list[_Layer]:
+    """Return a layer for each file.
 
     Shards come first, in their order: a runtime that loads the first file of weights gets those of
-    the model, not of its draft. Raises: as `StoredModel.source_config` and `StoredModel.opened`.
+    the model, not of its draft.
     """
-    files = (*plan.shards, *sorted(plan.documents, key=lambda file: file.path))
+    return [
+        _Layer(
+            file.path,
+            layer_media_type(file.path),
+            file.size,
+            partial(open_file, file),
+            partial(digest_of, file),
+            dict.fromkeys(PATH_ANNOTATIONS, file.path),
+        )
+        for file in (*plan.shards, *sorted(plan.documents, key=lambda file: file.path))
+    ]
+
+
+def _modelpack_config(
+    layers: Sequence[Digest], name: str, model: StoredModel, dequantize: DType | None
+) -> bytes:
     dtypes, types, parameters = Counter[DType](), Counter[str](), 0
     for tensors in model.tensors_of_each(model.weight_layers):
         for tensor in tensors:
             parameters += tensor.parameters
-            if (dtype := _exported_dtype(tensor, dequantize)) is not None:
+            is_cast = tensor.quantization is not None or tensor.dtype in CONVERTED
+            # The arrays of some codes do not say the dtype of their values.
+            dtype = dequantize if dequantize is not None and is_cast else tensor.value_dtype
+            if dtype is not None:
                 dtypes[dtype] += tensor.parameters
             if dequantize is None and tensor.quant_type is not None:
                 types[tensor.quant_type.value] += tensor.parameters
     said = model.source_config or {}
     architectures, family = said.get("architectures"), said.get("model_type")
     first = architectures[0] if isinstance(architectures, list) and architectures else None
-    config = partial(
-        modelpack_config,
+    return modelpack_config(
+        layers,
         name=name,
         architecture=first if isinstance(first, str) else None,
         family=family if isinstance(family, str) else None,
@@ -128,42 +130,29 @@ def _modelpack_of(
         dtypes=_by_count(dtypes),
         quantization=_by_count(types),
     )
-    layers = tuple(map(_file_layer, files))
-    return _Form(layers, MODELPACK_CONFIG_MEDIA_TYPE, config, MODELPACK_ARTIFACT_TYPE)
-
-
-def _file_layer(file: PlannedFile) -> _Layer:
-    return _Layer(
-        file.path,
-        layer_media_type(file.path),
-        file.size,
-        partial(open_file, file),
-        partial(digest_of, file),
-        dict.fromkeys(PATH_ANNOTATIONS, file.path),
-    )
-
-
-def _exported_dtype(tensor: StoredTensor, dequantize: DType | None) -> DType | None:
-    """Return the dtype of a tensor's values in the export; None if its arrays do not say it."""
-    if dequantize is not None and (tensor.quantization is not None or tensor.dtype in CONVERTED):
-        return dequantize
-    return tensor.value_dtype
 
 
 def _by_count(counted: Counter[_T]) -> list[_T]:
-    """Return what was counted, the most frequent first; ties in the order of their names."""
     return sorted(counted, key=lambda one: (-counted[one], str(one)))
 
 
-def _image_of(plan: ExportPlan) -> _Form:
-    """Return an image of the files in ``plan``."""
+def _image_layers(plan: ExportPlan) -> list[_Layer]:
     together = -(-len(plan.shards) // MOST_LAYERS) or 1
     groups: list[Sequence[PlannedFile]] = [
         plan.shards[begin : begin + together] for begin in range(0, len(plan.shards), together)
     ]
     if plan.documents:
         groups.append(sorted(plan.documents, key=lambda file: file.path))
-    return _Form(tuple(map(_tar_layer, groups)), IMAGE_CONFIG_MEDIA_TYPE, _image_config)
+    return [
+        _Layer(
+            f"{FOLDER}/{files[0].path}",
+            IMAGE_LAYER_MEDIA_TYPE,
+            sum(part.size for part in _parts(files)),
+            partial(_open, files),
+            partial(_digest, files),
+        )
+        for files in groups
+    ]
 
 
 def _image_config(layers: Sequence[Digest]) -> bytes:
@@ -181,28 +170,16 @@ def _image_config(layers: Sequence[Digest]) -> bytes:
     )
 
 
-def _tar_layer(files: Sequence[PlannedFile]) -> _Layer:
-    name = f"{FOLDER}/{files[0].path}"
-    return _Layer(
-        name,
-        IMAGE_LAYER_MEDIA_TYPE,
-        sum(part.size for part in _parts(files)),
-        partial(_open, name, files),
-        partial(_digest, name, files),
-    )
+def _open(files: Sequence[PlannedFile]) -> JoinedReader:
+    return JoinedReader(f"the layer of {FOLDER}/{files[0].path}", list(_parts(files)))
 
 
-def _open(name: str, files: Sequence[PlannedFile]) -> JoinedReader:
-    return JoinedReader(f"the layer of {name}", list(_parts(files)))
-
-
-def _digest(name: str, files: Sequence[PlannedFile], stage: HashStage) -> Digest:
-    with _open(name, files) as reader:
+def _digest(files: Sequence[PlannedFile], stage: HashStage) -> Digest:
+    with _open(files) as reader:
         return reader.digest(stage)
 
 
 def _parts(files: Sequence[PlannedFile]) -> Iterator[Segment]:
-    """Yield the parts of a tar: the folders of the files, the files, and the end."""
     paths = [f"{FOLDER}/{file.path}" for file in files]
     folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents} - {"."}
     yield _bytes(b"".join(map(folder_header, sorted(folders))))
@@ -222,8 +199,6 @@ _KINDS = ("modelpack", "image", "oci")
 
 
 class _Blobs(Blobs):
-    """The blobs of an artifact. See `Blobs`."""
-
     def __init__(self, opened: Opened, descriptors: Iterable[Descriptor]) -> None:
         self._opened = opened
         self._sizes = {blob.digest: blob.size for blob in descriptors}
@@ -242,10 +217,7 @@ class _Blobs(Blobs):
 
 
 class Artifact(Readable):
-    """A stored model in another form. See `Readable`.
-
-    ``notes``: sentences about what it leaves out or changes.
-    """
+    """A stored model in another form. ``notes``: sentences about what it leaves out or changes."""
 
     def __init__(
         self,
@@ -263,8 +235,7 @@ class Artifact(Readable):
 
     @contextmanager
     def lease(self) -> Iterator[bool]:
-        """See `Readable`: the store's blobs are kept for as long as the artifact is open."""
-        yield True
+        yield True  # the store's blobs are kept for as long as the artifact is open
 
 
 @contextmanager
@@ -299,44 +270,44 @@ def open_artifact(
         full = store.find(name)
         model = StoredModel(full, store.manifests.read(full), store)
         if kind == "oci":
-            yield _under_oci(full, model)
+            blobs = model.manifest.descriptors
+            opened: Opened = {blob.digest: partial(model.home.blobs.open, blob) for blob in blobs}
+            yield Artifact(full, store.address, under_oci(model.manifest), opened, ())
             return
         plan = plan_export(model, options, verify=True)
         check_copies(plan)
-        form = (
-            _image_of(plan)
-            if kind == "image"
-            else _modelpack_of(full.model, model, plan, options.dequantize)
+        if kind == "image":
+            layers, config, artifact_type = _image_layers(plan), _image_config, None
+            config_type = IMAGE_CONFIG_MEDIA_TYPE
+        else:
+            layers, artifact_type = _modelpack_layers(plan), MODELPACK_ARTIFACT_TYPE
+            config_type = MODELPACK_CONFIG_MEDIA_TYPE
+            config = partial(
+                _modelpack_config, name=full.model, model=model, dequantize=options.dequantize
+            )
+        digests = _digests(layers, threads(jobs), progress)
+        raw = config(digests)
+        described = Descriptor(config_type, Digest.of(raw), len(raw))
+        manifest = artifact_manifest(
+            described,
+            [
+                OciDescriptor(layer.media_type, digest, layer.size, annotations=layer.annotations)
+                for layer, digest in zip(layers, digests, strict=True)
+            ],
+            artifact_type=artifact_type,
         )
-        manifest, opened = _made(form, threads(jobs), progress)
+        opened = {digest: layer.open for layer, digest in zip(layers, digests, strict=True)}
+        opened |= {described.digest: partial(BytesReader, raw)}
         yield Artifact(full, store.address, manifest, opened, plan.notes)
 
 
-def _under_oci(name: ModelName, model: StoredModel) -> Artifact:
-    blobs = model.manifest.descriptors
-    opened = {blob.digest: partial(model.home.blobs.open, blob) for blob in blobs}
-    return Artifact(name, model.home.address, under_oci(model.manifest), opened, ())
-
-
-def _made(form: _Form, jobs: int, progress: Progress | None) -> tuple[Manifest, Opened]:
-    """Return the manifest of an artifact, and how each of its blobs is opened."""
+def _digests(layers: Sequence[_Layer], jobs: int, progress: Progress | None) -> list[Digest]:
     stage = HashStage()
-    told = begun(progress, sum(layer.size for layer in form.layers))
+    told = begun(progress, sum(layer.size for layer in layers))
 
     def hashed(layer: _Layer) -> Digest:
         digest = layer.digest(stage)
         told(layer.size, layer.name)
         return digest
 
-    digests = results_of(form.layers, hashed, jobs, name="artifact")
-    opened: dict[Digest, Callable[[], OpenReader]] = {}
-    layers = []
-    for layer, digest in zip(form.layers, digests, strict=True):
-        opened[digest] = layer.open
-        layers.append(
-            OciDescriptor(layer.media_type, digest, layer.size, annotations=layer.annotations)
-        )
-    config = form.config(digests)
-    described = Descriptor(form.config_media_type, Digest.of(config), len(config))
-    opened[described.digest] = partial(BytesReader, config)
-    return artifact_manifest(described, layers, artifact_type=form.artifact_type), opened
+    return results_of(layers, hashed, jobs, name="artifact")

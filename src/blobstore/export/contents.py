@@ -2,19 +2,30 @@
 
 A model may hold two checkpoints: itself, and its draft model. No weight is read. JSON documents are
 exported as they were stored, but config.json must not describe what the folder does not hold.
+
+The Modelfile holds the layers of a manifest beside weights and JSON documents. Each command is read
+back by the importer's own parser before it counts: some texts can't be written in a Modelfile, and
+these are left out with a note. Files of the source are exported byte for byte; a file that the
+export makes itself gives way to one of the same name.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from blobstore.errors import InvalidNameError, UnsupportedSourceError, UsageError, quoted
-from blobstore.export import texts
+from blobstore.errors import (
+    BlobStoreError,
+    InvalidNameError,
+    UnsupportedSourceError,
+    UsageError,
+    quoted,
+)
 from blobstore.export.planned_files import (
     INDEX_NAME,
     BlobRange,
@@ -27,12 +38,11 @@ from blobstore.export.planned_files import (
     PlannedDocument,
     PlannedShard,
     Weight,
-    check_array_names,
-    in_library_order,
     read_weights,
     shard_index,
     split_into_shards,
 )
+from blobstore.formats import strictjson
 from blobstore.formats.checkpoint import (
     CONFIG_NAME,
     DRAFT_FOLDER,
@@ -40,19 +50,27 @@ from blobstore.formats.checkpoint import (
     FILE_TYPE,
     FILE_TYPES,
     SourceConfig,
+    family_of,
     group_of,
     parse_config,
 )
 from blobstore.formats.documents import (
     FILE_MEDIA_TYPE,
     JSON_MEDIA_TYPE,
+    MESSAGES_MEDIA_TYPE,
+    PARAMS_MEDIA_TYPE,
+    REQUIRED_OLLAMA,
     TENSOR_MEDIA_TYPE,
     TEXT_LAYERS,
+    ModelConfig,
 )
 from blobstore.formats.dtypes import FLOATS, DType
+from blobstore.formats.modelfile import Modelfile, read_script
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 from blobstore.formats.strictdocument import validated
-from blobstore.names import file_name
+from blobstore.formats.strictjson import parse_object
+from blobstore.names import file_name, relative_path
+from blobstore.source.files import MAX_INDEX, MAX_INDEX_VALUES
 from blobstore.store.stored_model import BlobFile, StoredModel
 
 MODELOPT_CONFIG = "hf_quant_config.json"
@@ -61,6 +79,11 @@ MODELOPT_CONFIG = "hf_quant_config.json"
 _CLAIMS = frozenset({"quantization", "quantization_config", "compression_config"})
 _DTYPES = ("dtype", "torch_dtype")
 _WORDS = {dtype: str(dtype.array_name) for dtype in FLOATS}
+
+
+# safetensors 0.8.0, tensor.rs `Dtype` and `prepare`: the largest alignment first, so that every
+# array is aligned.
+_RANK = {dtype: rank for rank, dtype in enumerate(reversed(DType))}
 
 
 def exported_config(
@@ -95,7 +118,6 @@ def _without_claims(value: Any) -> Any:
 
 
 def _with_dtype(config: Mapping[str, Any], word: str) -> dict[str, Any]:
-    """Return the config with that dtype wherever it, or a section of it, names one."""
     changed = dict(config)
     for key, value in config.items():
         if key in _DTYPES and isinstance(value, str):
@@ -199,7 +221,11 @@ def plan_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> ExportPla
         arrays, quantization, notes = mlx_arrays(checkpoint, parse_config(raw), options.dequantize)
     else:
         arrays = output_arrays(checkpoint, options.dequantize)
-        check_array_names(arrays)
+        names = Counter(array.name for array in arrays)
+        for array in arrays:
+            if names[array.name] > 1:
+                message = f"two arrays would be called {quoted(array.name)}"
+                raise UnsupportedSourceError(message, tensor=array.weight)
     shards = _plan_shards(checkpoint, arrays, options)
     documents = _plan_documents(checkpoint, options, quantization)
     return shards + documents + ExportPlan(notes=notes)
@@ -211,7 +237,7 @@ def _plan_documents(
     documents: list[PlannedDocument] = []
     notes: list[str] = []
     for name, stored in checkpoint.documents.items():
-        path, data = checkpoint.folder + _file_name(name), stored
+        path, data = checkpoint.folder + _checked(file_name, name, "document"), stored
         if name == MODELOPT_CONFIG:
             notes.append(f"{path} was left out: it describes tensors that are stored otherwise")
             continue
@@ -223,12 +249,12 @@ def _plan_documents(
     return ExportPlan(documents=tuple(documents), notes=tuple(notes))
 
 
-def _file_name(name: str) -> str:
+def _checked(check: Callable[[object], str], name: str, what: str) -> str:
     try:
-        return file_name(name)
+        return check(name)
     except InvalidNameError as error:
         raise UnsupportedSourceError(
-            f"a document of the model can't be a file: {error}", rule=error.rule
+            f"a {what} of the model can't be a file: {error}", rule=error.rule
         ) from None
 
 
@@ -275,7 +301,7 @@ def _split(
             raise UnsupportedSourceError(
                 f"no file of the source is known for {quoted(array.weight)}", tensor=array.weight
             )
-        files[_file_name(origin.files[place[0]].name)].append(array.name)
+        files[_checked(file_name, origin.files[place[0]].name, "document")].append(array.name)
     return files
 
 
@@ -285,14 +311,13 @@ def _in_order(origin: Origin, arrays: Sequence[OutputArray]) -> list[OutputArray
     place = origin.place(arrays[0].name)
     names = origin.files[place[0]].tensors if place is not None else ()
     if by_name.keys() != set(names):
-        return in_library_order(arrays)
+        return sorted(arrays, key=lambda array: (_RANK[array.dtype], array.name.encode()))
     return [by_name[name] for name in names]
 
 
 def _metadata(
     checkpoint: Checkpoint, arrays: Sequence[OutputArray], options: ExportOptions
 ) -> tuple[dict[str, str], set[str]]:
-    """Return a file's metadata, and the keys of the source's files that had to be left out."""
     if options.is_mlx:
         return {"format": "mlx"}, set()
     found, unequal = checkpoint.origin.metadata_of(array.weight for array in arrays)
@@ -307,7 +332,6 @@ def _metadata(
 
 
 def _described(arrays: Iterable[OutputArray]) -> Iterator[tuple[str, str]]:
-    """Yield the type, group size and layout of each quantized weight, as in a blob's metadata."""
     for array in arrays:
         if array.quantization is not None:
             yield f"{array.name}.quant_type", array.quantization.quant_type.value
@@ -329,11 +353,10 @@ def plan_export(model: StoredModel, options: ExportOptions, *, verify: bool = Fa
     for draft in drafts:
         plan += _plan_draft(draft, options)
     has_draft = any(shard.path.startswith(DRAFT_FOLDER) for shard in plan.shards)
-    text, notes = texts.modelfile(
+    text, notes = modelfile(
         list(_text_layers(model)), model.config, _architecture(main), draft=has_draft
     )
-    modelfile = (PlannedDocument(texts.NAME, text),) if text is not None else ()
-    plan += ExportPlan(documents=modelfile, notes=tuple(notes))
+    plan += ExportPlan(notes=tuple(notes))
     # A draft that is left out takes its files with it; without one the folder is like any other.
     files = [
         file
@@ -342,7 +365,7 @@ def plan_export(model: StoredModel, options: ExportOptions, *, verify: bool = Fa
     ]
     is_cast = options.dequantize is not None or (provenance is not None and provenance.is_cast)
     folders = [one.folder for one in (main, *drafts)]
-    plan = texts.with_files(plan, files, folders, same_weights=not is_cast)
+    plan = with_files(plan, text, files, folders, same_weights=not is_cast)
     _check_paths(plan, model)
     return plan
 
@@ -350,7 +373,6 @@ def plan_export(model: StoredModel, options: ExportOptions, *, verify: bool = Fa
 def _checkpoints(
     model: StoredModel, provenance: Provenance | None, *, verify: bool
 ) -> list[Checkpoint]:
-    """Return the model's checkpoint, and that of its draft if it has one."""
     config, weights, documents = model.config, read_weights(model, verify=verify), {}
     for layer in model.manifest.json_layers:
         if layer.name and layer.name != OWN_DOCUMENT:
@@ -398,7 +420,7 @@ def _architecture(checkpoint: Checkpoint) -> SourceConfig | None:
     return validated(SourceConfig, named, CONFIG_NAME, "Q1")
 
 
-def _text_layers(model: StoredModel) -> Iterator[texts.TextLayer]:
+def _text_layers(model: StoredModel) -> Iterator[TextLayer]:
     """Yield the layers beside tensors, documents and files; unknown types without their bytes."""
     for layer in model.manifest.layers:
         is_file = layer.media_type in (JSON_MEDIA_TYPE, FILE_MEDIA_TYPE) and layer.name is not None
@@ -408,7 +430,6 @@ def _text_layers(model: StoredModel) -> Iterator[texts.TextLayer]:
 
 
 def _stored_files(model: StoredModel) -> Iterator[CopiedBlob]:
-    """Yield the other files of the checkpoint, in manifest order; no bytes are read."""
     for layer in model.manifest.file_layers:
         if layer.name is not None:
             with model.located(layer), model.home.blobs.open(layer) as reader:
@@ -418,13 +439,150 @@ def _stored_files(model: StoredModel) -> Iterator[CopiedBlob]:
 
 
 def _check_paths(plan: ExportPlan, model: StoredModel) -> None:
-    """Raise UnsupportedSourceError when two files have one path, or one is the other's folder."""
-    paths: Sequence[str] = [file.path for file in plan.files]
+    paths = [file.path for file in plan.files]
     folders = {path[:end] for path in paths for end, letter in enumerate(path) if letter == "/"}
-    taken: set[str] = set()
-    for path in (*paths, *sorted(folders)):
-        if path in taken:
-            raise UnsupportedSourceError(
-                f"two files of {model.name} would be called {quoted(path)}", model=str(model.name)
-            )
-        taken.add(path)
+    if twice := [path for path, count in Counter([*paths, *folders]).items() if count > 1]:
+        message = f"two files of {model.name} would be called {quoted(min(twice))}"
+        raise UnsupportedSourceError(message, model=str(model.name))
+
+
+NAME = "Modelfile"
+_HEAD = "FROM .\n"
+
+
+TextLayer = tuple[str, bytes]
+"""A layer that is neither tensors nor a JSON document: its media type and its bytes."""
+
+
+def modelfile(
+    layers: Sequence[TextLayer], stored: ModelConfig, config: SourceConfig | None, *, draft: bool
+) -> tuple[bytes | None, list[str]]:
+    """Return the Modelfile that gives the layers back on import, and notes on what is left out.
+
+    None when it would be empty: no layers, and the config blob has the parser, the renderer
+    and the version of Ollama that an import would choose by itself.
+    """
+    commands: list[str] = []
+    notes: list[str] = []
+    for what, command in map(_commands, layers):
+        if command is None:
+            notes.append(f"{what} can't be written in a Modelfile and was left out")
+        else:
+            commands.append(command)
+    commands += _choices(stored, config)
+    if not commands:
+        return None, notes
+    text = _HEAD + ("DRAFT draft\n" if draft else "") + "".join(commands)
+    return text.encode(), notes
+
+
+def _commands(layer: TextLayer) -> tuple[str, str | None]:
+    """Return what a layer is, for a message, and the commands that give it back, or None."""
+    media_type, data = layer
+    what = TEXT_LAYERS.get(media_type)
+    if what is None:
+        return f"a layer of type {quoted(media_type)}", None
+    try:
+        text = "".join(_lines(media_type, data))
+        (back,) = Modelfile.parse((_HEAD + text).encode()).layers()
+        is_same = back == layer or (back[0] == media_type and _is_same_json(back[1], data))
+    except (BlobStoreError, TypeError, ValueError, AttributeError, KeyError):
+        is_same = False  # no import makes such a layer
+    return f"the {what.lower()}", text if is_same else None
+
+
+def _lines(media_type: str, data: bytes) -> Iterator[str]:
+    if media_type == PARAMS_MEDIA_TYPE:
+        for key, item in strictjson.parse(data).items():
+            for one in item if isinstance(item, list) else [item]:
+                text = one if isinstance(one, str) else strictjson.encode(one).decode()
+                yield f"PARAMETER {key} {_value(text)}\n"
+    elif media_type == MESSAGES_MEDIA_TYPE:
+        for message in strictjson.parse(data):
+            yield f"MESSAGE {message['role']} {_value(message['content'])}\n"
+    else:
+        yield f"{TEXT_LAYERS[media_type]} {_value(data.decode())}\n"
+
+
+def _is_same_json(one: bytes, other: bytes) -> bool:
+    return one.startswith((b"{", b"[")) and strictjson.parse(one) == strictjson.parse(other)
+
+
+def _value(text: str) -> str:
+    """Return the first way to write a value that is read back as it was.
+
+    Raises: ValueError when no way does.
+    """
+    is_line = text and "\n" not in text and "\r" not in text
+    for quotes in ("", '"', '"""') if is_line else ('"""', '"'):
+        written = f"{quotes}{text}{quotes}"
+        try:
+            commands, dropped = read_script(f"SYSTEM {written}\n".encode(), NAME)
+        except BlobStoreError:
+            continue
+        if not dropped and [command.text for command in commands] == [text]:
+            return written
+    raise ValueError(text)
+
+
+def _choices(stored: ModelConfig, config: SourceConfig | None) -> Iterator[str]:
+    family = family_of(config, None)
+    for name, chosen, usual in (
+        ("PARSER", stored.parser, family.parser if family else None),
+        ("RENDERER", stored.renderer, family.renderer if family else None),
+        ("REQUIRES", stored.requires, REQUIRED_OLLAMA),
+    ):
+        if chosen and chosen != usual:
+            yield f"{name} {chosen}\n"
+
+
+MADE_MODELFILE = "Modelfile.blobstore"
+"""The export's own Modelfile, where the source had one; the next one is called ``…-2``."""
+
+
+def with_files(
+    plan: ExportPlan,
+    text: bytes | None,
+    files: Sequence[CopiedBlob],
+    folders: Collection[str],
+    *,
+    same_weights: bool,
+) -> ExportPlan:
+    """Return the plan with the export's Modelfile ``text`` and the model's ``files`` in it.
+
+    ``folders``: where checkpoints lie in the export, "" and perhaps "draft/": their shard indexes
+    come back as they were while they are right, which can only be with ``same_weights``, those of
+    the source. A Modelfile of the source keeps its name; ours gets one that no other file has, and
+    is left out where the source has the same one. Raises: UnsupportedSourceError for a name that
+    can't be a path; as `BlobFile.read`.
+    """
+    documents, copies, notes = list(plan.documents), [], list(plan.notes)
+    for file in files:
+        path = _checked(relative_path, file.path, "file")
+        if path not in {folder + INDEX_NAME for folder in folders}:
+            copies.append(file)
+            continue
+        made = next((one for one in documents if one.path == path), None)
+        if not isinstance(made, PlannedDocument):
+            notes.append(f"{file.path} was left out: there is one file of weights")
+        elif same_weights and _weight_map(file.blob.read()) == _weight_map(made.data):
+            documents[documents.index(made)] = file
+    if text is not None:
+        theirs = {file.path: file.blob for file in files}
+        others = (f"{MADE_MODELFILE}-{number}" for number in itertools.count(2))
+        path = next(
+            name
+            for name in itertools.chain((NAME, MADE_MODELFILE), others)
+            if name not in theirs or theirs[name].read() == text
+        )
+        if path not in theirs:
+            documents.append(PlannedDocument(path, text))
+        if path != NAME:
+            what = "what the model has beside its weights"
+            notes.append(f"{NAME} is the source's; {what} is in {quoted(path)}")
+    return replace(plan, documents=(*documents, *copies), notes=tuple(notes))
+
+
+def _weight_map(raw: bytes) -> Any:
+    index = parse_object(raw, INDEX_NAME, rule="I1", limit=MAX_INDEX, values=MAX_INDEX_VALUES)
+    return index.get("weight_map")

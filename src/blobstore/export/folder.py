@@ -10,7 +10,6 @@ removes what a killed one left.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import itertools
 import mmap
@@ -69,9 +68,7 @@ from blobstore.io.workers import Progress, begun, each, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.locks import take_lock
 from blobstore.store.ports import Readable, damaged
-from blobstore.store.stored_model import BlobFile, StoredModel
-
-_HINT = "Name a folder that does not exist, or an empty one."
+from blobstore.store.stored_model import StoredModel
 
 
 def export_folder(folder: str | os.PathLike[str], store: Readable) -> Path:
@@ -100,7 +97,9 @@ def export_folder(folder: str | os.PathLike[str], store: Readable) -> Path:
             f"{path} is a mount point: no other folder can take its place", hint=hint
         )
     if not is_free:
-        raise _taken(path)
+        message = f"{path} already exists and is not an empty folder"
+        hint = "Name a folder that does not exist, or an empty one."
+        raise StorageError(message, path=str(path), hint=hint)
     return path
 
 
@@ -125,12 +124,7 @@ def staged(path: Path) -> Iterator[Path]:
                     left.unlink()
         yield staging
         with os_errors("write to", path):
-            try:
-                staging.rename(path)
-            except OSError as error:
-                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise _taken(path) from error
-                raise
+            staging.rename(path)
             sync_folder(path.parent)
     except BaseException:
         with suppress(OSError):
@@ -141,34 +135,20 @@ def staged(path: Path) -> Iterator[Path]:
 
 
 def _take(staging: Path) -> int:
-    """Return the folder, created if it is missing, open and locked."""
     with suppress(FileExistsError):
         staging.mkdir(mode=FOLDER_MODE)
-    busy = BusyError(
-        f"another export into the same folder is at work ({staging})", path=str(staging)
-    )
+    fd = -1
     try:
         fd = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:  # another export renamed or removed it just now
-        raise busy from None
-    try:
+        is_locked = take_lock(fd, fcntl.LOCK_EX, 0)
         # The process that held the lock may have renamed or removed the folder just now.
-        if not take_lock(fd, fcntl.LOCK_EX, 0) or not os.path.samestat(
-            os.fstat(fd), staging.stat(follow_symlinks=False)
-        ):
-            raise busy  # noqa: TRY301  # the folder is closed below
-    except BaseException as error:
-        close_quietly(fd)
-        if isinstance(error, FileNotFoundError):
-            raise busy from None
-        raise
-    return fd
-
-
-def _taken(path: Path) -> StorageError:
-    return StorageError(
-        f"{path} already exists and is not an empty folder", path=str(path), hint=_HINT
-    )
+        if is_locked and os.path.samestat(os.fstat(fd), staging.stat(follow_symlinks=False)):
+            return fd
+    except FileNotFoundError:
+        pass
+    close_quietly(fd)
+    message = f"another export into the same folder is at work ({staging})"
+    raise BusyError(message, path=str(staging))
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +311,6 @@ def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -
 
 @contextmanager
 def _created(path: Path) -> Iterator[int]:
-    """Yield a new file, open; its folder is made too. Raises: StorageError, also for closing it."""
     with os_errors("write", path):
         make_folder(path.parent)
         fd = create_file(path)
@@ -366,7 +345,6 @@ def check_copies(plan: ExportPlan) -> None:
 
 @contextmanager
 def _opened(shard: PlannedShard, path: Path, *, around: bool) -> Iterator[_File]:
-    """Yield the shard's file with its header; with ``around`` it may bypass the page cache."""
     with _created(path) as fd, ExitStack() as stack:
         file = _File(shard, path, fd, -1)
         with os_errors("write", path):
@@ -389,16 +367,16 @@ def _goes_around(piece: Piece, begin: int, nbytes: int, at: int) -> bool:
 
 
 class _Work:
-    """The state that the threads of one export share."""
-
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._local = threading.local()
 
     def do(self, batch: tuple[_File, list[Step]]) -> None:
-        """Write the pieces of one batch."""
         file, steps = batch
-        for blob, group in itertools.groupby(steps, key=_blob_of):
+        groups = itertools.groupby(
+            steps, lambda step: step.piece.blob if isinstance(step.piece, BlobRange) else None
+        )
+        for blob, group in groups:
             with nullcontext() if blob is None else blob.open() as reader:
                 for step in group:
                     match step.piece:
@@ -434,12 +412,7 @@ class _Work:
         return memory[:nbytes]
 
 
-def _blob_of(step: Step) -> BlobFile | None:
-    return step.piece.blob if isinstance(step.piece, BlobRange) else None
-
-
 def _batches(file: _File) -> Iterator[tuple[_File, list[Step]]]:
-    """Yield steps in file order: a large one alone, small ones together."""
     batch: list[Step] = []
     size = 0
     for step in file.shard.steps():

@@ -16,15 +16,13 @@ from dataclasses import dataclass, field
 
 from blobstore.errors import (
     LimitExceededError,
-    UnsupportedSourceError,
     UsageError,
-    quoted,
 )
 from blobstore.formats.checkpoint import FILE_TYPE, FILE_TYPES
 from blobstore.formats.dtypes import DType
 from blobstore.formats.provenance import RecordedFile
 from blobstore.formats.quant import Quantization
-from blobstore.formats.safetensors.header import lay_out, parse_header
+from blobstore.formats.safetensors.header import common_metadata, lay_out, parse_header
 from blobstore.io.budget import MAX_HEADER
 from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import BlobFile, StoredModel, TensorBlob
@@ -54,7 +52,6 @@ class ExportOptions:
     def parse(
         cls, name: str, dequantize: str | DType | None, max_shard_size: int | str
     ) -> ExportOptions:
-        """Return the options. Raises: UsageError for an unknown word or an invalid size."""
         if name not in ("safetensors", "mlx"):
             raise UsageError(f"unknown format {name!r}", hint="Use one of: safetensors, mlx.")
         is_mlx = name == "mlx"
@@ -123,10 +120,6 @@ _COPIED_AT_ONCE = 2**26
 _PREFIX = 8
 _ALIGNMENT = 8
 
-# safetensors 0.8.0, tensor.rs `Dtype` and `prepare`: the largest alignment first, so that every
-# array is aligned.
-_RANK = {dtype: rank for rank, dtype in enumerate(reversed(DType))}
-
 
 @dataclass(frozen=True, slots=True)
 class Weight:
@@ -168,9 +161,6 @@ class Origin:
         for number, file in enumerate(self.files):
             self._places.update((name, (number, place)) for place, name in enumerate(file.tensors))
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
-
     def place(self, name: str) -> tuple[int, int] | None:
         """Return the place of the tensor that became ``name``: number of the file, place in it."""
         others = (
@@ -200,24 +190,18 @@ class Origin:
         files count.
         """
         numbers = sorted({place[0] for name in names if (place := self.place(name)) is not None})
-        found: dict[str, str] = {}
-        unequal: set[str] = set()
-        for file in [self.files[number] for number in numbers] or self.files:
-            for key, value in file.metadata.items():
-                if found.setdefault(key, value) != value:
-                    unequal.add(key)
-        kept = {
-            key: value
-            for key, value in found.items()
-            if key not in unequal and not self._describes(key, value)
-        }
-        return kept, unequal
+        files = [self.files[number] for number in numbers] or self.files
+        found, unequal = common_metadata(file.metadata for file in files)
+        kept = {key: value for key, value in found.items() if not self._describes(key, value)}
+        return kept, set(unequal)
 
     def _describes(self, key: str, value: str) -> bool:
         if key == FILE_TYPE:
             return value in FILE_TYPES
         owner, _, what = key.rpartition(".")
-        return what in ("quant_type", "group_size", "transposed") and (not owner or owner in self)
+        return what in ("quant_type", "group_size", "transposed") and (
+            not owner or owner in self._places
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +223,6 @@ class Checkpoint:
 
     @property
     def named(self) -> dict[str, Weight]:
-        """Its weights by their names in the checkpoint."""
         return {weight.stored.name[len(self.prefix) :]: weight for weight in self.weights}
 
 
@@ -287,7 +270,6 @@ class OutputArray:
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes."""
         return self.dtype.nbytes(self.shape)
 
 
@@ -340,11 +322,9 @@ class PlannedShard:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
         return len(self.header) + sum(array.nbytes for array in self.arrays)
 
     def pieces(self) -> Iterator[tuple[OutputArray, Piece, int]]:
-        """Yield the pieces in file order, each with its array and its place in the file."""
         at = len(self.header)
         for array in self.arrays:
             for piece in array.pieces:
@@ -369,7 +349,6 @@ class PlannedDocument:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
         return len(self.data)
 
 
@@ -392,32 +371,13 @@ class ExportPlan:
 
     @property
     def files(self) -> tuple[PlannedShard | PlannedDocument | CopiedBlob, ...]:
-        """All files."""
         return (*self.shards, *self.documents)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files."""
         return sum(file.size for file in self.files)
 
     def __add__(self, other: ExportPlan) -> ExportPlan:
-        """Return the plan for the files of both."""
         return ExportPlan(
             self.shards + other.shards, self.documents + other.documents, self.notes + other.notes
         )
-
-
-def check_array_names(arrays: Iterable[OutputArray]) -> None:
-    """Raise UnsupportedSourceError when two arrays of a checkpoint would have one name."""
-    names: set[str] = set()
-    for array in arrays:
-        if array.name in names:
-            raise UnsupportedSourceError(
-                f"two arrays would be called {quoted(array.name)}", tensor=array.weight
-            )
-        names.add(array.name)
-
-
-def in_library_order(arrays: Iterable[OutputArray]) -> list[OutputArray]:
-    """Return the arrays as the safetensors library stores them: by dtype, then by name."""
-    return sorted(arrays, key=lambda array: (_RANK[array.dtype], array.name.encode()))

@@ -73,14 +73,11 @@ def value_piece(
 
 
 def _whole_rows(cols: int) -> int:
-    """Return how many values of a transposed weight are computed at once: whole groups of rows."""
     rows = VALUES_AT_ONCE // cols
     return (rows - rows % _ROWS_AT_ONCE or rows) * cols or VALUES_AT_ONCE
 
 
 def _fill_run(name: str, stored: StoredArray, start: int, out: Array) -> None:
-    """Write consecutive values; of a quantized weight they are whole groups."""
-
     def part_of(part: Array) -> Array:
         first, last = (place * part.size // stored.size for place in (start, start + out.size))
         return part.reshape(-1)[first:last]

@@ -179,6 +179,13 @@ def _values(stored: StoredArray) -> Array:
     return kernels.dequantize(stored) if isinstance(stored, QuantizedArray) else stored
 
 
+def odd_values(before: Array, after: Array) -> tuple[Array, Array]:
+    """Return where values are infinite or NaN on a side, and where these are not the same."""
+    odd = ~(np.isfinite(before) & np.isfinite(after))
+    same = (before == after) | (np.isnan(before) & np.isnan(after))
+    return odd, odd & ~same
+
+
 def as_float64(stored: StoredArray) -> Array:
     """Return the values as a new float64 array."""
     with np.errstate(invalid="ignore"):  # a signalling NaN is a value here, not an accident
@@ -203,7 +210,6 @@ class TensorFact:
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorFact:
-        """Return what there is to say about a tensor."""
         return cls(tensor.name, tensor.type_text, tensor.shape, tensor.nbytes)
 
 
@@ -321,7 +327,17 @@ def diff_models(
             removed=_only(before, after),
             changed=tuple(change for change in compared if change is not None),
             equal=compared.count(None),
-            documents=_compared_documents(before.documents, after.documents),
+            documents=DocumentDiff(
+                added=tuple(sorted(after.documents.keys() - before.documents.keys())),
+                removed=tuple(sorted(before.documents.keys() - after.documents.keys())),
+                changed=tuple(
+                    sorted(
+                        name
+                        for name in before.documents.keys() & after.documents.keys()
+                        if before.documents[name] != after.documents[name]
+                    )
+                ),
+            ),
             shared_bytes=sum(
                 before.sizes[digest] for digest in before.sizes.keys() & after.sizes.keys()
             ),
@@ -351,7 +367,6 @@ def _opened(name: str | ModelName, store: Readable, stack: ExitStack) -> _Opened
 
 
 def _documents(manifest: Manifest, store: Readable) -> Iterator[tuple[str, Digest]]:
-    """Yield the layers other than tensors: by name, else by kind and its count so far."""
     kinds: Counter[str] = Counter()
     for layer in manifest.layers:
         if layer.media_type != TENSOR_MEDIA_TYPE:
@@ -384,17 +399,7 @@ def _only(one: _Opened, other: _Opened) -> tuple[TensorFact, ...]:
     )
 
 
-def _compared_documents(before: Mapping[str, Digest], after: Mapping[str, Digest]) -> DocumentDiff:
-    common = before.keys() & after.keys()
-    return DocumentDiff(
-        added=tuple(sorted(after.keys() - common)),
-        removed=tuple(sorted(before.keys() - common)),
-        changed=tuple(sorted(name for name in common if before[name] != after[name])),
-    )
-
-
 def _compared(before: Tensor, after: Tensor, *, error: bool) -> ChangedTensor | None:
-    """Return how a tensor changed, or None when it is the same, bit for bit."""
     facts = TensorFact.of(before), TensorFact.of(after)
     if before.blob == after.blob or (
         facts[0] == facts[1] and before.transposed is after.transposed and _is_same(before, after)
@@ -411,26 +416,15 @@ def _compared(before: Tensor, after: Tensor, *, error: bool) -> ChangedTensor | 
         found = Errors.between(old, new)
         if not found.are_finite:
             exact = as_float64(old), as_float64(new)
-            odd += _leave_out_odd(*exact)
+            places, changed = odd_values(*exact)
+            odd += int(np.count_nonzero(changed))
+            exact[0][places] = exact[1][places] = 0
             found = Errors.between(*exact)
         errors += found
     return ChangedTensor(*facts, ValueErrors(**asdict(errors), odd_values=odd))
 
 
-def _leave_out_odd(before: Array, after: Array) -> int:
-    """Set values that are infinite or NaN to 0 on both sides.
-
-    Return how many of them were not the same on both.
-    """
-    odd = ~(np.isfinite(before) & np.isfinite(after))
-    same = (before == after) | (np.isnan(before) & np.isnan(after))
-    count = int(np.count_nonzero(odd & ~same))
-    before[odd] = after[odd] = 0
-    return count
-
-
 def _is_same(before: Tensor, after: Tensor) -> bool:
-    """Return True if two tensors of one type and shape have the same bytes, in all their arrays."""
     for part, other_part in zip(_parts(before), _parts(after), strict=True):
         if part.dtype != other_part.dtype:  # scales of the same bits may be BF16 and F16
             return False
@@ -442,7 +436,6 @@ def _is_same(before: Tensor, after: Tensor) -> bool:
 
 
 def _parts(tensor: Tensor) -> list[Array]:
-    """Return a tensor's stored arrays."""
     arrays = tensor.numpy() if tensor.quant_type is not None else None
     if not isinstance(arrays, QuantizedArray):
         return [np.frombuffer(tensor.raw(), np.uint8)]

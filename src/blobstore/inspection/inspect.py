@@ -1,17 +1,33 @@
 """Inspection: the contents of a checkpoint, local or remote, or of a stored model, from headers.
 
 No weight is read. Headers of remote files come by HTTP Range.
+
+A path that exists wins over a stored model of that name: ``./NAME`` is always the path,
+``NAME:TAG`` nearly always the model.
+
+Of a folder's files the only set of weights counts (source/shards.py): with a shard index, its
+files; without one the single file, else its shards. Else every .safetensors file counts by itself.
+An import takes fewer: an inspection refuses only missing and damaged files.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
 
-from blobstore.errors import BlobStoreError, MissingFileError, NotFoundError
-from blobstore.formats.safetensors.header import Header, header_of
+from blobstore.errors import (
+    BlobStoreError,
+    InvalidNameError,
+    MissingFileError,
+    NotFoundError,
+    quoted,
+)
+from blobstore.formats.checkpoint import CONFIG_NAME, SourceConfig
+from blobstore.formats.safetensors.header import Header, common_metadata, header_of
+from blobstore.formats.strictjson import MAX_CONFIG
 from blobstore.inspection.inspection import (
     InspectedFile,
     Inspection,
@@ -20,46 +36,38 @@ from blobstore.inspection.inspection import (
     count_tensors,
     stored_tensor,
 )
-from blobstore.io.ranges import FileReader
-from blobstore.source.addresses import OpenSource, folder_or_file, is_web_address, open_folder
-from blobstore.source.files import ShardIndex, is_index
-from blobstore.source.folders import Folder, LocalFolder
-
-if TYPE_CHECKING:
-    from blobstore.names import ModelName
-    from blobstore.store.ports import Readable
-
-
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
-
-from blobstore.errors import (
-    InvalidNameError,
-    quoted,
-)
-from blobstore.formats.strictjson import MAX_CONFIG
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import ModelName
-from blobstore.source.addresses import is_address
+from blobstore.source.addresses import (
+    Source,
+    folder_or_file,
+    is_address,
+    is_web_address,
+    open_folder,
+)
 from blobstore.source.files import (
     INDEX_NAME,
     SINGLE_NAME,
     ShardCheck,
+    ShardIndex,
     WeightSet,
     check_complete,
     folder_with_weights,
+    is_index,
     missing_shard,
     other_weights,
     read_index,
     weight_sets,
 )
-from blobstore.source.folders import FIRST_READ, SUFFIX
+from blobstore.source.folders import FIRST_READ, SUFFIX, Folder, LocalFolder
+from blobstore.store.ports import Readable
 
-if TYPE_CHECKING:
-    from blobstore.formats.checkpoint import SourceConfig
+_PATH_MARKS = ("/", "./", "../", "~")
+_PATH_ENDS = (".safetensors", ".json")
+_MOST_NAMES = 3
+Groups = Sequence[tuple[InspectedFile, ...]]
+"""Files that count: no two files of a group have a tensor of one name."""
 
 
 def inspect(
@@ -87,118 +95,118 @@ def inspect(
     UnsupportedSourceError (a stored model without tensors), LimitExceededError, StorageError,
     RemoteError.
     """
-
-    def stored() -> Readable:
+    name = model_named(target) if isinstance(target, str) else None
+    if name is None:
+        folder = open_folder(target, token=token, endpoint=endpoint, bucket_options=bucket_options)
+        return inspect_source(folder, os.fspath(target))
+    if store is None:
         from blobstore.store.local.store import open_store
 
-        return open_store() if store is None else store
-
-    opening = partial(open_folder, token=token, endpoint=endpoint, bucket_options=bucket_options)
-    return inspect_at(target, stored, opening)
+        store = open_store()
+    return inspect_model(name, os.fspath(target), store)
 
 
-def inspect_at(
-    target: str | os.PathLike[str],
-    store: Callable[[], Readable],
-    open_source: OpenSource,
-) -> Inspection:
-    """Return what `inspect` returns; ``store`` is called when a name has to be looked up."""
-    found = parse_target(target) if isinstance(target, str) else InspectTarget(os.fspath(target))
-    if found.is_model:
-        return inspect_model(found, store())
-    with _opened(found, open_source) as folder:
-        notes: list[str] = []
-        if found.model is not None and _has_model(store, found.model):
-            notes.append(
-                f"this is the path ./{found.text}; the stored model of that name is {found.model}"
-            )
-        return _inspect_folder(folder, found.text, notes)
-
-
-def _opened(target: InspectTarget, open_source: OpenSource) -> Folder:
+def model_named(text: str) -> ModelName | None:
+    """Return the stored model that a text names; None for an address and for what is a path."""
+    is_path = text.startswith(_PATH_MARKS) or text in (".", "..") or text.endswith(_PATH_ENDS)
+    if is_path or is_address(text) or os.path.lexists(text):
+        return None
     try:
-        return open_folder(open_source(target.text))
-    except MissingFileError as error:
-        if error.path != target.text:  # what a snapshot in the Hub's cache lacks
-            raise
-        raise missing(target) from None
+        return ModelName.parse(text)
+    except InvalidNameError:
+        return None
 
 
-def _has_model(store: Callable[[], Readable], name: ModelName) -> bool:
-    try:
-        store().find(name)
-    except BlobStoreError:
-        return False
-    return True
+def inspect_source(source: Source, text: str) -> Inspection:
+    """Return the contents of a source that is named ``text``. Raises: as `inspect`."""
+    with open_folder(source) as folder:
+
+        def of_file(own: Folder, file: str) -> Inspection:
+            # An address may have a secret in its query.
+            name = text if isinstance(own, LocalFolder) else own.place(file)
+            notes: list[str] = []
+            if is_index(file):
+                return _inspected(name, TargetKind.INDEX, own, _read_indexed(own, file), notes)
+            files = (read_files(own, [file]),)
+            return _inspected(name, TargetKind.FILE, own, (files, None), notes)
+
+        def of_all(own: Folder) -> Inspection:
+            name = text if isinstance(own, LocalFolder) or is_web_address(text) else own.name
+            notes: list[str] = []
+            return _inspected(name, TargetKind.FOLDER, own, _read_folder(own, notes), notes)
+
+        if folder.file is not None:
+            return of_file(folder, folder.file)
+        return folder_or_file(folder, of_all, of_file)
 
 
-def _inspect_folder(folder: Folder, text: str, notes: list[str]) -> Inspection:
-    """Return the contents of a folder, or of the file of it that was asked for."""
-    if folder.file is not None:
-        return _inspect_file(folder, folder.file, text, notes)
-    name = text if isinstance(folder, LocalFolder) or is_web_address(text) else folder.name
-    return folder_or_file(
-        folder,
-        lambda own: inspection_of(name, TargetKind.FOLDER, read_folder(own, notes), own, notes),
-        lambda other, file: _inspect_file(other, file, text, notes),
-    )
-
-
-def _inspect_file(folder: Folder, file: str, text: str, notes: list[str]) -> Inspection:
-    name = text if isinstance(folder, LocalFolder) else folder.place(file)  # a query may be secret
-    if is_index(file):
-        return inspection_of(name, TargetKind.INDEX, read_indexed(folder, file), folder, notes)
-    files = Files((read_files(folder, [file]),))
-    return inspection_of(name, TargetKind.FILE, files, folder, notes)
-
-
-def inspection_of(
-    name: str, kind: TargetKind, files: Files, folder: Folder, notes: list[str]
+def _inspected(
+    name: str,
+    kind: TargetKind,
+    folder: Folder,
+    read: tuple[Groups, ShardIndex | None],
+    notes: list[str],
 ) -> Inspection:
     """Return the inspection of files of ``folder``; its config.json adds to what headers say.
 
     Raises: DocumentError when two files of a group hold a tensor of one name.
     """
-    config = ConfigFile(folder, notes)
+
+    @cache
+    def config() -> SourceConfig | None:
+        try:
+            return _read_config(folder)
+        except NotFoundError:
+            return None
+        except BlobStoreError as error:
+            notes.append(f"config.json is not used: {error.message}")
+            return None
+
+    groups, index = read
+    files = tuple(file for group in groups for file in group)
     tensors: list[LogicalTensor] = []
-    for group in files.groups:
+    for group in groups:
         tensors += count_tensors(group, config, notes)
-    if files.index is not None:
-        _note_size(files.index, sum(tensor.nbytes for tensor in tensors), notes)
+    common = _common([file.header.metadata for file in files], notes)
     return Inspection(
         name=name,
         kind=kind,
-        files=files.all,
-        index=files.index.document if files.index is not None else None,
+        files=files,
+        index=index.document if index is not None else None,
         tensors=tuple(tensors),
-        metadata=_common([file.header.metadata for file in files.all], notes),
+        metadata=common,
         notes=tuple(notes),
     )
 
 
-def _note_size(index: ShardIndex, held: int, notes: list[str]) -> None:
-    metadata = index.document.get("metadata")
-    said = metadata.get("total_size") if isinstance(metadata, dict) else None
-    if type(said) is int and said != held:
-        notes.append(
-            f"the index says that the tensors have {said:,} bytes (total_size); they have {held:,}"
-        )
+def _read_config(folder: Folder) -> SourceConfig:
+    raw = folder.read(CONFIG_NAME, MAX_CONFIG)
+    config = SourceConfig.parse(raw, folder.place(CONFIG_NAME))
+    inner = (config.text_config or {}).get("quantization_config")
+    if config.quantization_config is None and isinstance(inner, dict):
+        # As some models of several modalities have it.
+        config = replace(config, quantization_config=inner)
+    _ = config.mlx_quantization  # raises here, and not in the midst of counting
+    return config
 
 
-def inspect_model(target: InspectTarget, store: Readable) -> Inspection:
-    """Return the contents of a stored model.
+def inspect_model(name: ModelName, text: str, store: Readable) -> Inspection:
+    """Return the contents of a stored model that is named ``text``.
 
     Raises: NotFoundError (no such model, a missing blob); UnsupportedSourceError (no tensors: a
     GGUF model); CorruptDataError, StorageError: with ``model`` and ``blob``.
     """
     from blobstore.store.stored_model import StoredModel
 
-    if target.model is None:
-        raise missing(target)
     try:
-        model = StoredModel.find(target.model, store)
+        model = StoredModel.find(name, store)
     except NotFoundError as error:
-        raise missing(target, error.hint) from None
+        raise MissingFileError(
+            f"no file or folder at {quoted(text)}, and no stored model {str(name)!r}",
+            path=text,
+            model=str(name),
+            hint=" ".join(filter(None, (error.hint, "A Hub repository is hf://ORG/NAME."))),
+        ) from None
     files: dict[str, InspectedFile] = {}
     tensors: list[LogicalTensor] = []
     for layer in model.weight_layers:
@@ -223,103 +231,10 @@ def inspect_model(target: InspectTarget, store: Readable) -> Inspection:
 
 
 def _common(maps: Sequence[Mapping[str, str]], notes: list[str]) -> dict[str, str]:
-    """Return the metadata on which files agree; ``notes`` gets a sentence on where they differ."""
-    common: dict[str, str] = {}
-    differing: dict[str, None] = {}
-    for one in maps:
-        for key, value in one.items():
-            if common.setdefault(key, value) != value:
-                differing[key] = None
+    common, differing = common_metadata(maps)
     if differing:
-        notes.append(
-            f"metadata that differ from file to file are not shown: {some(list(differing))}"
-        )
-    return {key: value for key, value in common.items() if key not in differing}
-
-
-def read_header(path: str | os.PathLike[str], *, token: str | None = None) -> Header:
-    """Return the validated header of a .safetensors file: tensors, metadata, start of its data.
-
-    ``path`` is a path, or the http(s) address of a file; ``token`` is sent to that origin and to no
-    other.
-
-    Raises: HeaderError with the rule that is broken, NotFoundError, StorageError,
-    LimitExceededError; RemoteError and UsageError for an address.
-    """
-    if not (isinstance(path, str) and is_web_address(path)):
-        with FileReader(path) as reader:
-            return header_of(reader)
-    with open_folder(path, token=token) as folder:
-        whole = folder if folder.file is not None else folder.as_file()
-        if whole is None or whole.file is None:
-            raise NotFoundError(f"{folder.name} is not the address of a file", path=folder.name)
-        with whole.reading([whole.file], header_of) as headers:
-            return next(headers)
-
-
-_PATH_MARKS = ("/", "./", "../", "~")
-_PATH_ENDS = (".safetensors", ".json")
-
-
-@dataclass(frozen=True, slots=True)
-class InspectTarget:
-    """A text that names a path, an address or a stored model.
-
-    ``model`` is the stored model that the text may name, or None; ``is_model``: no such path
-    exists.
-    """
-
-    text: str
-    model: ModelName | None = None
-    is_model: bool = False
-
-
-def parse_target(text: str) -> InspectTarget:
-    """Return what ``text`` names; only the existence of a path is read."""
-    if is_address(text):
-        return InspectTarget(text)
-    model = _model(text)
-    return InspectTarget(text, model, is_model=model is not None and not os.path.lexists(text))
-
-
-def _model(text: str) -> ModelName | None:
-    """Return the model that a text may name; None if it can only be a path."""
-    if text.startswith(_PATH_MARKS) or text in (".", ".."):
-        return None
-    try:
-        return ModelName.parse(text)
-    except InvalidNameError:
-        return None
-
-
-def missing(target: InspectTarget, near: str | None = None) -> NotFoundError:
-    """Return the error for a target that is missing; ``near``: the store's hint about its name."""
-    text, model = target.text, target.model
-    if model is None or text.endswith(_PATH_ENDS):
-        return MissingFileError(f"no file or folder at {quoted(text)}", path=text)
-    return MissingFileError(
-        f"no file or folder at {quoted(text)}, and no stored model {str(model)!r}",
-        path=text,
-        model=str(model),
-        hint=" ".join(filter(None, (near, "A Hub repository is hf://ORG/NAME."))),
-    )
-
-
-_CONFIG_NAME = "config.json"
-_MOST_NAMES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """The files that count, in groups: no two files of a group have a tensor of one name."""
-
-    groups: tuple[tuple[InspectedFile, ...], ...]
-    index: ShardIndex | None = None
-
-    @property
-    def all(self) -> tuple[InspectedFile, ...]:
-        """All files."""
-        return tuple(file for group in self.groups for file in group)
+        notes.append(f"metadata that differ from file to file are not shown: {_some(differing)}")
+    return common
 
 
 def read_files(
@@ -343,24 +258,32 @@ def _read_file(reader: OpenReader, budget: Budget) -> tuple[str, int | None, Hea
     return reader.name, reader.size, header_of(reader, budget, first_nbytes=FIRST_READ)
 
 
-def read_folder(folder: Folder, notes: list[str]) -> Files:
-    """Return the files of a folder that count; ``notes`` gets the others.
+def _read_folder(folder: Folder, notes: list[str]) -> tuple[Groups, ShardIndex | None]:
+    """Return the files of a folder that count, and its index; ``notes`` gets the others.
 
     Raises: NotFoundError when the folder has none, or one is missing; as `read_files`;
     CorruptDataError and DocumentError when index and shards disagree.
     """
     names = folder.names()
-    if names is None:
-        return _read_unlisted(folder)
-    if (weights := _weights_among(names)) is not None:
-        files = _read_set(folder, weights)
-        _note_left_out(names, files, notes)
-        return files
+    if names is None:  # a server
+        try:
+            return _read_indexed(folder, INDEX_NAME)
+        except NotFoundError as error:
+            if error.rule is not None:  # a shard is missing, and not the index
+                raise
+        return (read_files(folder, [SINGLE_NAME]),), None
     others = [name for name in names if name.endswith(SUFFIX)]
+    if (found := _read_set(folder, names)) is not None:
+        groups, index = found
+        chosen = {file.name for group in groups for file in group}
+        if left_out := [name for name in others if name not in chosen]:
+            notes.append(
+                f"not counted, for they are not among the checkpoint's files: {_some(left_out)}"
+            )
+        return groups, index
     if not others:
-        raise NotFoundError(
-            f"no .safetensors file in {folder.name}", path=folder.name, hint=_hint(folder, names)
-        )
+        message = f"no .safetensors file in {folder.name}"
+        raise NotFoundError(message, path=folder.name, hint=_hint(folder, names))
     distinct = _distinct(folder, others)
     if len(distinct) > 1:
         notes.append(
@@ -368,8 +291,8 @@ def read_folder(folder: Folder, notes: list[str]) -> Files:
             " itself"
         )
     if links := sorted({*others} - {*distinct}):
-        notes.append(f"not counted, being links to files that are: {some(links)}")
-    return Files(tuple((file,) for file in read_files(folder, distinct)))
+        notes.append(f"not counted, being links to files that are: {_some(links)}")
+    return [(file,) for file in read_files(folder, distinct)], None
 
 
 def _distinct(folder: Folder, names: Sequence[str]) -> list[str]:
@@ -385,47 +308,25 @@ def _distinct(folder: Folder, names: Sequence[str]) -> list[str]:
     return list(files.values())
 
 
-def _weights_among(names: Sequence[str]) -> WeightSet | None:
-    """Return the weight set, or None when the names form none or several.
+def _read_set(folder: Folder, names: Sequence[str]) -> tuple[Groups, ShardIndex | None] | None:
+    """Return the files of the weight set, and its index; None if the names form none or several.
 
     A single index is a set, whatever its name.
     """
     sets = weight_sets(names)
-    if len(sets) == 1 and sets[0].target is not None:
-        return sets[0]
-    indexes = [name for name in names if is_index(name)]
+    only = sets[0] if len(sets) == 1 else WeightSet("")
+    indexes = [only.index] if only.index else [name for name in names if is_index(name)]
+    if only.single and not only.index:
+        return (read_files(folder, [only.single]),), None
     if len(indexes) == 1:
-        return WeightSet(indexes[0], index=indexes[0])
-    return sets[0] if len(sets) == 1 else None
+        return _read_indexed(folder, indexes[0])
+    if not only.shards:
+        return None
+    check_complete(folder, only.shards)
+    return (read_files(folder, only.shards, ShardCheck(None)),), None
 
 
-def _read_set(folder: Folder, weights: WeightSet) -> Files:
-    if weights.index is not None:
-        return read_indexed(folder, weights.index)
-    if weights.single is not None:
-        return Files((read_files(folder, [weights.single]),))
-    check_complete(folder, weights.shards)
-    return Files((read_files(folder, weights.shards, ShardCheck(None)),))
-
-
-def _read_unlisted(folder: Folder) -> Files:
-    try:
-        return read_indexed(folder, INDEX_NAME)
-    except NotFoundError as error:
-        if error.rule is not None:  # a shard is missing, and not the index
-            raise
-    try:
-        return Files((read_files(folder, [SINGLE_NAME]),))
-    except NotFoundError as error:
-        raise NotFoundError(
-            f"{folder.name} has neither {INDEX_NAME} nor {SINGLE_NAME}",
-            path=folder.name,
-            hint="Check the address. Servers do not list folders: give the address of a file of"
-            " another name.",
-        ) from error
-
-
-def read_indexed(folder: Folder, name: str) -> Files:
+def _read_indexed(folder: Folder, name: str) -> tuple[Groups, ShardIndex]:
     """Return the shards that an index names.
 
     Raises: NotFoundError (no index; with rule I1, a missing shard), DocumentError,
@@ -441,20 +342,10 @@ def read_indexed(folder: Folder, name: str) -> Files:
             raise
         raise missing_shard(folder, name, shard) from error
     check.finish()
-    return Files((files,), index)
+    return (files,), index
 
 
-def _note_left_out(names: Sequence[str], files: Files, notes: list[str]) -> None:
-    chosen = {file.name for file in files.all}
-    left_out = [name for name in names if name.endswith(SUFFIX) and name not in chosen]
-    if left_out:
-        notes.append(
-            f"not counted, for they are not among the checkpoint's files: {some(left_out)}"
-        )
-
-
-def some(names: Sequence[str]) -> str:
-    """Return the first of some names for a note, and how many more there are."""
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(map(quoted, names[:_MOST_NAMES])) + more
 
@@ -467,36 +358,18 @@ def _hint(folder: Folder, names: Sequence[str]) -> str | None:
     return None
 
 
-class ConfigFile:
-    """The config.json of a folder, read when it is first asked for; ``notes`` gets its errors."""
+def read_header(path: str | os.PathLike[str], *, token: str | None = None) -> Header:
+    """Return the validated header of a .safetensors file: tensors, metadata, start of its data.
 
-    def __init__(self, folder: Folder, notes: list[str]) -> None:
-        self._folder = folder
-        self._notes = notes
+    ``path`` is a path, or the http(s) address of a file; ``token`` is sent to that origin and to no
+    other.
 
-    def __call__(self) -> SourceConfig | None:
-        """Return the config; None when it is missing or can't be used."""
-        return self._config
-
-    @cached_property
-    def _config(self) -> SourceConfig | None:
-        try:
-            return self._read()
-        except NotFoundError:
-            return None
-        except BlobStoreError as error:
-            self._notes.append(f"config.json is not used: {error.message}")
-            return None
-
-    def _read(self) -> SourceConfig:
-        from blobstore.formats.checkpoint import SourceConfig
-
-        raw = self._folder.read(_CONFIG_NAME, MAX_CONFIG)
-        config = SourceConfig.parse(raw, self._folder.place(_CONFIG_NAME))
-        text = config.text_config or {}
-        inner = text.get("quantization_config")
-        if config.quantization_config is None and isinstance(inner, dict):
-            # As some models of several modalities have it.
-            config = replace(config, quantization_config=inner)
-        _ = config.mlx_quantization  # raises here, and not in the midst of counting
-        return config
+    Raises: HeaderError with the rule that is broken, NotFoundError, StorageError,
+    LimitExceededError; RemoteError and UsageError for an address.
+    """
+    with open_folder(path, token=token) as folder:
+        whole = folder if folder.file is not None else folder.as_file()
+        if whole is None or whole.file is None:
+            raise NotFoundError(f"{folder.name} is not the address of a file", path=folder.name)
+        with whole.reading([whole.file], header_of) as headers:
+            return next(headers)

@@ -16,17 +16,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from blobstore.errors import BlobStoreError, DocumentError, quoted
+from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import DType, parameters_of
 from blobstore.formats.safetensors.header import Header, TensorEntry
 from blobstore.source.packings import Packing, UnclearPackingError, read_packing
 from blobstore.source.producers import ASIDE, QUANT_STATE, Producer, row_of
 from blobstore.store.stored import StoredTensor, stored_tensors
-
-if TYPE_CHECKING:
-    from blobstore.formats.checkpoint import SourceConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class InspectedFile:
     header: Header
 
 
-Config = Callable[[], "SourceConfig | None"]
+Config = Callable[[], SourceConfig | None]
 """Reads config.json when it is first asked for; None if the target has none."""
 
 _PLAIN = frozenset({DType.BF16, DType.F16, DType.F32, DType.F64, DType.BOOL, DType.C64})
@@ -78,7 +76,6 @@ class LogicalTensor(NamedTuple):
 
     @property
     def type_name(self) -> str:
-        """What a person calls its type: ``int4/64``, or the dtype."""
         return str(self.dtype if self.packing is None else self.packing)
 
 
@@ -210,7 +207,6 @@ def _packed_weights(
 
 
 def _candidates(entries: Mapping[str, TensorEntry]) -> list[str]:
-    """Return the names of tensors that may be packed weights: mostly none, which saves time."""
     odd = [name for name, entry in entries.items() if entry.dtype not in _PLAIN]
     # bitsandbytes may keep codes in floats.
     return list(entries) if any(QUANT_STATE in name for name in odd) else odd
@@ -409,9 +405,18 @@ class Inspection:
         ``*``, ``?``, ``[abc]`` and ``[!abc]`` as in a shell; ``*`` matches dots, the case of
         letters counts. Headers and the index keep the entries of these tensors.
         """
-        chosen = [tensor for tensor in self.tensors if _matches(tensor, globs)]
+        chosen = [
+            tensor
+            for tensor in self.tensors
+            if any(
+                fnmatchcase(name, glob) for glob in globs for name in (tensor.name, *tensor.parts)
+            )
+        ]
         names = {part for tensor in chosen for part in tensor.parts}
-        files = tuple(_narrowed(file, names) for file in self.files)
+        files = []
+        for file in self.files:
+            entries = {key: entry for key, entry in file.header.tensors.items() if key in names}
+            files.append(replace(file, header=replace(file.header, tensors=entries)))
         index = self.index
         if index is not None:
             index = {
@@ -420,16 +425,7 @@ class Inspection:
                     key: file for key, file in index["weight_map"].items() if key in names
                 },
             }
-        return replace(self, tensors=tuple(chosen), files=files, index=index)
-
-
-def _matches(tensor: LogicalTensor, globs: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, glob) for glob in globs for name in {tensor.name, *tensor.parts})
-
-
-def _narrowed(file: InspectedFile, names: set[str]) -> InspectedFile:
-    entries = {name: entry for name, entry in file.header.tensors.items() if name in names}
-    return replace(file, header=replace(file.header, tensors=entries))
+        return replace(self, tensors=tuple(chosen), files=tuple(files), index=index)
 
 
 _MAX_DEPTH = 32

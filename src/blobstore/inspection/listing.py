@@ -5,12 +5,11 @@ A list reads headers only of models that were never listed before. No numpy is l
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cache
 from typing import Annotated, Any, ClassVar
 
 from blobstore.errors import BlobStoreError, NotFoundError
@@ -20,7 +19,6 @@ from blobstore.formats.documents import (
     Manifest,
     ModelConfig,
 )
-from blobstore.formats.dtypes import DType
 from blobstore.formats.provenance import OWN_DOCUMENT, Coverage, Tally
 from blobstore.formats.quant import QuantType
 from blobstore.formats.tokenizer import CHAT_TEMPLATE, TEMPLATE_DOCUMENTS
@@ -33,8 +31,6 @@ from blobstore.store.stored import StoredTensor, weights_by_type
 from blobstore.store.stored_model import KnownForms, ModelOutline, StoredModel
 
 _QUANTIZED = frozenset(str(quant_type) for quant_type in QuantType)
-_Weights = tuple[tuple[str, int], ...]
-"""Numbers of weights, each with its type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +63,8 @@ class ListedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSummary(ListedModel):
-    """A stored model in short: its line in a list, the number of its layers, its tensors."""
-
-    layers: int
-    tensors: tuple[StoredTensor, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelDetails:
-    """What config.json and the config blob say about a model, and where it runs.
+class ModelDetails(ListedModel):
+    """A model's line in a list, what its documents say about it, and where it runs.
 
     None where they say nothing. ``runs_in`` is empty for a model that is not stored as tensors,
     such as a GGUF file.
@@ -89,52 +77,17 @@ class ModelDetails:
     runs_in: tuple[Verdict, ...]
 
 
-def summarize(store: Readable, name: ModelName, manifest: Manifest) -> ModelSummary:
-    """Return a model's summary, from the headers of its blobs.
-
-    Raises: NotFoundError, CorruptDataError or StorageError when a blob is not as the manifest says;
-    LimitExceededError.
-    """
-    model = StoredModel(name, manifest, store)
-    each = model.tensors_of_each(model.tensor_layers)
-    tensors = tuple(tensor for some in each for tensor in some)
-    line = line_of(store, name, manifest, tensors)
-    return ModelSummary(
-        name=line.name,
-        id=line.id,
-        modified=line.modified,
-        size=line.size,
-        parameters=line.parameters,
-        quant_type=line.quant_type,
-        layers=len(manifest.layers),
-        tensors=tensors,
-    )
-
-
-def line_of(
-    store: Readable, name: ModelName, manifest: Manifest, tensors: Iterable[StoredTensor]
-) -> ListedModel:
-    """Return a model's line, whose tensors were read. Raises: as `summarize`, for its config."""
-    config = StoredModel(name, manifest, store).config
-    weights = weights_by_type(tensors)
-    return ListedModel(
-        name=name,
-        id=manifest.digest,
-        modified=store.manifests.modified(name),
-        size=manifest.size,
-        parameters=sum(weights.values()),
-        quant_type=model_type(config, weights),
-    )
-
-
 def describe(
-    store: Readable, manifest: Manifest, tensors: Sequence[StoredTensor] | ModelOutline
+    store: Readable,
+    name: ModelName,
+    manifest: Manifest,
+    tensors: Sequence[tuple[str, StoredTensor]],
 ) -> ModelDetails:
-    """Return what a model's documents say about it, and where it runs with its ``tensors``.
+    """Return what a model's ``tensors``, by name, and its documents say about it.
 
     Raises: NotFoundError or CorruptDataError for a damaged document.
     """
-    model = StoredModel(None, manifest, store)
+    model = StoredModel(name, manifest, store)
     own, config = model.config, model.source_config
     names = frozenset(
         layer.name
@@ -142,7 +95,18 @@ def describe(
         if layer.media_type != TENSOR_MEDIA_TYPE and layer.name
     )
     draft = own.draft.architecture if own.draft is not None else None
-    tensor_facts = _facts_of(tensors, float_dtype(config or {}))
+    floats = float_dtype(config or {})
+    tensor_facts = [
+        TensorFacts(
+            tensor_name,
+            tensor.value_dtype or floats,
+            tensor.shape,
+            tensor.quantization,
+            tensor.has_global_scale,
+            tensor.transposed,
+        )
+        for tensor_name, tensor in tensors
+    ]
 
     def read(name: str) -> bytes | None:
         try:
@@ -150,14 +114,36 @@ def describe(
         except BlobStoreError:
             return None  # verify finds that
 
-    facts = ModelFacts(config, names, tensor_facts, draft, read, _is_described(model, config or {}))
+    is_described = _is_described(model, config or {})
+    facts = ModelFacts(config, names, tuple(tensor_facts), draft, read, is_described)
+    weights = weights_by_type(tensor for _, tensor in tensors)
     return ModelDetails(
+        name=name,
+        id=manifest.digest,
+        modified=store.manifests.modified(name),
+        size=manifest.size,
+        parameters=weights.total(),
+        quant_type=model_type(own, weights),
         architecture=facts.architecture,
         context_length=_integer(config or {}, "max_position_embeddings"),
         embedding_length=_integer(config or {}, "hidden_size"),
         capabilities=_capabilities(own, manifest, read),
-        runs_in=(on_mlx_lm.verdict(facts), on_ollama.verdict(facts)) if len(tensors) else (),
+        runs_in=(on_mlx_lm.verdict(facts), on_ollama.verdict(facts)) if tensors else (),
     )
+
+
+def summarize(
+    store: Readable, name: ModelName, manifest: Manifest
+) -> tuple[ModelDetails, list[StoredTensor]]:
+    """Return what `describe` returns, and the model's tensors, which are read.
+
+    Raises: NotFoundError, CorruptDataError or StorageError when a blob is not as the manifest says;
+    LimitExceededError.
+    """
+    model = StoredModel(name, manifest, store)
+    each = model.tensors_of_each(model.tensor_layers)
+    tensors = [tensor for some in each for tensor in some]
+    return describe(store, name, manifest, [(tensor.name, tensor) for tensor in tensors]), tensors
 
 
 def _capabilities(
@@ -191,25 +177,6 @@ def _is_described(model: StoredModel, config: Mapping[str, Any]) -> bool:
             if any(tensor.quantization is not None for tensor in tensors):
                 return any(key.endswith("quant_type") for key in header.metadata)
     return True
-
-
-def _facts_of(
-    tensors: Sequence[StoredTensor] | ModelOutline, float_dtype: DType
-) -> tuple[TensorFacts, ...]:
-    if not isinstance(tensors, ModelOutline):
-        return tuple(TensorFacts.of(one, float_dtype) for one in tensors)
-    nameless = {
-        form: (
-            form.value_dtype or float_dtype,
-            form.shape,
-            form.quantization,
-            form.has_global_scale,
-            form.transposed,
-        )
-        for form in set(tensors.forms)
-    }
-    pairs = zip(tensors.names, tensors.forms, strict=True)
-    return tuple([TensorFacts(name, *nameless[form]) for name, form in pairs])
 
 
 def model_type(config: ModelConfig, counts: Mapping[str, int]) -> str:
@@ -297,97 +264,71 @@ def list_models(store: Readable) -> list[ListedModel | BrokenModel]:
     return placed
 
 
+def _summaries(store: Readable, new: dict[str, Summary]) -> Callable[[bytes, Digest], Summary]:
+    """Return a function of a manifest and its digest; ``new`` gets what was read from headers."""
+    known: dict[str, Summary | BlobStoreError] = {}
+    if store.summaries is not None:
+        known.update(store.summaries.read())
+    present = cache(store.blobs.digests)
+    forms: KnownForms = {}
+
+    def summary_of(raw: bytes, digest: Digest) -> Summary:
+        summary = known.get(digest.hex)
+        if isinstance(summary, BlobStoreError):  # thousands of names may have the same bytes
+            raise summary.about()
+        if summary is None:
+            try:
+                known[digest.hex] = new[digest.hex] = summary = _summary(store, raw, forms)
+            except BlobStoreError as error:
+                known[digest.hex] = error.kept()
+                raise
+        elif missing := missing_blob(raw, present(), is_plain=summary.is_plain):
+            raise NotFoundError(f"blob sha256:{missing} is missing", blob=f"sha256:{missing}")
+        return summary
+
+    return summary_of
+
+
 def _listed(
     store: Readable, names: Iterable[ModelName] | None = None
 ) -> list[ListedModel | BrokenModel]:
-    known = store.summaries.read() if store.summaries is not None else {}
-    listing = _Listing(store, known)
+    new: dict[str, Summary] = {}
+    summary_of = _summaries(store, new)
     models: list[ListedModel | BrokenModel] = []
     for name in store.manifests.names() if names is None else names:
         try:
-            models.append(listing.listed(name))
+            raw = store.manifests.text(name)
+            digest = Digest.of(raw)
+            summary = summary_of(raw, digest)
+            modified = store.manifests.modified(name)
         except BlobStoreError as error:
             with suppress(NotFoundError):  # the model was removed meanwhile, and is not broken
                 store.find(name)
                 models.append(BrokenModel(name, error.about(model=str(name))))
+        else:
+            models.append(
+                ListedModel(
+                    name=name,
+                    id=digest,
+                    modified=modified,
+                    size=summary.size,
+                    parameters=summary.parameters,
+                    quant_type=summary.quant_type,
+                )
+            )
     if store.summaries is not None:
-        store.summaries.add(listing.new)
+        store.summaries.add(new)
     return models
 
 
-@dataclass(slots=True)
-class _Listing:
-    """Summaries of earlier lists and new ones, and the digests of all blobs if they are needed.
-
-    ``sound``, ``failed``: what was found of manifests this time, because thousands of names may
-    have the same bytes. ``weights``: of blobs, which models may share, by their hex digits;
-    ``forms``: each value of it once, because thousands of blobs have the same. ``tensor_forms``:
-    what tensors are.
-    """
-
-    store: Readable
-    known: Mapping[str, Summary]
-    there: set[str] | None = None
-    new: dict[str, Summary] = field(default_factory=dict)
-    sound: dict[str, Summary] = field(default_factory=dict)
-    failed: dict[str, BlobStoreError] = field(default_factory=dict)
-    weights: dict[str, _Weights] = field(default_factory=dict)
-    forms: dict[_Weights, _Weights] = field(default_factory=dict)
-    tensor_forms: KnownForms = field(default_factory=dict)
-
-    def listed(self, name: ModelName) -> ListedModel:
-        """Return a model in a line. Raises: as `Store.manifest` and `BlobFolder.open`."""
-        raw = self.store.manifests.text(name)
-        digest = Digest(hashlib.sha256(raw).hexdigest())
-        summary = self._summary(digest.hex, raw)
-        return ListedModel(
-            name=name,
-            id=digest,
-            modified=self.store.manifests.modified(name),
-            size=summary.size,
-            parameters=summary.parameters,
-            quant_type=summary.quant_type,
-        )
-
-    def _summary(self, key: str, raw: bytes) -> Summary:
-        if key in self.failed:
-            raise self.failed[key].about()  # a copy: a raised error keeps its raiser's memory
-        if key not in self.sound:
-            try:
-                self.sound[key] = self._known(key, raw) or self._new(key, raw)
-            except BlobStoreError as error:
-                self.failed[key] = error.kept()
-                raise
-        return self.sound[key]
-
-    def _known(self, key: str, raw: bytes) -> Summary | None:
-        """Return the summary of an earlier list. Raises: NotFoundError when a blob is missing."""
-        summary = self.known.get(key)
-        if summary is None:
-            return None
-        if self.there is None:
-            self.there = self.store.blobs.digests()
-        if (missing := missing_blob(raw, self.there, is_plain=summary.is_plain)) is not None:
-            raise NotFoundError(f"blob sha256:{missing} is missing", blob=f"sha256:{missing}")
-        return summary
-
-    def _new(self, key: str, raw: bytes) -> Summary:
-        manifest = Manifest.parse(raw, "the manifest")
-        model = StoredModel(None, manifest, self.store)
-        layers = manifest.tensor_layers
-        new = {one.digest.hex: one for one in layers if one.digest.hex not in self.weights}
-        outline = ModelOutline.of(model, list(new.values()), self.tensor_forms)
-        for blob, tensors in zip(new, outline.each(), strict=True):
-            found = tuple(weights_by_type(tensors).items())
-            self.weights[blob] = self.forms.setdefault(found, found)
-        counts: Counter[str] = Counter()
-        for layer in layers:
-            for kind, number in self.weights[layer.digest.hex]:
-                counts[kind] += number
-        summary = self.new[key] = Summary(
-            size=manifest.size,
-            parameters=counts.total(),
-            quant_type=model_type(model.config, counts),
-            is_plain=is_plain(raw),
-        )
-        return summary
+def _summary(store: Readable, raw: bytes, forms: KnownForms) -> Summary:
+    manifest = Manifest.parse(raw, "the manifest")
+    model = StoredModel(None, manifest, store)
+    layers = {layer.digest: layer for layer in manifest.tensor_layers}
+    weights = weights_by_type(ModelOutline.of(model, [*layers.values()], forms).forms)
+    return Summary(
+        size=manifest.size,
+        parameters=weights.total(),
+        quant_type=model_type(model.config, weights),
+        is_plain=is_plain(raw),
+    )

@@ -8,10 +8,10 @@ Tensors and their data are never touched. A crash leaves the old metadata or the
 - Otherwise a new file, with another header and the same data, takes the old one's place when it is
   complete.
 
-A header is not decoded and encoded again: that would lose the order of its tensors, fields unknown
-here, and how numbers are written. The value of ``__metadata__`` is found in the text and replaced.
-Spare room is kept behind that value, not at the header's end: JSON allows spaces there as well, and
-so the next edit leaves all that follows where it is.
+Tensors, their order and fields unknown here stay in the header, whose JSON is written compactly, as
+the safetensors library does: a header of that library changes in nothing but its metadata. Spare
+room is kept behind the value of ``__metadata__``, not at the header's end: JSON allows spaces there
+as well, and so the next edit leaves all that follows where it is.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import fcntl
 import json
 import os
 import re
-import stat
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from json.decoder import JSONDecoder
 from pathlib import Path
+from typing import Any
 
 from blobstore.errors import (
     BusyError,
@@ -36,7 +36,7 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
-from blobstore.formats.safetensors.header import Header, header_of
+from blobstore.formats.safetensors.header import METADATA, Header, header_of
 from blobstore.io.budget import MAX_HEADER
 from blobstore.io.copying import copy_range
 from blobstore.io.durable import (
@@ -57,12 +57,8 @@ _HASH_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.ASCII)
 """How the Hugging Face cache names its blobs: a git hash, or a sha256."""
 _PREFIX = 8
 """Bytes of the header's length, before its text."""
-_KEY = "__metadata__"
-_SPACE = " \t\r\n"
 _SECTOR = 512
-_PAGE = 4096
-_MOST_ALIGNED = 16_384
-_LEAST_ALIGNED = 8
+_STEP = 16_384
 _SPARE = 1024
 """Bytes that a new header has left at least, for the edits to come."""
 
@@ -122,11 +118,11 @@ def edit_metadata(
         metadata = _changed(header, changes, file, replace=replace)
         changed, copied = metadata != dict(header.metadata), None
         if changed:
-            old, value = reader.read(0, header.data_start), encode_metadata(metadata)
-            parts = HeaderText.parse(old[_PREFIX:])
-            text = parts.same_length(value)
-            if not _edit_in_place(fd, reader, file, old, text, asked=in_place):
-                copied = _rewrite(reader, file, parts.grown(value, len(old)), len(old), progress)
+            old = reader.read(0, header.data_start)
+            head, tail = header_text(old[_PREFIX:], metadata)
+            if not _edit_in_place(fd, reader, file, old, (head, tail), asked=in_place):
+                length = new_length(len(head) + len(tail), len(old))
+                copied = _rewrite(reader, file, spread(head, tail, length), len(old), progress)
     return MetadataEdit(metadata, changed, copied, time.monotonic() - started)
 
 
@@ -148,10 +144,6 @@ def _refuse_blob(file: Path) -> None:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[int]:
-    """Yield the file, open for writing and locked.
-
-    Raises: StorageError, BusyError.
-    """
     until = time.monotonic() + _WAIT_S
     is_current = False
     while not is_current:
@@ -185,124 +177,76 @@ def _changed(
     return {key: value for key, value in {**kept, **changes}.items() if value is not None}
 
 
-def encode_metadata(metadata: Mapping[str, str]) -> bytes:
-    """Return the value of ``__metadata__``: compact JSON in the order given.
+def header_text(old: bytes, metadata: Mapping[str, str]) -> tuple[bytes, bytes]:
+    """Return a header's text with other metadata: up to the end of their value, and the rest.
 
-    Raises: UsageError for a key or value that UTF-8 can't encode.
+    Raises: UsageError for a key or value that is not a text, or that UTF-8 can't encode.
     """
     for key, value in metadata.items():
         if not all(isinstance(text, str) for text in (key, value)):
             message = f"metadata map strings to strings, not {quoted(key)} to {quoted(value)}"
             raise UsageError(message)
+    document = json.loads(old)
+    names = list(document)
+    place = names.index(METADATA) if METADATA in document else 0
+    before = {name: document[name] for name in names[:place]}
+    after = {name: document[name] for name in names[place:] if name != METADATA}
     try:
-        return json.dumps(dict(metadata), ensure_ascii=False, separators=(",", ":")).encode()
+        head, tail = _encoded({**before, METADATA: dict(metadata)})[:-1], _encoded(after)[1:]
     except UnicodeEncodeError:
         message = "metadata are texts in UTF-8, and one holds half of a surrogate pair"
         raise UsageError(message) from None
+    return head, b"," + tail if after else tail
 
 
-@dataclass(frozen=True, slots=True)
-class HeaderText:
-    """A header's text: what is ``before`` the metadata's value, and ``after`` the room that it has.
+def _encoded(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
-    ``room``: the bytes of the old value and of the spaces behind it, -1 without a value. ``after``
-    is without the spaces at the end of the text; there are ``padding`` of those. ``length``: all
-    bytes.
+
+def spread(head: bytes, tail: bytes, length: int, padding: int = 0) -> bytes:
+    """Return both in ``length`` bytes: spaces between them, ``padding`` of them at the end."""
+    spare = length - len(head) - len(tail) - padding
+    return b"".join((head, b" " * spare, tail, b" " * padding))
+
+
+def new_length(needed: int, data_start: int) -> int:
+    """Return the length of a new file's header text; the old data began at ``data_start``.
+
+    The data move by whole steps of 16,384 bytes, and so stay as aligned as they were: blocks can be
+    shared between the files.
+
+    Raises: LimitExceededError over 100,000,000 bytes.
     """
-
-    before: bytes
-    room: int
-    after: bytes
-    padding: int
-    length: int
-
-    @classmethod
-    def parse(cls, raw: bytes) -> HeaderText:
-        """Return the parts of a text that has passed `parse_header`."""
-        body = raw.rstrip(b" ")
-        text, padding = body.decode(), len(raw) - len(body)
-        found = _find(text)
-        if found is None:
-            rest = text[_skip(text, 1) :]
-            comma = "" if rest == "}" else ","
-            before, after = f'{{"{_KEY}":', f"{comma}{rest}"
-            return cls(before.encode(), -1, after.encode(), padding, len(raw))
-        begin, end = found
-        stop = _skip(text, end)
-        room = len(text[begin:stop].encode())
-        return cls(text[:begin].encode(), room, text[stop:].encode(), padding, len(raw))
-
-    def needed(self, value: bytes) -> int:
-        """Return the least length of the text with that value."""
-        return len(self.before) + len(value) + len(self.after)
-
-    def with_value(self, value: bytes, length: int, padding: int = 0) -> bytes:
-        """Return the text with that value in ``length`` bytes, ``padding`` spaces at its end."""
-        spare = length - self.needed(value) - padding
-        return b"".join((self.before, value, b" " * spare, self.after, b" " * padding))
-
-    def same_length(self, value: bytes) -> bytes | None:
-        """Return the text with that value in the old length; None if the value is too long.
-
-        What follows the value stays where it was if there is room, else it is at the end.
-        """
-        if len(value) <= self.room:
-            return self.with_value(value, self.length, self.padding)
-        return self.with_value(value, self.length) if self.needed(value) <= self.length else None
-
-    def grown(self, value: bytes, data_start: int) -> bytes:
-        """Return the text with that value for a new file; the old data began at ``data_start``.
-
-        The data move by whole pages of 4096 bytes, of 16,384 where that was their alignment. So
-        they stay as aligned as they were, and blocks can be shared between the files.
-
-        Raises: LimitExceededError over 100,000,000 bytes.
-        """
-        needed = self.needed(value)
-        if needed > MAX_HEADER:
-            raise LimitExceededError(
-                f"limit exceeded: a header of {needed:,} bytes, at most {MAX_HEADER:,}"
-            )
-        step = _MOST_ALIGNED if data_start % _MOST_ALIGNED == 0 else _PAGE
-        origin = data_start % step if data_start % _LEAST_ALIGNED == 0 else 0
-        start = _PREFIX + needed + _SPARE
-        start += (origin - start) % step
-        return self.with_value(value, min(start - _PREFIX, MAX_HEADER))
-
-
-def _find(text: str) -> tuple[int, int] | None:
-    """Return where the value of ``__metadata__`` begins and ends; None if the header has none."""
-    decode = JSONDecoder().raw_decode
-    at = _skip(text, 1)
-    while text[at] != "}":
-        key, at = decode(text, at)
-        begin = _skip(text, _skip(text, at) + 1)
-        _, end = decode(text, begin)
-        if key == _KEY:
-            return begin, end
-        at = _skip(text, end)
-        if text[at] == ",":
-            at = _skip(text, at + 1)
-    return None
-
-
-def _skip(text: str, at: int) -> int:
-    while text[at] in _SPACE:
-        at += 1
-    return at
+    if needed > MAX_HEADER:
+        raise LimitExceededError(
+            f"limit exceeded: a header of {needed:,} bytes, at most {MAX_HEADER:,}"
+        )
+    start = _PREFIX + needed + _SPARE
+    start += (data_start - start) % _STEP
+    return min(start - _PREFIX, MAX_HEADER)
 
 
 def _edit_in_place(
-    fd: int, reader: FileReader, path: Path, old: bytes, text: bytes | None, *, asked: bool
+    fd: int,
+    reader: FileReader,
+    path: Path,
+    old: bytes,
+    parts: tuple[bytes, bytes],
+    *,
+    asked: bool,
 ) -> bool:
-    """Overwrite the header ``old`` with one of that text, if that is atomic; return whether it is.
+    """Overwrite the header ``old`` with one of these parts if that is atomic; return if it is.
 
     ``fd`` is the file, open for writing and locked. Raises: UsageError if it was ``asked`` for and
     is not atomic; StorageError, the old header is back then; CorruptDataError.
     """
     with os_errors("access", path):
         now = os.fstat(fd)
-    new = old if text is None else old[:_PREFIX] + text
+    spare = len(old) - _PREFIX - sum(map(len, parts))
+    padding = len(old) - len(old.rstrip(b" "))
+    new = old
+    if spare >= 0:
+        new = old[:_PREFIX] + spread(*parts, len(old) - _PREFIX, min(spare, padding))
     places = range(0, len(old), _SECTOR)
     changed = [at for at in places if old[at : at + _SECTOR] != new[at : at + _SECTOR]]
     if len(changed) == 1 and (asked or now.st_nlink == 1):
@@ -310,7 +254,7 @@ def _edit_in_place(
         _write_sector(fd, path, changed[0], old, new)
         return True
     if asked:
-        reason = "has no room for" if text is None else "would change in several sectors by"
+        reason = "has no room for" if spare < 0 else "would change in several sectors by"
         message = f"{path} can't be edited in place: its header {reason} the new metadata"
         hint = "Leave out in_place=True, and a new file is written."
         raise UsageError(message, path=str(path), hint=hint)
@@ -354,7 +298,7 @@ def _rewrite(
                 source, data_start, target, new, start, nbytes, lambda done: told(done, path.name)
             )
             with os_errors("write", new):
-                _take_attributes(source.fileno(), target)
+                _take_attributes(path, source.fileno(), new, target)
                 sync(target)
         finally:
             close_quietly(target)
@@ -370,13 +314,10 @@ def _rewrite(
     return nbytes
 
 
-def _take_attributes(old: int, new: int) -> None:
+def _take_attributes(path: Path, old: int, new: Path, target: int) -> None:
     status = os.fstat(old)
-    if (status.st_uid, status.st_gid) != (os.fstat(new).st_uid, os.fstat(new).st_gid):
+    if (status.st_uid, status.st_gid) != (os.fstat(target).st_uid, os.fstat(target).st_gid):
         with suppress(PermissionError):  # only root gives files away
-            os.fchown(new, status.st_uid, status.st_gid)
-    if hasattr(os, "listxattr"):
-        for name in os.listxattr(old):
-            with suppress(OSError):  # some are the system's own
-                os.setxattr(new, name, os.getxattr(old, name))
-    os.fchmod(new, stat.S_IMODE(status.st_mode))
+            os.fchown(target, status.st_uid, status.st_gid)
+    shutil.copystat(path, new)
+    os.utime(target)

@@ -7,7 +7,6 @@ stored as it was must have the source's bytes; one that was quantized or convert
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -28,7 +27,14 @@ from blobstore.formats.quant import QuantType
 from blobstore.importer.options import Experts
 from blobstore.importer.outputs import OutputTensor
 from blobstore.importer.run import outputs_of
-from blobstore.inspection.comparison import CHUNK_WEIGHTS, Errors, Figure, as_float64, stored_run
+from blobstore.inspection.comparison import (
+    CHUNK_WEIGHTS,
+    Errors,
+    Figure,
+    as_float64,
+    odd_values,
+    stored_run,
+)
 from blobstore.io.workers import Progress, begun, results_of, threads
 from blobstore.kernels.arrays import Array, QuantizedArray
 from blobstore.kernels.scales import code_type
@@ -66,12 +72,10 @@ class Histogram:
 
     @property
     def total(self) -> int:
-        """All values, finite or not."""
         return sum(self.counts) + self.infinite + self.nan
 
     @property
     def edges(self) -> list[float]:
-        """The borders of the bins, one more than there are bins."""
         bins = max(1, len(self.counts))
         return [
             self.low * (1 - index / bins) + self.high * (index / bins) for index in range(bins)
@@ -100,7 +104,6 @@ class ValueDistribution:
 
     @property
     def is_sample(self) -> bool:
-        """True if not all values were read."""
         return self.read < self.size
 
 
@@ -142,7 +145,6 @@ def distribution_of(
 
 
 def _runs(size: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield start and count of the runs to read: one of all values, or many, evenly spread."""
     if size <= most:
         yield 0, size
         return
@@ -178,7 +180,6 @@ def source_values(made_from: OutputTensor, readers: SourceReaders) -> ValueReade
 
 
 def _range(arrays: list[Array]) -> tuple[float, float]:
-    """Return the smallest and the largest finite value; 0 and 0 without one."""
     finite = [values[np.isfinite(values)] for values in arrays]
     found = [values for values in finite if values.size]
     if not found:
@@ -252,7 +253,6 @@ class TensorQuality:
 
     @property
     def type_name(self) -> str:
-        """Its quantized type, else its dtype."""
         return self.quant_type or self.dtype or ""
 
     @property
@@ -310,24 +310,19 @@ def measure_quality(
             report = begun(
                 progress, sum(source.nbytes for _, output in pairs for source in output.sources)
             )
-            stop = threading.Event()
             tensors = results_of(
-                pairs,
-                lambda pair: _measure(*pair, readers, report, stop),
-                workers,
-                name="quality",
-                stop=stop,
+                pairs, lambda pair: _measure(*pair, readers, report), workers, name="quality"
             )
             readers.check_unchanged()
-            tensors.sort(key=lambda tensor: (-_damage(tensor), tensor.name))
+            tensors.sort(key=_order)
             return ModelQuality(model.name, model.manifest.digest, tuple(tensors))
     finally:
         readers.close()
 
 
-def _damage(tensor: TensorQuality) -> float:
+def _order(tensor: TensorQuality) -> tuple[float, str]:
     relative = tensor.errors.relative_rmse
-    return math.inf if relative is None else relative
+    return -math.inf if relative is None else -relative, tensor.name
 
 
 def sources_of(model: Model, source: Source) -> Iterator[tuple[Tensor, OutputTensor]]:
@@ -382,17 +377,11 @@ def _can_be_made_from(tensor: Tensor, made_from: OutputTensor) -> bool:
 
 
 def _measure(
-    tensor: Tensor,
-    made_from: OutputTensor,
-    readers: SourceReaders,
-    progress: Progress,
-    stop: threading.Event,
+    tensor: Tensor, made_from: OutputTensor, readers: SourceReaders, progress: Progress
 ) -> TensorQuality:
     kept = tensor.quant_type is None and made_from.copies and tensor.dtype is made_from.dtype
     errors, stored = Errors(), None if kept else tensor.numpy()
     for start, chunk in _chunks(made_from, readers):
-        if stop.is_set():
-            break  # another tensor failed, so this one's figures are not needed
         if stored is None:
             _check_same(tensor, start, chunk)
         else:
@@ -435,20 +424,11 @@ def _compare(tensor: Tensor, start: int, chunk: Array, stored: StoredArray) -> E
     if errors.are_finite:
         return errors
     weights, read = as_float64(chunk), as_float64(stored)
-    odd = ~(np.isfinite(weights) & np.isfinite(read))
+    odd, wrong = odd_values(weights, read)
     if not odd.any():
         return errors  # float64 holds the values, and not their sums
-    _check_odd(tensor, start, weights, read, odd)
-    weights[odd] = read[odd] = 0
-    return Errors.between(weights, read)
-
-
-def _check_odd(tensor: Tensor, start: int, weights: Array, read: Array, odd: Array) -> None:
-    """Raise if an odd value is infinite or NaN on one side only, or is of a quantized tensor."""
-    came_back = (weights == read) | (np.isnan(weights) & np.isnan(read))
-    wrong = odd & ~np.isfinite(weights) if tensor.quant_type is not None else odd & ~came_back
-    if not wrong.any():
-        wrong = odd & ~came_back
+    if tensor.quant_type is not None:
+        wrong |= ~np.isfinite(weights)
     if wrong.any():
         first = int(np.argmax(wrong))
         index = tuple(int(i) for i in np.unravel_index(start + first, tensor.shape))
@@ -456,3 +436,5 @@ def _check_odd(tensor: Tensor, start: int, weights: Array, read: Array, odd: Arr
         message = f"{quoted(tensor.name)}: the value at {list(index)} is {values}"
         kind = CorruptDataError if np.isfinite(weights[first]) else NonFiniteWeightError
         raise kind(message, tensor=tensor.name, index=index)
+    weights[odd] = read[odd] = 0
+    return Errors.between(weights, read)

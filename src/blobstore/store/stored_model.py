@@ -295,12 +295,6 @@ class ModelOutline:
     def __len__(self) -> int:
         return len(self.names)
 
-    def each(self) -> Iterator[list[StoredTensor]]:
-        start = 0
-        for count in self.counts:
-            yield self.forms[start : start + count]
-            start += count
-
     def _add_each(
         self,
         model: StoredModel,

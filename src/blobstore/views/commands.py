@@ -22,7 +22,8 @@ from blobstore.store.care.verify import VerifyResult
 from blobstore.store.packing import PackedModel, UnpackedModel
 from blobstore.store.signing.signed_models import CheckedModel, SignedModel
 from blobstore.store.transfer import Transferred
-from blobstore.views.command_results import (
+from blobstore.views.documents import schema_of
+from blobstore.views.results import (
     ArchivedModel,
     CopiedModel,
     LoadedModel,
@@ -33,7 +34,6 @@ from blobstore.views.command_results import (
     ShownModel,
     WrittenReport,
 )
-from blobstore.views.documents import schema_of
 
 DOCUMENTS: Final[dict[str, Any]] = {
     "import": ImportResult,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from functools import cache, cached_property, partial
@@ -144,7 +144,6 @@ def schema_of(kind: Any, definitions: dict[str, Any], place: str = "#/$defs/") -
 def _generic(
     origin: Any, arguments: tuple[Any, ...], inner: Callable[[Any], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the schema of ``origin[arguments]``; ``inner`` returns that of an argument."""
     if origin is Annotated:
         texts = [part for part in arguments[1:] if isinstance(part, str)]
         kinds = [part for part in arguments[1:] if isinstance(part, type | UnionType)]
@@ -182,7 +181,7 @@ def _type_at(kind: Any, attribute: str) -> Any:
 
 
 def check(value: Any, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:
-    """Check a JSON value. Raises: ValueError, with the place and the reason, if it does not fit."""
+    """Check a JSON value; unknown keys are ignored. Raises: ValueError if it does not fit."""
     if "$ref" in schema:
         schema = definitions[schema["$ref"].rpartition("/")[2]]
     if "anyOf" in schema:
@@ -190,39 +189,24 @@ def check(value: Any, schema: Mapping[str, Any], definitions: Mapping[str, Any])
             check(value, schema["anyOf"][0], definitions)
         return
     if schema and type(value) not in _CLASSES[schema["type"]]:
-        raise ValueError(f": not of type {schema['type']}")
+        raise ValueError(f"{value!r:.40} is not of type {schema['type']}")
     if value not in schema.get("enum", [value]):
-        raise ValueError(f": not {schema['enum'][0]}")
+        raise ValueError(f"{value!r:.40} is not {schema['enum'][0]}")
     if "format" in schema:
-        _check_time(value)
-    for key, part, inner in _parts(value, schema):
-        if inner is False:
-            raise ValueError(f".{key}: unknown")
-        try:
-            check(part, inner, definitions)
-        except ValueError as error:
-            raise ValueError(f".{key}{error}") from None
+        datetime.fromisoformat(value)
+    for part, inner in _parts(value, schema):
+        check(part, inner, definitions)
 
 
-def _check_time(text: str) -> None:
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(": not a time") from None
-
-
-def _parts(value: Any, schema: Mapping[str, Any]) -> Iterator[tuple[str | int, Any, Any]]:
-    """Yield the parts of a JSON value with their schemas; False for an unknown key."""
+def _parts(value: Any, schema: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
     if isinstance(value, list):
-        for index, part in enumerate(value):
-            yield index, part, schema.get("items", {})
-    elif isinstance(value, dict):
-        for key in schema.get("required", ()):
-            if key not in value:
-                raise ValueError(f".{key}: missing")
-        keys, others = schema.get("properties", {}), schema.get("additionalProperties", {})
-        for key, part in value.items():
-            yield key, part, keys.get(key, others)
+        return [(part, schema.get("items", {})) for part in value]
+    if not isinstance(value, dict):
+        return []
+    if missing := set(schema.get("required", ())) - value.keys():
+        raise ValueError(f"{min(missing)} is missing")
+    keys, others = schema.get("properties", {}), schema.get("additionalProperties") or {}
+    return [(part, keys.get(key, others)) for key, part in value.items()]
 
 
 def read_record(kind: type, file: tuple[str, bytes], hint: str) -> dict[str, Any]:
@@ -235,12 +219,8 @@ def read_record(kind: type, file: tuple[str, bytes], hint: str) -> dict[str, Any
     schema = schema_of(kind, definitions)
     try:
         found: dict[str, Any] = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        message = f"{path} is damaged: invalid JSON: {error}"
-        raise DocumentError(message, path=path, hint=hint) from error
-    try:
         check(found, schema, definitions)
-    except ValueError as error:
-        message = f"{path} is damaged: the document{error}"
-        raise DocumentError(message, path=path, hint=hint) from None
+    except (ValueError, RecursionError) as error:
+        message = f"{path} is damaged: {error}"
+        raise DocumentError(message, path=path, hint=hint) from error
     return found

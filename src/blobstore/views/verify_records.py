@@ -20,20 +20,6 @@ MOST_ROWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """``files``: the inode numbers of the damaged blobs and manifests, by digest or name."""
-
-    KEYS = (
-        "version",
-        "verified",
-        "quick",
-        "sample",
-        "damaged",
-        "broken",
-        "odd",
-        "files?",
-        "result",
-    )
-
     version: Literal[1]
     verified: datetime
     quick: bool
@@ -41,7 +27,6 @@ class _Record:
     damaged: int
     broken: int
     odd: int
-    files: Mapping[str, int | None]
     result: VerifyResult
 
 
@@ -78,8 +63,6 @@ def keep_verify(store: Any, result: VerifyResult, *, quick: bool, sample: str | 
         broken=result.broken[:MOST_ROWS],
         odd=result.odd[:MOST_ROWS],
     )
-    faulty = [str(blob.digest) for blob in listed.damaged]
-    faulty += [str(model.name) for model in listed.broken]
     record = _Record(
         version=1,
         verified=datetime.now(UTC),
@@ -88,7 +71,6 @@ def keep_verify(store: Any, result: VerifyResult, *, quick: bool, sample: str | 
         damaged=len(result.damaged),
         broken=len(result.broken),
         odd=len(result.odd),
-        files={name: _file_number(store, name) for name in faulty},
         result=listed,
     )
     results.keep_verify(to_json(record).encode())
@@ -104,13 +86,14 @@ def kept_verify(home: Readable) -> KeptVerify:
     if found is None:
         return KeptVerify()
     record = read_record(_Record, found, "Run verify again: it is replaced.")
-    said, files = record["result"], record.get("files", {})
+    said, verified = record["result"], datetime.fromisoformat(record["verified"])
     names = {str(name) for name in store.manifests.names()}
 
     def stands(name: str, models: Iterable[str]) -> bool:
-        number = _file_number(store, name)
-        is_needed = number is not None or not names.isdisjoint(models)
-        return is_needed and files.get(name, number) == number
+        changed = _changed(store, name)
+        if changed is None:
+            return not names.isdisjoint(models)
+        return changed < verified.timestamp() + 1  # recorded in whole seconds
 
     left = {
         "damaged": [blob for blob in said["damaged"] if stands(blob["digest"], blob["models"])],
@@ -119,7 +102,7 @@ def kept_verify(home: Readable) -> KeptVerify:
     }
     counts = {key: record[key] - len(said[key]) + len(rows) for key, rows in left.items()}
     return KeptVerify(
-        verified=datetime.fromisoformat(record["verified"]),
+        verified=verified,
         quick=record["quick"],
         sample=record["sample"],
         blobs=len(store.blobs.listing().named) + len(store.packed.blobs.digests()),
@@ -128,15 +111,15 @@ def kept_verify(home: Readable) -> KeptVerify:
     )
 
 
-def _file_number(store: Any, name: str) -> int | None:
-    """Return the inode number of a blob or manifest; None without such a file.
+def _changed(store: Any, name: str) -> float | None:
+    """Return when a blob or manifest was written; None without such a file.
 
-    ``name``: a digest, or a model's name. A file that is written anew gets another number.
+    ``name``: a digest, or a model's name.
     """
+    if name.startswith("sha256:"):
+        path = store.blobs.path / Digest.parse(name).file_name
+    else:
+        path = store.manifests.path.joinpath(*ModelName.parse(name).path_parts)
     with suppress(OSError):
-        if name.startswith("sha256:"):
-            path = store.blobs.path / Digest.parse(name).file_name
-        else:
-            path = store.manifests.path.joinpath(*ModelName.parse(name).path_parts)
-        return int(path.lstat().st_ino)
+        return float(path.lstat().st_mtime)
     return None

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs
 
 from blobstore._version import __version__
@@ -28,13 +28,7 @@ from blobstore.errors import (
 )
 from blobstore.formats.documents import Manifest
 from blobstore.inspection.comparison import ModelDiff, diff_models
-from blobstore.inspection.listing import (
-    BrokenModel,
-    ListedModel,
-    describe,
-    line_of,
-    list_models,
-)
+from blobstore.inspection.listing import BrokenModel, ListedModel, describe, list_models
 from blobstore.inspection.quality import ValueDistribution, distribution_of
 from blobstore.model.loader import opened_tensor
 from blobstore.model.tensors import Tensor
@@ -46,9 +40,9 @@ from blobstore.plots.treemap import treemap
 from blobstore.store.care.usage import Usage, measure_usage
 from blobstore.store.ports import Readable
 from blobstore.store.stored_model import ModelOutline, StoredModel
-from blobstore.views.api_documents import ModelAnswer, Problem, TensorColumns, TensorDistribution
 from blobstore.views.documents import encoded, schema_of, to_json
 from blobstore.views.quality_records import KeptQuality, kept_quality
+from blobstore.views.results import ModelAnswer, Problem, TensorColumns
 from blobstore.views.verify_records import KeptVerify, kept_verify
 
 OPENAPI = "/api/openapi.json"
@@ -151,11 +145,21 @@ def _read(model: ServedModel) -> OpenedModel:
     manifest = stored.manifest
     with model.holder.lease():
         tensors = ModelOutline.of(stored, stored.tensor_layers)
-        line = line_of(model.holder, model.name, manifest, tensors.forms)
-        details = describe(model.holder, manifest, tensors)
-    facts = encoded(ModelAnswer(line, details, manifest, len(tensors)))
+        named = list(zip(tensors.names, tensors.forms, strict=True))
+        details = describe(model.holder, model.name, manifest, named)
+    facts = encoded(ModelAnswer(details, manifest, len(tensors)))
     facts["packed"] = model.is_packed
-    columns = encoded(TensorColumns(model.name, model.digest, tensors))
+    forms = tensors.forms
+    columns = encoded(
+        TensorColumns(
+            model.name,
+            model.digest,
+            tensors.names,
+            [form.type_text for form in forms],
+            [form.shape for form in forms],
+            [form.nbytes for form in forms],
+        )
+    )
     drawn = treemap(zip(columns["names"], columns["types"], columns["sizes"], strict=True))
     return OpenedModel(in_json(facts), in_json(columns), in_json(drawn), tensors.counts)
 
@@ -163,6 +167,28 @@ def _read(model: ServedModel) -> OpenedModel:
 def in_json(document: Any) -> bytes:
     """Return results as one JSON document, in ASCII as ``--json`` prints it."""
     return to_json(document).encode("ascii")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDistribution:
+    """How the values of a tensor, and its codes, are distributed."""
+
+    KEYS = (
+        "model",
+        "id",
+        "tensor=found.name",
+        "type=found.type_name",
+        "shape=found.shape",
+        "size=found.size",
+        "read=found.read",
+        "values=found.values",
+        "codes=found.codes",
+        "code_values=found.code_values",
+    )
+
+    model: ModelName
+    id: Annotated[Digest, "the manifest's digest"]
+    found: ValueDistribution
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ from blobstore.errors import (
 from blobstore.io.budget import allow_open_files
 from blobstore.plots.specification import THEMES, configuration
 from blobstore.store.ports import Readable
-from blobstore.views.api_documents import Problem
+from blobstore.views.results import Problem
 from blobstore.web.api import OPENAPI, ROUTES, ApiRoute, Served, in_json, openapi
 from blobstore.web.pages import FOLDER, PAGES, TYPES, colours_of_types, page
 

@@ -56,7 +56,7 @@ def test_get_what_is_not_there(cli: Cli) -> None:
 
 
 def test_set_says_what_it_did(cli: Cli) -> None:
-    assert cli("set", "k", "v").startswith(f"Wrote {cli.file} anew: 9 B in ")
+    assert cli("set", "k", "v" * 90).startswith(f"Wrote {cli.file} anew: 9 B in ")
     assert cli("set", "k", "w") == f"Edited {cli.file} in place\n"
     assert cli("set", "k", "w") == f"{cli.file} has these metadata already\n"
     assert json.loads(cli("set", "k", "x", "--json")) == {"format": "pt", "k": "x"}

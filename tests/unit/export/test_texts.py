@@ -13,7 +13,7 @@ from support.stores import commit_model
 
 import blobstore
 from blobstore.errors import CorruptDataError, DocumentError, UnsupportedSourceError
-from blobstore.export.texts import TextLayer, modelfile
+from blobstore.export.contents import TextLayer, modelfile
 from blobstore.formats.documents import (
     JSON_MEDIA_TYPE,
     LICENSE_MEDIA_TYPE,

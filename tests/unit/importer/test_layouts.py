@@ -30,7 +30,7 @@ from blobstore.formats.documents import FILE_MEDIA_TYPE, Descriptor
 from blobstore.importer.repair import repair_model
 from blobstore.importer.run import run_plan
 from blobstore.inspection.comparison import diff_models
-from blobstore.inspection.listing import describe, stored_coverage, summarize
+from blobstore.inspection.listing import stored_coverage, summarize
 from blobstore.names import ModelName
 from blobstore.store.care.prune import prune
 from blobstore.store.care.usage import measure_usage
@@ -203,9 +203,7 @@ def test_an_import_and_show_agree_on_where_a_model_runs(
 ) -> None:
     result = blobstore.import_model(layout(tmp_path / "in"), M, store=store)
     manifest = store.manifest(M)
-    assert (
-        describe(store, manifest, summarize(store, M, manifest).tensors).runs_in == result.runs_in
-    )
+    assert summarize(store, M, manifest)[0].runs_in == result.runs_in
 
 
 def test_a_modelfile_that_an_export_made_is_not_made_twice(store: Store, tmp_path: Path) -> None:

@@ -30,17 +30,15 @@ from blobstore.inspection import metadata
 from blobstore.io import durable
 
 DATA = bytes(range(256)) * 40
-ENTRY = (
-    '"x": {"dtype":"U8", "extra": [1.50, {"deep": null}], "shape":[10240],"data_offsets":[0,10240]}'
-)
+ENTRY = '"x":{"dtype":"U8","extra":[1.5,{"deep":null}],"shape":[10240],"data_offsets":[0,10240]}'
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A file with odd but valid JSON, 200 spaces, metadata after a tensor, and no other room."""
+    """A file with fields unknown to us, 200 spaces, metadata after a tensor, and no other room."""
     return write(
         tmp_path / "m.safetensors",
-        f'{{{ENTRY},"__metadata__" :{{"a":"1","ü":"\\u00fc"}}}}' + " " * 200,
+        f'{{{ENTRY},"__metadata__":{{"a":"1","ü":"ü"}}}}' + " " * 200,
     )
 
 
@@ -85,7 +83,7 @@ def test_a_longer_header_needs_a_new_file_which_has_room_for_the_next_edit(file:
     assert edit.copied_bytes == len(DATA)
     assert file.stat().st_ino != before.st_ino
     assert ENTRY.encode() in header_of(file)
-    assert (8 + len(header_of(file))) % 8 == 0 or start % 8
+    assert (8 + len(header_of(file)) - start) % 16_384 == 0
     inode = file.stat().st_ino
     assert blobstore.edit_metadata(file, {"more": "y" * 90}).copied_bytes is None
     assert file.stat().st_ino == inode
@@ -96,18 +94,10 @@ def test_a_longer_header_needs_a_new_file_which_has_room_for_the_next_edit(file:
 def test_data_keep_their_place_in_a_page(tmp_path: Path, start: int) -> None:
     path = write(tmp_path / "m", f"{{{ENTRY}}}".ljust(start - 8))
     blobstore.edit_metadata(path, {"k": "v" * start})
-    step = 16_384 if start % 16_384 == 0 else 4096
     new = 8 + len(header_of(path))
     assert new > start
-    assert (new - start) % step == 0
+    assert (new - start) % 16_384 == 0
     assert_sound(path, {"k": "v" * start})
-
-
-def test_data_at_an_odd_address_are_aligned(tmp_path: Path) -> None:
-    path = write(tmp_path / "m", f"{{{ENTRY}}}".ljust(1001))
-    blobstore.edit_metadata(path, {"k": "v" * 1000})
-    assert (8 + len(header_of(path))) % 4096 == 0
-    assert_sound(path, {"k": "v" * 1000})
 
 
 @pytest.mark.parametrize(
@@ -309,7 +299,9 @@ def test_a_large_file_is_written_anew_with_its_data(tmp_path: Path) -> None:
     path = tmp_path / "m"
     path.write_bytes(safetensors_bytes({"x": values}, {"format": "pt"}))
     told: list[int] = []
-    edit = blobstore.edit_metadata(path, {"k": "v"}, progress=lambda nbytes, _: told.append(nbytes))
+    edit = blobstore.edit_metadata(
+        path, {"k": "v" * 90}, progress=lambda nbytes, _: told.append(nbytes)
+    )
     assert edit.copied_bytes == sum(told) == values.nbytes
     with safe_open(path, "np") as opened:
         np.testing.assert_array_equal(opened.get_tensor("x"), values)
@@ -319,7 +311,7 @@ def test_whole_blocks_are_copied_from_their_beginning_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only so can a file system share them."""
-    path = write(tmp_path / "m", f"{{{ENTRY}}}")
+    path = write(tmp_path / "m", f"{{{ENTRY}}}".ljust(120))
     ranges = []
     copy = os.copy_file_range
 
@@ -331,7 +323,7 @@ def test_whole_blocks_are_copied_from_their_beginning_on(
     blobstore.edit_metadata(path, {"k": "v" * 500})
     (head, middle) = ranges
     assert head[0] + head[2] == middle[0] == 4096
-    assert middle[1] == 8192
+    assert middle[1] == 4096 + 16_384
     assert_sound(path, {"k": "v" * 500})
 
 

@@ -135,19 +135,6 @@ def test_a_folder_without_weights(
     assert (caught.value.hint or "").endswith(hint or "")
 
 
-def test_an_index_that_gives_another_size_is_said(tmp_path: Path) -> None:
-    folder = write_sparse_folder(tmp_path, TENSORS, shards=2)
-    index = json.loads((folder / INDEX).read_text())
-    index["metadata"]["total_size"] += 1
-    (folder / INDEX).write_text(json.dumps(index))
-    assert inspect(folder).notes == (
-        "the index says that the tensors have 881 bytes (total_size); they have 880",
-    )
-    index["metadata"] = "none"
-    (folder / INDEX).write_text(json.dumps(index))
-    assert inspect(folder).notes == ()
-
-
 def test_an_index_of_too_many_files(tmp_path: Path) -> None:
     """Behind a server each would be a request."""
     weight_map = {f"x{number}": f"{number}.safetensors" for number in range(10_001)}

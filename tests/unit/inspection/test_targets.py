@@ -14,7 +14,7 @@ from support.checkpoints import safetensors_bytes, small_tensors, write_checkpoi
 
 import blobstore
 from blobstore.errors import BlobStoreError, NotFoundError, StorageError, UsageError
-from blobstore.inspection.inspect import InspectTarget, inspect, parse_target
+from blobstore.inspection.inspect import inspect, model_named
 from blobstore.inspection.inspection import TargetKind
 from blobstore.names import ModelName
 from blobstore.source.addresses import open_folder
@@ -79,7 +79,7 @@ def test_hub_addresses_are_those_of_huggingface_hub(
 )
 def test_pages_of_the_hub_are_its_repositories(page: str, target: object) -> None:
     assert parse_hub_page(page) == target
-    assert parse_target(page) == InspectTarget(page)
+    assert model_named(page) is None
 
 
 def test_another_endpoint_s_pages() -> None:
@@ -88,22 +88,20 @@ def test_another_endpoint_s_pages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "target"),
+    ("text", "name"),
     [
-        ("gpt2:latest", InspectTarget("gpt2:latest", ModelName(model="gpt2"), is_model=True)),
-        (
-            "team/model",
-            InspectTarget("team/model", ModelName(namespace="team", model="model"), is_model=True),
-        ),
-        ("./gpt2", InspectTarget("./gpt2")),
-        ("/gpt2", InspectTarget("/gpt2")),
-        ("not a name", InspectTarget("not a name")),
-        ("hf://gpt2", InspectTarget("hf://gpt2")),
-        ("hf://org/name@main/", InspectTarget("hf://org/name@main/")),
+        ("gpt2:latest", ModelName(model="gpt2")),
+        ("team/model", ModelName(namespace="team", model="model")),
+        ("./gpt2", None),
+        ("/gpt2", None),
+        ("gpt2.safetensors", None),
+        ("not a name", None),
+        ("hf://gpt2", None),
+        ("hf://org/name@main/", None),
     ],
 )
-def test_what_a_text_names(text: str, target: object) -> None:
-    assert parse_target(text) == target
+def test_what_a_text_names(text: str, name: ModelName | None) -> None:
+    assert model_named(text) == name
 
 
 def test_short_addresses_of_the_hub() -> None:
@@ -149,21 +147,17 @@ def test_a_path_that_exists_wins_over_a_stored_model(
     blobstore.import_model(source, "tiny", store=store, quant="int8")
     assert inspect("tiny", store=store).kind is TargetKind.MODEL
     monkeypatch.chdir(tmp_path)
-    found = inspect("tiny", store=store)
-    assert found.kind is TargetKind.FOLDER
-    assert found.notes == ("this is the path ./tiny; the stored model of that name is tiny:latest",)
-    assert inspect("./tiny", store=store).notes == ()
+    assert inspect("tiny", store=store).kind is TargetKind.FOLDER
     assert inspect("tiny:latest", store=store).kind is TargetKind.MODEL
-    assert inspect(Path("tiny"), store=store).notes == ()
 
 
 @pytest.mark.parametrize(
     ("target", "says"),
     [
         ("missing", "no file or folder at 'missing', and no stored model 'missing:latest'"),
-        ("./missing", "no file or folder at './missing'"),
-        ("missing.safetensors", "no file or folder at 'missing.safetensors'"),
-        (Path("missing"), "no file or folder at 'missing'"),
+        ("./missing", "no file or folder at ./missing"),
+        ("missing.safetensors", "no file or folder at missing.safetensors"),
+        (Path("missing"), "no file or folder at missing"),
     ],
 )
 def test_nothing_of_that_name(store: Store, target: str | Path, says: str) -> None:

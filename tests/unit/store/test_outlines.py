@@ -119,7 +119,11 @@ def found_in(model: StoredModel, *, outlined: bool) -> Any:
             return [[(one.name, values_of(one)) for one in some] for some in each]
         outline = ModelOutline.of(model, layers)
         names = iter(outline.names)
-        return [[(next(names), values_of(form)) for form in some] for some in outline.each()]
+        forms = iter(outline.forms)
+        return [
+            [(next(names), values_of(next(forms))) for _ in range(count)]
+            for count in outline.counts
+        ]
     except BlobStoreError as error:
         return type(error), str(error)
 

@@ -40,6 +40,17 @@ def check_metadata(value: Any) -> dict[str, str]:
     return value
 
 
+def common_metadata(maps: Iterable[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
+    """Return the metadata on which files agree, and the keys on which they do not."""
+    common: dict[str, str] = {}
+    differing: dict[str, None] = {}
+    for metadata in maps:
+        for key, value in metadata.items():
+            if common.setdefault(key, value) != value:
+                differing[key] = None
+    return {key: common[key] for key in common if key not in differing}, list(differing)
+
+
 def check_size(name: str, entry: TensorEntry) -> None:
     """Raise HeaderError (F14, F15) unless the entry's range has the size of its dtype and shape."""
     elements = 1

@@ -1,4 +1,7 @@
-"""Results of commands that combine several results of the library, or have none of it."""
+"""Results of commands and answers of the API that combine results of the library, or have none.
+
+A model of 50,000 tensors is 50,000 objects in what ``show`` prints, and four columns in the API.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from blobstore.formats.documents import Manifest
+from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest
 from blobstore.formats.provenance import Coverage
-from blobstore.inspection.listing import ModelDetails, ModelSummary
-from blobstore.names import ModelName
+from blobstore.inspection.listing import ModelDetails
+from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Removal
+from blobstore.store.stored import StoredTensor
 from blobstore.store.transfer import Transferred
 
 
@@ -19,24 +23,25 @@ class ShownModel:
     """A stored model."""
 
     KEYS = (
-        "name=summary.name",
-        "id=summary.id",
+        "name=details.name",
+        "id=details.id",
         "architecture=details.architecture",
-        "parameters=summary.parameters",
-        "quant_type=summary.quant_type",
+        "parameters=details.parameters",
+        "quant_type=details.quant_type",
         "context_length=details.context_length",
         "embedding_length=details.embedding_length",
         "capabilities=details.capabilities",
-        "size=summary.size",
-        "layers=summary.layers",
+        "size=details.size",
+        "layers=len(manifest.layers)",
         "runs_in=details.runs_in",
-        "tensors=summary.tensors",
+        "tensors",
         "coverage?",
-        "packed?=summary.is_packed",
+        "packed?=details.is_packed",
     )
 
-    summary: ModelSummary
     details: ModelDetails
+    manifest: Manifest
+    tensors: Sequence[StoredTensor]
     coverage: Annotated[Coverage | None, "with --coverage"] = None
 
 
@@ -90,22 +95,9 @@ class SavedArchive:
 
     file: str
     nbytes: Annotated[int, "bytes of the file"]
-    done: Sequence[Transferred]
-
-    @property
-    def models(self) -> list[ModelName]:
-        """Their names in it."""
-        return [one.name for one in self.done]
-
-    @property
-    def blobs(self) -> int:
-        """Blobs in it, each counted once."""
-        return sum(one.copied.blobs for one in self.done)
-
-    @property
-    def blob_bytes(self) -> int:
-        """Bytes of these blobs."""
-        return sum(one.copied.nbytes for one in self.done)
+    models: Annotated[list[ModelName], "Their names in it"]
+    blobs: Annotated[int, "Blobs in it, each counted once"]
+    blob_bytes: Annotated[int, "Bytes of these blobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +123,7 @@ class ArchivedModel:
 
     name: ModelName
     manifest: Manifest
-
-    @property
-    def blobs(self) -> int:
-        """Blobs of the model, each counted once."""
-        return len({blob.digest for blob in self.manifest.descriptors})
+    blobs: Annotated[int, "Blobs of the model, each counted once"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +150,70 @@ class RunAnswer:
     tokens_per_second: float | None
     finish_reason: str | None
     seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a request has no answer."""
+
+    error: str
+    hint: Annotated[str | None, "one sentence: what to do about it"] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer other than tensors: a document, a template, a licence, or a file."""
+
+    kind: Annotated[str, "json, file, template, system, params, license, …"]
+    name: Annotated[str | None, "its path in the checkpoint's folder"]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswer:
+    """A stored model without its tensors."""
+
+    KEYS = (
+        "name=details.name",
+        "id=details.id",
+        "architecture=details.architecture",
+        "parameters=details.parameters",
+        "quant_type",
+        "context_length=details.context_length",
+        "embedding_length=details.embedding_length",
+        "capabilities=details.capabilities",
+        "size=details.size",
+        "layers=len(manifest.layers)",
+        "tensors",
+        "runs_in=details.runs_in",
+        "documents",
+        "packed=details.is_packed",
+    )
+
+    details: ModelDetails
+    manifest: Manifest
+    tensors: Annotated[int, "how many it has"]
+
+    @property
+    def quant_type(self) -> str | None:
+        return self.details.quant_type or None
+
+    @property
+    def documents(self) -> Annotated[list[Layer], "layers other than tensors"]:
+        return [
+            Layer(layer.media_type.rpartition(".")[2], layer.name, layer.size)
+            for layer in self.manifest.layers
+            if layer.media_type != TENSOR_MEDIA_TYPE
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorColumns:
+    """The tensors of a model, as columns of one length, in the order of its manifest."""
+
+    model: ModelName
+    id: Annotated[Digest, "the manifest's digest"]
+    names: list[str]
+    types: Annotated[list[str], "int4/64, or a dtype"]
+    shapes: Annotated[list[Sequence[int]], "before packing"]
+    sizes: Annotated[list[int], "bytes, with scales and biases"]
