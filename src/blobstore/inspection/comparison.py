@@ -16,7 +16,6 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from blobstore import kernels
-from blobstore.errors import BlobStoreError
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.formats.dtypes import DType
 from blobstore.io.workers import results_of, threads
@@ -386,10 +385,7 @@ def _config_digest(config: Descriptor, store: Readable) -> Digest:
     Source: ollama/ollama PR 14969 @ca0b86d3 x/create/manifest.go, where json.Encoder writes what
     json.Marshal wrote before.
     """
-    try:
-        return Digest.of(store.blobs.read(config).removesuffix(b"\n"))
-    except BlobStoreError:  # weights can be compared without it
-        return config.digest
+    return Digest.of(store.blobs.read(config).removesuffix(b"\n"))
 
 
 def _only(one: _Opened, other: _Opened) -> tuple[TensorFact, ...]:

@@ -58,7 +58,8 @@ _HASH_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.ASCII)
 _PREFIX = 8
 """Bytes of the header's length, before its text."""
 _SECTOR = 512
-_STEP = 16_384
+_PAGE = 4096
+_MOST_ALIGNED = 16_384
 _SPARE = 1024
 """Bytes that a new header has left at least, for the edits to come."""
 
@@ -212,8 +213,8 @@ def spread(head: bytes, tail: bytes, length: int, padding: int = 0) -> bytes:
 def new_length(needed: int, data_start: int) -> int:
     """Return the length of a new file's header text; the old data began at ``data_start``.
 
-    The data move by whole steps of 16,384 bytes, and so stay as aligned as they were: blocks can be
-    shared between the files.
+    The data move by whole pages of 4096 bytes, of 16,384 where that was their alignment. So they
+    stay as aligned as they were, and blocks can be shared between the files.
 
     Raises: LimitExceededError over 100,000,000 bytes.
     """
@@ -222,7 +223,7 @@ def new_length(needed: int, data_start: int) -> int:
             f"limit exceeded: a header of {needed:,} bytes, at most {MAX_HEADER:,}"
         )
     start = _PREFIX + needed + _SPARE
-    start += (data_start - start) % _STEP
+    start += (data_start - start) % (_MOST_ALIGNED if data_start % _MOST_ALIGNED == 0 else _PAGE)
     return min(start - _PREFIX, MAX_HEADER)
 
 
@@ -246,7 +247,7 @@ def _edit_in_place(
     padding = len(old) - len(old.rstrip(b" "))
     new = old
     if spare >= 0:
-        new = old[:_PREFIX] + spread(*parts, len(old) - _PREFIX, min(spare, padding))
+        new = old[:_PREFIX] + spread(*parts, len(old) - _PREFIX, padding if spare >= padding else 0)
     places = range(0, len(old), _SECTOR)
     changed = [at for at in places if old[at : at + _SECTOR] != new[at : at + _SECTOR]]
     if len(changed) == 1 and (asked or now.st_nlink == 1):

@@ -101,7 +101,7 @@ def test_a_folder_that_was_filled_meanwhile_stays(
         (tmp_path / "out").mkdir(exist_ok=True)
         (tmp_path / "out" / "mine").write_text("x")
 
-    with pytest.raises(StorageError, match="already exists"):
+    with pytest.raises(StorageError, match="not empty"):
         blobstore.export_model("m", tmp_path / "out", store=store, progress=fill)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
     assert names(tmp_path) == ["out"]
