@@ -129,7 +129,6 @@ class BucketFolder(Folder):
         return next((entry.found for entry in entries if entry.name == last), None)
 
     def as_file(self) -> BucketFolder | None:
-        """Return the folder above, with this one as its requested object; None for a bucket."""
         above = self.bucket.above()
         if self.file is not None or above is None:
             return None

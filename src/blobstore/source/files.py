@@ -50,7 +50,7 @@ from blobstore.formats.strictjson import parse_object
 from blobstore.io.budget import MAX_TEXT
 from blobstore.io.ranges import BytesReader, Identity, OpenReader
 from blobstore.names import Digest, file_name, relative_path
-from blobstore.source.folders import SUFFIX, Entry, Folder, Found, LocalFolder, not_declared
+from blobstore.source.folders import SUFFIX, Entry, Folder, Found, LocalFolder
 
 _FILES = frozenset({"adapter_model.safetensors", "adapters.safetensors"})
 _PEFT_PREFIX = "base_model.model."
@@ -189,14 +189,10 @@ class ShardCheck:
         Raises: CorruptDataError (rule I1) when it and the index disagree, DocumentError (rule I1)
         when another shard has one of its tensors.
         """
-        if self._index is None:
-            self._check_others(place, tensors)
-        else:
+        if self._index is not None:
             _check_shard(self._index, place, file, tensors)
             self._held.append(tensors)
-
-    def _check_others(self, place: str, tensors: Collection[str]) -> None:
-        if twice := self._places.keys() & tensors:
+        elif twice := self._places.keys() & tensors:
             name = min(twice)
             raise DocumentError(
                 f"{self._places[name]} and {place} both hold the tensor {quoted(name)}",
@@ -204,7 +200,8 @@ class ShardCheck:
                 rule="I1",
                 path=place,
             )
-        self._places.update(dict.fromkeys(tensors, place))
+        else:
+            self._places.update(dict.fromkeys(tensors, place))
 
     def finish(self) -> None:
         """Raise CorruptDataError (rule I1) when the index names a tensor that no shard holds."""
@@ -411,7 +408,6 @@ class KeptFile:
 
     @property
     def holds_weights(self) -> bool:
-        """True for weights that are kept unchanged, as a file."""
         return self.name.endswith(".safetensors")
 
     @contextmanager
@@ -424,16 +420,15 @@ class KeptFile:
         with self.folder.open(self.name, self.identity) as reader:
             if self.found.git is None:
                 yield reader
-            else:  # repositories keep small files in git
+            else:
                 data = reader.read(0, reader.size)
-                self.found.check(data, self.path)
+                self.found.check_bytes(data, self.path)
                 yield BytesReader(data, self.path)
             reader.check_unchanged()
 
     def check(self, digest: Digest) -> None:
         """Raise DigestMismatchError unless the bytes have the digest that their server declares."""
-        if self.found.declared not in (None, digest):
-            raise not_declared(self.path, self.found.declared)
+        self.found.check(self.path, digest)
 
 
 def other_files(
@@ -482,7 +477,7 @@ class _Walk:
                 waiting += self._enter(prefix, entries)
 
     def _enter(self, prefix: str, entries: Sequence[Entry]) -> list[str]:
-        """Add the entries of a folder; return its subfolders that are to be walked."""
+        """Add the entries of a folder; return its subfolders to walk."""
         self.entries += len(entries)
         if len(entries) > MAX_ENTRIES:
             first = _said(entries[MAX_ENTRIES].name)

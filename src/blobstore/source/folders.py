@@ -75,19 +75,17 @@ class Found:
     declared: Digest | None = None
     git: str | None = None
 
-    def check(self, data: bytes, place: str) -> None:
-        """Raise DigestMismatchError unless ``data``, read at ``place``, have the declared hash."""
+    def check(self, place: str, digest: Digest, git: str | None = None) -> None:
+        """Raise DigestMismatchError unless what was read at ``place`` has the declared hashes."""
+        for declared, own in ((self.declared, digest), (self.git, git)):
+            if None not in (declared, own) and declared != own:
+                message = f"{place}: its bytes are not those of {declared}, which its server"
+                raise DigestMismatchError(f"{message} declares", path=place)
+
+    def check_bytes(self, data: bytes, place: str) -> None:
+        """As `check`, of a small file: repositories keep those in git."""
         blob = hashlib.sha1(b"blob %d\0" % len(data) + data)  # noqa: S324  # git's name of a blob
-        if self.declared not in (None, Digest.of(data)):
-            raise not_declared(place, self.declared)
-        if self.git not in (None, blob.hexdigest()):
-            raise not_declared(place, self.git)
-
-
-def not_declared(place: str, declared: object) -> DigestMismatchError:
-    """Return the error for other bytes than those with the hash that a server declares."""
-    message = f"{place}: its bytes are not those of {declared}, which its server declares"
-    return DigestMismatchError(message, path=place)
+        self.check(place, Digest.of(data), blob.hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +222,6 @@ class Folder(ABC):
             reader.readinto(begin, buffer)
 
     def _take_text(self, nbytes: int, name: str) -> None:
-        """Count a document. Raises: LimitExceededError with ``path``."""
         try:
             self.budget.take_text(nbytes, "the file")
         except LimitExceededError as error:

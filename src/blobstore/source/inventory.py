@@ -141,7 +141,10 @@ def _read_folder(
         _check_left_out(
             folder, index.weight_map, [name for name in others if set_of(name) in (None, *own)]
         )
-    documents = _read_documents(folder, names)
+    described = [name for name in names if name.endswith(".json") and not is_index(name)]
+    for name in described:
+        _check_storable(folder, name)
+    documents = folder.read_all(described, MAX_DOCUMENT)
     config = (
         SourceConfig.parse(documents[CONFIG_NAME], folder.place(CONFIG_NAME))
         if CONFIG_NAME in documents
@@ -150,13 +153,6 @@ def _read_folder(
     kept, left_out = other_files(folder, {*chosen, *documents}, without)
     files = tuple(file for file, _ in read)
     return Inventory(folder.name, folder, files, _tensors(read), documents, config, kept, left_out)
-
-
-def _read_documents(folder: Folder, names: Iterable[str]) -> dict[str, bytes]:
-    found = [name for name in names if name.endswith(".json") and not is_index(name)]
-    for name in found:
-        _check_storable(folder, name)
-    return folder.read_all(found, MAX_DOCUMENT)
 
 
 def _choose(folder: Folder, names: list[str]) -> WeightSet:
@@ -170,10 +166,13 @@ def _choose(folder: Folder, names: list[str]) -> WeightSet:
             hint=_weights_hint(folder, names),
         )
     if len(sets) > 1:
+        files = [folder.place(found.target) for found in sets if found.target is not None]
         raise UnsupportedSourceError(
             f"{folder.name} has several sets of weights: {', '.join(found.name for found in sets)}",
             path=folder.name,
-            hint=_sets_hint(folder, sets),
+            hint=f"Import one of them: {' or '.join(files)}"
+            if files
+            else "Move away those that are not meant.",
         )
     return sets[0]
 
@@ -189,12 +188,6 @@ def _files_without_index(folder: Folder, weights: WeightSet) -> list[str]:
             f" {folder.place(weights.single)}",
         )
     return [weights.single] if weights.single else weights.shards
-
-
-def _sets_hint(folder: Folder, sets: list[WeightSet]) -> str:
-    if files := [folder.place(found.target) for found in sets if found.target is not None]:
-        return f"Import one of them: {' or '.join(files)}"
-    return "Move away those that are not meant."
 
 
 def _weights_hint(folder: Folder, names: list[str]) -> str | None:

@@ -213,7 +213,6 @@ def _packed_words(found: _Found) -> PackedWeight:
 
 
 def _weight_groups(settings: Mapping[str, Any]) -> list[tuple[int, int | None]]:
-    """Return the bits and group sizes of weights in compressed-tensors' ``config_groups``."""
     groups = settings.get("config_groups")
     found = []
     for group in groups.values() if isinstance(groups, dict) else ():

@@ -165,7 +165,6 @@ class WebFolder(Folder):
         return file
 
     def _source(self, file: RemoteFile) -> RemoteFile:
-        """Return the file with its identity, and remember it."""
         self._identify(file)
         self._files[self._name_of(file), file.identity.key] = file
         return file
@@ -202,10 +201,6 @@ class WebFolder(Folder):
         return self.reading(names, lambda file: read(self._source(file)))
 
     def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
-        """Return small files' bytes by name; several are asked for at once.
-
-        They have the hashes that the server declared, if any.
-        """
 
         def work(url: str, limits: RequestLimits) -> bytes:
             return self._remote.read_page(url, limit, limits=limits)[0]
@@ -215,13 +210,7 @@ class WebFolder(Folder):
             documents = dict(zip(names, read, strict=True))
         for name, data in documents.items():
             self._take_text(len(data), name)
-            if (found := self._known(name)) is not None:
-                found.check(data, self.place(name))
         return documents
-
-    def _known(self, name: str) -> Found | None:
-        """Return the state of a file that the server was asked for before."""
-        return next((entry.found for entry in self._likely or () if entry.name == name), None)
 
     def allow(self, requests: int) -> None:
         self._remote.allow(requests)
@@ -502,10 +491,16 @@ class HubFolder(WebFolder):
     def _known(self, name: str) -> Found | None:
         prefix, slash, last = name.rpartition("/")
         entry = (self._listing or {}).get(prefix + slash, {}).get(last)
-        return entry.found if entry is not None else super()._known(name)
+        return entry.found if entry is not None else None
+
+    def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
+        documents = super().read_all(names, limit)
+        for name, data in documents.items():
+            if (found := self._known(name)) is not None:
+                found.check_bytes(data, self.place(name))
+        return documents
 
     def _identify(self, file: RemoteFile) -> None:
-        """Set the identity that the listing gives: the content's hash."""
         found = self._known(self._name_of(file)) if self._listing is not None else None
         if found is None:
             super()._identify(file)

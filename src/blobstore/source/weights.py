@@ -99,7 +99,6 @@ class SourceWeight:
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes, companions included."""
         return self.tensor.nbytes + sum([one.nbytes for one in self.companions.values()])
 
     def as_transposed(self) -> SourceWeight:
@@ -345,7 +344,6 @@ class SourceReaders:
         return reader
 
     def check_unchanged(self) -> None:
-        """Raise if a file that was read has been written to, replaced or removed meanwhile."""
         for reader in self._open.values():
             reader.check_unchanged()
 
