@@ -21,7 +21,7 @@ from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
 from blobstore.formats.safetensors.header import header_of
 from blobstore.formats.strictjson import MAX_CONFIG
-from blobstore.io.ranges import BytesReader, FileIdentity, FileReader, OpenReader, digests_of
+from blobstore.io.ranges import BytesReader, FileReader, OpenReader, digests_of
 from blobstore.io.workers import Progress, each, silent
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Care, Readable
@@ -61,15 +61,12 @@ class BlobReference:
 class BlobCheck:
     """The result of a check: ``reason`` is None if the blob is sound; ``tensors`` are names.
 
-    ``size`` is the file's, None if it could not be opened; ``hashed`` counts the bytes that were
-    hashed; ``identity`` tells whether the file was written to since; ``odd``: as in `TensorNames`.
+    ``hashed`` counts the bytes that were hashed; ``odd``: as in `TensorNames`.
     """
 
     reason: str | None
-    size: int | None = None
     hashed: int = 0
     tensors: tuple[str, ...] = ()
-    identity: FileIdentity | None = None
     odd: str | None = None
 
 
@@ -84,15 +81,6 @@ class TensorNames:
     names: tuple[str, ...] = ()
     wrong: str | None = None
     odd: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """A file's digest if it was hashed, the fault in its document, and its tensors."""
-
-    digest: Digest | None
-    wrong: str | None
-    tensors: TensorNames = TensorNames()
 
 
 @dataclass(slots=True)
@@ -111,7 +99,7 @@ class _Opened:
 
 
 class BlobChecker:
-    """Checks blobs, in one thread, several together. A file of several names is read once.
+    """Checks blobs, in one thread, several together.
 
     ``quick``: of tensor blobs only the headers are read. If ``stop`` is set, a check ends early,
     and its result is meaningless.
@@ -124,17 +112,12 @@ class BlobChecker:
         self._stop = stop or threading.Event()
         self._quick = quick
         self._progress = progress
-        self._linked: dict[tuple[object, ...], _Content] = {}
-
-    def check(self, hexadecimal: str, uses: Sequence[BlobReference]) -> BlobCheck:
-        """Return the check of a blob, given in hex digits, that the manifests of ``uses`` name.
-
-        Raises: StorageError if the process can't open more files; a fault of the blob is a result.
-        """
-        return self.check_all([(hexadecimal, uses)])[0]
 
     def check_all(self, blobs: Sequence[tuple[str, Sequence[BlobReference]]]) -> list[BlobCheck]:
-        """Return the checks of several blobs, which are hashed together. Raises: as `check`."""
+        """Return the checks of blobs, given in hex digits, and the references to each.
+
+        Raises: StorageError if the process can't open more files; a fault of a blob is a result.
+        """
         with ExitStack() as files:
             opened: list[_Opened | BlobCheck] = []
             for hexadecimal, uses in blobs:
@@ -159,50 +142,32 @@ class BlobChecker:
             return BlobCheck(error.message)
 
     def _hash(self, opened: Sequence[_Opened]) -> None:
-        """Find the digests of all blobs that are read whole, except of links that are known."""
-        wanted = [blob for blob in opened if self._reads_all(blob) and not self._is_known(blob)]
+        """Find the digests of all blobs that are read whole."""
+        wanted = [blob for blob in opened if self._reads_all(blob)]
         small = [(blob, data) for blob in wanted if (data := self._read_whole(blob)) is not None]
         digests = hashing.digests([data for _, data in small])
         for (blob, _), raw in zip(small, digests, strict=True):
             blob.found = Digest(raw.hex())
             self._progress(blob.reader.size, name_of(blob.uses))
+        large: list[_Opened] = []
         for blob in wanted:
-            if blob.found is None and not isinstance(blob.reader, FileReader):
-                self._hash_stream(blob)
-        large = [blob for blob in wanted if blob.found is None]
-        for blob in large:
-            if isinstance(blob.reader, FileReader):
+            if blob.found is None and isinstance(blob.reader, FileReader):
                 blob.reader.read_ahead()
+                large.append(blob)
+            elif blob.found is None:  # it is read from its beginning to its end
+                try:
+                    blob.found = blob.reader.digest()
+                    self._progress(blob.reader.size, name_of(blob.uses))
+                except BlobStoreError as error:
+                    blob.found = error
         names = [name_of(blob.uses) for blob in large]
         readers = [blob.reader for blob in large]
         results = digests_of(readers, names, progress=self._progress, stop=self._stop)
         for blob, found in zip(large, results, strict=True):
             blob.found = found
 
-    def _hash_stream(self, blob: _Opened) -> None:
-        """Find the digest of a blob that is read from its begin to its end."""
-        try:
-            blob.found = blob.reader.digest()
-        except BlobStoreError as error:
-            blob.found = error
-        else:
-            self._progress(blob.reader.size, name_of(blob.uses))
-
     def _reads_all(self, blob: _Opened) -> bool:
         return not self._quick or (not blob.is_tensor and blob.reader.size <= MAX_CONFIG)
-
-    def _is_known(self, blob: _Opened) -> bool:
-        known = self._linked.get(self._key(blob))
-        if known is None or known.digest is None:
-            return False
-        blob.found = known.digest
-        self._progress(blob.reader.size, name_of(blob.uses))
-        return True
-
-    def _key(self, blob: _Opened) -> tuple[object, ...]:
-        kinds = {(use.media_type, use.is_config, use.name == CONFIG_NAME) for use in blob.uses}
-        settings = blob.uses[0].users.settings if blob.uses else None
-        return (blob.reader.identity, settings, *sorted(kinds))
 
     def _read_whole(self, blob: _Opened) -> memoryview | None:
         """Read a small blob, and return its bytes; None if it is large or can't be read."""
@@ -219,44 +184,29 @@ class BlobChecker:
 
     def _checked(self, blob: _Opened) -> BlobCheck:
         reader, uses = blob.reader, blob.uses
+        tensors = TensorNames()
         try:
             if isinstance(blob.found, BlobStoreError):
                 raise blob.found
-            status = reader.status() if isinstance(reader, FileReader) else None
-            content = self._content(blob, is_linked=status is not None and status.st_nlink > 1)
+            mode = _wrong_mode(reader.status()) if isinstance(reader, FileReader) else None
+            wrong = mode or wrong_size(reader.size, uses)
+            if blob.is_tensor:
+                tensors = tensors_in(reader, blob.data, uses[0].users.settings)
+                if tensors.odd and blob.found is None:  # only whole bytes are odd
+                    blob.found = reader.digest()
+            else:
+                wrong = wrong or wrong_document(reader, blob.data, uses)
         except NotFoundError:
             return BlobCheck(MISSING)
         except RemoteError:
             raise
         except BlobStoreError as error:
-            reason = f"it can't be read: {error.message}"
-            return BlobCheck(reason, reader.size, identity=_identity(reader))
-        tensors = content.tensors
-        hashed = reader.size if content.digest is not None else 0
-        mode = None if status is None else _wrong_mode(status)
-        wrong = mode or wrong_size(reader.size, uses) or content.wrong
-        if content.digest not in (None, blob.digest):
+            return BlobCheck(f"it can't be read: {error.message}")
+        hashed = reader.size if blob.found is not None else 0
+        if blob.found not in (None, blob.digest):
             wrong = "its bytes do not match its digest"
         odd = None if wrong else tensors.odd
-        return BlobCheck(
-            wrong or tensors.wrong, reader.size, hashed, tensors.names, _identity(reader), odd
-        )
-
-    def _content(self, blob: _Opened, *, is_linked: bool) -> _Content:
-        """Return what is in a blob. Raises: StorageError."""
-        if is_linked and (known := self._linked.get(self._key(blob))) is not None:
-            return known
-        digest = blob.found if isinstance(blob.found, Digest) else None
-        if blob.is_tensor:
-            tensors = tensors_in(blob.reader, blob.data, blob.uses[0].users.settings)
-            if tensors.odd and digest is None:  # only whole bytes are odd
-                digest = blob.reader.digest()
-            content = _Content(digest, None, tensors)
-        else:
-            content = _Content(digest, wrong_document(blob.reader, blob.data, blob.uses))
-        if is_linked:
-            self._linked[self._key(blob)] = content
-        return content
+        return BlobCheck(wrong or tensors.wrong, hashed, tensors.names, odd)
 
 
 def tensors_in(reader: OpenReader, data: memoryview | None, settings: Settings) -> TensorNames:
@@ -297,10 +247,6 @@ def wrong_document(
 def name_of(uses: Sequence[BlobReference]) -> str:
     """Return a name that a manifest gives a blob, else ""."""
     return next((use.name for use in uses if use.name), "")
-
-
-def _identity(reader: OpenReader) -> FileIdentity | None:
-    return reader.identity if isinstance(reader.identity, FileIdentity) else None
 
 
 def _wrong_mode(status: os.stat_result) -> str | None:
@@ -416,18 +362,8 @@ class BlobChecks:
 
         ``uses``: the references to it that still exist.
         """
-        first = self.damaged[digest]
         if not uses and digest not in self.others:
             return None
-        if first.identity is not None and first.identity == self._current(digest):
-            return first.reason
         checker = BlobChecker(self.care, quick=self.quick, progress=silent)
-        reason = checker.check(digest, uses).reason
+        reason = checker.check_all([(digest, uses)])[0].reason
         return None if reason == MISSING and not uses else reason
-
-    def _current(self, digest: str) -> FileIdentity | None:
-        try:
-            with self.care.open(digest, None) as reader:
-                return _identity(reader)
-        except BlobStoreError:
-            return None

@@ -143,39 +143,23 @@ def prune(
     if not care.can_prune:
         raise UsageError(f"{care.home.address} removes unneeded blobs by its own rules")
     _check_grace(care, grace_s, sole_owner=sole_owner)
-    decision = _decide(care, grace_s, None, forget=forget)
+    result, references = _decide(care, grace_s, None, forget=forget)
     if dry_run or not care.exists:
-        return decision.result(care.trash_nbytes(), dry_run=dry_run)
+        return replace(result, freed=care.trash_nbytes(), dry_run=dry_run)
     with care.alone(wait_s, sole_owner=sole_owner):
-        decision = _decide(care, grace_s, decision.references, forget=forget)
-        freed = care.remove(
-            [blob.path for blob in decision.removed],
-            decision.leftovers,
-            decision.forgotten,
-            decision.references,
-        )
-    return decision.result(freed, dry_run=False)
+        result, references = _decide(care, grace_s, references, forget=forget)
+        paths = [blob.path for blob in result.removed]
+        freed = care.remove(paths, result.leftovers, result.forgotten, references)
+    return replace(result, freed=freed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Decision:
-    """What is removed, spared and forgotten, and the references that this follows from."""
+def _decide(
+    care: Care, grace_s: float, known: References | None, *, forget: bool
+) -> tuple[PruneResult, References]:
+    """Return what would be removed, and the references that this follows from.
 
-    removed: tuple[UnneededBlob, ...]
-    spared: tuple[UnneededBlob, ...]
-    leftovers: tuple[Leftover, ...]
-    forgotten: tuple[ModelName, ...]
-    references: References
-
-    def result(self, freed: int, *, dry_run: bool) -> PruneResult:
-        """Return the result of carrying it out."""
-        return PruneResult(
-            self.removed, self.spared, self.leftovers, self.forgotten, freed, dry_run
-        )
-
-
-def _decide(care: Care, grace_s: float, known: References | None, *, forget: bool) -> _Decision:
-    """Decide what is removed. Raises: the obstacle to any removal; StorageError."""
+    Raises: the obstacle to any removal; StorageError.
+    """
     # Blobs first: what is written after this list is not removed, and a manifest that names one of
     # these is in the later list.
     digests = care.digests()
@@ -193,13 +177,8 @@ def _decide(care: Care, grace_s: float, known: References | None, *, forget: boo
         raise obstacle.at("nothing is removed")
     waiting = {blob.digest.hex for blob in spared}
     leftovers, forgotten = care.rest(references, waiting, grace_s)
-    return _Decision(
-        removed=removed,
-        spared=spared,
-        leftovers=tuple(leftovers),
-        forgotten=tuple(forgotten),
-        references=references,
-    )
+    decided = PruneResult(removed, spared, tuple(leftovers), tuple(forgotten), freed=0)
+    return decided, references
 
 
 def _without_blobs(

@@ -11,7 +11,7 @@ import hashlib
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
@@ -23,7 +23,6 @@ from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.checks import BlobChecks, Users
 from blobstore.store.ports import Care, OddFile, Readable
-from blobstore.store.references import KnownNeeds
 
 _FEW_BYTES = 16
 """A manifest that differs in so few bytes was not replaced: a digest alone has 64 hex digits."""
@@ -122,38 +121,6 @@ class ManifestReader:
             return None
         self._users[key] = Users(key, settings_of(self._home.blobs.read, manifest))
         return manifest
-
-
-class CurrentNeeds:
-    """Which models need a blob now: they may have been removed or replaced meanwhile."""
-
-    def __init__(self, home: Readable) -> None:
-        self._home = home
-        self._needs = KnownNeeds()
-        self._replaced: dict[bytes, list[tuple[ModelName, AbstractSet[str]]]] = {}
-        self._kept: dict[bytes, tuple[ModelName, ...]] = {}
-
-    def models(self, users: Users, digest: str) -> tuple[ModelName, ...]:
-        """Return those of ``users`` that need the blob of these hex digits now.
-
-        It is the same tuple for each blob that all of them need.
-        """
-        if users.key not in self._kept:
-            self._compare(users)
-        found = [name for name, needs in self._replaced[users.key] if digest in needs]
-        return tuple(sorted((*self._kept[users.key], *found))) if found else self._kept[users.key]
-
-    def _compare(self, users: Users) -> None:
-        kept: list[ModelName] = []
-        replaced: list[tuple[ModelName, AbstractSet[str]]] = []
-        for name in dict.fromkeys(users.names):  # a user may have asked for one twice
-            raw = manifest_bytes(self._home, name)
-            if _key(raw) == users.key:
-                kept.append(name)
-            elif not isinstance(needs := self._needs.of(raw), BlobStoreError):
-                replaced.append((name, needs.keys()))
-        self._kept[users.key] = tuple(sorted(kept))
-        self._replaced[users.key] = replaced
 
 
 def _key(raw: bytes) -> bytes:
@@ -348,7 +315,12 @@ def _is_in(sample: Sample | None, digest: str) -> bool:
 
 def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
     """Yield the blobs that are still damaged, and still needed."""
-    needs = CurrentNeeds(checks.care.home)
+
+    @cache
+    def current(users: Users) -> tuple[ModelName, ...]:
+        names = dict.fromkeys(users.names)  # a user may have asked for one twice
+        kept = [name for name in names if _key(manifest_bytes(checks.care.home, name)) == users.key]
+        return tuple(sorted(kept))
 
     @cache  # thousands of blobs may be of the same models: equal unions are one tuple
     def union(parts: tuple[tuple[ModelName, ...], ...]) -> tuple[ModelName, ...]:
@@ -356,9 +328,7 @@ def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
 
     for digest, check in sorted(checks.damaged.items()):
         found = {
-            use: models
-            for use in checks.uses.get(digest, ())
-            if (models := needs.models(use.users, digest))
+            use: models for use in checks.uses.get(digest, ()) if (models := current(use.users))
         }
         if (reason := checks.again(digest, list(found))) is not None:
             names = check.tensors or tuple(

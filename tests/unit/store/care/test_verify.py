@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.calls import note_calls
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_checkpoint
 from support.faults import make_device
 from support.stores import (
@@ -32,7 +31,6 @@ import blobstore
 from blobstore.errors import InvalidNameError, NotFoundError, StorageError, UsageError
 from blobstore.importer.repair import repair_model
 from blobstore.names import ModelName
-from blobstore.store.care import checks as blob_check
 from blobstore.store.care.verify import Sample, VerifyResult, verify
 from blobstore.store.local.store import Store
 
@@ -426,28 +424,6 @@ def test_the_config_of_the_source_is_not_mistaken(tmp_path: Path, store: Store) 
     (source / "other.json").write_text("NaN")
     blobstore.import_model(source, "m", store=store)
     assert verify(store).is_sound
-
-
-def test_a_file_with_many_names_is_read_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hard links to one blob take no space; each is damage but the one of the right name."""
-    link_by_hand(store, "m", {"a": A})
-    layers = json.loads(manifest_path(store, "m").read_text())["layers"]
-    for number in range(20):
-        digest = f"{number:064x}"
-        os.link(blob_path(store, A), store.blobs.path / f"sha256-{digest}")
-        layers.append(layers[0] | {"digest": f"sha256:{digest}"})
-    manifest_path(store, "m").write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
-    read = note_calls(monkeypatch, blob_check, "header_of")
-    told: list[int] = []
-    with_progress = verify(store, jobs=1, progress=lambda nbytes, _: told.append(nbytes))
-    assert len(read) == 1
-    assert sum(told) == with_progress.nbytes == 21 * len(A)
-    assert [blob.reason for blob in with_progress.damaged] == [
-        "its bytes do not match its digest"
-    ] * 20
-    assert {blob.tensors for blob in with_progress.damaged} == {("a",)}
-    quick = verify(store, jobs=1, quick=True)
-    assert (quick.damaged, len(quick.broken), len(read)) == ((), 1, 2)
 
 
 def test_missing_blobs_are_not_opened(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
