@@ -461,10 +461,6 @@ class Care:
     def place(self, digest: str) -> Path:
         return Path(Digest(digest).file_name)
 
-    def damaged(self) -> Iterator[tuple[str, str]]:
-        """Yield other damaged blobs than those that are opened, and why."""
-        return iter(())
-
     def oddities(self) -> Iterator[OddFile]:
         """Yield what is not part of the home, or should not be as it is. Raises: StorageError."""
         return iter(())

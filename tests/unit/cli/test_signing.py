@@ -221,7 +221,7 @@ def test_packed_models_are_signed_and_checked(prefix: Path, cli: Run, store: Sto
         assert (code, "it has no signature" in out) == (3, True)
     assert cli("sign", "m", "--key", key_of(prefix))[0] == 0
     assert cli("verify", "--key", pub_of(prefix))[1].endswith("1 model: all accepted\n")
-    assert store.packed.names()
+    assert store.packed.manifests.names()
     assert cli("unpack", "m")[0] == 0
     assert cli("verify", "m", "--key", pub_of(prefix))[0] == 0
 

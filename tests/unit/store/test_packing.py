@@ -230,7 +230,7 @@ def test_copies_and_moves_of_packed_models(one: Store) -> None:
     assert one.copy("m", "n") == ModelName.parse("n")
     assert one.move("m", "o") == ModelName.parse("o")
     assert files(one.root / ".blobstore" / "packed" / "blobs") == stored
-    assert [str(name) for name in one.packed.names()] == ["n:latest", "o:latest"]
+    assert [str(name) for name in one.packed.manifests.names()] == ["n:latest", "o:latest"]
     commit_model(one, "x", b"x")
     pack(one, "x")
     with pytest.raises(UsageError, match="already exists"):

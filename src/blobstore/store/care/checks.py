@@ -142,7 +142,6 @@ class BlobChecker:
             return BlobCheck(error.message)
 
     def _hash(self, opened: Sequence[_Opened]) -> None:
-        """Find the digests of all blobs that are read whole."""
         wanted = [blob for blob in opened if self._reads_all(blob)]
         small = [(blob, data) for blob in wanted if (data := self._read_whole(blob)) is not None]
         digests = hashing.digests([data for _, data in small])

@@ -205,7 +205,6 @@ class Sample:
         return cls(int(match["number"]), int(match["count"]))
 
     def has(self, digest: Digest) -> bool:
-        """Return True if a blob belongs to the part."""
         return int(digest.hex[:16], 16) % self.count == self.number - 1
 
 
@@ -273,25 +272,19 @@ class _Run:
         self._manifests = ManifestReader(care)
 
     def read(self, lower: Sequence[Readable]) -> None:
-        """Read the manifests. ``lower``: as in `verify`."""
         names = self.care.home.manifests.names() if self._names is None else self._names
         for users, manifest in self._manifests.read(names):
             self.checks.add(users, manifest, lower)
 
     def choose(self, sample: Sample | None) -> None:
-        """Choose the blobs that are checked."""
         self.chosen = self.checks.chosen(lambda hexadecimal: _is_in(sample, hexadecimal))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the chosen blobs."""
         return sum(map(self.checks.size, self.chosen))
 
     def damaged(self) -> Iterator[DamagedBlob]:
-        """Yield the blobs that are still damaged, and still needed."""
         yield from _damaged(self.checks)
-        for hexadecimal, reason in self.care.damaged() if self._names is None else ():
-            yield DamagedBlob(Digest(hexadecimal), reason, (), ())
 
     def broken(self) -> Iterator[BrokenManifest]:
         """Yield the models that are still broken, and those with two tensors of one name."""
@@ -303,7 +296,6 @@ class _Run:
             yield BrokenManifest(name, reason)
 
     def odd(self) -> Iterator[OddFile]:
-        """Yield what is odd: files, and blobs whose metadata are."""
         yield from self.care.oddities() if self._names is None else ()
         for digest, reason in sorted(self.checks.odd.items()):
             yield OddFile(self.care.place(digest), reason)

@@ -28,7 +28,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence, Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,10 +93,8 @@ class ManifestCopies:
         refuse_link(self._link(name))
         path = self._place(name) / Digest.of(raw).hex
         with os_errors("write", path):
-            try:
-                _write(path, raw)
-            except FileNotFoundError:  # the removal of another model has removed an empty folder
-                _write(path, raw)
+            make_folder(path.parent, durable=False)
+            replace_file(path, raw)
         return True
 
     def forget(self, name: ModelName, raw: bytes) -> None:
@@ -153,40 +151,26 @@ class ManifestCopies:
             return []
 
 
-def _write(path: Path, raw: bytes) -> None:
-    make_folder(path.parent, durable=False)
-    replace_file(path, raw)
-
-
-@dataclass(frozen=True, slots=True)
-class MissingModel:
-    """A model without a manifest, and the blobs, in hex digits, that its copies name."""
-
-    name: ModelName
-    needs: AbstractSet[str]
-
-
 @dataclass(frozen=True, slots=True)
 class CopiedModels:
-    """The models with copies: those ``there`` have a manifest, those ``missing`` do not."""
+    """The models with copies: those ``there`` have a manifest, those ``missing`` do not.
+
+    The missing ones have the blobs, in hex digits, that their copies name.
+    """
 
     there: tuple[ModelName, ...]
-    missing: tuple[MissingModel, ...]
+    missing: Mapping[ModelName, AbstractSet[str]]
 
     @classmethod
     def read(cls, copies: ManifestCopies, names: AbstractSet[ModelName]) -> CopiedModels:
-        """Return the models with copies, of a store with the models ``names``.
-
-        Raises: StorageError.
-        """
         copied, known = copies.names(), KnownNeeds()
         gone = [name for name in copied if name not in names]
-        missing = tuple(MissingModel(name, copies.needs(name, known)) for name in gone)
+        missing = {name: copies.needs(name, known) for name in gone}
         return cls(tuple(name for name in copied if name in names), missing)
 
-    def lost(self, unneeded: AbstractSet[str]) -> list[MissingModel]:
+    def lost(self, unneeded: AbstractSet[str]) -> list[ModelName]:
         """Return the lost models; ``unneeded``: the blobs in the store that no manifest needs."""
-        return [model for model in self.missing if not unneeded.isdisjoint(model.needs)]
+        return [name for name, needs in self.missing.items() if not unneeded.isdisjoint(needs)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +201,6 @@ class Trash:
         return sorted(found, key=lambda blob: (blob.digest, blob.path))
 
     def nbytes(self) -> int:
-        """Return the bytes of the blobs in the trash."""
         return sum(blob.size for blob in self.contents())
 
     def empty(self) -> int:
@@ -242,12 +225,9 @@ class Trash:
             return
         folder = self._folder / os.urandom(8).hex()
         with os_errors("write to the trash", self._folder):
+            make_folder(self._folder)
+            check_one_mount(self._folder, self._blobs)
             make_folder(folder)
-            try:
-                check_one_mount(folder, self._blobs)
-            except BaseException:
-                folder.rmdir()
-                raise
             for path in paths:
                 name = path.name.replace(":", "-")
                 with suppress(FileNotFoundError):  # Ollama has just removed it

@@ -93,7 +93,6 @@ class BlobFolder(Blobs):
         return {name[_PREFIX:] for name in names if name.startswith((_START, _OLD_START))}
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
-        """Yield the entries of the folder, none if it does not exist. Raises: StorageError."""
         with os_errors("list", self.path):
             if self.path.exists():
                 with os.scandir(self.path) as entries:

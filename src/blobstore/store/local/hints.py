@@ -160,7 +160,6 @@ class SummaryHints:
         self._file.add(pair for pair in texts if _SUMMARY.fullmatch(pair[1]))
 
     def keep(self, keys: AbstractSet[str]) -> None:
-        """Remove all but those of ``keys``. As `HintFile.keep`."""
         self._file.keep(lambda key, _text: key in keys)
 
 

@@ -171,7 +171,6 @@ class KeptBlobs:
             sync_folder(self.path)
 
     def digests(self) -> Iterator[str]:
-        """Yield the hex digits of all blobs here. Raises: StorageError."""
         for folder in (self.path, self.left):
             with os_errors("list", folder):
                 names = [entry.name for entry in listed(folder)]

@@ -85,7 +85,6 @@ class NewerManifests:
                 yield path, known.of(raw)
 
     def _name(self, path: Path) -> ModelName | None:
-        """Return the model of a file's path; None if it is not that of a valid name."""
         host, *others = path.relative_to(self._folder.path).parts
         name = ModelName.of_path((host.replace("%3A", ":").replace("%3a", ":"), *others))
         return None if name is None else _logical(name)
@@ -201,7 +200,6 @@ class ManifestFolder(Manifests):
                 yield Path(entry.path)
 
     def name_of(self, path: Path) -> ModelName | None:
-        """Return the model of a manifest's path, None if the path is not that of a valid name."""
         return ModelName.of_path(path.relative_to(self.path).parts)
 
     def _entries(self) -> Iterator[tuple[Path, bool]]:
@@ -346,7 +344,6 @@ class ManifestFolder(Manifests):
             return mode_of(self._path(name)) != 0
 
     def require(self, name: ModelName) -> None:
-        """Raise NotFoundError if the manifest does not exist; it is not read."""
         if not self.has(name):
             raise self.missing(name)
 
@@ -385,7 +382,6 @@ class ManifestFolder(Manifests):
                     os.rmdir(entry.path)  # noqa: PTH106  # thousands of them
 
     def missing(self, name: ModelName, hint: str | None = None) -> NotFoundError:
-        """Return the error for a missing model; the default hint names similar models."""
         if hint is None:
             hint = hint_for(self.names(), name)
         return ModelNotFoundError(f"model {str(name)!r} not found", model=str(name), hint=hint)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Iterator, Set as AbstractSet
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -26,7 +26,6 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.local.kept import remove_leftover
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.packed.files import (
-    Frames,
     PackedIndex,
     PackedReader,
     blob_frames,
@@ -66,12 +65,10 @@ class PackedBlobs(Blobs):
         return of_size(descriptor, self._reader(descriptor.digest))
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        """See `Blobs`. Raises: StorageError."""
         there = self.digests()
         return [blob for blob in unique(descriptors) if blob.digest.hex not in there]
 
     def digests(self) -> set[str]:
-        """See `Blobs`. Raises: StorageError."""
         return {digest for digests in self.files().values() for digest in digests}
 
     def files(self) -> dict[str, Collection[str]]:
@@ -87,15 +84,11 @@ class PackedBlobs(Blobs):
             if digest is not None:
                 files[name] = (digest.hex,)
             elif _MANY_NAME.fullmatch(name):
-                files[name] = self._digests_in(name)
+                index = None
+                with suppress(CorruptDataError, NotFoundError):  # another process has removed it
+                    index = self._index(name)
+                files[name] = () if index is None else index.frames.keys()
         return files
-
-    def _digests_in(self, name: str) -> Collection[str]:
-        try:
-            index = self._index(name)
-        except (CorruptDataError, NotFoundError):  # another process may have removed it
-            return ()
-        return index.frames.keys() if index is not None else ()
 
     def _index(self, name: str) -> PackedIndex | None:
         """Return the index of a packed file of earlier versions, None for one of today's.
@@ -134,17 +127,6 @@ class PackedBlobs(Blobs):
             hint = "Remove the file, and pack again. `blobstore verify` names the models it is in."
             raise error.about(hint=hint) from error
 
-    def damaged_files(self) -> list[tuple[str, str]]:
-        """Return the files of several blobs whose index is damaged, and why."""
-        damaged = []
-        for name, digests in self.files().items():
-            if not digests:
-                try:
-                    self._index(name)
-                except BlobStoreError as error:
-                    damaged.append((name, error.message))
-        return damaged
-
     def _reader(self, digest: Digest) -> PackedReader:
         for name in self._names(digest):
             try:
@@ -167,36 +149,26 @@ class PackedBlobs(Blobs):
     def _opened(self, path: Path, digest: Digest) -> PackedReader:
         file = FileReader(path, follow=False)
         try:
-            return PackedReader(self._frames(file, path.name, digest), digest, path)
+            index = self._many.get(path.name) or read_index(file)
+            if index is None:
+                frames = packed_frames(file)
+            elif digest.hex in index.frames:
+                frames = blob_frames(file, index, digest.hex, self.open_of)
+            else:
+                raise blob_not_found(digest, file.name)
+            return PackedReader(frames, digest, path)
         except BlobStoreError as error:
             file.close()
             raise error.at(str(path), path=str(path)) from error
 
-    def _frames(self, file: FileReader, name: str, digest: Digest) -> Frames:
-        index = self._many.get(name) or read_index(file)
-        if index is None:
-            return packed_frames(file)
-        if digest.hex not in index.frames:
-            raise blob_not_found(digest, file.name)
-        return blob_frames(file, index, digest.hex, self.open_of)
-
-    def stored(self, digests: Collection[str]) -> int:
-        """Return the stored bytes of those of ``digests`` that are packed. Raises: StorageError."""
-        nbytes = 0
-        for name, inside in self.files().items():
-            shared = [digest for digest in inside if digest in digests]
-            if name in self._many:
-                nbytes += sum(map(self._many[name].stored, shared))
-            elif shared:
-                nbytes += self.size(name)
-        return nbytes
+    def stored(self, digests: AbstractSet[str]) -> int:
+        files = self.files().items()
+        return sum(self.size(name) for name, inside in files if not digests.isdisjoint(inside))
 
     def size(self, name: str) -> int:
-        """Return the bytes of a packed file. Raises: StorageError."""
         return file_size(self.path / name)
 
     def nbytes(self) -> int:
-        """Return the bytes of all packed files. Raises: StorageError."""
         return sum(map(self.size, self.files()))
 
     def bases_of(self, name: str) -> set[str]:
@@ -210,10 +182,6 @@ class PackedBlobs(Blobs):
             raise StorageError(error.message, path=error.path) from error
         return set() if index is None else {digest.hex for digest, _ in index.bases}
 
-    def digest_of(self, name: str) -> Digest:
-        """Return the digest that a packed file is named for: of its blob, or of their digests."""
-        return Digest(name.rpartition("-")[2])
-
     def add(self, path: Path, digest: Digest) -> None:
         """Rename a durable packed file into place; `settle` makes its name durable.
 
@@ -224,7 +192,6 @@ class PackedBlobs(Blobs):
             path.rename(self.path / digest.file_name)
 
     def settle(self) -> None:
-        """Make the names of the packed files durable. Raises: StorageError."""
         with os_errors("write", self.path):
             make_folder(self.path)
             sync_folder(self.path)
@@ -251,9 +218,6 @@ class _Manifests(ManifestFolder):
 class PackedModels(Readable):
     """The packed models of a store. See `Readable`."""
 
-    blobs: PackedBlobs
-    manifests: ManifestFolder
-
     def __init__(
         self,
         path: Path,
@@ -262,18 +226,16 @@ class PackedModels(Readable):
     ) -> None:
         self.address = str(path)
         self.summaries = summaries
-        self.blobs = PackedBlobs(path / "blobs")
-        self.manifests = _Manifests(path / "manifests")
+        self.blobs: PackedBlobs = PackedBlobs(path / "blobs")
+        self.manifests: ManifestFolder = _Manifests(path / "manifests")
         self._lease = lease
 
     def find(self, name: str | ModelName) -> ModelName:
-        """See `Home`. Raises: as `Home.find`."""
         found = self.manifests.spelled(ModelName.of(name))
         self.manifests.require(found)
         return found
 
     def lease(self) -> AbstractContextManager[bool]:
-        """See `Readable`: that of the store."""
         return self._lease()
 
     def care(self) -> Care:
@@ -289,10 +251,6 @@ class PackedModels(Readable):
             lambda: self.manifests.has(self.manifests.spelled(parsed)), otherwise=False
         )
 
-    def names(self) -> list[ModelName]:
-        """Return the names of the packed models, sorted. Raises: StorageError."""
-        return self.manifests.names()
-
     def nbytes(self) -> int:
         """Return the bytes of all packed files; 0 while we may not read our folder.
 
@@ -301,10 +259,6 @@ class PackedModels(Readable):
         return _unless_closed(self.blobs.nbytes, otherwise=0)
 
     def remove_name(self, name: ModelName) -> bool:
-        """Remove the manifest of a name, durably; return False if it is missing.
-
-        Raises: StorageError.
-        """
         if not self.manifests.has(name):
             return False
         self.manifests.remove(name)
@@ -323,21 +277,6 @@ class PackedModels(Readable):
         """Return the sha256 of each packed model's manifest. Raises: as `ManifestFolder.text`."""
         return {Digest.of(self.manifests.text(name)).hex for name in self.manifests.names()}
 
-    def needs(self) -> dict[ModelName, Mapping[str, int]]:
-        """Return the blobs that each packed model needs, by hex digits, without their bases.
-
-        Raises: the error of a manifest that can't be read, or of a file that may be one: then no
-        packed file is removed.
-        """
-        needs: dict[ModelName, Mapping[str, int]] = {}
-        for path in self.manifests.strays():
-            message = f"{path} may be the manifest of a packed model"
-            raise StorageError(message, path=str(path))
-        for name in ManifestFolder.names(self.manifests):  # an error, where `names` gives none
-            raw = self.manifests.text(name)
-            needs[name] = needs_of(raw, f"the manifest of the packed model {name}")
-        return needs
-
     def files_of(self, name: ModelName) -> set[str]:
         """Return the names of the packed files that a model needs, also for its base.
 
@@ -350,20 +289,29 @@ class PackedModels(Readable):
         return found | {file for file, digests in files.items() if not bases.isdisjoint(digests)}
 
     def unneeded(self) -> list[Leftover]:
-        """Return the packed files that no packed model needs. Raises: as `needs`; StorageError."""
-        needed = set().union(*self.needs().values())
+        """Return the packed files that no packed model needs.
+
+        Raises: the error of a manifest that can't be read, or of a file that may be one: then no
+        packed file is removed; StorageError.
+        """
+        for path in self.manifests.strays():
+            message = f"{path} may be the manifest of a packed model"
+            raise StorageError(message, path=str(path))
+        needed: set[str] = set()
+        for name in ManifestFolder.names(self.manifests):  # an error, where `names` gives none
+            raw = self.manifests.text(name)
+            needed.update(needs_of(raw, f"the manifest of the packed model {name}"))
         files = self.blobs.files()
-        for name, digests in files.items():
+        for file, digests in files.items():
             if not needed.isdisjoint(digests):
-                needed |= self.blobs.bases_of(name)
-        reason = "no packed model needs it"
+                needed |= self.blobs.bases_of(file)
         # A damaged file may have any blob.
         paths = [
-            self.blobs.path / name
-            for name, digests in sorted(files.items())
+            self.blobs.path / file
+            for file, digests in sorted(files.items())
             if needed.isdisjoint(digests) and (digests or not needed)
         ]
-        return [Leftover(path, file_size(path), reason) for path in paths]
+        return [Leftover(path, file_size(path), "no packed model needs it") for path in paths]
 
     def leftovers(self, whole: Iterable[ModelName]) -> list[Leftover]:
         """Return unneeded packed files, and manifests that whole models hide.
@@ -389,10 +337,12 @@ class PackedModels(Readable):
             found = self.unneeded()
         except BlobStoreError as error:
             return Removal((), (), error.message)
-        digests = {file.path: self.blobs.digest_of(file.path.name) for file in found}
+        removed = []
         for file in found:
             remove_leftover(file)
-        return Removal(tuple(Descriptor("", digests[file.path], file.nbytes) for file in found))
+            digest = Digest(file.path.name.rpartition("-")[2])
+            removed.append(Descriptor("", digest, file.nbytes))
+        return Removal(tuple(removed))
 
 
 class PackedCare(Care):
@@ -403,7 +353,7 @@ class PackedCare(Care):
         self._models = models
 
     def digests(self) -> AbstractSet[str]:
-        return self._models.blobs.digests() if self._models.names() else set()
+        return self._models.blobs.digests() if self._models.manifests.names() else set()
 
     def open(self, digest: str, size: int | None) -> OpenReader:
         return self._models.blobs.open_of(Digest(digest), size)
@@ -412,7 +362,7 @@ class PackedCare(Care):
         sizes: dict[str, int] = {}
         needs: dict[ModelName, Needs] = {}
         broken: dict[ModelName, BlobStoreError] = {}
-        for name in self._models.names():
+        for name in self._models.manifests.names():
             try:
                 files = self._models.files_of(name)
                 sizes |= {file: self._models.blobs.size(file) for file in files - sizes.keys()}
@@ -423,11 +373,6 @@ class PackedCare(Care):
 
     def files_nbytes(self) -> int:
         return self._models.nbytes()
-
-    def damaged(self) -> Iterator[tuple[str, str]]:
-        """See `Care`: files of several blobs with a damaged index."""
-        for name, reason in self._models.blobs.damaged_files() if self._models.names() else ():
-            yield self._models.blobs.digest_of(name).hex, reason
 
 
 def _unless_closed(read: Callable[[], _T], *, otherwise: _T) -> _T:

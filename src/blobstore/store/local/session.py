@@ -303,7 +303,6 @@ class LocalSession(Session):
         return made
 
     def copy(self, reader: OpenReader) -> FinishedBlob:
-        """See `Session`: in pieces of 1 MiB."""
         if reader.size <= _CHUNK:
             return self.put_all([reader.read(0, reader.size)])[0]
         made: list[FinishedBlob] = []
@@ -507,7 +506,6 @@ class LocalSession(Session):
     def _append(
         self, keys: Iterable[str], stamps: Mapping[Digest, Stamp], *, is_durable: bool = True
     ) -> None:
-        """Add the blobs of ``keys`` to the journal, with newer ``stamps`` of some."""
         texts = []
         for key in keys:
             blob = self._keyed[key]

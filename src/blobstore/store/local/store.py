@@ -6,7 +6,6 @@ Our own files are in ``ROOT/.blobstore/``. The invariants are in docs/design.md.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,8 +29,6 @@ from blobstore.names import ModelName
 from blobstore.store.local.session import LocalSession
 from blobstore.store.local.store_folder import FolderCare, StoreFolder
 from blobstore.store.ports import Care, Home, Removal, check_expected, publish_named
-
-_log = logging.getLogger("blobstore.store.local.store")
 
 _Name = str | ModelName
 
@@ -95,19 +92,10 @@ class Store(StoreFolder, Home):
     def target(self, name: str | ModelName) -> ModelName:
         """See `Home`: the store's spelling of the name, or of the folders on its path.
 
-        A model of the name that a newer Ollama has, or may have, is logged as a warning: a write
-        loses nothing. Raises: InvalidNameError; AmbiguousNameError; StorageError.
+        Raises: InvalidNameError; AmbiguousNameError; StorageError.
         """
         found = self.manifests.spelled(ModelName.of(name))
-        if self.is_packed(found):
-            found = self.packed.find(found)
-        try:
-            if self.newer.has(found):
-                what = "a newer Ollama has its own %s, in manifests-v2/, and will not read this one"
-                _log.warning(what, found)
-        except StorageError as error:
-            _log.warning("a newer Ollama may have its own %s: %s", found, error)
-        return found
+        return self.packed.find(found) if self.is_packed(found) else found
 
     def manifest(self, name: str | ModelName) -> Manifest:
         """Return a model's manifest. Raises: NotFoundError; DocumentError; StorageError."""

@@ -48,20 +48,10 @@ _NAMES_WAIT_S = 60
 class StoreFolder(Readable):
     """The parts of a store: blobs, manifests, and our own files in ``.blobstore/``."""
 
-    root: Path
-    blobs: BlobFolder
-    manifests: ManifestFolder
-    packed: PackedModels
-    signatures: SignatureFolder
-    summaries: SummaryHints
-    results: ResultFolder
-    shares: ShareHints
-    newer: NewerManifests
-
     def __init__(self, root: str | os.PathLike[str], *, wait_s: float | None = None) -> None:
         # Resolved once: the path of the store may have links, but nothing below it may be one.
         try:
-            self.root = Path(root).expanduser().resolve()
+            self.root: Path = Path(root).expanduser().resolve()
             # In this order, because another process may make it just now.
             is_folder = not os.path.lexists(self.root) or self.root.is_dir()
         # A loop of links, an unknown ~user, a NUL.
@@ -71,23 +61,23 @@ class StoreFolder(Readable):
             raise StorageError(f"the store {self.root} is not a folder", path=str(self.root))
         self.address = str(self.root)
         self._wait_s = wait_s
-        self.blobs = BlobFolder(self.root / "blobs")
-        self.manifests = ManifestFolder(self.root / "manifests")
-        self.newer = NewerManifests(self.root / "manifests-v2", self.blobs)
+        self.blobs: BlobFolder = BlobFolder(self.root / "blobs")
+        self.manifests: ManifestFolder = ManifestFolder(self.root / "manifests")
+        self.newer: NewerManifests = NewerManifests(self.root / "manifests-v2", self.blobs)
         private = self.root / PRIVATE
         self.copies = ManifestCopies(private / "copies")
         hints = private / "hints"
         self.made = HintFile(hints / "journal")
-        self.shares = ShareHints(HintFile(hints / "shares"))
-        self.summaries = SummaryHints(HintFile(hints / "summaries", self.root))
+        self.shares: ShareHints = ShareHints(HintFile(hints / "shares"))
+        self.summaries: SummaryHints = SummaryHints(HintFile(hints / "summaries", self.root))
         self.trash = Trash(private / "trash", self.blobs.path)
-        self.packed = PackedModels(private / "packed", self.lease, self.summaries)
+        self.packed: PackedModels = PackedModels(private / "packed", self.lease, self.summaries)
         self.kept = KeptBlobs(private)
         self._lock = StoreLock(private / "lock", wait_s)
         self._packing = StoreLock(private / "packing", wait_s)
         self._names = StoreLock(private / "names", _NAMES_WAIT_S)
-        self.signatures = SignatureFolder(private / "signatures", self._lock)
-        self.results = ResultFolder(private / "results", self.root)
+        self.signatures: SignatureFolder = SignatureFolder(private / "signatures", self._lock)
+        self.results: ResultFolder = ResultFolder(private / "results", self.root)
 
     def require(self) -> None:
         """Raise NotFoundError if the store's folder does not exist, or is not that of a store.
@@ -132,7 +122,7 @@ class StoreFolder(Readable):
 
         A packed model is not missing. Raises: StorageError.
         """
-        return CopiedModels.read(self.copies, {*names, *self.packed.names()})
+        return CopiedModels.read(self.copies, {*names, *self.packed.manifests.names()})
 
     def remove_unreferenced(self, candidates: tuple[Descriptor, ...]) -> Removal:
         """Remove those of ``candidates`` that neither a manifest nor a lost model needs.
@@ -150,7 +140,7 @@ class StoreFolder(Readable):
             lost = copied.lost(there - needed - {digest.hex for digest in orphans})
         except StorageError as error:
             return Removal((), candidates, error.message)
-        saved = {digest: model for model in lost for digest in model.needs}
+        saved = {digest: name for name in lost for digest in copied.missing[name]}
         kept = tuple(blob for digest, blob in orphans.items() if digest.hex in saved)
         removed = tuple(
             blob
@@ -159,7 +149,7 @@ class StoreFolder(Readable):
         )
         if not kept:
             return Removal(removed)
-        name = saved[kept[0].digest.hex].name
+        name = saved[kept[0].digest.hex]
         reason = f"{name} may need them: its manifest is gone, but blobs that only it needs exist"
         return Removal(removed, kept, reason)
 
@@ -205,7 +195,7 @@ class FolderCare(Care):
     def __init__(self, store: StoreFolder) -> None:
         super().__init__(store)
         self._store = store
-        self._copied = CopiedModels((), ())
+        self._copied = CopiedModels((), {})
 
     def require(self) -> None:
         self._store.require()
@@ -234,7 +224,6 @@ class FolderCare(Care):
         return self._store.blobs.states(digests)
 
     def oddities(self) -> Iterator[OddFile]:
-        """See `Care`: blobs first."""
         store, listing = self._store, self._store.blobs.listing()
         # A file may have been removed after its folder was listed.
         for entry in listing.others:
@@ -288,11 +277,11 @@ class FolderCare(Care):
             return None
         place, lost = self._store.manifests.path, self._copied.lost(unneeded)
         # Either the folder of all hosts (None) or that of one may be an unmounted disk.
-        for host in (None, *sorted({model.name.host for model in lost})) if lost else ():
+        for host in (None, *sorted({name.host for name in lost})) if lost else ():
             models = [name for name in references.models if host in (None, name.host)]
             is_empty = not models and (host is not None or not references.newer)
             remaining = sum(host in (None, name.host) for name in self._copied.there)
-            gone = [str(model.name) for model in lost if host in (None, model.name.host)]
+            gone = [str(name) for name in lost if host in (None, name.host)]
             if is_empty or (len(gone) >= _SEVERAL and len(gone) > remaining):
                 more = f" and {len(gone) - _NAMED:,} more" if len(gone) > _NAMED else ""
                 subject = (
@@ -317,8 +306,8 @@ class FolderCare(Care):
             *store.packed.leftovers(references.models),
             *store.signatures.unneeded(self._manifests(references), grace_s),
         )
-        missing = self._copied.missing
-        return leftovers, [model.name for model in missing if spared.isdisjoint(model.needs)]
+        missing = self._copied.missing.items()
+        return leftovers, [name for name, needs in missing if spared.isdisjoint(needs)]
 
     def _manifests(self, references: References) -> set[str]:
         """Return the sha256 of the manifests of all models: packed and missing ones, too."""
@@ -339,9 +328,9 @@ class FolderCare(Care):
         store.trash.take(blobs)
         taken = {Digest.from_file_name(path.name.replace(":", "-")) for path in blobs}
         digests = {digest.hex for digest in taken if digest is not None}
-        for model in self._copied.missing:
-            if model.name in forgotten and digests.isdisjoint(model.needs):
-                store.copies.remove(model.name)  # else an undo needs them
+        for name in forgotten:
+            if digests.isdisjoint(self._copied.missing[name]):
+                store.copies.remove(name)  # else an undo needs them
         for leftover in leftovers:
             remove_leftover(leftover)
         store.manifests.remove_all_empty_folders()
@@ -363,16 +352,17 @@ class FolderCare(Care):
             contents = store.trash.contents()
             if not contents:
                 raise empty
-            restored, kept = [], []
+            restored: list[tuple[Digest, int]] = []
+            kept: list[tuple[Digest, int]] = []
             for blob in contents:
                 pairs = restored if store.trash.restore(blob) else kept
                 pairs.append((blob.digest, blob.size))
             store.trash.settle()
             missing = store.copied(set(store.manifests.names())).missing
         without = [
-            model.name
-            for model in missing
-            if model.needs and not any(map(store.blobs.is_missing, model.needs))
+            name
+            for name, needs in missing.items()
+            if needs and not any(map(store.blobs.is_missing, needs))
         ]
         return restored, kept, without
 
@@ -390,8 +380,8 @@ def _lost_models(store: StoreFolder, blobs: AbstractSet[str]) -> Iterator[OddFil
     with suppress(StorageError):
         copied = store.copied(set(store.manifests.names()))
         unneeded = blobs - store.references().needed() if copied.missing else set()
-        for model in copied.lost(unneeded):
-            parts = model.name.path_parts
+        for name in copied.lost(unneeded):
+            parts = name.path_parts
             if not os.path.lexists(store.manifests.path.joinpath(*parts)):
                 yield OddFile(store.root.joinpath(PRIVATE, "copies", *parts), _LOST)
 
