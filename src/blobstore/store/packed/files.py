@@ -342,9 +342,6 @@ class PackedIndex:
     frames: Mapping[str, Sequence[Frame]]
     bases: Sequence[tuple[Digest, int]]
 
-    def stored(self, digest: str) -> int:
-        return sum(sum(frame.lengths) for frame in self.frames[digest])
-
 
 def read_index(file: OpenReader) -> PackedIndex | None:
     """Return the index of a packed file of earlier versions, None for one of today's.
