@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from blobstore.importer.arguments import ImportArguments
 from blobstore.importer.outputs import ImportPlan
 from blobstore.importer.planfile import decode_plan, encode_plan, plan_bytes, read_plan
 from blobstore.importer.run import ImportResult, check_tag, default_name, plan_import
-from blobstore.importer.worker import SharedPlan, Task, commit_shared, grouped, make_tasks, tasks_of
+from blobstore.importer.worker import SharedPlan, Task, commit_shared, make_tasks, tasks_of
 from blobstore.importer.writing import least_memory, usual_memory
 from blobstore.io.workers import Progress, begun
 from blobstore.names import Digest, ModelName
@@ -37,11 +37,6 @@ if TYPE_CHECKING:
     from distributed import Client
 
 _SCHEME: Final = "dask://"
-_UNKNOWN_WORKERS: Final = 16
-"""Of a cluster that has not started workers yet."""
-_GROUPS: Final = 8
-"""Tasks of Dask for each worker, so that all end at about the same time."""
-_GROUP_BYTES: Final = 2**30
 _ATTEMPTS: Final = 10
 """How often tasks are mapped, if workers or the scheduler are lost."""
 
@@ -174,18 +169,14 @@ def _made(
     """Yield each task with its blobs, as they are made."""
     from distributed import as_completed
 
-    workers = len(client.nthreads()) or _UNKNOWN_WORKERS
-    nbytes = [task.source_bytes for task in tasks]
-    share = sum(nbytes) // (_GROUPS * workers)
-    groups = list(grouped(tasks, nbytes, max(1, min(share, _GROUP_BYTES))))
-    numbers = [[task.number for task in group] for group in groups]
-    futures = client.map(make_group, numbers, retries=retries, pure=False, **how)
-    places = dict(zip(futures, groups, strict=True))
+    numbers = [task.number for task in tasks]
+    futures = client.map(make_task, numbers, retries=retries, pure=False, **how)
+    places = dict(zip(futures, tasks, strict=True))
     try:
         for future in as_completed(futures, loop=client.loop):
             made = future.result()
             future.release()
-            yield from zip(places[future], made, strict=True)
+            yield places[future], made
     finally:
         with suppress(OSError):
             client.cancel(futures, force=True)
@@ -220,21 +211,21 @@ _turn = threading.Lock()
 beside each other would wait for Python's lock."""
 
 
-def make_group(
-    numbers: list[int],
+def make_task(
+    number: int,
     *,
     import_key: str,
     sent: bytes,
     store: Home,
     open_source: OpenSource,
     memory: int | None,
-) -> list[list[Descriptor]]:
-    """On a worker: make the blobs of the tasks of these numbers; return those of each task."""
+) -> list[Descriptor]:
+    """On a worker: make the blobs of the task of this number, and return them."""
     threads, memory = _means(memory)
     with _turn:
         _stop_profiler()
         plan, tasks = _planned(import_key, sent, open_source)
-        return make_tasks(plan, [tasks[n] for n in numbers], store, threads, memory)
+        return make_tasks(plan, [tasks[number]], store, threads, memory)[0]
 
 
 _plans: dict[str, tuple[ImportPlan, tuple[Task, ...]]] = {}
@@ -260,16 +251,10 @@ def _stop_profiler() -> None:
 
     worker = get_worker()
     profiler = worker.periodic_callbacks.pop("profile", None)
-    if profiler is None:
-        return
-    stopped = threading.Event()
-
-    def stop() -> None:
-        profiler.stop()
-        stopped.set()
-
-    worker.loop.add_callback(stop)
-    stopped.wait()
+    if profiler is not None:
+        stopped: Future[None] = Future()
+        worker.loop.add_callback(lambda: stopped.set_result(profiler.stop()))
+        stopped.result()
 
 
 def _means(asked: int | None) -> tuple[int, int]:

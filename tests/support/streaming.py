@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from blobstore.importer import declared as declared_files, segments, writing
+from blobstore.importer import schedule, segments, writing
 from blobstore.io.budget import Cancellation
 from blobstore.io.ranges import Identity
 from blobstore.names import Digest
@@ -69,7 +69,7 @@ def streamed(nbytes: int = TINY, *, declared: bool = False, count: int = 4) -> I
         mock.patch.object(segments, "SEGMENT", nbytes),
         mock.patch.object(segments, "_GAP", 64),
         mock.patch.object(writing, "_SEGMENTS", count),
-        mock.patch.object(declared_files, "STATES_EVERY_S", 0),
+        mock.patch.object(schedule, "STATES_EVERY_S", 0),
         _declaring(is_on=declared),
     ):
         yield fetched

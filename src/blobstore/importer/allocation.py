@@ -88,8 +88,6 @@ class SampleReaders(SourceReaders):
 
 
 class _Cancelling(threading.Event):
-    """An event that ends requests when it is set."""
-
     def __init__(self, fetcher: Fetcher) -> None:
         super().__init__()
         self._fetcher = fetcher
@@ -208,9 +206,6 @@ def _batches(question: Question) -> Iterator[_Batch]:
                 for start in starts
                 for begin in range(0, cols, _CHUNK)
             )
-        elif count == rows:
-            for first in range(0, rows, together):
-                yield _Batch(source, [starts[first]], min(together, rows - first) * cols)
         else:
             yield from (
                 _Batch(source, starts[first : first + together], cols)
@@ -285,7 +280,6 @@ def _relative(error: float, whole: float) -> float:
 
 
 def _global_scale(question: Question, readers: SampleReaders) -> float:
-    """Return the global scale of the weights that are measured, for a read of them."""
     values = (_values(batch, question.tensor, readers) for batch in _batches(question))
     return kernels.global_scale_of(
         max((kernels.largest_magnitude(part) for part in values), default=0.0)

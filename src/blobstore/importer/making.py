@@ -261,77 +261,64 @@ class Run:
     source_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Atom:
-    """Steps that one run makes, of ``nbytes`` bytes, and the ``gap`` behind them."""
-
-    steps: tuple[Step, ...]
-    nbytes: int
-    source_bytes: int
-    gap: int = 0
-
-
 def runs_of(blob: PlannedBlob) -> Iterator[Run]:
     """Yield the runs of a blob, in the order of their bytes.
 
     With their gaps they cover it exactly once.
     """
-    begin = size = 0
-    atoms: list[Atom] = []
-    for atom in atoms_of(blob):
-        if atoms and (size + atom.nbytes > RUN or atoms[-1].gap):
-            yield (run := run_of(atoms, begin))
-            begin, size, atoms = run.end + run.gap, 0, []
-        size += atom.nbytes
-        atoms.append(atom)
-    if atoms:
-        yield run_of(atoms, begin)
+    run: Run | None = None
+    for piece in _pieces(blob):
+        if run is None or run.gap or piece.end - run.begin > RUN:
+            if run is not None:
+                yield run
+            run = piece
+        else:
+            steps, read = (*run.steps, *piece.steps), run.source_bytes + piece.source_bytes
+            run = Run(run.begin, piece.end, piece.gap, steps, read)
+    if run is not None:
+        yield run
 
 
-def run_of(atoms: Sequence[Atom], begin: int) -> Run:
-    """Return the run of consecutive atoms, the last of which may have a gap behind it."""
-    end = begin + sum([atom.nbytes for atom in atoms])
-    steps = tuple([step for atom in atoms for step in atom.steps])
-    return Run(begin, end, atoms[-1].gap, steps, sum([atom.source_bytes for atom in atoms]))
-
-
-def atoms_of(blob: PlannedBlob) -> Iterator[Atom]:
-    """Yield the atoms of a blob, in the order of their bytes."""
+def _pieces(blob: PlannedBlob) -> Iterator[Run]:
+    """Yield runs that are not divided, in the order of their bytes."""
     header = blob.header
     for start in range(0, len(header), RUN):
         part = header[start : start + RUN]
-        yield Atom((Constant(part, start),), len(part), 0)
-    begin = len(header)
+        yield Run(start, start + len(part), 0, (Constant(part, start),), 0)
+    end = len(header)
     for tensor in blob.tensors:
         begins = {}
         for suffix, nbytes in tensor.stored.sizes.items():
-            begins[suffix], begin = begin, begin + nbytes
+            begins[suffix], end = end, end + nbytes
         if tensor.copies:
             yield from _copies(tensor, begins)
-        elif tensor.nbytes <= RUN:
-            steps = _values(tensor, begins)
-            scale = (
-                (GlobalScale(tensor, begins[".global_scale"]),) if ".global_scale" in begins else ()
-            )
-            yield Atom(
-                (*steps, *scale), tensor.nbytes, sum(source.nbytes for source in tensor.sources)
-            )
+            continue
+        values, scale = list(_values(tensor, begins)), tuple(_scales(tensor, begins))
+        if tensor.nbytes > RUN:
+            yield from _large(tensor, values, scale, end)
         else:
-            yield from _large(tensor, begins)
+            read = sum(source.nbytes for source in tensor.sources)
+            yield Run(end - tensor.nbytes, end, 0, (*values, *scale), read)
 
 
-def _copies(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Atom]:
+def _copies(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Run]:
     for suffix, begin in begins.items():
         if suffix == ".global_scale":
-            yield Atom((GlobalScale(tensor, begin),), 4, 4)
+            yield Run(begin, begin + 4, 0, tuple(_scales(tensor, begins)), 4)
             continue
         at = begin
         for source in tensor.sources:
             part = source.parts[suffix]
             for start in range(0, part.nbytes, RUN):
                 nbytes = min(RUN, part.nbytes - start)
-                yield Atom((Copy(part, start, nbytes, at + start),), nbytes, nbytes)
+                step = Copy(part, start, nbytes, at + start)
+                yield Run(step.at, step.at + nbytes, 0, (step,), nbytes)
             at += part.nbytes
+
+
+def _scales(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[GlobalScale]:
+    if ".global_scale" in begins:
+        yield GlobalScale(tensor, begins[".global_scale"])
 
 
 def _values(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Values]:
@@ -347,29 +334,22 @@ def _values(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Values]
 
 
 def _values_at_once(tensor: OutputTensor, source: SourceWeight) -> int:
-    """Return how many values fill a chunk when they are read, or a run when they are stored."""
     read = max(_VALUE_BYTES, source.tensor.dtype.bits // 8, tensor.dtype.bits // 8)
     quantized = tensor.quantization
     stored_bits = tensor.dtype.bits if quantized is None else quantized.quant_type.bits
     return source.values_at_once(min(CHUNK // read, RUN * 8 // stored_bits))
 
 
-def _large(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Atom]:
+def _large(
+    tensor: OutputTensor, values: Sequence[Values], scale: tuple[GlobalScale, ...], end: int
+) -> Iterator[Run]:
     """Yield a tensor that no run holds: its weight in parts, its companions in the gap behind."""
-    values = list(_values(tensor, begins))
-    gap = tensor.nbytes - sum(tensor.stored_of(step.count).sizes[""] for step in values)
-    for number, step in enumerate(values):
-        is_last = number == len(values) - 1
-        scale = (
-            (GlobalScale(tensor, begins[".global_scale"]),)
-            if is_last and ".global_scale" in begins
-            else ()
-        )
+    for step in values:
         read, elements = step.source.nbytes, step.source.elements
         source_bytes = read * (step.start + step.count) // elements - read * step.start // elements
-        yield Atom(
-            (step, *scale),
-            tensor.stored_of(step.count).sizes[""],
-            source_bytes,
-            gap if is_last else 0,
-        )
+        begin = step.at[""]
+        part_end = begin + tensor.stored_of(step.count).sizes[""]
+        if step is values[-1]:
+            yield Run(begin, part_end, end - part_end, (step, *scale), source_bytes)
+        else:
+            yield Run(begin, part_end, 0, (step,), source_bytes)

@@ -108,7 +108,6 @@ def _recorded(inventory: Inventory) -> list[RecordedFile]:
 
 
 def _version(identity: Identity) -> str | None:
-    """Return the version in the identity of a file on a server, which ends with its size."""
     return None if isinstance(identity, FileIdentity) else identity.key.rpartition(" ")[0]
 
 
@@ -163,7 +162,6 @@ def _tensors(inventory: Inventory, outputs: Iterable[OutputTensor]) -> Tally:
 
 
 def _named(tensor: str) -> tuple[str, str]:
-    """Return the name and reason of a tensor that is left out; activation scales share one name."""
     match = _ACTIVATION_SCALE.fullmatch(tensor)
     return (f"*{match['suffix']}", _ACTIVATIONS) if match else (tensor, _UNREAD)
 

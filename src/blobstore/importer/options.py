@@ -201,7 +201,6 @@ class ImportOptions:
 
     @classmethod
     def _of(cls, words: Mapping[str, Any]) -> ImportOptions:
-        """Return the options that users and ``blobstore.json`` give in the same words."""
         return cls(
             quant_type=_type(words["quant"]),
             group_size=words["group_size"],
@@ -216,7 +215,6 @@ class ImportOptions:
 
     @property
     def of_draft(self) -> ImportOptions:
-        """The options of the draft model: its own type, in that type's usual groups."""
         return replace(
             self, quant_type=self.draft_type, group_size=None, importance=None, global_scale=False
         )
@@ -262,12 +260,10 @@ class ImportOptions:
         return shape[-1] % self.row_divisor(self.quantization(quant_type)) == 0
 
     def misfit(self, quant_type: QuantType, shape: tuple[int, ...]) -> str:
-        """Return why rows of ``shape`` can't be quantized to the type."""
         divisor = self.row_divisor(self.quantization(quant_type))
         return f"has rows of {shape[-1]:,}, not a multiple of {divisor}"
 
     def header_alignment(self, data_size: int) -> int:
-        """Return the alignment in bytes of a blob's data region of ``data_size`` bytes."""
         if self.alignment is not None:
             return self.alignment
         is_large = self.profile.page_aligned and data_size >= _PAGE_ALIGNED_FROM

@@ -122,7 +122,6 @@ class OutputTensor:
 
     @property
     def source_names(self) -> list[str]:
-        """The names of the tensors that it is made of: weights, then their scales, and so on."""
         suffixes = dict.fromkeys(suffix for source in self.sources for suffix in source.parts)
         return [
             source.parts[suffix].name
@@ -133,7 +132,6 @@ class OutputTensor:
 
     @property
     def copies(self) -> bool:
-        """True when its bytes are the sources' bytes."""
         if self.copies_codes:
             return True
         plain = all(
@@ -147,7 +145,6 @@ class OutputTensor:
 
     @property
     def parameters(self) -> int:
-        """Number of weights, before packing."""
         return parameters_of(self.shape)
 
     @property
@@ -240,7 +237,6 @@ class PlannedBlob:
 
     @property
     def sources(self) -> Iterator[SourceWeight]:
-        """The source weights that it is made of, in stored order."""
         return (source for tensor in self.tensors for source in tensor.sources)
 
     @property

@@ -146,34 +146,24 @@ def _described(weight: SourceWeight) -> str:
 
 def check_names(blobs: Iterable[PlannedBlob]) -> None:
     """Raise UnsupportedSourceError when two blobs or two stored arrays would have one name."""
-    blobs = tuple(blobs)
-    tensors = {tensor.name for blob in blobs for tensor in blob.tensors}
-    # No suffix ends in another: arrays of one name are of two tensors of one name, or are a tensor
-    # and another one's companion.
-    is_unique = len(tensors) == sum(len(blob.tensors) for blob in blobs) and not any(
-        tensor.name + part.suffix in tensors
-        for blob in blobs
-        for tensor in blob.tensors
-        for part in tensor.stored.companions
-    )
-    if not is_unique or len({blob.name for blob in blobs}) < len(blobs):
-        _find_equal_names(blobs)
-
-
-def _find_equal_names(blobs: Iterable[PlannedBlob]) -> None:
     blob_names: set[str] = set()
-    array_names: dict[str, OutputTensor] = {}
+    tensors: dict[str, OutputTensor] = {}
     for blob in blobs:
         for tensor in blob.tensors:
-            for name in (tensor.name + part.suffix for part in tensor.parts):
-                if name in array_names:
-                    raise named_twice(name, array_names[name].sources[0], tensor.sources[0])
-                array_names[name] = tensor
+            if tensor.name in tensors:
+                raise named_twice(tensor.name, tensors[tensor.name].sources[0], tensor.sources[0])
+            tensors[tensor.name] = tensor
         if blob.name in blob_names:
             raise UnsupportedSourceError(
                 f"two blobs would have the name {quoted(blob.name)}", blob=blob.name
             )
         blob_names.add(blob.name)
+    # No suffix ends in another: other arrays of one name are a tensor and one's companion.
+    for tensor in tensors.values():
+        for part in tensor.stored.companions:
+            name = tensor.name + part.suffix
+            if name in tensors:
+                raise named_twice(name, tensor.sources[0], tensors[name].sources[0])
 
 
 def check_readable(blobs: Iterable[PlannedBlob]) -> None:
@@ -388,7 +378,6 @@ class _Chooser:
         return rule
 
     def keeps_by_rule(self, tensor: OutputTensor) -> bool:
-        """Return True when a rule keeps the tensor: importance that is given for it is allowed."""
         rule = self.rule(tensor)
         return rule is not None and rule.quant_type is None
 
@@ -405,7 +394,6 @@ class _Chooser:
         return self.quantized(tensor, policy.quantization(tensor.name, laid_out.shape))
 
     def _why_kept(self, tensor: OutputTensor) -> str | None:
-        """Return why the tensor is not quantized; None when no type was asked for it."""
         if self.keeps_by_rule(tensor):
             return "is kept by a rule"
         policy, shape = self.policy(tensor), tensor.laid_out(self.inputs_first).shape
@@ -418,7 +406,13 @@ class _Chooser:
         """
         laid_out = [tensor.laid_out(self.inputs_first) for tensor in tensors]
         ruled = {tensor.name for tensor in laid_out if self.followed(tensor) is not None}
-        weights = [one for one in laid_out if one.name not in ruled and self._wants(one)]
+        weights = [
+            one
+            for one in laid_out
+            if one.name not in ruled
+            and (policy := self.policy(one)) is not None
+            and policy.wants(one.name, one.shape)
+        ]
         wanted = {tensor.name for tensor in weights}
         # Without a type asked for, only FP8 is quantized.
         quant_type = self.options.quant_type or QuantType.MXFP8
@@ -434,10 +428,6 @@ class _Chooser:
             else self.quantized(one, asked if one.name in wanted else None)
             for one in tensors
         ]
-
-    def _wants(self, tensor: OutputTensor) -> bool:
-        policy = self.policy(tensor)
-        return policy is not None and policy.wants(tensor.name, tensor.shape)
 
     def quantized(self, tensor: OutputTensor, quantization: Quantization | None) -> OutputTensor:
         """Return the tensor quantized so; None leaves it as its source is, codes included."""

@@ -93,17 +93,14 @@ class Policy:
         return types, ""
 
     def wants(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Return True when the tensor is one that gets quantized if groups divide its rows."""
         return self.types(name, shape)[0] != KEEP
 
     def quantization(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
-        """Return the quantization, or None to keep the source's dtype."""
         types, _ = self.types(name, shape)
         fitting = (kind for kind in types if self._options.fits(kind, shape))
         return next((self._options.quantization(kind) for kind in fitting), None)
 
     def reason(self, name: str, shape: tuple[int, ...]) -> str:
-        """Return why a tensor is kept, as the end of a sentence that begins with its name."""
         types, why = self.types(name, shape)
         return self._options.misfit(types[-1], shape) if types else why
 

@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import product
 from operator import eq
 from typing import Any
 
@@ -31,7 +30,6 @@ from blobstore.formats.documents import (
     Manifest,
     ModelConfig,
 )
-from blobstore.formats.dtypes import FLOATS
 from blobstore.formats.modelfile import Modelfile
 from blobstore.formats.provenance import OWN_DOCUMENT, RULE, Provenance
 from blobstore.formats.quant import QuantType
@@ -139,11 +137,10 @@ def _guessed(store: Store, manifest: Manifest, given: _Given) -> ImportPlan:
     """
     own = manifest.document(OWN_DOCUMENT)
     wanted = {(layer.name, layer.size) for layer in manifest.tensor_layers}
-    for options in _usual_options(_file_type(store, manifest), has_draft=given.draft is not None):
-        if options.profile.own_document is (own is None):
-            continue
+    profile = PROFILES["ollama" if own is None else "default"]
+    for options in _usual_options(_file_type(store, manifest)):
         with suppress(BlobStoreError):  # such options can't have been asked for
-            plan = given.plan(options)
+            plan = given.plan(replace(options, profile=profile))
             if own is None and {(blob.name, blob.size) for blob in plan.blobs} == wanted:
                 return plan
             if own is not None and Digest.of(plan.documents[OWN_DOCUMENT]) == own.digest:
@@ -165,26 +162,12 @@ def _file_type(store: Store, manifest: Manifest) -> str | None:
         return None
 
 
-def _usual_options(file_type: str | None, *, has_draft: bool) -> Iterator[ImportOptions]:
-    """Yield the options that an import of that type is usually asked for, the likelier first."""
+def _usual_options(file_type: str | None) -> Iterator[ImportOptions]:
     kinds = [kind for kind in QuantType if file_type in (kind.value, None)]
-    dtypes = (None, *FLOATS)
-    drafts = (None, *QuantType) if has_draft else (None,)
-    for kind, method, dtype, profile in product(
-        (*kinds, None), ("minmax", "search"), dtypes, PROFILES.values()
-    ):
-        sizes = kind.group_sizes if kind is not None else (None,)
-        for size, requantize, draft in product(sizes, (False, True), drafts):
-            if kind is not None or (method == "minmax" and not requantize):
-                yield ImportOptions(
-                    quant_type=kind,
-                    group_size=size,
-                    method=method,
-                    dtype=dtype,
-                    profile=profile,
-                    requantize=requantize,
-                    draft_type=draft,
-                )
+    for kind in (*kinds, None):
+        for method in ("minmax", "search"):
+            for size in kind.group_sizes if kind is not None else (None,):
+                yield ImportOptions(quant_type=kind, group_size=size, method=method)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,10 +318,6 @@ def _restore(session: LocalSession, name: ModelName, manifest: Manifest, before:
 
 
 def _strangeness(copy: Manifest, store: Store, name: ModelName) -> tuple[int, int]:
-    """Return how little a copy looks like what was there.
-
-    A killed import leaves a copy of a manifest that was never linked.
-    """
     missing = sum(not store.blobs.has(blob.digest, blob.size) for blob in copy.descriptors)
     return -sum(map(eq, copy.raw, manifest_bytes(store, name))), missing
 

@@ -8,22 +8,34 @@ runs need one. What others need of earlier segments (an FP8 weight and its scale
 matrix, a global scale that is found in all experts) is held in a temporary file until their blob is
 made. The runs of a blob come in the order of the file, not of the blob: they are written to their
 places.
+
+A server may declare the digest of a file. It is that of all bytes, so it is known at the end of the
+file only. A blob that is made of such files is *unverified* until then: no later import finds it by
+its key. An import that is killed goes on in the middle of a file: it has noted its unverified
+blobs, and the state of the file's hash at an offset before which all bytes belong to finished
+blobs. The next import hashes the file from there. What was made of later bytes is made again, so no
+byte becomes a model that the digest does not cover. The notes of one import belong together, by a
+number that is drawn for it: of two imports at the same time, one might have fetched other bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import mmap
-import sys
+import os
 import tempfile
 import threading
+import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, NamedTuple
 
-from blobstore.hashing.stage import HashStage
-from blobstore.importer.declared import DeclaredFiles
+from blobstore.errors import DigestMismatchError
+from blobstore.hashing import Sha256, Stream
+from blobstore.hashing.stage import BlobHash, HashStage, Piece
 from blobstore.importer.making import RUN, Run, runs_of
 from blobstore.importer.outputs import PlannedBlob
 from blobstore.importer.segments import (
@@ -32,6 +44,7 @@ from blobstore.importer.segments import (
     LoadedSegment,
     Parts,
     Prefetch,
+    Segment,
     Segments,
     Span,
     needs_of,
@@ -41,40 +54,265 @@ from blobstore.importer.segments import (
 from blobstore.io.durable import os_errors, reserve
 from blobstore.source.folders import SourceFile
 from blobstore.source.weights import SourceReaders
+from blobstore.store.ports import Finished, Session
+
+_PIECE: Final = 2**20
+_BEHIND: Final = 2 * 2**20
+"""Bytes that may wait to be hashed before threads that make blobs hash them first."""
+_STATE_NBYTES: Final = 128
+STATES_EVERY_S = 1.0
+"""A killed import hashes what was hashed since then again, and makes its blobs again."""
+
+
+class _State(NamedTuple):
+    offset: int
+    stream: bytes
+    number: bytes
+
+    def encode(self) -> bytes:
+        """Return a small blob of always the same size, because blobs are found by key and size."""
+        head = self.offset.to_bytes(8, "big") + self.number + len(self.stream).to_bytes(1, "big")
+        return (head + self.stream).ljust(_STATE_NBYTES, b"\0")
+
+    @classmethod
+    def decode(cls, raw: bytes) -> _State:
+        return cls(int.from_bytes(raw[:8], "big"), raw[25 : 25 + raw[24]], raw[8:24])
+
+
+@dataclass(slots=True)
+class _File:
+    """A file that is hashed.
+
+    ``unfinished``: where the bytes of its blobs begin, and their numbers; the first one is last.
+    ``state``: the last one that may be noted; ``passed``: those at the ends of later segments.
+    """
+
+    file: SourceFile
+    hash: BlobHash
+    state: _State | None
+    unfinished: list[tuple[int, int]]
+    passed: deque[_State] = field(default_factory=deque)
+    is_noted: bool = False
+    is_verified: bool = False
+
+
+class DeclaredFiles:
+    """The files with a declared digest that ``blobs`` are made from, by number.
+
+    ``keys``: of all blobs of the plan. Safe to share between threads.
+    """
+
+    def __init__(
+        self,
+        blobs: Mapping[int, PlannedBlob],
+        keys: Sequence[str],
+        session: Session,
+        stage: HashStage,
+    ) -> None:
+        self._blobs = blobs
+        self._keys = keys
+        self._session = session
+        self._stage = stage
+        self._number = os.urandom(16)
+        self._extents = {number: _extents(blob) for number, blob in blobs.items()}
+        self._files: dict[str, _File] = {}
+        self._finished: dict[int, Finished] = {}
+        self._mutex = threading.RLock()
+        self._noted_at = time.monotonic()
+        self._behind = 0
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        return {
+            path: one.state.offset if one.state is not None else 0
+            for path, one in self._files.items()
+        }
+
+    @property
+    def is_behind(self) -> bool:
+        return self._behind > _BEHIND
+
+    def recall(self, *, verify: bool) -> dict[int, Finished]:
+        """Return the unverified blobs of an import that was killed, by number.
+
+        Its files are hashed from where it had come to. Raises: StorageError; DigestMismatchError
+        for a file that it had hashed to its end.
+        """
+        files = {
+            part.file.path: part.file
+            for number in self._extents
+            for source in self._blobs[number].sources
+            for part in source.parts.values()
+            if part.file.path in self._extents[number]
+        }
+        states = {path: state for path, file in files.items() if (state := self._noted_state(file))}
+        found = self._find(states, verify=verify)
+        if found is None:
+            states, found = {}, {}
+        for path, file in files.items():
+            self._files[path] = self._opened(file, states.get(path))
+        for number, blob in found.items():
+            self.finished(number, blob)
+        for one in self._files.values():
+            if one.state is not None:
+                one.state = one.state._replace(number=self._number)
+                self._note(one)
+                if one.state.offset == one.file.size:
+                    self._end(one, one.hash.stream)
+        return found
+
+    def _noted_state(self, file: SourceFile) -> _State | None:
+        blob = self._session.recall(_key_of(file), _STATE_NBYTES, verify=True)
+        if blob is None:
+            return None
+        with self._session.open(blob) as reader:
+            state = _State.decode(reader.read(0, _STATE_NBYTES))
+        return state if state.offset else None  # see `_end`
+
+    def _find(self, states: Mapping[str, _State], *, verify: bool) -> dict[int, Finished] | None:
+        """Return the blobs that an import made of the bytes before its files' states.
+
+        None if the states are of no use: they are those of several imports, or a blob that begins
+        before one has to be made.
+        """
+        numbers = {state.number for state in states.values()}
+        if len(numbers) != 1:
+            return None
+        (noted_by,) = numbers
+        found = {}
+        for number, extents in self._extents.items():
+            offsets = {path: states[path].offset if path in states else 0 for path in extents}
+            blob = None
+            if all(end <= offsets[path] for path, (_, end) in extents.items()):
+                key = self._unverified_key(number, noted_by)
+                blob = self._session.recall(key, self._blobs[number].size, verify=verify)
+            if blob is not None:
+                found[number] = blob
+            elif any(begin < offsets[path] for path, (begin, _) in extents.items()):
+                return None
+        return found
+
+    def _opened(self, file: SourceFile, state: _State | None) -> _File:
+        begun = (Sha256(), 0) if state is None else (Sha256.resumed(state.stream), state.offset)
+        unfinished = [
+            (extents[file.path][0], number)
+            for number, extents in self._extents.items()
+            if file.path in extents
+        ]
+        unfinished.sort(reverse=True)
+        return _File(file, self._stage.blob(file.size, lambda _: None, begun), state, unfinished)
+
+    def add(self, segment: Segment, data: memoryview, hashed: Callable[[], None]) -> None:
+        """Hash a segment, if its file is; ``hashed`` is called when its bytes may be overwritten.
+
+        `HashStage.work` raises DigestMismatchError, with ``path``, at the end of a file that has
+        another digest.
+        """
+        one = self._files.get(segment.file.path)
+        if one is None:
+            hashed()
+            return
+        with self._mutex:
+            self._behind += segment.nbytes
+        for begin in range(0, segment.nbytes, _PIECE):
+            part = data[begin : begin + _PIECE]
+            piece = Piece(len(part), partial(memoryview, part))
+            if begin + _PIECE >= segment.nbytes:
+                passed = partial(self._passed, one, segment)
+                piece = Piece(len(part), piece.read, hashed, passed)
+            one.hash.add(segment.begin + begin, piece)
+
+    def _passed(self, one: _File, segment: Segment, stream: Stream) -> None:
+        with self._mutex:
+            self._behind -= segment.nbytes
+            if isinstance(stream, Sha256):  # it is: see `_opened`
+                one.passed.append(_State(segment.end, stream.state(), self._number))
+            self._go_on(one)
+            if segment.end == one.file.size:
+                self._end(one, stream)
+
+    def _end(self, one: _File, stream: Stream) -> None:
+        """Let the blobs of a file be found that has its declared digest."""
+        file = one.file
+        if file.declared is None or stream.digest().hex() != file.declared.hex:
+            one.state = _State(0, b"", self._number)
+            self._note(one)  # the next import must not go on with it
+            message = f"{file.path}: its bytes are not those of {file.declared}, which its server"
+            raise DigestMismatchError(f"{message} declares", path=file.path)
+        one.is_verified = True
+        for number, extents in self._extents.items():
+            if file.path in extents and number in self._finished:
+                self.finished(number, self._finished[number])
+
+    def finished(self, number: int, blob: Finished) -> None:
+        """Note a blob that was made, so that a later import finds it. Raises: StorageError."""
+        with self._mutex:
+            self._finished[number] = blob
+            files = [self._files[path] for path in self._extents.get(number, ())]
+            is_verified = all(one.is_verified for one in files)
+            key = self._keys[number]
+            key = key if is_verified else self._unverified_key(number, self._number)
+            self._session.note(key, blob)
+            for one in files:
+                self._go_on(one)
+
+    def _go_on(self, one: _File) -> None:
+        """Note the last state before which all bytes belong to finished blobs."""
+        while one.unfinished and one.unfinished[-1][1] in self._finished:
+            one.unfinished.pop()
+        until = one.unfinished[-1][0] if one.unfinished else one.file.size
+        while one.passed and one.passed[0].offset <= until:
+            one.state, one.is_noted = one.passed.popleft(), False
+        if time.monotonic() - self._noted_at >= STATES_EVERY_S:
+            self.note_states()
+
+    def note_states(self) -> None:
+        """Note how far the files were hashed. Raises: StorageError."""
+        with self._mutex:
+            for one in self._files.values():
+                if one.state is not None and not one.is_noted:
+                    self._note(one)
+            self._noted_at = time.monotonic()
+
+    def _note(self, one: _File) -> None:
+        if self._session.remembers and one.state is not None:
+            state = self._session.put(one.state.encode())
+            self._session.note(_key_of(one.file), state)
+            one.is_noted = True
+
+    def _unverified_key(self, number: int, noted_by: bytes) -> str:
+        return _key("unverified", noted_by.hex(), self._keys[number])
+
+
+def _extents(blob: PlannedBlob) -> dict[str, tuple[int, int]]:
+    """Return where a blob's bytes begin and end in each file that has a declared digest."""
+    found: dict[str, tuple[int, int]] = {}
+    for source in blob.sources:
+        for part in source.parts.values():
+            if part.file.declared is not None and part.nbytes:
+                begin, end = part.offset, part.offset + part.nbytes
+                first, last = found.get(part.file.path, (begin, end))
+                found[part.file.path] = (min(begin, first), max(end, last))
+    return found
+
+
+def _key_of(file: SourceFile) -> str:
+    return _key("hash", file.identity.key, file.path, str(file.declared))
+
+
+def _key(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode(errors="surrogateescape")).hexdigest()
+
 
 WINDOW = 16
 """Blobs that are made at once: as many as the widest processors hash at once."""
 _WINDOW_BYTES = 2**30
 _LEAST_WINDOW = 4
 """Fewer blobs are made at once when they are that large: a killed import loses those it began."""
-_SMALL = 2**16
+SMALL = 2**16
 """Bytes of a blob that is made, hashed and written together with others."""
 _ALIGNMENT = 64
 """Of a small blob in its buffer: a line of the processor's cache."""
-
-
-Place = tuple[int, ...]
-"""A place in the order of an import: locally the number of a blob, and an offset in it."""
-_HERE: AbstractContextManager[None] = nullcontext()
-
-
-class FirstError:
-    """The error that comes first in an import's order. What comes behind it need not be made."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._error: Exception | None = None
-        self.place: Place = (sys.maxsize,)
-
-    def note(self, place: Place, error: Exception) -> None:
-        """Keep the error of the work at ``place`` if it is the first so far."""
-        with self._mutex:
-            if place < self.place:
-                self.place, self._error = place, error
-
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +324,10 @@ class Work:
     may wait until these are hashed.
     """
 
-    place: Place
     runs: tuple[tuple[int, Run], ...]
     is_small: bool = False
-    using: AbstractContextManager[None] = _HERE
+    using: AbstractContextManager[None] = field(default_factory=nullcontext)
     waits: bool = True
-
-
-def is_large(nbytes: int) -> bool:
-    """Return whether a blob of that size is made in runs of its own."""
-    return nbytes > _SMALL
 
 
 def room_of(run: Run) -> int:
@@ -103,22 +335,17 @@ def room_of(run: Run) -> int:
     return run.end + -run.end % _ALIGNMENT
 
 
-def schedule(blobs: Mapping[int, PlannedBlob], first_error: FirstError) -> Iterator[Work]:
-    """Yield the work of making ``blobs``, by number: the small ones, then the others.
-
-    After an error only what comes before it in the plan: an earlier error may be found there.
-    """
-    small = (item for item in blobs.items() if not is_large(item[1].size))
-    runs = buffers_of((number, run) for number, blob in small for run in runs_of(blob))
-    together = (Work((some[0][0], 0), some, is_small=True) for some in runs)
-    for work in chain(together, _large(blobs)):
-        if work.place < first_error.place:
-            yield work
+def schedule(blobs: Mapping[int, PlannedBlob]) -> Iterator[Work]:
+    """Yield the work of making ``blobs``, by number: the small ones, then the others."""
+    small = (item for item in blobs.items() if item[1].size <= SMALL)
+    for runs in buffers_of((number, run) for number, blob in small for run in runs_of(blob)):
+        yield Work(runs, is_small=True)
+    yield from _large(blobs)
 
 
 def _large(blobs: Mapping[int, PlannedBlob]) -> Iterator[Work]:
-    """Yield a run of each of the large blobs that are made at once in turn."""
-    left = ((n, blob.size, runs_of(blob)) for n, blob in blobs.items() if is_large(blob.size))
+    """Yield a run in turn of each of the large blobs that are made at once."""
+    left = ((n, blob.size, runs_of(blob)) for n, blob in blobs.items() if blob.size > SMALL)
     window: deque[tuple[int, int, Iterator[Run]]] = deque()
     nbytes = 0
     while True:
@@ -134,7 +361,7 @@ def _large(blobs: Mapping[int, PlannedBlob]) -> Iterator[Work]:
         if run is None:
             nbytes -= size
         else:
-            yield Work((number, run.begin), ((number, run),))
+            yield Work(((number, run),))
             window.append((number, size, runs))
 
 
@@ -177,22 +404,6 @@ class HeldBytes:
             self.parts[segment.file.path].append((begin, part))
 
 
-class _Order:
-    """Which bytes of a blob the work makes that was listed so far."""
-
-    def __init__(self) -> None:
-        self._end = 0
-        self._later: dict[int, int] = {}
-
-    def follows(self, run: Run) -> bool:
-        """Add a run; return True if all bytes before it are made."""
-        is_next = run.begin == self._end
-        self._later[run.begin] = run.end + run.gap
-        while self._end in self._later:
-            self._end = self._later.pop(self._end)
-        return is_next
-
-
 class FarWork:
     """What is made of ``segments``: the work of ``blobs``, by number, that are not made yet."""
 
@@ -216,7 +427,8 @@ class FarWork:
             self._opens[self._first(blob)].append(number)
         self._pending: dict[int, list[tuple[int, Run]]] = defaultdict(list)
         self._held: dict[int, HeldBytes] = {}
-        self._orders: dict[int, _Order] = defaultdict(_Order)
+        self._ends: defaultdict[int, int] = defaultdict(int)
+        """Where the runs of each blob end that follow each other, of those yielded so far."""
 
     def _first(self, blob: PlannedBlob) -> int:
         """Return the first segment that a blob has bytes of; -1 if it has none."""
@@ -224,7 +436,7 @@ class FarWork:
         found = (self._segments.numbers(whole(part)) for part in parts)
         return min((numbers[0] for numbers in found if numbers), default=-1)
 
-    def works(self, first_error: FirstError, stopped: threading.Event) -> Iterator[Work]:
+    def works(self, stopped: threading.Event) -> Iterator[Work]:
         """Yield the work, each as soon as its segments have come, until ``stopped`` is set.
 
         Raises: as `Prefetch.next`; DigestMismatchError; StorageError.
@@ -232,7 +444,7 @@ class FarWork:
         self._open(-1)
         yield from self._work_of(-1, None)
         for segment in self._segments.all:
-            loaded = self._next(segment.number, first_error, stopped)
+            loaded = self._next(stopped)
             if loaded is None:
                 return
             loaded.use()
@@ -244,12 +456,10 @@ class FarWork:
             loaded.release()
             self._held = {n: held for n, held in self._held.items() if held.last > segment.number}
 
-    def _next(
-        self, number: int, first_error: FirstError, stopped: threading.Event
-    ) -> LoadedSegment | None:
+    def _next(self, stopped: threading.Event) -> LoadedSegment | None:
         """Return a segment when it has come; None after an error. Hash meanwhile."""
         wait_s = 0.0
-        while first_error.place >= (number,) and not stopped.is_set():
+        while not stopped.is_set():
             loaded = self._prefetch.next(wait_s)
             if loaded is not None:
                 return loaded
@@ -277,16 +487,18 @@ class FarWork:
     def _work_of(self, segment: int, loaded: LoadedSegment | None) -> Iterator[Work]:
         small = []
         for number, run in self._pending.pop(segment, ()):
-            is_small = not is_large(self._blobs[number].size)
+            is_small = self._blobs[number].size <= SMALL
             if is_small and number not in self._held:
                 small.append((number, run))
                 continue
             using = self._using(loaded, self._held.get(number))
-            waits = self._orders[number].follows(run)
-            yield Work((segment, number, run.begin), ((number, run),), is_small, using, waits)
+            waits = run.begin == self._ends[number]
+            if waits:
+                self._ends[number] = run.end + run.gap
+            yield Work(((number, run),), is_small, using, waits)
         for runs in buffers_of(small):
             using = self._using(loaded, None)
-            yield Work((segment, runs[0][0], 0), runs, is_small=True, using=using)
+            yield Work(runs, is_small=True, using=using)
 
     def _using(
         self, loaded: LoadedSegment | None, held: HeldBytes | None

@@ -260,7 +260,6 @@ class BufferPool:
     """``count`` buffers of ``nbytes`` each. Safe to share between threads."""
 
     def __init__(self, count: int, nbytes: int) -> None:
-        """Raises: StorageError when there is not so much memory."""
         self.free: LifoQueue[mmap.mmap] = LifoQueue()
         with os_errors("take", f"{count * nbytes:,} bytes of memory"):
             for _ in range(count):
@@ -296,7 +295,6 @@ class LoadedBytes:
             self._here.parts = ()
 
     def find(self, path: str, offset: int) -> memoryview | None:
-        """Return the loaded bytes of a file from ``offset`` on, or None."""
         for parts in getattr(self._here, "parts", ()):
             several = parts.get(path, ())
             number = bisect_right(several, offset, key=itemgetter(0)) - 1
@@ -391,6 +389,5 @@ class Prefetch:
         return self._requests.popleft().result()
 
     def close(self) -> None:
-        """Cancel all requests."""
         self._fetcher.cancel()
         self._pool.shutdown(cancel_futures=True)

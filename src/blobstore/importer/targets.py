@@ -45,31 +45,59 @@ from blobstore.io.workers import Progress, begun
 from blobstore.source.inventory import Inventory
 from blobstore.source.weights import FetchOptions
 
+Errors = Mapping[Quantization | None, float]
+"""Relative squared errors by type; keeping loses nothing."""
+
 
 @dataclass(frozen=True)
 class Candidate:
     """Tensors that get one type together, the patterns that name them all, and bytes by type.
 
-    None keeps them as their sources are.
+    None keeps them as their sources are. ``errors``: of each tensor, if they were measured.
     """
 
     tensors: tuple[OutputTensor, ...]
     patterns: tuple[str, ...]
     nbytes: Mapping[Quantization | None, int]
-
-    @property
-    def types(self) -> tuple[Quantization, ...]:
-        return tuple(kind for kind in self.nbytes if kind is not None)
+    errors: tuple[Errors, ...] = ()
 
     @property
     def smallest(self) -> Quantization | None:
         return min(self.nbytes, key=lambda kind: self.nbytes[kind])
 
     def rules(self, quantization: Quantization | None) -> Iterator[Rule]:
-        if quantization is None:
-            return (Rule(pattern, None) for pattern in self.patterns)
-        kind, size = quantization.quant_type, quantization.group_size
+        kind = quantization and quantization.quant_type
+        size = quantization and quantization.group_size
         return (Rule(pattern, kind, size) for pattern in self.patterns)
+
+    def measured(self, errors: Sequence[Errors]) -> Candidate:
+        nbytes = {
+            kind: size
+            for kind, size in self.nbytes.items()
+            if kind is None or all(kind in of_tensor for of_tensor in errors)
+        }
+        return replace(self, nbytes=nbytes, errors=tuple({None: 0.0, **one} for one in errors))
+
+    def choices(self) -> tuple[Choice, ...]:
+        """Return what each type takes and loses: relative errors, times the weights' counts."""
+        return tuple(
+            Choice(
+                nbytes,
+                math.fsum(
+                    errors[kind] * tensor.parameters * _count(tensor.name)
+                    for tensor, errors in zip(self.tensors, self.errors, strict=True)
+                ),
+            )
+            for kind, nbytes in self.nbytes.items()
+        )
+
+    def relative_errors(self, kind: Quantization | None) -> dict[str, float]:
+        pairs = zip(self.tensors, self.errors, strict=True)
+        return {tensor.name: math.sqrt(errors[kind]) for tensor, errors in pairs}
+
+
+def _count(name: str) -> float:
+    return next((times for words, times in _COUNTS if contains(name, words)), 1.0)
 
 
 def candidates_of(inventory: Inventory, options: ImportOptions) -> list[Candidate]:
@@ -153,9 +181,6 @@ _ROUNDS = 8
 _COUNTS = ((("lm_head", "embed"), 4.0), (SENSITIVE, 3.0))
 """How often the weights of tensors of such names count (docs/quantization.md, "Targets")."""
 
-Errors = Mapping[Quantization | None, float]
-"""Relative squared errors by type; keeping loses nothing."""
-
 
 def plan_for_target(
     inventory: Inventory,
@@ -184,8 +209,8 @@ def plan_for_target(
     else:
         overhead = task.size(kept) - sum(candidate.nbytes[None] for candidate in task.candidates)
         task.check_possible(budget, overhead)
-        items = _measured(task.candidates, options, jobs, progress, fetch)
-        plan = _chosen(task, items, budget, overhead)
+        measured = _measured(task.candidates, options, jobs, progress, fetch)
+        plan = _chosen(replace(task, candidates=measured), budget, overhead)
     size = task.size(plan)
     if size >= NEAR * budget:
         return plan
@@ -255,91 +280,47 @@ class _Task:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """A candidate and the errors of its tensors, by type; all of them can have each type."""
-
-    candidate: Candidate
-    errors: tuple[Errors, ...]
-
-    @property
-    def types(self) -> tuple[Quantization | None, ...]:
-        return tuple(self.errors[0])
-
-    @property
-    def choices(self) -> tuple[Choice, ...]:
-        """What each type takes and loses: relative errors, times the weights and their counts."""
-        return tuple(
-            Choice(
-                self.candidate.nbytes[kind],
-                math.fsum(
-                    errors[kind] * tensor.parameters * _count(tensor.name)
-                    for tensor, errors in zip(self.candidate.tensors, self.errors, strict=True)
-                ),
-            )
-            for kind in self.types
-        )
-
-    def relative_errors(self, kind: Quantization | None) -> dict[str, float]:
-        """Return the relative root mean square error of each tensor with that type, by name."""
-        pairs = zip(self.candidate.tensors, self.errors, strict=True)
-        return {tensor.name: math.sqrt(errors[kind]) for tensor, errors in pairs}
-
-
-def _count(name: str) -> float:
-    return next((times for words, times in _COUNTS if contains(name, words)), 1.0)
-
-
 def _measured(
     candidates: Sequence[Candidate],
     options: ImportOptions,
     jobs: int,
     progress: Progress | None,
     fetch: FetchOptions | None,
-) -> list[_Item]:
+) -> tuple[Candidate, ...]:
     questions = [
-        Question(tensor, candidate.types, max(1, SAMPLE // len(candidate.tensors)))
+        Question(
+            tensor,
+            tuple(kind for kind in candidate.nbytes if kind is not None),
+            max(1, SAMPLE // len(candidate.tensors)),
+        )
         for candidate in candidates
         for tensor in candidate.tensors
     ]
     total = sum(source.nbytes for question in questions for source in question.tensor.sources)
     found = iter(measure(questions, options, jobs, begun(progress, total), fetch))
-    items = []
-    for candidate in candidates:
-        measured = [next(found) for _ in candidate.tensors]
-        types = [kind for kind in candidate.types if all(kind in errors for errors in measured)]
-        items.append(
-            _Item(
-                candidate,
-                tuple({None: 0.0, **{kind: errors[kind] for kind in types}} for errors in measured),
-            )
-        )
-    return items
+    return tuple(one.measured([next(found) for _ in one.tensors]) for one in candidates)
 
 
-def _chosen(task: _Task, items: Sequence[_Item], budget: int, overhead: int) -> ImportPlan:
+def _chosen(task: _Task, budget: int, overhead: int) -> ImportPlan:
     """Return the plan of at most ``budget`` bytes whose weights lose least.
 
     What a plan takes beside the candidates (kept tensors, headers, padding, our document) depends
     on their types, a little: types are chosen for what the ``overhead`` of the plan before leaves.
     """
-    choices = [item.choices for item in items]
+    choices = [candidate.choices() for candidate in task.candidates]
     least = least_bytes(choices)
     best: tuple[int, ImportPlan] | None = None
     for _ in range(_ROUNDS):
         indices = allocate(choices, max(least, budget - overhead))
-        chosen = [item.types[index] for item, index in zip(items, indices, strict=True)]
+        pairs = list(zip(task.candidates, indices, strict=True))
+        chosen = [tuple(candidate.nbytes)[index] for candidate, index in pairs]
         plan = task.plan(chosen)
         size = task.size(plan)
         if size <= budget and (best is None or size > best[0]):
-            errors = [item.relative_errors(kind) for item, kind in zip(items, chosen, strict=True)]
-            best = (
-                size,
-                replace(
-                    plan,
-                    relative_errors={name: error for one in errors for name, error in one.items()},
-                ),
-            )
+            errors: dict[str, float] = {}
+            for candidate, kind in zip(task.candidates, chosen, strict=True):
+                errors |= candidate.relative_errors(kind)
+            best = (size, replace(plan, relative_errors=errors))
         if NEAR * budget <= size <= budget:
             break
         overhead = size - sum(of[index].nbytes for of, index in zip(choices, indices, strict=True))

@@ -220,7 +220,6 @@ class SharedPlan:
         return self.receipts / f"{task.number:06}.json"
 
     def write_receipt(self, task: Task, blobs: Sequence[Descriptor]) -> None:
-        """Write the receipt of a task whose blobs are durable. Raises: StorageError."""
         path = self._receipt(task)
         with os_errors("write", path):
             make_folder(path.parent, durable=False)

@@ -25,22 +25,19 @@ from dataclasses import dataclass
 
 from blobstore import hashing
 from blobstore.errors import (
-    BlobStoreError,
     DigestMismatchError,
     RemoteError,
     ShortReadError,
-    StorageError,
 )
 from blobstore.hashing.stage import HashStage
-from blobstore.importer.declared import DeclaredFiles
 from blobstore.importer.making import CHUNK, RUN, RunMaker
 from blobstore.importer.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedCopy
 from blobstore.importer.schedule import (
+    SMALL,
     WINDOW,
+    DeclaredFiles,
     FarWork,
-    FirstError,
     Work,
-    is_large,
     room_of,
     schedule,
 )
@@ -206,9 +203,9 @@ def write_blobs(
     A blob that an earlier import of the same bytes has made is not made again; with
     ``verify_reuse`` only when its bytes are its digest's.
 
-    Raises: the error that comes first in the order of the work, whatever the number of threads: it
-    names the tensor or the file; RemoteError and DigestMismatchError for files on servers, after
-    which the next import goes on; StorageError. Nothing is committed here.
+    Raises: the error that comes first in the order of the work, whatever the number of threads
+    (`each`): it names the tensor or the file; RemoteError and DigestMismatchError for files on
+    servers, after which the next import goes on; StorageError. Nothing is committed here.
     """
     keys = list(entry_keys(plan.blobs))
     finished = recall(plan.blobs, keys, session, jobs, progress, verify=verify_reuse)
@@ -254,7 +251,6 @@ class _Making:
         self._stage = stage
         self._declared = declared
         self._progress = progress
-        self._first_error = FirstError()
         self._stopped = threading.Event()
         self._writers: dict[int, Writer] = {}
 
@@ -262,7 +258,7 @@ class _Making:
         allow_open_files(len(files) + 3 * jobs * WINDOW)
         readers = SourceReaders()
         try:
-            works = schedule(self._blobs, self._first_error)
+            works = schedule(self._blobs)
             self._make_all(works, readers, jobs + _SPARE_THREADS, memory)
             readers.check_unchanged()
         finally:
@@ -287,11 +283,8 @@ class _Making:
             work = FarWork(self._blobs, segments, prefetch, self._declared, self._stage)
             left = memory - count * largest
             try:
-                works = work.works(self._first_error, self._stopped)
+                works = work.works(self._stopped)
                 self._make_all(works, work.readers, jobs + _SPARE_FAR, left)
-            except (RemoteError, ShortReadError):
-                self._first_error.check()
-                raise
             finally:
                 prefetch.close()
                 self._declared.note_states()
@@ -305,7 +298,7 @@ class _Making:
     ) -> None:
         """Make all work with so many threads at most. Raises: as `write_blobs`."""
         sizes = [(blob.size, blob.source_bytes) for blob in self._blobs.values()]
-        runs = sum([2 + 2 * max(size, read) // RUN for size, read in sizes if is_large(size)])
+        runs = sum([2 + 2 * max(size, read) // RUN for size, read in sizes if size > SMALL])
         # More threads than runs would have nothing to do. Small blobs are work for one thread:
         # several would take turns with Python's lock.
         threads = max(1, min(threads, runs, memory // least_memory(1)))
@@ -315,14 +308,17 @@ class _Making:
         maker = RunMaker(readers)
 
         def make(item: tuple[Work, Buffer]) -> None:
-            self._make(*item, maker)
+            work, buffer = item
+            if work.is_small:
+                self._make_small(work, buffer, maker)
+            else:
+                self._make_run(work, buffer, maker)
             self._stage.work_while(
                 lambda: self._stage.is_full or buffers.free.empty() or self._declared.is_behind
             )
 
         works_in = self._with_buffers(works, buffers)
         each(works_in, make, threads, name="import", stop=self._stopped)
-        self._first_error.check()
         each(range(threads), lambda _: self._stage.work_while(lambda: True), threads, name="hash")
 
     def _with_buffers(
@@ -348,25 +344,6 @@ class _Making:
             del self._writers[number]
 
         return self._session.writer(self._blobs[number].size, finish, self._stage)
-
-    def _make(self, work: Work, buffer: Buffer, maker: RunMaker) -> None:
-        """Make one work, or note why it can't be made.
-
-        After an error its blob's buffers are free, because the thread of the next work waits for
-        one. Errors of the store end the import at once.
-        """
-        try:
-            if work.is_small:
-                self._make_small(work, buffer, maker)
-            else:
-                self._make_run(work, buffer, maker)
-        except BaseException as error:
-            if writer := self._writers.get(work.runs[0][0]):
-                writer.release()
-            buffer.release()
-            if not isinstance(error, BlobStoreError) or isinstance(error, StorageError):
-                raise
-            self._first_error.note(work.place, error)
 
     def _make_run(self, work: Work, buffer: Buffer, maker: RunMaker) -> None:
         ((number, run),) = work.runs

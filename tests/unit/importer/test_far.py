@@ -27,9 +27,9 @@ from blobstore.errors import (
     StorageError,
 )
 from blobstore.hashing import Bytes
-from blobstore.importer.declared import DeclaredFiles
 from blobstore.importer.repair import repair_model
 from blobstore.importer.run import make_blob, plan_import, run_plan
+from blobstore.importer.schedule import DeclaredFiles
 from blobstore.io import _native
 from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
