@@ -14,22 +14,20 @@ has what they share, and each rule below names its file.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from blobstore.errors import DocumentError, quoted
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.roles import (
-    AUDIO,
     HEAD,
-    KEYS_AND_VALUES,
     MATRIX,
     MIN_ELEMENTS,
     SENSITIVE,
     STACK,
-    VISION,
     Roles,
     contains,
     is_main_embedding,
@@ -124,12 +122,46 @@ class Policy:
         )
 
 
-def _kept(*ends: str) -> TypesOf:
-    return lambda name, _: KEEP if name.endswith(ends) else None
+_FOUR_BITS = frozenset(kind for kind in QuantType if kind is not kind.eight_bit)
+_FP4 = frozenset({QuantType.NVFP4, QuantType.MXFP4})
+_TOKENS = r"^(?!.*per_layer).*embed_tokens\.weight\Z"
+_LAYER = r"^(?=.*\.layers\.[0-9]{1,18}\.)"
+_TEXT = r"^(?!.*(?:vision|visual|audio_tower|embed_audio))"
+
+
+class _Row(NamedTuple):
+    """A row of an architecture's policy: a pattern that is searched in names, and what they get.
+
+    "by layer" is 8 bits at some layers (`_more_bits`), else the asked type. ``asked``: the asked
+    types that the row is for.
+    """
+
+    names: str
+    gets: Literal["nothing", "asked", "8", "8 or asked", "by layer"]
+    asked: Collection[QuantType] = tuple(QuantType)
+
+
+def _table(layers: int, *rows: _Row) -> TypesOf:
+    """Return the rule that the first row decides whose pattern is in the name."""
+    patterns = [(re.compile(row.names, re.DOTALL), row) for row in rows]
+
+    def types(name: str, asked: QuantType) -> Types | None:
+        found = (row for names, row in patterns if asked in row.asked and names.search(name))
+        if (row := next(found, None)) is None:
+            return None
+        if row.gets in ("nothing", "8"):
+            return KEEP if row.gets == "nothing" else (asked.eight_bit,)
+        by_layer = row.gets == "by layer" and _more_bits(layer_of(name), layers)
+        return (asked.eight_bit, asked) if by_layer or row.gets == "8 or asked" else (asked,)
+
+    return types
 
 
 # Qwen3.5 and Qwen3-Next: the low-rank projections of linear attention are kept (qwen35.go).
-_qwen35 = _kept(*(f".linear_attn.in_proj_{part}.weight" for part in ("a", "b", "ba")))
+_qwen35 = _table(0, _Row(r"\.linear_attn\.in_proj_(?:a|b|ba)\.weight\Z", "nothing"))
+# Draft models: the asked type for embedding and head, without promotion (draft.go). The quality of
+# a draft only changes how many of its tokens are taken, and it reads its head for each of them.
+_draft = _table(0, _Row(_TOKENS, "asked"), _Row(r"lm_head\.weight\Z", "asked"))
 
 
 def _gemma4(config: SourceConfig) -> TypesOf:
@@ -143,18 +175,13 @@ def _gemma4(config: SourceConfig) -> TypesOf:
     layers = _count(config, "num_hidden_layers", config.text_config)
     experts = _count(config, "num_experts", config.text_config)
     few_heads = layers > 0 and experts == 8  # noqa: PLR2004  # see above
-
-    def types(name: str, asked: QuantType) -> Types | None:
-        if is_main_embedding(name):
-            return _eight_bits(asked)
-        is_sensitive = contains(name, SENSITIVE) and not contains(name, (*VISION, *AUDIO))
-        if asked is asked.eight_bit or not is_sensitive:
-            return None
-        everywhere = few_heads and contains(name, KEYS_AND_VALUES)
-        by_layer = ".k_proj" not in name and _more_bits(layer_of(name), layers)
-        return _eight_bits(asked) if everywhere or by_layer else (asked,)
-
-    return types
+    return _table(
+        layers,
+        _Row(_TOKENS, "8 or asked"),
+        _Row(rf"{_TEXT}.*\.k_proj", "8 or asked" if few_heads else "asked", _FOUR_BITS),
+        _Row(rf"{_TEXT}.*\.v_proj", "8 or asked" if few_heads else "by layer", _FOUR_BITS),
+        _Row(rf"{_TEXT}.*down_proj", "by layer", _FOUR_BITS),
+    )
 
 
 def _cohere2moe(config: SourceConfig) -> TypesOf:
@@ -164,17 +191,8 @@ def _cohere2moe(config: SourceConfig) -> TypesOf:
     bits at every layer cost a quarter of decoding's speed.
     """
     layers = _count(config, "num_hidden_layers")
-
-    def types(name: str, asked: QuantType) -> Types | None:
-        if is_main_embedding(name):
-            return (asked.eight_bit,)
-        layer = layer_of(name)
-        decides = asked is not asked.eight_bit and layers and layer is not None
-        if not decides or not contains(name, SENSITIVE):
-            return None
-        return _eight_bits(asked) if _more_bits(layer, layers) else (asked,)
-
-    return types
+    sensitive = _Row(rf"{_LAYER}.*(?:\.[vk]_proj|down_proj)", "by layer", _FOUR_BITS)
+    return _table(layers, _Row(_TOKENS, "8"), *([sensitive] if layers else []))
 
 
 def _nemotron_h(config: SourceConfig) -> TypesOf:
@@ -183,50 +201,31 @@ def _nemotron_h(config: SourceConfig) -> TypesOf:
     The fp4 types give 8 bits to attention too, and at some layers to outputs. Convolutions and
     gates are kept, and the other modalities' tensors. int4 promotes as in general.
     """
-    layers = _count(config, "num_hidden_layers", config.others.get("llm_config"))
-    modalities = ("vision_model.", "mlp1.", "sound_encoder.", "sound_projection.")
-    attention = tuple(f".mixer.{part}_proj.weight" for part in "qkvo")
-    outputs = tuple(
-        f".mixer.{part}.weight" for part in ("out_proj", "down_proj", "shared_experts.down_proj")
+    outputs = (
+        r"(?:.*\.mixer\.(?:shared_experts\.down|down|out)_proj"
+        r"|(?=.*\.mixer\.experts\.).*\.down_proj)\.weight\Z"
     )
-
-    def types(name: str, asked: QuantType) -> Types | None:
-        if name.startswith(modalities) or name.endswith(
-            (".mixer.gate.weight", ".mixer.conv1d.weight")
-        ):
-            return KEEP
-        if name.endswith(("embeddings.weight", HEAD)):
-            return (asked.eight_bit,)
-        if asked not in (QuantType.NVFP4, QuantType.MXFP4):
-            return None
-        if name.endswith(attention):
-            return _eight_bits(asked)
-        of_expert = ".mixer.experts." in name and name.endswith(".down_proj.weight")
-        if not name.endswith(outputs) and not of_expert:
-            return None
-        layer = layer_of(name)
-        return _eight_bits(asked) if layer is None or _more_bits(layer, layers) else (asked,)
-
-    return types
+    return _table(
+        _count(config, "num_hidden_layers", config.others.get("llm_config")),
+        _Row(r"^(?:vision_model|mlp1|sound_encoder|sound_projection)\.", "nothing"),
+        _Row(r"\.mixer\.(?:gate|conv1d)\.weight\Z", "nothing"),
+        _Row(r"(?:embeddings|lm_head)\.weight\Z", "8"),
+        _Row(r"\.mixer\.[qkvo]_proj\.weight\Z", "8 or asked", _FP4),
+        _Row(_LAYER + outputs, "by layer", _FP4),
+        _Row("^" + outputs, "8 or asked", _FP4),
+    )
 
 
 def _glimmer(config: SourceConfig) -> TypesOf:
     """Glimmer: 8 bits for embedding, attention, at some layers gates and down (glimmer.go)."""
-    layers = _count(config, "num_hidden_layers", config.text_config)
-    attention = tuple(f".self_attn.{part}_proj" for part in "qokv")
-    by_layer = (".self_attn.gate_proj", ".self_attn.output_gate_proj", ".mlp.down_proj")
-
-    def types(name: str, asked: QuantType) -> Types | None:
-        if contains(name, VISION):
-            return KEEP
-        if is_main_embedding(name):
-            return _eight_bits(asked)
-        if asked is asked.eight_bit or not contains(name, (*attention, *by_layer)):
-            return None
-        promoted = contains(name, attention) or _more_bits(layer_of(name), layers)
-        return _eight_bits(asked) if promoted else (asked,)
-
-    return types
+    by_layer = r"\.self_attn\.(?:output_)?gate_proj|\.mlp\.down_proj"
+    return _table(
+        _count(config, "num_hidden_layers", config.text_config),
+        _Row("vision|visual", "nothing"),
+        _Row(_TOKENS, "8 or asked"),
+        _Row(r"\.self_attn\.[qokv]_proj", "8 or asked", _FOUR_BITS),
+        _Row(by_layer, "by layer", _FOUR_BITS),
+    )
 
 
 def _laguna(config: SourceConfig) -> TypesOf:
@@ -266,18 +265,9 @@ def _laguna(config: SourceConfig) -> TypesOf:
         sensitive = _more_bits(layer_of(name), layers, middle_end=layers // 2 - 4)
         if asked is QuantType.MXFP8:
             return KEEP if shared or sensitive else (asked,)
-        return _eight_bits(asked) if shared and sensitive else (asked,)
+        return (asked.eight_bit, asked) if shared and sensitive else (asked,)
 
     return types
-
-
-def _draft(name: str, asked: QuantType) -> Types | None:
-    """Draft models: the asked type for embedding and head, without promotion (draft.go).
-
-    The quality of a draft only changes how many of its tokens are taken, and it reads its head for
-    each of them.
-    """
-    return (asked,) if is_main_embedding(name) or name.endswith(HEAD) else None
 
 
 _TASKS = ("CausalLM", "ConditionalGeneration")
@@ -304,7 +294,10 @@ _RULES: dict[str, Callable[[SourceConfig], TypesOf]] = {
     "MuseGlimmerForConditionalGeneration": _glimmer,
 }
 
-_NORMALIZED_HEAD = (_kept(HEAD), "is normalised by mlx-lm as it is loaded")
+_NORMALIZED_HEAD = (
+    _table(0, _Row(r"lm_head\.weight\Z", "nothing")),
+    "is normalised by mlx-lm as it is loaded",
+)
 """mlx-lm divides the head of these models by its norms as it loads it.
 
 It would take codes for values, so the head is kept. Source: mlx_lm 0.32.2 models/bailing_moe.py,
@@ -337,10 +330,6 @@ def _normalizes_head(config: SourceConfig) -> bool:
     if config.model_type in ("bailing_moe", "bailing_moe_linear"):
         return config.others.get("norm_head") is True
     return config.model_type == "baichuan_m1"
-
-
-def _eight_bits(asked: QuantType) -> Types:
-    return (asked.eight_bit, asked)
 
 
 def _more_bits(layer: int | None, layers: int, middle_end: int | None = None) -> bool:
