@@ -166,7 +166,6 @@ def _make_all(
 def _made(
     client: Client, tasks: list[Task], retries: int, how: dict[str, Any]
 ) -> Iterator[tuple[Task, list[Descriptor]]]:
-    """Yield each task with its blobs, as they are made."""
     from distributed import as_completed
 
     numbers = [task.number for task in tasks]

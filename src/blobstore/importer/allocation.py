@@ -29,6 +29,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -39,7 +40,7 @@ from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.making import non_finite
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import OutputTensor
-from blobstore.importer.segments import LoadedBytes, Span, needed_for, united
+from blobstore.importer.segments import LoadedBytes, LoadedFile, Span, needed_for, united
 from blobstore.io.workers import Progress, results_of
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
 from blobstore.kernels.scales import ScaleChoice
@@ -60,7 +61,7 @@ class SampleReaders(SourceReaders):
         self._fetcher = fetcher
         self._is_far = is_far
         self._loaded = LoadedBytes(fetcher.fill)
-        super().__init__(self._loaded.open if is_far else SourceFile.open)
+        super().__init__(partial(LoadedFile, loaded=self._loaded) if is_far else SourceFile.open)
 
     @contextmanager
     def having(self, source: SourceWeight, starts: Iterable[int], count: int) -> Iterator[None]:

@@ -80,7 +80,6 @@ class BatchModel(Document):
 
     @property
     def key(self) -> str:
-        """A hash of all of it, and of the version of plans."""
         document = {
             "plan": VERSION,
             "source": self.source,

@@ -118,7 +118,6 @@ class RunMaker:
         )
 
     def _global_scale(self, output: OutputTensor) -> np.float32:
-        """Return a tensor's global scale: the source's, or one found by reading all weights."""
         if output.copies_codes:
             return self._readers.global_scale(output.sources[0])
         with self._locks[output.name]:

@@ -34,7 +34,7 @@ from blobstore.formats.tokenizer import TEMPLATE_DOCUMENTS
 from blobstore.importer.options import Experts, ImportOptions, Profile
 from blobstore.importer.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.roles import needs_stacked_experts, stacked_group_of
-from blobstore.io.ranges import FileIdentity, Identity
+from blobstore.io.ranges import FileIdentity
 from blobstore.source.files import INDEX_NAME, NOT_ITS_OWN, KeptFile
 from blobstore.source.inventory import Inventory, quant_type_of
 from blobstore.source.weights import Form, SourceWeight
@@ -59,7 +59,7 @@ def storable(inventory: Inventory, profile: Profile, *, has_draft: bool) -> Inve
     """Return the checkpoint without the files that the profile, or a draft model, excludes."""
 
     def reason(file: KeptFile) -> str | None:
-        if not profile.own_document:
+        if profile.is_ollama:
             return _INDEX if file.name == INDEX_NAME else _PROFILE
         return _TAKEN if has_draft and file.name.startswith(DRAFT_FOLDER) else None
 
@@ -99,16 +99,15 @@ def _recorded(inventory: Inventory) -> list[RecordedFile]:
         RecordedFile(
             name=file.name,
             size=file.size,
-            version=_version(file.identity),
+            # The version in the identity of a file on a server, which ends with its size.
+            version=None
+            if isinstance(file.identity, FileIdentity)
+            else file.identity.key.rpartition(" ")[0],
             metadata=file.metadata,
             tensors=list(file.tensor_names),
         )
         for file in inventory.files
     ]
-
-
-def _version(identity: Identity) -> str | None:
-    return None if isinstance(identity, FileIdentity) else identity.key.rpartition(" ")[0]
 
 
 def coverage_of(

@@ -43,19 +43,15 @@ class Profile:
     """A preset of independent options (docs/design.md, "Glossary").
 
     ``group_sizes`` are those of int4 and int8. ``aligned_to``: what must divide a row besides its
-    groups. ``unstated_group_sizes``: producers whose weights' group size is not in the metadata.
-    ``knows_layouts``: the model's architecture says what tensors are and how they lie, too, and not
-    Ollama's tests of names alone.
+    groups. ``is_ollama``: Ollama's tests of names alone say what tensors are, and not their
+    architecture, too; data are not aligned to pages; no document of our own is written.
     """
 
     name: str
     group_sizes: dict[QuantType, int]
     aligned_to: dict[QuantType, int]
     experts: Experts
-    page_aligned: bool
-    own_document: bool
-    unstated_group_sizes: frozenset[str]
-    knows_layouts: bool
+    is_ollama: bool
 
 
 PROFILES = {
@@ -66,10 +62,7 @@ PROFILES = {
             group_sizes={QuantType.INT4: 32, QuantType.INT8: 64},
             aligned_to={},
             experts=Experts.PACKED,
-            page_aligned=True,
-            own_document=True,
-            unstated_group_sizes=frozenset(),
-            knows_layouts=True,
+            is_ollama=False,
         ),
         Profile(
             name="ollama",
@@ -77,11 +70,7 @@ PROFILES = {
             # Ollama quantizes int4 and int8 only when 64 divides the rows, whatever the group.
             aligned_to={QuantType.INT4: 64, QuantType.INT8: 64},
             experts=Experts.STACKED,
-            page_aligned=False,
-            own_document=False,
-            # x/create/prequant.go `prequantPatterns`: only compressed-tensors' row has a default.
-            unstated_group_sizes=frozenset({"ModelOpt NVFP4"}),
-            knows_layouts=False,
+            is_ollama=True,
         ),
     )
 }
@@ -164,20 +153,15 @@ class ImportOptions:
 
         Raises: KeyError, TypeError, ValueError, AttributeError, BlobStoreError for invalid ones.
         """
-        if {type(record["global_scale"]), type(record["requantize"])} != {bool}:
-            raise TypeError("global_scale and requantize are not true or false")
-        if not (record["method"] and record["profile"]) or record["quant"] == "none":
-            raise ValueError("a method, a profile or a type that no import records")
-        if record["quant"] is not None and record["group_size"] is None:
-            raise ValueError("a type without its group size")
         groups = {QuantType.parse(name): size for name, size in record["groups"].items()}
         for quant_type, size in groups.items():
             Quantization(quant_type, size)  # which raises when the type has no such groups
         rules = tuple(map(Rule.parse, record["rules"]))
         experts = _experts(record["experts"])
         options = replace(cls._of(record), groups=groups, rules=rules, experts=experts)
-        if options.quant_type is not None:
-            options.quantization(options.quant_type)
+        for key, value in options.record.items():
+            if record[key] != value and key != "importance":
+                raise ValueError(f"{key} is not what an import records")
         return options
 
     @property
@@ -266,7 +250,7 @@ class ImportOptions:
     def header_alignment(self, data_size: int) -> int:
         if self.alignment is not None:
             return self.alignment
-        is_large = self.profile.page_aligned and data_size >= _PAGE_ALIGNED_FROM
+        is_large = not self.profile.is_ollama and data_size >= _PAGE_ALIGNED_FROM
         return PAGE if is_large else _DEFAULT_ALIGNMENT
 
 

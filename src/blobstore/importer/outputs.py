@@ -113,9 +113,8 @@ class OutputTensor:
 
     def laid_out(self, inputs_first: Container[str]) -> OutputTensor:
         """Return the tensor as it is quantized: transposed if its name is in ``inputs_first``."""
-        return self.as_transposed() if self.name in inputs_first else self
-
-    def as_transposed(self) -> OutputTensor:
+        if self.name not in inputs_first:
+            return self
         *lead, rows, cols = self.shape
         sources = tuple(source.as_transposed() for source in self.sources)
         return replace(self, sources=sources, shape=(*lead, cols, rows))
@@ -187,7 +186,9 @@ def _described(tensor: OutputTensor, options: ImportOptions) -> tuple[tuple[str,
     if tensor.quantization is None:
         return ()
     kind = ("quant_type", tensor.quantization.quant_type.value)
-    if tensor.copies_codes and tensor.sources[0].producer in options.profile.unstated_group_sizes:
+    # x/create/prequant.go `prequantPatterns`: only compressed-tensors' row has a default.
+    is_unstated = options.profile.is_ollama and tensor.sources[0].producer == "ModelOpt NVFP4"
+    if tensor.copies_codes and is_unstated:
         return (kind,)
     return (kind, ("group_size", str(tensor.quantization.group_size)))
 

@@ -289,7 +289,7 @@ def make_plan(
         *_files(inventory),
         *(
             [PlannedFile(OWN_DOCUMENT, own_document(inventory, options, draft, coverage))]
-            if options.profile.own_document
+            if not options.profile.is_ollama
             else []
         ),
         *draft_blobs,
@@ -574,13 +574,13 @@ def _files(inventory: Inventory, folder: str = "") -> Iterator[PlannedFile | Pla
 
 
 def _check_documents(inventory: Inventory, options: ImportOptions) -> None:
-    if options.profile.own_document and OWN_DOCUMENT in inventory.documents:
+    if not options.profile.is_ollama and OWN_DOCUMENT in inventory.documents:
         raise UnsupportedSourceError(
             f"{inventory.path} contains a file named {OWN_DOCUMENT}, the name of our own record",
             path=inventory.path,
             hint="Rename the file, or move it away.",
         )
-    if not options.profile.own_document and CONFIG_NAME not in inventory.documents:
+    if options.profile.is_ollama and CONFIG_NAME not in inventory.documents:
         raise UnsupportedSourceError(
             f"{inventory.path} has no config.json", hint='Only profile="default" can do without.'
         )

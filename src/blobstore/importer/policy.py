@@ -321,7 +321,7 @@ def policy_for(
     if config is not None:
         if (make_rule := _RULES.get(config.architecture)) is not None:
             rules.append((make_rule(config), _BY_ARCHITECTURE))
-        if options.profile.knows_layouts and _normalizes_head(config):
+        if not options.profile.is_ollama and _normalizes_head(config):
             rules.append(_NORMALIZED_HEAD)
     return Policy(asked, options, roles_for(config, options.profile), rules)
 

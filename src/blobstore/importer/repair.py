@@ -78,7 +78,6 @@ class _Given:
         )
 
     def plan(self, options: ImportOptions) -> ImportPlan:
-        """Return the plan with these options; importance weighs a search only."""
         importance = self.importance if options.method == "search" else None
         options = replace(options, importance=importance, modelfile=self.modelfile)
         return make_plan(self.inventory, options, self.draft)
@@ -369,7 +368,7 @@ def _made_again(
         only, memory = replace(plan, layers=tuple(chosen)), usual_memory(jobs)
         made += write_blobs(
             only, session, jobs, memory, begun_progress, verify_reuse=True, checks_source=False
-        ).blobs
+        )[0]
     right = [blob for blob in made if blob.digest in damaged]
     found = {blob.digest for blob in right}
     return right, {

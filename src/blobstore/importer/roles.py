@@ -194,7 +194,7 @@ _WIDTHS = ("hidden_size", "n_embd", "d_model")
 
 def roles_for(config: SourceConfig | None, profile: Profile) -> Roles:
     """Return the roles of a checkpoint's tensors in that profile."""
-    return ModelRoles.of(config) if profile.knows_layouts else Roles()
+    return Roles() if profile.is_ollama else ModelRoles.of(config)
 
 
 def _numbers(config: SourceConfig | None, keys: tuple[str, ...]) -> frozenset[int]:
@@ -271,11 +271,7 @@ def inputs_first(
     None of them when a shape shows that this checkpoint has them the other way round, or in a
     profile that does not care.
     """
-    if (
-        config is None
-        or not profile.knows_layouts
-        or (row := _ROWS.get(config.model_type or "")) is None
-    ):
+    if config is None or profile.is_ollama or (row := _ROWS.get(config.model_type or "")) is None:
         return frozenset()
     found = {
         weight.name: weight.shape

@@ -317,7 +317,7 @@ def make_blobs(
                 f"{store.address} does not remember what was made",
                 hint="Work in a store in a folder, or in a bucket.",
             )
-        written = write_blobs(
+        blobs_made, _ = write_blobs(
             replace(plan, layers=tuple(blobs)),
             session,
             jobs,
@@ -327,7 +327,7 @@ def make_blobs(
             fetch=fetch,
         )
         session.keep()
-    return [blob.digest for blob in written.blobs]
+    return [blob.digest for blob in blobs_made]
 
 
 def run_plan(
@@ -375,13 +375,12 @@ def publish_plan(
     name = store.target(name)
     before = id_of(store, name)
     with store.session() as session:
-        written = make(session)
-        manifest = _manifest(plan, _with_files(plan, written.blobs, session), session)
+        tensors, recalled = make(session)
+        manifest = _manifest(plan, _with_files(plan, tensors, session), session)
         # Another import may have made a model of the name meanwhile.
         name = store.manifests.spelled(name)
         created = session.publish(name, manifest)
-    recalled = written.recalled
-    del session, written  # they know as much of every blob as the manifest
+    del session, tensors  # they know as much of every blob as the manifest
     sizes = {blob.digest: blob.size for blob in manifest.descriptors}
     return ImportResult(
         name=name,

@@ -41,6 +41,7 @@ from blobstore.importer.outputs import PlannedBlob
 from blobstore.importer.segments import (
     WAIT_S,
     LoadedBytes,
+    LoadedFile,
     LoadedSegment,
     Parts,
     Prefetch,
@@ -421,7 +422,7 @@ class FarWork:
         self._declared = declared
         self._stage = stage
         self._loaded = LoadedBytes(_not_loaded)
-        self.readers = SourceReaders(self._loaded.open)
+        self.readers = SourceReaders(partial(LoadedFile, loaded=self._loaded))
         self._opens: dict[int, list[int]] = defaultdict(list)
         for number, blob in blobs.items():
             self._opens[self._first(blob)].append(number)
@@ -431,7 +432,6 @@ class FarWork:
         """Where the runs of each blob end that follow each other, of those yielded so far."""
 
     def _first(self, blob: PlannedBlob) -> int:
-        """Return the first segment that a blob has bytes of; -1 if it has none."""
         parts = (part for source in blob.sources for part in source.parts.values())
         found = (self._segments.numbers(whole(part)) for part in parts)
         return min((numbers[0] for numbers in found if numbers), default=-1)

@@ -304,9 +304,6 @@ class LoadedBytes:
                     return data[offset - begin :]  # type: ignore[no-any-return]
         return None
 
-    def open(self, file: SourceFile) -> LoadedFile:
-        return LoadedFile(file, self)
-
 
 class LoadedFile(SourceReader):
     """A file of which the thread's loaded bytes are read. It was checked when they came."""

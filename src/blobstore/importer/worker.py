@@ -534,7 +534,7 @@ def commit_shared(
             ]
             what = "have lost or damaged blobs" if verify else "have lost blobs"
             raise _unfinished(shared, numbers, what)
-        return WrittenBlobs([blobs[blob.name] for blob in plan.blobs], len(blobs))
+        return [blobs[blob.name] for blob in plan.blobs], len(blobs)
 
     return publish_plan(plan, full, store, find)
 

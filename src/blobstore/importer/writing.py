@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from blobstore import hashing
 from blobstore.errors import (
@@ -53,12 +53,8 @@ _ARITHMETIC = 1
 """Goes up when the same weights are quantized to other bytes than before."""
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenBlobs:
-    """The tensor blobs of a plan, in its order; and how many earlier imports had made."""
-
-    blobs: list[Finished]
-    recalled: int
+WrittenBlobs: TypeAlias = tuple[list[Finished], int]
+"""The tensor blobs of a plan, in its order; and how many earlier imports had made."""
 
 
 def recall(
@@ -229,9 +225,10 @@ def write_blobs(
             session.keep()
         raise
     finally:
-        making.close()
+        for writer in list(making.writers.values()):
+            writer.close()
     finished |= making.finished
-    return WrittenBlobs([finished[number] for number in range(len(plan.blobs))], recalled)
+    return [finished[number] for number in range(len(plan.blobs))], recalled
 
 
 class _Making:
@@ -252,7 +249,7 @@ class _Making:
         self._declared = declared
         self._progress = progress
         self._stopped = threading.Event()
-        self._writers: dict[int, Writer] = {}
+        self.writers: dict[int, Writer] = {}
 
     def make_local(self, files: Mapping[str, SourceFile], jobs: int, memory: int) -> None:
         allow_open_files(len(files) + 3 * jobs * WINDOW)
@@ -296,7 +293,6 @@ class _Making:
     def _make_all(
         self, works: Iterator[Work], readers: SourceReaders, threads: int, memory: int
     ) -> None:
-        """Make all work with so many threads at most. Raises: as `write_blobs`."""
         sizes = [(blob.size, blob.source_bytes) for blob in self._blobs.values()]
         runs = sum([2 + 2 * max(size, read) // RUN for size, read in sizes if size > SMALL])
         # More threads than runs would have nothing to do. Small blobs are work for one thread:
@@ -331,8 +327,8 @@ class _Making:
         """
         for work in works:
             number = work.runs[0][0]
-            if not work.is_small and number not in self._writers:
-                self._writers[number] = self._writer(number)
+            if not work.is_small and number not in self.writers:
+                self.writers[number] = self._writer(number)
             while (buffer := buffers.take(WAIT_S)) is None:
                 if self._stopped.is_set():
                     return
@@ -341,13 +337,13 @@ class _Making:
     def _writer(self, number: int) -> Writer:
         def finish(blob: Finished) -> None:
             self._finish(number, blob)
-            del self._writers[number]
+            del self.writers[number]
 
         return self._session.writer(self._blobs[number].size, finish, self._stage)
 
     def _make_run(self, work: Work, buffer: Buffer, maker: RunMaker) -> None:
         ((number, run),) = work.runs
-        blob, writer = self._blobs[number], self._writers[number]
+        blob, writer = self._blobs[number], self.writers[number]
         data = buffer.at(run.begin, run.end - run.begin)
         with work.using:
             beside = maker.make(run, data, blob.options)
@@ -378,7 +374,3 @@ class _Making:
     def _finish(self, number: int, blob: Finished) -> None:
         self.finished[number] = blob
         self._declared.finished(number, blob)
-
-    def close(self) -> None:
-        for writer in list(self._writers.values()):
-            writer.close()

@@ -408,7 +408,7 @@ def test_recorded_options_are_read_back(source: Path, options: dict[str, Any]) -
         lambda document: document["options"].update(profile=None),
         lambda document: document["options"].update(profile="x"),
         lambda document: document["options"].update(experts=None),
-        lambda document: document["options"].update(global_scale=1),
+        lambda document: document["options"].update(global_scale="x"),
         lambda document: document["options"].update(importance="sha256:x"),
         lambda document: document["options"].pop("rules"),
     ],
