@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -251,9 +251,10 @@ def _stop_profiler() -> None:
     worker = get_worker()
     profiler = worker.periodic_callbacks.pop("profile", None)
     if profiler is not None:
-        stopped: Future[None] = Future()
-        worker.loop.add_callback(lambda: stopped.set_result(profiler.stop()))
-        stopped.result()
+        stopped = threading.Event()
+        worker.loop.add_callback(profiler.stop)
+        worker.loop.add_callback(stopped.set)  # callbacks run in their order
+        stopped.wait()
 
 
 def _means(asked: int | None) -> tuple[int, int]:

@@ -113,8 +113,9 @@ class OutputTensor:
 
     def laid_out(self, inputs_first: Container[str]) -> OutputTensor:
         """Return the tensor as it is quantized: transposed if its name is in ``inputs_first``."""
-        if self.name not in inputs_first:
-            return self
+        return self.as_transposed() if self.name in inputs_first else self
+
+    def as_transposed(self) -> OutputTensor:
         *lead, rows, cols = self.shape
         sources = tuple(source.as_transposed() for source in self.sources)
         return replace(self, sources=sources, shape=(*lead, cols, rows))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from blobstore.errors import UsageError
 from blobstore.formats.checkpoint import group_of
@@ -66,11 +67,12 @@ class Candidate:
         return min(self.nbytes, key=lambda kind: self.nbytes[kind])
 
     def rules(self, quantization: Quantization | None) -> Iterator[Rule]:
-        kind = quantization and quantization.quant_type
-        size = quantization and quantization.group_size
+        if quantization is None:
+            return (Rule(pattern, None) for pattern in self.patterns)
+        kind, size = quantization.quant_type, quantization.group_size
         return (Rule(pattern, kind, size) for pattern in self.patterns)
 
-    def measured(self, errors: Sequence[Errors]) -> Candidate:
+    def measured(self, errors: Sequence[Mapping[Any, float]]) -> Candidate:
         nbytes = {
             kind: size
             for kind, size in self.nbytes.items()
