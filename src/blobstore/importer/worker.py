@@ -15,9 +15,10 @@ from __future__ import annotations
 import logging
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeVar
@@ -148,13 +149,10 @@ def shard_of(tasks: Sequence[Task], index: int, count: int) -> tuple[Task, ...]:
 
 def check_shard(index: int, count: int) -> None:
     """Raise UsageError unless ``index`` is one of ``count`` shards, counted from 0."""
-    if count < 1:
-        raise UsageError(f"invalid number of shards {count}", hint="There is at least one shard.")
     if not 0 <= index < count:
-        valid = "only shard 0/1" if count == 1 else f"shards 0/{count} to {count - 1}/{count}"
         raise UsageError(
             f"shard {index}/{count} does not exist",
-            hint=f"Shards are counted from 0: there are {valid}.",
+            hint="Shards are counted from 0: the only one is 0/1, those of three are 0/3 to 2/3.",
         )
 
 
@@ -163,19 +161,17 @@ def partition(costs: Sequence[int], count: int) -> list[tuple[int, int]]:
 
     Ranges are empty only if there are fewer costs than ranges.
     """
-    ranges: list[tuple[int, int]] = []
-    end, left = 0, sum(costs)
-    for ranges_left in range(count, 0, -1):
-        begin, total = end, 0
-        share = left / ranges_left
-        while end < len(costs) - (ranges_left - 1) or begin == end < len(costs):
-            if begin < end and ranges_left > 1 and total + costs[end] / 2 > share:
-                break
-            total += costs[end]
-            end += 1
-        ranges.append((begin, end))
-        left -= total
-    return ranges
+    ends = [0, *accumulate(costs)]
+    cuts = [0]
+    for number in range(1, count):
+        share = ends[-1] * number / count
+        cut = bisect_left(ends, share)
+        if share - ends[cut - 1] < ends[cut] - share:
+            cut -= 1
+        least = cuts[-1] + 1
+        most = max(least, len(costs) - (count - number))
+        cuts.append(min(max(cut, least), most, len(costs)))
+    return list(pairwise([*cuts, len(costs)]))
 
 
 _log = logging.getLogger("blobstore.importer.work")
@@ -233,7 +229,7 @@ class SharedPlan:
     def read_receipt(self, task: Task) -> list[Descriptor] | None:
         """Return the blobs in the receipt of a task, or None if it is missing.
 
-        Raises: DocumentError (rule P3) for an invalid one; UsageError for one of another plan;
+        Raises: DocumentError (rule P3) for an invalid one, or one of another plan;
         LimitExceededError; StorageError.
         """
         path = self._receipt(task)
@@ -244,17 +240,10 @@ class SharedPlan:
         what = f"the receipt {path}"
         value: Any = strictjson.parse_object(raw, what, rule=RULE, limit=_LARGEST)
         try:
-            plan = Digest.parse(value["plan"])
             digests = [Digest.parse(one["digest"]) for one in value["blobs"]]
             blobs = described(task, digests)
         except (KeyError, TypeError, ValueError):
-            plan, blobs = self.digest, []
-        if plan != self.digest:
-            raise UsageError(
-                f"{what} is of another plan, {plan}, and this one is {self.digest}",
-                path=str(path),
-                hint=f"If the plan was made anew, remove {self.receipts}.",
-            )
+            blobs = []
         if raw != self._encoded(task, blobs):
             message = f"{what} is not that of task {task.number} (rule {RULE})"
             hint = "blobstore work makes it again."
@@ -272,7 +261,7 @@ class SharedPlan:
     ) -> list[Task]:
         """Return the tasks without a sound receipt, or whose blobs the store does not have.
 
-        Raises: UsageError for receipts of another plan; StorageError.
+        Raises: StorageError.
         """
         unfinished = []
         for task in tasks:
@@ -392,8 +381,8 @@ def work_on_plan(
     the source is now. ``jobs``, ``memory``: as `import_model`. ``verify_reuse``: hash blobs that
     are there before they count as done.
 
-    Raises: as `read_plan` and `import_model`; UsageError for receipts of another plan, or a store
-    that does not remember what was made.
+    Raises: as `read_plan` and `import_model`; UsageError for a store that does not remember what
+    was made.
     """
     started = time.monotonic()
     shared = SharedPlan.read(path, source=source, open_source=open_source)

@@ -49,7 +49,7 @@ def test_two_workers_import_all_models(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shard", "says"),
-    [((3, 3), "shard 3/3 does not exist"), ((0, 0), "invalid number of shards 0")],
+    [((3, 3), "shard 3/3 does not exist"), ((0, 0), "shard 0/0 does not exist")],
 )
 def test_a_shard_that_does_not_exist(
     shard: tuple[int, int], says: str, source: Path, tmp_path: Path
