@@ -20,5 +20,6 @@ def chunks_of(nbytes: int) -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, "CHUNK", nbytes))
         for module in (making, schedule, writing):
             stack.enter_context(mock.patch.object(module, "RUN", nbytes))
-        stack.enter_context(mock.patch.object(schedule, "_SMALL", min(nbytes, 2**16)))
+        for module in (schedule, writing):
+            stack.enter_context(mock.patch.object(module, "SMALL", min(nbytes, 2**16)))
         yield

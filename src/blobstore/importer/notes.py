@@ -209,23 +209,13 @@ _LARGE = 0.05
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)", re.ASCII)
 
 
-def plan_notes(
-    blobs: Sequence[PlannedBlob],
-    options: ImportOptions,
-    config: SourceConfig | None,
-    asked: Experts | None,
-) -> Iterator[str]:
-    """Yield the notes of a plan. ``asked``: the form of experts that the user asked for, if any."""
-    yield from _experts_note(blobs, options, config, asked)
-    yield from _size_note(blobs, options)
-
-
-def _experts_note(
+def experts_note(
     blobs: Iterable[PlannedBlob],
     options: ImportOptions,
     config: SourceConfig | None,
     asked: Experts | None,
 ) -> Iterator[str]:
+    """Yield a note about the form of experts that was ``asked`` for, or that Ollama needs."""
     if config is None or not needs_stacked_experts(config):
         return
     if not any(stacked_group_of(source.name) for blob in blobs for source in blob.sources):
@@ -242,7 +232,7 @@ def _experts_note(
         )
 
 
-def _size_note(blobs: Sequence[PlannedBlob], options: ImportOptions) -> Iterator[str]:
+def size_note(blobs: Sequence[PlannedBlob], options: ImportOptions) -> Iterator[str]:
     """Yield why the blobs take far more bits a weight than the asked type does.
 
     Nothing where they do not.

@@ -29,8 +29,9 @@ from blobstore.formats.safetensors.header import Header
 from blobstore.importer.notes import (
     coverage_of,
     describe_model,
+    experts_note,
     own_document,
-    plan_notes,
+    size_note,
     storable,
 )
 from blobstore.importer.options import Experts, ImportOptions
@@ -303,7 +304,10 @@ def make_plan(
             path=inventory.path,
         )
     inventories = (inventory,) if draft is None else (inventory, draft)
-    notes = tuple(plan_notes(blobs, options, inventory.config, asked))
+    notes = (
+        *experts_note(blobs, options, inventory.config, asked),
+        *size_note(blobs, options),
+    )
     config = describe_model(inventory, weights, options, draft)
     return ImportPlan(inventories, options, layers, config, coverage, notes=notes)
 

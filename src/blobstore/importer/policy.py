@@ -28,11 +28,11 @@ from blobstore.importer.roles import (
     MIN_ELEMENTS,
     SENSITIVE,
     STACK,
+    ModelRoles,
     Roles,
     contains,
     is_main_embedding,
     layer_of,
-    roles_for,
 )
 
 Types = tuple[QuantType, ...]
@@ -323,7 +323,8 @@ def policy_for(
             rules.append((make_rule(config), _BY_ARCHITECTURE))
         if not options.profile.is_ollama and _normalizes_head(config):
             rules.append(_NORMALIZED_HEAD)
-    return Policy(asked, options, roles_for(config, options.profile), rules)
+    roles = Roles() if options.profile.is_ollama else ModelRoles.of(config)
+    return Policy(asked, options, roles, rules)
 
 
 def _normalizes_head(config: SourceConfig) -> bool:

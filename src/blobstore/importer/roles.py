@@ -192,11 +192,6 @@ _TABLE_SIZES = ("vocab_size", "max_position_embeddings", "n_positions", "n_ctx")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")
 
 
-def roles_for(config: SourceConfig | None, profile: Profile) -> Roles:
-    """Return the roles of a checkpoint's tensors in that profile."""
-    return Roles() if profile.is_ollama else ModelRoles.of(config)
-
-
 def _numbers(config: SourceConfig | None, keys: tuple[str, ...]) -> frozenset[int]:
     """Return the numbers above 1 of those keys, in config.json and the configs in it about text.
 
