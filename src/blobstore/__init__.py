@@ -64,12 +64,12 @@ if TYPE_CHECKING:
     from blobstore.store.local.store import Store as Store, open_store as open_store
     from blobstore.store.memory import MemoryStore as MemoryStore
     from blobstore.store.packing import pack as pack, unpack as unpack
-    from blobstore.store.registry.push_pull import (
+    from blobstore.store.registry.store import (
         RegistryAccess as RegistryAccess,
+        RegistryStore as RegistryStore,
         pull as pull,
         push as push,
     )
-    from blobstore.store.registry.store import RegistryStore as RegistryStore
     from blobstore.store.signing.key_pairs import PrivateKey as PrivateKey, PublicKey as PublicKey
     from blobstore.store.signing.signed_models import (
         SignaturePolicy as SignaturePolicy,
@@ -96,7 +96,7 @@ _HOME = {
     "PrivateKey": "store.signing.key_pairs",
     "PublicKey": "store.signing.key_pairs",
     "QuantizedArray": "kernels.arrays",
-    "RegistryAccess": "store.registry.push_pull",
+    "RegistryAccess": "store.registry.store",
     "RegistryStore": "store.registry.store",
     "SignaturePolicy": "store.signing.signed_models",
     "Store": "store.local.store",
@@ -123,8 +123,8 @@ _HOME = {
     "pack": "store.packing",
     "plan_import": "importer.run",
     "prune": "store.care.prune",
-    "pull": "store.registry.push_pull",
-    "push": "store.registry.push_pull",
+    "pull": "store.registry.store",
+    "push": "store.registry.store",
     "quantize": "kernels.quantize",
     "read_header": "inspection.inspect",
     "read_metadata": "inspection.metadata",

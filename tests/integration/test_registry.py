@@ -39,8 +39,7 @@ from blobstore.io.http.client import HttpClient
 from blobstore.store.local.store import Store
 from blobstore.store.ports import How
 from blobstore.store.registry.logins import Login, Secret
-from blobstore.store.registry.push_pull import RegistryAccess, pull, push
-from blobstore.store.registry.store import RegistryStore
+from blobstore.store.registry.store import RegistryAccess, RegistryStore, pull, push
 
 pytestmark = pytest.mark.lab
 SIZES = (100, 3000, 3001, 20_000, 1_500_000, 2_500_000)

@@ -70,7 +70,6 @@ class Budget:
 
     @classmethod
     def of_stored(cls, name: str) -> Budget:
-        """Return the budget of a stored model."""
         return cls(name, text=MAX_STORED_TEXT)
 
     def take_text(self, nbytes: int, what: str) -> None:
@@ -131,7 +130,6 @@ class Budget:
         return left
 
     def _beyond(self, kind: str, amount: int) -> int | None:
-        """Count an amount; if that exceeds the limit, return the total instead."""
         with self._lock:
             total = self._used[kind] + amount
             if total > self._limits[kind]:
@@ -184,16 +182,13 @@ class Cancellation:
         self._sockets: set[socket.socket] = set()
 
     def check(self, address: object) -> None:
-        """Raise RemoteError if the job was cancelled."""
         if self._event.is_set():
             raise RemoteError(f"{address}: cancelled", path=str(address))
 
     def sleep(self, seconds: float) -> None:
-        """Wait so long, or until the job is cancelled."""
         self._event.wait(seconds)
 
     def add(self, connection: socket.socket) -> None:
-        """Remember a connection that a request of the job waits for."""
         self._sockets.add(connection)
 
     def discard(self, connection: socket.socket) -> None:
@@ -239,7 +234,6 @@ class RequestLimits:
 
     @property
     def left(self) -> int:
-        """Bytes that may still be taken."""
         return self._total - self.taken
 
     def extend(self, total: int) -> None:
@@ -247,7 +241,6 @@ class RequestLimits:
         self._total = max(self._total, total)
 
     def restart(self, total: int) -> None:
-        """Allow ``total`` bytes from now on, with a new clock."""
         self._total = total
         self.taken = 0
         self._start = None

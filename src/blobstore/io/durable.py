@@ -14,7 +14,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -86,11 +86,7 @@ def is_remote(folder: Path) -> bool:
     Linux sends an flock on NFS to the server, unless it is mounted with local locks; SMB and others
     differ (flock(2), nfs(5) "local_lock"). Other systems than Linux don't say it: returns False.
     """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return _file_system(fd) in _REMOTE
-    finally:
-        close_quietly(fd)
+    return _is_on(folder, _REMOTE)
 
 
 def may_be_shared(folder: Path) -> bool:
@@ -98,9 +94,13 @@ def may_be_shared(folder: Path) -> bool:
 
     Raises: OSError.
     """
+    return _is_on(folder, _SHARED)
+
+
+def _is_on(folder: Path, kinds: Collection[int]) -> bool:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return _file_system(fd) in _SHARED
+        return _file_system(fd) in kinds
     finally:
         close_quietly(fd)
 

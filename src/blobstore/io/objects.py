@@ -282,7 +282,6 @@ def _of_server(text: str, operation: str, place: str, status: int | None) -> Rem
 
 
 def _code(text: str, status: int | None = None) -> str:
-    """Return the service's code or reason, for the end of a message."""
     code, reason = _CODE.search(text), _REASON.search(text)
     said = code[1] if code is not None else reason[1].strip() if reason is not None else None
     parts = [f"the server answers {status}"] if status is not None else []
@@ -307,7 +306,6 @@ class Bucket:
         self._prefix = f"{prefix}/" if prefix else ""
 
     def above(self) -> tuple[Bucket, str] | None:
-        """Return the folder of this prefix, and its name there; None for a whole bucket."""
         above, _, name = self._prefix.rstrip("/").rpartition("/")
         if not name:
             return None
@@ -453,7 +451,6 @@ class Bucket:
         raise failure
 
     def _found(self, key: str, limit: int) -> tuple[bytes, ObjectVersion] | None:
-        """Return an object's bytes and version, None if it is missing; no bytes of a larger one."""
         try:
             return self.get(key, limit=limit)
         except NotFoundError:
@@ -576,13 +573,11 @@ class ObjectReader(SourceReader):
         self.identity = identity  # type: ignore[assignment]  # None of a blob: it never changes
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` by one request."""
         self._check(offset, len(buffer))
         if buffer:
             self._bucket.get_into(self._key, offset, buffer, self._version)
 
     def pieces(self, buffer: memoryview, begin: int = 0) -> Iterator[memoryview]:
-        """See `OpenReader`: one request, unless the connection breaks."""
         with closing(self._bucket.stream(self._key, begin, self.size, self._version)) as chunks:
             yield from in_buffer(chunks, buffer)
 

@@ -91,7 +91,6 @@ class OpenReader:
         return bytes(data)
 
     def _check(self, offset: int, length: int) -> None:
-        """Raise ShortReadError for bytes beyond the end."""
         if offset + length > self.size:
             raise self._short(offset, length)
 
@@ -181,7 +180,6 @@ class BytesReader(OpenReader):
         self.size = len(self._data)
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
-        """See `OpenReader`."""
         self._check(offset, len(buffer))
         buffer[:] = self._data[offset : offset + len(buffer)]
 
@@ -207,7 +205,6 @@ class JoinedReader(OpenReader):
         self._current: tuple[int, OpenReader] | None = None
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
-        """See `OpenReader`. Raises: as the parts."""
         self._check(offset, len(buffer))
         while len(buffer):
             number = bisect_right(self._begins, offset) - 1  # the last: those before it are empty
@@ -224,7 +221,6 @@ class JoinedReader(OpenReader):
         return self._current[1]
 
     def close(self) -> None:
-        """Close the part that is open; a second call does nothing."""
         current, self._current = self._current, None
         if current is not None:
             current[1].close()
@@ -261,12 +257,10 @@ class FileIdentity:
 
     @property
     def key(self) -> str:
-        """The identity as a text."""
         return " ".join(map(str, self._key + self._rest))
 
     @property
     def mtime_ns(self) -> int:
-        """Time of the last write, which a copy may keep."""
         return self._key[3]
 
     def __eq__(self, other: object) -> bool:
@@ -305,11 +299,9 @@ class FileReader(SourceReader):
         self.identity = FileIdentity(status)
 
     def fileno(self) -> int:
-        """Return the open file descriptor; it stays ours."""
         return self._fd
 
     def status(self) -> os.stat_result:
-        """Return the open file's status as it is now. Raises: StorageError."""
         try:
             return os.fstat(self._fd)
         except OSError as error:
@@ -330,7 +322,6 @@ class FileReader(SourceReader):
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` from ``offset``; interrupted and partial reads go on."""
         wanted = len(buffer)
         filled = 0
         while filled < wanted:
@@ -343,7 +334,6 @@ class FileReader(SourceReader):
             filled += count
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``offset``."""
         self._check(offset, length)
         try:  # not by `readinto`: a header may have 100 MB, and would be held twice
             data = os.pread(self._fd, length, offset)
@@ -384,7 +374,6 @@ class FileReader(SourceReader):
             raise CorruptDataError(f"{self.name} was replaced while it was read", path=self.name)
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             close_quietly(fd)
@@ -462,7 +451,6 @@ class MappedFile:
 
     @property
     def in_memory(self) -> bool:
-        """True if the bytes were read instead of being mapped."""
         return self._data is None
 
     def view(self, begin: int = 0, end: int | None = None) -> memoryview:

@@ -158,11 +158,9 @@ class Reply:
         return values[0] if values else None
 
     def values(self, name: str) -> list[str]:
-        """Return the values of a field that may be there several times, in their order."""
         return [value.strip(" \t") for value in self._response.headers.get_all(name, [])]
 
     def next_page(self) -> str | None:
-        """Return the reference to the next page of a list (RFC 8288: ``rel="next"``), or None."""
         following = _NEXT.search(self.field("link") or "")
         return following[1] if following is not None else None
 
@@ -229,7 +227,6 @@ class Reply:
         kept.give_back(self.address, self._connection, keep=is_whole)
 
     def refuse(self, what: str) -> RemoteError:
-        """Return the error of a reply that breaks rule R1."""
         return RemoteError(
             f"{self.address} {what} (rule R1)",
             rule="R1",
@@ -427,7 +424,6 @@ class HttpClient:
                 self.connections = connections
 
     def close(self) -> None:
-        """Close the connections that are kept."""
         self._kept.close()
 
     def __enter__(self) -> Self:
@@ -439,7 +435,6 @@ class HttpClient:
     def _answered(
         self, request: Request, target: RequestTarget, limits: RequestLimits
     ) -> tuple[Reply, RequestTarget]:
-        """Return the reply to one attempt, if its status is accepted, and where redirects led."""
         try:
             reply, at = self._followed(request, target, limits)
             if reply.status not in request.accept:

@@ -91,7 +91,6 @@ class _Received(io.RawIOBase):
         return count
 
     def wait_at_most(self) -> None:
-        """Let the next call of the socket wait as long as the request allows."""
         seconds = 0.0
         if self.request is not None:
             address, limits = self.request
@@ -99,7 +98,6 @@ class _Received(io.RawIOBase):
         self.socket.settimeout(seconds)
 
     def close(self) -> None:
-        """Close the connection; a second call does nothing."""
         super().close()
         self.socket.close()
 
@@ -152,14 +150,12 @@ class Connection(io.BufferedReader):
                 return response
 
     def sendall(self, data: bytes) -> None:
-        """Send bytes, for `http.client`."""
         left = memoryview(data)
         while left:
             self.received.wait_at_most()
             left = left[self.received.socket.send(left) :]
 
     def makefile(self, _mode: str) -> Self:
-        """Return what the server sends, for `http.client`."""
         return self
 
     def readline(self, size: int | None = -1, /) -> bytes:
@@ -175,7 +171,6 @@ class Connection(io.BufferedReader):
         """Do nothing: `http.client` calls it at the end of a reply."""
 
     def finish(self) -> None:
-        """End the request, before the connection is kept."""
         if self.received.request is not None:
             self.received.request[1].cancellation.discard(self.received.socket)
         self.received.request = None
@@ -194,7 +189,6 @@ class Connection(io.BufferedReader):
         return False
 
     def disconnect(self) -> None:
-        """Close the socket; a second call does nothing."""
         self.finish()
         self.received.close()
 
@@ -232,7 +226,6 @@ class Connections:
         return connection
 
     def give_back(self, address: WebAddress, connection: Connection, *, keep: bool) -> None:
-        """Keep a connection for the next request to the same origin, or close it."""
         if keep:
             connection.finish()
             if sum(map(len, list(self._idle.values()))) >= _MOST_IDLE:
@@ -242,7 +235,6 @@ class Connections:
             connection.disconnect()
 
     def close(self) -> None:
-        """Close all that are kept."""
         for connections in list(self._idle.values()):
             with suppress(IndexError):  # it is empty, perhaps by another thread
                 while True:
@@ -260,7 +252,6 @@ class Connections:
             connection.disconnect()
 
     def _connected(self, target: RequestTarget, limits: RequestLimits) -> Connection:
-        """Connect to the first of the allowed addresses of a host that answers."""
         address = target.address
         failure: Exception = OSError("it has no address")
         context = _tls_context(self._ca_file) if address.scheme == "https" else None
@@ -353,7 +344,6 @@ def remote_errors(
 
 
 def _unreachable(address: WebAddress, error: OSError | UnicodeError) -> RemoteError:
-    """Return our error for a connection that failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return RemoteError(
             f"{address}: its certificate is not trusted: {error.verify_message}",

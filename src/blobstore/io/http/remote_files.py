@@ -204,7 +204,6 @@ class RemoteFile(SourceReader):
                     return
 
     def _checked(self, reply: Reply, begin: int, end: int) -> int:
-        """Return how many bytes of the range a reply brings. Raises: as `fill`."""
         size = self.size
         if reply.status == _PART:
             stop, size = check_part(reply, begin, end)

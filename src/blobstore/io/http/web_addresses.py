@@ -114,7 +114,6 @@ class WebAddress:
             raise refusal from None
 
     def with_query(self, **fields: str) -> WebAddress:
-        """Return the address with more fields in its query."""
         start = "&" if "?" in self.target else "?"
         return replace(self, target=f"{self.target}{start}{urlencode(fields)}")
 
@@ -125,7 +124,6 @@ class WebAddress:
 
     @property
     def authority(self) -> str:
-        """Host and, unless it is the scheme's own, port: what the Host field says."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -138,7 +136,6 @@ class WebAddress:
         return self.text.partition("?")[0]
 
     def refuse(self, what: str, rule: str = "R2") -> RemoteError:
-        """Return the error of the server at this address: ``what`` it does."""
         return RemoteError(f"{self} {what} (rule {rule})", rule=rule, path=str(self))
 
 
@@ -156,7 +153,6 @@ class RequestTarget:
     from_server: bool = False
 
     def check(self, *, public: bool, link_local: bool) -> None:
-        """Raise RemoteError (rule R2) if a request may not go to such an IP address."""
         if self.public_only and not public:
             raise self.address.refuse(
                 "is in a private network, and a public server redirected to it"
@@ -211,7 +207,6 @@ def is_link_local(address: str) -> bool:
 
 
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return an address, or the IPv4 address that an IPv6 address stands for."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv4Address):
         return ip

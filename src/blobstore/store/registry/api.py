@@ -122,7 +122,6 @@ class RegistryApi:
         self._authorization = Authorization(client, self.root, login, realms=realms)
 
     def address(self, *path: str, query: str = "") -> WebAddress:
-        """Return the address of something below ``/v2/``."""
         target = "/".join(("/v2", *path))
         return replace(self.root, target=f"{target}?{query}" if query else target)
 
@@ -170,7 +169,6 @@ class RegistryApi:
                 self._authorization.challenged(reply, scope)
 
     def at_once(self, blobs: Sequence[Descriptor], do: Callable[[Descriptor], _T]) -> list[_T]:
-        """Return what ``do`` gives for each blob; as many run at once as the client allows."""
         return results_of(blobs, do, self.client.connections, name="registry")
 
 
@@ -198,7 +196,6 @@ def _detail(reply: Reply) -> str:
 
 
 def _hint(reply: Reply) -> str:
-    """Return a hint for an error; "" without one."""
     repository = reply.address.target.partition("?")[0]
     if reply.status in _UNKNOWN and repository != repository.lower():
         return LOWER_CASE

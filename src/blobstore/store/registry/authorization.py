@@ -83,20 +83,17 @@ def _challenges_in(text: str) -> list[Challenge]:
     position = len(text) - len(text.lstrip(" \t,"))
     while position < len(text):
         if found and (match := _PARAMETER.match(text, position)):
-            _add(found[-1], match)
+            name, token, quote = match.group(1, 2, 3)
+            parameters = found[-1].parameters
+            if name.lower() in parameters:
+                raise ChallengeError(f"{name[:40]} appears twice")
+            parameters[name.lower()] = _ESCAPED.sub(r"\1", quote) if token is None else token
         elif match := _SCHEME.match(text, position):
             found.append(Challenge(match[1].lower()))
         else:
             raise ChallengeError(f"invalid at character {position}")
         position = match.end()
     return found
-
-
-def _add(challenge: Challenge, parameter: re.Match[str]) -> None:
-    name, token, text = parameter.group(1, 2, 3)
-    if name.lower() in challenge.parameters:
-        raise ChallengeError(f"{name[:40]} appears twice")
-    challenge.parameters[name.lower()] = _ESCAPED.sub(r"\1", text) if token is None else token
 
 
 RULE = "R3"
@@ -212,7 +209,6 @@ class Scope:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The scopes as requests name them (scope.md)."""
         return (
             f"{self.kind}:{self.repository}:{','.join(self.actions)}",
             *(f"repository:{name}:pull" for name in self.mounted),
@@ -236,11 +232,9 @@ class AccessToken:
 
     @property
     def field(self) -> str:
-        """The Authorization field (RFC 6750 section 2.1)."""
         return f"Bearer {self.secret.reveal()}"
 
     def lasts(self) -> bool:
-        """Return True if it can be used for some seconds more."""
         return time.monotonic() < self.until - _MARGIN_S
 
 
@@ -297,7 +291,6 @@ class TokenServer:
         )
 
     def _refusal(self, status: int, login: Login | None) -> AuthenticationError:
-        """Return the error of a token server that gives no token."""
         server = str(self.realm.address)
         if login is None:
             what = "gives no token without a login"
@@ -434,7 +427,6 @@ class Authorization:
         return False
 
     def _wanted(self, reply: Reply) -> TokenServer | str:
-        """Return the token server, or the field of Basic, that a 401 asks for."""
         try:
             challenges = parse_challenges(reply.values("www-authenticate"))
         except ChallengeError as error:

@@ -63,7 +63,6 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """Return the text, to be sent or kept."""
         return self._text
 
     def __repr__(self) -> str:
@@ -162,7 +161,6 @@ class CredentialHelper:
         return Login(user, Secret(found.secret), str(self))
 
     def keep(self, key: str, login: Login) -> None:
-        """Store a login in the program. Raises: as `get`."""
         kept = {
             "ServerURL": key,
             "Username": _IDENTITY if login.user is None else login.user,
@@ -317,7 +315,6 @@ class Credentials:
         return strictjson.parse_object(raw, str(self.path), rule=RULE)
 
     def _helper(self, content: Mapping[str, Any], host: str) -> CredentialHelper | None:
-        """Return the helper that the file names for a registry, None without one."""
         helpers = self._object(content, "credHelpers")
         keys = [*_keys(helpers, host)]
         place, name = "credsStore", content.get("credsStore")
@@ -331,7 +328,6 @@ class Credentials:
             raise self._error(place, "is not the name of a credential helper") from None
 
     def _without(self, content: Mapping[str, Any], host: str) -> dict[str, Any]:
-        """Return the entries of ``auths`` that are not the registry's."""
         auths = self._object(content, "auths")
         gone = set(_keys(auths, host))
         return {key: entry for key, entry in auths.items() if key not in gone}
@@ -345,7 +341,6 @@ class Credentials:
         return value
 
     def _login(self, key: str, entry: Any) -> Login | None:
-        """Return the login of an entry of ``auths``, None for an empty one."""
         place = f"auths[{key}]"
         if not isinstance(entry, dict):
             raise self._error(place, "is not an object")

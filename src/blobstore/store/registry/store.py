@@ -1,43 +1,59 @@
-"""RegistryStore: the models of one registry as a home.
+"""RegistryStore: the models of one registry as a home; push and pull, transfers from and to it.
 
 A model's name says where it is: ``HOST/NAMESPACE/MODEL:TAG`` is the tag TAG of the repository
-NAMESPACE/MODEL. Pulling is a transfer from here, pushing one to here.
+NAMESPACE/MODEL.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
-from blobstore.errors import BlobStoreError, NotFoundError, RemoteError
+from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, UsageError
 from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.formats.oci import check_is_model
 from blobstore.hashing.stage import HashStage
 from blobstore.io.http.client import HttpClient
 from blobstore.io.ranges import OpenReader
+from blobstore.io.workers import Progress
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import (
     Expected,
     Home,
     How,
+    Readable,
     Removal,
     Session,
+    Share,
     blob_not_found,
     check_blob_size,
     check_expected,
     check_reader_size,
+    id_of,
     other_spelling,
+    replaced_id,
     unique,
     wrong_bytes,
 )
-from blobstore.store.registry.api import RegistryApi, repository_of
-from blobstore.store.registry.blobs import Places, RegistryBlobs, Uploads
-from blobstore.store.registry.logins import AnyLogin
-from blobstore.store.registry.manifests import RegistryManifests, RegistrySignatures
+from blobstore.store.registry.api import Reference, RegistryApi, registry_address, repository_of
+from blobstore.store.registry.logins import AnyLogin, Credentials
+from blobstore.store.registry.repositories import (
+    Places,
+    RegistryBlobs,
+    RegistryManifests,
+    RegistrySignatures,
+    Uploads,
+    check_manifest_size,
+)
+from blobstore.store.signing.signed_models import SignaturePolicy
 from blobstore.store.spool import Spool, SpooledBlob, SpoolWriter
+from blobstore.store.transfer import Transferred, transfer
 
 _log = logging.getLogger("blobstore.store.registry")
 
@@ -66,7 +82,6 @@ class RegistryStore(Home):
         pinned: Mapping[ModelName, Digest] | None = None,
         others: Callable[[Digest], Iterable[str]] = lambda _: (),
     ) -> None:
-        """Raises: UsageError for another address than one of http or https."""
         self.address = address or f"https://{host}"
         self._client = client
         self._api = RegistryApi(client, self.address, login, realms=realms)
@@ -82,7 +97,6 @@ class RegistryStore(Home):
         )
 
     def close(self) -> None:
-        """Close all connections."""
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -143,12 +157,10 @@ class RegistrySession(Session):
         finished: Callable[[Any], None],
         stage: HashStage | None = None,  # noqa: ARG002  # hashed when it is complete
     ) -> SpoolWriter:
-        """See `Session`: through a temporary file, because a registry takes bytes in order."""
         blob = self._spool.reserve(size)
         return SpoolWriter(blob, lambda digest: finished(self._keep(digest, blob)))
 
     def copy(self, reader: OpenReader) -> Descriptor:
-        """See `Session`: through a temporary file, because its digest comes last."""
         blob = self._spool.keep(reader)
         return self._keep(blob.digest(), blob)
 
@@ -213,7 +225,6 @@ class RegistrySession(Session):
         raise blob_not_found(blob.digest)
 
     def _is_there(self, repository: str, blob: Descriptor) -> bool:
-        """Return whether the repository has a blob, perhaps just now from another one."""
         uploads = Uploads(self._api, repository)
         is_there = uploads.size(blob.digest) == blob.size or any(
             self._is_mounted(uploads, blob.digest, source)
@@ -249,5 +260,145 @@ class RegistrySession(Session):
         return Descriptor(media_type="", digest=digest, size=blob.size)
 
     def close(self) -> None:
-        """Remove unpublished blobs of the temporary file."""
         self._spool.close()
+
+
+_CONNECTIONS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryAccess:
+    """How registries are reached, and as whom.
+
+    ``insecure``: also without TLS, where docker would ask for it. ``credentials``: logins (None:
+    none). ``realms``: hosts of token servers to trust beside those of `realm_target`. ``ca_file``:
+    certificates (PEM) to trust beside the system's. ``connections``: requests at once (None: 16).
+    """
+
+    insecure: bool = False
+    credentials: Credentials | None = None
+    realms: Collection[str] = ()
+    ca_file: str | None = None
+    connections: int | None = None
+
+    def open(
+        self, reference: Reference, others: Callable[[Digest], Iterable[str]] = lambda _: ()
+    ) -> RegistryStore:
+        """Return the registry of a reference; ``others`` as for `RegistryStore`.
+
+        The login is found when the registry asks for it, which raises as `Credentials.find`.
+
+        Raises: UsageError if it would be asked without TLS.
+        """
+        name = reference.name
+        address = registry_address(name.host, insecure=self.insecure, scheme=reference.scheme)
+        login = (
+            partial(self.credentials.find, name.host, repository_of(name))
+            if self.credentials is not None
+            else None
+        )
+        return RegistryStore(
+            name.host,
+            HttpClient(connections=self.connections or _CONNECTIONS, ca_file=self.ca_file),
+            address=f"{address.scheme}://{address.authority}",
+            login=login,
+            realms=self.realms,
+            pinned={name: reference.digest} if reference.digest is not None else None,
+            others=others,
+        )
+
+
+def push(
+    name: str | ModelName,
+    store: Readable,
+    *,
+    to: str | None = None,
+    neighbours: Readable | None = None,
+    access: RegistryAccess | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Transferred:
+    """Send a model of ``store`` to a registry: the one in its name, or in ``to``.
+
+    Only blobs that the repository lacks are sent. Those that another repository of the registry has
+    are mounted from there, if a model of ``neighbours`` (None: of ``store``) with these blobs was
+    pushed or pulled there.
+
+    Raises: UsageError for a digest in ``to``; as `transfer` and `RegistryAccess.open`.
+    """
+    reference = Reference.parse(to if to is not None else str(ModelName.of(name)))
+    if reference.digest is not None:
+        raise UsageError(f"a model is pushed to a tag, not to a digest: {to}")
+    known = _repositories(neighbours or store, reference.name.host)
+    with (access or RegistryAccess()).open(
+        reference, lambda digest: known.get(digest, ())
+    ) as registry:
+        pairs = {str(ModelName.of(name)): str(reference.name)}
+        (done,) = transfer(
+            pairs, store, registry, jobs=jobs, progress=progress, check=check_manifest_size
+        )
+    _note(store, done.name, done)
+    return done
+
+
+def pull(
+    reference: str,
+    store: Home,
+    *,
+    name: str | ModelName | None = None,
+    access: RegistryAccess | None = None,
+    policy: SignaturePolicy | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Transferred:
+    """Fetch a model of a registry into ``store``, under its name there or ``name``.
+
+    ``reference``: ``HOST/NAMESPACE/MODEL:TAG``, with Ollama's defaults, and perhaps ``@sha256:…``,
+    the manifest that it must be. ``policy``: what the model must be signed with, under its name
+    there.
+
+    Raises: UnsupportedSourceError for an image, or another artifact that is not a stored model; as
+    `transfer` and `RegistryAccess.open`.
+    """
+    asked = Reference.parse(reference)
+    wanted = str(asked.name if name is None else ModelName.of(name))
+    before = id_of(store, store.target(wanted))
+    with (access or RegistryAccess()).open(asked) as registry:
+        pairs = {str(asked.name): wanted}
+        (done,) = transfer(
+            pairs,
+            registry,
+            store,
+            check=check_is_model,
+            jobs=jobs,
+            progress=progress,
+            policy=policy,
+        )
+    _note(store, done.source, done)
+    return replace(done, replaced=replaced_id(before, done.digest))
+
+
+def _note(store: Readable, there: ModelName, done: Transferred) -> None:
+    if store.shares is not None:
+        store.shares.add(Share(there.host, repository_of(there), done.digest))
+
+
+def _repositories(store: Readable, host: str) -> dict[Digest, list[str]]:
+    """Return the repositories of a registry that should have a blob.
+
+    The models of the store that were pushed or pulled there, under whatever name, have their blobs
+    there.
+    """
+    by_manifest = defaultdict(list)
+    shares = store.shares.read() if store.shares is not None else ()
+    for share in sorted(shares, key=lambda share: share.repository):
+        if share.host == host:
+            by_manifest[share.manifest].append(share.repository)
+    found: dict[Digest, list[str]] = {}
+    for name, raw in store.manifests.texts() if by_manifest else ():
+        repositories = by_manifest.get(Digest.of(raw)) if isinstance(raw, bytes) else None
+        if repositories:
+            with suppress(BlobStoreError):  # a manifest that can't be read is skipped
+                blobs = store.manifests.read(name).descriptors
+                found |= {blob.digest: repositories for blob in blobs}
+    return found

@@ -32,8 +32,8 @@ from blobstore.io.http.client import HttpClient
 from blobstore.names import Digest
 from blobstore.store.local.store import Store
 from blobstore.store.registry.api import RegistryApi
-from blobstore.store.registry.blobs import Uploads
 from blobstore.store.registry.logins import Login, Secret
+from blobstore.store.registry.repositories import Uploads
 
 pytestmark = pytest.mark.lab
 

@@ -24,10 +24,9 @@ from blobstore.io.http.client import HttpClient
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.store import Store
 from blobstore.store.ports import How, Share
-from blobstore.store.registry import manifests
+from blobstore.store.registry import repositories
 from blobstore.store.registry.api import Reference
-from blobstore.store.registry.push_pull import RegistryAccess, pull, push
-from blobstore.store.registry.store import RegistryStore
+from blobstore.store.registry.store import RegistryAccess, RegistryStore, pull, push
 from blobstore.testing.blobs import blobs_of, commit, data_of, descriptor_of, manifest_of
 
 BLOBS = [data_of(size) for size in (10, 5000, 70_000)]
@@ -226,7 +225,7 @@ def test_a_blob_that_may_not_be_mounted_is_sent(
 def test_the_lists_of_all_repositories_have_one_limit(
     registry: SmallRegistry, host: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifests, "_MAX_NAMES", 100_000)
+    monkeypatch.setattr(repositories, "_MAX_NAMES", 100_000)
     for repository in range(40):
         for tag in range(10):
             registry.manifests[f"library/m{repository}", f"{tag}{'x' * 1000}"] = b"{}"

@@ -1,4 +1,15 @@
-"""The manifests of a registry: its tags, and the signatures of its models.
+"""The repositories of a registry: blobs, tags, and the signatures of models.
+
+A registry keeps the blobs of each repository apart. A blob that another repository of the same
+registry has can be mounted from there, without its bytes.
+
+*From there.* The server's bytes count only when their digest is right, which the session that takes
+them checks. So a stream that breaks goes on where it broke, whatever the server says of the file's
+version.
+
+*There* (specification, "Pushing blobs"). A blob is sent in one PUT, and after a failure as a whole
+again, as often as the policy allows. Bytes are hashed as they are sent: the last ones leave only if
+the digest is right.
 
 A tag is the last part of a model's name. The protocol can't compare and set a tag, so `publish`
 compares first and sets then: of two machines that write a name at the same time, the later one
@@ -11,10 +22,16 @@ with a model: another tag, or another machine, may have the same manifest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from typing import Any
+from urllib.parse import urlencode
 
+from blobstore import hashing
 from blobstore.errors import (
     ConflictError,
     DigestMismatchError,
@@ -32,30 +49,251 @@ from blobstore.formats.signatures import (
     tag_of,
 )
 from blobstore.formats.strictjson import check_limit, parse_object
-from blobstore.io.budget import Budget
-from blobstore.io.http.client import Body, Reply, Request
+from blobstore.io.budget import Budget, RequestLimits
+from blobstore.io.http.client import Body, Fields, Reply, Request
+from blobstore.io.http.remote_files import check_part
 from blobstore.io.http.web_addresses import WebAddress
-from blobstore.io.ranges import BytesReader
+from blobstore.io.ranges import BytesReader, OpenReader, in_buffer
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Manifests, ambiguous, unique
+from blobstore.store.ports import (
+    Blobs,
+    Manifests,
+    ambiguous,
+    blob_not_found,
+    check_blob_size,
+    unique,
+    wrong_bytes,
+)
 from blobstore.store.registry.api import (
     ACCEPTED,
     CREATED,
     LOWER_CASE,
     NOT_FOUND,
     OK,
+    PARTIAL,
     RegistryApi,
     repository_of,
 )
 from blobstore.store.registry.authorization import CATALOG, Scope
-from blobstore.store.registry.blobs import BlobReader, Places, Uploads
+
+_PIECE = 2**18
+_DIGEST = "docker-content-digest"
+
+
+class Places:
+    """Which repositories have which blobs, as far as it is known. Safe to share between threads.
+
+    ``others`` gives the repositories that may have a blob besides those that are noted.
+    """
+
+    def __init__(self, others: Callable[[Digest], Iterable[str]] = lambda _: ()) -> None:
+        self._others = others
+        self._known: dict[Digest, dict[str, int]] = {}
+        self._mutex = threading.Lock()
+
+    def note(self, repository: str, blobs: Iterable[Descriptor]) -> None:
+        with self._mutex:
+            for blob in blobs:
+                self._known.setdefault(blob.digest, {})[repository] = blob.size
+
+    def known(self, digest: Digest) -> dict[str, int]:
+        with self._mutex:
+            return dict(self._known.get(digest, {}))
+
+    def candidates(self, digest: Digest, repository: str) -> list[str]:
+        every = dict.fromkeys([*self.known(digest), *self._others(digest)])
+        return [other for other in every if other != repository]
+
+
+class RegistryBlobs(Blobs):
+    """The blobs of a registry, in the repositories that are known to have them. See `Blobs`.
+
+    ``all_named`` gives the blobs that the registry's manifests name.
+    """
+
+    def __init__(
+        self, api: RegistryApi, places: Places, all_named: Callable[[], Iterable[Descriptor]]
+    ) -> None:
+        self._api = api
+        self._places = places
+        self._all_named = all_named
+
+    def open(self, descriptor: Descriptor) -> BlobReader:
+        sizes = self._places.known(descriptor.digest)
+        if not sizes:
+            raise blob_not_found(descriptor.digest, str(self._api.root))
+        fitting = [place for place, size in sizes.items() if size == descriptor.size]
+        if not fitting:
+            check_blob_size(descriptor, next(iter(sizes.values())), str(self._api.root))
+        return BlobReader(self._api, fitting[0], descriptor)
+
+    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+        wanted = unique(descriptors)
+
+        def is_there(blob: Descriptor) -> bool:
+            places = self._places.known(blob.digest)
+            return any(Uploads(self._api, one).size(blob.digest) == blob.size for one in places)
+
+        there = self._api.at_once(wanted, is_there)
+        return [blob for blob, is_known in zip(wanted, there, strict=True) if not is_known]
+
+    def digests(self) -> set[str]:
+        return {blob.digest.hex for blob in self._all_named()}
+
+
+class BlobReader(OpenReader):
+    """A blob of a repository. Safe to share between threads."""
+
+    identity = None
+    is_remote = True
+
+    def __init__(self, api: RegistryApi, repository: str, descriptor: Descriptor) -> None:
+        self._api = api
+        self._scope = Scope(repository)
+        self._address = api.address(repository, "blobs", str(descriptor.digest))
+        self._digest = descriptor.digest
+        self.name = str(self._address)
+        self.size = descriptor.size
+
+    def read(self, offset: int, length: int) -> bytes:
+        self._check(offset, length)
+        return b"".join(self._stream(offset, offset + length))
+
+    def pieces(self, buffer: memoryview, begin: int = 0) -> Iterator[memoryview]:
+        return in_buffer(self._stream(begin, self.size), buffer)
+
+    def _stream(self, begin: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes ``[begin, end)``.
+
+        Raises: NotFoundError; RemoteError, after twice as many attempts without progress as the
+        policy allows.
+        """
+        client = self._api.client
+        policy = client.retry_policy
+        patient = replace(policy, attempts=2 * policy.attempts)  # to begin a blob anew costs more
+        limits = RequestLimits(patient, end - begin)
+
+        def attempt(at: int) -> Iterator[bytes]:
+            return self._attempt(at, end)
+
+        try:
+            yield from client.resumed(attempt, begin, end, limits, self.name)
+        except NotFoundError:
+            raise blob_not_found(self._digest, self.name) from None
+
+    def _attempt(self, begin: int, end: int) -> Iterator[bytes]:
+        fields: Fields = (("Range", f"bytes={begin}-{end - 1}"),)
+        if (begin, end) == (0, self.size):
+            fields = ()
+        request = Request("GET", (OK, PARTIAL), fields, retries=False)
+        with self._api.request(self._address, self._scope, request, self.size) as reply:
+            before, nbytes = self._place(reply, begin, end)
+            for chunk in reply.body(nbytes):
+                wanted = chunk[before : before + end - begin]
+                before = max(0, before - len(chunk))
+                begin += len(wanted)
+                yield wanted
+                if begin == end < self.size:
+                    return
+
+    def _place(self, reply: Reply, begin: int, end: int) -> tuple[int, int]:
+        """Return how many bytes of a reply's body come before ``begin``, and how many it has.
+
+        A server may answer a request for a range with the whole blob (RFC 9110 section 14.2).
+        """
+        if reply.status == PARTIAL:
+            stop, _ = check_part(reply, begin, end)
+            return 0, stop - begin
+        if reply.length not in (None, self.size):
+            raise reply.refuse(f"has {reply.length:,} bytes, and the manifest says {self.size:,}")
+        return begin, self.size
+
+
+class Uploads:
+    """Sends blobs to a repository. Safe to share between threads."""
+
+    def __init__(self, api: RegistryApi, repository: str) -> None:
+        self._api = api
+        self._repository = repository
+        self._scope = Scope(repository, ("pull", "push"))
+
+    def size(self, digest: Digest) -> int | None:
+        """Return the size of a blob of the repository, None if it is missing.
+
+        Raises: RemoteError, also if the registry does not say the size.
+        """
+        address = self._api.address(self._repository, "blobs", str(digest))
+        request = Request("HEAD", (OK, NOT_FOUND))
+        with self._api.request(address, Scope(self._repository), request) as reply:
+            if reply.status == NOT_FOUND:
+                return None
+            if reply.length is None:
+                raise reply.refuse("does not say the size of a blob")
+            return reply.length
+
+    def mount(self, digest: Digest, source: str) -> bool:
+        """Mount a blob of another repository; return False if the registry does not do that.
+
+        It begins an upload instead then, which it forgets after a while.
+        """
+        query = urlencode({"mount": str(digest), "from": source})
+        with self._post(replace(self._scope, mounted=(source,)), query) as reply:
+            return reply.status == CREATED
+
+    def send(self, descriptor: Descriptor, reader: OpenReader) -> None:
+        """Send a blob.
+
+        Raises: DigestMismatchError if the bytes are not those of the digest; as ``reader``;
+        RemoteError.
+        """
+        limits = self._api.client.limits(0, sent=2 * descriptor.size)
+        for attempt in count():
+            with self._post(self._scope) as reply:
+                location = self._api.joined(reply, reply.field("location"))
+            try:
+                self._put(location, descriptor, reader)
+            except (NotFoundError, RemoteError) as error:
+                # The registry may have taken a part of the bytes, or forgotten the upload (404).
+                if isinstance(error, RemoteError) and not error.temporary:
+                    raise
+                self._api.client.pause(attempt, limits, error)
+            else:
+                return
+
+    def _post(self, scope: Scope, query: str = "") -> AbstractContextManager[Reply]:
+        address = self._api.address(self._repository, "blobs", "uploads", "", query=query)
+        return self._api.request(
+            address, scope, Request("POST", (ACCEPTED, CREATED), body=Body.of(b""))
+        )
+
+    def _put(self, location: WebAddress, descriptor: Descriptor, reader: OpenReader) -> None:
+        digest = str(descriptor.digest)
+        body = Body(descriptor.size, partial(_checked_pieces, descriptor, reader))
+        fields = (("Content-Type", "application/octet-stream"),)
+        request = Request("PUT", (CREATED,), fields, body, retries=False)
+        with self._api.request(location.with_query(digest=digest), self._scope, request) as reply:
+            said = reply.field(_DIGEST)
+            if said not in (None, digest):
+                raise reply.refuse(f"says that {digest} has the digest {said[:80]!r}")
+
+
+def _checked_pieces(descriptor: Descriptor, reader: OpenReader) -> Iterator[bytes]:
+    """Yield the bytes. Raises: DigestMismatchError before the last ones, if they are wrong."""
+    stream = hashing.stream()
+    for start in range(0, descriptor.size, _PIECE):
+        data = reader.read(start, min(_PIECE, descriptor.size - start))
+        stream.update(data)
+        is_last = start + len(data) == descriptor.size
+        if is_last and stream.digest() != bytes.fromhex(descriptor.digest.hex):
+            raise wrong_bytes(descriptor, reader)
+        yield data
+
 
 MAX_MANIFEST = 4 * 2**20
 """Bytes of a manifest in a registry: the limit of docker-registry (distribution/distribution
 registry/handlers/manifests.go ``maxManifestBodySize``), and the least that the specification
 requires."""
 _ACCEPTED_TYPES = (("Accept", f"{MANIFEST_MEDIA_TYPE}, {OCI_MANIFEST_MEDIA_TYPE}"),)
-_DIGEST = "docker-content-digest"
 _MAX_PAGE = 4 * 2**20
 _MOST_PAGES = 1000
 _MAX_LIST = 32 * 2**20
@@ -117,12 +355,10 @@ class RegistryManifests(Manifests):
         return manifest
 
     def blobs(self) -> Iterator[Descriptor]:
-        """Yield the blobs that the manifests name, some several times."""
         for name in self.names():
             yield from self.read(name).descriptors
 
     def text(self, name: ModelName) -> bytes:
-        """See `Manifests`. Raises: DigestMismatchError for other bytes than those of its digest."""
         pinned = self._pinned.get(name)
         address = self._address(name, str(pinned or name.tag))
         with self._api.request(address, _scope(name), _asked("GET"), MAX_MANIFEST) as reply:
@@ -136,7 +372,6 @@ class RegistryManifests(Manifests):
         return raw
 
     def raw(self, name: ModelName) -> bytes | None:
-        """Return the bytes of a model's manifest, None if it is missing."""
         try:
             return self.text(name)
         except NotFoundError:
@@ -152,7 +387,6 @@ class RegistryManifests(Manifests):
             return (reply.field(_DIGEST) or "") if reply.status == OK else None
 
     def put(self, name: ModelName, manifest: Manifest) -> None:
-        """Set a tag. Raises: LimitExceededError; RemoteError."""
         check_manifest_size(manifest, str(name))
         raw = manifest.raw
         fields = (("Content-Type", manifest.media_type),)
@@ -249,7 +483,6 @@ def _scope(name: ModelName, *also: str) -> Scope:
 
 
 def _check_digest(reply: Reply, raw: bytes) -> None:
-    """Raise RemoteError if a reply names the digest of other bytes."""
     said = reply.field(_DIGEST)
     if said is not None and said != str(Digest.of(raw)):
         raise reply.refuse(f"gives a manifest the digest {said[:80]!r}, and it is {Digest.of(raw)}")
@@ -278,7 +511,6 @@ class RegistrySignatures:
         self._manifests = manifests
 
     def read(self, name: ModelName, digest: Digest) -> list[Signature]:
-        """See `Signatures`: those of the model's repository. Payloads are checked, not verified."""
         found = self._manifest(name, digest)
         if found is None:
             return []
@@ -319,7 +551,6 @@ class RegistrySignatures:
         manifest: SignatureManifest,
         signatures: Sequence[Signature],
     ) -> None:
-        """Send the payloads and the config, then set the tag."""
         uploads = Uploads(self._api, repository_of(name))
         for data in (*(one.payload for one in signatures), manifest.config or b""):
             blob = Descriptor(media_type="", digest=Digest.of(data), size=len(data))
@@ -329,5 +560,4 @@ class RegistrySignatures:
 
 
 def _tagged(name: ModelName, digest: Digest) -> ModelName:
-    """Return the name of the manifest of signatures."""
     return replace(name, tag=tag_of(digest))
