@@ -97,6 +97,7 @@ class RegistryStore(Home):
         )
 
     def close(self) -> None:
+        """Close all connections."""
         self._client.close()
 
     def __enter__(self) -> Self:
