@@ -19,7 +19,7 @@ def test_names_of_tensors_are_text(site: Watched) -> None:
     page = site.open("/model", name=HOSTILE)
     shown = page.locator(".tensors-grid .name a").all_inner_texts()
     assert sorted(shown) == sorted(map(escaped, HOSTILE_NAMES))
-    site.unfold(page.locator("#modules summary"))
+    site.unfold(page.locator("#treemap summary"))
     for name in HOSTILE_NAMES:
         page.locator(".tensors-grid").get_by_role("link", name=escaped(name), exact=True).click()
         site.settle()

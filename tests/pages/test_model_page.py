@@ -54,11 +54,10 @@ def test_the_treemap_has_a_description_and_a_table(site: Watched) -> None:
     picture = page.locator("#treemap [role=img]")
     assert "int8/64 39.5%" in (picture.get_attribute("aria-label") or "")
     site.expect(picture.locator("svg")).to_have_count(1)
-    site.unfold(page.locator("#modules summary"))
-    site.expect(page.locator("#modules tbody tr").first).to_be_visible()
-    rows = page.locator("#modules tbody tr").all_inner_texts()
-    assert rows[0] == "lm_head\tint8\t1\t1.05M\t1.11 MB"
-    assert any(row.startswith("0-1 (2 alike)") or "alike" in row for row in rows), rows
+    site.unfold(page.locator("#treemap summary"))
+    site.expect(page.locator("#treemap tbody tr").first).to_be_visible()
+    rows = page.locator("#treemap tbody tr").all_inner_texts()
+    assert rows[0] == "model\tembed_tokens\tBF16\t1\t2.1 MB\t37.2%"
 
 
 def test_a_click_in_the_treemap_lists_its_tensors(site: Watched) -> None:
@@ -82,12 +81,12 @@ def test_a_click_in_the_treemap_lists_its_tensors(site: Watched) -> None:
 
 def test_the_keyboard_lists_the_tensors_of_a_module(site: Watched) -> None:
     page = site.open("/model", name=DENSE)
-    summary = page.locator("#modules summary")
+    summary = page.locator("#treemap summary")
     summary.press("Enter")
-    module = page.get_by_role("link", name="0-3 (4 alike)")
+    module = page.get_by_role("link", name="model.layers.3", exact=True).first
     module.press("Enter")
-    site.expect(page.locator("#found")).to_have_text("44 of 47 tensors, 2.43 MB")
-    page.wait_for_url("**place=model.layers.0-3")
+    site.expect(page.locator("#found")).to_have_text("11 of 47 tensors, 607 KB")
+    page.wait_for_url("**place=model.layers.3")
     page.go_back()
     site.expect(page.locator("#found")).to_have_text("47 tensors, 5.64 MB")
 

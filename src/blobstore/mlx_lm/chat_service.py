@@ -56,7 +56,7 @@ _TAIL = 11
 
 Event = dict[str, Any] | tuple[int, int] | Exception | None
 """What a request gets: tokens of its prompt that are computed, and all of them; the documents of
-its answer, one if it is no stream; None or an exception at the end."""
+its answer, one unless it is a stream; None or an exception at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,9 @@ class Job:
     is_stopped: bool = False
 
     def stop(self) -> None:
-        """End the answer, whose events are not read any more."""
         self.is_stopped = True
 
     def fail(self, error: Exception) -> None:
-        """End the answer with an error."""
         self.put(error)
         self.stop()
 
@@ -182,7 +180,6 @@ class ChatAnswer:
         self._has_called = True
 
     def _send(self, reason: str | None) -> None:
-        """Send the documents that have to be sent now; ``reason``: that the answer ends."""
         has_news = self._text or self._calls or self._reasoning
         usage = {"usage": self._usage()}
         if not self._is_stream:
@@ -302,7 +299,6 @@ class ChatService:
         return not self._can_batch or "seed" in job.document
 
     def _begin(self, job: Job) -> None:
-        """Begin an answer; one that is computed alone is complete then."""
         if job.is_stopped:
             return
         try:
@@ -320,7 +316,6 @@ class ChatService:
             job.fail(error)
 
     def _prompt(self, job: Job) -> Prompt:
-        """Return the prompt of a request. Raises: UsageError for an empty one."""
         tokenizer = self._model.tokenizer
         if job.path == CHAT:
             tokens = self._prompts.chat_tokens(job.document)

@@ -69,7 +69,6 @@ class PromptCaches:
         return cache, [*rest, prompt[-1]]
 
     def keep(self, tokens: Sequence[int], cache: Any) -> None:
-        """Keep the cache of these tokens."""
         self._caches.insert_cache(_KEY, list(tokens), cache)
 
 
@@ -167,7 +166,6 @@ class LanguageModel:
             self._caches.keep(prompt, cache)
 
     def new_cache(self) -> Any:
-        """Return mlx-lm's empty cache of keys and values."""
         from mlx_lm.models.cache import make_prompt_cache
 
         return make_prompt_cache(self.network)
@@ -248,7 +246,6 @@ class Conversation:
         self.dropped = 0
 
     def clear(self) -> None:
-        """Forget all messages but those that every conversation begins with."""
         self.messages = list(self._beginning)
 
     def say(self, text: str) -> Generation:

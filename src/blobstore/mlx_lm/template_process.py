@@ -164,12 +164,10 @@ def _render(request: dict[str, Any], most: int) -> dict[str, str]:
 
 
 def _encoded(document: Any) -> bytes:
-    """Return a line of JSON. Halves of surrogate pairs stay: the caller checks for them."""
     return json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
 def _limit(kind: int, amount: float) -> None:
-    """Set a soft limit of this process, where the system has it."""
     hard = resource.getrlimit(kind)[1]
     wanted = int(amount) if hard == resource.RLIM_INFINITY else min(int(amount), hard)
     resource.setrlimit(kind, (wanted, hard))

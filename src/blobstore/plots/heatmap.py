@@ -234,7 +234,6 @@ def error_lines(
 def _merged(
     found: Iterable[Cell], row: str, layers: Sequence[int], bars: int
 ) -> list[float | None]:
-    """Return the worst error of each bar of a row; a tensor outside the layers is the first bar."""
     merged: list[float | None] = [None] * bars
     for cell in found:
         if cell.row == row:

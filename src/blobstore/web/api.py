@@ -140,7 +140,6 @@ class Served:
 
 
 def _read(model: ServedModel) -> OpenedModel:
-    """Return a model's answers, made of the headers of its blobs."""
     stored = model.stored()
     manifest = stored.manifest
     with model.holder.lease():

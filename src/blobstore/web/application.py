@@ -153,8 +153,6 @@ class Guard:
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it. Only HTTP gets here."""
-
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 own = {name for name, _ in HEADERS}
@@ -189,10 +187,7 @@ _Handler = Callable[[Request], Awaitable[Response]]
 
 
 class _Static(StaticFiles):
-    """Files of the package. Links that lead out of it are not followed."""
-
     def file_response(self, *args: Any, **options: Any) -> Response:
-        """Return a file that a browser asks for again, and gets if it has changed."""
         response = super().file_response(*args, **options)
         response.headers["cache-control"] = "no-cache"
         return response
@@ -325,7 +320,6 @@ def _signals(server: uvicorn.Server) -> Iterator[None]:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens. Raises: as `serve_at`."""
     try:
         family, *_, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -345,7 +339,6 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _refusal(error: OSError, host: str, port: int) -> BlobStoreError:
-    """Return our error for an address that can't be bound."""
     place = f"port {port} of {host}"
     if error.errno == errno.EADDRINUSE:
         hint = "Is it being served already? --port N uses another one, --port 0 any free one."

@@ -40,7 +40,7 @@ _MOST_REQUESTS = 64
 """Requests that are answered at once, or wait for it."""
 _STREAM = {"Cache-Control": "no-cache"}
 _LOOK_S = 0.5
-"""Seconds after which the client of an answer that is no stream may be found gone."""
+"""Seconds after which the client of an answer that is not a stream may be found gone."""
 
 
 class Chat:
@@ -58,11 +58,9 @@ class Chat:
         )
 
     def route(self) -> BaseRoute:
-        """Return the route for the application."""
         return Route(f"{PREFIX}{{path:path}}", self, methods=None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         origin = Request(scope).headers.get("origin", "").lower()
         is_own = origin.partition("://")[2] == Request(scope).headers.get("host", "").lower()
         if origin and not is_own and not self._origins & {"*", origin}:
@@ -105,7 +103,6 @@ class Chat:
         self._running -= 1
 
     async def _written(self, path: str, request: Request, stack: ExitStack) -> Response:
-        """Return what the service answers: a stream as soon as it begins."""
         body = await _body(request)
         if body is None:
             error = UsageError(f"the request has over {MAX_BODY:,} bytes")
@@ -176,5 +173,4 @@ def _status_of(error: Exception) -> int:
 
 
 def _refusal(status: int, error: Exception) -> Response:
-    """Return an error as OpenAI's clients read it."""
     return Response(error_document(error), status, media_type="application/json")

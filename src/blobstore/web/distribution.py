@@ -20,7 +20,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -52,8 +52,8 @@ from blobstore.web.application import is_known
 
 _FRESH_S = 2
 """Seconds for which a manifest is not read again, when a blob is asked for."""
-_MOST_MANIFESTS = 8
-"""Manifests that are kept. One of 50,000 layers has 10 MB."""
+_MOST_MANIFESTS = 4
+"""Manifests that are kept. One of 50,000 layers takes 50 MB."""
 _MEDIA_TYPE = re.compile(r"application/[a-z0-9.+-]+", re.ASCII | re.IGNORECASE)
 _T = TypeVar("_T")
 
@@ -69,49 +69,32 @@ def path_of(repository: ModelName) -> str:
     return name if "/" in name else f"{repository.namespace}/{name}"
 
 
-@dataclass(frozen=True, slots=True)
-class ServedManifest:
-    """The exact bytes of a manifest, their media type and digest."""
-
-    raw: bytes
-    media_type: str
-    digest: Digest
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> ServedManifest:
-        """Return a manifest as it is sent."""
-        kind = manifest.media_type
-        sound = kind if _MEDIA_TYPE.fullmatch(kind) else MANIFEST_MEDIA_TYPE
-        return cls(manifest.raw, sound, manifest.digest)
-
-
 class _Tagged:
-    """A model's manifest, and what follows from it."""
-
     def __init__(self, name: ModelName, holder: Readable, home: Readable) -> None:
-        manifest = Manifest.parse(holder.manifests.text(name), f"the manifest of {name}")
+        self.own = Manifest.parse(holder.manifests.text(name), f"the manifest of {name}")
         self.name = name
         self.holder = holder
-        self.own = ServedManifest.of(manifest)
-        self.sizes = {bytes.fromhex(one.digest.hex): one.size for one in manifest.descriptors}
+        self.sizes = {bytes.fromhex(one.digest.hex): one.size for one in self.own.descriptors}
         self._kept = holder.signatures or home.signatures
 
     @cached_property
-    def twin(self) -> ServedManifest:
+    def twin(self) -> Manifest:
         """The manifest of OCI's type; the model's own if that is one, or of no type we know."""
-        if self.own.media_type != MANIFEST_MEDIA_TYPE:
-            return self.own
-        return ServedManifest.of(under_oci(Manifest.parse(self.own.raw)))
+        return self.own if _type_of(self.own) != MANIFEST_MEDIA_TYPE else under_oci(self.own)
 
-    def signed(self) -> tuple[ServedManifest, dict[Digest, bytes]] | None:
+    def signed(self) -> tuple[Manifest, dict[Digest, bytes]] | None:
         """Return the manifest of the signatures and its blobs; None without signatures."""
         found = list(self._kept.read(self.name, self.own.digest)) if self._kept else []
         if not found:
             return None
         manifest = SignatureManifest.of(found)
         blobs = [*(one.payload for one in found), manifest.config or b""]
-        served = ServedManifest.of(Manifest.parse(manifest.raw))
-        return served, {Digest.of(data): data for data in blobs}
+        return Manifest.parse(manifest.raw), {Digest.of(data): data for data in blobs}
+
+
+def _type_of(manifest: Manifest) -> str:
+    kind = manifest.media_type
+    return kind if _MEDIA_TYPE.fullmatch(kind) else MANIFEST_MEDIA_TYPE
 
 
 class ServedModels:
@@ -123,7 +106,6 @@ class ServedModels:
         """When a model of each repository had what was asked for; the latest are last."""
 
     def repositories(self) -> list[str]:
-        """Return the repositories, sorted. Raises: StorageError; RemoteError."""
         return sorted({_key(name): path_of(name) for name in self._names()}.values())
 
     def tags(self, repository: ModelName) -> list[str]:
@@ -133,7 +115,7 @@ class ServedModels:
         """
         return sorted(name.tag for name in self._models(repository))
 
-    def tagged(self, name: ModelName, *, oci: bool) -> ServedManifest:
+    def tagged(self, name: ModelName, *, oci: bool) -> Manifest:
         """Return the manifest of a tag, as it is now; with ``oci`` its twin of OCI's type.
 
         The tag of a manifest's signatures (`tag_of`) names the manifest of these.
@@ -150,10 +132,8 @@ class ServedModels:
         model = self._read(name)
         return model.twin if oci else model.own
 
-    def manifest(self, repository: ModelName, digest: Digest) -> ServedManifest:
-        """Return the manifest of a digest, if the repository has it. Raises: as `tagged`."""
-
-        def picked(model: _Tagged) -> ServedManifest | None:
+    def manifest(self, repository: ModelName, digest: Digest) -> Manifest:
+        def picked(model: _Tagged) -> Manifest | None:
             if digest in (model.own.digest, model.twin.digest):
                 return model.own if digest == model.own.digest else model.twin
             signed = model.signed()
@@ -216,7 +196,6 @@ class ServedModels:
 
 
 def _key(name: ModelName) -> tuple[str, ...]:
-    """Return what names of one repository have in common."""
     return name.folded[:-1]
 
 
@@ -242,7 +221,6 @@ class RefusedError(Exception):
         self._fields = {name.replace("_", "-"): value for name, value in fields.items()}
 
     def answer(self) -> Response:
-        """Return the document (spec.md, "Error Codes")."""
         return _json(self._document, self._status, **self._fields)
 
 
@@ -282,8 +260,6 @@ def _unknown(_request: Request) -> Response:
 
 
 class _Distribution:
-    """The answers, each made in a thread."""
-
     def __init__(self, models: ServedModels) -> None:
         self._models = models
 
@@ -435,7 +411,7 @@ def prefers_oci(accept: Sequence[str]) -> bool:
     return oci[0] > 0 and oci > best[MANIFEST_MEDIA_TYPE]
 
 
-def _document(request: Request, found: ServedManifest, *, tagged: bool) -> Response:
+def _document(request: Request, found: Manifest, *, tagged: bool) -> Response:
     tag = str(found.digest)
     fields = {
         **_VERSION,
@@ -447,7 +423,7 @@ def _document(request: Request, found: ServedManifest, *, tagged: bool) -> Respo
         fields["vary"] = "Accept"
     if is_known(tag, request):
         return Response(status_code=304, headers=fields)
-    return Response(found.raw, headers={**fields, "content-type": found.media_type})
+    return Response(found.raw, headers={**fields, "content-type": _type_of(found)})
 
 
 def _referrers(request: Request) -> Response:
@@ -476,7 +452,6 @@ def _digest(text: str) -> Digest:
 
 
 def _page(request: Request) -> tuple[int, str | None]:
-    """Return how many names a page has at most, and the name that it begins behind."""
     text = request.query_params.get("n", str(_MOST_LISTED))
     if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) is None:
         raise RefusedError(400, "PAGINATION_NUMBER_INVALID", "n is not a number")

@@ -2,7 +2,7 @@
 
 import { el, isolated, modelLink, visible } from "./dom.js";
 import { facts, table, twin } from "./table.js";
-import { typed } from "./types.js";
+import { typed } from "./tensors.js";
 import { counted, shape, size, whole } from "./units.js";
 
 const MOST = 1000; // rows of a list: the rest is counted

@@ -2,17 +2,16 @@
 
 import { address, choose, query } from "./address.js";
 import { ask, inlined } from "./api.js";
-import { byId, el, isolated } from "./dom.js";
-import { showErrors } from "./errors.js";
+import { byId, el, isolated, visible } from "./dom.js";
 import { failure, fill, missing, once } from "./loading.js";
-import { modulesTable } from "./module-table.js";
 import { onBack, titled } from "./page.js";
 import { showPlot } from "./plot.js";
 import { summary, weights } from "./summary.js";
-import { twin } from "./table.js";
+import { table, twin } from "./table.js";
 import { showTensor } from "./tensor.js";
-import { TensorTable } from "./tensor-table.js";
-import { tensorsOf } from "./tensors.js";
+import { tensorTable } from "./tensor-table.js";
+import { tensorsOf, typed } from "./tensors.js";
+import { age, counted, figure, percent, shape } from "./units.js";
 
 export const name = inlined?.name ?? query().get("name") ?? "";
 
@@ -41,7 +40,7 @@ function showLinks() {
 
 function showParts(columns) {
   fill(byId("treemap"), () => ask("plots/treemap", { model: name }), (spec) =>
-    showPlot(byId("treemap"), spec, { hasText: true, onPick: ({ place }) => choosePlace(place) }),
+    showPlot(byId("treemap"), spec, { onPick: ({ place }) => choosePlace(place) }),
   );
   fill(byId("tensors"), columns, (found) => showTensors(tensorsOf(found)));
   showErrors(name);
@@ -58,7 +57,6 @@ function choosePlace(place) {
 }
 
 function showTensors(tensors) {
-  byId("modules").replaceChildren(twin("As a table", () => modulesTable(tensors, choosePlace)));
   const place = byId("tensor");
   let request = null;
 
@@ -83,7 +81,7 @@ function showTensors(tensors) {
     open(false);
     if (before) list.grid.reveal(before, { focus: true });
   };
-  const list = new TensorTable(byId("tensors"), tensors, {
+  const list = tensorTable(byId("tensors"), tensors, {
     isChosen: (tensor) => tensor.name === choice(),
     onChoose: (tensor) => {
       choose({ tensor: tensor.name });
@@ -94,11 +92,57 @@ function showTensors(tensors) {
   place.addEventListener("keydown", (event) => {
     if (event.key === "Escape") close();
   });
-  onBack(() => {
-    list.follow();
-    open(false);
-  });
+  onBack(() => open(false));
   const chosen = tensors.find((tensor) => tensor.name === choice());
   if (chosen) list.grid.reveal(chosen);
   open(false);
+}
+
+const HEADS = [
+  { title: "Tensor" },
+  { title: "Type" },
+  { title: "Shape", number: true },
+  { title: "RMSE", number: true },
+  { title: "Relative", number: true },
+  { title: "Largest", number: true },
+  { title: "Cosine", number: true },
+  { title: "Saturated", number: true },
+];
+
+/** Show the heat map of errors, or the command that measures them. */
+function showErrors(name) {
+  const place = byId("errors");
+  fill(place, () => ask("quality", { model: name }), async ({ result, measured, against }) => {
+    if (!result) {
+      const command = `blobstore quality ${name} --against SOURCE`;
+      place.append(missing("The error of this model has not been measured yet.", command));
+      return;
+    }
+    byId("errors-count").textContent = tally(result, measured, against);
+    const picture = el("div");
+    place.append(picture, twin("As a table", () => errorsTable(result.tensors)));
+    await fill(picture, () => ask("plots/errors", { model: name }), (spec) =>
+      showPlot(picture, spec, { hasText: true }),
+    );
+  });
+}
+
+function tally({ model, tensors }, measured, against) {
+  const changed = tensors.filter((tensor) => !tensor.kept).length;
+  const error = `${percent(model.relative_rmse)} relative error in ${counted(changed, "tensor")}`;
+  return `${error}${against ? ` against ${visible(against)}` : ""}${measured ? `, measured ${age(measured)}` : ""}`;
+}
+
+function errorsTable(tensors) {
+  const rows = tensors.map((tensor) => [
+    el("span", { class: "module" }, isolated(tensor.name)),
+    typed(tensor.quant_type ?? tensor.dtype),
+    shape(tensor.shape),
+    figure(tensor.rmse),
+    percent(tensor.relative_rmse),
+    figure(tensor.max_error),
+    figure(tensor.cosine),
+    percent(tensor.saturated),
+  ]);
+  return table("Error of each tensor", HEADS, rows);
 }

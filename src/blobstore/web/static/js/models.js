@@ -1,17 +1,12 @@
 /** The page of all models: filter, sort, choose some to compare. */
 
-import { address, choose, query } from "./address.js";
+import { address } from "./address.js";
 import { ask } from "./api.js";
 import { byId, el, isolated, modelLink, visible } from "./dom.js";
-import { Grid } from "./grid.js";
 import { fill, missing } from "./loading.js";
-import { matcher, Ordered, orderOf, orderText } from "./ordering.js";
-import { onBack } from "./page.js";
-import { searchBox, slashFocuses } from "./search.js";
-import { typed } from "./types.js";
+import { SearchedGrid } from "./search.js";
+import { typed } from "./tensors.js";
 import { age, count, counted, short, size, whole } from "./units.js";
-
-const NEWEST = { key: "modified", descending: true };
 
 const ORDERS = {
   name: (model) => model.name,
@@ -21,7 +16,6 @@ const ORDERS = {
   modified: (model) => (model.modified === null ? null : Date.parse(model.modified)),
 };
 
-const box = byId("filter");
 const chosen = new Set();
 
 function show(models) {
@@ -29,34 +23,14 @@ function show(models) {
     byId("models").append(missing("This store has no models yet. Import one:", "blobstore import FOLDER"));
     return;
   }
-  const ordered = new Ordered(models, ORDERS);
-  const order = () => orderOf(query().get("sort"), NEWEST, Object.keys(ORDERS));
-  const sort = (key) => {
-    const now = order();
-    const descending = now.key === key ? !now.descending : key !== "name" && key !== "type";
-    choose({ sort: orderText({ key, descending }) });
-    draw();
-  };
-  const grid = new Grid(byId("models"), { ...TABLE, onSort: sort });
-  const nothing = el("p", { class: "nothing", hidden: true }, "No model matches this filter.");
-  byId("models").append(nothing);
-
-  const draw = () => {
-    const matches = matcher(box.value);
-    const found = ordered.by(order()).filter((model) => matches(searched(model)));
-    grid.sorted(order().key, order().descending);
-    grid.show(found);
-    nothing.hidden = found.length > 0;
-    byId("count").textContent = tally(found, models);
-  };
   byId("tools").hidden = false;
-  searchBox(box, "filter", draw);
-  slashFocuses(box);
-  onBack(() => {
-    box.value = query().get("filter") ?? "";
-    draw();
+  const table = new SearchedGrid(byId("models"), models, {
+    ...TABLE,
+    onDraw: (found) => {
+      byId("count").textContent = tally(found, models);
+    },
   });
-  draw();
+  table.draw();
 }
 
 const searched = (model) =>
@@ -96,8 +70,15 @@ function showChosen() {
 }
 
 const TABLE = {
+  box: byId("filter"),
+  parameter: "filter",
+  nothing: "No model matches this filter.",
   label: "Models",
   className: "models-grid",
+  orders: ORDERS,
+  first: { key: "modified", descending: true },
+  ascending: ["name", "type"],
+  searched,
   columns: [
     { key: "pick", title: "Compare", fixed: true, cell: checkbox },
     { key: "name", title: "Name", cell: nameCell },

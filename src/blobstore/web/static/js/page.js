@@ -1,9 +1,6 @@
-/** What every page has. */
+/** What every page has: its title, the back button, light and dark. */
 
 import { byId } from "./dom.js";
-import { themeSwitch } from "./theme.js";
-
-themeSwitch(byId("theme"));
 
 /** Call a function when the back button, or the forward button, changes the address. */
 export const onBack = (listener) => addEventListener("popstate", listener);
@@ -12,3 +9,45 @@ export const onBack = (listener) => addEventListener("popstate", listener);
 export function titled(text) {
   document.title = `${text} · blobstore`;
 }
+
+const SYSTEM = matchMedia("(prefers-color-scheme: dark)");
+const CHANGES = new EventTarget();
+const changed = () => CHANGES.dispatchEvent(new Event("change"));
+let isPrinted = false; // paper is light
+
+SYSTEM.addEventListener("change", changed);
+for (const when of ["beforeprint", "afterprint"]) {
+  addEventListener(when, () => {
+    isPrinted = when === "beforeprint";
+    changed();
+  });
+}
+
+/** Return the theme that is shown. */
+export function theme() {
+  if (isPrinted) return "light";
+  const chosen = document.documentElement.dataset.theme;
+  if (chosen === "light" || chosen === "dark") return chosen;
+  return SYSTEM.matches ? "dark" : "light";
+}
+
+/** Call a function whenever another theme is shown; return what stops that. */
+export function onTheme(listener) {
+  CHANGES.addEventListener("change", listener);
+  return () => CHANGES.removeEventListener("change", listener);
+}
+
+const button = byId("theme");
+const tell = () => button.setAttribute("aria-pressed", String(theme() === "dark"));
+button.addEventListener("click", () => {
+  const next = theme() === "dark" ? "light" : "dark";
+  document.documentElement.dataset.theme = next;
+  try {
+    localStorage.setItem("theme", next);
+  } catch {
+    // Storage is blocked: the choice lasts as long as the page.
+  }
+  changed();
+});
+onTheme(tell);
+tell();

@@ -5,7 +5,7 @@ import { byId, choiceLink, el, isolated, section, visible } from "./dom.js";
 import { titled } from "./page.js";
 import { showPlot } from "./plot.js";
 import { facts, table, twin } from "./table.js";
-import { typeClass } from "./types.js";
+import { typeClass } from "./tensors.js";
 import { counted, size, whole } from "./units.js";
 
 const { source, headline, source_bytes: sourceBytes, plans, asked, refused, reach, made } = inlined;

@@ -1,9 +1,10 @@
 /** Plots: specifications of Vega that the server makes, drawn here, and the same values as text. */
 
+import { changed } from "./address.js";
 import { inlined } from "./api.js";
-import { el, visible, visibleLines } from "./dom.js";
+import { choiceLink, el, isolated, visible, visibleLines } from "./dom.js";
 import { table, twin } from "./table.js";
-import { onTheme, theme } from "./theme.js";
+import { onTheme, theme } from "./page.js";
 
 const VENDOR = "/static/vendor";
 
@@ -53,7 +54,7 @@ export async function showPlot(place, made, { hasText = false, onPick } = {}) {
   const canvas = el("div", { "aria-hidden": "true" });
   const picture = el("div", { role: "img", "aria-label": spec.description }, canvas);
   place.append(el("div", { class: "plot" }, picture));
-  if (!hasText) place.append(twin("As a table", () => valuesTable(spec)));
+  if (!hasText) place.append(twin("As a table", () => valuesTable(spec, onPick)));
   const { vega, expr, themes } = await library();
   let view = null;
   const draw = () => {
@@ -78,10 +79,17 @@ export async function showPlot(place, made, { hasText = false, onPick } = {}) {
   sizes.observe(canvas);
 }
 
-function valuesTable(spec) {
+function valuesTable(spec, onPick) {
   const { columns, rows } = spec.usermeta.table;
   const heads = columns.map((title) => ({ title }));
-  return table(spec.description, heads, rows);
+  return table(spec.description, heads, onPick ? rows.map((row) => linked(row, onPick)) : rows);
+}
+
+/** Return a row whose first cell picks a module, as a click in the plot does, but for all of them. */
+function linked([place, ...cells], onPick) {
+  if (place === "all modules") return [place, ...cells];
+  const pick = () => onPick({ place });
+  return [choiceLink(changed({ place }), pick, { class: "module" }, isolated(place)), ...cells];
 }
 
 const tip = el("div", { class: "tip", hidden: true, "aria-hidden": "true" });

@@ -2,9 +2,8 @@
 
 import { el, isolated, visible } from "./dom.js";
 import { facts, table, twin } from "./table.js";
-import { shares } from "./tensors.js";
-import { typeClass, typed } from "./types.js";
 import { count, percent, size, whole } from "./units.js";
+import { shares, typeClass, typed } from "./tensors.js";
 
 /** Return what `/api/model` says of a model. */
 export function summary(model) {

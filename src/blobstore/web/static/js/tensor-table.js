@@ -1,114 +1,76 @@
-/** The table of tensors: search, types, a place of the model, order. */
+/** The table of tensors: of a search, a type, a place of the model. */
 
 import { changed, choose, query } from "./address.js";
 import { byId, choiceLink, el, isolated, visible } from "./dom.js";
-import { Grid } from "./grid.js";
-import { matcher, Ordered, orderOf, orderText } from "./ordering.js";
-import { namesIn } from "./place.js";
-import { searchBox, slashFocuses } from "./search.js";
-import { ORDERS, shares } from "./tensors.js";
-import { kind, typed } from "./types.js";
+import { SearchedGrid } from "./search.js";
+import { kind, ORDERS, shares, typed } from "./tensors.js";
 import { count, counted, size, whole } from "./units.js";
 
-const KEYS = ["", ...Object.keys(ORDERS)]; // "": as they are stored
-const AS_STORED = { key: "", descending: false };
+/** Return the table of tensors, a `SearchedGrid`. */
+export function tensorTable(place, tensors, { isChosen, onChoose }) {
+  const inPlace = namesIn(tensors);
+  const table = new SearchedGrid(place, tensors, {
+    box: byId("search"),
+    parameter: "search",
+    nothing: "No tensor matches this search.",
+    label: "Tensors",
+    className: "tensors-grid",
+    columns: columns(onChoose),
+    orders: ORDERS,
+    first: { key: "", descending: false }, // as they are stored
+    ascending: ["name", "type"],
+    searched: (tensor) => tensor.searched,
+    isShown: (tensor) => {
+      const type = query().get("type");
+      return (!type || kind(tensor.type) === type) && inPlace(query().get("place"))(tensor);
+    },
+    isChosen,
+    onDraw: (found) => {
+      byId("found").textContent = tally(found, tensors.length);
+      for (const button of byId("types").children) {
+        button.setAttribute("aria-pressed", String(button.getAttribute("data-type") === query().get("type")));
+      }
+      showPlace(table);
+    },
+  });
+  showTypes(tensors, () => table.draw());
+  table.draw();
+  return table;
+}
 
-export class TensorTable {
-  #box = byId("search");
-  #inPlace;
-  #nothing = el("p", { class: "nothing", hidden: true }, "No tensor matches this search.");
+function showTypes(tensors, draw) {
+  const kinds = shares(tensors);
+  byId("types").replaceChildren(
+    ...kinds.map(({ type, tensors: number }) => {
+      const onclick = () => {
+        choose({ type: query().get("type") === type ? null : type });
+        draw();
+      };
+      const button = { type: "button", "data-type": type, onclick };
+      return el("button", button, typed(type), el("span", { class: "number" }, whole(number)));
+    }),
+  );
+  byId("types").hidden = kinds.length < 2;
+}
 
-  constructor(place, tensors, { isChosen, onChoose }) {
-    this.tensors = tensors;
-    this.ordered = new Ordered(tensors, { ...ORDERS, "": () => 0 });
-    this.grid = new Grid(place, {
-      label: "Tensors",
-      className: "tensors-grid",
-      columns: columns(onChoose),
-      onSort: (key) => this.#sort(key),
-      isChosen,
-    });
-    place.append(this.#nothing);
-    this.#typeButtons();
-    this.#inPlace = namesIn(tensors);
-    searchBox(this.#box, "search", () => this.#draw());
-    slashFocuses(this.#box);
-    this.#draw();
-  }
+/** Name the place whose tensors are shown, and let all be shown again. */
+function showPlace(table) {
+  const place = query().get("place");
+  byId("place").hidden = !place;
+  if (!place) return;
+  const all = () => {
+    choose({ place: null });
+    table.draw();
+    table.box.focus();
+  };
+  const button = el("button", { type: "button", class: "quiet", "aria-label": "Show all modules", onclick: all }, "✕");
+  byId("place").replaceChildren(el("span", {}, "in ", isolated(place, "module")), button);
+}
 
-  /** Show what the address says: the back button has changed it. */
-  follow() {
-    this.#box.value = query().get("search") ?? "";
-    this.#draw();
-  }
-
-  #order() {
-    return orderOf(query().get("sort"), AS_STORED, KEYS);
-  }
-
-  #sort(key) {
-    const now = this.#order();
-    const isNumber = key === "size" || key === "parameters";
-    const descending = now.key === key ? !now.descending : isNumber;
-    choose({ sort: orderText({ key, descending }) });
-    this.#draw();
-  }
-
-  #typeButtons() {
-    const kinds = shares(this.tensors);
-    byId("types").replaceChildren(
-      ...kinds.map(({ type, tensors }) => {
-        const number = el("span", { class: "number" }, whole(tensors));
-        const button = el("button", { type: "button", "data-type": type }, typed(type), number);
-        button.addEventListener("click", () => {
-          choose({ type: query().get("type") === type ? null : type });
-          this.#draw();
-        });
-        return button;
-      }),
-    );
-    byId("types").hidden = kinds.length < 2;
-  }
-
-  #draw() {
-    const type = query().get("type");
-    const place = query().get("place");
-    const isInPlace = this.#inPlace(place);
-    const matches = matcher(this.#box.value);
-    const order = this.#order();
-    const found = this.ordered
-      .by(order)
-      .filter((tensor) => !type || kind(tensor.type) === type)
-      .filter((tensor) => isInPlace(tensor) && matches(tensor.searched));
-    this.grid.sorted(order.key, order.descending);
-    this.grid.show(found);
-    this.#nothing.hidden = found.length > 0;
-    byId("found").textContent = this.#tally(found);
-    this.#showPlace(place);
-    for (const button of byId("types").children) {
-      button.setAttribute("aria-pressed", String(button.getAttribute("data-type") === type));
-    }
-  }
-
-  /** Name the place whose tensors are shown, and let all be shown again. */
-  #showPlace(place) {
-    byId("place").hidden = !place;
-    if (!place) return;
-    const all = () => {
-      choose({ place: null });
-      this.#draw();
-      this.#box.focus();
-    };
-    const button = el("button", { type: "button", class: "quiet", "aria-label": "Show all modules", onclick: all }, "✕");
-    byId("place").replaceChildren(el("span", {}, "in ", isolated(place, "module")), button);
-  }
-
-  #tally(found) {
-    const all = this.tensors.length;
-    const nbytes = found.reduce((sum, tensor) => sum + tensor.size, 0);
-    const number = found.length < all ? `${whole(found.length)} of ` : "";
-    return `${number}${counted(all, "tensor")}, ${size(nbytes)}`;
-  }
+function tally(found, all) {
+  const nbytes = found.reduce((sum, tensor) => sum + tensor.size, 0);
+  const number = found.length < all ? `${whole(found.length)} of ` : "";
+  return `${number}${counted(all, "tensor")}, ${size(nbytes)}`;
 }
 
 function columns(onChoose) {
@@ -126,4 +88,25 @@ function columns(onChoose) {
     { key: "parameters", title: "Parameters", cell: (tensor) => count(tensor.parameters) },
     { key: "size", title: "Size", cell: (tensor) => size(tensor.size) },
   ];
+}
+
+/**
+ * Return a function that says which items are in a place: each place is looked up once.
+ *
+ * A place is the beginning of a name, as pages show it: whole parts of it, of which `*` is any
+ * number. Everything is in no place.
+ */
+function namesIn(items) {
+  let last = null;
+  let found = new Set();
+  return (place) => {
+    if (!place) return () => true;
+    if (place !== last) {
+      const wanted = place.split(".");
+      const isIn = (parts) => wanted.every((one, i) => one === parts[i] || (one === "*" && /^\d{1,9}$/.test(parts[i])));
+      found = new Set(items.filter((item) => isIn(visible(item.name).split("."))));
+      last = place;
+    }
+    return (item) => found.has(item);
+  };
 }

@@ -5,7 +5,7 @@ import { el, isolated } from "./dom.js";
 import { fill } from "./loading.js";
 import { showPlot } from "./plot.js";
 import { facts } from "./table.js";
-import { typed, withoutHistogram } from "./types.js";
+import { typed, withoutHistogram } from "./tensors.js";
 import { size, whole } from "./units.js";
 
 /** Show a tensor in a place. */
