@@ -150,20 +150,17 @@ def refuse_unknown(source: str) -> None:
         return
     scheme, rest = match["scheme"].lower(), match["rest"]
     address = f"{scheme}://{rest}"
+    hint = "Download it to a folder first, then: blobstore import FOLDER"
+    if scheme == "file":
+        hint = f"Give the path: {rest}"
+    elif scheme in _READ:
+        hint = f"Give the address as a text, not as a path: {address}"
     raise UsageError(
         f"can't read {quoted(address)}: sources are paths and http, https, hf, s3, gs and az"
         " addresses",
-        hint=_what_instead(address, scheme, rest),
+        hint=hint,
         path=address,
     )
-
-
-def _what_instead(address: str, scheme: str, rest: str) -> str:
-    if scheme == "file":
-        return f"Give the path: {rest}"
-    if scheme in _READ:
-        return f"Give the address as a text, not as a path: {address}"
-    return "Download it to a folder first, then: blobstore import FOLDER"
 
 
 def absent(source: str) -> NotFoundError:

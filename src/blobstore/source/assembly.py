@@ -207,8 +207,8 @@ def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight
         for part in quantization.parts(shape, dtype, global_scale=weight.global_scale_shape)
     }
     for suffix, part in wanted.items():
-        if suffix and not _holds(parts.get(suffix), part):
-            raise _refusal(found, _unfit(parts.get(suffix), part))
+        if suffix and (reason := _unfit(parts.get(suffix), part)) is not None:
+            raise _refusal(found, reason)
     if ".bias" in parts.keys() - wanted.keys():
         raise _refusal(
             found, f"it has biases, {quoted(parts['.bias'].name)}, and {quantization} has none"
@@ -216,27 +216,21 @@ def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight
     return weight
 
 
-def _holds(tensor: SourceTensor | None, part: Part) -> bool:
-    """Return True if the tensor has the shape and the dtype of that array.
+def _unfit(tensor: SourceTensor | None, part: Part) -> str | None:
+    """Return why the tensor is not that array; None if it has the shape and the dtype.
 
     A scale's E4M3 or E8M0 bits may have any 8-bit dtype.
     """
-    if tensor is None or tensor.shape != part.shape:
-        return False
-    if part.suffix == ".global_scale" and tensor.shape not in ((), (1,)):
-        return False
-    is_bits = part.dtype is DType.U8 and tensor.dtype.bits == DType.U8.bits
-    return is_bits or tensor.dtype is part.dtype
-
-
-def _unfit(tensor: SourceTensor | None, part: Part) -> str:
     what = part.suffix[1:].replace("_", " ")
     if tensor is None:
         return f"its {what} is missing"
-    is_stored = f"its {what} {quoted(tensor.name)} is {tensor.dtype} {list(tensor.shape)}"
-    if part.suffix == ".global_scale":
-        return f"{is_stored}, and not one F32"
-    return f"{is_stored}, not {part.dtype} {list(part.shape)}"
+    is_global = part.suffix == ".global_scale"
+    has_shape = tensor.shape == part.shape and (not is_global or tensor.shape in ((), (1,)))
+    is_bits = part.dtype is DType.U8 and tensor.dtype.bits == DType.U8.bits
+    if has_shape and (is_bits or tensor.dtype is part.dtype):
+        return None
+    wanted = ", and not one F32" if is_global else f", not {part.dtype} {list(part.shape)}"
+    return f"its {what} {quoted(tensor.name)} is {tensor.dtype} {list(tensor.shape)}{wanted}"
 
 
 def _mlx(found: _Found) -> SourceWeight:

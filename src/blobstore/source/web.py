@@ -100,7 +100,6 @@ class WebFolder(Folder):
         self.budget = budget or Budget(self.name)
         self._url = url
         self._remote = remote
-        self._likely: list[Entry] | None = None
         self._files: dict[tuple[str, str], RemoteFile] = {}
 
     @property
@@ -138,14 +137,14 @@ class WebFolder(Folder):
 
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
         """Return the `LIKELY` files that the server has; an empty list for a subfolder."""
-        if prefix:
-            return []
-        if self._likely is None:
-            urls = [self.url(name) for name in LIKELY]
-            with self._remote.at_once(urls, self._entry, self.budget) as entries:
-                present = [entry for entry in entries if entry is not None]
-            self._likely = sorted(present, key=lambda entry: entry.name)
-        return self._likely[:most]
+        return [] if prefix else self._likely[:most]
+
+    @cached_property
+    def _likely(self) -> list[Entry]:
+        urls = [self.url(name) for name in LIKELY]
+        with self._remote.at_once(urls, self._entry, self.budget) as entries:
+            present = [entry for entry in entries if entry is not None]
+        return sorted(present, key=lambda entry: entry.name)
 
     def _entry(self, url: str, limits: RequestLimits) -> Entry | None:
         try:
