@@ -33,7 +33,7 @@ from blobstore.store.ports import (
     unique,
     wrong_bytes,
 )
-from blobstore.store.spool import MemoryBlob, SpoolWriter
+from blobstore.store.sessions import MemoryBlob, SpoolWriter
 
 
 class _Blobs(Blobs):

@@ -228,27 +228,27 @@ class OtherModels(Protocol):
 
 
 class Readable:
-    """Models that can be read, in one place. What a home lacks is None, or empty, as here."""
+    """Models that can be read, in one place. What a home lacks is None, or empty, as here.
+
+    ``address``: where it is, for messages. ``root``: the folder of a home in a folder. ``packed``:
+    models whose blobs are kept compressed beside the others. ``lower``: homes below this one
+    (layered.py), which are only read. ``shares``: the registries that have its models.
+    ``has_cache``: whether `prefetch` brings blobs near. ``newer``: the models that only newer
+    Ollamas read.
+    """
 
     address: str
-    """Where it is, for messages and journals."""
     blobs: Blobs
     manifests: Manifests
     root: Path | None = None
-    """The folder of a home in a folder."""
     packed: Readable | None = None
-    """Models whose blobs are kept compressed beside the others."""
     lower: Sequence[Readable] = ()
-    """Homes below this one (layered.py), which are only read."""
     signatures: Signatures | None = None
     summaries: Summaries | None = None
     results: Results | None = None
     shares: Shares | None = None
-    """The registries that have its models."""
     has_cache: bool = False
-    """Whether `prefetch` brings blobs near."""
     newer: OtherModels | None = None
-    """The models that only newer Ollamas read."""
 
     @property
     def upper(self) -> Readable:

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from blobstore.errors import (
     BlobStoreError,
@@ -38,7 +37,6 @@ _PLAIN_MANIFEST = re.compile(
 )
 _REFERENCE = re.compile(r'"digest":"sha256:([0-9a-f]{64})","size":([0-9]+)', re.ASCII)
 _DIGEST = '"digest":"sha256:'
-_K = TypeVar("_K")
 _PLAIN = bytes(code for code in range(0x20, 0x7F) if code != ord("\\"))
 
 
@@ -105,26 +103,17 @@ class KnownNeeds:
     def of(self, raw: bytes) -> Needs | BlobStoreError:
         key = hashlib.sha256(raw).digest()
         if key not in self._found:
-            self._found[key] = self._known[key] if key in self._known else self._needs(raw)
+            try:
+                needs = self._known.get(key)
+                self._found[key] = self._read(raw, "the manifest") if needs is None else needs
+            except BlobStoreError as error:
+                self._found[key] = error.kept()
         return self._found[key]
-
-    def _needs(self, raw: bytes) -> Needs | BlobStoreError:
-        try:
-            return self._read(raw, "the manifest")
-        except BlobStoreError as error:
-            return error.kept()
 
     @property
     def parsed(self) -> dict[bytes, Needs]:
-        return _readable(self._found)
-
-
-def _readable(found: Mapping[_K, Needs | BlobStoreError]) -> dict[_K, Needs]:
-    return {key: needs for key, needs in found.items() if not isinstance(needs, BlobStoreError)}
-
-
-def _unreadable(found: Mapping[_K, Needs | BlobStoreError]) -> dict[_K, BlobStoreError]:
-    return {key: error for key, error in found.items() if isinstance(error, BlobStoreError)}
+        found = self._found.items()
+        return {key: needs for key, needs in found if not isinstance(needs, BlobStoreError)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,21 +145,22 @@ class References:
         Bytes that ``known`` has are not parsed again.
         """
         needs = KnownNeeds(known.parsed if known is not None else None)
-        found = {
-            name: raw if isinstance(raw, BlobStoreError) else needs.of(raw)
-            for name, raw in manifests
-        }
-        others = dict(newer)
-        return cls(
-            models=_readable(found),
-            broken={
-                name: error.about(model=str(name)) for name, error in _unreadable(found).items()
-            },
-            strays=tuple(strays),
-            parsed=needs.parsed,
-            newer=tuple(_readable(others).values()),
-            unread=_unreadable(others),
-        )
+        models: dict[ModelName, Needs] = {}
+        broken: dict[ModelName, BlobStoreError] = {}
+        for name, raw in manifests:
+            found = raw if isinstance(raw, BlobStoreError) else needs.of(raw)
+            if isinstance(found, BlobStoreError):
+                broken[name] = found.about(model=str(name))
+            else:
+                models[name] = found
+        others: list[Needs] = []
+        unread: dict[Path, BlobStoreError] = {}
+        for path, found in newer:
+            if isinstance(found, BlobStoreError):
+                unread[path] = found
+            else:
+                others.append(found)
+        return cls(models, broken, tuple(strays), needs.parsed, tuple(others), unread)
 
     @property
     def names(self) -> set[ModelName]:

@@ -137,7 +137,7 @@ def stored_tensors(header: Header, settings: Settings = lambda: None) -> Iterato
     }
     companions = {name + one for name, entries in scaled.items() for one in entries if one}
     quantized = False
-    for name, entry in sorted(items, key=_begin):
+    for name, entry in sorted(items, key=lambda item: item[1].begin):
         if name in companions:
             continue
         entries, quantization, transposed = scaled.get(name) or {"": entry}, None, False
@@ -153,10 +153,6 @@ def stored_tensors(header: Header, settings: Settings = lambda: None) -> Iterato
         raise CorruptDataError(
             f"the blob's type is {metadata['quant_type']}, but it holds no quantized tensor"
         )
-
-
-def _begin(item: tuple[str, TensorEntry]) -> int:
-    return item[1].begin
 
 
 def _check_described(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> None:
@@ -186,7 +182,7 @@ def _quantization(
     if not is_described:
         return _inferred(name, entries, settings)
     quantization = _described(name, metadata, prefix)
-    if wrong := _wrong_part(entries, quantization):
+    if wrong := next(_faults(entries, quantization), None):
         kind = UnclearTypeError if _possible(entries) else CorruptDataError
         raise kind(f"tensor {name!r} of type {quantization}: {wrong}", tensor=name)
     return quantization
@@ -235,7 +231,7 @@ def _possible(entries: Mapping[str, TensorEntry]) -> list[Quantization]:
         for quant_type in QuantType
         if quant_type.is_affine == (".bias" in entries)
         for quantization in (Quantization(quant_type, size) for size in quant_type.group_sizes)
-        if not _wrong_part(entries, quantization)
+        if next(_faults(entries, quantization), None) is None
     ]
 
 
@@ -246,10 +242,6 @@ def _named(name: str, settings: QuantizationSettings | None) -> Quantization | N
         return module.quantization if module is not None else None
     except UsageError:
         return None
-
-
-def _wrong_part(entries: Mapping[str, TensorEntry], quantization: Quantization) -> str | None:
-    return next(_faults(entries, quantization), None)
 
 
 def _faults(entries: Mapping[str, TensorEntry], quantization: Quantization) -> Iterator[str]:

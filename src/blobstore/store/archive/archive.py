@@ -27,6 +27,8 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import IO, BinaryIO, Self
 
+import zstandard
+
 from blobstore.errors import (
     CorruptDataError,
     LimitExceededError,
@@ -76,7 +78,7 @@ from blobstore.store.ports import (
     spelled_among,
     unique,
 )
-from blobstore.store.spool import Spool
+from blobstore.store.sessions import Spool
 
 _PREFIX = blob_path(Digest("0" * 64))[:-64]
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -144,8 +146,6 @@ class StreamedContents(Contents):
         return super().read_at(offset, buffer)
 
     def _next(self) -> bytes:
-        import zstandard
-
         try:
             data = self._stream.read(_READ_AT_ONCE)
         except (zstandard.ZstdError, zlib.error, EOFError, gzip.BadGzipFile) as error:

@@ -23,7 +23,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
+
+import zstandard
 
 from blobstore import hashing
 from blobstore.errors import BusyError, DigestMismatchError, StorageError, UsageError
@@ -53,9 +55,6 @@ from blobstore.store.ports import (
     unique,
 )
 from blobstore.store.transfer import Transferred, transfer
-
-if TYPE_CHECKING:
-    from zstandard import ZstdCompressor
 
 FRAME = 2**21
 """Bytes of the tar in a frame, at most."""
@@ -214,8 +213,6 @@ def compressed(data: memoryview) -> Sequence[Bytes]:
 
     A sample from the middle tells whether compressing all of it is worth the time.
     """
-    import zstandard
-
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
     middle = (len(data) - _PROBE) // 2
     if middle <= 0 or _saves(data[middle : middle + _PROBE], compressor):
@@ -225,7 +222,7 @@ def compressed(data: memoryview) -> Sequence[Bytes]:
     return list(stored_frame(data))
 
 
-def _saves(data: memoryview, compressor: ZstdCompressor) -> bool:
+def _saves(data: memoryview, compressor: zstandard.ZstdCompressor) -> bool:
     return len(compressor.compress(data)) < _SAVES * len(data)
 
 

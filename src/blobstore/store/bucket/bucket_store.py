@@ -86,7 +86,7 @@ from blobstore.store.ports import (
     unique,
 )
 from blobstore.store.references import References
-from blobstore.store.spool import Spool, SpoolWriter
+from blobstore.store.sessions import Spool, SpoolWriter
 
 _Name = str | ModelName
 _AT_ONCE = 1000

@@ -51,8 +51,8 @@ from blobstore.store.registry.repositories import (
     Uploads,
     check_manifest_size,
 )
+from blobstore.store.sessions import Spool, SpooledBlob, SpoolWriter
 from blobstore.store.signing.signed_models import SignaturePolicy
-from blobstore.store.spool import Spool, SpooledBlob, SpoolWriter
 from blobstore.store.transfer import Transferred, transfer
 
 _log = logging.getLogger("blobstore.store.registry")
