@@ -141,33 +141,40 @@ def transfer(
         raise UsageError(
             f"two models would get one name: {', '.join(str(new) for _, new in planned)}"
         )
-    between = _Between(source, target, threads(jobs), check, policy)
-    return [_transfer(old, new, between, progress) for old, new in planned]
-
-
-@dataclass(frozen=True, slots=True)
-class _Between:
-    """From where to where models are copied, by how many threads, and which ones are refused."""
-
-    source: Readable
-    target: Receiver
-    jobs: int
-    check: Check
-    policy: SignaturePolicy | None
+    return [
+        _transfer(
+            old,
+            new,
+            source,
+            target,
+            jobs=threads(jobs),
+            check=check,
+            policy=policy,
+            progress=progress,
+        )
+        for old, new in planned
+    ]
 
 
 def _transfer(
-    old: ModelName, new: ModelName, between: _Between, progress: Progress | None
+    old: ModelName,
+    new: ModelName,
+    source: Readable,
+    target: Receiver,
+    *,
+    jobs: int,
+    check: Check,
+    policy: SignaturePolicy | None,
+    progress: Progress | None,
 ) -> Transferred:
-    source, target = between.source, between.target
     # Each thread has one blob, and they are hashed together.
-    at_once = between.jobs * hashing.width()
+    at_once = jobs * hashing.width()
     allow_open_files(3 * at_once)
     took: list[tuple[How, Descriptor]] = []
     with source.lease(), target.session(name=new) as session:
         manifest = source.manifests.read(old)
-        between.check(manifest, str(old))
-        signatures = _signatures(source, old, manifest.digest, between.policy)
+        check(manifest, str(old))
+        signatures = _signatures(source, old, manifest.digest, policy)
         missing = session.missing(manifest.descriptors)
         told = begun(progress, sum(blob.size for blob in missing))
         if session.in_sequence:
@@ -180,8 +187,7 @@ def _transfer(
             told(descriptor.size, descriptor.name or str(descriptor.digest))
 
         with kept_for_the_next(session):
-            threads_needed = max(1, min(at_once, len(missing)))
-            each(missing, take, threads_needed, name="transfer")
+            each(missing, take, max(1, min(at_once, len(missing))), name="transfer")
             added = 0
             if signatures and target.signatures is not None:
                 added = target.signatures.add(new, manifest.digest, signatures)

@@ -27,8 +27,6 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import IO, BinaryIO, Self
 
-import zstandard
-
 from blobstore.errors import (
     CorruptDataError,
     LimitExceededError,
@@ -146,6 +144,8 @@ class StreamedContents(Contents):
         return super().read_at(offset, buffer)
 
     def _next(self) -> bytes:
+        import zstandard
+
         try:
             data = self._stream.read(_READ_AT_ONCE)
         except (zstandard.ZstdError, zlib.error, EOFError, gzip.BadGzipFile) as error:

@@ -23,12 +23,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
-
-import zstandard
+from typing import Any, BinaryIO
 
 from blobstore import hashing
-from blobstore.errors import BusyError, DigestMismatchError, StorageError, UsageError
+from blobstore.errors import BusyError, StorageError, UsageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.oci import (
     INDEX_PATH,
@@ -53,6 +51,7 @@ from blobstore.store.ports import (
     check_expected,
     check_reader_size,
     unique,
+    wrong_bytes,
 )
 from blobstore.store.transfer import Transferred, transfer
 
@@ -142,107 +141,47 @@ def _is_named(fd: int, temporary: Path) -> bool:
     return False
 
 
-class TarWriter:
-    """Writes a tar, file by file. ``write`` is called with its bytes, by one thread at a time.
-
-    ``compresses``: in frames, with a seek table.
-    """
-
-    def __init__(self, write: Write, *, compresses: bool, jobs: int) -> None:
-        self._write = write
-        self._compresses = compresses
-        self._jobs = jobs
-        self._batch = memoryview(bytearray(_BATCH))
-        self._frames: list[tuple[int, int]] = []
-
-    def add_bytes(self, path: str, data: bytes) -> None:
-        self._add(path, BytesReader(data), hashing.stream())
-
-    def add_blob(self, path: str, descriptor: Descriptor, reader: OpenReader) -> None:
-        """Add a file with all bytes of a reader.
-
-        Raises: as ``reader``, as ``write``; DigestMismatchError for other bytes than the blob's.
-        """
-        stream = hashing.stream()
-        self._add(path, reader, stream)
-        if stream.digest().hex() != descriptor.digest.hex:
-            message = f"{reader.name}: its bytes are not those of {descriptor.digest}"
-            raise DigestMismatchError(message, blob=str(descriptor.digest), path=reader.name)
-
-    def _add(self, path: str, reader: OpenReader, stream: hashing.Stream) -> None:
-        header = member_header(path, reader.size)
-        begin = len(header)
-        self._batch[:begin] = header
-        done = 0
-        while done < reader.size or begin:
-            data = self._batch[begin:][: reader.size - done]
-            reader.readinto(done, data)
-            done += len(data)
-            end = in_blocks(begin + len(data))
-            self._batch[begin + len(data) : end] = bytes(end - begin - len(data))
-            self._put(self._batch[:end], partial(stream.update, data))
-            begin = 0
-
-    def _put(self, batch: memoryview, hash_it: Callable[[], object]) -> None:
-        tasks: list[Callable[[], object]] = [hash_it]
-        if not self._compresses:
-            tasks.append(partial(self._write, batch))
-            results_of(tasks, lambda task: task(), self._jobs, name="archive")
-            return
-        frames = [batch[at : at + FRAME] for at in range(0, len(batch), FRAME)]
-        coded: list[Sequence[Bytes]] = [()] * len(frames)
-
-        def code(number: int) -> None:
-            coded[number] = compressed(frames[number])
-
-        tasks += (partial(code, number) for number in range(len(frames)))
-        results_of(tasks, lambda task: task(), self._jobs, name="archive")
-        for frame, parts in zip(frames, coded, strict=True):
-            self._frames.append((sum(map(len, parts)), len(frame)))
-            for part in parts:
-                self._write(part)
-
-    def finish(self) -> None:
-        self._put(memoryview(END), lambda: None)
-        if self._compresses:
-            self._write(encode_table(self._frames))
-
-
 def compressed(data: memoryview) -> Sequence[Bytes]:
     """Return the parts of a frame of zstandard with these bytes.
 
     A sample from the middle tells whether compressing all of it is worth the time.
     """
+    import zstandard
+
     compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
     middle = (len(data) - _PROBE) // 2
-    if middle <= 0 or _saves(data[middle : middle + _PROBE], compressor):
+    sample = data[middle : middle + _PROBE]
+    if middle <= 0 or len(compressor.compress(sample)) < _SAVES * len(sample):
         frame = compressor.compress(data)
         if len(frame) < _SAVES * len(data):
             return [frame]
     return list(stored_frame(data))
 
 
-def _saves(data: memoryview, compressor: zstandard.ZstdCompressor) -> bool:
-    return len(compressor.compress(data)) < _SAVES * len(data)
-
-
 class NewArchive(Intake):
     """An archive that is being written. See `Receiver`; it is also its only session.
 
-    ``models``: what it will contain, the bytes of manifests by name.
+    ``write`` is called with its bytes, by one thread at a time. ``models``: what it will contain,
+    the bytes of manifests by name. ``compresses``: in frames, with a seek table.
     """
 
     in_sequence = True
     signatures = None
 
-    def __init__(self, tar: TarWriter, models: Mapping[ModelName, bytes]) -> None:
-        self._tar = tar
+    def __init__(
+        self, write: Write, models: Mapping[ModelName, bytes], *, compresses: bool, jobs: int
+    ) -> None:
+        self._write = write
         self._models = models
+        self._compresses = compresses
+        self._jobs = jobs
+        self._batch = memoryview(bytearray(_BATCH))
+        self._frames: list[tuple[int, int]] = []
         self._sizes: dict[Digest, int] = {}
-        tar.add_bytes(LAYOUT_PATH, LAYOUT)
-        tar.add_bytes(INDEX_PATH, encode_index(models.items()))
+        self._add_file(LAYOUT_PATH, BytesReader(LAYOUT))
+        self._add_file(INDEX_PATH, BytesReader(encode_index(models.items())))
         for digest, raw in {Digest.of(raw): raw for raw in models.values()}.items():
-            tar.add_bytes(blob_path(digest), raw)
+            self._add_file(blob_path(digest), BytesReader(raw))
             self._sizes[digest] = len(raw)
 
     def target(self, name: str | ModelName) -> ModelName:
@@ -262,7 +201,8 @@ class NewArchive(Intake):
         if descriptor.digest in self._sizes:
             return How.THERE
         check_reader_size(descriptor, reader)
-        self._tar.add_blob(blob_path(descriptor.digest), descriptor, reader)
+        if self._add_file(blob_path(descriptor.digest), reader) != descriptor.digest:
+            raise wrong_bytes(descriptor, reader)
         self._sizes[descriptor.digest] = descriptor.size
         return How.COPIED
 
@@ -274,6 +214,43 @@ class NewArchive(Intake):
                 raise blob_not_found(blob.digest)
             check_blob_size(blob, self._sizes[blob.digest])
         return {blob.digest for blob in manifest.descriptors}
+
+    def _add_file(self, path: str, reader: OpenReader) -> Digest:
+        """Write a file's header, bytes and padding; return the digest of the bytes."""
+        stream = hashing.stream()
+        header = member_header(path, reader.size)
+        begin = len(header)
+        self._batch[:begin] = header
+        done = 0
+        while done < reader.size or begin:
+            data = self._batch[begin:][: reader.size - done]
+            reader.readinto(done, data)
+            done += len(data)
+            end = in_blocks(begin + len(data))
+            self._batch[begin + len(data) : end] = bytes(end - begin - len(data))
+            self._put(self._batch[:end], partial(stream.update, data))
+            begin = 0
+        return Digest(stream.digest().hex())
+
+    def _put(self, batch: memoryview, hash_it: Callable[[], object]) -> None:
+        """Write a batch, while ``hash_it`` runs, too."""
+        if not self._compresses:
+            tasks: list[Callable[[], object]] = [hash_it, partial(self._write, batch)]
+            results_of(tasks, lambda task: task(), self._jobs, name="archive")
+            return
+        frames = [batch[at : at + FRAME] for at in range(0, len(batch), FRAME)]
+        jobs: list[Callable[[], Any]] = [hash_it, *(partial(compressed, one) for one in frames)]
+        _, *coded = results_of(jobs, lambda job: job(), self._jobs, name="archive")
+        for frame, parts in zip(frames, coded, strict=True):
+            self._frames.append((sum(map(len, parts)), len(frame)))
+            for part in parts:
+                self._write(part)
+
+    def finish(self) -> None:
+        """Write the end of the tar, and the seek table."""
+        self._put(memoryview(END), lambda: None)
+        if self._compresses:
+            self._write(encode_table(self._frames))
 
 
 def save_models(
@@ -305,9 +282,9 @@ def save_models(
         raise UsageError("an archive needs a model", hint="Name one or several.")
     compresses = _compresses(target) if compress is None else compress
     with opened_output(target, replace=replace) as write:
-        tar = TarWriter(write, compresses=compresses, jobs=threads(jobs))
-        done = transfer(list(models), store, NewArchive(tar, models), progress=progress)
-        tar.finish()
+        archive = NewArchive(write, models, compresses=compresses, jobs=threads(jobs))
+        done = transfer(list(models), store, archive, progress=progress)
+        archive.finish()
     return done
 
 
