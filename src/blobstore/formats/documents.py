@@ -10,7 +10,6 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from io import BytesIO
 from typing import Annotated, Any, Final, Literal
 
 from blobstore.errors import DocumentError, InvalidDigestError
@@ -140,7 +139,16 @@ class Manifest(Document):
     @cached_property
     def raw(self) -> bytes:
         """The exact bytes: as parsed, else a line of compact JSON in Ollama's key order."""
-        return self.parsed or self._encode()
+        if self.parsed:
+            return self.parsed
+        # manifest.Manifest and manifest.Layer in ollama/ollama@fb307609 leave out an empty `from`
+        # and `name`. The layers one by one: the dictionaries of 100,000 at once would take three
+        # times their text.
+        shell: dict[str, Any] = {"schemaVersion": 2, "mediaType": self.media_type}
+        if self.config is not None:
+            shell["config"] = self.config.document
+        layers = b",".join(strictjson.encode(layer.document) for layer in self.layers)
+        return strictjson.encode(shell)[:-1] + b',"layers":[' + layers + b"]}\n"
 
     @property
     def digest(self) -> Digest:
@@ -177,21 +185,6 @@ class Manifest(Document):
         """Return the layer of that file of the checkpoint, JSON document or not, or None."""
         files = (*self.json_layers, *self.file_layers)
         return next((layer for layer in files if layer.name == name), None)
-
-    def _encode(self) -> bytes:
-        # manifest.Manifest and manifest.Layer in ollama/ollama@fb307609 leave out an empty `from`
-        # and `name`. The layers one by one: the dictionaries of 100,000 at once would take three
-        # times their text, and a list of texts twice.
-        shell: dict[str, Any] = {"schemaVersion": 2, "mediaType": self.media_type}
-        if self.config is not None:
-            shell["config"] = self.config.document
-        raw = BytesIO()
-        raw.write(strictjson.encode(shell)[:-1] + b',"layers":[')
-        for number, layer in enumerate(self.layers):
-            raw.write(b"," if number else b"")
-            raw.write(strictjson.encode(layer.document))
-        raw.write(b"]}\n")
-        return raw.getvalue()
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,11 +288,9 @@ def _error(what: str, line: int, message: str, hint: str | None = None) -> Docum
     return DocumentError(f"{what}: line {line}: {message} (rule {RULE})", rule=RULE, hint=hint)
 
 
-_VERSION_NUMBER = "(?:0|[1-9][0-9]*)"
-_PRE = f"(?:{_VERSION_NUMBER}|[0-9]*[A-Za-z-][0-9A-Za-z-]*)"
-_BUILD = "[0-9A-Za-z-]+"
 _VERSION = re.compile(
-    rf"({_VERSION_NUMBER})(?:\.({_VERSION_NUMBER})(?:\.({_VERSION_NUMBER})(?P<pre>-{_PRE}(?:\.{_PRE})*)?(?:\+{_BUILD}(?:\.{_BUILD})*)?)?)?"
+    r"(0|[1-9][0-9]*)(?:\.(0|[1-9][0-9]*)(?:\.(0|[1-9][0-9]*)"
+    r"(?P<pre>-[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*)?(?:\+[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*)?)?)?"
 )
 _MAX_VERSION = 64
 

@@ -131,7 +131,6 @@ MAX_ENTRIES: Final = 10_000
 MAX_MANIFESTS: Final = 256 * 2**20
 """Bytes of all manifests of an index, which are held in memory."""
 
-_IndexType = Literal["application/vnd.oci.image.index.v1+json"]
 _INDEX_TYPE: Final = "application/vnd.oci.image.index.v1+json"
 _SHORT_NAME = "org.opencontainers.image.ref.name"
 _FULL_NAME = "io.containerd.image.name"
@@ -151,7 +150,9 @@ class _Layout(Document):
 class _Index(Document):
     schema_version: Annotated[Literal[2], Key("schemaVersion")]
     manifests: list[OciDescriptor]
-    media_type: Annotated[_IndexType | None, Key("mediaType")] = None
+    media_type: Annotated[
+        Literal["application/vnd.oci.image.index.v1+json"] | None, Key("mediaType")
+    ] = None
 
 
 def parse_index(raw: bytes, what: str) -> list[OciDescriptor]:

@@ -9,7 +9,7 @@ order of the fields, gives the error, in pydantic's words. Pydantic itself, whic
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, partial
 from types import UnionType
@@ -98,9 +98,18 @@ class Document:
         return cls(**cls.fields_of(value))
 
     @classmethod
+    @cache
     def json_keys(cls) -> tuple[tuple[str, str, Check, bool], ...]:
         """Return the fields that are read: field, key, check, and whether the key is needed."""
-        return _keys(cast("Any", cls))
+        hints = get_type_hints(cls, include_extras=True)
+        keys = []
+        for field in fields(cast("Any", cls)):
+            named = [item.name for item in get_args(hints[field.name])[1:] if isinstance(item, Key)]
+            key = named[0] if named else field.name
+            if key is not None:
+                is_needed = field.default is MISSING and field.default_factory is MISSING
+                keys.append((field.name, key, check_of(hints[field.name]), is_needed))
+        return tuple(keys)
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -114,19 +123,6 @@ class Document:
             elif is_needed:
                 raise InvalidError("Field required", key)
         return found
-
-
-@cache
-def _keys(document: Any) -> tuple[tuple[str, str, Check, bool], ...]:
-    hints = get_type_hints(document, include_extras=True)
-    keys = []
-    for field in fields(document):
-        named = [item.name for item in get_args(hints[field.name])[1:] if isinstance(item, Key)]
-        key = named[0] if named else field.name
-        if key is not None:
-            is_needed = field.default is MISSING and field.default_factory is MISSING
-            keys.append((field.name, key, check_of(hints[field.name]), is_needed))
-    return tuple(keys)
 
 
 def validated(model: type[_D], value: Any, what: str, rule: str) -> _D:
@@ -208,22 +204,18 @@ def _any_of(checks: list[Check], value: Any) -> Any:
 def _items(check: Check, kind: type, value: Any) -> Any:
     if not isinstance(value, list | tuple):
         raise InvalidError(f"Input should be a valid {kind.__name__}")
-    checked: list[Any] = []
-    try:
-        for item in value:
-            checked.append(check(item))  # noqa: PERF401  # its length is the place of an error
-    except InvalidError as error:
-        raise error.within(len(checked)) from None
-    return kind(checked)
+    return kind(item for _, item in _each(check, enumerate(value)))
 
 
 def _members(check: Check, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidError("Input should be a valid dictionary")
-    checked = {}
-    for key, item in value.items():
+    return dict(_each(check, value.items()))
+
+
+def _each(check: Check, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    for key, item in items:
         try:
-            checked[key] = check(item)
+            yield key, check(item)
         except InvalidError as error:
             raise error.within(key) from None
-    return checked

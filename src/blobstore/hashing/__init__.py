@@ -1,4 +1,4 @@
-"""SHA-256 of many streams at once, and CRC-32, in C++.
+"""SHA-256 of many streams at once, in C++.
 
 Blobs are independent streams, so their blocks can be hashed side by side: in the lanes of vectors
 (AVX-512, AVX2), or with the SHA instructions of x86-64 and arm64, interleaved. When the module is
@@ -57,15 +57,12 @@ def use_method(name: str) -> None:
         )
     here = _native.families()
     if name in _FAMILIES and name not in here:
-        hint = f"Use one of: {', '.join(found for found in METHODS if _is_here(found, here))}."
+        possible = (method for method in METHODS if method not in _FAMILIES or method in here)
+        hint = f"Use one of: {', '.join(possible)}."
         raise UsageError(f"this processor has no SHA-256 method {name!r}", hint=hint)
     _native.use(list(_FAMILIES.get(name, here)))
     # OpenSSL has code for processors that have none of our methods.
     _uses_openssl = name == _OPENSSL or (name == "fastest" and here == ["plain"])
-
-
-def _is_here(name: str, here: Sequence[str]) -> bool:
-    return name not in _FAMILIES or name in here
 
 
 _uses_openssl = False
@@ -107,11 +104,3 @@ def digests(pieces: Sequence[Bytes]) -> list[bytes]:
     if _uses_openssl:
         return [hashlib.sha256(piece).digest() for piece in pieces]
     return _native.digests(list(pieces))
-
-
-def crc32(pieces: Sequence[Bytes], crc: int = 0) -> int:
-    """Return the CRC-32 (as `zlib.crc32`) of pieces, one after the other.
-
-    ``crc``: of the bytes before them. The interpreter lock is released once for all of them.
-    """
-    return _native.crc32(pieces, crc)

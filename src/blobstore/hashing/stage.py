@@ -56,13 +56,10 @@ class BlobHash:
     def add(self, offset: int, piece: Piece) -> None:
         """Add the piece at ``offset`` of the blob; it is hashed after all bytes before it."""
         with self._stage.mutex:
-            self._add(offset, piece)
+            self._waiting[offset] = piece
+            self._offer()
         if self._is_abandoned:
             self.abandon()
-
-    def _add(self, offset: int, piece: Piece) -> None:
-        self._waiting[offset] = piece
-        self._offer()
 
     def abandon(self) -> None:
         """Drop all pieces that wait, and those that are still added: the blob has failed."""
@@ -106,15 +103,11 @@ class BlobHash:
 
 
 class HashStage:
-    """Where the threads of one job hash. Safe to share between them.
-
-    ``spare``: memory of pieces that were hashed, for pieces that are read later.
-    """
+    """Where the threads of one job hash. Safe to share between them."""
 
     def __init__(self) -> None:
         self.mutex = threading.Lock()
         self.ready: deque[BlobHash] = deque()
-        self.spare: list[bytearray] = []
         self._width = hashing.width()
 
     def blob(
@@ -188,11 +181,7 @@ class HashStage:
         offset = 0
         for piece in pieces:
             hashed.clear()
-            blob.add(offset, Piece(len(piece), partial(_itself, piece), hashed.set))
+            blob.add(offset, Piece(len(piece), lambda data=piece: data, hashed.set))
             self.work_until(hashed)
             offset += len(piece)
         return found[0] if found else blob.stream.digest()
-
-
-def _itself(piece: memoryview) -> memoryview:
-    return piece

@@ -4,7 +4,6 @@ from blobstore.kernels.native import KERNELS, Kernel, active, use
 from blobstore.kernels.quantize import (
     block_of,
     compare,
-    decode_blocks,
     decode_blocks_into,
     dequantize,
     dequantize_into,
@@ -42,7 +41,6 @@ __all__ = [
     "check_method",
     "checked_importance",
     "compare",
-    "decode_blocks",
     "decode_blocks_into",
     "decoded_scales",
     "dequantize",

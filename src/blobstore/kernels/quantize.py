@@ -279,15 +279,6 @@ def _floats(array: Array) -> Array:
         return np.require(plain, kind, ("C", "A"))
 
 
-def decode_blocks(
-    codes: Array, scales: Array, run: BlockRun, *, kernel: Kernel | None = None
-) -> Array:
-    """Return the BF16 values of a run of codes as a new flat array; see `decode_blocks_into`."""
-    out = np.empty(run.count, _BF16)
-    decode_blocks_into(codes, scales, out, run, kernel=kernel)
-    return out
-
-
 def decode_blocks_into(
     codes: Array, scales: Array, out: Array, run: BlockRun, *, kernel: Kernel | None = None
 ) -> None:

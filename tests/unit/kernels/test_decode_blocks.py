@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from support.blocks import decode_blocks
 from support.weights import BF16, F16, F32, TARGETS, TWIN, every_16_bit_value, raw
 
 from blobstore import kernels
@@ -101,11 +102,11 @@ def assert_every_code_decodes(scales: Array, kernel: kernels.Kernel) -> None:
     """Fail unless all codes for each scale have the expected bits; ``scales``: ``[blocks]``."""
     codes = np.tile(np.arange(256, dtype=np.uint8).reshape(2, 128), len(scales))
     expected = expected_bits(codes, scales.astype(F32)[None])
-    values = kernels.decode_blocks(codes.reshape(-1), scales, whole(codes), kernel=kernel)
+    values = decode_blocks(codes.reshape(-1), scales, whole(codes), kernel=kernel)
     np.testing.assert_array_equal(raw(values).reshape(codes.shape), expected)
     # The same codes one after the other, each a matrix of its own: a vector then has many scales.
     run = BlockRun(rows=1, cols=1, first=0, count=codes.size)
-    values = kernels.decode_blocks(
+    values = decode_blocks(
         codes.reshape(-1), np.tile(np.repeat(scales, 128), 2), run, kernel=kernel
     )
     np.testing.assert_array_equal(raw(values).reshape(codes.shape), expected)
@@ -199,16 +200,14 @@ def test_values_computed_by_hand(
     for shape in ((1, 70), (1, 1)):
         run = BlockRun(rows=shape[0], cols=shape[1], first=0, count=70)
         scales = np.full(len(run.scales), scale, np.float32)
-        assert set(raw(kernels.decode_blocks(codes, scales, run, kernel=kernel)).tolist()) == {bits}
+        assert set(raw(decode_blocks(codes, scales, run, kernel=kernel)).tolist()) == {bits}
 
 
 @any_kernel
 @any_shape
 def test_a_matrix_of_any_shape(shape: tuple[int, int], kernel: kernels.Kernel) -> None:
     codes, scales = matrix(shape)
-    values = kernels.decode_blocks(
-        codes.reshape(-1), scales.reshape(-1), whole(codes), kernel=kernel
-    )
+    values = decode_blocks(codes.reshape(-1), scales.reshape(-1), whole(codes), kernel=kernel)
     assert (values.dtype, values.shape) == (BF16, (codes.size,))
     np.testing.assert_array_equal(raw(values).reshape(shape), expected_bits(codes, scales))
 
@@ -221,9 +220,7 @@ def test_a_stack_of_matrices_in_one_call(
 ) -> None:
     codes, scales, expected = stacked(stack, dtype)
     run = BlockRun(rows=stack[1], cols=stack[2], first=0, count=codes.size)
-    np.testing.assert_array_equal(
-        raw(kernels.decode_blocks(codes, scales, run, kernel=kernel)), expected
-    )
+    np.testing.assert_array_equal(raw(decode_blocks(codes, scales, run, kernel=kernel)), expected)
 
 
 def runs_of(size: int, rows: int, cols: int) -> Iterator[tuple[int, int]]:
@@ -292,9 +289,7 @@ def test_an_empty_run_has_no_values(
     shape: tuple[int, int], first: int, kernel: kernels.Kernel
 ) -> None:
     run = BlockRun(rows=shape[0], cols=shape[1], first=first, count=0)
-    values = kernels.decode_blocks(
-        np.empty(0, np.uint8), np.empty(0, np.float32), run, kernel=kernel
-    )
+    values = decode_blocks(np.empty(0, np.uint8), np.empty(0, np.float32), run, kernel=kernel)
     assert (values.dtype, values.shape) == (BF16, (0,))
 
 
@@ -302,7 +297,7 @@ def test_the_kernel_in_use_decodes_when_none_is_given(monkeypatch: pytest.Monkey
     used: list[str] = []
     monkeypatch.setattr(type(TWIN), "decode_blocks", lambda self, *_: used.append(self.name))
     monkeypatch.setattr("blobstore.kernels.native._active", TWIN)
-    kernels.decode_blocks(
+    decode_blocks(
         np.zeros(4, np.uint8), np.ones(1, np.float32), BlockRun(rows=1, cols=4, first=0, count=4)
     )
     assert used == ["reference"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.blocks import decode_blocks
 from support.weights import (
     BF16,
     DTYPES,
@@ -327,5 +328,5 @@ def test_the_interpreter_goes_on_while_blocks_are_decoded() -> None:
         kernels.KERNELS["plain"],
     )
     run = kernels.BlockRun(rows=2**12, cols=2**12, first=0, count=codes.size)
-    values = result_of(lambda: kernels.decode_blocks(codes, scales, run, kernel=plain))
+    values = result_of(lambda: decode_blocks(codes, scales, run, kernel=plain))
     assert not values.any()
