@@ -70,8 +70,13 @@ def parse(raw: bytes, *, non_finite: bool = False, values: int = MAX_VALUES) -> 
         raise StrictJsonError("depth", f"nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise StrictJsonError("syntax", f"not valid JSON: {error}") from None
-    if "\\u" in text:
-        _refuse_surrogates(value)
+    if "\\u" in text:  # json.loads accepts a lone \\ud800, but its string can't be encoded
+        try:
+            for node in _nodes(value):
+                if isinstance(node, str):
+                    node.encode()
+        except UnicodeEncodeError:
+            raise StrictJsonError("utf8", "a \\u escape is half of a surrogate pair") from None
     return value
 
 
@@ -175,16 +180,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(word: str) -> Any:
     raise StrictJsonError("syntax", f"not valid JSON: {word}")
-
-
-def _refuse_surrogates(value: Any) -> None:
-    # json.loads accepts a lone \ud800, but the string it makes can't be encoded.
-    try:
-        for node in _nodes(value):
-            if isinstance(node, str):
-                node.encode()
-    except UnicodeEncodeError:
-        raise StrictJsonError("utf8", "a \\u escape is half of a surrogate pair") from None
 
 
 def without_none(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,11 @@ class TokenizerFacts:
         Ollama rewrites the usual end of one, white space before a word (ollama/ollama@0f41bb42
         x/tokenizer/tokenizer_load.go `rewritePatternForRE2`).
         """
-        return next((one for one in self.splits if not _is_re2(one)), None)
+        for split in self.splits:
+            found = _NOT_IN_RE2.finditer(split.replace(_WHITESPACE, r"\s+"))
+            if any(match[1] or match[2] for match in found):
+                return split
+        return None
 
 
 def _without_vocabulary(text: str) -> dict[str, Any] | None:
@@ -76,11 +80,6 @@ def _without_vocabulary(text: str) -> dict[str, Any] | None:
     except ValueError:  # that model is within another value
         return None
     return value if isinstance(value, dict) else None
-
-
-def _is_re2(pattern: str) -> bool:
-    found = _NOT_IN_RE2.finditer(pattern.replace(_WHITESPACE, r"\s+"))
-    return not any(match[1] or match[2] for match in found)
 
 
 def _steps(value: Any, key: str) -> Iterator[dict[str, Any]]:

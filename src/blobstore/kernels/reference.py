@@ -79,11 +79,13 @@ class ReferenceKernel:
     def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
         codes = _unpacked(parts.weight, parts.quant_type.bits).reshape(-1, parts.group_size)
         with np.errstate(all="ignore"):
-            values = (
-                _affine_values(codes, parts)
-                if parts.bias is not None
-                else _fp_values(codes, parts, global_scale)
-            )
+            if parts.bias is not None:
+                product = codes.astype(np.float32) * parts.scale.astype(np.float32)[:, None]
+                values = product + parts.bias.astype(np.float32)[:, None]
+            else:
+                floats = codes.astype(np.uint8).view(code_type(parts.quant_type))
+                scales = decoded_scales(parts.scale, parts.quant_type)
+                values = floats.astype(np.float32) * scales[:, None] * np.float32(global_scale)
             out[:] = values.reshape(-1).astype(out.dtype)
 
     def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
@@ -162,17 +164,6 @@ def _quantize_fp(
     scale = decoded_scales(parts.scale, kind)[:, None]
     exact = np.where(scale == 0, np.float32(0), groups / scale)
     return rounded_bits(exact, code_type(kind))
-
-
-def _affine_values(codes: Array, parts: QuantizedArray[Array]) -> Array:
-    product = codes.astype(np.float32) * parts.scale.astype(np.float32)[:, None]
-    return product + np.asarray(parts.bias).astype(np.float32)[:, None]
-
-
-def _fp_values(codes: Array, parts: QuantizedArray[Array], global_scale: float) -> Array:
-    values = codes.astype(np.uint8).view(code_type(parts.quant_type)).astype(np.float32)
-    scales = decoded_scales(parts.scale, parts.quant_type)
-    return values * scales[:, None] * np.float32(global_scale)
 
 
 def _first_non_finite(values: Array) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -84,12 +84,6 @@ def float_dtype(config: Mapping[str, Any]) -> DType:
     return DType.BF16
 
 
-def are_alike(tensors: Iterable[TensorFacts]) -> bool:
-    """Return True if all are of one type, so that their codes can be joined."""
-    types = [(tensor.quantization, tensor.dtype, tensor.double_scaled) for tensor in tensors]
-    return types.count(types[0]) == len(types) if types else True
-
-
 @dataclass(frozen=True, slots=True)
 class ExpertGroup:
     """The routed experts of one layer.
@@ -111,8 +105,10 @@ class ExpertGroup:
     @property
     def mixed_projection(self) -> str | None:
         """A projection whose experts differ in type, so that they can't be stacked, or None."""
-        mixed = (name for name, tensors in self.projections.items() if not are_alike(tensors))
-        return next(mixed, None)
+        for name, tensors in self.projections.items():
+            if len({(one.quantization, one.dtype, one.double_scaled) for one in tensors}) > 1:
+                return name
+        return None
 
 
 @dataclass(frozen=True)

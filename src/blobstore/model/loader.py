@@ -175,7 +175,9 @@ class Model(Mapping[str, Tensor]):
             plain = names == "ollama" and tensor.quant_type is None
             name, own_suffix = _split_companion(tensor.name, self) if plain else (tensor.name, "")
             for suffix, array in parts_of(tensor.array(library)).items():
-                key = _array_name(names, name, own_suffix + suffix)
+                ending = own_suffix + suffix
+                base = name.removesuffix(".weight") if names == "mlx" and ending else name
+                key = base + _SUFFIXES[names].get(ending, ending)
                 if key in arrays:
                     raise UnsupportedSourceError(
                         f"model {self.name}: two arrays would have the name {key!r}",
@@ -250,11 +252,6 @@ def _split_companion(name: str, names: Container[str]) -> tuple[str, str]:
     stem, dot, last = name.rpartition(".")
     is_companion = dot and last in ("scale", "bias") and f"{stem}.scale" in names
     return (stem, dot + last) if is_companion else (name, "")
-
-
-def _array_name(names: Names, name: str, suffix: str) -> str:
-    base = name.removesuffix(".weight") if names == "mlx" and suffix else name
-    return base + _SUFFIXES[names].get(suffix, suffix)
 
 
 @contextmanager

@@ -228,7 +228,11 @@ def verdict(model: ModelFacts) -> Verdict:
     words = [model.architecture or "", model.types]
     if model.has_other_senses and not family.senses:
         words.append("text only")
-    if (first := _first_version(model, family)) != FIRST_VERSION:
+    needed = [family.architectures[model.architecture or ""]]
+    needed += [family.experts[group.place, group.layout] for group in model.experts]
+    needed += [family.drafts[model.draft]] if model.draft is not None else []
+    first = max(needed, key=lambda version: [int(part) for part in version.split(".")])
+    if first != FIRST_VERSION:
         words.append(f"from version {first}")
     return Verdict(NAME, VERSION, Runs.YES, ", ".join(words))
 
@@ -348,10 +352,3 @@ def _changes_rotation(section: Mapping[str, Any], settings: object, theta: float
         )
     scaled = settings.get("rope_type", settings.get("type", "default")) != "default"
     return scaled or settings.get("rope_theta", theta) != section.get("rope_theta", theta)
-
-
-def _first_version(model: ModelFacts, family: Family) -> str:
-    needed = [family.architectures[model.architecture or ""]]
-    needed += [family.experts[group.place, group.layout] for group in model.experts]
-    needed += [family.drafts[model.draft]] if model.draft is not None else []
-    return max(needed, key=lambda version: [int(part) for part in version.split(".")])
