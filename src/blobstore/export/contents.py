@@ -67,8 +67,7 @@ from blobstore.formats.documents import (
 from blobstore.formats.dtypes import FLOATS, DType
 from blobstore.formats.modelfile import Modelfile, read_script
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
-from blobstore.formats.strictdocument import validated
-from blobstore.formats.strictjson import parse_object
+from blobstore.formats.strictjson import parse_object, validated
 from blobstore.names import file_name, relative_path
 from blobstore.source.files import MAX_INDEX, MAX_INDEX_VALUES
 from blobstore.store.stored_model import BlobFile, StoredModel

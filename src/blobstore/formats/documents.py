@@ -14,15 +14,16 @@ from typing import Annotated, Any, Final, Literal
 
 from blobstore.errors import DocumentError, InvalidDigestError
 from blobstore.formats import strictjson
-from blobstore.formats.strictdocument import (
+from blobstore.formats.strictjson import (
     AtMost,
     Between,
     Document,
     InvalidError,
     Key,
+    check_limit,
+    parse_object,
     validated,
 )
-from blobstore.formats.strictjson import check_limit, parse_object
 from blobstore.io.budget import MAX_TEXT
 from blobstore.names import Digest
 

@@ -37,7 +37,7 @@ from blobstore.formats.documents import (
     TEMPLATE_MEDIA_TYPE,
     ModelConfig,
 )
-from blobstore.formats.strictdocument import Document
+from blobstore.formats.strictjson import Document
 
 RULE: Final = "T1"
 MAX_MODELFILE: Final = 4 * 2**20

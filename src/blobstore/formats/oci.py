@@ -43,8 +43,7 @@ from blobstore.formats.documents import (
     Manifest,
 )
 from blobstore.formats.dtypes import DType
-from blobstore.formats.strictdocument import Document, Key, validated
-from blobstore.formats.strictjson import check_limit, parse_object
+from blobstore.formats.strictjson import Document, Key, check_limit, parse_object, validated
 from blobstore.names import Digest, ModelName
 
 OCI_MANIFEST_MEDIA_TYPE: Final = "application/vnd.oci.image.manifest.v1+json"

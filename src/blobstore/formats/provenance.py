@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 from blobstore.errors import LimitExceededError
 from blobstore.formats import strictjson
 from blobstore.formats.documents import MAX_DOCUMENT
-from blobstore.formats.strictdocument import Between, Document, validated
+from blobstore.formats.strictjson import Between, Document, validated
 
 OWN_DOCUMENT: Final = "blobstore.json"
 RULE: Final = "B1"

@@ -28,8 +28,7 @@ from blobstore.formats.oci import (
     OCI_MANIFEST_MEDIA_TYPE,
     OciDescriptor,
 )
-from blobstore.formats.strictdocument import validated
-from blobstore.formats.strictjson import check_limit, parse_object
+from blobstore.formats.strictjson import check_limit, parse_object, validated
 from blobstore.names import Digest, ModelName
 
 SIGNATURE_MEDIA_TYPE: Final = "application/vnd.dev.cosign.simplesigning.v1+json"

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
 
 from blobstore.errors import BlobStoreError, DocumentError, UnfinishedPlanError
 from blobstore.formats import strictjson
-from blobstore.formats.strictdocument import AtMost, Document, InvalidError, Key, check_of
+from blobstore.formats.strictjson import AtMost, Document, InvalidError, Key, check_of
 from blobstore.importer.arguments import ImportArguments
 from blobstore.importer.planfile import VERSION, plan_bytes, write_plan
 from blobstore.importer.rules import parse_settings

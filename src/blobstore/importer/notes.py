@@ -16,7 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from blobstore.errors import UnsupportedSourceError, quoted
-from blobstore.formats.checkpoint import DRAFT_FOLDER, ParserFamily, SourceConfig, family_of
+from blobstore.formats.checkpoint import (
+    DRAFT_FOLDER,
+    TEMPLATE_DOCUMENTS,
+    ParserFamily,
+    SourceConfig,
+    family_of,
+)
 from blobstore.formats.documents import REQUIRED_OLLAMA, Draft, ModelConfig
 from blobstore.formats.dtypes import DType
 from blobstore.formats.provenance import (
@@ -30,7 +36,6 @@ from blobstore.formats.provenance import (
     Tally,
 )
 from blobstore.formats.quant import Quantization
-from blobstore.formats.tokenizer import TEMPLATE_DOCUMENTS
 from blobstore.importer.options import Experts, ImportOptions, Profile
 from blobstore.importer.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.roles import needs_stacked_experts, stacked_group_of

@@ -30,7 +30,7 @@ from blobstore.formats.checkpoint import CONFIG_NAME
 from blobstore.formats.modelfile import Modelfile
 from blobstore.formats.provenance import LeftOut
 from blobstore.formats.quant import QuantType
-from blobstore.formats.strictdocument import Document, validated
+from blobstore.formats.strictjson import Document, validated
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan, PlannedBlob, PlannedFile
 from blobstore.importer.plan import make_plan

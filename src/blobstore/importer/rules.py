@@ -32,8 +32,14 @@ from blobstore.errors import (
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.safetensors.header import header_of
-from blobstore.formats.strictdocument import AtMost, Document, InvalidError, check_of, validated
-from blobstore.formats.strictjson import parse_object
+from blobstore.formats.strictjson import (
+    AtMost,
+    Document,
+    InvalidError,
+    check_of,
+    parse_object,
+    validated,
+)
 from blobstore.io.ranges import FileReader
 from blobstore.kernels.arrays import Array
 from blobstore.kernels.scales import check_method, checked_importance

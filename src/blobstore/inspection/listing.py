@@ -13,6 +13,7 @@ from functools import cache
 from typing import Annotated, Any, ClassVar
 
 from blobstore.errors import BlobStoreError, NotFoundError
+from blobstore.formats.checkpoint import CHAT_TEMPLATE, TEMPLATE_DOCUMENTS
 from blobstore.formats.documents import (
     TEMPLATE_MEDIA_TYPE,
     TENSOR_MEDIA_TYPE,
@@ -21,7 +22,6 @@ from blobstore.formats.documents import (
 )
 from blobstore.formats.provenance import OWN_DOCUMENT, Coverage, Tally
 from blobstore.formats.quant import QuantType
-from blobstore.formats.tokenizer import CHAT_TEMPLATE, TEMPLATE_DOCUMENTS
 from blobstore.model import on_mlx_lm, on_ollama
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict, float_dtype
 from blobstore.names import Digest, ModelName

@@ -15,10 +15,9 @@ from functools import cached_property
 from typing import Annotated, Any, NamedTuple, Self
 
 from blobstore.errors import UsageError
-from blobstore.formats.checkpoint import DRAFT_PREFIX
+from blobstore.formats.checkpoint import DRAFT_PREFIX, TOKENIZER, TokenizerFacts
 from blobstore.formats.dtypes import DType, fits_mlx
 from blobstore.formats.quant import Quantization, QuantType
-from blobstore.formats.tokenizer import TOKENIZER, TokenizerFacts
 from blobstore.store.stored import StoredTensor
 
 _EXPERT = re.compile(

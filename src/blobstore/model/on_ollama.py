@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any, Final
 
 from blobstore.errors import quoted
-from blobstore.formats.tokenizer import TOKENIZER
+from blobstore.formats.checkpoint import TOKENIZER
 from blobstore.model.facts import ExpertGroup, Layout, ModelFacts, Runs, Verdict
 
 NAME: Final = "Ollama"

@@ -38,7 +38,7 @@ from urllib.parse import urlencode
 
 from blobstore.errors import AuthenticationError, BlobStoreError, UsageError, quoted
 from blobstore.formats import strictjson
-from blobstore.formats.strictdocument import Document, InvalidError
+from blobstore.formats.strictjson import Document, InvalidError
 from blobstore.io.http.client import Body, HttpClient, Reply, Request
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 from blobstore.store.registry.logins import AnyLogin, Login, Secret

@@ -42,7 +42,7 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.formats import strictjson
-from blobstore.formats.strictdocument import Document, InvalidError, Key
+from blobstore.formats.strictjson import Document, InvalidError, Key
 from blobstore.io.durable import os_errors, replace_file, sync_folder
 from blobstore.io.ranges import FileReader, real_path
 

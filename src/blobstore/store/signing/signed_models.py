@@ -36,8 +36,7 @@ from typing import Annotated, Any
 
 from blobstore.errors import BlobStoreError, DocumentError, SignatureError, UsageError, quoted
 from blobstore.formats.signatures import DockerReference, Payload, Signature
-from blobstore.formats.strictdocument import InvalidError
-from blobstore.formats.strictjson import parse_object
+from blobstore.formats.strictjson import InvalidError, parse_object
 from blobstore.io.durable import os_errors, read_own
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home, Readable, Signatures

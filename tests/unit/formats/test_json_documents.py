@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 from blobstore.errors import DocumentError
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.documents import Manifest
-from blobstore.formats.strictdocument import (
+from blobstore.formats.strictjson import (
     AtMost,
     Between,
     Check,
