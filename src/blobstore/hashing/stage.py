@@ -181,7 +181,7 @@ class HashStage:
         offset = 0
         for piece in pieces:
             hashed.clear()
-            blob.add(offset, Piece(len(piece), partial(memoryview, piece), hashed.set))
+            blob.add(offset, Piece(len(piece), piece.toreadonly, hashed.set))
             self.work_until(hashed)
             offset += len(piece)
         return found[0] if found else blob.stream.digest()
