@@ -25,7 +25,7 @@ from blobstore.export.planned_files import (
 )
 from blobstore.formats.dtypes import DType
 from blobstore.io.ranges import MappedFile
-from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, mapped, numpy_dtype
+from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
 from blobstore.model.expressions import leaves, runs
 from blobstore.model.facts import TensorFacts, float_dtype
 from blobstore.model.network import (
@@ -59,7 +59,11 @@ def value_piece(
     when a finite value is beyond the range of the dtype; as `BlobFile.open`.
     """
     itemsize = dtype.nbytes((1,))
-    at_once = _whole_rows(weight.stored.shape[-2]) if transposed else VALUES_AT_ONCE
+    at_once = VALUES_AT_ONCE
+    if transposed:  # whole groups of rows
+        cols = weight.stored.shape[-2]
+        rows = VALUES_AT_ONCE // cols
+        at_once = (rows - rows % _ROWS_AT_ONCE or rows) * cols or VALUES_AT_ONCE
 
     def fill(begin: int, data: memoryview) -> None:
         with weight.blob.open() as reader:
@@ -72,17 +76,13 @@ def value_piece(
     return Computed(count * itemsize, itemsize, at_once * itemsize, fill)
 
 
-def _whole_rows(cols: int) -> int:
-    rows = VALUES_AT_ONCE // cols
-    return (rows - rows % _ROWS_AT_ONCE or rows) * cols or VALUES_AT_ONCE
-
-
 def _fill_run(name: str, stored: StoredArray, start: int, out: Array) -> None:
-    def part_of(part: Array) -> Array:
-        first, last = (place * part.size // stored.size for place in (start, start + out.size))
-        return part.reshape(-1)[first:last]
-
-    run = mapped(stored, part_of) if isinstance(stored, QuantizedArray) else part_of(stored)
+    stop = start + out.size
+    if isinstance(stored, QuantizedArray):
+        group = stored.group_size
+        run: StoredArray = kernels.group_range(stored, start // group, stop // group)
+    else:
+        run = stored.reshape(-1)[start:stop]
     fill_values(out, run)
     beyond = _first_beyond(
         out, lambda: kernels.dequantize(run) if isinstance(run, QuantizedArray) else run
@@ -96,11 +96,8 @@ def _first_beyond(values: Array, exact: Callable[[], Array]) -> tuple[tuple[int,
     """Return the index and exact value of the first one that became infinite; None without one."""
     if are_finite(values):
         return None
-    infinite = np.isinf(values)
-    if not infinite.any():
-        return None
     numbers = exact()
-    beyond = infinite & np.isfinite(numbers)
+    beyond = np.isinf(values) & np.isfinite(numbers)
     if not beyond.any():
         return None
     place = tuple(int(i) for i in np.unravel_index(int(np.argmax(beyond)), beyond.shape))

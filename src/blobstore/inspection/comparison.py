@@ -21,7 +21,7 @@ from blobstore.formats.dtypes import DType
 from blobstore.io.workers import results_of, threads
 from blobstore.kernels.arrays import Array, QuantizedArray
 from blobstore.model.loader import open_model
-from blobstore.model.tensors import StoredArray, Tensor
+from blobstore.model.tensors import StoredArray, Tensor, parts_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Readable
 
@@ -421,7 +421,11 @@ def _compared(before: Tensor, after: Tensor, *, error: bool) -> ChangedTensor | 
 
 
 def _is_same(before: Tensor, after: Tensor) -> bool:
-    for part, other_part in zip(_parts(before), _parts(after), strict=True):
+    pairs = [(np.frombuffer(before.raw(), np.uint8), np.frombuffer(after.raw(), np.uint8))]
+    if before.quant_type is not None:
+        parts = (parts_of(tensor.numpy()).values() for tensor in (before, after))
+        pairs = list(zip(*parts, strict=True))
+    for part, other_part in pairs:
         if part.dtype != other_part.dtype:  # scales of the same bits may be BF16 and F16
             return False
         one, other = part.reshape(-1).view(np.uint8), other_part.reshape(-1).view(np.uint8)
@@ -429,11 +433,3 @@ def _is_same(before: Tensor, after: Tensor) -> bool:
             if not np.array_equal(one[start : start + _CHUNK], other[start : start + _CHUNK]):
                 return False
     return True
-
-
-def _parts(tensor: Tensor) -> list[Array]:
-    arrays = tensor.numpy() if tensor.quant_type is not None else None
-    if not isinstance(arrays, QuantizedArray):
-        return [np.frombuffer(tensor.raw(), np.uint8)]
-    found = (arrays.weight, arrays.scale, arrays.bias, arrays.global_scale)
-    return [part for part in found if part is not None]

@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 from blobstore.errors import (
     BlobStoreError,
@@ -36,7 +36,6 @@ from blobstore.inspection.inspection import (
     count_tensors,
     stored_tensor,
 )
-from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import ModelName
 from blobstore.source.addresses import (
@@ -246,16 +245,16 @@ def read_files(
     `ShardCheck.add`.
     """
     files = []
-    with folder.reading(names, partial(_read_file, budget=folder.budget)) as found:
+
+    def read(reader: OpenReader) -> tuple[str, int | None, Header]:
+        return reader.name, reader.size, header_of(reader, folder.budget, first_nbytes=FIRST_READ)
+
+    with folder.reading(names, read) as found:
         for name, (place, size, header) in zip(names, found, strict=True):
             if check is not None:
                 check.add(place, name, header.tensors.keys())
             files.append(InspectedFile(name, place, size, header))
     return tuple(files)
-
-
-def _read_file(reader: OpenReader, budget: Budget) -> tuple[str, int | None, Header]:
-    return reader.name, reader.size, header_of(reader, budget, first_nbytes=FIRST_READ)
 
 
 def _read_folder(folder: Folder, notes: list[str]) -> tuple[Groups, ShardIndex | None]:
