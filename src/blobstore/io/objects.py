@@ -301,6 +301,9 @@ class Bucket:
     """
 
     def __init__(self, address: str, store: ObjectStore, prefix: str) -> None:
+        import obstore
+
+        self._obstore = obstore
         self.address = address
         self.store = store
         self._prefix = f"{prefix}/" if prefix else ""
@@ -382,26 +385,22 @@ class Bucket:
                     raise self._short(key)
 
     def head(self, key: str) -> ObjectState:
-        import obstore
-
         with object_errors("read", self.place(key)):
-            return self._state(obstore.head(self.store, self._prefix + key))
+            return self._state(self._obstore.head(self.store, self._prefix + key))
 
     def objects(self, prefix: str = "") -> Iterator[ObjectState]:
         """Yield all objects whose keys begin with the folder ``prefix``, in no order."""
-        import obstore
-
         with object_errors("list", self.place(prefix)):
-            for page in obstore.list(self.store, self._prefix + prefix or None, chunk_size=_PAGE):
+            for page in self._obstore.list(
+                self.store, self._prefix + prefix or None, chunk_size=_PAGE
+            ):
                 for meta in page:
                     yield self._state(meta)
 
     def folder(self, prefix: str = "") -> tuple[list[str], list[ObjectState]]:
         """Return the names of the folders in the folder ``prefix``, and the objects in it."""
-        import obstore
-
         with object_errors("list", self.place(prefix)):
-            found = obstore.list_with_delimiter(self.store, self._prefix + prefix or None)
+            found = self._obstore.list_with_delimiter(self.store, self._prefix + prefix or None)
         folders = [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
         return sorted(folders), [self._state(meta) for meta in found["objects"]]
 
@@ -420,14 +419,14 @@ class Bucket:
         written the object before its answer was lost: then the error means our own write, which
         `replace` finds out.
         """
-        import obstore
-
         mode: Any = "create" if if_absent else "overwrite"
         if if_match is not None:
             known = {"e_tag": if_match.etag, "version": if_match.version}
             mode = {name: value for name, value in known.items() if value is not None}
         with object_errors("write", self.place(key)):
-            made = obstore.put(self.store, self._at(key), data, mode=mode, use_multipart=False)
+            made = self._obstore.put(
+                self.store, self._at(key), data, mode=mode, use_multipart=False
+            )
         return _version(made)
 
     def replace(self, key: str, data: bytes, expected: ObjectVersion | None) -> ObjectVersion:
@@ -465,10 +464,8 @@ class Bucket:
 
         The object appears with its last byte. A failure aborts the upload.
         """
-        import obstore
-
         with object_errors("write", self.place(key)):
-            made = obstore.put(
+            made = self._obstore.put(
                 self.store,
                 self._at(key),
                 iter(pieces),
@@ -490,32 +487,26 @@ class Bucket:
                         self._delete([key])
 
     def _delete(self, keys: Sequence[str]) -> None:
-        import obstore
-
         with object_errors("remove", self.place(keys[0])):
-            obstore.delete(self.store, [self._at(key) for key in keys])
+            self._obstore.delete(self.store, [self._at(key) for key in keys])
 
     def copy(self, source: str, target: str) -> None:
-        import obstore
-
         with object_errors("copy", self.place(source)):
-            obstore.copy(self.store, self._at(source), self._at(target))
+            self._obstore.copy(self.store, self._at(source), self._at(target))
 
     def _at(self, key: str) -> str:
         relative_path(key.replace(":", "_"))  # the port in a host's name is part of a key
         return self._prefix + key
 
     def _ask(self, key: str, version: ObjectVersion | None, options: GetOptions) -> GetResult:
-        import obstore
-
         if version is not None:
             if version.etag is not None:
                 options["if_match"] = version.etag
             if version.version is not None:
                 options["version"] = version.version
         try:
-            result = obstore.get(self.store, self._at(key), options=options)
-        except obstore.exceptions.PreconditionError:
+            result = self._obstore.get(self.store, self._at(key), options=options)
+        except self._obstore.exceptions.PreconditionError:
             raise self._changed(key) from None
         etag = _version(result.meta).etag
         if version is not None and None not in (etag, version.etag) and etag != version.etag:
