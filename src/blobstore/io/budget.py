@@ -15,13 +15,16 @@ command waiting for a day.
 from __future__ import annotations
 
 import resource
-import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event, Lock
+from typing import TYPE_CHECKING
 
 from blobstore.errors import LimitExceededError, RemoteError
+
+if TYPE_CHECKING:
+    import socket
 
 MAX_TEXT = 200_000_000
 """Bytes of a checkpoint's headers, index and documents, held in memory.
@@ -194,6 +197,8 @@ class Cancellation:
 
     def cancel(self) -> None:
         """End all requests: waiting reads end at once, and no other begins."""
+        import socket  # which commands on local files do not load
+
         self._event.set()
         for connection in list(self._sockets):
             with suppress(OSError):  # the peer was faster
