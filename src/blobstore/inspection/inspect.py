@@ -36,7 +36,7 @@ from blobstore.inspection.inspection import (
     count_tensors,
     stored_tensor,
 )
-from blobstore.io.ranges import OpenReader
+from blobstore.io.ranges import UNKNOWN_SIZE, OpenReader
 from blobstore.names import ModelName
 from blobstore.source.addresses import (
     Source,
@@ -247,7 +247,8 @@ def read_files(
     files = []
 
     def read(reader: OpenReader) -> tuple[str, int | None, Header]:
-        return reader.name, reader.size, header_of(reader, folder.budget, first_nbytes=FIRST_READ)
+        size = None if reader.size == UNKNOWN_SIZE else reader.size
+        return reader.name, size, header_of(reader, folder.budget, first_nbytes=FIRST_READ)
 
     with folder.reading(names, read) as found:
         for name, (place, size, header) in zip(names, found, strict=True):

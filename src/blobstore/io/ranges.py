@@ -50,8 +50,12 @@ class Identity(Protocol):
         """The identity as a text."""
 
 
+UNKNOWN_SIZE = 2**63 - 1
+"""The size of a file on a server that does not say it, or that sends whole files only."""
+
+
 class OpenReader:
-    """A reader of bytes whose number is known. A context manager."""
+    """A reader of bytes whose number is known, or `UNKNOWN_SIZE`. A context manager."""
 
     name: str
     size: int

@@ -38,7 +38,7 @@ from blobstore.formats import strictjson
 from blobstore.io.budget import Budget, Cancellation, RequestLimits
 from blobstore.io.http.remote_files import Remote, RemoteFile, changed
 from blobstore.io.http.web_addresses import WebAddress
-from blobstore.io.ranges import Identity
+from blobstore.io.ranges import UNKNOWN_SIZE, Identity
 from blobstore.names import Digest, relative_path
 from blobstore.source.files import MAX_DEPTH, is_index, split_file
 from blobstore.source.folders import (
@@ -172,13 +172,14 @@ class WebFolder(Folder):
         """Set the identity of a file: its validator and size as text.
 
         Raises: UnsupportedSourceError when the server sends neither an ETag nor Last-Modified, so
-        that a change could not be detected.
+        that a change could not be detected, or whole files only, or not their size.
         """
         validator = file.version.etag or file.version.modified
-        if validator is None:
+        if validator is None or file.size == UNKNOWN_SIZE:
+            file.close()
             raise UnsupportedSourceError(
-                f"{file.name}: its server does not send an ETag or Last-Modified, so it"
-                " can't be read as a source",
+                f"{file.name}: its server does not send its size, or an ETag or Last-Modified, or"
+                " parts of it, so it can't be read as a source",
                 path=file.name,
                 hint="Download the file first.",
             )

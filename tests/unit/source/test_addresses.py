@@ -256,7 +256,7 @@ def test_a_server_that_sends_whole_files_only(server: Server, checkpoint: Path) 
         return reply(404) if data is None else reply(200, ETAG, body=data)
 
     server.play(answer)
-    with pytest.raises(UnsupportedSourceError, match="whole files only"):
+    with pytest.raises(UnsupportedSourceError, match="parts of it"):
         blobstore.plan_import(server.at("name/"))
 
 

@@ -23,7 +23,7 @@ from blobstore.formats.dtypes import DTYPE_BY_NAME, DType
 from blobstore.formats.safetensors import _native
 from blobstore.formats.strictjson import StrictJsonError
 from blobstore.io.budget import MAX_HEADER, MAX_TENSORS, Budget
-from blobstore.io.ranges import OpenReader, close_quietly
+from blobstore.io.ranges import UNKNOWN_SIZE, OpenReader, close_quietly
 
 MAX_U64 = 2**64 - 1
 PREFIX = struct.Struct("<Q")
@@ -308,7 +308,8 @@ def header_of(
     """
     try:
         text = _header_text(reader, budget, first_nbytes)
-        header = parse_header(text, reader.size - PREFIX.size - len(text))
+        nbytes = None if reader.size == UNKNOWN_SIZE else reader.size - PREFIX.size - len(text)
+        header = parse_header(text, nbytes)
         if budget is not None:
             budget.take_tensors(len(header.tensors), "the header")
     except (HeaderError, LimitExceededError) as error:

@@ -9,13 +9,15 @@ ETag (``If-Range``), and size, ETag and Last-Modified of each reply are compared
 goes on where it broke. Redirects often lead to signed addresses that expire: the address that they
 led to is used until it does, then the original one gives another.
 
-A server may answer a request for a range with the whole file (RFC 9110 section 14.2). Only a small
-file can be read from such a server.
+A server may answer a request for a range with the whole file (RFC 9110 section 14.2). Then the
+reply is read as far as is wanted, which is good for headers. The size that such a reply gives is a
+claim about bytes that were not read, so it does not count.
 
 Rule R1, of which bytes of a file a reply brings, and of which version of it. Sources: RFC 9110
 sections 14.4 (Content-Range), 15.3.7 (206), 8.8 (validators), 13.1.5 (If-Range).
 
-- a 206 has exactly one ``Content-Range: bytes first-last/total`` of ASCII digits
+- a 206 has exactly one ``Content-Range: bytes first-last/total`` of ASCII digits; ``total`` may be
+  ``*``, unknown
 - ``first`` is the asked one, ``last`` not beyond the asked one and not before ``first``, ``total``
   beyond ``last``
 - its body has ``last - first + 1`` bytes, and so has its Content-Length, where it has one
@@ -27,15 +29,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
-from blobstore.errors import CorruptDataError, RemoteError, UnsupportedSourceError
+from blobstore.errors import CorruptDataError, RemoteError
 from blobstore.io.budget import Budget, Cancellation, RequestLimits
 from blobstore.io.http.client import Fields, HttpClient, Reply, Request
 from blobstore.io.http.web_addresses import RequestTarget
-from blobstore.io.ranges import SourceReader
+from blobstore.io.ranges import UNKNOWN_SIZE, SourceReader
 from blobstore.io.workers import pooled
 
 _T = TypeVar("_T")
@@ -48,9 +50,8 @@ _EMPTY = re.compile(r"bytes \*/0", re.ASCII | re.IGNORECASE)
 _PATIENCE = {"attempts": 8, "longest_wait_s": 330, "deadline_s": 400}
 """For weights. The Hub's windows have 300 seconds."""
 _CONTENT_RANGE = re.compile(
-    r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})", re.ASCII | re.IGNORECASE
+    r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)", re.ASCII | re.IGNORECASE
 )
-_MAX_SIZE = 2**63 - 1
 _STRONG = re.compile(r'"[!#-~]*"', re.ASCII)
 
 
@@ -63,8 +64,9 @@ def check_part(reply: Reply, begin: int, end: int) -> tuple[int, int]:
     match = _CONTENT_RANGE.fullmatch(text or "")
     if match is None:
         raise reply.refuse(f"answers 206 with the Content-Range {(text or 'none')[:60]!r}")
-    first, last, total = map(int, match.groups())
-    if not (first == begin and first <= last < end and last < total <= _MAX_SIZE):
+    first, last = int(match[1]), int(match[2])
+    total = UNKNOWN_SIZE if match[3] == "*" else int(match[3])
+    if not (first == begin and first <= last < end and last < total <= UNKNOWN_SIZE):
         raise reply.refuse(
             f"answers a request for bytes {begin}-{end - 1} with the Content-Range {text!r}"
         )
@@ -99,9 +101,11 @@ class Version:
 
         Fields that only one has do not count.
         """
-        pairs = ((self.etag, other.etag), (self.modified, other.modified))
-        is_changed = any(None not in pair and pair[0] != pair[1] for pair in pairs)
-        if self.size != other.size or is_changed:
+        mine, theirs = (
+            (None if one.size == UNKNOWN_SIZE else one.size, one.etag, one.modified)
+            for one in (self, other)
+        )
+        if any(None not in pair and pair[0] != pair[1] for pair in zip(mine, theirs, strict=True)):
             raise changed(name)
 
 
@@ -142,6 +146,8 @@ class RemoteFile(SourceReader):
         self.size = version.size
         self._head = head
         self._limits = limits
+        self._whole: Iterator[bytes] | None = None
+        self._opened = ExitStack()
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly ``length`` bytes from ``offset``, by a request for those not kept.
@@ -149,6 +155,8 @@ class RemoteFile(SourceReader):
         Raises: ShortReadError when the file has fewer; as `fill`.
         """
         self._check(offset, length)
+        if self._whole is not None and len(self._head) < offset + length:
+            self._read_on(offset + length)
         data = self._head[offset : offset + length]
         if len(data) == length:
             return data
@@ -158,8 +166,24 @@ class RemoteFile(SourceReader):
         self.fill(offset + len(data), memoryview(rest), limits)
         return data + rest
 
+    def keep(self, reply: Reply, opened: ExitStack) -> None:
+        """Read the file from a reply that has all of it, and is open until the file is closed."""
+        self._whole = reply.chunks()
+        self._opened = opened
+
+    def _read_on(self, end: int) -> None:
+        """Read a reply with the whole file up to byte ``end``."""
+        if self._limits is not None:
+            self._limits.extend(end + 2 * _OVERHEAD)
+        for chunk in self._whole or ():
+            self._head += chunk
+            if len(self._head) >= end:
+                return
+        raise self._short(0, end)
+
     def close(self) -> None:
         self._head = b""
+        self._opened.close()
 
     def fill(
         self,
@@ -224,17 +248,22 @@ class Remote(HttpClient):
     def open(self, url: str, limits: RequestLimits | None = None) -> RemoteFile:
         """Return the file at ``url``, with its first 64 KiB, which count for ``limits``.
 
-        Raises: UsageError when ``url`` is not a web address; UnsupportedSourceError when the server
-        sends whole files only; NotFoundError; RemoteError as `HttpClient.request` does, and for a
-        reply that breaks rule R1.
+        Raises: UsageError when ``url`` is not a web address; NotFoundError; RemoteError as
+        `HttpClient.request` does, and for a reply that breaks rule R1.
         """
         start = self.start(url)
         own = limits or self.limits(0)
         own.extend(FIRST_READ + _OVERHEAD)
         request = Request("GET", _KNOWN, (("Range", f"bytes=0-{FIRST_READ - 1}"),))
-        with self.request(request, start, own) as (reply, at):
+        with ExitStack() as opened:
+            reply, at = opened.enter_context(self.request(request, start, own))
             head, size = _beginning(reply)
-            return RemoteFile(self, start, at, Version.of(reply, size), head, limits)
+            is_whole = reply.status == _OK and size == UNKNOWN_SIZE
+            kept = own if is_whole else limits
+            file = RemoteFile(self, start, at, Version.of(reply, size), head, kept)
+            if is_whole:
+                file.keep(reply, opened.pop_all())
+            return file
 
     def at_once(
         self,
@@ -285,11 +314,7 @@ def _beginning(reply: Reply) -> tuple[bytes, int]:
     """Return the first bytes of a file, or fewer if the connection breaks, and the file's size."""
     if reply.status == _OK:
         if reply.length is None or reply.length > FIRST_READ:
-            raise UnsupportedSourceError(
-                f"{reply.address}: its server sends whole files only, so it can't be read in parts",
-                path=str(reply.address),
-                hint="Download the file first.",
-            )
+            return b"", UNKNOWN_SIZE
         return reply.whole(FIRST_READ), reply.length
     if reply.status == _NOT_SATISFIABLE:
         if _EMPTY.fullmatch(reply.field("content-range") or "") is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -29,9 +30,9 @@ from blobstore.errors import (
     HeaderError,
     RemoteError,
     ShortReadError,
-    UnsupportedSourceError,
 )
 from blobstore.formats.safetensors.header import header_of as read_header
+from blobstore.io.ranges import UNKNOWN_SIZE
 
 KIB = 2**10
 FIRST = 64 * KIB
@@ -121,12 +122,40 @@ def test_a_416_of_a_file_that_has_bytes(server: Server, remote: Remote) -> None:
 # A server that has no ranges
 
 
-@pytest.mark.parametrize("line", [f"Content-Length: {len(LARGE)}", "Transfer-Encoding: chunked"])
-def test_a_server_without_ranges_is_refused(line: str, server: Server, remote: Remote) -> None:
-    script = server.play(lambda _: [head(200, line) + LARGE])
-    error = refusal(lambda: remote.open(server.url))
-    assert (type(error), error.hint) == (UnsupportedSourceError, "Download the file first.")
-    assert len(script.asked) == 1
+def test_a_size_that_the_server_does_not_say(server: Server, remote: Remote) -> None:
+    def answer(asked: Asked) -> list[bytes]:
+        whole = part(asked, LARGE)
+        return [whole[0].replace(b"/%d\r\n" % len(LARGE), b"/*\r\n"), *whole[1:]]
+
+    server.play(answer)
+    reader = remote.open(server.url)
+    assert reader.size == UNKNOWN_SIZE
+    assert read_header(reader).data_start == len(LARGE) - 4
+
+
+@pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("how", ["length", "chunks", "closed"])
+def test_a_server_without_ranges_gives_headers(
+    data: bytes, how: str, server: Server, remote: Remote
+) -> None:
+    whole = data + bytes(10**6)
+    fields = {
+        "length": [f"Content-Length: {len(whole)}"],
+        "chunks": ["Transfer-Encoding: chunked"],
+        "closed": [],
+    }
+
+    def answer(_: Asked) -> Iterator[bytes]:
+        yield head(200, *fields[how])
+        for begin in range(0, len(whole), 10_000):
+            piece = whole[begin : begin + 10_000]
+            yield b"%x\r\n%b\r\n" % (len(piece), piece) if how == "chunks" else piece
+        yield b"0\r\n\r\n" if how == "chunks" else b""
+
+    server.play(answer)
+    reader = remote.open(server.url)
+    assert read_header(reader).data_start == len(data) - 4
+    assert reader.size == UNKNOWN_SIZE
 
 
 def test_a_small_file_of_a_server_without_ranges_is_read_to_its_end(
