@@ -217,7 +217,7 @@ class DeclaredFiles:
             self._behind += segment.nbytes
         for begin in range(0, segment.nbytes, _PIECE):
             part = data[begin : begin + _PIECE]
-            piece = Piece(len(part), lambda part=part: part)
+            piece = Piece(len(part), part.toreadonly)
             if begin + _PIECE >= segment.nbytes:
                 passed = partial(self._passed, one, segment)
                 piece = Piece(len(part), piece.read, hashed, passed)
