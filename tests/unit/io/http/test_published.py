@@ -100,7 +100,8 @@ def test_a_web_server_gives_the_same_headers(repository: str, nginx: Nginx, remo
     if repository in SHARDED:
         parsed = ShardIndex.parse(folder.read(INDEX_NAME, MAX_INDEX))
         assert sorted(set(parsed.weight_map.values())) == names
-    headers = [read_header(reader) for reader in open_all(folder, names)]
+    with folder.reading(names, read_header) as found:
+        headers = list(found)
     assert count(headers) == COUNTS[repository]
     for name, remote_header in zip(names, headers, strict=True):
         with FileReader(nginx.root / repository / "resolve" / "main" / name) as reader:
