@@ -47,8 +47,7 @@ from blobstore.io.durable import (
     sync_folder,
 )
 from blobstore.names import Digest, ModelName
-from blobstore.store.local.kept import is_young
-from blobstore.store.local.locks import StoreLock, first_link, refuse_link
+from blobstore.store.local.locks import StoreLock, first_link, is_young, refuse_link
 from blobstore.store.local.manifests import DEPTH, walk
 from blobstore.store.ports import Leftover
 from blobstore.store.references import KnownNeeds

@@ -261,7 +261,7 @@ class MadeBlob(NamedTuple):
     """A blob that was made; a tuple, because an import may have 100,000 of them.
 
     ``is_durable``: neither a write error nor a power cut can change the blob any more. ``stamp`` is
-    None if its name alone says so (kept.py).
+    None if its name alone says so (locks.py).
     """
 
     digest: Digest

@@ -23,7 +23,7 @@ from blobstore.formats.documents import Descriptor
 from blobstore.io.durable import listed, make_folder, os_errors, sync_folder
 from blobstore.io.ranges import FileReader, OpenReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.local.kept import remove_leftover
+from blobstore.store.local.locks import remove_leftover
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.packed.files import (
     PackedIndex,

@@ -2,7 +2,7 @@
 
 Blobs are written to a folder of the session under ``.blobstore/tmp/``; `publish` makes them
 durable, moves them to ``blobs/``, and links the manifest last. A failed session leaves the store as
-it was. A killed one leaves its folder, whose finished blobs later imports use (kept.py). Ollama
+it was. A killed one leaves its folder, whose finished blobs later imports use (locks.py). Ollama
 does not see temporary blobs, however long an import takes: a starting Ollama deletes unreferenced
 files over an hour old from ``blobs/`` (server/images.go `PruneLayers`, ollama/ollama@fb307609).
 
@@ -62,8 +62,7 @@ from blobstore.store.local.blobs import (
     renewed,
 )
 from blobstore.store.local.hints import HintFile
-from blobstore.store.local.kept import KeptBlobs, make_owned_folder
-from blobstore.store.local.locks import StoreLock
+from blobstore.store.local.locks import KeptBlobs, StoreLock, make_owned_folder
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.ports import (
     Expected,
@@ -372,7 +371,7 @@ class LocalSession(Session):
     def recall(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
         """See `Session`.
 
-        The blob is in the store, or was kept, or a killed session left it (kept.py). It is hashed
+        The blob is in the store, or was kept, or a killed session left it (locks.py). It is hashed
         if its file was written to since it was noted, or was not durable then.
         """
         with self._mutex:

@@ -32,8 +32,7 @@ from blobstore.store.local.hints import (
     ShareHints,
     SummaryHints,
 )
-from blobstore.store.local.kept import KeptBlobs, remove_leftover
-from blobstore.store.local.locks import StoreLock
+from blobstore.store.local.locks import KeptBlobs, StoreLock, remove_leftover
 from blobstore.store.local.manifests import DEPTH, ManifestFolder, NewerManifests
 from blobstore.store.local.packed import PackedModels
 from blobstore.store.ports import BlobState, Care, Leftover, OddFile, Readable, Removal

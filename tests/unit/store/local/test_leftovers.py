@@ -22,8 +22,8 @@ from blobstore.errors import StorageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.local import blobs as blobs_module, kept, session
-from blobstore.store.local.kept import KeptBlobs, make_owned_folder
+from blobstore.store.local import blobs as blobs_module, locks, session
+from blobstore.store.local.locks import KeptBlobs, make_owned_folder
 from blobstore.store.local.store import Store
 from blobstore.store.ports import How
 
@@ -350,7 +350,7 @@ def test_a_folder_on_a_file_server_is_owned_by_the_lock_of_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Locks on folders stay on their machine there: another machine sees the file's lock only."""
-    monkeypatch.setattr(kept, "may_be_shared", lambda _: True)  # no server is needed to be one
+    monkeypatch.setattr(locks, "may_be_shared", lambda _: True)  # no server is needed to be one
     blobs = KeptBlobs(tmp_path)
     folder, fd = make_owned_folder(blobs.sessions)
     (folder / "1").write_bytes(b"half")
