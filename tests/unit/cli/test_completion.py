@@ -94,10 +94,10 @@ def test_every_line_has_words(line: str) -> None:
 
 
 def test_commands_and_options_say_what_they_mean() -> None:
-    found = dict(answers("blobstore "))
-    assert found["list"] == "List the models of the store, the newest first."
-    assert {"ls", "complete"} & found.keys() == set()
-    assert dict(answers("blobstore show --"))["--tensors"] == "List the tensors as well."
+    found = answers("blobstore ")
+    assert ("list", "List the models of the store, the newest first.") in found
+    assert {"ls", "complete"} & {answer[0] for answer in found} == set()
+    assert ("--tensors", "List the tensors as well.") in answers("blobstore show --")
 
 
 def test_every_option_that_takes_a_value_says_which() -> None:
