@@ -9,8 +9,8 @@ take gigabytes.
 Documents are dataclasses that are made of JSON objects, and checked by the types of their fields.
 A key has the name of its field, or that of a `Key`; unknown keys are ignored. Checks are strict: an
 integer is an int and not a float or a bool, a text is a str. The first key that is wrong, in the
-order of the fields, gives the error, in pydantic's words. Pydantic itself, which writes what
-``--json`` prints, takes 140 ms of processor time to load, and every command reads some documents.
+order of the fields, gives the error, in pydantic's words. Pydantic itself takes 140 ms of
+processor time to load, and every command reads some documents; the tests compare with it.
 """
 
 from __future__ import annotations

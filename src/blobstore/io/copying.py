@@ -29,9 +29,11 @@ def remove_tree(path: Path) -> None:
     Links are removed, not followed. Raises: OSError, also for folders nested too deep.
     """
     try:
-        path.lstat()
+        mode = path.lstat().st_mode
     except FileNotFoundError:
         return
+    if not stat.S_ISDIR(mode):  # rmtree would open a FIFO, and wait for its writer
+        raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
     try:
         shutil.rmtree(path)
     except RecursionError:
