@@ -19,6 +19,7 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
+from pydantic import TypeAdapter
 from support.lab.cases import Case, standard_cases
 from support.lab.checker import look
 from support.lab.command import Done
@@ -30,6 +31,7 @@ from blobstore.store.local import locks as lock
 
 SHORT = 60
 _NOBODY = 65534
+TypeAdapter(int)  # loads what typer's checks need: the other user can't read Python's own folder
 _RANDOM = re.compile(r"/(new|[0-9]+)-[0-9a-f]{16}(/|$)|\.[0-9a-f]{16}$", re.ASCII)
 _MAY_BE_LINKS = ("blobs", "manifests", ".")
 """Folders of the store that may be links to folders (docs/design.md, "On disk")."""

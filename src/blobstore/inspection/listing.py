@@ -271,19 +271,23 @@ def _summaries(store: Readable, new: dict[str, Summary]) -> Callable[[bytes, Dig
         known.update(store.summaries.read())
     present = cache(store.blobs.digests)
     forms: KnownForms = {}
+    sound: set[str] = set()
 
     def summary_of(raw: bytes, digest: Digest) -> Summary:
         summary = known.get(digest.hex)
         if isinstance(summary, BlobStoreError):  # thousands of names may have the same bytes
             raise summary.about()
-        if summary is None:
-            try:
+        if summary is not None and digest.hex in sound:
+            return summary
+        try:
+            if summary is None:
                 known[digest.hex] = new[digest.hex] = summary = _summary(store, raw, forms)
-            except BlobStoreError as error:
-                known[digest.hex] = error.kept()
-                raise
-        elif missing := missing_blob(raw, present(), is_plain=summary.is_plain):
-            raise NotFoundError(f"blob sha256:{missing} is missing", blob=f"sha256:{missing}")
+            elif missing := missing_blob(raw, present(), is_plain=summary.is_plain):
+                raise NotFoundError(f"blob sha256:{missing} is missing", blob=f"sha256:{missing}")
+        except BlobStoreError as error:
+            known[digest.hex] = error.kept()
+            raise
+        sound.add(digest.hex)
         return summary
 
     return summary_of
