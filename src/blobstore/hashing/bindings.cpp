@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "choice.h"
-#include "crc32.h"
 
 namespace nb = nanobind;
 using namespace blobstore::hashing;
@@ -226,15 +225,6 @@ nb::list digests(nb::list objects) {
   return found;
 }
 
-// The CRC of pieces one after the other, behind bytes whose CRC is `crc`.
-std::uint32_t crc32_of(const nb::sequence& pieces, std::uint32_t crc) {
-  std::vector<Bytes> all;
-  for (const nb::handle piece : pieces) all.emplace_back(piece);
-  const nb::gil_scoped_release unlocked;
-  for (const Bytes& piece : all) crc = crc32(crc, piece.data(), piece.size());
-  return crc;
-}
-
 // The names of the families that this processor has.
 std::vector<std::string> families() {
   std::vector<std::string> names;
@@ -280,7 +270,6 @@ NB_MODULE(_native, m) {
                   "Return the stream that had this state. Raises: ValueError for another length.");
   m.def("update_all", &update_all);
   m.def("digests", &digests);
-  m.def("crc32", &crc32_of, nb::arg("pieces"), nb::arg("crc") = 0);
   m.def("families", &families);
   m.def("use", &use);
   m.def("in_use", &in_use);
