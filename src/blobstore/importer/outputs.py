@@ -122,6 +122,7 @@ class OutputTensor:
 
     @property
     def source_names(self) -> list[str]:
+        """The names of the tensors that it is made of: weights, then their scales, and so on."""
         suffixes = dict.fromkeys(suffix for source in self.sources for suffix in source.parts)
         return [
             source.parts[suffix].name
@@ -235,6 +236,7 @@ class PlannedBlob:
 
     @property
     def size(self) -> int:
+        """Bytes of the whole blob."""
         return len(self.header) + self.data_size
 
     @property

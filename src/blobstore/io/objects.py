@@ -301,12 +301,16 @@ class Bucket:
     """
 
     def __init__(self, address: str, store: ObjectStore, prefix: str) -> None:
-        import obstore
-
-        self._obstore = obstore
         self.address = address
         self.store = store
         self._prefix = f"{prefix}/" if prefix else ""
+
+    @property
+    def _obstore(self) -> Any:
+        """The library; not an attribute, because a bucket travels to other machines."""
+        import obstore
+
+        return obstore
 
     def above(self) -> tuple[Bucket, str] | None:
         above, _, name = self._prefix.rstrip("/").rpartition("/")

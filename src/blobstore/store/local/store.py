@@ -6,6 +6,7 @@ Our own files are in ``ROOT/.blobstore/``. The invariants are in docs/design.md.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +32,7 @@ from blobstore.store.local.store_folder import FolderCare, StoreFolder
 from blobstore.store.ports import Care, Home, Removal, check_expected, publish_named
 
 _Name = str | ModelName
+_log = logging.getLogger(__name__)
 
 
 class Store(StoreFolder, Home):
@@ -92,10 +94,17 @@ class Store(StoreFolder, Home):
     def target(self, name: str | ModelName) -> ModelName:
         """See `Home`: the store's spelling of the name, or of the folders on its path.
 
+        A model of the name that a newer Ollama has is logged as a warning: a write loses nothing.
         Raises: InvalidNameError; AmbiguousNameError; StorageError.
         """
         found = self.manifests.spelled(ModelName.of(name))
-        return self.packed.find(found) if self.is_packed(found) else found
+        if self.is_packed(found):
+            found = self.packed.find(found)
+        with suppress(StorageError):
+            if self.newer.has(found):
+                what = "a newer Ollama has its own %s, in manifests-v2/, and will not read this one"
+                _log.warning(what, found)
+        return found
 
     def manifest(self, name: str | ModelName) -> Manifest:
         """Return a model's manifest. Raises: NotFoundError; DocumentError; StorageError."""

@@ -90,6 +90,8 @@ class StoreFolder(Readable):
                 raise MissingFileError(message, path=str(self.root), hint=hint)
             names = {path.name for path in self.root.iterdir()}
         if names and not names & _FOLDERS:
+            if os.path.exists(self.root / "models" / "manifests"):  # noqa: PTH110  # no errors
+                hint = f"Did you mean {self.root / 'models'}?"
             message += ": the folder contains neither blobs nor manifests"
             raise NotFoundError(message, path=str(self.root), hint=hint)
 
