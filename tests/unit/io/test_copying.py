@@ -52,7 +52,7 @@ def test_a_link_is_no_tree_and_what_is_gone_is_removed(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_bytes(b"mine")
     (tmp_path / "link").symlink_to("folder")
-    with pytest.raises(OSError, match="symbolic link"):
+    with pytest.raises(OSError, match="not a folder"):
         remove_tree(tmp_path / "link")
     remove_tree(tmp_path / "nothing")
     assert {path.name for path in tmp_path.rglob("*")} == {"folder", "file", "link"}
