@@ -509,7 +509,7 @@ class Bucket:
             if version.version is not None:
                 options["version"] = version.version
         try:
-            result = self._obstore.get(self.store, self._at(key), options=options)
+            result: GetResult = self._obstore.get(self.store, self._at(key), options=options)
         except self._obstore.exceptions.PreconditionError:
             raise self._changed(key) from None
         etag = _version(result.meta).etag
