@@ -1,6 +1,6 @@
 """Export: a stored model becomes a checkpoint folder.
 
-Read (the model's headers), decide (contents.py), do (files.py).
+Read (the model's headers), decide (contents.py), do.
 
 The folder is written under another name beside it, and renamed when everything in it is on the
 disk: so a folder of that name is always a complete export. The other name is always the same, and

@@ -1,6 +1,6 @@
 """The files of an export as values: options, arrays, shards, the plan. Pure.
 
-contents.py decides them, files.py writes them.
+contents.py decides them, folder.py writes them.
 
 Tensors are split into files exactly as huggingface_hub splits a state dict. Source of the rule:
 huggingface_hub 2.4.0 serialization/_base.py ``split_state_dict_into_shards_factory``, of the names

@@ -1,4 +1,4 @@
-// Python bindings of SHA-256 and CRC-32. The interpreter lock is released meanwhile.
+// Python bindings of SHA-256. The interpreter lock is released meanwhile.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>

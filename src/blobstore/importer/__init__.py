@@ -1,4 +1,4 @@
 """Import: a checkpoint becomes blobs and a manifest.
 
-Read (source/), decide (policies/, planning/), make and write (making.py, writing.py).
+Read (source/), decide (policy.py, plan.py), make and write (making.py, writing.py).
 """

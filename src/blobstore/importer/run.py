@@ -1,6 +1,6 @@
 """Import: a checkpoint becomes blobs and a manifest.
 
-Read (source/inventory.py), decide (planning/plan.py), write (writing.py). A tag that says another
+Read (source/inventory.py), decide (plan.py), write (writing.py). A tag that says another
 type than the model gets is refused first.
 """
 
@@ -237,7 +237,7 @@ def import_model(
 
     A tag that says another type than the model gets is refused (UsageError), unless ``force`` says
     that it is meant. ``options``: as in `plan_import`. ``jobs``: number of threads (None: one a
-    core). ``memory``: bytes that they work in (None: 32 MiB for each and 32 MiB). ``verify_reuse``:
+    core). ``memory``: bytes that they work in (None: 20 MiB for each and 76 MiB). ``verify_reuse``:
     hash what earlier imports have made before it is used again. ``fetch``: how a source on a server
     is fetched; it is streamed, and never lies on the disk. ``progress`` is told of every few
     megabytes. The same source and options give the same bytes and digests with any number of

@@ -157,7 +157,7 @@ def _types(options: ImportOptions) -> Iterator[Quantization]:
 def _fits(quantization: Quantization, tensor: OutputTensor, options: ImportOptions) -> bool:
     has_global_scale = options.global_scale_of(quantization) is not None
     if has_global_scale and embeds_tokens(tensor.name, tensor.shape):
-        return False  # mlx_lm.py runs no embedding that has one
+        return False  # mlx-lm runs no embedding that has one
     return tensor.shape[-1] % options.row_divisor(quantization) == 0
 
 

@@ -7,7 +7,7 @@ buffer. So all threads work on one large tensor as well as on many small ones, m
 buffers, and the bytes do not depend on the number of threads.
 
 Local files are read where they lie, in the order of the plan (schedule.py). Files on servers are
-fetched ahead, in their own order, and what is made of each part is made when it has come (far.py).
+fetched ahead (segments.py), and what is made of each part is made when it has come.
 
 What an earlier session has made is not made again: its key is a hash of everything that a planned
 blob's bytes depend on. Files of the source that are kept become blobs byte for byte.

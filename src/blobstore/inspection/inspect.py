@@ -5,7 +5,7 @@ No weight is read. Headers of remote files come by HTTP Range.
 A path that exists wins over a stored model of that name: ``./NAME`` is always the path,
 ``NAME:TAG`` nearly always the model.
 
-Of a folder's files the only set of weights counts (source/shards.py): with a shard index, its
+Of a folder's files the only set of weights counts (source/files.py): with a shard index, its
 files; without one the single file, else its shards. Else every .safetensors file counts by itself.
 An import takes fewer: an inspection refuses only missing and damaged files.
 """
