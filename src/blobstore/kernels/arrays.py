@@ -72,6 +72,7 @@ class QuantizedArray(Generic[T]):
 
     @property
     def quant_type(self) -> QuantType:
+        """The type: `QuantType.INT4` and so on."""
         return self.quantization.quant_type
 
     @property

@@ -198,6 +198,7 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
+        """The verdict as a sentence without its full stop."""
         runtime = f"{self.runtime} {self.version}"
         if self.runs is Runs.YES:
             return f"Runs in {runtime} ({self.reason})"

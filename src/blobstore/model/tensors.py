@@ -152,6 +152,7 @@ class Tensor(StoredTensor):
 
     @classmethod
     def of(cls, stored: StoredTensor, blob: MappedBlob) -> Self:
+        """Return a tensor of a mapped blob."""
         return cls(stored.name, stored.entries, stored.quantization, stored.transposed, blob)
 
     @property

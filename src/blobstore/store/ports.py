@@ -326,9 +326,11 @@ class Home(Readable):
         return self
 
     def target(self, name: str | ModelName) -> ModelName:
+        """Return the name to write a model under: that of the model that it replaces, if any."""
         return self.manifests.spelled(ModelName.of(name))
 
     def session(self, *, name: ModelName | None = None) -> AbstractContextManager[Session]:
+        """Begin to write; ``name``: the model that will be published, if that is known."""
         raise NotImplementedError
 
     def remove(self, name: str | ModelName) -> Removal:

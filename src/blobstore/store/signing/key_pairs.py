@@ -65,13 +65,16 @@ class PublicKey:
 
     @property
     def digest(self) -> Digest:
+        """The sha256 of the key's SubjectPublicKeyInfo in DER."""
         return Digest.of(self._encoded("der"))
 
     @property
     def pem(self) -> bytes:
+        """The key in PEM."""
         return self._encoded("pem")
 
     def verifies(self, data: bytes, value: bytes) -> bool:
+        """Return True if ``value`` is a signature of ``data`` by this key."""
         from cryptography.exceptions import InvalidSignature
 
         try:
