@@ -114,7 +114,7 @@ class Contents:
         Raises: CorruptDataError for bytes that can't be decompressed; StorageError.
         """
         length = max(0, min(len(buffer), self._whole.size - offset))
-        self._whole.readinto(offset, buffer[:length])
+        self._whole.readinto(min(offset, self._whole.size), buffer[:length])
         return length
 
     def close(self) -> None:

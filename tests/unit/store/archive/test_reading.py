@@ -514,6 +514,12 @@ def test_a_pipe_in_another_order(files: Files) -> None:
         check(target)
 
 
+def test_a_pipe_that_is_cut_is_named(one: Files) -> None:
+    for length in (BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK + 1):
+        with pytest.raises(CorruptDataError, match=r"^the pipe .*: it ends early \(rule A1\)"):
+            load_piped(tar_of(one)[:length], MemoryStore())
+
+
 def test_a_pipe_that_is_not_an_archive_is_refused_early() -> None:
     class Endless(io.RawIOBase):
         name = "endless"
