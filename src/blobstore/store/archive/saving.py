@@ -63,7 +63,7 @@ LEVEL = 1
 _BATCH = 8 * FRAME
 _PROBE = 2**16
 _SAVES = 0.98
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 Write = Callable[[Bytes], object]
 

@@ -213,6 +213,14 @@ def test_a_temporary_file_that_is_a_link(tmp_path: Path, store: MemoryStore) -> 
     assert other.read_bytes() == b"mine"
 
 
+def test_a_temporary_file_that_is_a_fifo_is_not_waited_for(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    os.mkfifo(tmp_path / ".a.tar.saving")
+    with pytest.raises(StorageError):
+        save_models("m", tmp_path / "a.tar", store=store)
+
+
 def test_a_renamed_file_is_not_written(
     tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
