@@ -255,16 +255,16 @@ class ManifestFolder(Manifests):
         # Only ASCII: the Kelvin sign is a k in lower case, and is in no name.
         return [name for name in names if name.isascii() and name.lower() == part.lower()]
 
-    def text(self, name: ModelName) -> bytes:
+    def text(self, name: ModelName, *, damaged: bool = False) -> bytes:
         """Return the bytes of a manifest.
 
         Raises: NotFoundError; LimitExceededError over 64 MiB; DocumentError (rule M1) for a large
-        one with a NUL byte; StorageError; each with ``model``.
+        one with a NUL byte, unless it may be ``damaged``; StorageError; each with ``model``.
         """
         try:
             refuse_link(self._link(name))
             with FileReader(self._path(name), follow=False) as reader:
-                return _text(reader, f"the manifest of {name}")
+                return _text(reader, f"the manifest of {name}", damaged=damaged)
         except NotFoundError:
             raise self.missing(name) from None
         except LimitExceededError as error:
@@ -316,7 +316,7 @@ class ManifestFolder(Manifests):
             if stat.S_ISDIR(older):
                 raise StorageError(f"{path} is in the way: it is a folder", path=str(path))
             if stat.S_ISREG(older):
-                write_new_file(_older(temporary), self.text(name), syncs=True)
+                write_new_file(_older(temporary), self.text(name, damaged=True), syncs=True)
             write_new_file(temporary, manifest.raw, syncs=True)
             make_folder(path.parent)
 
@@ -420,16 +420,17 @@ def walk(folder: Path, depth: int, level: int = 1) -> Iterator[tuple[int, os.Dir
             yield from walk(Path(entry.path), depth, level + 1)
 
 
-def _text(reader: FileReader, what: str) -> bytes:
+def _text(reader: FileReader, what: str, *, damaged: bool = False) -> bytes:
     """Return the bytes of a manifest.
 
-    A NUL byte in a large file is an error before the rest is read: a few bytes and a hole behind
-    them may be 64 MiB. Raises: LimitExceededError; DocumentError (rule M1); StorageError.
+    A NUL byte in a large file is an error before the rest is read, unless it may be ``damaged``: a
+    few bytes and a hole behind them may be 64 MiB. Raises: LimitExceededError; DocumentError (rule
+    M1); StorageError.
     """
     if reader.size > MAX_MANIFEST:
         message = f"limit exceeded: {what} has {reader.size:,} bytes, at most {MAX_MANIFEST:,}"
         raise LimitExceededError(message, path=reader.name)
-    if reader.size > _LARGE and reader.has_nul():
+    if reader.size > _LARGE and not damaged and reader.has_nul():
         message = f"{what} is not valid JSON: it contains a NUL byte (rule M1)"
         raise DocumentError(message, rule="M1", path=reader.name)
     return reader.read(0, reader.size)

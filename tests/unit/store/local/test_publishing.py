@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from support.stores import blob_path, descriptor
+from support.stores import blob_path, commit_model, descriptor, manifest_path
 
 from blobstore.errors import CorruptDataError, StorageError
 from blobstore.formats.documents import Manifest
@@ -29,6 +29,14 @@ def test_a_blob_that_waited_long_is_made_young(
         session.publish(NAME, Manifest(layers=(descriptor(b"one"),)))
     written = blob_path(store, b"one").stat().st_mtime
     assert (written > 1) == (old_s < 0)
+
+
+def test_a_large_manifest_of_zeros_is_replaced(store: Store) -> None:
+    """As a power cut leaves the manifests of other programs."""
+    path = manifest_path(store, "m")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(2**21))
+    assert commit_model(store, "m", b"one").raw == path.read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["another size", "a folder", "a link"])
