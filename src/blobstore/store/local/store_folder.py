@@ -239,7 +239,9 @@ class FolderCare(Care):
                 yield OddFile(path, f"no blob is removed: {needs.message}")
         yield from _lost_models(store, listing.named.keys())
         folders = (store.root, store.blobs.path, store.manifests.path, store.root / PRIVATE)
-        blobs = (Path(entry.path) for _, entry in sorted(listing.named.items()))
+        named = sorted(listing.named.items())
+        # Of a link, the mode would be that of another file.
+        blobs = (Path(entry.path) for _, entry in named if entry.is_file(follow_symlinks=False))
         for path in (*folders, *blobs):
             with suppress(OSError):  # it does not exist
                 if (reason := _odd_mode(path)) is not None:

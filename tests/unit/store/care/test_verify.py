@@ -316,6 +316,16 @@ def test_odd_files_are_shown_and_no_damage(store: Store, tmp_path: Path) -> None
     assert verify(store, ["m"]).odd == ()
 
 
+def test_the_mode_of_what_a_link_leads_to_is_not_that_of_a_blob(
+    model: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "other").write_bytes(b"")
+    (tmp_path / "other").chmod(0o666)
+    blob_path(model, A).symlink_to(tmp_path / "other")
+    result = verify(model)
+    assert (result.odd, len(result.damaged)) == ((), 1)
+
+
 def test_a_manifest_that_is_lost_is_shown_and_no_damage(model: Store, tmp_path: Path) -> None:
     model.remove(ModelName.parse("n"))
     manifest_path(model, "m").unlink()
