@@ -104,13 +104,14 @@ class BlobFolder(Blobs):
         Digests are given and returned in hex digits. Raises: StorageError.
         """
         states = {}
-        for digest in filter(_is_hex, digests):
-            for start in (_OLD_START, _START):
-                path = f"{self.path}/{start}{digest}"
-                with suppress(NotFoundError), os_errors("access", path):
-                    status = os.lstat(path)
-                    if stat.S_ISREG(status.st_mode):
-                        states[digest] = BlobState(status.st_size, status.st_mtime, Path(path))
+        with os_errors("access", self.path):  # once: there may be 600,000
+            for digest in filter(_is_hex, digests):
+                for start in (_OLD_START, _START):
+                    path = f"{self.path}/{start}{digest}"
+                    with suppress(FileNotFoundError):
+                        status = os.lstat(path)
+                        if stat.S_ISREG(status.st_mode):
+                            states[digest] = BlobState(status.st_size, status.st_mtime, Path(path))
         return states
 
     def is_missing(self, digest: str) -> bool:

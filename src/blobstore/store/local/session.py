@@ -222,9 +222,6 @@ class BlobWriter:
 
 
 _CHUNK = 2**20
-
-
-_CHUNK = 2**20
 _NOTE_EVERY_S = 0.05
 _NOTED_AT_ONCE = 2**20
 
