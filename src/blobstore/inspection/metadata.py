@@ -299,7 +299,7 @@ def _rewrite(
                 source, data_start, target, new, start, nbytes, lambda done: told(done, path.name)
             )
             with os_errors("write", new):
-                _take_attributes(path, source.fileno(), new, target)
+                _take_attributes(source.fileno(), target)
                 sync(target)
         finally:
             close_quietly(target)
@@ -315,10 +315,11 @@ def _rewrite(
     return nbytes
 
 
-def _take_attributes(path: Path, old: int, new: Path, target: int) -> None:
+def _take_attributes(old: int, new: int) -> None:
+    """Give one open file those of another. Their paths may lead elsewhere by now."""
     status = os.fstat(old)
-    if (status.st_uid, status.st_gid) != (os.fstat(target).st_uid, os.fstat(target).st_gid):
+    if (status.st_uid, status.st_gid) != (os.fstat(new).st_uid, os.fstat(new).st_gid):
         with suppress(PermissionError):  # only root gives files away
-            os.fchown(target, status.st_uid, status.st_gid)
-    shutil.copystat(path, new)
-    os.utime(target)
+            os.fchown(new, status.st_uid, status.st_gid)
+    shutil.copystat(old, new)  # type: ignore[arg-type]  # os takes descriptors for paths
+    os.utime(new)

@@ -164,6 +164,23 @@ def test_a_second_name_of_the_file_keeps_its_metadata(file: Path, tmp_path: Path
     assert blobstore.read_metadata(other)["a"] == "3"
 
 
+def test_a_link_in_the_place_of_the_new_file_is_not_followed(file: Path, tmp_path: Path) -> None:
+    """Another user of the folder may put it there while the data are copied."""
+    file.chmod(0o640)
+    other = tmp_path / "other"
+    other.write_bytes(b"mine")
+    other.chmod(0o600)
+
+    def swap(_nbytes: int, _name: str) -> None:
+        new = file.with_name(f".{file.name}.blobstore-new")
+        new.unlink(missing_ok=True)
+        new.symlink_to(other)
+
+    blobstore.edit_metadata(file, {"long": "x" * 9000}, progress=swap)
+    assert file.is_symlink()
+    assert other.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_new_file_has_the_old_ones_mode_and_attributes(file: Path) -> None:
     file.chmod(0o640)
     try:
