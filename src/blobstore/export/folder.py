@@ -137,16 +137,14 @@ def staged(path: Path) -> Iterator[Path]:
 def _take(staging: Path) -> int:
     with suppress(FileExistsError):
         staging.mkdir(mode=FOLDER_MODE)
-    fd = -1
-    try:
+    # The process that held the lock may have renamed or removed the folder just now.
+    with ExitStack() as unless_locked, suppress(FileNotFoundError):
         fd = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        unless_locked.callback(close_quietly, fd)
         is_locked = take_lock(fd, fcntl.LOCK_EX, 0)
-        # The process that held the lock may have renamed or removed the folder just now.
         if is_locked and os.path.samestat(os.fstat(fd), staging.stat(follow_symlinks=False)):
+            unless_locked.pop_all()
             return fd
-    except FileNotFoundError:
-        pass
-    close_quietly(fd)
     message = f"another export into the same folder is at work ({staging})"
     raise BusyError(message, path=str(staging))
 

@@ -5,6 +5,8 @@ And damage in the store is found.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints import safetensors_bytes, small_tensors, write_checkpoint
 from support.exports import raw_tensors
-from support.stores import commit_model, link_by_hand
+from support.stores import commit_model, link_by_hand, open_files
 
 import blobstore
 from blobstore.errors import (
@@ -105,6 +107,21 @@ def test_a_folder_that_was_filled_meanwhile_stays(
         blobstore.export_model("m", tmp_path / "out", store=store, progress=fill)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
     assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.usefixtures("model")
+def test_no_file_stays_open_where_locking_fails(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_fd: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    for write in (blobstore.export_model, blobstore.save_models):
+        before = open_files()
+        with pytest.raises(StorageError, match="no locks"):
+            write("m", tmp_path / write.__name__, store=store)
+        assert open_files() == before
 
 
 def test_of_two_exports_at_once_one_is_refused(model: Path, store: Store, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -124,14 +124,15 @@ def _locked(temporary: Path, path: Path) -> int:
 
     Raises: BusyError if another process has it, or has just renamed it.
     """
-    with os_errors("write", temporary):
+    with ExitStack() as unless_locked, os_errors("write", temporary):
         fd = os.open(temporary, _FLAGS, FILE_MODE)
+        unless_locked.callback(close_quietly, fd)
         with suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_named(fd, temporary):
                 os.ftruncate(fd, 0)
+                unless_locked.pop_all()
                 return fd
-    close_quietly(fd)
     raise BusyError(f"another process is writing {path}", path=str(path))
 
 
