@@ -265,17 +265,20 @@ def runs_of(blob: PlannedBlob) -> Iterator[Run]:
 
     With their gaps they cover it exactly once.
     """
-    run: Run | None = None
+    pieces: list[Run] = []
     for piece in _pieces(blob):
-        if run is None or run.gap or piece.end - run.begin > RUN:
-            if run is not None:
-                yield run
-            run = piece
-        else:
-            steps, read = (*run.steps, *piece.steps), run.source_bytes + piece.source_bytes
-            run = Run(run.begin, piece.end, piece.gap, steps, read)
-    if run is not None:
-        yield run
+        if pieces and (pieces[-1].gap or piece.end - pieces[0].begin > RUN):
+            yield _united(pieces)
+            pieces = []
+        pieces.append(piece)
+    yield _united(pieces)
+
+
+def _united(pieces: Sequence[Run]) -> Run:
+    last = pieces[-1]
+    steps = tuple([step for piece in pieces for step in piece.steps])
+    read = sum([piece.source_bytes for piece in pieces])
+    return Run(pieces[0].begin, last.end, last.gap, steps, read)
 
 
 def _pieces(blob: PlannedBlob) -> Iterator[Run]:

@@ -99,10 +99,9 @@ class OpenReader:
             raise self._short(offset, length)
 
     def _short(self, offset: int, length: int) -> ShortReadError:
+        had = f": it had {self.size:,} when it was opened" if self.size != UNKNOWN_SIZE else ""
         return ShortReadError(
-            f"{self.name} ends before byte {offset + length:,}:"
-            f" it had {self.size:,} when it was opened",
-            path=self.name,
+            f"{self.name} ends before byte {offset + length:,}{had}", path=self.name
         )
 
     def view(self, offset: int, nbytes: int) -> memoryview | None:  # noqa: ARG002  # most are files

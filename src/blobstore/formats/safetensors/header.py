@@ -334,7 +334,8 @@ def _header_text(reader: OpenReader, budget: Budget | None, first_nbytes: int) -
     size = reader.size
     if size < PREFIX.size:
         raise invalid("F1", f"not a safetensors file: it has {size} bytes, a header needs 8")
-    head = reader.read(0, min(size, first_nbytes))
+    # A file of unknown size may end in these bytes; its reader has them already.
+    head = reader.read(0, PREFIX.size if size == UNKNOWN_SIZE else min(size, first_nbytes))
     (length,) = PREFIX.unpack_from(head)
     if length > MAX_HEADER:
         is_pointer = head.startswith(_GIT_LFS)

@@ -144,7 +144,7 @@ class RemoteFile(SourceReader):
         self._target = target
         self.version = version
         self.size = version.size
-        self._head = head
+        self._head = bytearray(head)
         self._limits = limits
         self._whole: Iterator[bytes] | None = None
         self._opened = ExitStack()
@@ -157,7 +157,7 @@ class RemoteFile(SourceReader):
         self._check(offset, length)
         if self._whole is not None and len(self._head) < offset + length:
             self._read_on(offset + length)
-        data = self._head[offset : offset + length]
+        data = bytes(self._head[offset : offset + length])
         if len(data) == length:
             return data
         rest = bytearray(length - len(data))
@@ -182,7 +182,7 @@ class RemoteFile(SourceReader):
         raise self._short(0, end)
 
     def close(self) -> None:
-        self._head = b""
+        self._head = bytearray()
         self._opened.close()
 
     def fill(
@@ -233,6 +233,8 @@ class RemoteFile(SourceReader):
             stop, size = check_part(reply, begin, end)
         elif reply.status == _OK and begin == 0 and reply.length == size == end:
             stop = end
+        elif reply.status == _NOT_SATISFIABLE and size == UNKNOWN_SIZE:
+            raise self._short(begin, end - begin)
         else:
             raise changed(self.name)
         self.version.check_same(Version.of(reply, size), self.name)

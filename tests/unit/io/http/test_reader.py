@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -156,6 +157,51 @@ def test_a_server_without_ranges_gives_headers(
     reader = remote.open(server.url)
     assert read_header(reader).data_start == len(data) - 4
     assert reader.size == UNKNOWN_SIZE
+
+
+@pytest.mark.parametrize("how", ["part", "chunks", "closed"])
+def test_the_header_of_a_small_file_whose_size_is_not_said(
+    how: str, server: Server, remote: Remote
+) -> None:
+    def answer(asked: Asked) -> list[bytes]:
+        if how == "part":
+            whole = part(asked, SMALL)
+            return [whole[0].replace(b"/%d\r\n" % len(SMALL), b"/*\r\n"), *whole[1:]]
+        if how == "closed":
+            return [head(200), SMALL]
+        chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMALL), SMALL)
+        return [head(200, "Transfer-Encoding: chunked"), chunks]
+
+    server.play(answer)
+    reader = remote.open(server.url)
+    assert reader.size == UNKNOWN_SIZE
+    header = read_header(reader, first_nbytes=FIRST)
+    assert header.data_start == len(SMALL) - 4
+
+
+def test_a_file_of_unknown_size_that_ends_in_its_header(server: Server, remote: Remote) -> None:
+    def answer(asked: Asked) -> list[bytes]:
+        if asked.range[0] >= 100 * KIB:
+            return reply(416)
+        whole = part(asked, LARGE[: 100 * KIB])
+        return [whole[0].replace(b"/%d\r\n" % (100 * KIB), b"/*\r\n"), *whole[1:]]
+
+    server.play(answer)
+    error = refusal(lambda: read_header(remote.open(server.url)))
+    assert isinstance(error, ShortReadError)
+    assert str(error) == f"{server.url} ends before byte {len(LARGE) - 4:,}"
+
+
+def test_a_whole_file_in_many_small_pieces(server: Server, remote: Remote) -> None:
+    """Each piece costs its bytes, and not those before it, too: 2 GB for 4 MB."""
+    data = safetensors_file(4_000_000)
+    pieces = [data[at : at + 240] for at in range(0, len(data), 240)]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    server.play(lambda _: [head(200, "Transfer-Encoding: chunked"), chunks, b"0\r\n\r\n"])
+    begun = time.thread_time()
+    with remote.open(server.url) as reader:
+        assert reader.read(0, 4_000_000) == data[:4_000_000]
+    assert time.thread_time() - begun < 2
 
 
 def test_a_small_file_of_a_server_without_ranges_is_read_to_its_end(
