@@ -288,9 +288,10 @@ def _error(what: str, line: int, message: str, hint: str | None = None) -> Docum
     return DocumentError(f"{what}: line {line}: {message} (rule {RULE})", rule=RULE, hint=hint)
 
 
+_PRE = "(?:0|[1-9][0-9]*|[0-9]*[A-Za-z-][0-9A-Za-z-]*)"
 _VERSION = re.compile(
     r"(0|[1-9][0-9]*)(?:\.(0|[1-9][0-9]*)(?:\.(0|[1-9][0-9]*)"
-    r"(?P<pre>-[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*)?(?:\+[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*)?)?)?"
+    rf"(?P<pre>-{_PRE}(?:\.{_PRE})*)?(?:\+[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*)?)?)?"
 )
 _MAX_VERSION = 64
 
