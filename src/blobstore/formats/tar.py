@@ -189,7 +189,7 @@ def extended(header: TarHeader, said: Mapping[str, str], what: str) -> TarHeader
     nbytes = int(size) if "size" in said else header.size
     if nbytes > MAX_BLOB:
         raise LimitExceededError(f"limit exceeded: {what}: a member of {nbytes:,} bytes", rule="A1")
-    return TarHeader(header.kind, said.get("path") or header.path, nbytes)
+    return TarHeader(header.kind, said.get("path", header.path), nbytes)
 
 
 def _records(data: bytes, what: str) -> Iterator[tuple[str, bytes]]:

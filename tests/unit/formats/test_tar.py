@@ -177,6 +177,16 @@ def test_pax_records_that_are_not_valid(records: bytes) -> None:
         extended(first, parse_extension(first, records, WHAT), WHAT)
 
 
+def test_an_extension_with_an_empty_path_counts() -> None:
+    """As for Python's tarfile: two readers must not take a member for two files."""
+    header = TarHeader(b"0", "blobs/a", 0)
+    with pytest.raises(CorruptDataError, match="A1"):
+        path_of(
+            extended(header, parse_extension(TarHeader(b"x", "", 8), b"8 path=\n", WHAT), WHAT),
+            WHAT,
+        )
+
+
 def test_a_path_for_all_members() -> None:
     with pytest.raises(CorruptDataError, match="all members"):
         parse_extension(TarHeader(b"g", "", 9), b"9 path=a\n", WHAT)
