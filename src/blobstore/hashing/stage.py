@@ -162,14 +162,6 @@ class HashStage:
         while condition() and self.work():
             pass
 
-    def work_until(self, event: threading.Event) -> None:
-        """Hash until the event is set: until the piece is hashed whose ``hashed`` sets it.
-
-        Raises: as `work`.
-        """
-        self.work_while(lambda: not event.is_set())
-        event.wait()
-
     def digest(self, size: int, pieces: Iterable[memoryview]) -> bytes:
         """Return the digest of ``size`` bytes, 32 bytes.
 
@@ -182,6 +174,7 @@ class HashStage:
         for piece in pieces:
             hashed.clear()
             blob.add(offset, Piece(len(piece), piece.toreadonly, hashed.set))
-            self.work_until(hashed)
+            self.work_while(lambda: not hashed.is_set())
+            hashed.wait()
             offset += len(piece)
         return found[0] if found else blob.stream.digest()

@@ -47,8 +47,7 @@ MIN_ELEMENTS = 1024
 VISION = ("vision", "visual")
 AUDIO = ("audio_tower", "embed_audio")
 HEAD = "lm_head.weight"
-KEYS_AND_VALUES = (".v_proj", ".k_proj")
-SENSITIVE = (*KEYS_AND_VALUES, "down_proj")
+SENSITIVE = (".v_proj", ".k_proj", "down_proj")
 """Projections whose errors hurt a model most."""
 _TOKENS = ("embed_tokens.weight", "word_embeddings.weight", "tok_embeddings.weight", "wte.weight")
 _NO_TOKENS = ("per_layer", *VISION, "audio")

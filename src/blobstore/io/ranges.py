@@ -452,10 +452,6 @@ class MappedFile:
         except OSError as error:
             raise from_os_error(error, "map", self._name) from error
 
-    @property
-    def in_memory(self) -> bool:
-        return self._data is None
-
     def view(self, begin: int = 0, end: int | None = None) -> memoryview:
         """Return the bytes from ``begin`` to ``end`` without a copy.
 
