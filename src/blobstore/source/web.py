@@ -502,7 +502,7 @@ class HubFolder(WebFolder):
 
     def _identify(self, file: RemoteFile) -> None:
         found = self._known(self._name_of(file)) if self._listing is not None else None
-        if found is None:
+        if found is None or file.size == UNKNOWN_SIZE:
             super()._identify(file)
             return
         if file.size != found.size:

@@ -139,8 +139,10 @@ class BlobCache:
                 with read(descriptor) as reader:
                     session.add(descriptor, reader)
 
-            each(missing, take, _AT_ONCE, name="cache")
-            session.replace(missing)
+            try:
+                each(missing, take, _AT_ONCE, name="cache")
+            finally:  # a broken connection must not lose what came before
+                session.replace(missing)
         for blob in missing:
             self._use(blob)
 

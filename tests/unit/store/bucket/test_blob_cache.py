@@ -105,7 +105,17 @@ def test_wrong_bytes_never_enter(store: BucketStore, tmp_path: Path) -> None:
     assert caught.value.blob == str(Digest.of(TWO))
     with pytest.raises(DigestMismatchError):
         read(near, TWO)
-    assert not (tmp_path / "blobs").exists()
+    assert blobs_in(tmp_path) == set()
+
+
+def test_what_came_before_a_failure_is_kept(store: BucketStore, tmp_path: Path) -> None:
+    near = cached(store, tmp_path)
+    store.bucket.delete([blob_key(Digest.of(THREE))])
+    with pytest.raises(NotFoundError):
+        near.prefetch([descriptor_of(data) for data in (ONE, TWO, THREE)])
+    store.bucket.delete([blob_key(Digest.of(data)) for data in (ONE, TWO)])
+    for data in (ONE, TWO):
+        read(near, data)
 
 
 def test_another_folder_is_refused(store: BucketStore, tmp_path: Path) -> None:
