@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "another model": ("NotFoundError", "not served", {"model": "mlx-community/other"}),
     "empty": ("BadRequestError", "prompt is missing", {"prompt": ""}),
     "several": ("BadRequestError", "not one text", {"prompt": ["a", "b"]}),
-    "stop": ("BadRequestError", "stop is not", {"stop": [1]}),
+    "stop": ("BadRequestError", "stop is ", {"stop": [1]}),
     "temperature": ("BadRequestError", "temperature is", {"temperature": 10**400}),
     "too long": ("BadRequestError", "has 3,001 tokens", {"prompt": "a " * 3000}),
     "adapter": ("BadRequestError", "adapters", {"extra_body": {"adapters": "/etc"}}),

@@ -73,6 +73,8 @@ def parse(raw: bytes, *, non_finite: bool = False, values: int = MAX_VALUES) -> 
     """
     if _has_more_values(raw, values):
         raise StrictJsonError("values", f"it has more than {values:,} values")
+    if b"\0" in raw:  # a hole of a sparse file, whose text would take as much memory again
+        raise StrictJsonError("syntax", "not valid JSON: it contains a NUL byte")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -216,7 +216,10 @@ def plan_network(
         def make_network() -> Any:
             return model_class(args_class.from_dict(settings))
 
-        network, offered, made = _fitting(make_network, layouts(stored.values(), source_names))
+        mark = _head_mark(config, stored)
+        network, offered, made = _fitting(
+            make_network, layouts(stored.values(), source_names), mark
+        )
         network.eval()
     modules = dict(network.named_modules())
     parameters = [
@@ -253,8 +256,20 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
             yield from _numbers(one, name)
 
 
+def _head_mark(config: Mapping[str, Any], stored: Mapping[str, TensorFacts]) -> str | None:
+    """Return the name by which ``sanitize`` knows that mlx-lm normalised the head before.
+
+    Without it the head would be divided by its norms once more (mlx_lm 0.32.2 models/baichuan_m1.py).
+    """
+    by_mlx_lm = isinstance(config.get("quantization"), Mapping)
+    head = stored.get("lm_head.weight")
+    is_quantized = head is not None and head.quantization is not None
+    is_marked = by_mlx_lm and is_quantized and config.get("model_type") == "baichuan_m1"
+    return "lm_head.scales" if is_marked else None
+
+
 def _fitting(
-    make_network: Callable[[], Any], candidates: Iterable[list[Offered]]
+    make_network: Callable[[], Any], candidates: Iterable[list[Offered]], mark: str | None
 ) -> tuple[Any, dict[str, Offered], dict[str, Expression]]:
     """Return a network, the first layout that fits it, and its parameters as expressions.
 
@@ -265,7 +280,7 @@ def _fitting(
     for layout in candidates:
         network, offered = make_network(), {one.name: one for one in layout}
         try:
-            made = _sanitized(network, offered)
+            made = _sanitized(network, offered, mark)
             _check(made, network)
         except Exception as error:  # noqa: BLE001  # a layout that sanitize was not written for
             first = first or error
@@ -274,12 +289,21 @@ def _fitting(
     raise first or AssertionError("there is always a layout")
 
 
-def _sanitized(network: Any, offered: Mapping[str, Offered]) -> dict[str, Expression]:
+def _sanitized(
+    network: Any, offered: Mapping[str, Offered], mark: str | None
+) -> dict[str, Expression]:
     given = {name: one.expression for name, one in offered.items()}
     if not hasattr(network, "sanitize"):
         return given
     stand_ins = {name: one.stand_in for name, one in offered.items()}
-    return trace(network.sanitize, stand_ins, given)
+    if mark is None:
+        return trace(network.sanitize, stand_ins, given)
+    import mlx.core as mx
+
+    marked = trace(
+        network.sanitize, stand_ins | {mark: mx.zeros(())}, given | {mark: Stored(mark, ())}
+    )
+    return {name: expression for name, expression in marked.items() if name != mark}
 
 
 def _check(made: Mapping[str, Expression], network: Any) -> None:

@@ -255,12 +255,12 @@ def of_size(descriptor: Descriptor, reader: _Reader) -> _Reader:
     return reader
 
 
-def check_document_size(descriptor: Descriptor, limit: int = MAX_DOCUMENT) -> None:
-    """Raise LimitExceededError for a document that is larger than ``limit`` bytes."""
-    if descriptor.size > limit:
+def check_document_size(descriptor: Descriptor) -> None:
+    """Raise LimitExceededError for a document of more than `MAX_DOCUMENT` bytes."""
+    if descriptor.size > MAX_DOCUMENT:
         message = (
             f"limit exceeded: blob {descriptor.digest} has {descriptor.size:,} bytes,"
-            f" at most {limit:,} for a document"
+            f" at most {MAX_DOCUMENT:,} for a document"
         )
         raise LimitExceededError(message, blob=str(descriptor.digest))
 

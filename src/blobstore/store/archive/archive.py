@@ -437,9 +437,6 @@ class Archive(Readable):
         """See `Readable`: an archive is not changed in place."""
         yield True
 
-    def finish(self) -> None:
-        """Do nothing: a pipe is read to its end when it is opened."""
-
     def close(self) -> None:
         """Close the file. Arrays of models that were opened stay valid."""
         self._contents.close()
