@@ -73,8 +73,6 @@ def parse(raw: bytes, *, non_finite: bool = False, values: int = MAX_VALUES) -> 
     """
     if _has_more_values(raw, values):
         raise StrictJsonError("values", f"it has more than {values:,} values")
-    if b"\0" in raw:  # a hole of a sparse file, whose text would take as much memory again
-        raise StrictJsonError("syntax", "not valid JSON: it contains a NUL byte")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -119,8 +117,11 @@ def parse_object(
     over ``limit`` bytes, or too many values.
     """
     check_limit(what, len(raw), "bytes", limit, rule)
-    if not raw.strip(b" \t\r\n\0"):  # a hole of a sparse file, for example
+    if not raw.strip(b" \t\r\n\0"):
         raise DocumentError(f"{what} is empty (rule {rule})", rule=rule)
+    if b"\0" in raw:  # a hole of a sparse file, whose text would take as much memory again
+        reason = "not valid JSON: it contains a NUL byte"
+        raise DocumentError(f"{what}: {reason} (rule {rule})", rule=rule)
     try:
         value = parse(raw, non_finite=non_finite, values=values)
         check_depth(value)

@@ -259,7 +259,8 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
 def _head_mark(config: Mapping[str, Any], stored: Mapping[str, TensorFacts]) -> str | None:
     """Return the name by which ``sanitize`` knows that mlx-lm normalised the head before.
 
-    Without it the head would be divided by its norms once more (mlx_lm 0.32.2 models/baichuan_m1.py).
+    Without it the head would be divided by its norms once more. Source: mlx_lm 0.32.2
+    models/baichuan_m1.py `sanitize`.
     """
     by_mlx_lm = isinstance(config.get("quantization"), Mapping)
     head = stored.get("lm_head.weight")

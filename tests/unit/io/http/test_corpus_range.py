@@ -75,7 +75,7 @@ OTHER_ERRORS: dict[str, tuple[type[BlobStoreError], str | None, str]] = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def client() -> Iterator[Remote]:
     """A client for which the servers of these tests, and nothing else, are out on the internet."""
     with Remote(
