@@ -19,7 +19,7 @@ from blobstore.errors import (
 )
 from blobstore.io.objects import open_bucket
 from blobstore.io.ranges import BytesReader, FileReader, OpenReader
-from blobstore.source.clouds import BucketFolder
+from blobstore.source.folders import BucketFolder
 
 DATA = bytes(range(256)) * 40
 MakeReader = Callable[[bytes], OpenReader]

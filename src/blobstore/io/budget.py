@@ -77,22 +77,20 @@ class Budget:
 
         Raises: LimitExceededError.
         """
-        if total := self._beyond("text", nbytes):
-            before = f"{what} has {nbytes:,} bytes, which makes"
-            raise self._error("text", before, total, f"in headers and documents of {self.name}")
+        before = f"{what} has {nbytes:,} bytes, which makes"
+        self._take("text", nbytes, before, f"in headers and documents of {self.name}")
 
     def give_back_text(self, nbytes: int) -> None:
         """Take back a part of what was counted: the padding of a header, which is not kept."""
-        self._beyond("text", -nbytes)
+        self._take("text", -nbytes)
 
     def take_tensors(self, count: int, what: str) -> None:
         """Count the tensors of a header, called ``what``, before more is made of them.
 
         Raises: LimitExceededError.
         """
-        if total := self._beyond("tensors", count):
-            before = f"{what} has {count:,} tensors, which makes"
-            raise self._error("tensors", before, total, f"in {self.name}")
+        before = f"{what} has {count:,} tensors, which makes"
+        self._take("tensors", count, before, f"in {self.name}")
 
     def took_headers(self, nbytes: int, tensors: int) -> bool:
         """Count short headers that were read, if all are within the limits; else return False."""
@@ -105,9 +103,8 @@ class Budget:
 
     def receive(self, nbytes: int) -> None:
         """Count bytes that servers sent. Raises: LimitExceededError."""
-        if total := self._beyond("received", nbytes):
-            after = f"bytes for the headers and documents of {self.name}"
-            raise self._error("received", "servers sent", total, after)
+        after = f"bytes for the headers and documents of {self.name}"
+        self._take("received", nbytes, "servers sent", after)
 
     def seconds_left(self) -> float:
         """Return how long servers may be waited for.
@@ -129,18 +126,15 @@ class Budget:
             )
         return left
 
-    def _beyond(self, kind: str, amount: int) -> int | None:
+    def _take(self, kind: str, amount: int, before: str = "", after: str = "") -> None:
+        limit = self._limits[kind]
         with self._lock:
             total = self._used[kind] + amount
-            if total > self._limits[kind]:
-                return total
+            if total > limit:
+                raise LimitExceededError(
+                    f"limit exceeded: {before} {total:,} {after}; at most {limit:,}"
+                )
             self._used[kind] = total
-            return None
-
-    def _error(self, kind: str, before: str, total: int, after: str) -> LimitExceededError:
-        return LimitExceededError(
-            f"limit exceeded: {before} {total:,} {after}; at most {self._limits[kind]:,}"
-        )
 
 
 def allow_open_files(count: int) -> None:

@@ -349,11 +349,11 @@ class Bucket:
         buffer: memoryview,
         version: ObjectVersion | None = None,
         *,
-        came: Callable[[int], object] = lambda _: None,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         """Fill ``buffer`` with the bytes of an object from byte ``begin`` on.
 
-        ``came`` is called with the number of bytes of each piece, and may raise to end the request.
+        ``check`` is called after each piece, and may raise to end the request.
         Raises: as `stream`.
         """
         done = 0
@@ -361,7 +361,7 @@ class Bucket:
             for chunk in chunks:
                 buffer[done : done + len(chunk)] = chunk
                 done += len(chunk)
-                came(len(chunk))
+                check()
 
     def stream(
         self, key: str, begin: int, end: int, version: ObjectVersion | None = None

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from blobstore.errors import BlobStoreError, StorageError, UsageError
+from blobstore.io.budget import Cancellation
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -29,16 +30,14 @@ def each(
     *,
     name: str,
     stop: threading.Event | None = None,
-    least: int = 1,
 ) -> None:
     """Call ``do`` with each of ``items`` in ``jobs`` threads, which take the items in order.
 
     After an error, or an interrupt, no other item is taken, and the call waits for those that were
-    taken. ``stop`` is set then: a long ``do`` may check it, and end early. ``least``: how many
-    threads have to be started.
+    taken. ``stop`` is set then: a long ``do`` may check it, and end early.
 
     Raises: the error of the first item, in their order, that fails, whatever the number of threads;
-    StorageError when too few threads can be started.
+    StorageError when no thread can be started.
     """
     stop = stop or threading.Event()
     numbered = enumerate(items)
@@ -65,7 +64,11 @@ def each(
     ]
     try:
         for number, thread in enumerate(started):
-            start_thread(thread, is_needed=number < least)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if number == 0:  # else the others do the work
+                    raise StorageError(f"can't start a thread: {error}") from error
         for thread in filter(threading.Thread.is_alive, started):
             thread.join()
     finally:
@@ -109,42 +112,35 @@ def results_of(
 
 @contextmanager
 def pooled(
-    items: Sequence[_T], do: Callable[[_T], _R], jobs: int, cancel: Callable[[], None], *, name: str
+    items: Sequence[_T], do: Callable[[_T, Cancellation], _R], jobs: int
 ) -> Iterator[Iterator[_R]]:
     """Give what ``do`` makes of each of ``items``, which wait for servers, in their order.
 
-    The first one that fails, in whatever order, ends the others by ``cancel``, and so does leaving
-    the block: an interrupt does not wait for servers. Raises: the first error.
+    The first one that fails, in whatever order, cancels the others, and so does leaving the block:
+    an interrupt does not wait for servers. Raises: the first error.
     """
     failures: list[BlobStoreError] = []
+    cancellation = Cancellation()
 
     def work(item: _T) -> _R:
         try:
-            return do(item)
+            cancellation.check(item)
+            return do(item, cancellation)
         except BlobStoreError as error:
             failures.append(error)
-            cancel()
+            cancellation.cancel()
             raise
 
-    with ThreadPoolExecutor(max(1, min(jobs, len(items))), thread_name_prefix=name) as pool:
+    with ThreadPoolExecutor(max(1, min(jobs, len(items)))) as pool:
         try:
             yield pool.map(work, items)
         except BlobStoreError as error:
-            if any(error is failure for failure in failures):  # else it is the caller's own
+            if error in failures:  # else it is the caller's own
                 raise failures[0] from None
             raise
         finally:
-            cancel()
+            cancellation.cancel()
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def start_thread(thread: threading.Thread, *, is_needed: bool = True) -> None:
-    """Start a thread. Raises: StorageError if that fails, and it ``is_needed``."""
-    try:
-        thread.start()
-    except RuntimeError as error:
-        if is_needed:  # else the others do the work
-            raise StorageError(f"can't start a thread: {error}") from error
 
 
 def threads(jobs: int | None) -> int:

@@ -1,7 +1,7 @@
 """Addresses: a user's text for a source, local or remote, opened as a folder.
 
 A path, ``http://``, ``https://``, ``hf://ORG/NAME[@REVISION][/PATH]`` (web.py), or a bucket's
-``s3://``, ``gs://``, ``az://`` (clouds.py). Each may name a .safetensors file, a shard index, or a
+``s3://``, ``gs://``, ``az://``. Each may name a .safetensors file, a shard index, or a
 folder.
 
 In the Hugging Face cache ``models--ORG--NAME/snapshots/COMMIT`` is a folder of links, one for each
@@ -29,7 +29,8 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.io.durable import os_errors
-from blobstore.io.objects import CLOUDS, is_bucket
+from blobstore.io.objects import CLOUDS, is_bucket, open_bucket
+from blobstore.source.files import split_file
 from blobstore.source.folders import (
     HUB,
     HUB_SCHEME,
@@ -37,6 +38,7 @@ from blobstore.source.folders import (
     REPOSITORY,
     SNAPSHOTS,
     SUFFIX,
+    BucketFolder,
     Folder,
     LocalFolder,
 )
@@ -103,9 +105,9 @@ def open_folder(
     if not isinstance(address, str) or not is_address(text):
         return _local(text)
     if is_bucket(text):
-        from blobstore.source.clouds import open_bucket_folder
-
-        return open_bucket_folder(text, bucket_options)
+        path, file = split_file(text.rstrip("/"))
+        scheme, _, rest = path.partition("://")
+        return BucketFolder(open_bucket(f"{scheme.lower()}://{rest}", bucket_options), file=file)
     from blobstore.io.http.remote_files import Remote
     from blobstore.source.web import open_web_folder
 

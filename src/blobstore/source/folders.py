@@ -1,12 +1,14 @@
-"""Folders: the files of a checkpoint, listed and opened by name, on a disk or on a server.
+"""Folders: the files of a checkpoint, listed and opened by name, on a disk or in a bucket.
 
-A checkpoint is only read through a `Folder`, so its reader need not know where the files lie. A
-name is a relative path; the names in an index or a listing are checked before they are used. A
-folder has the budget of its checkpoint: every header and document is counted before it is read.
+A checkpoint is only read through a `Folder`, so its reader need not know where the files lie
+(web.py has those of web servers). A name is a relative path; the names in an index or a listing are
+checked before they are used. A folder has the budget of its checkpoint: every header and document
+is counted before it is read.
 
 A file has an identity, which changes when its bytes do: device, inode, size and times on a disk,
-the ETag (or Last-Modified) and size on a server, the content's hash in a repository of the Hub
-(web.py).
+the ETag (or Last-Modified) and size on a server, the content's hash in a repository of the Hub. An
+object of a bucket is read by its ETag. Requests to buckets go through obstore
+(`blobstore.io.objects`).
 """
 
 from __future__ import annotations
@@ -29,20 +31,22 @@ from blobstore.errors import (
     LimitExceededError,
     MissingFileError,
     NotFoundError,
+    UnsupportedSourceError,
     from_os_error,
 )
 from blobstore.formats.dtypes import DType
 from blobstore.io.budget import Budget, Cancellation
 from blobstore.io.durable import os_errors
+from blobstore.io.objects import Bucket, ObjectReader, ObjectState, ObjectVersion
 from blobstore.io.ranges import (
     FileIdentity,
     FileReader,
     Identity,
-    OpenReader,
     SourceReader,
     real_path,
 )
-from blobstore.names import Digest
+from blobstore.io.workers import pooled
+from blobstore.names import Digest, relative_path
 
 _T = TypeVar("_T")
 SUFFIX = ".safetensors"
@@ -54,6 +58,9 @@ MAIN = "main"
 REPOSITORY = "models--"
 SNAPSHOTS = "snapshots"
 """Names of folders in the Hugging Face cache."""
+_AT_ONCE = 16
+_MOST_NAMES = 100_000
+"""Names in a folder of a bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,24 +178,15 @@ class Folder(ABC):
 
     @abstractmethod
     def reading(
-        self, names: Sequence[str], read: Callable[[OpenReader], _T]
+        self, names: Sequence[str], read: Callable[[SourceReader], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
         """Give the results of ``read`` for a reader of each file, in the order of ``names``.
 
         The first error ends the reading, and so does leaving the block: then no other file is
-        opened.
+        opened. For the identity of its file, which later reads need, a reader may ask the server.
 
         Raises: NotFoundError when a file is missing; StorageError; RemoteError; LimitExceededError;
-        as ``read``.
-        """
-
-    @abstractmethod
-    def sources(
-        self, names: Sequence[str], read: Callable[[SourceReader], _T]
-    ) -> AbstractContextManager[Iterator[_T]]:
-        """As `reading`, for files that are read again later, with the same identity.
-
-        Raises: as `reading` and `open`.
+        as ``read``. The identity raises as `open`.
         """
 
     def read(self, name: str, limit: int) -> bytes:
@@ -344,8 +342,6 @@ class LocalFolder(Folder):
     ) -> Iterator[Iterator[_T]]:
         yield map(partial(self._read_one, read), names)
 
-    sources = reading
-
     def _read_one(self, read: Callable[[FileReader], _T], name: str) -> _T:
         with self.open(name) as reader:
             return read(reader)
@@ -403,3 +399,119 @@ def _missing(path: Path, error: OSError | BlobStoreError) -> BlobStoreError:
         path=str(path),
         hint="If it is in the Hugging Face cache: download the model again.",
     )
+
+
+class BucketFolder(Folder):
+    """A prefix of a bucket; ``file`` is the requested object in it."""
+
+    def __init__(self, bucket: Bucket, *, file: str | None = None) -> None:
+        self.bucket = bucket
+        self.name = bucket.address
+        self.file = file
+        self.budget = Budget(self.name)
+        self._listings: dict[str, list[Entry]] = {}
+        self._listed: dict[str, Found] = {}
+
+    @property
+    def stem(self) -> str:
+        last = self.file or self.name.rpartition("/")[2]
+        return last.removesuffix(SUFFIX)
+
+    @property
+    def key(self) -> str:
+        return self.place(self.file or "")
+
+    address = key
+
+    def place(self, name: str) -> str:
+        return self.bucket.place(name)
+
+    def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
+        """Return the objects and folders in a folder, by name.
+
+        Raises: LimitExceededError for more than 100,000 of them.
+        """
+        if prefix not in self._listings:
+            folders, objects = self.bucket.folder(prefix)
+            if (count := len(folders) + len(objects)) > _MOST_NAMES:
+                raise LimitExceededError(
+                    f"limit exceeded: {self.place(prefix)} has {count:,} names, at most"
+                    f" {_MOST_NAMES:,}",
+                    path=self.place(prefix),
+                )
+            entries = [Entry(name, self.place(prefix + name), is_folder=True) for name in folders]
+            for state in objects:
+                place = self.place(state.key)
+                found = self._listed[state.key] = Found(state.size, _object_identity(state, place))
+                entries.append(Entry(state.key.removeprefix(prefix), place, found=found))
+            self._listings[prefix] = sorted(entries, key=lambda entry: entry.name)
+        return self._listings[prefix][:most]
+
+    def open(self, name: str, identity: Identity | None = None) -> ObjectReader:
+        """Return a reader of one object; without an identity the server is asked for it."""
+        key = relative_path(name)
+        if identity is None:
+            identity = _object_identity(self.bucket.head(key), self.place(name))
+        etag, _, size = identity.key.rpartition(" ")
+        return ObjectReader(self.bucket, key, int(size), ObjectVersion(etag), identity)
+
+    def reading(
+        self, names: Sequence[str], read: Callable[[ObjectReader], _T]
+    ) -> AbstractContextManager[Iterator[_T]]:
+        return pooled(names, lambda name, _: read(self.open(name)), _AT_ONCE)
+
+    def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
+        """Return small objects' bytes by name; several are read at once.
+
+        They are of the versions that were listed, if they were.
+        """
+        with pooled(names, lambda name, _: self._read(name, limit), _AT_ONCE) as read:
+            return dict(zip(names, read, strict=True))
+
+    def _read(self, name: str, limit: int) -> bytes:
+        key = relative_path(name)
+        found = self._listed.get(key)
+        version = _version_of(found.identity) if found is not None else None
+        data, _ = self.bucket.get(key, version, limit=limit)
+        self.budget.receive(len(data))
+        self._take_text(len(data), name)
+        return data
+
+    def as_file(self) -> BucketFolder | None:
+        above = self.bucket.above()
+        if self.file is not None or above is None:
+            return None
+        bucket, name = above
+        other = BucketFolder(bucket, file=name)
+        other.budget = self.budget
+        return other
+
+    def fill(
+        self,
+        name: str,
+        identity: Identity,
+        begin: int,
+        buffer: memoryview,
+        cancellation: Cancellation,
+    ) -> None:
+        check = partial(cancellation.check, self.place(name))
+        version = _version_of(identity)
+        self.bucket.get_into(relative_path(name), begin, buffer, version, check=check)
+
+
+def _object_identity(state: ObjectState, place: str) -> WebIdentity:
+    """Return the identity of an object.
+
+    Raises: UnsupportedSourceError without an ETag: a change could not be detected.
+    """
+    if state.version.etag is None:
+        raise UnsupportedSourceError(
+            f"{place}: its server does not send an ETag, so it can't be read as a source",
+            path=place,
+            hint="Download the file first.",
+        )
+    return WebIdentity(f"{state.version.etag} {state.size}")
+
+
+def _version_of(identity: Identity) -> ObjectVersion:
+    return ObjectVersion(identity.key.rpartition(" ")[0])

@@ -216,14 +216,17 @@ def _read_shards(
 
 
 def read_files(folder: Folder, names: Sequence[str]) -> Iterator[tuple[SourceFile, Header]]:
-    """Yield files of a folder with their headers. Raises: as `Folder.sources` and `header_of`."""
+    """Yield files of a folder with their headers.
+
+    Raises: as `Folder.reading`, `Folder.open` and `header_of`.
+    """
 
     def read(reader: SourceReader) -> tuple[SourceReader, Header]:
         header = header_of(reader, folder.budget, first_nbytes=FIRST_READ)
         header.check_limits(reader.name)
         return reader, header
 
-    with folder.sources(names, read) as found:
+    with folder.reading(names, read) as found:
         for name, (reader, header) in zip(names, found, strict=True):
             file = SourceFile(
                 folder,

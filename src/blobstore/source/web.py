@@ -148,28 +148,34 @@ class WebFolder(Folder):
 
     def _entry(self, url: str, limits: RequestLimits) -> Entry | None:
         try:
-            file = self._remote.open(url, limits)
+            file = self._opened(url, limits)
         except NotFoundError:
             return None
-        with self._source(file):
+        with file:
             return Entry(self._name_of(file), file.name, found=Found(file.size, file.identity))
 
     def _name_of(self, file: RemoteFile) -> str:
         return unquote(file.name.removeprefix(self.base_url))
 
     def open(self, name: str, identity: Identity | None = None) -> RemoteFile:
-        file = self._source(self._remote.open(self.url(name)))
+        file = self._opened(self.url(name))
         if identity not in (None, file.identity):
             raise changed(file.name)
         return file
 
-    def _source(self, file: RemoteFile) -> RemoteFile:
-        self._identify(file)
-        self._files[self._name_of(file), file.identity.key] = file
+    def _opened(self, url: str, limits: RequestLimits | None = None) -> RemoteFile:
+        file = self._remote.open(url, limits)
+        file.identify = self._identify
         return file
 
-    def _identify(self, file: RemoteFile) -> None:
-        """Set the identity of a file: its validator and size as text.
+    def _identify(self, file: RemoteFile) -> Identity:
+        found = self._found(file)
+        file.declared = found.declared
+        self._files[self._name_of(file), found.identity.key] = file
+        return found.identity
+
+    def _found(self, file: RemoteFile) -> Found:
+        """Return the state of a file; its identity is its validator and size as text.
 
         Raises: UnsupportedSourceError when the server sends neither an ETag nor Last-Modified, so
         that a change could not be detected, or whole files only, or not their size.
@@ -183,27 +189,22 @@ class WebFolder(Folder):
                 path=file.name,
                 hint="Download the file first.",
             )
-        file.identity = WebIdentity(f"{validator} {file.size}")
+        return Found(file.size, WebIdentity(f"{validator} {file.size}"))
 
     def reading(
         self, names: Sequence[str], read: Callable[[RemoteFile], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
 
         def work(url: str, limits: RequestLimits) -> _T:
-            with self._remote.open(url, limits) as file:
+            with self._opened(url, limits) as file:
                 return read(file)
 
         return self._remote.at_once([self.url(name) for name in names], work, self.budget)
 
-    def sources(
-        self, names: Sequence[str], read: Callable[[RemoteFile], _T]
-    ) -> AbstractContextManager[Iterator[_T]]:
-        return self.reading(names, lambda file: read(self._source(file)))
-
     def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
 
         def work(url: str, limits: RequestLimits) -> bytes:
-            return self._remote.read_page(url, limit, limits=limits)[0]
+            return self._remote.read_page(url, limit, limits)[0]
 
         urls = [self.url(name) for name in names]
         with self._remote.at_once(urls, work, self.budget) as read:
@@ -429,10 +430,10 @@ class HubFolder(WebFolder):
         """Return None: the listing says which paths are files."""
 
     def names(self) -> list[str] | None:
-        return None if self._listing is None else Folder.names(self)
+        return None if self.revision is None else Folder.names(self)
 
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
-        if self._listing is None:
+        if self.revision is None:
             return super().scan(prefix, most)
         entries = self._listing.get(prefix, {})
         return [entries[name] for name in sorted(entries)][:most]
@@ -442,7 +443,7 @@ class HubFolder(WebFolder):
         """The commit; None if the server does not answer the Hub's API."""
         url = f"{self._api}/revision/{quote(self._target.revision, safe='')}"
         try:
-            raw = self._remote.read_page(f"{url}?expand=sha", _MAX_ANSWER, self.budget)[0]
+            raw = self._page(f"{url}?expand=sha")[0]
         except NotFoundError:
             return None
         commit = strictjson.parse_object(raw, url, rule="R1").get("sha")
@@ -451,17 +452,12 @@ class HubFolder(WebFolder):
         return commit
 
     @cached_property
-    def _listing(self) -> dict[str, dict[str, Entry]] | None:
-        """The entries of each folder, by its path with ``/`` at its end; None without the API."""
-        if self.revision is None:
-            return None
+    def _listing(self) -> dict[str, dict[str, Entry]]:
+        """The entries of each folder, by its path with ``/`` at its end."""
         listing: dict[str, dict[str, Entry]] = {}
         base = self.base_url  # not `place`: a listing may have names that can't be stored
-        above = f"{self._target.path}/" if self._target.path else ""
-        for path, found in self._listed(self.revision):
-            if not path.startswith(above):
-                continue
-            *folders, name = path.removeprefix(above).split("/")
+        for path, found in self._listed.items():
+            *folders, name = path.split("/")
             prefix = ""
             for folder in folders[: MAX_DEPTH + 1]:  # nothing deeper is walked
                 entries = listing.setdefault(prefix, {})
@@ -473,13 +469,22 @@ class HubFolder(WebFolder):
                 listing.setdefault(prefix, {})[name] = entry
         return listing
 
-    def _listed(self, commit: str) -> list[tuple[str, Found]]:
-        """Return all files of a commit. Raises: LimitExceededError for more than 100 pages."""
-        files: list[tuple[str, Found]] = []
-        url, query = f"{self._api}/tree/{commit}", "recursive=true"
+    @cached_property
+    def _listed(self) -> dict[str, Found]:
+        """All files of the commit in the folder, by name; none without the API.
+
+        Raises: LimitExceededError for more than 100 pages.
+        """
+        files: dict[str, Found] = {}
+        if self.revision is None:
+            return files
+        above = f"{self._target.path}/" if self._target.path else ""
+        url, query = f"{self._api}/tree/{self.revision}", "recursive=true"
         for _ in range(_MAX_PAGES):
-            raw, following = self._remote.read_page(f"{url}?{query}", _MAX_ANSWER, self.budget)
-            files += _files_of(raw, url)
+            raw, following = self._page(f"{url}?{query}")
+            for path, found in _files_of(raw, url):
+                if path.startswith(above):
+                    files[path.removeprefix(above)] = found
             if following is None:
                 return files
             query = _query_of(following, url)  # of the same address: the server does not choose it
@@ -488,23 +493,20 @@ class HubFolder(WebFolder):
             path=self.name,
         )
 
-    def _known(self, name: str) -> Found | None:
-        prefix, slash, last = name.rpartition("/")
-        entry = (self._listing or {}).get(prefix + slash, {}).get(last)
-        return entry.found if entry is not None else None
+    def _page(self, url: str) -> tuple[bytes, str | None]:
+        return self._remote.read_page(url, _MAX_ANSWER, self._remote.limits(0, self.budget))
 
     def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
         documents = super().read_all(names, limit)
         for name, data in documents.items():
-            if (found := self._known(name)) is not None:
+            if (found := self._listed.get(name)) is not None:
                 found.check_bytes(data, self.place(name))
         return documents
 
-    def _identify(self, file: RemoteFile) -> None:
-        found = self._known(self._name_of(file)) if self._listing is not None else None
+    def _found(self, file: RemoteFile) -> Found:
+        found = self._listed.get(self._name_of(file))
         if found is None or file.size == UNKNOWN_SIZE:
-            super()._identify(file)
-            return
+            return super()._found(file)
         if file.size != found.size:
             raise RemoteError(
                 f"{file.name} has {file.size} bytes, and {found.size:,} in the"
@@ -512,7 +514,7 @@ class HubFolder(WebFolder):
                 rule="R1",
                 path=file.name,
             )
-        file.identity, file.declared = found.identity, found.declared
+        return found
 
 
 def _query_of(address: str, place: str) -> str:

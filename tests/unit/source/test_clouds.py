@@ -13,8 +13,7 @@ from support import PYCODE
 import blobstore
 from blobstore.errors import CorruptDataError, NotFoundError, RemoteError
 from blobstore.io.objects import Bucket, open_bucket
-from blobstore.source.clouds import BucketFolder
-from blobstore.source.folders import LocalFolder
+from blobstore.source.folders import BucketFolder, LocalFolder
 from blobstore.source.inventory import read_inventory
 from blobstore.source.weights import FetchOptions, fetching
 from blobstore.store.local.store import Store

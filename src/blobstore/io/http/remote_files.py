@@ -31,13 +31,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self, TypeVar
 
 from blobstore.errors import CorruptDataError, RemoteError
 from blobstore.io.budget import Budget, Cancellation, RequestLimits
 from blobstore.io.http.client import Fields, HttpClient, Reply, Request
 from blobstore.io.http.web_addresses import RequestTarget
-from blobstore.io.ranges import UNKNOWN_SIZE, SourceReader
+from blobstore.io.ranges import UNKNOWN_SIZE, Identity, SourceReader
 from blobstore.io.workers import pooled
 
 _T = TypeVar("_T")
@@ -124,10 +125,12 @@ class RemoteFile(SourceReader):
 
     ``start`` is the file's own address, ``target`` the one that redirects from it led to last,
     ``head`` the file's first bytes, which are kept until it is closed. ``limits``: of all reads
-    together; None gives each its own. ``identity`` is set by the folder that the file is in.
+    together; None gives each its own. ``identify`` returns its identity: the folder that the file
+    is in sets it.
     """
 
     piece_nbytes = 4 * 2**20
+    identify: Callable[[RemoteFile], Identity]
 
     def __init__(
         self,
@@ -148,6 +151,10 @@ class RemoteFile(SourceReader):
         self._limits = limits
         self._whole: Iterator[bytes] | None = None
         self._opened = ExitStack()
+
+    @cached_property
+    def identity(self) -> Identity:  # type: ignore[override]  # its folder may ask its server
+        return self.identify(self)
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly ``length`` bytes from ``offset``, by a request for those not kept.
@@ -280,19 +287,16 @@ class Remote(HttpClient):
         """
         for url in urls:
             self.start(url)  # checks it; the first one's origin gets the token
-        cancellation = Cancellation()
 
-        def work_on(url: str) -> _T:
+        def work_on(url: str, cancellation: Cancellation) -> _T:
             return work(url, self.limits(0, budget, cancellation=cancellation))
 
-        return pooled(urls, work_on, self.connections, cancellation.cancel, name="remote")
+        return pooled(urls, work_on, self.connections)
 
     def read_page(
         self,
         url: str,
         limit: int,
-        budget: Budget | None = None,
-        *,
         limits: RequestLimits | None = None,
     ) -> tuple[bytes, str | None]:
         """Return all of a small file, and the address of the next page (RFC 8288: ``rel="next"``).
@@ -301,7 +305,7 @@ class Remote(HttpClient):
         nothing is asked, and with the replies' heads at most 64 KiB more are taken. NotFoundError,
         RemoteError: as `HttpClient.get`.
         """
-        own = limits or self.limits(0, budget)
+        own = limits or self.limits(0)
         own.extend(limit + 1 + _OVERHEAD)
         request = Request("GET", (_OK,), retries=False)
 
