@@ -390,10 +390,10 @@ def policy_of(
 
 
 def _read_key(path: str) -> bytes:
+    from blobstore.io.durable import read_own
     from blobstore.store.signing.key_pairs import MAX_KEY_FILE
-    from blobstore.store.signing.signed_models import read_file
 
-    return read_file(Path(path), MAX_KEY_FILE)
+    return read_own(Path(path), MAX_KEY_FILE, follow=True)
 
 
 def _show_checked(models: Sequence[CheckedModel]) -> None:

@@ -240,12 +240,14 @@ def listed(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def read_own(path: Path, limit: int) -> bytes:
+def read_own(path: Path, limit: int, *, follow: bool = False) -> bytes:
     """Return the bytes of a small file that we wrote; a link or FIFO in its place is not opened.
+
+    ``follow``: a file of the user's, which may be a link.
 
     Raises: NotFoundError; LimitExceededError for more than ``limit`` bytes; StorageError.
     """
-    with FileReader(path, follow=False) as reader:
+    with FileReader(path, follow=follow) as reader:
         if reader.size > limit:
             raise LimitExceededError(
                 f"limit exceeded: {path} has {reader.size:,} bytes, at most {limit:,}",

@@ -54,7 +54,20 @@ UNKNOWN_SIZE = 2**63 - 1
 """The size of a file on a server that does not say it, or that sends whole files only."""
 
 
-class OpenReader:
+class Closing:
+    """Closed at the end of a ``with`` block."""
+
+    def close(self) -> None:
+        """Close it; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class OpenReader(Closing):
     """A reader of bytes whose number is known, or `UNKNOWN_SIZE`. A context manager."""
 
     name: str
@@ -131,15 +144,6 @@ class OpenReader:
 
     def _buffer(self) -> memoryview:
         return memoryview(bytearray(min(self.piece_nbytes, max(self.size, 1))))
-
-    def close(self) -> None:
-        """Close it; a second call does nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def in_buffer(chunks: Iterable[bytes], buffer: memoryview) -> Iterator[memoryview]:

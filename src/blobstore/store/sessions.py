@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import IO, Any, Protocol, TypeAlias, TypeVar
 
+from blobstore import hashing
 from blobstore.errors import (
     AmbiguousNameError,
     BlobStoreError,
@@ -291,6 +292,18 @@ def wrong_bytes(descriptor: Descriptor, reader: OpenReader) -> DigestMismatchErr
     """Return the error for a reader whose bytes do not match the descriptor."""
     message = f"{reader.name}: its bytes are not those of {descriptor.digest}"
     return DigestMismatchError(message, blob=str(descriptor.digest), path=reader.name)
+
+
+def checked_pieces(descriptor: Descriptor, reader: OpenReader) -> Iterator[bytes]:
+    """Yield a blob's bytes. Raises: DigestMismatchError before the last ones, if they are wrong."""
+    stream, left = hashing.stream(), descriptor.size
+    for piece in reader.pieces(memoryview(bytearray(_PIECE))):
+        data = bytes(piece)
+        stream.update(data)
+        left -= len(data)
+        if not left and stream.digest().hex() != descriptor.digest.hex:
+            raise wrong_bytes(descriptor, reader)
+        yield data
 
 
 def ambiguous(name: ModelName, found: Iterable[ModelName]) -> AmbiguousNameError:

@@ -23,7 +23,7 @@ from functools import partial
 from http.client import HTTPResponse, IncompleteRead
 from itertools import chain
 from threading import Lock, Semaphore
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from blobstore._version import __version__
 from blobstore.errors import (
@@ -42,6 +42,7 @@ from blobstore.io.http.web_addresses import (
     is_public,
     redirected,
 )
+from blobstore.io.ranges import Closing
 
 _T = TypeVar("_T")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -271,7 +272,7 @@ class Reply:
         return max(waits)
 
 
-class HttpClient:
+class HttpClient(Closing):
     """Requests over kept-alive connections. Safe to share between threads; a context manager.
 
     ``token`` is sent to the origin of the first address that is asked for, and to no other.
@@ -425,12 +426,6 @@ class HttpClient:
 
     def close(self) -> None:
         self._kept.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _answered(
         self, request: Request, target: RequestTarget, limits: RequestLimits

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import IO, BinaryIO, Self
+from typing import IO, BinaryIO
 
 from blobstore.errors import (
     CorruptDataError,
@@ -58,7 +58,7 @@ from blobstore.formats.tar import (
     path_of,
 )
 from blobstore.io.durable import os_errors
-from blobstore.io.ranges import FileReader, OpenReader
+from blobstore.io.ranges import Closing, FileReader, OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.packed.files import (
     FramesReader,
@@ -388,7 +388,7 @@ class FixedManifests(Manifests):
         return self._raw[name]
 
 
-class Archive(Readable):
+class Archive(Closing, Readable):
     """The models of an archive, to be read. See `Readable`. A context manager.
 
     ``name``: that of the archive's only model, which then needs none in the index.
@@ -440,12 +440,6 @@ class Archive(Readable):
     def close(self) -> None:
         """Close the file. Arrays of models that were opened stay valid."""
         self._contents.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def open_archive(

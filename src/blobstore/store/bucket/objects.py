@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from blobstore import hashing
 from blobstore.errors import (
     BlobStoreError,
     ConflictError,
@@ -45,6 +44,7 @@ from blobstore.store.ports import (
     wrong_bytes,
 )
 from blobstore.store.references import References
+from blobstore.store.sessions import checked_pieces
 
 BLOBS = "blobs/"
 MANIFESTS = "manifests/"
@@ -66,7 +66,6 @@ _MOST_PARTS = 9_000
 """S3 takes 10,000 parts of one object (Amazon S3 User Guide, "Multipart upload limits")."""
 _AT_ONCE = 4
 """Parts of one blob at once."""
-_PIECE = 2**20
 
 
 def blob_key(digest: Digest) -> str:
@@ -251,7 +250,7 @@ class BucketBlobs(Blobs):
         if self.size(descriptor.digest) == descriptor.size:
             return False
         part = max(_PART, descriptor.size // _MOST_PARTS)
-        pieces = _checked(descriptor, reader)
+        pieces = checked_pieces(descriptor, reader)
         self._bucket.upload(blob_key(descriptor.digest), pieces, part=part, at_once=_AT_ONCE)
         return True
 
@@ -271,17 +270,6 @@ class BucketBlobs(Blobs):
                     return False
                 self._bucket.replace(key, data, found.version)
             return True
-
-
-def _checked(descriptor: Descriptor, reader: OpenReader) -> Iterator[bytes]:
-    """Yield all bytes. Raises: DigestMismatchError behind the last of other bytes."""
-    stream = hashing.stream()
-    for piece in reader.pieces(memoryview(bytearray(_PIECE))):
-        data = bytes(piece)
-        hashing.update_all([stream], [memoryview(data)])
-        yield data
-    if stream.digest().hex() != descriptor.digest.hex:
-        raise wrong_bytes(descriptor, reader)
 
 
 class BucketSignatures:

@@ -36,9 +36,14 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from urllib.parse import urlencode
 
-from blobstore.errors import AuthenticationError, BlobStoreError, UsageError, quoted
-from blobstore.formats import strictjson
-from blobstore.formats.strictjson import Document, InvalidError
+from blobstore.errors import (
+    AuthenticationError,
+    BlobStoreError,
+    DocumentError,
+    UsageError,
+    quoted,
+)
+from blobstore.formats.strictjson import Document, parse_object, validated, without_none
 from blobstore.io.http.client import Body, HttpClient, Reply, Request
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 from blobstore.store.registry.logins import AnyLogin, Login, Secret
@@ -269,26 +274,23 @@ class TokenServer:
 
     def _request(self, scope: Scope | None, login: Login | None) -> tuple[Request, RequestTarget]:
         scopes = () if scope is None else scope.texts
-        common = [("client_id", CLIENT_ID)]
-        common += [("service", self.service)] if self.service is not None else []
+        common = without_none({"client_id": CLIENT_ID, "service": self.service})
         if login is not None and login.user is None:
-            form = [
-                ("grant_type", "refresh_token"),
-                *common,
-                *([("scope", " ".join(scopes))] if scopes else []),
-                ("refresh_token", login.secret.reveal()),
-            ]
-            body = Body.of(urlencode(form).encode(), has_credentials=True)
+            form = common | {
+                "grant_type": "refresh_token",
+                "scope": scopes and " ".join(scopes),
+                "refresh_token": login.secret.reveal(),
+            }
+            body = Body.of(urlencode(form, doseq=True).encode(), has_credentials=True)
             fields = (("Content-Type", "application/x-www-form-urlencoded"),)
             return Request("POST", _ANSWERS, fields, body), self.realm
         address = self.realm.address
-        query = urlencode([*common, *(("scope", one) for one in scopes)], safe=":/,*")
+        query = urlencode(common | {"scope": scopes}, doseq=True, safe=":/,*")
         joint = "&" if "?" in address.target else "?"
         asked = replace(address, target=f"{address.target}{joint}{query}")
         authorization = None if login is None else login.basic
-        return Request("GET", _ANSWERS), replace(
-            self.realm, address=asked, authorization=authorization
-        )
+        target = replace(self.realm, address=asked, authorization=authorization)
+        return Request("GET", _ANSWERS), target
 
     def _refusal(self, status: int, login: Login | None) -> AuthenticationError:
         server = str(self.realm.address)
@@ -318,15 +320,13 @@ class _TokenReply(Document):
 
 
 def _token_of(reply: Reply, asked: float) -> AccessToken:
-    raw = b"".join(reply.chunks())
     try:
-        value = strictjson.parse(raw)
-        strictjson.check_depth(value)
-        document = _TokenReply.checked(value)
-    except (strictjson.StrictJsonError, InvalidError):
-        raise _invalid(
-            reply, "a token reply that is not a JSON object of the expected keys"
-        ) from None
+        raw = b"".join(reply.chunks())
+        value = parse_object(raw, "a token reply", rule=RULE)
+        document = validated(_TokenReply, value, "a token reply", RULE)
+    except DocumentError:
+        what = "a token reply that is not a JSON object of the expected keys"
+        raise _invalid(reply, what) from None
     token = document.token or document.access_token
     if not token:
         raise _invalid(reply, "without a token")

@@ -26,7 +26,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -34,17 +34,15 @@ from typing import Annotated, Any, NoReturn
 from blobstore.errors import (
     AuthenticationError,
     DocumentError,
-    LimitExceededError,
     MissingFileError,
     NotFoundError,
     UsageError,
     from_os_error,
     quoted,
 )
-from blobstore.formats import strictjson
-from blobstore.formats.strictjson import Document, InvalidError, Key
-from blobstore.io.durable import os_errors, replace_file, sync_folder
-from blobstore.io.ranges import FileReader, real_path
+from blobstore.formats.strictjson import Document, Key, parse_object, validated
+from blobstore.io.durable import os_errors, read_own, replace_file, sync_folder
+from blobstore.io.ranges import real_path
 
 HUB_HOSTS = ("docker.io", "index.docker.io", "registry-1.docker.io")
 """The names of Docker Hub; the last one has its API."""
@@ -98,12 +96,16 @@ class Login:
     place: str = field(default="", compare=False)
 
     @property
-    def basic(self) -> str | None:
-        """The Authorization field of Basic (RFC 7617); None for an identity token."""
+    def pair(self) -> str | None:
+        """USER:PASSWORD in base64, as files and Basic (RFC 7617) have it; None for a token."""
         if self.user is None:
             return None
-        pair = f"{self.user}:{self.secret.reveal()}".encode()
-        return f"Basic {base64.b64encode(pair).decode()}"
+        return base64.b64encode(f"{self.user}:{self.secret.reveal()}".encode()).decode()
+
+    @property
+    def basic(self) -> str | None:
+        """The Authorization field of Basic; None for an identity token."""
+        return self.pair and f"Basic {self.pair}"
 
     def __str__(self) -> str:
         name = "an identity token" if self.user is None else f"user {self.user!r}"
@@ -152,8 +154,8 @@ class CredentialHelper:
         if code != 0:
             raise self._error(f"fails for {key} (exit code {code})")
         try:
-            found = _Kept.checked(strictjson.parse(output))
-        except (strictjson.StrictJsonError, InvalidError):
+            found = validated(_Kept, parse_object(output, str(self), rule=RULE), str(self), RULE)
+        except DocumentError:
             raise self._error(f"answers for {key} with an invalid JSON object") from None
         if not found.secret:
             return None
@@ -284,9 +286,13 @@ class Credentials:
         key = host_key(host)
         others = self._without(content, host)
         helper = self._helper(content, host)
+        entry = {}
         if helper is not None:
             helper.keep(key, login)
-        entry = _entry_of(login) if helper is None else {}
+        elif login.pair is None:
+            entry = {"identitytoken": login.secret.reveal()}
+        else:
+            entry = {"auth": login.pair}
         self._write(content | {"auths": others | {key: entry}})
         return str(self.path if helper is None else helper)
 
@@ -303,24 +309,20 @@ class Credentials:
 
     def _read(self) -> dict[str, Any]:
         try:
-            with FileReader(self.path) as reader:
-                if reader.size > MAX_FILE:
-                    message = f"{self.path} has {reader.size:,} bytes, at most {MAX_FILE:,}"
-                    raise LimitExceededError(f"limit exceeded: {message}", path=str(self.path))
-                raw = reader.read(0, reader.size)
+            raw = read_own(self.path, MAX_FILE, follow=True)
         except MissingFileError:
             return {}
         if not raw.strip():
             return {}  # docker reads an empty file so
-        return strictjson.parse_object(raw, str(self.path), rule=RULE)
+        return parse_object(raw, str(self.path), rule=RULE)
 
     def _helper(self, content: Mapping[str, Any], host: str) -> CredentialHelper | None:
         helpers = self._object(content, "credHelpers")
-        keys = [*_keys(helpers, host)]
+        keys = _keys(helpers, host)
         place, name = "credsStore", content.get("credsStore")
         if keys:
             place, name = f"credHelpers[{keys[0]}]", helpers[keys[0]]
-        if name is None or name == "":
+        if name in (None, ""):
             return None
         try:
             return CredentialHelper(name, f"{place} of {self.path}")
@@ -376,33 +378,19 @@ class Credentials:
         )
 
 
-def _keys(entries: Mapping[str, Any], host: str, repository: str = "") -> Iterator[str]:
-    """Yield the keys that stand for a repository: the longest path first, then addresses."""
+def _keys(entries: Mapping[str, Any], host: str, repository: str = "") -> list[str]:
+    """Return the keys that stand for a repository: the longest path first, then addresses."""
     hosts = set(HUB_HOSTS) if host.lower() in HUB_HOSTS else {host.lower()}
     parts = repository.split("/") if repository else []
-    found: dict[int, list[str]] = {}
+    found = []
     for key in entries:
-        named, _, path = _without_scheme(key).partition("/")
-        segments = [] if _is_address(key) else path.split("/") if path else []
+        place = key.removeprefix("https://").removeprefix("http://")
+        is_address = place != key or key.endswith("/")
+        named, _, path = place.partition("/")
+        segments = path.split("/") if path and not is_address else []
         if named.lower() in hosts and segments == parts[: len(segments)]:
-            found.setdefault(len(segments), []).append(key)
-    for length in sorted(found, reverse=True):
-        yield from sorted(found[length], key=lambda key: (_is_address(key), key))
-
-
-def _entry_of(login: Login) -> dict[str, str]:
-    secret = login.secret.reveal()
-    if login.user is None:
-        return {"identitytoken": secret}
-    return {"auth": base64.b64encode(f"{login.user}:{secret}".encode()).decode()}
-
-
-def _is_address(key: str) -> bool:
-    return key.endswith("/") or _without_scheme(key) != key
-
-
-def _without_scheme(key: str) -> str:
-    return key.removeprefix("https://").removeprefix("http://")
+            found.append((-len(segments), is_address, key))
+    return [key for *_, key in sorted(found)]
 
 
 def login_files(variables: Mapping[str, str], home: Path, user_id: int) -> list[Path]:

@@ -27,11 +27,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import compress, count
 from typing import Any
 from urllib.parse import urlencode
 
-from blobstore import hashing
 from blobstore.errors import (
     ConflictError,
     DigestMismatchError,
@@ -62,7 +61,6 @@ from blobstore.store.ports import (
     blob_not_found,
     check_blob_size,
     unique,
-    wrong_bytes,
 )
 from blobstore.store.registry.api import (
     ACCEPTED,
@@ -75,9 +73,13 @@ from blobstore.store.registry.api import (
     repository_of,
 )
 from blobstore.store.registry.authorization import CATALOG, Scope
+from blobstore.store.sessions import checked_pieces
 
-_PIECE = 2**18
 _DIGEST = "docker-content-digest"
+
+
+Others = Callable[[Digest], Iterable[str]]
+"""Gives the repositories of a registry that may have a blob."""
 
 
 class Places:
@@ -86,7 +88,7 @@ class Places:
     ``others`` gives the repositories that may have a blob besides those that are noted.
     """
 
-    def __init__(self, others: Callable[[Digest], Iterable[str]] = lambda _: ()) -> None:
+    def __init__(self, others: Others) -> None:
         self._others = others
         self._known: dict[Digest, dict[str, int]] = {}
         self._mutex = threading.Lock()
@@ -106,17 +108,12 @@ class Places:
 
 
 class RegistryBlobs(Blobs):
-    """The blobs of a registry, in the repositories that are known to have them. See `Blobs`.
+    """The blobs of a registry, in the repositories that are known to have them. See `Blobs`."""
 
-    ``all_named`` gives the blobs that the registry's manifests name.
-    """
-
-    def __init__(
-        self, api: RegistryApi, places: Places, all_named: Callable[[], Iterable[Descriptor]]
-    ) -> None:
-        self._api = api
-        self._places = places
-        self._all_named = all_named
+    def __init__(self, manifests: RegistryManifests) -> None:
+        self._api = manifests.api
+        self._places = manifests.places
+        self._manifests = manifests
 
     def open(self, descriptor: Descriptor) -> BlobReader:
         sizes = self._places.known(descriptor.digest)
@@ -130,15 +127,15 @@ class RegistryBlobs(Blobs):
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         wanted = unique(descriptors)
 
-        def is_there(blob: Descriptor) -> bool:
+        def is_missing(blob: Descriptor) -> bool:
             places = self._places.known(blob.digest)
-            return any(Uploads(self._api, one).size(blob.digest) == blob.size for one in places)
+            return all(Uploads(self._api, one).size(blob.digest) != blob.size for one in places)
 
-        there = self._api.at_once(wanted, is_there)
-        return [blob for blob, is_known in zip(wanted, there, strict=True) if not is_known]
+        return list(compress(wanted, self._api.at_once(wanted, is_missing)))
 
     def digests(self) -> set[str]:
-        return {blob.digest.hex for blob in self._all_named()}
+        named = map(self._manifests.read, self._manifests.names())
+        return {blob.digest.hex for manifest in named for blob in manifest.descriptors}
 
 
 class BlobReader(OpenReader):
@@ -268,25 +265,13 @@ class Uploads:
 
     def _put(self, location: WebAddress, descriptor: Descriptor, reader: OpenReader) -> None:
         digest = str(descriptor.digest)
-        body = Body(descriptor.size, partial(_checked_pieces, descriptor, reader))
+        body = Body(descriptor.size, partial(checked_pieces, descriptor, reader))
         fields = (("Content-Type", "application/octet-stream"),)
         request = Request("PUT", (CREATED,), fields, body, retries=False)
         with self._api.request(location.with_query(digest=digest), self._scope, request) as reply:
             said = reply.field(_DIGEST)
             if said not in (None, digest):
                 raise reply.refuse(f"says that {digest} has the digest {said[:80]!r}")
-
-
-def _checked_pieces(descriptor: Descriptor, reader: OpenReader) -> Iterator[bytes]:
-    """Yield the bytes. Raises: DigestMismatchError before the last ones, if they are wrong."""
-    stream = hashing.stream()
-    for start in range(0, descriptor.size, _PIECE):
-        data = reader.read(start, min(_PIECE, descriptor.size - start))
-        stream.update(data)
-        is_last = start + len(data) == descriptor.size
-        if is_last and stream.digest() != bytes.fromhex(descriptor.digest.hex):
-            raise wrong_bytes(descriptor, reader)
-        yield data
 
 
 MAX_MANIFEST = 4 * 2**20
@@ -315,9 +300,9 @@ class RegistryManifests(Manifests):
     def __init__(
         self, api: RegistryApi, host: str, places: Places, pinned: Mapping[ModelName, Digest]
     ) -> None:
-        self._api = api
+        self.api = api
+        self.places = places
         self._host = host
-        self._places = places
         self._pinned = pinned
 
     def names(self) -> list[ModelName]:
@@ -325,7 +310,7 @@ class RegistryManifests(Manifests):
 
         Tags of signatures are left out.
         """
-        address = self._api.address("_catalog", query="n=1000")
+        address = self.api.address("_catalog", query="n=1000")
         budget = Budget(
             f"the list of models at {self._host}", received=_MAX_NAMES, seconds=_NAMES_S
         )
@@ -351,17 +336,13 @@ class RegistryManifests(Manifests):
     def read(self, name: ModelName) -> Manifest:
         """See `Manifests`. Its blobs are noted as those of the repository."""
         manifest = Manifest.parse(self.text(name), f"the manifest of {name}")
-        self._places.note(repository_of(name), manifest.descriptors)
+        self.places.note(repository_of(name), manifest.descriptors)
         return manifest
-
-    def blobs(self) -> Iterator[Descriptor]:
-        for name in self.names():
-            yield from self.read(name).descriptors
 
     def text(self, name: ModelName) -> bytes:
         pinned = self._pinned.get(name)
         address = self._address(name, str(pinned or name.tag))
-        with self._api.request(address, _scope(name), _asked("GET"), MAX_MANIFEST) as reply:
+        with self.api.request(address, _scope(name), _asked("GET"), MAX_MANIFEST) as reply:
             if reply.status == NOT_FOUND:
                 raise self._missing(name)
             raw = reply.whole(MAX_MANIFEST)
@@ -383,7 +364,7 @@ class RegistryManifests(Manifests):
         "" if the registry does not say it.
         """
         address = self._address(name, name.tag)
-        with self._api.request(address, _scope(name), _asked("HEAD")) as reply:
+        with self.api.request(address, _scope(name), _asked("HEAD")) as reply:
             return (reply.field(_DIGEST) or "") if reply.status == OK else None
 
     def put(self, name: ModelName, manifest: Manifest) -> None:
@@ -392,9 +373,9 @@ class RegistryManifests(Manifests):
         fields = (("Content-Type", manifest.media_type),)
         request = Request("PUT", (CREATED,), fields, Body.of(raw))
         address = self._address(name, name.tag)
-        with self._api.request(address, _scope(name, "push"), request) as reply:
+        with self.api.request(address, _scope(name, "push"), request) as reply:
             _check_digest(reply, raw)
-        self._places.note(repository_of(name), manifest.descriptors)
+        self.places.note(repository_of(name), manifest.descriptors)
 
     def remove(self, name: ModelName) -> None:
         """Remove a tag, and no other of the repository.
@@ -419,7 +400,7 @@ class RegistryManifests(Manifests):
     def _delete(self, name: ModelName, reference: str, unsupported: tuple[int, ...]) -> bool:
         request = Request("DELETE", (ACCEPTED, *unsupported))
         address = self._address(name, reference)
-        with self._api.request(address, _scope(name, "delete"), request) as reply:
+        with self.api.request(address, _scope(name, "delete"), request) as reply:
             return reply.status == ACCEPTED
 
     def _siblings(self, name: ModelName) -> Iterator[ModelName]:
@@ -430,7 +411,7 @@ class RegistryManifests(Manifests):
                 yield other
 
     def _tags(self, repository: str, budget: Budget) -> Iterator[str]:
-        address = self._api.address(repository, "tags", "list", query="n=1000")
+        address = self.api.address(repository, "tags", "list", query="n=1000")
         return self._listed(address, Scope(repository), "tags", budget)
 
     def _listed(self, address: WebAddress, scope: Scope, key: str, budget: Budget) -> Iterator[str]:
@@ -442,17 +423,17 @@ class RegistryManifests(Manifests):
                 raise address.refuse("has a list without an end", "R1")
             seen.add(following)
             request = Request("GET", (OK, NOT_FOUND))
-            with self._api.request(following, scope, request, _MAX_PAGE, budget) as reply:
+            with self.api.request(following, scope, request, _MAX_PAGE, budget) as reply:
                 if reply.status == NOT_FOUND:
                     return
                 page = parse_object(reply.whole(_MAX_PAGE), str(address), rule="R1")
                 reference = reply.next_page()
-                following = self._api.joined(reply, reference) if reference is not None else None
+                following = self.api.joined(reply, reference) if reference is not None else None
             yield from _texts(page.get(key), address)
 
     def _address(self, name: ModelName, reference: str) -> WebAddress:
         self._check_host(name)
-        return self._api.address(repository_of(name), "manifests", reference)
+        return self.api.address(repository_of(name), "manifests", reference)
 
     def _check_host(self, name: ModelName) -> None:
         if name.host != self._host:
@@ -462,7 +443,7 @@ class RegistryManifests(Manifests):
     def _missing(self, name: ModelName) -> ModelNotFoundError:
         repository = repository_of(name)
         return ModelNotFoundError(
-            f"model {str(name)!r} not found at {self._api.root}",
+            f"model {str(name)!r} not found at {self.api.root}",
             model=str(name),
             hint=LOWER_CASE if repository != repository.lower() else None,
         )
@@ -492,11 +473,7 @@ def _texts(found: Any, address: WebAddress) -> list[str]:
     if found is None:  # docker-registry's answer for a repository without tags
         return []
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-        raise RemoteError(
-            f"{address} answers with something else than a list of names (rule R1)",
-            rule="R1",
-            path=str(address),
-        )
+        raise address.refuse("answers with something else than a list of names", "R1")
     return found
 
 
@@ -506,8 +483,8 @@ _TRIES = 5
 class RegistrySignatures:
     """The signatures of a registry's models. See `Signatures`. Safe to share between threads."""
 
-    def __init__(self, api: RegistryApi, manifests: RegistryManifests) -> None:
-        self._api = api
+    def __init__(self, manifests: RegistryManifests) -> None:
+        self._api = manifests.api
         self._manifests = manifests
 
     def read(self, name: ModelName, digest: Digest) -> list[Signature]:

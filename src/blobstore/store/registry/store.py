@@ -13,14 +13,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from itertools import compress
+from operator import not_
+from typing import Any
 
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, UsageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.oci import check_is_model
 from blobstore.hashing.stage import HashStage
 from blobstore.io.http.client import HttpClient
-from blobstore.io.ranges import OpenReader
+from blobstore.io.ranges import Closing, OpenReader
 from blobstore.io.workers import Progress
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import (
@@ -44,6 +46,7 @@ from blobstore.store.ports import (
 from blobstore.store.registry.api import Reference, RegistryApi, registry_address, repository_of
 from blobstore.store.registry.logins import AnyLogin, Credentials
 from blobstore.store.registry.repositories import (
+    Others,
     Places,
     RegistryBlobs,
     RegistryManifests,
@@ -58,7 +61,7 @@ from blobstore.store.transfer import Transferred, transfer
 _log = logging.getLogger("blobstore.store.registry")
 
 
-class RegistryStore(Home):
+class RegistryStore(Closing, Home):
     """A home in a registry. Safe to share between threads; a context manager.
 
     ``host``: the registry in the names of its models. ``address``: its web address, if that is
@@ -80,31 +83,22 @@ class RegistryStore(Home):
         login: AnyLogin = None,
         realms: Collection[str] = (),
         pinned: Mapping[ModelName, Digest] | None = None,
-        others: Callable[[Digest], Iterable[str]] = lambda _: (),
+        others: Others = lambda _: (),
     ) -> None:
         self.address = address or f"https://{host}"
         self._client = client
-        self._api = RegistryApi(client, self.address, login, realms=realms)
-        self._places = Places(others)
-        self.manifests = RegistryManifests(self._api, host, self._places, pinned or {})
-        self.signatures = RegistrySignatures(self._api, self.manifests)
-        self.blobs = RegistryBlobs(self._api, self._places, self.manifests.blobs)
+        api = RegistryApi(client, self.address, login, realms=realms)
+        self.manifests = RegistryManifests(api, host, Places(others), pinned or {})
+        self.signatures = RegistrySignatures(self.manifests)
+        self.blobs = RegistryBlobs(self.manifests)
         self._publishing = threading.Lock()
 
     def session(self, *, name: ModelName | None = None) -> AbstractContextManager[RegistrySession]:
-        return closing(
-            RegistrySession(self._api, self.manifests, self._places, self._publishing, name)
-        )
+        return closing(RegistrySession(self.manifests, self._publishing, name))
 
     def close(self) -> None:
         """Close all connections."""
         self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def remove(self, name: str | ModelName) -> Removal:
         """See `Home`: the tag is removed, and the registry removes blobs by its own rules."""
@@ -126,16 +120,11 @@ class RegistrySession(Session):
     """
 
     def __init__(
-        self,
-        api: RegistryApi,
-        manifests: RegistryManifests,
-        places: Places,
-        publishing: threading.Lock,
-        name: ModelName | None,
+        self, manifests: RegistryManifests, publishing: threading.Lock, name: ModelName | None
     ) -> None:
-        self._api = api
+        self._api = manifests.api
+        self._places = manifests.places
         self._manifests = manifests
-        self._places = places
         self._publishing = publishing
         self._repository = repository_of(name) if name is not None else None
         self._spool = Spool()
@@ -150,7 +139,7 @@ class RegistrySession(Session):
         if self._repository is None:
             return wanted
         there = self._api.at_once(wanted, partial(self._is_there, self._repository))
-        return [blob for blob, is_there in zip(wanted, there, strict=True) if not is_there]
+        return list(compress(wanted, map(not_, there)))
 
     def writer(
         self,
@@ -282,9 +271,7 @@ class RegistryAccess:
     ca_file: str | None = None
     connections: int | None = None
 
-    def open(
-        self, reference: Reference, others: Callable[[Digest], Iterable[str]] = lambda _: ()
-    ) -> RegistryStore:
+    def open(self, reference: Reference, others: Others = lambda _: ()) -> RegistryStore:
         """Return the registry of a reference; ``others`` as for `RegistryStore`.
 
         The login is found when the registry asks for it, which raises as `Credentials.find`.
@@ -331,9 +318,8 @@ def push(
     if reference.digest is not None:
         raise UsageError(f"a model is pushed to a tag, not to a digest: {to}")
     known = _repositories(neighbours or store, reference.name.host)
-    with (access or RegistryAccess()).open(
-        reference, lambda digest: known.get(digest, ())
-    ) as registry:
+    access = access or RegistryAccess()
+    with access.open(reference, lambda digest: known.get(digest, ())) as registry:
         pairs = {str(ModelName.of(name)): str(reference.name)}
         (done,) = transfer(
             pairs, store, registry, jobs=jobs, progress=progress, check=check_manifest_size

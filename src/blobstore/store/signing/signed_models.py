@@ -37,7 +37,7 @@ from typing import Annotated, Any
 from blobstore.errors import BlobStoreError, DocumentError, SignatureError, UsageError, quoted
 from blobstore.formats.signatures import DockerReference, Payload, Signature
 from blobstore.formats.strictjson import InvalidError, parse_object
-from blobstore.io.durable import os_errors, read_own
+from blobstore.io.durable import read_own
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home, Readable, Signatures
 from blobstore.store.signing.key_pairs import MAX_KEY_FILE, PrivateKey, PublicKey
@@ -192,7 +192,7 @@ class SignaturePolicy:
     @classmethod
     def read(cls, path: Path) -> SignaturePolicy:
         """Return the policy in a file. Raises: as `parse`; NotFoundError; StorageError."""
-        return cls.parse(read_file(path, MAX_POLICY), str(path))
+        return cls.parse(read_own(path, MAX_POLICY, follow=True), str(path))
 
     def check(
         self, name: ModelName, digest: Digest, signatures: Sequence[Signature]
@@ -209,16 +209,6 @@ class SignaturePolicy:
             if requirement is not None:
                 accepted += requirement.accepted(name, digest, signatures)
         return accepted
-
-
-def read_file(path: Path, limit: int) -> bytes:
-    """Return the bytes of a small file, which may be a link.
-
-    Raises: NotFoundError; LimitExceededError; StorageError.
-    """
-    with os_errors("read", path):
-        resolved = path.resolve(strict=True)
-    return read_own(resolved, limit)
 
 
 def _scopes_of(name: ModelName) -> Iterator[str]:
@@ -361,7 +351,7 @@ def _remapped(prefix: str, signed_prefix: str) -> Match:
 
 def _key_at(path: str) -> PublicKey:
     try:
-        return PublicKey.parse(read_file(Path(path), MAX_KEY_FILE), path)
+        return PublicKey.parse(read_own(Path(path), MAX_KEY_FILE, follow=True), path)
     except UsageError:
         raise
     except BlobStoreError as error:
