@@ -25,7 +25,8 @@ from blobstore.formats.quant import QuantType
 from blobstore.model import on_mlx_lm, on_ollama
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict, float_dtype
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Readable, Summary
+from blobstore.store.hints import Summary
+from blobstore.store.ports import Readable
 from blobstore.store.references import is_plain, missing_blob
 from blobstore.store.stored import StoredTensor, weights_by_type
 from blobstore.store.stored_model import KnownForms, ModelOutline, StoredModel

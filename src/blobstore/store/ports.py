@@ -18,12 +18,12 @@ or asks for an attribute that is not declared.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 from blobstore.errors import (
     BlobStoreError,
@@ -38,6 +38,7 @@ from blobstore.formats.safetensors.header import Header
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
+from blobstore.store.hints import ResultFolder, ShareHints, SummaryHints
 from blobstore.store.references import References
 from blobstore.store.sessions import (
     Expected as Expected,
@@ -61,19 +62,6 @@ from blobstore.store.sessions import (
     unique as unique,
     wrong_bytes as wrong_bytes,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What a list shows of a model.
-
-    ``is_plain``: its manifest is formatted as Ollama formats them (store/references.py).
-    """
-
-    size: int
-    parameters: int
-    quant_type: str
-    is_plain: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,51 +160,6 @@ class Manifests(Protocol):
         return None  # else mypy takes it for abstract
 
 
-class Summaries(Protocol):
-    """Summaries of models by the sha256 of their manifests: a list need not read headers again."""
-
-    def read(self) -> Mapping[str, Summary]:
-        """Return all summaries."""
-
-    def add(self, summaries: Mapping[str, Summary]) -> None:
-        """Add summaries. Failures are ignored."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A repository of the registry at ``host`` that has the model of the manifest."""
-
-    host: str
-    repository: str
-    manifest: Digest
-
-
-class Shares(Protocol):
-    """Which registries have models of a home, as far as that was noted."""
-
-    def read(self) -> Collection[Share]:
-        """Return all that are noted."""
-
-    def add(self, share: Share) -> None:
-        """Note one. Failures are ignored."""
-
-
-class Results(Protocol):
-    """What a home keeps of earlier results, by kinds; writes that fail are ignored."""
-
-    def read(self, kind: Any, manifest: Digest) -> tuple[str, bytes] | None:
-        """Return where a result for a manifest is kept, and the document; None without one."""
-
-    def keep(self, kind: Any, manifest: Digest, document: bytes) -> None:
-        """Keep a result for a manifest."""
-
-    def read_verify(self) -> tuple[str, bytes] | None:
-        """Return the last result of a `verify` of all, as `read`."""
-
-    def keep_verify(self, document: bytes) -> None:
-        """Keep the result of a `verify` of all."""
-
-
 class OtherModels(Protocol):
     """Models beside those of a home, which other programs read."""
 
@@ -244,9 +187,9 @@ class Readable:
     packed: Readable | None = None
     lower: Sequence[Readable] = ()
     signatures: Signatures | None = None
-    summaries: Summaries | None = None
-    results: Results | None = None
-    shares: Shares | None = None
+    summaries: SummaryHints | None = None
+    results: ResultFolder | None = None
+    shares: ShareHints | None = None
     has_cache: bool = False
     newer: OtherModels | None = None
 

@@ -12,7 +12,8 @@ from blobstore.errors import NotFoundError
 from blobstore.inspection.quality import ModelQuality
 from blobstore.names import Digest, ModelName
 from blobstore.source.folders import Folder
-from blobstore.store.ports import Readable, Results
+from blobstore.store.hints import ResultFolder
+from blobstore.store.ports import Readable
 from blobstore.views.documents import read_record, to_json
 
 
@@ -46,7 +47,7 @@ def keep_quality(home: Readable, found: ModelQuality, source: str | Folder) -> N
         return
     against = Path(source).resolve().name if isinstance(source, str) else source.name
     record = _Record(1, datetime.now(UTC), against, found)
-    results.keep("quality", found.manifest, to_json(record).encode())
+    results.keep(f"quality/{found.manifest.hex}", to_json(record).encode())
 
 
 def kept_quality(home: Readable, name: ModelName, digest: Digest) -> KeptQuality:
@@ -55,7 +56,7 @@ def kept_quality(home: Readable, name: ModelName, digest: Digest) -> KeptQuality
     Raises: DocumentError for a record that is damaged; StorageError.
     """
     results, _ = _results_of(home, name)
-    found = None if results is None else results.read("quality", digest)
+    found = None if results is None else results.read(f"quality/{digest.hex}")
     if found is None:
         return KeptQuality(name, digest)
     record = read_record(_Record, found, "Run quality again: it is replaced.")
@@ -63,7 +64,7 @@ def kept_quality(home: Readable, name: ModelName, digest: Digest) -> KeptQuality
     return KeptQuality(name, digest, measured, record["against"], record["result"])
 
 
-def _results_of(home: Readable, name: ModelName) -> tuple[Results | None, bool]:
+def _results_of(home: Readable, name: ModelName) -> tuple[ResultFolder | None, bool]:
     """Return the results of the store that a model is in, and whether that is a lower one."""
     if not home.lower:
         return home.results, False

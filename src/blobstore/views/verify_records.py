@@ -55,7 +55,7 @@ def keep_verify(store: Any, result: VerifyResult, *, quick: bool, sample: str | 
     """
     results = store.upper.results
     is_whole = not quick and sample is None  # another one does not know what it has not read
-    if results is None or not (is_whole or not result.is_sound or results.read_verify() is None):
+    if results is None or not (is_whole or not result.is_sound or results.read("verify") is None):
         return
     listed = replace(
         result,
@@ -73,7 +73,7 @@ def keep_verify(store: Any, result: VerifyResult, *, quick: bool, sample: str | 
         odd=len(result.odd),
         result=listed,
     )
-    results.keep_verify(to_json(record).encode())
+    results.keep("verify", to_json(record).encode())
 
 
 def kept_verify(home: Readable) -> KeptVerify:
@@ -82,7 +82,7 @@ def kept_verify(home: Readable) -> KeptVerify:
     Raises: DocumentError for a record that is damaged; StorageError.
     """
     store: Any = home.upper
-    found = None if store.results is None else store.results.read_verify()
+    found = None if store.results is None else store.results.read("verify")
     if found is None:
         return KeptVerify()
     record = read_record(_Record, found, "Run verify again: it is replaced.")

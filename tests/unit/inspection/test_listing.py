@@ -37,10 +37,9 @@ from blobstore.inspection.listing import (
 from blobstore.io.budget import Budget
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import prune
+from blobstore.store.hints import HintFile, Summary, SummaryHints
 from blobstore.store.local.blobs import BlobFolder
-from blobstore.store.local.hints import HintFile, SummaryHints
 from blobstore.store.local.store import Store, open_store
-from blobstore.store.ports import Summary
 
 A, B = (
     safetensors_bytes({name: np.zeros((3, number), np.float16)})
@@ -216,7 +215,7 @@ def test_only_the_stores_owner_leaves_a_cache(
     """Folders that root left would be in the way of everybody else's imports."""
     link_by_hand(store, "m", {"a": A})
     real = os.geteuid()
-    monkeypatch.setattr("blobstore.store.local.hints.os.geteuid", lambda: real + 1)
+    monkeypatch.setattr("blobstore.store.hints.os.geteuid", lambda: real + 1)
     assert isinstance(list_models(store)[0], ListedModel)
     assert not (store.root / ".blobstore").exists()
     monkeypatch.undo()

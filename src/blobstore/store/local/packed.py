@@ -23,6 +23,7 @@ from blobstore.formats.documents import Descriptor
 from blobstore.io.durable import listed, make_folder, os_errors, sync_folder
 from blobstore.io.ranges import FileReader, OpenReader
 from blobstore.names import Digest, ModelName
+from blobstore.store.hints import SummaryHints
 from blobstore.store.local.locks import remove_leftover
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.packed.files import (
@@ -38,7 +39,6 @@ from blobstore.store.ports import (
     Leftover,
     Readable,
     Removal,
-    Summaries,
     blob_not_found,
     of_size,
     unique,
@@ -222,7 +222,7 @@ class PackedModels(Readable):
         self,
         path: Path,
         lease: Callable[[], AbstractContextManager[bool]],
-        summaries: Summaries,
+        summaries: SummaryHints,
     ) -> None:
         self.address = str(path)
         self.summaries = summaries

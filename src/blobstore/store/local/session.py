@@ -51,6 +51,7 @@ from blobstore.io.durable import (
 )
 from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 from blobstore.names import Digest, ModelName
+from blobstore.store.hints import HintFile
 from blobstore.store.local.backups import ManifestCopies
 from blobstore.store.local.blobs import (
     BlobFolder,
@@ -61,7 +62,6 @@ from blobstore.store.local.blobs import (
     old_ns,
     renewed,
 )
-from blobstore.store.local.hints import HintFile
 from blobstore.store.local.locks import KeptBlobs, StoreLock, make_owned_folder
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.ports import (

@@ -19,6 +19,7 @@ from blobstore.formats.documents import Descriptor
 from blobstore.io.durable import is_remote, os_errors
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
+from blobstore.store.hints import HintFile, ResultFolder, ShareHints, SummaryHints
 from blobstore.store.local.backups import (
     CopiedModels,
     ManifestCopies,
@@ -26,12 +27,6 @@ from blobstore.store.local.backups import (
     Trash,
 )
 from blobstore.store.local.blobs import BlobFolder
-from blobstore.store.local.hints import (
-    HintFile,
-    ResultFolder,
-    ShareHints,
-    SummaryHints,
-)
 from blobstore.store.local.locks import KeptBlobs, StoreLock, remove_leftover
 from blobstore.store.local.manifests import DEPTH, ManifestFolder, NewerManifests
 from blobstore.store.local.packed import PackedModels

@@ -25,6 +25,7 @@ from blobstore.io.http.client import HttpClient
 from blobstore.io.ranges import Closing, OpenReader
 from blobstore.io.workers import Progress
 from blobstore.names import Digest, ModelName
+from blobstore.store.hints import Share
 from blobstore.store.ports import (
     Expected,
     Home,
@@ -32,7 +33,6 @@ from blobstore.store.ports import (
     Readable,
     Removal,
     Session,
-    Share,
     blob_not_found,
     check_blob_size,
     check_expected,

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from blobstore.names import Digest
-from blobstore.store.local import hints as module
+from blobstore.store import hints as module
+from blobstore.store.hints import HintFile
 from blobstore.store.local.blobs import MadeBlob, Stamp
-from blobstore.store.local.hints import HintFile
 
 KEYS = [f"{number:064x}" for number in range(3)]
 
@@ -90,7 +90,7 @@ def test_a_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Monke
 ADD = """
 import sys
 from pathlib import Path
-from blobstore.store.local.hints import HintFile
+from blobstore.store.hints import HintFile
 for number in range(int(sys.argv[2]), int(sys.argv[2]) + 3000, 3):
     HintFile(Path(sys.argv[1])).add((f"{one:064x}", str(one)) for one in range(number, number + 3))
 """

@@ -10,8 +10,8 @@ from support.stores import commit_model, unprivileged
 
 from blobstore.errors import LimitExceededError
 from blobstore.names import Digest, ModelName
+from blobstore.store import hints as module
 from blobstore.store.care.prune import prune
-from blobstore.store.local import hints as module
 from blobstore.store.local.store import Store
 
 
@@ -24,29 +24,29 @@ def kept(store: Store) -> set[str]:
 def with_results(store: Store, name: str, blob: bytes) -> Digest:
     """Store a model with results; return the digest of its manifest."""
     digest = commit_model(store, name, blob).digest
-    store.results.keep("quality", digest, b"quality")
+    store.results.keep(f"quality/{digest.hex}", b"quality")
     return digest
 
 
 def test_a_result_is_read_back_and_replaced(store: Store) -> None:
     store.root.mkdir()
     digest = Digest.of(b"")
-    assert store.results.read("quality", digest) is None
-    assert store.results.read_verify() is None
-    store.results.keep("quality", digest, b"old")
-    store.results.keep("quality", digest, b"new")
-    store.results.keep_verify(b"sound")
-    path, found = store.results.read("quality", digest) or ("", b"")
+    assert store.results.read(f"quality/{digest.hex}") is None
+    assert store.results.read("verify") is None
+    store.results.keep(f"quality/{digest.hex}", b"old")
+    store.results.keep(f"quality/{digest.hex}", b"new")
+    store.results.keep("verify", b"sound")
+    path, found = store.results.read(f"quality/{digest.hex}") or ("", b"")
     assert (Path(path).read_bytes(), found) == (b"new", b"new")
-    assert (store.results.read_verify() or ("", b""))[1] == b"sound"
+    assert (store.results.read("verify") or ("", b""))[1] == b"sound"
     assert kept(store) == {f"quality/{digest.hex}.json", "verify.json"}
 
 
 def test_prune_removes_the_results_of_manifests_that_are_gone(store: Store) -> None:
     digest, other = with_results(store, "m", b"one"), with_results(store, "n", b"two")
     gone = Digest.of(b"gone")
-    store.results.keep("quality", gone, b"quality")
-    store.results.keep_verify(b"sound")
+    store.results.keep(f"quality/{gone.hex}", b"quality")
+    store.results.keep("verify", b"sound")
     folder = store.root / ".blobstore/results/quality"
     (folder / f"{digest.hex}.json.0123456789abcdef").write_bytes(b"unfinished")
     (folder / "notes.txt").write_bytes(b"of another program")
@@ -68,12 +68,12 @@ def test_a_large_result_is_neither_kept_nor_read(
 ) -> None:
     store.root.mkdir()
     digest = Digest.of(b"")
-    store.results.keep("quality", digest, b"12345")
+    store.results.keep(f"quality/{digest.hex}", b"12345")
     monkeypatch.setattr(module, "MOST_BYTES", 4)
-    store.results.keep_verify(b"12345")
-    assert store.results.read_verify() is None
+    store.results.keep("verify", b"12345")
+    assert store.results.read("verify") is None
     with pytest.raises(LimitExceededError, match="has 5 bytes, at most 4"):
-        store.results.read("quality", digest)
+        store.results.read(f"quality/{digest.hex}")
 
 
 def test_links_are_not_followed(store: Store, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_links_are_not_followed(store: Store, tmp_path: Path) -> None:
     (store.root / ".blobstore" / "results").symlink_to(tmp_path / "other")
     digest = Digest.of(b"")
     (tmp_path / "other" / "quality" / f"{digest.hex}.json").write_bytes(b"not ours")
-    store.results.keep_verify(b"sound")
+    store.results.keep("verify", b"sound")
     store.results.keep_only(set())
     assert [path.name for path in (tmp_path / "other").rglob("*.json")] == [f"{digest.hex}.json"]
 
@@ -92,12 +92,12 @@ def test_only_the_owner_of_a_store_writes_results(store: Store, tmp_path: Path) 
     tmp_path.chmod(0o777)
     commit_model(store, "m", b"one")
     with unprivileged():
-        store.results.keep_verify(b"sound")
-    assert store.results.read_verify() is None
+        store.results.keep("verify", b"sound")
+    assert store.results.read("verify") is None
 
 
 def test_failures_are_ignored(store: Store) -> None:
     (store.root / ".blobstore").mkdir(parents=True)
     (store.root / ".blobstore" / "results").write_bytes(b"a file in its place")
-    store.results.keep_verify(b"sound")
+    store.results.keep("verify", b"sound")
     store.results.keep_only(set())

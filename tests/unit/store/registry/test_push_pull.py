@@ -22,8 +22,9 @@ from blobstore.errors import (
 from blobstore.formats.documents import Manifest
 from blobstore.io.http.client import HttpClient
 from blobstore.names import Digest, ModelName
+from blobstore.store.hints import Share
 from blobstore.store.local.store import Store
-from blobstore.store.ports import How, Share
+from blobstore.store.ports import How
 from blobstore.store.registry import repositories
 from blobstore.store.registry.api import Reference
 from blobstore.store.registry.store import RegistryAccess, RegistryStore, pull, push

@@ -22,10 +22,10 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
 
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.io.durable import (
@@ -37,14 +37,10 @@ from blobstore.io.durable import (
     replace_file,
 )
 from blobstore.names import Digest
-from blobstore.store.ports import Share, Summary
 
 _log = logging.getLogger("blobstore.store.local.store")
 
-_LINE = re.compile(
-    rb"^(?P<text>(?P<key>[0-9a-f]{64}) (?P<value>[ -~]{0,999})) (?P<sum>[0-9a-f]{8})$",
-    re.ASCII | re.MULTILINE,
-)
+_LINE = re.compile(rb"^(([0-9a-f]{64}) ([ -~]{0,999})) ([0-9a-f]{8})$", re.ASCII | re.MULTILINE)
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _LARGEST = 128 * 2**20
 """Bytes of a file that is read. From a half on it is written anew, without what was replaced."""
@@ -66,9 +62,9 @@ class HintFile:
                 _log.warning("what is known of earlier work can't be read: %s", error)
             return {}
         return {
-            match["key"].decode(): match["value"].decode()
-            for match in _LINE.finditer(text)
-            if zlib.crc32(match["text"]) == int(match["sum"], 16)
+            key.decode(): value.decode()
+            for line, key, value, checksum in map(re.Match.groups, _LINE.finditer(text))
+            if zlib.crc32(line) == int(checksum, 16)
         }
 
     def add(self, hints: Iterable[tuple[str, str]]) -> None:
@@ -76,16 +72,13 @@ class HintFile:
         text = _encoded(hints)
         if not text or (self._owner is not None and not _is_ours(self._path, self._owner)):
             return
-        try:
-            with os_errors("write", self._path):
-                make_folder(self._path.parent, durable=False)
-                if self._size() > _LARGEST // 2:
-                    newest = _encoded(self.read().items())
-                    # Else it would be written anew each time.
-                    replace_file(self._path, newest if len(newest) < _LARGEST // 4 else b"")
-                append_file(self._path, b"\n" + text)  # the last line may be torn
-        except BlobStoreError as error:
-            _log.info("what is known now is not noted: %s", error)
+        with _writing(self._path):
+            make_folder(self._path.parent, durable=False)
+            if self._size() > _LARGEST // 2:
+                newest = _encoded(self.read().items())
+                # Else it would be written anew each time.
+                replace_file(self._path, newest if len(newest) < _LARGEST // 4 else b"")
+            append_file(self._path, b"\n" + text)  # the last line may be torn
 
     def keep(self, is_needed: Callable[[str, str], bool]) -> None:
         """Remove the other hints. Only for a holder of the store's exclusive lock.
@@ -109,6 +102,16 @@ def _encoded(hints: Iterable[tuple[str, str]]) -> bytes:
     return b"".join([b"%b %08x\n" % (line, zlib.crc32(line)) for line in lines])
 
 
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Log the failures of a block that writes a file."""
+    try:
+        with os_errors("write", path):
+            yield
+    except BlobStoreError as error:
+        _log.info("what is known now is not noted: %s", error)
+
+
 def _is_ours(path: Path, owner: Path) -> bool:
     """Return True if ``owner`` belongs to this user, and no folder from it to ``path`` is a link.
 
@@ -123,34 +126,39 @@ def _is_ours(path: Path, owner: Path) -> bool:
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a list shows of a model.
+
+    ``is_plain``: its manifest is formatted as Ollama formats them (references.py).
+    """
+
+    size: int
+    parameters: int
+    quant_type: str
+    is_plain: bool
+
+
 _VERSION = 1
 """Increases when the same blobs get another summary."""
 _SUMMARY = re.compile(
-    rf"(?P<size>[0-9]{{1,18}}) (?P<parameters>[0-9]{{1,24}}) (?P<plain>[01])"
-    rf" (?P<kind>[0-9A-Za-z_]{{0,32}}) {_VERSION}",
-    re.ASCII,
+    rf"([0-9]{{1,18}}) ([0-9]{{1,24}}) ([01]) ([0-9A-Za-z_]{{0,32}}) {_VERSION}", re.ASCII
 )
 
 
 class SummaryHints:
-    """The summaries of a store. See `Summaries`."""
+    """Summaries of models by the sha256 of their manifests: a list need not read headers again."""
 
     def __init__(self, file: HintFile) -> None:
         self._file = file
 
     def read(self) -> dict[str, Summary]:
-        """Return the summaries by the sha256 of their manifests, in hex digits."""
-        found = ((key, _SUMMARY.fullmatch(text)) for key, text in self._file.read().items())
-        return {
-            key: Summary(
-                size=int(match["size"]),
-                parameters=int(match["parameters"]),
-                quant_type=match["kind"],
-                is_plain=match["plain"] == "1",
-            )
-            for key, match in found
-            if match is not None
-        }
+        summaries = {}
+        for key, text in self._file.read().items():
+            if match := _SUMMARY.fullmatch(text):
+                size, parameters, plain, kind = match.groups()
+                summaries[key] = Summary(int(size), int(parameters), kind, plain == "1")
+        return summaries
 
     def add(self, summaries: Mapping[str, Summary]) -> None:
         texts = (
@@ -163,53 +171,72 @@ class SummaryHints:
         self._file.keep(lambda key, _text: key in keys)
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A repository of the registry at ``host`` that has the model of the manifest."""
+
+    host: str
+    repository: str
+    manifest: Digest
+
+
 _SHARE = re.compile(
-    r"(?P<host>[A-Za-z0-9_.:-]{1,350}) (?P<repository>[A-Za-z0-9]+(?:[._/-]+[A-Za-z0-9]+)*)"
-    r" (?P<hex>[0-9a-f]{64})",
-    re.ASCII,
+    r"([A-Za-z0-9_.:-]{1,350}) ([A-Za-z0-9]+(?:[._/-]+[A-Za-z0-9]+)*) ([0-9a-f]{64})", re.ASCII
 )
 
 
 class ShareHints:
-    """The registries that have models. See `Shares`. A registry says itself which blobs it has."""
+    """The registries that have models, as far as noted: a registry knows its blobs itself."""
 
     def __init__(self, file: HintFile) -> None:
         self._file = file
 
     def read(self) -> set[Share]:
-        found = filter(None, map(_SHARE.fullmatch, self._file.read().values()))
-        return {Share(one["host"], one["repository"], Digest(one["hex"])) for one in found}
+        matches = filter(None, map(_SHARE.fullmatch, self._file.read().values()))
+        return {Share(match[1], match[2], Digest(match[3])) for match in matches}
 
     def add(self, share: Share) -> None:
+        """Note one. Failures are ignored."""
         if share not in self.read():
             text = f"{share.host} {share.repository} {share.manifest.hex}"
             self._file.add([(hashlib.sha256(text.encode()).hexdigest(), text)])
 
 
-MOST_BYTES: Final = 64 * 2**20
+MOST_BYTES = 64 * 2**20
 """Of a document. One of the largest models has 40 MB."""
-Kind = Literal["quality"]
 
 
 class ResultFolder:
-    """The results of a store, in ``folder``. ``owner``: a path whose owner may write them."""
+    """The results of a store, in ``folder``: ``verify``, and ``quality/`` with a manifest's sha256.
+
+    ``owner``: a path whose owner may write them.
+    """
 
     def __init__(self, folder: Path, owner: Path) -> None:
         self._folder = folder
         self._owner = owner
 
-    def read(self, kind: Kind, manifest: Digest) -> tuple[str, bytes] | None:
-        """See `Results`. Raises: LimitExceededError for a large file; StorageError."""
-        return self._read(f"{kind}/{manifest.hex}.json")
+    def read(self, name: str) -> tuple[str, bytes] | None:
+        """Return where a result is kept, and the document; None without one.
 
-    def read_verify(self) -> tuple[str, bytes] | None:
-        return self._read("verify.json")
+        Raises: LimitExceededError for a large file; StorageError.
+        """
+        path = self._path(name)
+        try:
+            return str(path), read_own(path, MOST_BYTES)
+        except NotFoundError:
+            return None
 
-    def keep(self, kind: Kind, manifest: Digest, document: bytes) -> None:
-        self._write(f"{kind}/{manifest.hex}.json", document)
+    def keep(self, name: str, document: bytes) -> None:
+        """Keep a result. Failures are ignored."""
+        path = self._path(name)
+        if len(document) <= MOST_BYTES and _is_ours(path, self._owner):
+            with _writing(path):
+                make_folder(path.parent, durable=False)
+                replace_file(path, document)
 
-    def keep_verify(self, document: bytes) -> None:
-        self._write("verify.json", document)
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
 
     def keep_only(self, manifests: AbstractSet[str]) -> None:
         """Remove the results of all other manifests than these (hex digits). Failures are ignored.
@@ -223,21 +250,3 @@ class ResultFolder:
                     is_needed = entry.name.removesuffix(".json") in manifests
                     if _KEY.match(entry.name) and not is_needed:
                         Path(entry.path).unlink()
-
-    def _read(self, name: str) -> tuple[str, bytes] | None:
-        path = self._folder / name
-        try:
-            return str(path), read_own(path, MOST_BYTES)
-        except NotFoundError:
-            return None
-
-    def _write(self, name: str, document: bytes) -> None:
-        path = self._folder / name
-        if len(document) > MOST_BYTES or not _is_ours(path, self._owner):
-            return
-        try:
-            with os_errors("write", path):
-                make_folder(path.parent, durable=False)
-                replace_file(path, document)
-        except BlobStoreError as error:
-            _log.info("a result is not kept: %s", error)
