@@ -28,7 +28,7 @@ class ReadsHeadersOfOtherSizes(_Blobs):
     def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> list[Any]:
         headers: list[Any] = []
         for descriptor in descriptors:
-            data = self._blobs.get(descriptor.digest, b"")
+            data = self.all.get(descriptor.digest, b"")
             try:
                 headers.append(header_of(BytesReader(data), budget))
             except HeaderError:
@@ -43,7 +43,7 @@ class Mistaken(MemoryStore):
 
     @contextmanager
     def session(self, *, name: ModelName | None = None) -> Iterator[_Session]:
-        yield self.session_class(self.blobs, self.manifests, self._kept, self._mutex)
+        yield self.session_class(self)
 
 
 class ManifestFirst(_Session):
@@ -56,7 +56,7 @@ class ManifestFirst(_Session):
         below: Collection[Digest] = (),
     ) -> set[Digest]:
         if expected is None:
-            self._manifests.link(name, manifest.raw)
+            self._store.manifests.all[name] = manifest.raw
         return super().publish(name, manifest, expected=expected, below=below)
 
 
@@ -76,7 +76,7 @@ class NoSizeCheck(_Session):
 
 class BelievesDigests(_Session):
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
-        if not self._blobs.missing([descriptor]):
+        if not self.missing([descriptor]):
             return How.THERE
         self._made[descriptor.digest] = reader.read(0, reader.size)
         return How.COPIED
@@ -114,7 +114,7 @@ class EncodesAgain(_Session):
 class VisibleAtOnce(_Session):
     def _add(self, data: bytes) -> Descriptor:
         descriptor = super()._add(data)
-        self._blobs.keep({descriptor.digest: data})
+        self._store.blobs.all[descriptor.digest] = data
         return descriptor
 
 
@@ -128,7 +128,7 @@ class PublishesAll(_Session):
         below: Collection[Digest] = (),
     ) -> set[Digest]:
         created = super().publish(name, manifest, expected=expected, below=below)
-        self._blobs.keep(self._made)
+        self._store.blobs.all |= self._made
         return created
 
 
@@ -140,7 +140,7 @@ class TellsCase(_Manifests):
 class ForgetsEmptyBlobs(_Blobs):
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         by_digest = {descriptor.digest: descriptor for descriptor in descriptors}
-        return [blob for digest, blob in by_digest.items() if not self._blobs.get(digest)]
+        return [blob for digest, blob in by_digest.items() if not self.all.get(digest)]
 
 
 class AnswersShort(_Blobs):
@@ -154,9 +154,9 @@ class RemovesShared(MemoryStore):
     def remove(self, name: str | ModelName) -> Removal:
         found = self.find(name)
         removed = self.manifests.read(found).descriptors
-        self.manifests.remove(found)
+        del self.manifests.all[found]
         for blob in removed:
-            self.blobs.drop(blob.digest)
+            self.blobs.all.pop(blob.digest, None)
         return Removal(removed)
 
 

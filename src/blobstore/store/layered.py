@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from blobstore.errors import BlobStoreError, NotFoundError, UsageError
 from blobstore.formats.documents import Descriptor, Manifest
@@ -29,7 +29,6 @@ from blobstore.store.ports import (
     Removal,
     Session,
     Signatures,
-    publish_named,
     unique,
 )
 
@@ -49,10 +48,10 @@ class _Blobs:
         self._counted = homes if counted is None else counted
 
     def open(self, descriptor: Descriptor) -> OpenReader:
-        return _first([(home.blobs.open, descriptor) for home in self._homes])
+        return _first([home.blobs.open for home in self._homes], descriptor)
 
     def read(self, descriptor: Descriptor) -> bytes:
-        return _first([(home.blobs.read, descriptor) for home in self._homes])
+        return _first([home.blobs.read for home in self._homes], descriptor)
 
     def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> Sequence[Header | None]:
         """See `Blobs`: those of the first home that has one of the blobs."""
@@ -120,13 +119,12 @@ class _Session:
     """Writes to the upper home; blobs of the lower homes count as present. See `Session`."""
 
     def __init__(self, upper: Session, lower: _Blobs, *, copies_up: bool) -> None:
-        self.in_sequence, self.remembers = upper.in_sequence, upper.remembers
-        self.recall, self.note, self.keep = upper.recall, upper.note, upper.keep
-        self.writer, self.copy, self.open = upper.writer, upper.copy, upper.open
-        self.put, self.put_all = upper.put, upper.put_all
         self._upper = upper
         self._lower = lower
         self._copies_up = copies_up
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._upper, name)
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         missing = self._upper.missing(descriptors)
@@ -200,7 +198,7 @@ class LayeredStore(Home):
         return self.upper.target(self.manifests.spelled(ModelName.of(name)))
 
     @contextmanager
-    def session(self, *, name: ModelName | None = None) -> Iterator[_Session]:
+    def session(self, *, name: ModelName | None = None) -> Iterator[Any]:
         with ExitStack() as stack:
             for home in self.lower:
                 stack.enter_context(home.lease())
@@ -231,23 +229,15 @@ class LayeredStore(Home):
     def copy(
         self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
     ) -> ModelName:
-        """Give a model of any of the homes a name in the upper one. Raises: as `Home.copy`."""
+        """See `Home`: a model of any of the homes gets a name in the upper one."""
         if self._is_packed(source):
             return self.upper.copy(source, target)
-        old, new = self.find(source), self.target(target)
-        if old == new and self.home_of(old) is self.upper:
-            raise UsageError(f"{old} is its own copy", model=str(old))
-        with self.session() as session:
-            publish_named(session, new, self.manifests.read(old), replace=replace)
-        return new
+        return super().copy(source, target, replace=replace)
 
     def move(
         self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
     ) -> ModelName:
-        """Rename a model of the upper home: add the new name, then remove the old one.
-
-        Raises: as `copy`; UsageError for a model that only a lower home has.
-        """
+        """See `Home`. Raises: UsageError for a model that only a lower home has."""
         if self._is_packed(source):
             return self.upper.move(source, target)
         return super().move(self._own(source), target, replace=replace)
@@ -265,16 +255,16 @@ class LayeredStore(Home):
         return found
 
 
-def _first(asked: list[tuple[Callable[[Descriptor], _T], Descriptor]]) -> _T:
+def _first(ask: Iterable[Callable[[Descriptor], _T]], descriptor: Descriptor) -> _T:
     """Return the first answer that is not an error.
 
     Raises: the first error that is not a NotFoundError, else the first of all.
     """
-    failure: BlobStoreError | None = None
-    for ask, descriptor in asked:
+    failures: list[BlobStoreError] = []
+    for answer in ask:
         try:
-            return ask(descriptor)
+            return answer(descriptor)
         except BlobStoreError as error:
-            if failure is None or isinstance(failure, NotFoundError):
-                failure = error
-    raise failure or NotFoundError("a layered store needs at least one home")
+            failures.append(error)
+    others = (error for error in failures if not isinstance(error, NotFoundError))
+    raise next(others, failures[0])

@@ -14,16 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from blobstore import hashing
 from blobstore.errors import StorageError
 from blobstore.formats.documents import Descriptor
-from blobstore.io.budget import allow_open_files
 from blobstore.io.workers import Progress, begun, each, threads
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store
 from blobstore.store.packed.files import write_packed
 from blobstore.store.ports import Readable, Removal, unique
-from blobstore.store.transfer import kept_for_the_next
+from blobstore.store.transfer import add_missing, kept_for_the_next
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,7 @@ def _write(
     packed = store.packed.blobs
     missing = packed.missing(blobs)
     there = [blob for blob in unique(blobs) if blob not in missing]
-    each(there, packed.check, max(1, min(jobs, len(there))), name="pack")
+    each(there, packed.check, min(jobs, len(there)), name="pack")
     told = begun(progress, sum(blob.size for blob in missing))
 
     def write(blob: Descriptor) -> None:
@@ -129,7 +127,7 @@ def _write(
         packed.add(path, blob.digest)
         told(blob.size, blob.name or str(blob.digest))
 
-    each(missing, write, max(1, min(jobs, len(missing))), name="pack")
+    each(missing, write, min(jobs, len(missing)), name="pack")
     packed.settle()
 
 
@@ -160,21 +158,12 @@ def unpack(
 
 
 def _unpack(store: Store, name: ModelName, jobs: int, progress: Progress | None) -> UnpackedModel:
-    at_once = jobs * hashing.width()  # each thread has one blob, and they are hashed together
-    allow_open_files(3 * at_once)
     with store.session() as session:
         manifest = store.packed.manifests.read(name)
-        missing = session.missing(manifest.descriptors)
-        told = begun(progress, sum(blob.size for blob in missing))
-
-        def take(blob: Descriptor) -> None:
-            with store.packed.blobs.open(blob) as reader:
-                session.add(blob, reader)
-            told(blob.size, blob.name or str(blob.digest))
-
         written = store.packed.manifests.modified(name)
         with kept_for_the_next(session):
-            each(missing, take, max(1, min(at_once, len(missing))), name="unpack")
+            took = add_missing(session, manifest, store.packed, jobs, progress)
             session.publish(name, manifest, expected=(None,))
         store.manifests.set_modified(name, written)
-    return UnpackedModel(name, len(missing), sum(blob.size for blob in missing))
+    sizes = {blob.digest: blob.size for blob in manifest.descriptors}
+    return UnpackedModel(name, len(took), sum(map(sizes.__getitem__, took)))

@@ -292,7 +292,7 @@ class Home(Readable):
         has the name, unless ``replace``.
         """
         old, new = self.find(source), self.target(target)
-        if old == new:
+        if old == new and self.home_of(old) is self.upper:
             raise UsageError(f"{old} is its own copy", model=str(old))
         with self.session() as session:
             publish_named(session, new, self.manifests.read(old), replace=replace)

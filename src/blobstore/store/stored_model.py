@@ -221,7 +221,7 @@ class StoredModel:
                         if digest != layer.digest:
                             raise damaged(layer.digest)
 
-        each(sets, check, max(1, min(jobs, len(sets))), name="verify")
+        each(sets, check, min(jobs, len(sets)), name="verify")
 
     def read(self, layer: Descriptor) -> bytes:
         with self.located(layer):

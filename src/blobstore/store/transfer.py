@@ -167,41 +167,44 @@ def _transfer(
     policy: SignaturePolicy | None,
     progress: Progress | None,
 ) -> Transferred:
-    # Each thread has one blob, and they are hashed together.
-    at_once = jobs * hashing.width()
-    allow_open_files(3 * at_once)
-    took: list[tuple[How, Descriptor]] = []
     with source.lease(), target.session(name=new) as session:
         manifest = source.manifests.read(old)
         check(manifest, str(old))
         signatures = _signatures(source, old, manifest.digest, policy)
-        missing = session.missing(manifest.descriptors)
-        told = begun(progress, sum(blob.size for blob in missing))
-        if session.in_sequence:
-            at_once = 1
-
-        def take(descriptor: Descriptor) -> None:
-            with source.blobs.open(descriptor) as reader:
-                how = session.add(descriptor, reader)
-            took.append((how, descriptor))
-            told(descriptor.size, descriptor.name or str(descriptor.digest))
-
         with kept_for_the_next(session):
-            each(missing, take, max(1, min(at_once, len(missing))), name="transfer")
+            took = add_missing(session, manifest, source, jobs, progress)
             added = 0
             if signatures and target.signatures is not None:
                 added = target.signatures.add(new, manifest.digest, signatures)
             elif signatures:
                 _log.warning("the signatures of %s are not copied: the target keeps none", old)
             session.publish(new, manifest)
-    came = {blob.digest for blob in missing}
-    there = (blob for blob in unique(manifest.descriptors) if blob.digest not in came)
-    took += ((How.THERE, blob) for blob in there)
     blobs, nbytes = Counter[How](), Counter[How]()
-    for how, blob in took:
+    for blob in unique(manifest.descriptors):
+        how = took.get(blob.digest, How.THERE)
         blobs[how] += 1
         nbytes[how] += blob.size
     return Transferred(old, new, manifest.digest, blobs, nbytes, added)
+
+
+def add_missing(
+    session: Intake, manifest: Manifest, source: Readable, jobs: int, progress: Progress | None
+) -> dict[Digest, How]:
+    """Add those blobs of a manifest that a session lacks; return how each of them was added."""
+    # Each thread has one blob, and they are hashed together.
+    at_once = jobs * hashing.width()
+    allow_open_files(3 * at_once)
+    missing = session.missing(manifest.descriptors)
+    told = begun(progress, sum(blob.size for blob in missing))
+    took: dict[Digest, How] = {}
+
+    def take(blob: Descriptor) -> None:
+        with source.blobs.open(blob) as reader:
+            took[blob.digest] = session.add(blob, reader)
+        told(blob.size, blob.name or str(blob.digest))
+
+    each(missing, take, 1 if session.in_sequence else min(at_once, len(missing)), name="transfer")
+    return took
 
 
 def _signatures(

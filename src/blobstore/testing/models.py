@@ -282,12 +282,11 @@ class TransferTests(HomeTests):
         blobs = [data_of(3000, number) for number in range(3)]
         source = MemoryStore()
         commit(source, "m", *blobs)
-        lost = source.blobs.open(descriptor_of(blobs[at])).read(0, 3000)
-        source.blobs.drop(Digest.of(blobs[at]))
+        lost = source.blobs.all.pop(Digest.of(blobs[at]))
         with pytest.raises(NotFoundError):
             transfer(["m"], source, home, jobs=1)
         assert home.manifests.names() == []
-        source.blobs.keep({Digest.of(lost): lost})
+        source.blobs.all[Digest.of(lost)] = lost
         transfer(["m"], source, home)
         assert blobs_of(home, "m") == blobs
 

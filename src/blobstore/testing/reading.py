@@ -88,13 +88,13 @@ class ReadingTests(HomeNames):
             assert reader.digest() == Digest.of(data)
 
     def test_damage_is_refused(self, tmp_path: Path, source: MemoryStore) -> None:
-        source.blobs.keep({Digest.of(TWO): b"owt"})
+        source.blobs.all[Digest.of(TWO)] = b"owt"
         with pytest.raises(DigestMismatchError) as caught:
             self.filled(tmp_path, source, ["m"])
         assert caught.value.blob == str(Digest.of(TWO))
 
     def test_a_missing_blob_is_refused(self, tmp_path: Path, source: MemoryStore) -> None:
-        source.blobs.drop(Digest.of(TWO))
+        del source.blobs.all[Digest.of(TWO)]
         with pytest.raises(NotFoundError):
             self.filled(tmp_path, source, ["m"])
 

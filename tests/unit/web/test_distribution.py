@@ -387,7 +387,7 @@ def test_the_last_piece_of_a_blob_that_is_damaged_on_the_way_is_not_sent() -> No
     home = MemoryStore()
     weights = bytes(2**20 + 10)
     fill(home, weights=weights)
-    home.blobs.keep({Digest.of(weights): bytes(2**20 + 9) + b"x"})
+    home.blobs.all[Digest.of(weights)] = bytes(2**20 + 9) + b"x"
     reply = Reply()
     with pytest.raises(CorruptDataError, match="its bytes are not those"):
         ask(app_over(home), blob(weights), reply=reply)

@@ -268,7 +268,7 @@ def test_a_blob_that_fails(
 def test_damage_anywhere_in_a_blob(tmp_path: Path, store: MemoryStore, name: str, at: int) -> None:
     damaged = bytearray(BF16)
     damaged[at] ^= 1
-    store.blobs.keep({Digest.of(BF16): bytes(damaged)})
+    store.blobs.all[Digest.of(BF16)] = bytes(damaged)
     with pytest.raises(DigestMismatchError) as caught:
         save_models(["n", "m"], tmp_path / name, store=store)
     assert caught.value.blob == str(Digest.of(BF16))

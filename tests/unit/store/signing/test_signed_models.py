@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_a_signed_model_is_accepted(home: Home) -> None:
 def test_no_blob_is_read() -> None:
     home = MemoryStore()
     commit(home, "m", b"one")
-    home.blobs.keep({Digest.of(b"one"): b"xxx"})  # damage is for `blobstore.verify` to find
+    home.blobs.all[Digest.of(b"one")] = b"xxx"  # damage is for `blobstore.verify` to find
     sign_model("m", home, KEY)
     assert check_signatures([], home, POLICY)[0].error is None
 
@@ -133,24 +134,26 @@ def test_lower_stores_have_signatures(tmp_path: Path) -> None:
 # Transfers
 
 
+class Noted(dict[Any, Any]):
+    """A part of a home that notes that it is written to."""
+
+    def __init__(self, order: list[str], what: str) -> None:
+        super().__init__()
+        self._order, self._what = order, what
+
+    def __setitem__(self, key: object, value: object) -> None:
+        self._order.append(self._what)
+        super().__setitem__(key, value)
+
+
 class Watched(MemoryStore):
     """A home that notes the order of what is written to it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.order: list[str] = []
-        add, link = self.signatures.add, self.manifests.link
-
-        def added(_name: ModelName, digest: Digest, signatures: Sequence[Signature]) -> int:
-            self.order.append("signatures")
-            return add(_name, digest, signatures)
-
-        def linked(name: ModelName, raw: bytes) -> None:
-            self.order.append("manifest")
-            link(name, raw)
-
-        self.signatures.add = added  # type: ignore[method-assign]
-        self.manifests.link = linked  # type: ignore[method-assign]
+        self.signatures.all = Noted(self.order, "signatures")
+        self.manifests.all = Noted(self.order, "manifest")
 
 
 class Reading(MemoryStore):
