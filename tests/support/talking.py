@@ -79,7 +79,7 @@ class Parrot:
         self.seen: list[str] = []
         self._room = 0
 
-    def answer(self, prompt: list[int], *, is_kept: bool = False) -> Generation:
+    def answer(self, prompt: list[int]) -> Generation:
         """Return an answer."""
         self._room = self.sampling.room(len(prompt))
         self.seen.append(Letters.decode(prompt))

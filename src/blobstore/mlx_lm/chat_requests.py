@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from blobstore.errors import (
     BlobStoreError,
@@ -33,33 +33,31 @@ from blobstore.mlx_lm.sampling_settings import (
 )
 from blobstore.names import ModelName
 
-CHAT: Final = "/v1/chat/completions"
-TEXT: Final = "/v1/completions"
-MODELS: Final = "/v1/models"
-MAX_BODY: Final = 8 * 2**20
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+MODELS = "/v1/models"
+MAX_BODY = 8 * 2**20
 """Bytes of a request."""
 _MAX_STOPS = 16
-_OWN_MODEL: Final = "default_model"
+_OWN_MODEL = "default_model"
 """mlx-lm's name for the model that the server was started with."""
-_OTHER_MODELS: Final = ("adapters", "draft_model")
-_RESERVED: Final = frozenset(
-    (
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "messages",
-        "padding",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    )
-)
+_OTHER_MODELS = ("adapters", "draft_model")
+_RESERVED = {
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "messages",
+    "padding",
+    "return_dict",
+    "return_tensors",
+    "tokenize",
+    "tokenizer_kwargs",
+    "tools",
+    "truncation",
+}
 """What a client may not set among a template's own values: another template, other messages."""
-_NUMBERS: Final[Mapping[str, tuple[type, float, float]]] = {
+_NUMBERS: Mapping[str, tuple[type, float, float]] = {
     **NUMBERS,
     "repetition_penalty": (float, 0, PLENTY),
     "repetition_context_size": (int, 0, MAX_COUNT),
@@ -73,14 +71,14 @@ _NUMBERS: Final[Mapping[str, tuple[type, float, float]]] = {
     "xtc_threshold": (float, 0, 0.5),
 }
 """The type of each number, and from where to where. -1 of ``top_logprobs`` is mlx-lm's "none"."""
-_ONLY_VALUES: Final[Mapping[str, Any]] = {
+_ONLY_VALUES = {
     "best_of": 1,
     "echo": False,
     "response_format": {"type": "text"},
     "suffix": "",
 }
 """What mlx-lm's handler ignores, but another answer is expected of any other value."""
-_KINDS: Final = (
+_KINDS = (
     (bool, "true or false", ("stream", "logprobs")),
     (dict, "an object", ("stream_options", "logit_bias", "chat_template_kwargs", "role_mapping")),
 )
@@ -124,12 +122,12 @@ def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
         _check_functions("tools", document.get("tools", []))
         if found := sorted(_RESERVED & document.get("chat_template_kwargs", {}).keys()):
             raise UsageError(f"chat_template_kwargs can't have {', '.join(found)}")
-        contents = [one["content"] for one in document["messages"]]
-        served.sampling.check_characters(sum(map(len, contents)))
-    elif not isinstance(given.get("prompt"), str) or not given["prompt"]:
-        raise UsageError("prompt is missing, or not one text")
+        texts = [one["content"] for one in document["messages"]]
     else:
-        served.sampling.check_characters(len(given["prompt"]))
+        texts = [given.get("prompt")]
+        if not isinstance(texts[0], str) or not texts[0]:
+            raise UsageError("prompt is missing, or not one text")
+    served.sampling.check_characters(sum(map(len, texts)))
     return document
 
 
@@ -213,19 +211,16 @@ def _text(content: Any) -> str:
 
 def _check_functions(key: str, values: Any) -> None:
     """Raise UsageError for what is not a list of objects; their functions are objects too."""
-    is_list = isinstance(values, list)
-    for one in values if is_list else ():
-        is_list &= isinstance(one, dict) and isinstance(one.get("function") or {}, dict)
-    if not is_list:
+    if not isinstance(values, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("function") or {}, dict) for one in values
+    ):
         raise UsageError(f"{key} is not a list of objects with functions")
 
 
 def error_document(error: Exception) -> bytes:
     """Return an error as OpenAI's clients read it. An error that is not ours is mlx-lm's."""
+    text, kind = f"mlx-lm can't answer: {error}", "server_error"
     if isinstance(error, BlobStoreError):
         text = error.message if error.hint is None else f"{error.message}. {error.hint}"
-    else:
-        text = f"mlx-lm can't answer: {error}"
-    is_clients = isinstance(error, BlobStoreError) and not isinstance(error, BusyError)
-    kind = "invalid_request_error" if is_clients else "server_error"
+        kind = kind if isinstance(error, BusyError) else "invalid_request_error"
     return json.dumps({"error": {"message": text, "type": kind, "code": None}}).encode()

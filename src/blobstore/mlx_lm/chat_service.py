@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -59,7 +60,7 @@ Event = dict[str, Any] | tuple[int, int] | Exception | None
 its answer, one unless it is a stream; None or an exception at the end."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prompt:
     """The tokens of a prompt. ``state``: in which an answer begins, "normal" or "reasoning"."""
 
@@ -79,10 +80,6 @@ class Job:
 
     def stop(self) -> None:
         self.is_stopped = True
-
-    def fail(self, error: Exception) -> None:
-        self.put(error)
-        self.stop()
 
     def check(self, done: int, total: int) -> None:
         """Say that a part of the prompt is computed. Raises: Stopped."""
@@ -118,21 +115,20 @@ class ChatAnswer:
         self._count = 0
         self._logprobs: list[dict[str, Any]] = []
         self._state = prompt.state
-        self._text = self._reasoning = self._call = ""
+        self._texts: defaultdict[str, str] = defaultdict(str)
         self._calls: list[str] = []
         self._has_called = False
 
     def write(self, token: int, logprobs: Any, reason: str | None) -> None:
-        """Take the next token. ``reason``: mlx-lm's, that the answer ends."""
+        """Take the next token; send what is certain of the answer with it.
+
+        ``reason``: mlx-lm's, that the answer ends.
+        """
         if reason != "stop":  # that token ends the text, and is not a part of it
             self._detokenizer.add_token(token)
         if reason is not None:
             self._detokenizer.finalize()
-        self.write_text(self._detokenizer.last_segment, token, logprobs, reason)
-
-    def write_text(self, text: str, token: int, logprobs: Any, reason: str | None) -> None:
-        """Take the next token, whose text is known; send what is certain of the answer with it."""
-        text = self._stops.passed(text, is_last=reason is not None)
+        text = self._stops.passed(self._detokenizer.last_segment, is_last=reason is not None)
         self.has_stopped = self._stops.is_found
         reason = "stop" if self.has_stopped else reason
         self._count += 1
@@ -142,8 +138,11 @@ class ChatAnswer:
             self._machine, rest, state = TextStateMachine.flush(self._machine)
             segments.append((state, rest))
         for state, segment in segments:
-            self._add(state, segment)
-        if reason is not None and self._state == "tool" and self._call:
+            if self._state == "tool" and state == "normal":
+                self._end_call()
+            self._texts[state] += segment
+            self._state = state
+        if reason is not None and self._state == "tool" and self._texts["tool"]:
             self._end_call()
         self._send("tool_calls" if reason == "stop" and self._has_called else reason)
 
@@ -163,31 +162,27 @@ class ChatAnswer:
         elif self.job.document.get("logprobs"):
             self._logprobs.append({"id": token, "logprob": logprobs[token].item()})
 
-    def _add(self, state: str, text: str) -> None:
-        if state == "reasoning":
-            self._reasoning += text
-        elif state == "tool":
-            self._call += text
-        elif state == "normal":
-            if self._state == "tool":
-                self._end_call()
-            self._text += text
-        self._state = state
-
     def _end_call(self) -> None:
-        self._calls.append(self._call)
-        self._call = ""
+        self._calls.append(self._texts.pop("tool", ""))
         self._has_called = True
 
     def _send(self, reason: str | None) -> None:
-        has_news = self._text or self._calls or self._reasoning
-        usage = {"usage": self._usage()}
+        has_news = self._texts["normal"] or self._calls or self._texts["reasoning"]
+        prompt = len(self._prompt.tokens)
+        usage = {
+            "usage": {
+                "prompt_tokens": prompt,
+                "completion_tokens": self._count,
+                "total_tokens": prompt + self._count,
+                "prompt_tokens_details": {"cached_tokens": self._prompt.cached},
+            }
+        }
         if not self._is_stream:
             if reason is not None:
                 self.job.put({**self._with_choice(reason), **usage})
         elif reason is not None or (has_news and self._state != "tool"):
             self.job.put(self._with_choice(reason))
-            self._text = self._reasoning = ""
+            self._texts.update(normal="", reasoning="")
             self._calls = []
             options = self.job.document.get("stream_options", {})
             if reason is not None and options.get("include_usage"):
@@ -196,33 +191,22 @@ class ChatAnswer:
             self.job.put(None)
 
     def _with_choice(self, reason: str | None) -> dict[str, Any]:
+        text = self._texts["normal"]
         choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
         if self._logprobs:
             choice["logprobs"] = {"content": self._logprobs}
-        if self._is_chat:
-            choice["delta" if self._is_stream else "message"] = self._message()
-        else:
-            choice["text"] = self._text
-        return {**self._head, "choices": [choice]}
-
-    def _message(self) -> dict[str, Any]:
+        if not self._is_chat:
+            choice["text"] = text
+            return {**self._head, "choices": [choice]}
         message: dict[str, Any] = {"role": "assistant"}
-        if self._text or not self._is_stream:
-            message["content"] = self._text or None
-        if self._reasoning:
-            message["reasoning"] = self._reasoning
+        if text or not self._is_stream:
+            message["content"] = text or None
+        if reasoning := self._texts["reasoning"]:
+            message["reasoning"] = reasoning
         if calls := self._format_calls(self._calls):
             message["tool_calls"] = calls
-        return message
-
-    def _usage(self) -> dict[str, Any]:
-        prompt = len(self._prompt.tokens)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": self._count,
-            "total_tokens": prompt + self._count,
-            "prompt_tokens_details": {"cached_tokens": self._prompt.cached},
-        }
+        choice["delta" if self._is_stream else "message"] = message
+        return {**self._head, "choices": [choice]}
 
 
 class ChatService:
@@ -252,8 +236,12 @@ class ChatService:
 
         Raises: ModelNotFoundError for another name.
         """
-        document = {"id": self.served.name, "object": "model", "created": self._created}
-        document["owned_by"] = "blobstore"
+        document = {
+            "id": self.served.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "blobstore",
+        }
         if name is None:
             return {"object": "list", "data": [document]}
         check_model(name, self.served)
@@ -281,7 +269,7 @@ class ChatService:
                 _log.exception("the answers that were computed together failed")
                 answers, self._answers, self._generator = self._answers, {}, None
                 for answer in answers.values():
-                    answer.job.fail(error)
+                    answer.job.put(error)
 
     def _begin_or_go_on(self) -> None:
         """Begin the next answer, if one waits and may begin; else compute a token of each."""
@@ -306,14 +294,14 @@ class ChatService:
             limit = job.document.get("max_completion_tokens", job.document["max_tokens"])
             limit = self._model.sampling.room(len(prompt.tokens), limit)
             cache, rest = self._caches.nearest(prompt.tokens)
-            prompt = replace(prompt, cached=len(prompt.tokens) - len(rest))
+            prompt.cached = len(prompt.tokens) - len(rest)
             answer = ChatAnswer(job, self._model.tokenizer, prompt)
             begin = self._answer_alone if self._is_alone(job) else self._add_to_batch
             begin(answer, prompt, cache, limit)
         except Stopped:
             _log.debug("a client went away")
         except Exception as error:  # noqa: BLE001  # it is the answer
-            job.fail(error)
+            job.put(error)
 
     def _prompt(self, job: Job) -> Prompt:
         tokenizer = self._model.tokenizer
@@ -339,7 +327,7 @@ class ChatService:
         written, rest = list(prompt.tokens), prompt.tokens[prompt.cached :]
         for one in self._model.responses(rest, job.document, limit, cache, job.check):
             written.append(one.token)
-            answer.write_text(one.text, one.token, one.logprobs, one.finish_reason)
+            answer.write(one.token, one.logprobs, one.finish_reason)
             if answer.has_stopped or job.is_stopped or self._is_closed:
                 break
         self._caches.keep(written, cache)
@@ -382,7 +370,8 @@ class ChatService:
             try:
                 answer.write(response.token, response.logprobs, response.finish_reason)
             except Exception as error:  # noqa: BLE001  # of mlx-lm's parser of calls
-                answer.job.fail(error)
+                answer.job.put(error)
+                answer.job.stop()
             if response.finish_reason is not None:
                 self._caches.keep(response.all_tokens, response.prompt_cache)
                 del self._answers[response.uid]

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from blobstore.errors import UsageError
 from blobstore.mlx_lm.loading import build, tokenizer_of
@@ -22,8 +22,8 @@ from blobstore.model.network_plan import import_mlx_lm, mlx_lm_errors
 from blobstore.names import ModelName
 from blobstore.store.ports import Readable
 
-_KEY: Final = "model"
-_CACHES: Final = 2
+_KEY = "model"
+_CACHES = 2
 """Conversations that are cached: the one that goes on, and the one before an edit of it."""
 
 
@@ -36,9 +36,8 @@ class StopTexts:
     def __init__(self, texts: Sequence[str]) -> None:
         from mlx_lm.generate import TextStateMachine
 
-        ends = {"": [(text, None) for text in texts if text]}
-        self._machine = TextStateMachine
-        self._state = self._machine(ends).make_state("")
+        self._machine = TextStateMachine({"": [(text, None) for text in texts]})
+        self._state = self._machine.make_state("")
         self.is_found = False
 
     def passed(self, text: str, *, is_last: bool) -> str:
@@ -121,8 +120,8 @@ class LanguageModel:
         self.sampling = sampling
         self._caches = PromptCaches(_CACHES)
 
-    def answer(self, prompt: list[int], *, is_kept: bool = False) -> Generation:
-        """Return the answer to a prompt. ``is_kept``: keep its cache for a longer prompt.
+    def answer(self, prompt: list[int]) -> Generation:
+        """Return the answer to a prompt, whose cache is kept for a longer one.
 
         Raises: UsageError for a prompt that is empty or fills the context; while it is written,
         UnsupportedSourceError when mlx-lm can't run the model.
@@ -131,18 +130,16 @@ class LanguageModel:
             raise UsageError("the prompt is empty")
         answer = Generation(prompt_tokens=len(prompt))
         room = self.sampling.room(len(prompt))
-        answer.pieces = self._pieces(answer, list(prompt), room, is_kept=is_kept)
+        answer.pieces = self._pieces(answer, list(prompt), room)
         return answer
 
-    def _pieces(
-        self, answer: Generation, prompt: list[int], max_tokens: int, *, is_kept: bool
-    ) -> Iterator[str]:
+    def _pieces(self, answer: Generation, prompt: list[int], max_tokens: int) -> Iterator[str]:
         def check(_: int, __: int) -> None:
             if answer.is_stopped:
                 raise Stopped
 
         started, stops = time.monotonic(), StopTexts(self.sampling.stop)
-        cache, rest = self._caches.nearest(prompt) if is_kept else (None, prompt)
+        cache, rest = self._caches.nearest(prompt)
         try:
             with mlx_lm_errors("run", self.name):
                 cache = self.new_cache() if cache is None else cache
@@ -152,18 +149,22 @@ class LanguageModel:
                     answer.tokens += 1
                     answer.seconds = time.monotonic() - started
                     answer.first_token_seconds = answer.first_token_seconds or answer.seconds
-                    piece = stops.passed(response.text, is_last=response.finish_reason is not None)
+                    reason = response.finish_reason
+                    piece = stops.passed(response.text, is_last=reason is not None)
                     answer.text += piece
-                    answer.finish_reason = _reason(answer, stops, response)
+                    if stops.is_found:
+                        reason = "stop"
+                    elif answer.is_stopped:
+                        reason = reason or "interrupted"
+                    answer.finish_reason = reason
                     if piece:
                         yield piece
-                    if answer.finish_reason is not None:
+                    if reason is not None:
                         break
         except Stopped:
             answer.finish_reason = "interrupted"
             return  # its cache is incomplete
-        if is_kept:
-            self._caches.keep(prompt, cache)
+        self._caches.keep(prompt, cache)
 
     def new_cache(self) -> Any:
         from mlx_lm.models.cache import make_prompt_cache
@@ -195,15 +196,6 @@ class LanguageModel:
             prompt_cache=cache,
             prompt_progress_callback=check,
         )
-
-
-def _reason(answer: Generation, stops: StopTexts, response: Any) -> str | None:
-    if stops.is_found:
-        return "stop"
-    if answer.is_stopped and response.finish_reason is None:
-        return "interrupted"
-    reason: str | None = response.finish_reason
-    return reason
 
 
 def sampler(document: Mapping[str, Any], tokenizer: Any) -> Any:
@@ -266,7 +258,7 @@ class Conversation:
             del messages[first : first + count]
             self.dropped += count
             prompt = self._prompts.tokens(messages)
-        answer = self._model.answer(prompt, is_kept=True)
+        answer = self._model.answer(prompt)
         answer.pieces = self._recorded(answer, answer.pieces, messages)
         return answer
 

@@ -13,11 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blobstore.errors import (
-    DocumentError,
-    InvalidNameError,
-    UnsupportedSourceError,
-)
+from blobstore.errors import DocumentError, InvalidNameError, UnsupportedSourceError
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 from blobstore.io.durable import make_folder, os_errors
@@ -111,9 +107,9 @@ def build(model: Model) -> Any:
     }
     try:
         config = parse_config(model.document(CONFIG_NAME))
-        is_ours = OWN_DOCUMENT in model.documents()
-        own = Provenance.parse(model.document(OWN_DOCUMENT)) if is_ours else None
-        names = own.tensor_names if own is not None else None
+        names = None
+        if OWN_DOCUMENT in model.documents():
+            names = Provenance.parse(model.document(OWN_DOCUMENT)).tensor_names
     except DocumentError as error:
         raise error.at(f"model {model.name}") from error
     values = float_dtype(config)

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from blobstore.errors import (
     DocumentError,
@@ -38,7 +38,7 @@ from blobstore.mlx_lm.template_process import reason_of
 from blobstore.model.loader import Model
 
 _GENERATION_CONFIG = "generation_config.json"
-_CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 
 Message = Mapping[str, str]
 """A message of a conversation: ``role`` and ``content``."""
@@ -115,11 +115,9 @@ def _messages(data: bytes | None) -> tuple[Message, ...]:
     if not isinstance(messages, list) or document.keys() != {"messages"}:
         raise DocumentError(f"the messages are not a list (rule {RULE})", rule=RULE)
     for one in messages:
-        if not isinstance(one, dict) or one.get("role") not in ROLES:
-            message = f"the messages contain {quoted(one)}, expected a role and a content"
-            raise DocumentError(f"{message} (rule {RULE})", rule=RULE)
-        if not isinstance(one.get("content"), str):
-            message = f"the messages contain a message of role {one['role']} without text"
+        is_message = isinstance(one, dict) and one.get("role") in ROLES
+        if not is_message or not isinstance(one.get("content"), str):
+            message = f"the messages contain {quoted(one)}, expected a role and a text"
             raise DocumentError(f"{message} (rule {RULE})", rule=RULE)
     return tuple({"role": one["role"], "content": one["content"]} for one in messages)
 
@@ -135,9 +133,9 @@ def _context(model: Model) -> int | None:
     return None
 
 
-_HALVES: Final = re.compile("[\ud800-\udfff]")
+_HALVES = re.compile("[\ud800-\udfff]")
 """Halves of surrogate pairs, which tokenizers do not take."""
-_PROMPT_ALONE: Final = re.compile(r"\s*\{\{-?\s*\.Prompt\s*-?\}\}\s*")
+_PROMPT_ALONE = re.compile(r"\s*\{\{-?\s*\.Prompt\s*-?\}\}\s*")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,20 +7,20 @@ generation_config.json (the names of transformers); mlx-lm's own defaults come l
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any
 
 from blobstore.errors import DocumentError, UsageError, quoted
 from blobstore.formats.modelfile import RULE
 
-NO_LIMIT: Final = -1
+NO_LIMIT = -1
 """For ``max_tokens``: an answer ends when the model ends it, or at the end of the context."""
 _MAX_TOKENS = 512
 """The default of mlx_lm.server, and so of `run` and `serve --lm`."""
-MAX_COUNT: Final = 2**31 - 1
-PLENTY: Final = 1e6
+MAX_COUNT = 2**31 - 1
+PLENTY = 1e6
 """No number of these has a meaning above it; of larger ones, MLX makes infinity or NaN."""
-PENALTIES: Final = ("repetition", "presence", "frequency")
+PENALTIES = ("repetition", "presence", "frequency")
 _CHARACTERS = 16
 _CONTEXT = 2**17
 """The context of a model that says none, for the characters of a prompt."""
@@ -74,13 +74,12 @@ class Sampling:
             "stop": list(self.stop),
         }
         if size := self.repeat_last_n:  # 0: no token is penalized; to mlx-lm it would mean all
-            found |= {f"{name}_context_size": size for name in PENALTIES}
-            penalties = {
-                "repetition_penalty": self.repeat_penalty if self.repeat_penalty != 1 else 0,
-                "presence_penalty": self.presence_penalty,
-                "frequency_penalty": self.frequency_penalty,
-            }
-            found |= {name: penalty for name, penalty in penalties.items() if penalty}
+            repetition = 0.0 if self.repeat_penalty == 1 else self.repeat_penalty
+            penalties = (repetition, self.presence_penalty, self.frequency_penalty)
+            for name, penalty in zip(PENALTIES, penalties, strict=True):
+                found[f"{name}_context_size"] = size
+                if penalty:
+                    found[f"{name}_penalty"] = penalty
         return found
 
     def room(self, prompt: int, max_tokens: int | None = None) -> int:
@@ -99,7 +98,7 @@ class Sampling:
         return left if wanted == NO_LIMIT else min(wanted, left)
 
 
-NUMBERS: Final[Mapping[str, tuple[type, float, float]]] = {
+NUMBERS: Mapping[str, tuple[type, float, float]] = {
     "temperature": (float, 0, PLENTY),
     "top_p": (float, 0, 1),
     "top_k": (int, 0, MAX_COUNT),
@@ -148,12 +147,12 @@ def read_field(name: str, value: Any, key: str | None = None) -> Any:
     return number
 
 
-_OLLAMA: Final = {
+_OLLAMA = {
     **{name: name for name in (*NUMBERS, "stop") if name not in ("max_tokens", "context")},
     "num_predict": "max_tokens",
     "num_ctx": "context",
 }
-_TRANSFORMERS: Final = {
+_TRANSFORMERS = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -162,40 +161,38 @@ _TRANSFORMERS: Final = {
     "max_new_tokens": "max_tokens",
     "stop_strings": "stop",
 }
-_ONLY_SAMPLED: Final = frozenset({"temperature", "top_p", "top_k", "min_p"})
+_ONLY_SAMPLED = ("temperature", "top_p", "top_k", "min_p")
 """What transformers ignores without ``do_sample``, which is off by default: it then takes the most
 likely token. Source: transformers 5.23.0 generation/configuration_utils.py `GenerationConfig`."""
-_OTHER_GENERATION: Final = frozenset(
-    (
-        "bad_words_ids",
-        "begin_suppress_tokens",
-        "diversity_penalty",
-        "encoder_no_repeat_ngram_size",
-        "encoder_repetition_penalty",
-        "epsilon_cutoff",
-        "eta_cutoff",
-        "exponential_decay_length_penalty",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "guidance_scale",
-        "length_penalty",
-        "min_length",
-        "min_new_tokens",
-        "no_repeat_ngram_size",
-        "num_beams",
-        "num_beam_groups",
-        "penalty_alpha",
-        "sequence_bias",
-        "suppress_tokens",
-        "top_h",
-        "typical_p",
-        "watermarking_config",
-    )
+_OTHER_GENERATION = (
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "diversity_penalty",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "exponential_decay_length_penalty",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "guidance_scale",
+    "length_penalty",
+    "min_length",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "num_beam_groups",
+    "penalty_alpha",
+    "sequence_bias",
+    "suppress_tokens",
+    "top_h",
+    "typical_p",
+    "watermarking_config",
 )
 """What would change a text in transformers, and can't in mlx-lm."""
-_UNSET: Final = ("num_predict", 0)
+_UNSET = ("num_predict", 0)
 """By this, and by a seed below 0, Ollama's runners mean "not set"."""
-_NEUTRAL: Final[tuple[Any, ...]] = (None, 0, 1, 0.0, 1.0, False, [], {})
+_NEUTRAL: tuple[Any, ...] = (None, 0, 1, [], {})
 
 
 def choose_sampling(
@@ -213,17 +210,15 @@ def choose_sampling(
     Raises: UsageError for an invalid given value; DocumentError (rule T1) for one of the layer.
     """
     notes: list[str] = []
-    fields = dict(_of_generation(generation, notes))
-    fields |= _of_layer(parameters, notes)
+    fields = dict(_of_generation(generation, notes)) | dict(_of_layer(parameters, notes))
     for name, value in given.items():
         if value is not None:
             fields[name] = read_field(name, value)
-    sampling = Sampling(**fields)
-    limits = [limit for limit in (context, sampling.context) if limit is not None]
-    sampling = replace(sampling, context=min(limits, default=None))
-    if sampling.repeat_last_n == NO_LIMIT:
-        sampling = replace(sampling, repeat_last_n=sampling.context or MAX_COUNT)
-    return sampling, tuple(notes)
+    limits = (context, fields.get("context"))
+    fields["context"] = min((limit for limit in limits if limit is not None), default=None)
+    if fields.get("repeat_last_n") == NO_LIMIT:
+        fields["repeat_last_n"] = fields["context"] or MAX_COUNT
+    return Sampling(**fields), tuple(notes)
 
 
 def _of_layer(parameters: Mapping[str, Any], notes: list[str]) -> Iterator[tuple[str, Any]]:
@@ -256,6 +251,6 @@ def _of_generation(generation: Mapping[str, Any], notes: list[str]) -> Iterator[
             yield name, read_field(name, value, key)
         except UsageError as error:
             notes.append(f"generation_config.json: {error.message}; it was ignored")
-    unused = [key for key in sorted(_OTHER_GENERATION) if generation.get(key) not in _NEUTRAL]
+    unused = [key for key in _OTHER_GENERATION if generation.get(key) not in _NEUTRAL]
     if unused:
         notes.append(f"generation_config.json: mlx-lm does not have {', '.join(unused)}")

@@ -17,18 +17,20 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from threading import Lock, Timer
-from typing import Any, Final
+from typing import Any
 
 from blobstore.model.network_plan import in_one_line
 
-SECONDS: Final = 10
+SECONDS = 10
 """Processor time of one prompt. That of a megabyte of messages takes 0.1 s."""
-MEMORY: Final = 256 * 2**20
+MEMORY = 256 * 2**20
 """Bytes that rendering may take beside what transformers takes."""
 _WALL_S = 120
-_ESCAPE = 6
-"""Bytes of a control character in JSON, the longest escape."""
+_ESCAPE = 12
+"""Bytes of a character in JSON, if it is escaped as two halves: the longest escape."""
 _MAX_ERROR = 2**16
 
 
@@ -42,9 +44,9 @@ class TemplateProcess:
     It is started with the first template, and anew after one that had to be ended.
     """
 
-    def __init__(self, characters: int, *, seconds: int = SECONDS, memory: int = MEMORY) -> None:
+    def __init__(self, characters: int, seconds: int = SECONDS) -> None:
         """``characters``: the most of a prompt."""
-        self._limits = [str(characters), str(seconds), str(memory)]
+        self._limits = [str(characters), str(seconds)]
         self._longest = _MAX_ERROR + _ESCAPE * characters
         self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,13 +75,12 @@ class TemplateProcess:
         Raises: TemplateError for a template that fails, or exceeds a limit.
         """
         request = {"template": template, "tokens": tokens, "messages": messages, "options": options}
-        line = _encoded(request)
         with self._lock:
-            answer = self._answer(line)
+            answer = self._answer(_line(request))
         if not answer.endswith(b"\n"):
             limit = f"{self._seconds} s of processor time or the memory that it may take"
             raise TemplateError(f"it exceeds {limit}")
-        document = json.loads(answer.decode("utf-8", "surrogatepass"))
+        document = json.loads(answer)
         if "error" in document:
             raise TemplateError(document["error"])
         return str(document["text"])
@@ -142,8 +143,9 @@ def limit_templates(tokenizer: Any, characters: int) -> None:
 
 def reason_of(error: Exception) -> str:
     """Return one line that says why a prompt could not be made."""
-    is_ours = isinstance(error, TemplateError)
-    return str(error) if is_ours else in_one_line(f"{type(error).__name__}: {error}")
+    if isinstance(error, TemplateError):
+        return str(error)
+    return in_one_line(f"{type(error).__name__}: {error}")
 
 
 def _render(request: dict[str, Any], most: int) -> dict[str, str]:
@@ -157,42 +159,40 @@ def _render(request: dict[str, Any], most: int) -> dict[str, str]:
     except MemoryError:
         return {"error": "it exceeds the memory that it may take"}
     except Exception as error:  # noqa: BLE001  # a template can raise anything
-        return {"error": in_one_line(f"{type(error).__name__}: {error}")[: _MAX_ERROR // _ESCAPE]}
+        return {"error": reason_of(error)}
     if len(text) > most:
         return {"error": f"the prompt has {len(text):,} characters, at most {most:,}"}
     return {"text": text}
 
 
-def _encoded(document: Any) -> bytes:
-    return json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+def _line(document: Any) -> bytes:
+    return json.dumps(document).encode() + b"\n"
 
 
 def _limit(kind: int, amount: float) -> None:
-    hard = resource.getrlimit(kind)[1]
-    wanted = int(amount) if hard == resource.RLIM_INFINITY else min(int(amount), hard)
-    resource.setrlimit(kind, (wanted, hard))
+    with suppress(ValueError):  # the limit that cannot be raised is lower
+        resource.setrlimit(kind, (int(amount), resource.getrlimit(kind)[1]))
 
 
 def _address_space() -> int:
     """Return the bytes of this process's address space; as Linux says it, else a gigabyte."""
     try:
-        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123
-            return int(file.read().split()[0]) * resource.getpagesize()
+        pages, _ = Path("/proc/self/statm").read_text("ascii").split(maxsplit=1)
     except OSError:
         return 2**30
+    return int(pages) * resource.getpagesize()
 
 
-def answer_requests(characters: int, seconds: int, memory: int) -> None:
+def answer_requests(characters: int, seconds: int) -> None:
     """Answer requests until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which may go on
     _render({"template": "", "tokens": {}, "messages": [{}], "options": {}}, 0)  # loads modules
     _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_AS, _address_space() + memory)
+    _limit(resource.RLIMIT_AS, _address_space() + MEMORY)
     for line in sys.stdin.buffer:
         used = resource.getrusage(resource.RUSAGE_SELF)
         _limit(resource.RLIMIT_CPU, used.ru_utime + used.ru_stime + seconds + 1)
-        request = json.loads(line.decode("utf-8", "surrogatepass"))
-        sys.stdout.buffer.write(_encoded(_render(request, characters)))
+        sys.stdout.buffer.write(_line(_render(json.loads(line), characters)))
         sys.stdout.buffer.flush()
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
 from blobstore.inspection.quality import Histogram, ValueDistribution
-from blobstore.plots.heatmap import TensorError
+from blobstore.plots.heatmap import TensorError, worst_first
 from blobstore.plots.specification import (
     Specification,
     empty,
@@ -46,22 +47,21 @@ def scatter(tensors: Iterable[TensorError]) -> Specification:
 
     Tensors beyond the 1,500 worst are left out of the picture.
     """
-    changed = [one for one in tensors if not one.kept and one.relative_rmse and one.weights]
+    changed = worst_first(tensors)
     if not changed:
         return empty("Error against size: no tensor was changed.", "No tensor was changed.")
-    changed.sort(key=lambda one: (-(one.relative_rmse or 0), one.name))
     worst, drawn = changed[0], changed[:MOST_POINTS]
     more = "" if len(drawn) == len(changed) else f" The {len(drawn):,} worst are drawn."
     description = (
         f"Scatter plot: relative rmse of {counted(len(changed), 'tensor')} against their weights;"
-        f" the worst is {worst.name} with {worst.relative_rmse or 0:.3%}.{more}"
+        f" the worst is {worst.name} with {worst.error:.3%}.{more}"
     )
     points, rows = [], []
     for one in drawn:
-        error = f"{one.relative_rmse or 0:.3%}"
-        says = f"{one.type_name}, {count(one.weights)} weights, relative rmse {error}"
-        points.append(_point(one.weights, one.relative_rmse or 0.0, one.type_name, one.name, says))
-        rows.append((one.name, one.type_name, one.weights, error))
+        error, weights = f"{one.error:.3%}", math.prod(one.shape)
+        says = f"{one.type_name}, {count(weights)} weights, relative rmse {error}"
+        points.append(_point(weights, one.error, one.type_name, one.name, says))
+        rows.append((one.name, one.type_name, weights, error))
     return specification(
         "scatter",
         description,
@@ -124,7 +124,7 @@ def shared(models: Iterable[ModelUsage]) -> Specification:
     ]
     sizes.sort(key=lambda one: (-one[1] - one[2], one[0]))
     if not sizes or not any(sizes[0][1:]):
-        return empty("Bytes of models: there are none.", "There are no models to show.")
+        return empty("Bytes of models: no models to show.", "No models to show.")
     drawn = sizes[:MOST_BARS]
     more = "" if len(drawn) == len(sizes) else f" The {len(drawn)} largest are drawn."
     description = (
@@ -152,7 +152,7 @@ def shared(models: Iterable[ModelUsage]) -> Specification:
 def distribution(found: ValueDistribution) -> Specification:
     """Return the histograms of a tensor's values and, of a quantized one, of its codes."""
     if not sum(found.values.counts):
-        return empty(_description(found), "There are no finite values to show.")
+        return empty(_description(found), "No finite values to show.")
     low, high = found.values.low, found.values.high
     if low == high:
         low, high = low - 1, high + 1
@@ -219,14 +219,9 @@ def _description(found: ValueDistribution) -> str:
 
 
 def _rows(found: ValueDistribution) -> list[tuple[Any, ...]]:
-    edges, counts = found.values.edges, [found.values.counts]
-    if found.source is not None:
-        counts.append(found.source.counts)
-    padded = [[*some, *[0] * (len(edges) - 1 - len(some))] for some in counts]
-    return [
-        (f"{low:.4g}", f"{high:.4g}", *numbers)
-        for low, high, *numbers in zip(edges, edges[1:], *padded, strict=False)
-    ]
+    counts = [one.counts for one in (found.values, found.source) if one is not None]
+    bins = zip(pairwise(found.values.edges), zip_longest(*counts, fillvalue=0), strict=False)
+    return [(f"{low:.4g}", f"{high:.4g}", *numbers) for (low, high), numbers in bins]
 
 
 def _number(value: float) -> str:

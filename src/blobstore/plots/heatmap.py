@@ -7,9 +7,9 @@ its own. Tensors in one place (the experts of a layer) are drawn as the worst.
 
 from __future__ import annotations
 
-import math
+import os.path
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,8 +38,8 @@ class TensorError:
     kept: bool = False
 
     @property
-    def weights(self) -> int:
-        return math.prod(self.shape)
+    def error(self) -> float:
+        return self.relative_rmse or 0.0
 
     @classmethod
     def of_document(cls, tensor: Mapping[str, Any]) -> TensorError:
@@ -64,7 +64,13 @@ class Cell(NamedTuple):
 
     @property
     def error(self) -> float:
-        return self.worst.relative_rmse or 0.0
+        return self.worst.error
+
+
+def worst_first(tensors: Iterable[TensorError]) -> list[TensorError]:
+    """Return the tensors that have an error, the largest first."""
+    changed = (one for one in tensors if one.error and not one.kept)
+    return sorted(changed, key=lambda one: (-one.error, one.name))
 
 
 def layer_and_projection(name: str) -> tuple[int | None, str]:
@@ -82,34 +88,34 @@ def cells(tensors: Iterable[TensorError]) -> list[Cell]:
     Rows of layers are first, in the order of their names; columns from left to right. Rows beyond
     the sixty worst are left out.
     """
-    found: dict[tuple[str, int | None], Cell] = {}
+    found: dict[tuple[int | None, str], Cell] = {}
     for one in tensors:
         if one.kept or one.relative_rmse is None:
             continue
-        layer, row = layer_and_projection(one.name)
-        before = found.get((row, layer), Cell(row, layer, one, 0))
-        worst = before.worst if before.error >= one.relative_rmse else one
-        found[row, layer] = Cell(row, layer, worst, before.tensors + 1)
-    worst_of = _worst_of_rows(found.values())
-    rows = set(sorted(worst_of, key=lambda row: (-worst_of[row], row))[:MOST_ROWS])
+        place = layer, row = layer_and_projection(one.name)
+        before = found.get(place, Cell(row, layer, one, 0))
+        worst = max(before.worst, one, key=lambda tensor: tensor.error)
+        found[place] = Cell(row, layer, worst, before.tensors + 1)
+    rows = _worst_rows(found.values(), MOST_ROWS)
     return sorted(
         (cell for cell in found.values() if cell.row in rows),
         key=lambda cell: (cell.column is None, natural([cell.row]), cell.column or 0),
     )
 
 
-def _worst_of_rows(found: Iterable[Cell]) -> dict[str, float]:
-    worst: dict[str, float] = {}
-    for cell in found:
-        worst[cell.row] = max(worst.get(cell.row, 0.0), cell.error)
-    return worst
+def _worst_rows(found: Iterable[Cell], most: int) -> dict[str, float]:
+    """Return the largest errors of the rows where they are largest."""
+    errors = {cell.row: cell.error for cell in sorted(found, key=lambda cell: cell.error)}
+    rows = sorted(errors, key=lambda row: (-errors[row], row))
+    return {row: errors[row] for row in rows[:most]}
 
 
 def row_labels(found: list[Cell]) -> dict[str, str]:
     """Return short names of the rows, which are all different."""
-    rows = dict.fromkeys((cell.row, cell.column is None) for cell in found)
-    parts = ([row for row, alone in rows if alone is wanted] for wanted in (False, True))
-    labels = {row: label for part in parts for row, label in _shortened(part).items()}
+    labels: dict[str, str] = {}
+    for is_alone in (False, True):
+        rows = (cell.row for cell in found if (cell.column is None) == is_alone)
+        labels |= _shortened(list(dict.fromkeys(rows)))
     return labels if len(set(labels.values())) == len(labels) else {row: row for row in labels}
 
 
@@ -118,15 +124,10 @@ def _shortened(names: list[str]) -> dict[str, str]:
 
     A label keeps at least one word, and at most 120 characters. One name shares nothing.
     """
-    parts = [name.split(".") for name in names]
     common = 0
     if len(names) > 1:
-        most = min(map(len, parts)) - 1
-        while common < most and len({words[common] for words in parts}) == 1:
-            common += 1
-    return {
-        name: ".".join(words[common:])[:LONGEST] for name, words in zip(names, parts, strict=True)
-    }
+        common = len(os.path.commonprefix([name.split(".")[:-1] for name in names]))  # noqa: RUF071  # lists of words
+    return {name: ".".join(name.split(".")[common:])[:LONGEST] for name in names}
 
 
 def errors(tensors: Iterable[TensorError]) -> Specification:
@@ -138,11 +139,10 @@ def errors(tensors: Iterable[TensorError]) -> Specification:
     if not found:
         return empty(f"Errors by layer: no tensor was changed.{same}", "No tensor was changed.")
     order = sorted(found, key=lambda cell: (-cell.error, cell.worst.name))
-    worst = max(found, key=lambda cell: (cell.error, cell.worst.name))
     low, high = order[-1].error, order[0].error
     description = (
         f"Heat map: relative rmse of each tensor, by layer and projection, from {low:.3%} to"
-        f" {high:.3%} in {worst.worst.name}.{same}"
+        f" {high:.3%} in {order[0].worst.name}.{same}"
     )
     labels = row_labels(found)
     rows = [labels[row] for row in dict.fromkeys(cell.row for cell in found)]
@@ -201,12 +201,11 @@ def error_lines(
     worst of several. Only the thirty worst projections are shown.
     """
     found = cells(tensors)
-    largest = _worst_of_rows(found)
+    largest = _worst_rows(found, _MOST_LINES)
     highest = max(largest.values(), default=0.0)
     if not highest:
         return []
-    worst = sorted(largest, key=lambda row: -largest[row])[:_MOST_LINES]
-    labels = {row: printable(label) for row, label in row_labels(found).items() if row in worst}
+    labels = {row: printable(label) for row, label in row_labels(found).items() if row in largest}
     layers = sorted({cell.column for cell in found if cell.column is not None})
     room_of_names = max(12, width - _FIGURE - 2 - max(_LEAST_BARS, len(layers)))
     names = min(max(map(len, labels.values())), room_of_names)
@@ -222,21 +221,14 @@ def error_lines(
         sign = signs[level] * each
         return f"\x1b[{_COLOURS[level]}m{sign}\x1b[0m" if colours else sign
 
+    heights: dict[tuple[str, int], float] = {}
+    for cell in found:
+        bar = 0 if cell.column is None else layers.index(cell.column) * bars // len(layers)
+        heights[cell.row, bar] = max(heights.get((cell.row, bar), 0.0), cell.error)
     first = f" of layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else ""
     lines = [f"Relative rmse{first}, and the largest"[:width]]
     for row, label in labels.items():
         name = label if len(label) <= names else f"{cut}{label[1 - names :]}"
-        plot = "".join(map(drawn, _merged(found, row, layers, bars)))
+        plot = "".join(drawn(heights.get((row, bar))) for bar in range(bars))
         lines.append(f"{name:<{names}} {plot} {largest[row]:>{_FIGURE - 1}.3%}")
     return lines
-
-
-def _merged(
-    found: Iterable[Cell], row: str, layers: Sequence[int], bars: int
-) -> list[float | None]:
-    merged: list[float | None] = [None] * bars
-    for cell in found:
-        if cell.row == row:
-            place = 0 if cell.column is None else layers.index(cell.column) * bars // len(layers)
-            merged[place] = max(merged[place] or 0.0, cell.error)
-    return merged

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from types import ModuleType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from blobstore.errors import UsageError
 from blobstore.views.quantities import cut_text, printable
@@ -44,6 +44,8 @@ black or white text has at least 4.5 on it (1.4.3). The hues are those of Okabe 
 for the colour-blind, darker or lighter where the contrast asks for it. No plot relies on colour
 alone: names of types are in labels, tooltips and tables.
 """
+_Values = Mapping[str, Any]
+_NOTHING: _Values = {}
 _KEYS = {"__proto__": "__proto__ "}
 """Names that Vega 6 loses: it keeps axis labels as keys of a JavaScript object (DataJoin)."""
 
@@ -64,9 +66,9 @@ def specification(
     *,
     height: int,
     table: tuple[Sequence[str], Iterable[Sequence[Any]]] = ((), ()),
-    data: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
-    domains: Mapping[str, Sequence[Any]] | None = None,
-    signals: Mapping[str, Any] | None = None,
+    data: _Values = _NOTHING,
+    domains: _Values = _NOTHING,
+    signals: _Values = _NOTHING,
 ) -> Specification:
     """Return the document ``name`` with values.
 
@@ -75,22 +77,21 @@ def specification(
     names that the document gives; ``type`` of a row is what `family_of_type` returns. Characters of
     names that are not printable are escaped.
     """
-    tables, found, given = data or {}, domains or {}, signals or {}
     parts: dict[str, Any] = json.loads(_template(name))
     for one in parts.get("data", ()):
         if "values" in one:
-            one["values"] = _readable(tables.get(one["name"], ()))
-    used = {row.get("type") for rows in tables.values() for row in rows}
+            one["values"] = _readable(data.get(one["name"], ()))
+    used = {row.get("type") for rows in data.values() for row in rows}
     types = [kind for kind in COLOURS if kind in used]
     for one in parts.get("scales", ()):
-        if one["name"] in found:
-            one["domain"] = _readable(found[one["name"]])
+        if one["name"] in domains:
+            one["domain"] = _readable(domains[one["name"]])
         if one["name"] in ("type", "shape"):
             one["domain"] = types
         if one["name"] == "type":
             one["range"] = [COLOURS[kind] for kind in types]
     for one in parts.get("signals", ()):
-        one["value"] = given.get(one["name"], one["value"])
+        one["value"] = signals.get(one["name"], one["value"])
     columns, rows = table
     return {
         "$schema": "https://vega.github.io/schema/vega/v6.json",
@@ -114,8 +115,8 @@ def configuration(theme: Theme) -> dict[str, Any]:
 
     A page passes it when it parses a specification: ``vega.parse(specification, configuration)``.
     """
-    configurations: dict[str, dict[str, Any]] = json.loads(_template("themes"))
-    return configurations[theme]
+    colours: dict[str, Any] = json.loads(_template("themes"))[theme]
+    return colours
 
 
 @cache
@@ -143,9 +144,8 @@ def tip_of(*lines: str) -> str:
 
 def drawn_png(plot: Specification, theme: Theme = "light") -> bytes:
     """Return a plot as a PNG file. Raises: UsageError when vl-convert is not installed."""
-    spec = {key: value for key, value in plot.items() if key != "usermeta"}
-    spec["config"] = configuration(theme)
-    return cast("bytes", check_drawable().vega_to_png(spec, scale=SCALE, allowed_base_urls=[]))
+    spec = plot | {"config": configuration(theme)}
+    return bytes(check_drawable().vega_to_png(spec, scale=SCALE, allowed_base_urls=[]))
 
 
 def check_drawable() -> ModuleType:

@@ -11,7 +11,7 @@ Names of tensors are places: ``model.layers.3.mlp.experts.7.up_proj.weight`` is 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -95,18 +95,17 @@ def rectangles(
         parts = {part: coarser(part) for part in {row[1] for row in rows}}  # few: layers repeat
         found = _summed((module, parts[part], kind, nbytes) for module, part, kind, nbytes in rows)
         if len(found) <= most:
-            return sorted(found, key=natural)
-    found = _summed((_ALL, "", kind, nbytes) for _, _, kind, nbytes in rows)
+            break
+    else:
+        found = _summed((_ALL, "", kind, nbytes) for _, _, kind, nbytes in rows)
     return sorted(found, key=natural)
 
 
 def _summed(rows: Iterable[tuple[str, str, str, int]]) -> list[Rectangle]:
-    numbers: Counter[tuple[str, str, str]] = Counter()
-    sums: Counter[tuple[str, str, str]] = Counter()
-    for row in rows:
-        numbers[row[:3]] += 1
-        sums[row[:3]] += row[3]
-    return [Rectangle(*place, numbers[place], sums[place]) for place in sums]
+    sizes: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for module, part, kind, nbytes in rows:
+        sizes[module, part, kind].append(nbytes)
+    return [Rectangle(*place, len(some), sum(some)) for place, some in sizes.items()]
 
 
 def treemap(tensors: Iterable[tuple[str, str, int]], most: int = MOST_RECTANGLES) -> Specification:
@@ -119,7 +118,7 @@ def treemap(tensors: Iterable[tuple[str, str, int]], most: int = MOST_RECTANGLES
     total = sum(one.nbytes for one in found)
     number = sum(one.tensors for one in found)
     if not total:
-        return empty("Bytes by module: there are none.", "There are no bytes to show.")
+        return empty("Bytes by module: no bytes to show.", "No bytes to show.")
     modules = list(dict.fromkeys(one.module for one in found))
     description = (
         f"Treemap: {size(total)} in {counted(number, 'tensor')} by module,"

@@ -148,18 +148,15 @@ def _read(model: ServedModel) -> OpenedModel:
         details = describe(model.holder, model.name, manifest, named)
     facts = encoded(ModelAnswer(details, manifest, len(tensors)))
     facts["packed"] = model.is_packed
-    forms = tensors.forms
-    columns = encoded(
-        TensorColumns(
-            model.name,
-            model.digest,
-            tensors.names,
-            [form.type_text for form in forms],
-            [form.shape for form in forms],
-            [form.nbytes for form in forms],
-        )
+    columns = TensorColumns(
+        model.name,
+        model.digest,
+        tensors.names,
+        [form.type_text for form in tensors.forms],
+        [form.shape for form in tensors.forms],
+        [form.nbytes for form in tensors.forms],
     )
-    drawn = treemap(zip(columns["names"], columns["types"], columns["sizes"], strict=True))
+    drawn = treemap(zip(columns.names, columns.types, columns.sizes, strict=True))
     return OpenedModel(in_json(facts), in_json(columns), in_json(drawn), tensors.counts)
 
 
@@ -236,18 +233,13 @@ class ApiRoute:
 
 
 def _models(served: Served) -> list[Any]:
-    models = list_models(served.home)
+    models = list(map(encoded, list_models(served.home)))
     if not models:
         served.require()
-    return [_without_folders(served, model) for model in models]
-
-
-def _without_folders(served: Served, model: ListedModel | BrokenModel) -> Any:
-    """Return a model's document, whose error has no folder of this machine."""
-    document = encoded(model)
-    if isinstance(model, BrokenModel):
-        document["error"] = served.without_folders(model.error.message)
-    return document
+    for model in models:
+        if "error" in model:
+            model["error"] = served.without_folders(model["error"].message)
+    return models
 
 
 def _measured(served: Served, model: ServedModel, tensor: str) -> ValueDistribution:

@@ -18,7 +18,7 @@ import ipaddress
 import re
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -26,6 +26,7 @@ import anyio.to_thread
 import uvicorn
 from anyio import CapacityLimiter
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -44,7 +45,6 @@ from blobstore.errors import (
     RemoteError,
     StorageError,
     TensorNotFoundError,
-    UnsupportedSourceError,
     UsageError,
 )
 from blobstore.io.budget import allow_open_files
@@ -71,25 +71,28 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-HEADERS: tuple[tuple[bytes, bytes], ...] = (
-    (b"content-security-policy", POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:[0-9]{1,5})?", re.ASCII)
-_STATUSES: tuple[tuple[tuple[type[BlobStoreError], ...], int], ...] = (
-    ((InvalidNameError, InvalidDigestError, AmbiguousNameError), NOT_FOUND),
-    ((ModelNotFoundError, TensorNotFoundError), NOT_FOUND),
-    ((UnsupportedSourceError,), CONFLICT),  # before UsageError: neither is the other
-    ((UsageError,), BAD_REQUEST),
-    ((BusyError,), BUSY),
-    ((StorageError,), FAILED),
-    ((RemoteError,), BAD_GATEWAY),
-)
-"""The first row that fits counts. Every other error is about a model that can't be read: 409."""
+_STATUSES: Mapping[type, int] = {
+    InvalidNameError: NOT_FOUND,
+    InvalidDigestError: NOT_FOUND,
+    AmbiguousNameError: NOT_FOUND,
+    ModelNotFoundError: NOT_FOUND,
+    TensorNotFoundError: NOT_FOUND,
+    UsageError: BAD_REQUEST,
+    BusyError: BUSY,
+    StorageError: FAILED,
+    RemoteError: BAD_GATEWAY,
+    BlobStoreError: CONFLICT,  # the model can't be read
+}
+"""The first class of an error that is here counts, in the order in which Python looks."""
 
 
 def problem(status: int, error: str, hint: str | None = None) -> Response:
@@ -155,9 +158,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = {name for name, _ in HEADERS}
-                kept = [item for item in message.get("headers", ()) if item[0].lower() not in own]
-                message = {**message, "headers": [*kept, *HEADERS]}
+                MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
         # The server cancels what takes too long when it ends, and logs what is raised.
@@ -217,9 +218,9 @@ def _api(route: ApiRoute, served: Served, threads: CapacityLimiter) -> _Handler:
         try:
             body = route.body(served, request.scope["query_string"])
         except BlobStoreError as error:
-            statuses = (status for kinds, status in _STATUSES if isinstance(error, kinds))
+            status = next(_STATUSES[kind] for kind in type(error).mro() if kind in _STATUSES)
             hint = None if error.hint is None else served.without_folders(error.hint)
-            return problem(next(statuses, CONFLICT), served.without_folders(error.message), hint)
+            return problem(status, served.without_folders(error.message), hint)
         return with_tag(body, _JSON, request)
 
     async def handle(request: Request) -> Response:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -48,7 +49,7 @@ class Chat:
 
     def __init__(self, service: ChatService, origins: Iterable[str] = ()) -> None:
         self._service = service
-        self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
+        self._origins = {origin.rstrip("/").lower() for origin in origins}
         self._running = 0
         self._app = CORSMiddleware(
             self._answer,
@@ -61,8 +62,9 @@ class Chat:
         return Route(f"{PREFIX}{{path:path}}", self, methods=None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        origin = Request(scope).headers.get("origin", "").lower()
-        is_own = origin.partition("://")[2] == Request(scope).headers.get("host", "").lower()
+        headers = Headers(scope=scope)
+        origin = headers.get("origin", "").lower()
+        is_own = origin.partition("://")[2] == headers.get("host", "").lower()
         if origin and not is_own and not self._origins & {"*", origin}:
             hint = "Start the server with --allow-origin ORIGIN."
             error = UsageError("pages of other origins may not use the model", hint=hint)
@@ -83,14 +85,15 @@ class Chat:
     async def _response(self, request: Request, stack: ExitStack) -> Response:
         """Return the response to a request. ``stack`` ends the answer when it is sent."""
         path = request.url.path
-        if request.method == "GET" and path == MODELS:
+        method = request.method
+        if method == "GET" and path == MODELS:
             return JSONResponse(self._service.models())
-        if request.method == "GET" and path.startswith(f"{MODELS}/"):
+        if method == "GET" and path.startswith(f"{MODELS}/"):
             return JSONResponse(self._service.models(path.removeprefix(f"{MODELS}/")))
-        if request.method not in ("GET", "POST"):
+        if method not in ("GET", "POST"):
             return _refusal(METHOD_NOT_ALLOWED, UsageError("use GET or POST"))
-        if request.method == "GET" or path not in (CHAT, TEXT):
-            message = f"there is nothing to {request.method} at {quoted(path)}"
+        if method == "GET" or path not in (CHAT, TEXT):
+            message = f"there is nothing to {method} at {quoted(path)}"
             hint = f"POST {CHAT} or {TEXT}, or GET {MODELS}."
             raise NotFoundError(message, hint=hint)
         if self._running >= _MOST_REQUESTS:
@@ -103,10 +106,12 @@ class Chat:
         self._running -= 1
 
     async def _written(self, path: str, request: Request, stack: ExitStack) -> Response:
-        body = await _body(request)
-        if body is None:
-            error = UsageError(f"the request has over {MAX_BODY:,} bytes")
-            return _refusal(_TOO_LARGE, error)
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY:
+                error = UsageError(f"the request has over {MAX_BODY:,} bytes")
+                return _refusal(_TOO_LARGE, error)
         events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -114,7 +119,7 @@ class Chat:
             with suppress(RuntimeError):  # the loop has ended, and the client with it
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        job = self._service.submit(path, body, put)
+        job = self._service.submit(path, bytes(body), put)
         stack.callback(job.stop)
         event = await _next(events, request)
         if job.document["stream"]:
@@ -147,19 +152,6 @@ async def _stream(event: Event, events: asyncio.Queue[Event]) -> AsyncIterator[b
     if event is not None:  # the status is sent: only the stream can say it
         _status_of(event)
     yield b"data: %b\n\n" % (b"[DONE]" if event is None else error_document(event))
-
-
-async def _body(request: Request) -> bytes | None:
-    """Return a request's body; None for one that is too large. Raises: ClientDisconnect."""
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length[:20]) > MAX_BODY:
-        return None
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY:
-            return None
-    return bytes(body)
 
 
 def _status_of(error: Exception) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +38,7 @@ from blobstore.model.loader import open_model
 from blobstore.model.tensors import Tensor
 from blobstore.names import ModelName
 from blobstore.plots.charts import distribution as distribution_plot, scatter
-from blobstore.plots.heatmap import TensorError, errors as errors_plot
+from blobstore.plots.heatmap import TensorError, errors as errors_plot, worst_first
 from blobstore.plots.specification import Specification
 from blobstore.plots.treemap import treemap
 from blobstore.source.addresses import Source, is_address
@@ -51,6 +51,7 @@ from blobstore.web.api import Served
 from blobstore.web.pages import FOLDER, markup_of, page_in_file, table, table_of
 
 MOST_DISTRIBUTIONS = 6
+_COLUMNS = ("tensor", "type", "shape", "size")
 _MOST_ROWS = 30
 """Rows of a table for browsers without JavaScript."""
 
@@ -177,18 +178,20 @@ def source_label(source: Source) -> str:
 
 def _chosen(tensors: Mapping[str, Any], errors: Sequence[TensorError]) -> list[str]:
     """Return names of tensors: the one with the largest error, and the largest of each type."""
-    measured = [one for one in errors if one.relative_rmse and not one.kept]
-    measured.sort(key=lambda one: (-(one.relative_rmse or 0), one.name))
     types: dict[str, str] = {}
-    for name, type_name, _, _ in _largest(tensors):
+    for name, type_name, *_ in _largest(tensors):
         types.setdefault(type_name, name)
-    chosen = [*(one.name for one in measured[:1]), *types.values()]
+    chosen = [*(one.name for one in worst_first(errors)[:1]), *types.values()]
     return list(dict.fromkeys(chosen))[:MOST_DISTRIBUTIONS]
 
 
-def _largest(tensors: Mapping[str, Any]) -> list[tuple[str, str, list[int], int]]:
+def _largest(tensors: Mapping[str, Any]) -> list[Any]:
     columns = (tensors[key] for key in ("names", "types", "shapes", "sizes"))
     return sorted(zip(*columns, strict=True), key=lambda row: (-row[3], row[0]))
+
+
+def _cells(rows: Iterable[Any]) -> list[tuple[str, ...]]:
+    return [(name, kind, shape(dims), size(nbytes)) for name, kind, dims, nbytes in rows]
 
 
 def _readable(report: ModelReport, origin: Mapping[str, str]) -> Iterator[str]:
@@ -197,20 +200,15 @@ def _readable(report: ModelReport, origin: Mapping[str, str]) -> Iterator[str]:
     runs = {one["runtime"]: f"{one['runs']} {one['reason'] or ''}" for one in facts["runs_in"]}
     yield f"<h1>{markup_of(report.name)}</h1>"
     yield table("The model", ("", ""), (said | runs).items())
-    rows = [
-        (name, kind, shape(dims), size(nbytes)) for name, kind, dims, nbytes in _largest(tensors)
-    ]
-    title = f"The largest of {counted(len(rows), 'tensor')}"
-    yield table(title, ("tensor", "type", "shape", "size"), rows[:_MOST_ROWS])
+    title = f"The largest of {counted(len(tensors['names']), 'tensor')}"
+    yield table(title, _COLUMNS, _cells(_largest(tensors)[:_MOST_ROWS]))
     yield from map(table_of, report.plots.values())
     if report.diff is not None:
-        changes = [
-            *(("added", one["name"], "", one["type"]) for one in report.diff["added"]),
-            *(("removed", one["name"], one["type"], "") for one in report.diff["removed"]),
-            *(
-                ("changed", one["name"], one["before"]["type"], one["after"]["type"])
-                for one in report.diff["changed"]
-            ),
+        changes = [("added", one["name"], "", one["type"]) for one in report.diff["added"]]
+        changes += [("removed", one["name"], one["type"], "") for one in report.diff["removed"]]
+        changes += [
+            ("changed", one["name"], one["before"]["type"], one["after"]["type"])
+            for one in report.diff["changed"]
         ]
         title = f"Differences from {report.diff['a']}: {counted(len(changes), 'tensor')}"
         yield table(title, ("", "tensor", "before", "after"), changes[:_MOST_ROWS])
@@ -298,10 +296,7 @@ def _choice(plan: ImportPlan, kind: _Kind) -> dict[str, Any]:
         "quantized": sum(one.quantization is not None for one in plan.tensors),
         "runs_in": [(one.runtime, one.sentence) for one in plan.runs_in],
         "notes": list(plan.notes),
-        "largest": [
-            (name, type_name, shape(dims), size(nbytes))
-            for name, type_name, dims, nbytes in largest
-        ],
+        "largest": _cells(largest),
         "treemap": treemap(drawn, _MOST_RECTANGLES),
     }
 
@@ -325,7 +320,7 @@ def _readable_plan(data: dict[str, Any]) -> Iterator[str]:
         yield f"<h2>{markup_of(title)}</h2>"
         yield table(f"Where it runs ({title})", ("runtime", ""), plan["runs_in"])
         caption = f"The largest of {counted(plan['tensors'], 'tensor')}"
-        yield table(caption, ("tensor", "type", "shape", "size"), plan["largest"])
+        yield table(caption, _COLUMNS, plan["largest"])
 
 
 def check_place(path: str, *, force: bool) -> None:

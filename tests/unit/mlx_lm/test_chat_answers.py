@@ -21,7 +21,7 @@ TOKENIZER = SimpleNamespace(
     tool_parser=lambda text, _: {"name": text, "arguments": {"a": "ü"}},
     structural_markers=(),
     response_transitions={},
-    detokenizer=None,
+    detokenizer=SimpleNamespace(add_token=lambda _: None, finalize=lambda: None, last_segment=""),
     convert_ids_to_tokens=lambda ids: ["ab"[one] for one in ids],
 )
 
@@ -39,7 +39,8 @@ def answered(
     answer = ChatAnswer(Job(path, document, sent.append), TOKENIZER, Prompt([1, 2, 3], state, 2))
     for number, text in enumerate(texts):
         is_last = number == len(texts) - 1
-        answer.write_text(text, number, mx.array([-1.0, -2.0]), reason if is_last else None)
+        TOKENIZER.detokenizer.last_segment = text
+        answer.write(number, mx.array([-1.0, -2.0]), reason if is_last else None)
     assert sent.pop() is None
     return sent
 

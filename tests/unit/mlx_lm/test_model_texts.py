@@ -88,7 +88,7 @@ DAMAGED: dict[str, tuple[str, bytes, type[BlobStoreError]]] = {
     "not valid JSON": (MESSAGES_MEDIA_TYPE, b'[],"x":', DocumentError),
     "are not a list": (MESSAGES_MEDIA_TYPE, b'[],"x":1', DocumentError),
     "expected a role": (MESSAGES_MEDIA_TYPE, b'[{"role":"tool","content":""}]', DocumentError),
-    "without text": (MESSAGES_MEDIA_TYPE, b'[{"role":"user"}]', DocumentError),
+    "expected a role and a text": (MESSAGES_MEDIA_TYPE, b'[{"role":"user"}]', DocumentError),
     "nested deeper": (MESSAGES_MEDIA_TYPE, b"[" * 70 + b"]" * 70, DocumentError),
     "limit exceeded": (PARAMS_MEDIA_TYPE, b" " * (17 * 2**20), LimitExceededError),
 }

@@ -85,7 +85,7 @@ def test_the_same_tensors_give_the_same_document() -> None:
 @pytest.mark.parametrize("tensors", [[], [("a", "BF16", 0)]], ids=["none", "no bytes"])
 def test_without_bytes_it_is_a_sentence(tensors: list[Tensor]) -> None:
     spec = treemap(tensors)
-    assert spec["signals"][0]["value"] == "There are no bytes to show."
+    assert spec["signals"][0]["value"] == "No bytes to show."
     assert spec["description"]
 
 

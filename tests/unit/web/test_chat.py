@@ -144,10 +144,9 @@ def test_addresses(method: str, path: str, status: int) -> None:
     assert ("error" in json.loads(client.text)) == (status != 200)
 
 
-@pytest.mark.parametrize("headers", [{}, {"content_length": str(9 * 2**20)}])
-def test_a_large_request_is_refused(headers: dict[str, str]) -> None:
+def test_a_large_request_is_refused() -> None:
     service = Service()
-    client = Client(service, **headers)
+    client = Client(service)
     assert client.ask(b"x" * (5 * 2**20), b"x" * (4 * 2**20)) == 413
     assert service.requests == []
 
