@@ -110,10 +110,16 @@ def array_of(given: Any, what: str) -> Array:
         ) from error
 
 
-def mapped(parts: QuantizedArray[Array], change: Callable[[Array], Array]) -> QuantizedArray[Array]:
-    """Return the parts with weight, scale and bias changed."""
-    bias = None if parts.bias is None else change(parts.bias)
-    return replace(parts, weight=change(parts.weight), scale=change(parts.scale), bias=bias)
+Change = Callable[[Array], Array]
+
+
+def mapped(
+    parts: QuantizedArray[Array], change: Change, change_scales: Change | None = None
+) -> QuantizedArray[Array]:
+    """Return the parts with the weight changed; scale and bias alike, or by their own change."""
+    of_scales = change_scales or change
+    bias = None if parts.bias is None else of_scales(parts.bias)
+    return replace(parts, weight=change(parts.weight), scale=of_scales(parts.scale), bias=bias)
 
 
 def flat_parts(quantized: QuantizedArray[Array]) -> QuantizedArray[Array]:

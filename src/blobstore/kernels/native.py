@@ -7,8 +7,6 @@ that runs on this processor.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 from blobstore.errors import UsageError
 from blobstore.kernels import _native
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of
@@ -17,7 +15,10 @@ from blobstore.kernels.scales import BlockRun, ScaleChoice
 
 
 class NativeKernel:
-    """The kernels of one target; they release the interpreter lock while they work."""
+    """The kernels of one target, which do what `ReferenceKernel` says.
+
+    They release the interpreter lock while they work.
+    """
 
     def __init__(self, target: str) -> None:
         self.name = target
@@ -31,9 +32,7 @@ class NativeKernel:
             dtype_of(weights).value,
             _bits(weights),
             parts.group_size,
-            parts.weight,
-            _bits(parts.scale),
-            None if parts.bias is None else _bits(parts.bias),
+            *_stored(parts),
             choice.global_scale,
             choice.importance,
             choice.first_column,
@@ -48,9 +47,7 @@ class NativeKernel:
             parts.quant_type.value,
             _scale_type(parts),
             dtype_of(out).value,
-            parts.weight,
-            _bits(parts.scale),
-            None if parts.bias is None else _bits(parts.bias),
+            *_stored(parts),
             parts.group_size,
             global_scale,
             _bits(out),
@@ -75,13 +72,15 @@ class NativeKernel:
             parts.quant_type.value,
             _scale_type(parts),
             _bits(weights),
-            parts.weight,
-            _bits(parts.scale),
-            None if parts.bias is None else _bits(parts.bias),
+            *_stored(parts),
             parts.group_size,
             global_scale,
         )
         return Comparison(*found)
+
+
+def _stored(parts: QuantizedArray[Array]) -> tuple[Array, Array, Array | None]:
+    return parts.weight, _bits(parts.scale), None if parts.bias is None else _bits(parts.bias)
 
 
 def _scale_type(parts: QuantizedArray[Array]) -> str:
@@ -93,42 +92,7 @@ def _bits(array: Array) -> Array:
     return array.view(f"u{array.dtype.itemsize}")
 
 
-@runtime_checkable
-class Kernel(Protocol):
-    """One implementation. All arrays are flat, contiguous and aligned.
-
-    The arrays of quantized weights hold whole groups.
-    """
-
-    name: str
-
-    def quantize(self, weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice) -> int:
-        """Fill ``parts`` in place; return -1, or the index of the first weight at fault.
-
-        That is the first non-finite weight; if all are finite, the first weight of the first group
-        with an infinite scale, because it spans more than its dtype can scale. Biases are always
-        finite, and the scales of the fp types saturate. ``weights`` are BF16, F16 or F32; scale and
-        bias of an affine type have their dtype.
-        """
-
-    def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
-        """Write the values to ``out``, which is BF16, F16 or F32, each rounded from float32."""
-
-    def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
-        """Write the BF16 values of a run of E4M3 codes, one at least, to ``out``.
-
-        ``scales`` (BF16, F16 or F32) are those of ``run.scales``.
-        """
-
-    def compare(self, weights: Array, read: Array) -> Comparison:
-        """Return the sums over two arrays of one size, each BF16, F16, F32 or F64."""
-
-    def compare_stored(
-        self, weights: Array, parts: QuantizedArray[Array], global_scale: float
-    ) -> Comparison:
-        """Return the sums over weights (as `compare`) and the float32 values of whole groups."""
-
-
+Kernel = NativeKernel | ReferenceKernel
 _NATIVE: tuple[Kernel, ...] = tuple(map(NativeKernel, _native.targets()))
 KERNELS: dict[str, Kernel] = {
     "native": _NATIVE[0],

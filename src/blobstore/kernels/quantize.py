@@ -29,7 +29,7 @@ from blobstore.kernels.arrays import (
     mapped,
     numpy_dtype,
 )
-from blobstore.kernels.native import Kernel, active, chosen
+from blobstore.kernels.native import Kernel, chosen
 from blobstore.kernels.reference import Comparison
 from blobstore.kernels.scales import (
     BlockRun,
@@ -167,11 +167,10 @@ def group_range(parts: QuantizedArray[Array], start: int, stop: int) -> Quantize
     The parts are contiguous.
     """
     words = parts.group_size * parts.quant_type.bits // 32
-    return replace(
+    return mapped(
         parts,
-        weight=parts.weight.reshape(-1)[start * words : stop * words],
-        scale=parts.scale.reshape(-1)[start:stop],
-        bias=None if parts.bias is None else parts.bias.reshape(-1)[start:stop],
+        lambda weight: weight.reshape(-1)[start * words : stop * words],
+        lambda part: part.reshape(-1)[start:stop],
     )
 
 
@@ -187,12 +186,7 @@ def block_of(parts: QuantizedArray[Array], rows: slice, columns: slice) -> Quant
     """
     words = slice(*(bound * parts.quant_type.bits // 32 for bound in (columns.start, columns.stop)))
     groups = slice(columns.start // parts.group_size, columns.stop // parts.group_size)
-    return replace(
-        parts,
-        weight=parts.weight[rows, words],
-        scale=parts.scale[rows, groups],
-        bias=None if parts.bias is None else parts.bias[rows, groups],
-    )
+    return mapped(parts, lambda weight: weight[rows, words], lambda part: part[rows, groups])
 
 
 def quantize_into(
@@ -209,7 +203,7 @@ def quantize_into(
     because it spans more than its dtype can scale; the parts are then what `quantize` returns.
     Else returns -1. A caller tells the two apart by that weight.
     """
-    return (kernel or active()).quantize(weights, parts, choice or ScaleChoice())
+    return chosen(kernel).quantize(weights, parts, choice or ScaleChoice())
 
 
 def dequantize(
@@ -241,7 +235,7 @@ def dequantize_into(
     parts: QuantizedArray[Array], out: Array, *, kernel: Kernel | None = None
 ) -> None:
     """Fill ``out`` with the values that `dequantize` returns; arrays are flat and contiguous."""
-    (kernel or active()).dequantize(*_with_factor(parts), out)
+    chosen(kernel).dequantize(*_with_factor(parts), out)
 
 
 def _with_factor(parts: QuantizedArray[Array]) -> tuple[QuantizedArray[Array], float]:
@@ -264,11 +258,9 @@ def compare(
     """
     if weights.size != read.size:
         raise UsageError(f"{weights.size:,} weights are not read back as {read.size:,} values")
-    chosen_kernel = chosen(kernel)
     if isinstance(read, QuantizedArray):
-        parts, factor = _with_factor(flat_parts(read))
-        return chosen_kernel.compare_stored(_floats(weights), parts, factor)
-    return chosen_kernel.compare(_floats(weights), _floats(read))
+        return chosen(kernel).compare_stored(_floats(weights), *_with_factor(flat_parts(read)))
+    return chosen(kernel).compare(_floats(weights), _floats(read))
 
 
 def _floats(array: Array) -> Array:
@@ -302,7 +294,7 @@ def decode_blocks_into(
     if np.may_share_memory(out, codes) or np.may_share_memory(out, scales):
         raise UsageError("out shares memory with codes or scales")
     if run.count:
-        (kernel or active()).decode_blocks(codes, scales, run, out)
+        chosen(kernel).decode_blocks(codes, scales, run, out)
 
 
 def _check_array(what: str, array: Array, dtypes: tuple[np.dtype[Any], ...], count: int) -> None:

@@ -1,8 +1,9 @@
 """The kernels in NumPy: the operations of the C++ kernels, and the same bits.
 
 Read it beside quantize.h, dequantize.h, blocks.h, search_affine.h, search_fp.h and
-docs/quantization.md. Everything is float32, but for the sums of compare.h, which are float64; numpy
-rounds each operation by itself, so it needs no setting against fused multiply-add.
+docs/quantization.md. Everything is float32, but for the sums of compare.h, which are float64: numpy
+rounds Python's numbers to the type of the arrays beside them (NEP 50), and each operation by
+itself, so it needs no setting against fused multiply-add.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from blobstore.kernels.scales import (
     scale_bits,
 )
 
-Pair = tuple[Array, Array]
+Pair = tuple[Array, Array] | Array
+"""Scales and biases, one of each group."""
 
-_CLEARLY = np.float32(1 - 2.0**-14)
-_BELOW, _ABOVE = np.float32(0.9945), np.float32(1.0055)
-_INFINITY = np.float32(np.inf)
-_E2M1_BEYOND = np.float32(7)
+_CLEARLY = 1 - 2.0**-14
+_BELOW, _ABOVE = 0.9945, 1.0055
+_E2M1_BEYOND = 7
 _LANES = 8
 _HALF_A_STEP = 0.5
-_BEYOND = {QuantType.NVFP4: 7.0, QuantType.MXFP4: 7.0, QuantType.MXFP8: 464.0}
+_BEYOND = {QuantType.NVFP4: _E2M1_BEYOND, QuantType.MXFP4: _E2M1_BEYOND, QuantType.MXFP8: 464}
 """Half-way from the largest code to the next value that a longer type would have."""
 
 
@@ -59,11 +60,21 @@ class Comparison(NamedTuple):
 
 
 class ReferenceKernel:
-    """NumPy twin of the native kernels."""
+    """NumPy twin of the native kernels.
+
+    All arrays are flat, contiguous and aligned. Those of quantized weights hold whole groups.
+    """
 
     name = "reference"
 
     def quantize(self, weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice) -> int:
+        """Fill ``parts`` in place; return -1, or the index of the first weight at fault.
+
+        That is the first non-finite weight; if all are finite, the first weight of the first group
+        with an infinite scale, because it spans more than its dtype can scale. Biases are always
+        finite, and the scales of the fp types saturate. ``weights`` are BF16, F16 or F32; scale and
+        bias of an affine type have their dtype.
+        """
         bad = _first_non_finite(weights)
         if bad >= 0 or not weights.size:
             return bad
@@ -77,6 +88,7 @@ class ReferenceKernel:
         return group * parts.group_size if group >= 0 else -1
 
     def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
+        """Write the values to ``out``, which is BF16, F16 or F32, each rounded from float32."""
         codes = _unpacked(parts.weight, parts.quant_type.bits).reshape(-1, parts.group_size)
         with np.errstate(all="ignore"):
             if parts.bias is not None:
@@ -85,10 +97,14 @@ class ReferenceKernel:
             else:
                 floats = codes.astype(np.uint8).view(code_type(parts.quant_type))
                 scales = decoded_scales(parts.scale, parts.quant_type)
-                values = floats.astype(np.float32) * scales[:, None] * np.float32(global_scale)
+                values = floats.astype(np.float32) * scales[:, None] * global_scale
             out[:] = values.reshape(-1).astype(out.dtype)
 
     def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
+        """Write the BF16 values of a run of E4M3 codes, one at least, to ``out``.
+
+        ``scales`` (BF16, F16 or F32) are those of ``run.scales``.
+        """
         rows, columns = np.divmod(np.arange(run.first, run.first + run.count), run.cols)
         matrices, rows = np.divmod(rows, run.rows)
         block_rows, block_columns = run.blocks
@@ -103,14 +119,27 @@ class ReferenceKernel:
         out.view(np.uint16)[np.isnan(values)] = BF16_NAN_BITS
 
     def compare(self, weights: Array, read: Array) -> Comparison:
-        return _compared(weights, read)
+        """Return the sums over two arrays of one size, each BF16, F16, F32 or F64."""
+        with np.errstate(all="ignore"):
+            weight, back = weights.astype(np.float64), read.astype(np.float64)
+            error = back - weight
+            return Comparison(
+                _sum_of_lanes(error * error),
+                _sum_of_lanes(weight * weight),
+                _sum_of_lanes(back * back),
+                _sum_of_lanes(weight * back),
+                float(np.fmax.reduce(np.abs(error), initial=0)),
+                beyond=0,
+            )
 
     def compare_stored(
         self, weights: Array, parts: QuantizedArray[Array], global_scale: float
     ) -> Comparison:
+        """Return the sums over weights (as `compare`) and the float32 values of whole groups."""
         read = np.empty(weights.size, np.float32)
         self.dequantize(parts, global_scale, read)
-        return _compared(weights, read, _count_beyond(weights, parts, global_scale))
+        beyond = _count_beyond(weights, parts, global_scale)
+        return self.compare(weights, read)._replace(beyond=beyond)
 
 
 def _importance(choice: ScaleChoice, shape: tuple[int, ...]) -> Array | None:
@@ -123,7 +152,7 @@ def _importance(choice: ScaleChoice, shape: tuple[int, ...]) -> Array | None:
 def _quantize_affine(
     groups: Array, parts: QuantizedArray[Array], choice: ScaleChoice, importance: Array | None
 ) -> Array:
-    levels = np.float32(2**parts.quant_type.bits - 1)
+    levels = 2**parts.quant_type.bits - 1
     scale, bias = stored = _affine_of(groups, levels)
     if choice.method == "search":
         search = _AffineSearch(groups, importance, stored, levels, parts.scale.dtype)
@@ -132,37 +161,40 @@ def _quantize_affine(
     # Stored values are rounded here; those of a search are rounded already.
     parts.scale[:], np.asarray(parts.bias)[:] = stored
     exact = (groups - bias[:, None]) / scale[:, None]
-    return np.rint(np.minimum(np.where(exact > 0, exact, np.float32(0)), levels)).astype(np.uint32)
+    return _whole(exact, levels).astype(np.uint32)
 
 
-def _affine_of(groups: Array, levels: np.float32) -> Pair:
+def _whole(values: Array, levels: int) -> Array:
+    return np.rint(np.minimum(np.where(values > 0, values, 0), levels))
+
+
+def _affine_of(groups: Array, levels: int) -> Pair:
     """Return MLX's scales and biases: the edge farther from zero is exact, and zero is a code."""
     low, high = groups[:, 0], groups[:, 0]
     for column in groups.T[1:]:  # not np.min: of 0 and -0 the first one stays, as in a loop
         low = np.where(column < low, column, low)
         high = np.where(column > high, column, high)
-    step = np.maximum((high - low) / levels, np.float32(1e-7))
+    step = np.maximum((high - low) / levels, 1e-7)
     low_is_edge = np.abs(low) > np.abs(high)
     edge = np.where(low_is_edge, low, high)
     step = np.where(low_is_edge, step, -step)
     steps = np.rint(edge / step)
     has_bias = steps != 0
     scale = np.where(has_bias, edge / np.where(has_bias, steps, 1), step)
-    return scale, np.where(has_bias, edge, np.float32(0))
+    return scale, np.where(has_bias, edge, 0)
 
 
 def _quantize_fp(
     groups: Array, parts: QuantizedArray[Array], choice: ScaleChoice, importance: Array | None
 ) -> Array:
     kind = parts.quant_type
-    groups = groups * np.float32(1 / choice.global_scale)
-    amax = np.abs(groups).max(axis=1).astype(np.float32)
-    scales = scale_bits(amax / largest(code_type(kind)), kind)
+    groups = groups * (1 / choice.global_scale)
+    scales = scale_bits(np.abs(groups).max(axis=1) / largest(code_type(kind)), kind)
     if choice.method == "search":
         scales = _search_fp(groups, importance, scales, kind)
     parts.scale[:] = scales
     scale = decoded_scales(parts.scale, kind)[:, None]
-    exact = np.where(scale == 0, np.float32(0), groups / scale)
+    exact = np.where(scale == 0, 0, groups / scale)
     return rounded_bits(exact, code_type(kind))
 
 
@@ -195,47 +227,47 @@ class _AffineSearch:
     groups: Array
     importance: Array | None
     minmax: Pair
-    levels: np.float32
+    levels: int
     dtype: Any
 
     def __post_init__(self) -> None:
         ones = np.full(len(self.groups), self.groups.shape[1], np.float32)
         self.total_importance = ones if self.importance is None else _sum(self.importance)
         self.mean = self._sum(self.groups) / self.total_importance
-        self.stored = (self._rounded(self.minmax[0]), self._rounded(self.minmax[1]))
+        self.stored = self._rounded(np.stack(self.minmax))
         self.code_by = self.minmax
         scale, bias = (part[:, None] for part in self.minmax)
-        codes = self._clamped_to_whole((self.groups - bias) / scale)
+        codes = _whole((self.groups - bias) / scale, self.levels)
         self.least = self._error(codes, self.stored) * _CLEARLY
 
     def run(self, candidates: AffineCandidates) -> None:
         self._attempt(self.stored)
         counts = True if self.importance is None else self.importance > 0
-        low = np.where(counts, self.groups, _INFINITY).min(axis=1)
-        high = np.where(counts, self.groups, -_INFINITY).max(axis=1)
+        low = np.where(counts, self.groups, np.inf).min(axis=1)
+        high = np.where(counts, self.groups, -np.inf).max(axis=1)
         span = high - low
         from_high = np.abs(high) < np.abs(low)
-        for shift_by in np.array(candidates.shifts, np.float32):
-            least, best = np.full(len(low), _INFINITY), (np.zeros_like(low), np.zeros_like(low))
-            for factor in np.array(candidates.factors, np.float32):
+        for shift_by in candidates.shifts:
+            least, best = np.full_like(low, np.inf), np.zeros((2, len(low)), np.float32)
+            for factor in candidates.factors:
                 scale = self._rounded(span / self.levels * factor)
                 reach = scale * self.levels
                 slack = span - reach
-                shift = np.maximum(np.abs(slack), scale * np.float32(0.75)) * shift_by
-                bottom = (low + slack * np.float32(0.5)) + shift
+                shift = np.maximum(np.abs(slack), scale * 0.75) * shift_by
+                bottom = (low + slack * 0.5) + shift
                 candidate = (
                     np.where(from_high, -scale, scale),
                     self._rounded(np.where(from_high, bottom + reach, bottom)),
                 )
                 error = self._attempt(candidate)
-                best = _where(error < least, candidate, best)
+                best = np.where(error < least, candidate, best)
                 least = np.where(error < least, error, least)
             slope, mean_code = self._fit(best)
             scale = self._rounded(slope)
             self._attempt((scale, self._rounded(self.mean - scale * mean_code)))
         slope, mean_code = self._fit(self.stored)
         scale = self._rounded(slope)
-        for up in (np.float32(1), _BELOW, _ABOVE):
+        for up in (1, _BELOW, _ABOVE):
             near = self._rounded(scale * up)
             bias = self._rounded(self.mean - near * mean_code)
             self._attempt((near, bias))
@@ -245,12 +277,12 @@ class _AffineSearch:
 
     def _attempt(self, candidate: Pair) -> Array:
         magnitude = np.abs(candidate[0])
-        usable = (magnitude >= np.float32(2.0**-60)) & (magnitude <= np.float32(2.0**60))
-        error = np.where(usable, self._error(self._codes(candidate), candidate), _INFINITY)
+        usable = (magnitude >= 2.0**-60) & (magnitude <= 2.0**60)
+        error = np.where(usable, self._error(self._codes(candidate), candidate), np.inf)
         better = error < self.least
         self.least = np.where(better, error, self.least)
-        self.stored = _where(better, candidate, self.stored)
-        self.code_by = _where(better, candidate, self.code_by)
+        self.stored = np.where(better, candidate, self.stored)
+        self.code_by = np.where(better, candidate, self.code_by)
         return error
 
     def _fit(self, by: Pair) -> Pair:
@@ -262,11 +294,8 @@ class _AffineSearch:
         return _sum(counted * (self.groups - self.mean[:, None])) / spread, mean_code
 
     def _codes(self, by: Pair) -> Array:
-        inverse = np.float32(1) / by[0]
-        return self._clamped_to_whole((self.groups - by[1][:, None]) * inverse[:, None])
-
-    def _clamped_to_whole(self, values: Array) -> Array:
-        return np.rint(np.minimum(np.where(values > 0, values, np.float32(0)), self.levels))
+        inverse = 1 / by[0]
+        return _whole((self.groups - by[1][:, None]) * inverse[:, None], self.levels)
 
     def _error(self, codes: Array, by: Pair) -> Array:
         difference = (codes * by[0][:, None] + by[1][:, None]) - self.groups
@@ -284,19 +313,17 @@ def _search_fp(
 ) -> Array:
     """Return the stored scales (U8) of float32 ``[groups, group_size]``, given those of minmax."""
     counts = True if importance is None else importance > 0
-    amax = np.where(counts, np.abs(groups), np.float32(0)).max(axis=1)
+    amax = np.where(counts, np.abs(groups), 0).max(axis=1)
     nvfp4 = quant_type is QuantType.NVFP4
     code_format = code_type(quant_type)
     largest_code = largest(code_format)
     top = _nvfp4_top(amax) if nvfp4 else e8m0_bits_up(amax / largest_code).astype(np.int64)
     lowest = 1 if nvfp4 else np.maximum(top, 126) - 126
-    unit = (
-        np.float32(1) if nvfp4 else np.float32(1) / decoded_scales(top.astype(np.uint8), quant_type)
-    )
+    unit = np.ones_like(amax) if nvfp4 else 1 / decoded_scales(top.astype(np.uint8), quant_type)
+    magnitudes = np.abs(groups) * unit[:, None]
 
-    peak, share = amax * unit, np.ones(len(groups), np.float32)
+    peak, share = amax * unit, np.ones_like(amax)
     if importance is not None:
-        magnitudes = np.abs(groups) * np.reshape(unit, (-1, 1))
         most = np.argmax(_counted(magnitudes * magnitudes, importance), axis=1)[:, None]
         peak, share = (
             np.take_along_axis(values, most, axis=1)[:, 0] for values in (magnitudes, importance)
@@ -306,10 +333,9 @@ def _search_fp(
         return decoded_scales(codes.astype(np.uint8), quant_type) if nvfp4 else _power(codes - top)
 
     def error_of(scale: Array) -> Array:
-        inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
-        weights = np.abs(groups) * np.reshape(unit, (-1, 1))
-        rounded = rounded_magnitudes(weights * inverse[:, None], code_format)
-        difference = weights - rounded * scale[:, None]
+        inverse = np.where(scale == 0, 0, 1 / scale)
+        rounded = rounded_magnitudes(magnitudes * inverse[:, None], code_format)
+        difference = magnitudes - rounded * scale[:, None]
         return _sum(_counted(difference * difference, importance))
 
     found, least = minmax.astype(np.int64), error_of(relative(minmax.astype(np.int64))) * _CLEARLY
@@ -317,7 +343,7 @@ def _search_fp(
     code = top.copy()
     while True:
         scale = relative(code)
-        lost = np.maximum(peak - scale * largest_code, np.float32(0))
+        lost = np.maximum(peak - scale * largest_code, 0)
         is_open = is_open & ((lost * lost) * share < least) & (code >= lowest)
         if not is_open.any():
             return found.astype(np.uint8)
@@ -337,15 +363,11 @@ def _power(exponents: Array) -> Array:
     return (np.clip(exponents + 127, 0, 254) << 23).astype(np.uint32).view(np.float32)
 
 
-def _where(mask: Array, yes: Pair, no: Pair) -> Pair:
-    return np.where(mask, yes[0], no[0]), np.where(mask, yes[1], no[1])
-
-
 def _counted(values: Array, importance: Array | None) -> Array:
     # A column of importance 0 counts 0, even if its error is infinite.
     if importance is None:
         return values
-    return np.where(importance > 0, importance * values, np.float32(0))
+    return np.where(importance > 0, importance * values, 0)
 
 
 def _sum(values: Array) -> Array:
@@ -355,21 +377,6 @@ def _sum(values: Array) -> Array:
     for index in range(parts.shape[1]):
         total = total + parts[:, index]
     return (total[:, 0] + total[:, 1]) + (total[:, 2] + total[:, 3])
-
-
-def _compared(weights: Array, read: Array, beyond: int = 0) -> Comparison:
-    """Return the sums over two flat arrays of any float type."""
-    with np.errstate(all="ignore"):
-        weight, back = weights.astype(np.float64), read.astype(np.float64)
-        error = back - weight
-        return Comparison(
-            _sum_of_lanes(error * error),
-            _sum_of_lanes(weight * weight),
-            _sum_of_lanes(back * back),
-            _sum_of_lanes(weight * back),
-            float(np.fmax.reduce(np.abs(error), initial=0)),
-            beyond,
-        )
 
 
 def _sum_of_lanes(values: Array) -> float:
@@ -395,6 +402,6 @@ def _count_beyond(weights: Array, parts: QuantizedArray[Array], global_scale: fl
             beyond = ((rows <= low) | (rows >= high)) & (scale != 0)
         else:
             scale = decoded_scales(parts.scale, parts.quant_type).astype(np.float64)[:, None]
-            limit = _BEYOND[parts.quant_type] * (scale * np.float32(global_scale))
+            limit = _BEYOND[parts.quant_type] * (scale * global_scale)
             beyond = (np.abs(rows) >= limit) & (rows != 0)
     return int(np.count_nonzero(beyond))

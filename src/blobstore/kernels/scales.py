@@ -33,9 +33,9 @@ def code_type(quant_type: QuantType) -> type[Any]:
     return E4M3 if quant_type is QuantType.MXFP8 else E2M1
 
 
-def largest(number_format: type[Any]) -> np.float32:
+def largest(number_format: type[Any]) -> int:
     """Return the largest value of a number format: 6 or 448."""
-    return np.float32(448 if number_format is E4M3 else 6)
+    return 448 if number_format is E4M3 else 6
 
 
 def scale_bits(values: Array, quant_type: QuantType) -> Array:
