@@ -13,19 +13,19 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from blobstore.errors import UsageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.strictjson import Document, InvalidError, Key, parse_object, validated
 
-CONFIG_NAME: Final = "config.json"
+CONFIG_NAME = "config.json"
 DRAFT_PREFIX = "draft."
 """The prefix of a draft model's tensors (x/create/manifest.go, ollama/ollama@1d7605bf)."""
 DRAFT_FOLDER = "draft/"
 """Where a draft model's documents and files lie beside a model's."""
-FILE_TYPE: Final = "file_type"
+FILE_TYPE = "file_type"
 """The key for the requested type in an exported file's metadata: Ollama's word for it."""
 FILE_TYPES = frozenset(kind.value for kind in QuantType)
 """Its values; a file with another value is not an export of ours."""
@@ -47,8 +47,8 @@ def group_of(name: str) -> str | None:
     return match["group"] if match else None
 
 
-_FLOAT_TAG: Final = "__float__"
-_TAGGED_FLOATS: Final = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
+_FLOAT_TAG = "__float__"
+_TAGGED_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 
 
 def parse_config(raw: bytes, what: str = CONFIG_NAME) -> dict[str, Any]:
@@ -211,12 +211,10 @@ class SourceConfig(Document):
         transformers 5.23.0 utils/quantization_config.py `FineGrainedFP8Config`;
         vllm-project/compressed-tensors @dc235db7 quantization/quant_args.py `block_structure`.
         """
-        settings, *groups = self._settings_and_groups
-        weights = [group.get("weights") for group in groups]
-        structures = [item.get("block_structure") for item in weights if isinstance(item, dict)]
+        structures = (weights.get("block_structure") for weights in self._weights)
         sizes = {
             tuple(size)
-            for size in (settings.get("weight_block_size"), *structures)
+            for size in (self._settings_and_groups[0].get("weight_block_size"), *structures)
             if isinstance(size, list) and [type(n) for n in size] == [int, int]
         }
         return sizes.pop() if len(sizes) == 1 else None
@@ -346,18 +344,17 @@ def family_of(config: SourceConfig | None, parser: str | None) -> ParserFamily |
     """Return the family whose parser the user names, else the architecture's, or None."""
     if parser:
         return next((family for family in _FAMILIES if family.parser == parser), None)
-    for name in (
-        (*(config.architectures or ()), config.model_type or "") if config is not None else ()
-    ):
+    config = config or SourceConfig()
+    for name in (*(config.architectures or ()), config.model_type or ""):
         for family in _FAMILIES:
             if any(word in name.lower() for word in family.words):
                 return family
     return None
 
 
-TOKENIZER: Final = "tokenizer.json"
-CHAT_TEMPLATE: Final = "chat_template.jinja"
-TEMPLATE_DOCUMENTS: Final = ("tokenizer_config.json", "chat_template.json")
+TOKENIZER = "tokenizer.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+TEMPLATE_DOCUMENTS = ("tokenizer_config.json", "chat_template.json")
 """Documents that may have a chat template in them."""
 _MODEL = re.compile(r'"model"\s*:\s*\{\s*"type"\s*:\s*("[^"\\]*")')
 _WHITESPACE = r"\s+(?!\S)|\s+"

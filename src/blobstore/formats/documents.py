@@ -10,12 +10,11 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from blobstore.errors import DocumentError, InvalidDigestError
 from blobstore.formats import strictjson
 from blobstore.formats.strictjson import (
-    AtMost,
     Between,
     Document,
     InvalidError,
@@ -27,18 +26,18 @@ from blobstore.formats.strictjson import (
 from blobstore.io.budget import MAX_TEXT
 from blobstore.names import Digest
 
-MANIFEST_MEDIA_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
-CONFIG_MEDIA_TYPE: Final = "application/vnd.docker.container.image.v1+json"
-TENSOR_MEDIA_TYPE: Final = "application/vnd.ollama.image.tensor"
-JSON_MEDIA_TYPE: Final = "application/vnd.ollama.image.json"
-FILE_MEDIA_TYPE: Final = "application/vnd.blobstore.file"
+MANIFEST_MEDIA_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
+CONFIG_MEDIA_TYPE = "application/vnd.docker.container.image.v1+json"
+TENSOR_MEDIA_TYPE = "application/vnd.ollama.image.tensor"
+JSON_MEDIA_TYPE = "application/vnd.ollama.image.json"
+FILE_MEDIA_TYPE = "application/vnd.blobstore.file"
 """A file of the checkpoint, byte for byte, named by its path in the folder; Ollama ignores it."""
-TEMPLATE_MEDIA_TYPE: Final = "application/vnd.ollama.image.template"
-SYSTEM_MEDIA_TYPE: Final = "application/vnd.ollama.image.system"
-LICENSE_MEDIA_TYPE: Final = "application/vnd.ollama.image.license"
-PARAMS_MEDIA_TYPE: Final = "application/vnd.ollama.image.params"
-MESSAGES_MEDIA_TYPE: Final = "application/vnd.ollama.image.messages"
-TEXT_LAYERS: Final = {
+TEMPLATE_MEDIA_TYPE = "application/vnd.ollama.image.template"
+SYSTEM_MEDIA_TYPE = "application/vnd.ollama.image.system"
+LICENSE_MEDIA_TYPE = "application/vnd.ollama.image.license"
+PARAMS_MEDIA_TYPE = "application/vnd.ollama.image.params"
+MESSAGES_MEDIA_TYPE = "application/vnd.ollama.image.messages"
+TEXT_LAYERS = {
     TEMPLATE_MEDIA_TYPE: "TEMPLATE",
     SYSTEM_MEDIA_TYPE: "SYSTEM",
     LICENSE_MEDIA_TYPE: "LICENSE",
@@ -47,7 +46,7 @@ TEXT_LAYERS: Final = {
 }
 """The layers that a Modelfile makes, in Ollama's order, and what they are called in messages."""
 
-REQUIRED_OLLAMA: Final = "0.19.0"
+REQUIRED_OLLAMA = "0.19.0"
 """The first version of Ollama that reads models of safetensors."""
 
 MAX_MANIFEST = 64 * 2**20
@@ -61,7 +60,7 @@ MAX_BLOB = 2**48
 
 
 _MAX_KIND = 255
-_Kind = Annotated[str, Key("mediaType"), AtMost(_MAX_KIND)]
+_Kind = Annotated[str, Key("mediaType"), Between(0, _MAX_KIND)]
 _USUAL_KEYS = 4
 
 

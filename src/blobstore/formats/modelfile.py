@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
 
 from blobstore.errors import DocumentError, UnsupportedSourceError, UsageError, quoted
 from blobstore.formats import strictjson
@@ -39,11 +38,11 @@ from blobstore.formats.documents import (
 )
 from blobstore.formats.strictjson import Document
 
-RULE: Final = "T1"
-MAX_MODELFILE: Final = 4 * 2**20
+RULE = "T1"
+MAX_MODELFILE = 4 * 2**20
 """Bytes of a Modelfile, and of each text of an option: the longest licences have some 100 KB."""
-MAX_LICENSES: Final = 1000
-ROLES: Final = ("system", "user", "assistant")
+MAX_LICENSES = 1000
+ROLES = ("system", "user", "assistant")
 
 ParameterValue = int | float | bool | tuple[str, ...]
 
@@ -52,7 +51,7 @@ ParameterValue = int | float | bool | tuple[str, ...]
 # digits of every script.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_BOOLEANS: Final[Mapping[str, bool]] = {
+_BOOLEANS: Mapping[str, bool] = {
     **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
     **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
 }
@@ -83,7 +82,7 @@ def _number(text: str) -> float | None:
 _INTEGERS = (_integer, "a whole number of 64 bits")
 _NUMBERS = (_number, "a number that a 32-bit float can hold")
 _Kind = tuple[Callable[[str], ParameterValue | None], str]
-PARAMETERS: Final[Mapping[str, _Kind]] = {
+PARAMETERS: Mapping[str, _Kind] = {
     "draft_num_predict": _INTEGERS,
     "frequency_penalty": _NUMBERS,
     "main_gpu": _INTEGERS,
@@ -110,7 +109,7 @@ PARAMETERS: Final[Mapping[str, _Kind]] = {
 Source: the JSON tags of `Options` and `Runner` in Ollama's api/types.go of 2026
 (``draft_num_predict`` is the newest).
 """
-DEPRECATED: Final = frozenset(
+DEPRECATED = frozenset(
     (
         "f16_kv",
         "logits_all",
@@ -194,11 +193,11 @@ def _float_text(value: float) -> str:
     return f"{mantissa}e{int(exponent):+d}"
 
 
-_COMMANDS: Final = (
+_COMMANDS = (
     *("from", "template", "system", "license", "parameter", "parser", "renderer", "requires"),
     *("draft", "adapter", "message"),
 )
-_SECOND_WORD: Final = {"parameter": "a name and a value", "message": "a role and a text"}
+_SECOND_WORD = {"parameter": "a name and a value", "message": "a role and a text"}
 _BLANK = re.compile(r"(?:[ \t\r\n]++|#[^\r\n]*+)*+")
 _BREAK = re.compile(r"\r\n?|\n")
 _WORD = re.compile(r"(?P<word>[^ \t\r\n]*+)(?P<spaces>[ \t]*+)")
@@ -378,10 +377,17 @@ class Modelfile(Document):
         its stop texts too. None keeps a text, "" removes it. Raises: UsageError for a text that
         UTF-8 can't encode; LimitExceededError over 4 MiB.
         """
-        for name, text in (("template", template), ("system", system)):
-            _check_text(name, text or "")
-        for text in licenses:
-            _check_text("license", text)
+        given = (
+            ("template", template),
+            ("system", system),
+            *(("license", one) for one in licenses),
+        )
+        for name, text in given:
+            try:
+                size = len((text or "").encode())
+            except UnicodeEncodeError:
+                raise UsageError(f"the {name} can't be encoded in UTF-8") from None
+            strictjson.check_limit(f"the {name}", size, "bytes", MAX_MODELFILE, RULE)
         return replace(
             self,
             template=self.template if template is None else template,
@@ -479,11 +485,3 @@ def _licenses(texts: Iterable[str]) -> tuple[str, ...]:
     licenses = tuple(text for text in texts if text)
     strictjson.check_limit("the model", len(licenses), "licenses", MAX_LICENSES, RULE)
     return licenses
-
-
-def _check_text(name: str, text: str) -> None:
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError:
-        raise UsageError(f"the {name} can't be encoded in UTF-8") from None
-    strictjson.check_limit(f"the {name}", size, "bytes", MAX_MODELFILE, RULE)

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from blobstore.errors import DocumentError, InvalidNameError, UnsupportedSourceError
 from blobstore.formats import strictjson
@@ -46,9 +46,9 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.strictjson import Document, Key, check_limit, parse_object, validated
 from blobstore.names import Digest, ModelName
 
-OCI_MANIFEST_MEDIA_TYPE: Final = "application/vnd.oci.image.manifest.v1+json"
-IMAGE_CONFIG_MEDIA_TYPE: Final = "application/vnd.oci.image.config.v1+json"
-IMAGE_LAYER_MEDIA_TYPE: Final = "application/vnd.oci.image.layer.v1.tar"
+OCI_MANIFEST_MEDIA_TYPE = "application/vnd.oci.image.manifest.v1+json"
+IMAGE_CONFIG_MEDIA_TYPE = "application/vnd.oci.image.config.v1+json"
+IMAGE_LAYER_MEDIA_TYPE = "application/vnd.oci.image.layer.v1.tar"
 _IMAGE = "a container image"
 _FOREIGN = {
     "application/vnd.cncf.model.": "a ModelPack artifact",
@@ -68,8 +68,8 @@ class OciDescriptor(Descriptor):
 
     @property
     def document(self) -> dict[str, Any]:
-        said = {} if self.annotations is None else {"annotations": dict(self.annotations)}
-        return super(OciDescriptor, self).document | said
+        annotations = strictjson.without_none({"annotations": self.annotations})
+        return super(OciDescriptor, self).document | annotations
 
     @property
     def model(self) -> ModelName | None:
@@ -88,11 +88,12 @@ def artifact_manifest(
     document = {
         "schemaVersion": 2,
         "mediaType": OCI_MANIFEST_MEDIA_TYPE,
-        **({} if artifact_type is None else {"artifactType": artifact_type}),
+        "artifactType": artifact_type,
         "config": config.document,
         "layers": [layer.document for layer in layers],
     }
-    return Manifest.parse(strictjson.encode(document), "the manifest of an artifact")
+    raw = strictjson.encode(strictjson.without_none(document))
+    return Manifest.parse(raw, "the manifest of an artifact")
 
 
 def under_oci(manifest: Manifest) -> Manifest:
@@ -121,16 +122,16 @@ def check_is_model(manifest: Manifest, what: str) -> None:
                 )
 
 
-LAYOUT_PATH: Final = "oci-layout"
-INDEX_PATH: Final = "index.json"
-LAYOUT: Final = b'{"imageLayoutVersion":"1.0.0"}'
-MAX_INDEX: Final = 16 * 2**20
+LAYOUT_PATH = "oci-layout"
+INDEX_PATH = "index.json"
+LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
+MAX_INDEX = 16 * 2**20
 """Bytes of an index.json."""
-MAX_ENTRIES: Final = 10_000
-MAX_MANIFESTS: Final = 256 * 2**20
+MAX_ENTRIES = 10_000
+MAX_MANIFESTS = 256 * 2**20
 """Bytes of all manifests of an index, which are held in memory."""
 
-_INDEX_TYPE: Final = "application/vnd.oci.image.index.v1+json"
+_INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 _SHORT_NAME = "org.opencontainers.image.ref.name"
 _FULL_NAME = "io.containerd.image.name"
 
@@ -197,9 +198,9 @@ def encode_index(models: Iterable[tuple[ModelName, bytes]]) -> bytes:
     return strictjson.encode({"schemaVersion": 2, "mediaType": _INDEX_TYPE, "manifests": entries})
 
 
-MODELPACK_ARTIFACT_TYPE: Final = "application/vnd.cncf.model.manifest.v1+json"
-MODELPACK_CONFIG_MEDIA_TYPE: Final = "application/vnd.cncf.model.config.v1+json"
-PATH_ANNOTATIONS: Final = ("org.cncf.model.filepath", "org.opencontainers.image.title")
+MODELPACK_ARTIFACT_TYPE = "application/vnd.cncf.model.manifest.v1+json"
+MODELPACK_CONFIG_MEDIA_TYPE = "application/vnd.cncf.model.config.v1+json"
+PATH_ANNOTATIONS = ("org.cncf.model.filepath", "org.opencontainers.image.title")
 """Where a layer's path is: ModelPack's key, and the one that oras reads (opencontainers/image-spec
 annotations.md)."""
 

@@ -9,17 +9,18 @@ export gives the source's files back. The options stay words here: `record` and 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from blobstore.errors import LimitExceededError
 from blobstore.formats import strictjson
 from blobstore.formats.documents import MAX_DOCUMENT
 from blobstore.formats.strictjson import Between, Document, validated
 
-OWN_DOCUMENT: Final = "blobstore.json"
-RULE: Final = "B1"
+OWN_DOCUMENT = "blobstore.json"
+RULE = "B1"
 
 MTP_HEADS = "multi-token prediction heads"
 DRAFT_MODEL = "draft model"
@@ -58,12 +59,13 @@ class Tally(Document):
         return self.stored + sum(self.derived.values())
 
     def __add__(self, other: Tally) -> Tally:
-        derived = dict(self.derived)
-        for how, count in other.derived.items():
-            derived[how] = derived.get(how, 0) + count
+        derived = Counter(self.derived)
+        derived.update(other.derived)
         is_known = self.source is not None and other.source is not None
         source = (self.source or 0) + (other.source or 0) if is_known else None
-        return Tally(source, self.stored + other.stored, derived, self.left_out + other.left_out)
+        return Tally(
+            source, self.stored + other.stored, dict(derived), self.left_out + other.left_out
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +167,6 @@ class Provenance(Document):
 
 def _files(files: Sequence[RecordedFile]) -> list[dict[str, Any]]:
     return [
-        strictjson.without_none(
-            {
-                "name": file.name,
-                "size": file.size,
-                "version": file.version,
-                "metadata": dict(sorted(file.metadata.items())),
-                "tensors": file.tensors,
-            }
-        )
+        strictjson.without_none(asdict(file) | {"metadata": dict(sorted(file.metadata.items()))})
         for file in files
     ]

@@ -20,12 +20,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
 
 from blobstore.errors import CorruptDataError
 from blobstore.io.ranges import OpenReader
 
-FRAME_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
 _MAX_FRAME = 2**30
 _MAX_SMALL_FRAME = 2**26
 _MAX_TABLE = 2**24

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from blobstore.errors import DigestMismatchError, DocumentError, InvalidNameError, quoted
 from blobstore.formats import strictjson
@@ -31,10 +31,10 @@ from blobstore.formats.oci import (
 from blobstore.formats.strictjson import check_limit, parse_object, validated
 from blobstore.names import Digest, ModelName
 
-SIGNATURE_MEDIA_TYPE: Final = "application/vnd.dev.cosign.simplesigning.v1+json"
-SIGNATURE_KEY: Final = "dev.cosignproject.cosign/signature"
+SIGNATURE_MEDIA_TYPE = "application/vnd.dev.cosign.simplesigning.v1+json"
+SIGNATURE_KEY = "dev.cosignproject.cosign/signature"
 """The annotation that has the signature of the payload's bytes, in base64."""
-PAYLOAD_TYPE: Final = "cosign container image signature"
+PAYLOAD_TYPE = "cosign container image signature"
 
 MAX_PAYLOAD = 64 * 2**10
 MAX_ANNOTATIONS = 64 * 2**10
@@ -213,43 +213,55 @@ class SignatureManifest:
     of both. To add: `of` or `extended`; upload payloads, ``config`` and ``raw`` if it is another.
     """
 
+    value: dict[str, Any]
     raw: bytes
     layers: tuple[SignatureLayer, ...]
     config: bytes | None = None
 
     @classmethod
-    def parse(cls, raw: bytes, what: str = "the manifest of signatures") -> SignatureManifest:
+    def parse(
+        cls, raw: bytes, what: str = "the manifest of signatures", config: bytes | None = None
+    ) -> SignatureManifest:
         """Return the manifest in ``raw``.
 
         Raises: DocumentError (rule M1 or S1); LimitExceededError over 4 MiB, 1000 layers, or the
         limits of a layer.
         """
-        layers = [SignatureLayer.read(layer, what) for layer in _manifest(raw, what)["layers"]]
-        return cls(raw, tuple(layer for layer in layers if layer is not None))
+        value = parse_object(raw, what, rule="M1", limit=MAX_SIGNATURES_MANIFEST)
+        if isinstance(layers := value.get("layers"), list):
+            check_limit(what, len(layers), "layers", MAX_SIGNATURES, "S1")
+        validated(Manifest, value, what, "M1")
+        signed = (SignatureLayer.read(layer, what) for layer in value["layers"])
+        return cls(value, raw, tuple(layer for layer in signed if layer is not None), config)
 
     @classmethod
-    def of(cls, signatures: Iterable[Signature]) -> SignatureManifest:
-        shell: dict[str, Any] = {
-            "schemaVersion": 2,
-            "mediaType": None,
-            "config": None,
-            "layers": [],
-        }
-        return _with_layers(shell, [signature.layer for signature in signatures])
+    def of(cls, signatures: Sequence[Signature]) -> SignatureManifest:
+        """Return a new manifest; without ``raw`` if there are no signatures."""
+        shell = dict.fromkeys(("schemaVersion", "mediaType", "config", "layers"))
+        return cls(shell | {"schemaVersion": 2, "layers": []}, b"", ()).extended(signatures)
 
     def extended(self, signatures: Sequence[Signature]) -> SignatureManifest:
         """Return the manifest with those signatures added that it lacks; itself if it has all.
 
+        Payloads are stored as they are, so their digests are also the config's ``diff_ids``.
         Raises: LimitExceededError for more than 1000 layers.
         """
         there = [(layer.digest, layer.annotations or {}) for layer in self.layers]
-        new = []
+        layers = list(self.value["layers"])
         for one in signatures:
             if (key := (Digest.of(one.payload), one.annotations)) not in there:
                 there.append(key)
-                new.append(one.layer)
-        value = _manifest(self.raw, "the manifest of signatures")
-        return _with_layers(value, [*value["layers"], *new]) if new else self
+                layers.append(one.layer)
+        if len(there) == len(self.layers):
+            return self
+        rootfs = {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}
+        config = strictjson.encode({"architecture": "", "os": "", "config": {}, "rootfs": rootfs})
+        digest = str(Digest.of(config))
+        entry = {"mediaType": IMAGE_CONFIG_MEDIA_TYPE, "size": len(config), "digest": digest}
+        # It may be missing (OCI manifest.md).
+        kind = self.value.get("mediaType") or OCI_MANIFEST_MEDIA_TYPE
+        changes = {"mediaType": kind, "config": entry, "layers": layers}
+        return self.parse(strictjson.encode(self.value | changes), config=config)
 
 
 def tag_of(digest: Digest) -> str:
@@ -260,30 +272,6 @@ def tag_of(digest: Digest) -> str:
 def is_tag_of_signatures(tag: str) -> bool:
     """Return True for a tag that `tag_of` makes."""
     return _TAG.fullmatch(tag) is not None
-
-
-def _manifest(raw: bytes, what: str) -> dict[str, Any]:
-    """Return a manifest's JSON, checked as every manifest is. Raises: as `parse`."""
-    value = parse_object(raw, what, rule="M1", limit=MAX_SIGNATURES_MANIFEST)
-    if isinstance(layers := value.get("layers"), list):
-        check_limit(what, len(layers), "layers", MAX_SIGNATURES, "S1")
-    validated(Manifest, value, what, "M1")
-    return value
-
-
-def _with_layers(value: dict[str, Any], layers: list[dict[str, Any]]) -> SignatureManifest:
-    """Return a manifest with these layers, and a config that lists them.
-
-    Payloads are stored as they are, so their digests are also the config's ``diff_ids``.
-    """
-    rootfs = {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}
-    config = strictjson.encode({"architecture": "", "os": "", "config": {}, "rootfs": rootfs})
-    digest = str(Digest.of(config))
-    entry = {"mediaType": IMAGE_CONFIG_MEDIA_TYPE, "size": len(config), "digest": digest}
-    kind = value.get("mediaType") or OCI_MANIFEST_MEDIA_TYPE  # it may be missing (OCI manifest.md)
-    raw = strictjson.encode({**value, "mediaType": kind, "config": entry, "layers": layers})
-    parsed = SignatureManifest.parse(raw)
-    return SignatureManifest(parsed.raw, parsed.layers, config)
 
 
 def _decoded(value: Any, what: str) -> bytes:

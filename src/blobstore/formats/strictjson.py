@@ -19,9 +19,10 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, partial
+from itertools import chain, islice
 from types import UnionType
 from typing import (
     Annotated,
@@ -42,20 +43,16 @@ from blobstore.names import Digest
 MAX_DEPTH = 64
 MAX_VALUES = 1_000_000
 """Values of one text, at any depth: a manifest of 110,000 layers has 550,000."""
-_NODES = (dict, list)
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 MAX_NUMBER = 1e308
 MAX_CONFIG = 16 * 2**20
 """Bytes of a config.json."""
 
 
-Reason = Literal["utf8", "syntax", "duplicate", "depth", "number", "values"]
-
-
 class StrictJsonError(ValueError):
     """The text is not strict JSON; the caller's rules have a number for each ``reason``."""
 
-    def __init__(self, reason: Reason, detail: str) -> None:
+    def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
 
@@ -86,19 +83,16 @@ def parse(raw: bytes, *, non_finite: bool = False, values: int = MAX_VALUES) -> 
             if "-0" in text
             else None,
         )
+        if "\\u" in text:  # json.loads accepts a lone \\ud800, but its string can't be encoded
+            json.dumps(value, ensure_ascii=False).encode()
     except StrictJsonError:
         raise
+    except UnicodeEncodeError:
+        raise StrictJsonError("utf8", "a \\u escape is half of a surrogate pair") from None
     except RecursionError:
         raise StrictJsonError("depth", f"nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise StrictJsonError("syntax", f"not valid JSON: {error}") from None
-    if "\\u" in text:  # json.loads accepts a lone \\ud800, but its string can't be encoded
-        try:
-            for node in _nodes(value):
-                if isinstance(node, str):
-                    node.encode()
-        except UnicodeEncodeError:
-            raise StrictJsonError("utf8", "a \\u escape is half of a surrogate pair") from None
     return value
 
 
@@ -145,19 +139,8 @@ def check_limit(what: str, count: int, unit: str, limit: int, rule: str) -> None
 
 def check_depth(value: Any, levels: int = MAX_DEPTH) -> None:
     """Raise StrictJsonError (depth) if ``value``, itself a level, has over ``levels`` levels."""
-    level = [value] if isinstance(value, _NODES) else []
-    for _ in range(levels - 1):
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, _NODES)
-        ]
-        if not level:
-            return
-    if not any(level):  # what is in the last level's objects and arrays would be one more
-        return
-    raise StrictJsonError("depth", f"nested deeper than {MAX_DEPTH} levels")
+    if sum(1 for _ in islice(_levels(value), levels + 1)) > levels:
+        raise StrictJsonError("depth", f"nested deeper than {MAX_DEPTH} levels")
 
 
 def check_numbers(value: Any) -> None:
@@ -166,21 +149,22 @@ def check_numbers(value: Any) -> None:
     64-bit floats end at 1.8e308. Beyond that Python reads infinity, Go refuses, and so does
     serde_json from 1.79e308 on.
     """
-    for node in _nodes(value):
+    for node in chain.from_iterable(_levels(value)):
         if isinstance(node, int | float) and not -MAX_NUMBER <= node <= MAX_NUMBER:
             raise StrictJsonError("number", f"beyond {MAX_NUMBER:g}")
 
 
-def _nodes(value: Any) -> Iterator[Any]:
-    waiting = [value]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if isinstance(node, dict):
-            waiting.extend(node)
-            waiting.extend(node.values())
-        elif isinstance(node, list):
-            waiting.extend(node)
+def _levels(value: Any) -> Iterator[list[Any]]:
+    """Yield the value in a list, then the values that it has, then those that they have."""
+    level = [value]
+    while level:
+        yield level
+        level = [
+            child
+            for node in level
+            if isinstance(node, dict | list)
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
 
 
 def _has_more_values(raw: bytes, limit: int) -> bool:
@@ -269,29 +253,21 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class AtMost:
-    """The most characters of a text, or items of a list."""
-
-    most: int
-
-    def check(self, value: str | list[Any]) -> None:
-        if len(value) > self.most:
-            kind, unit = ("String", "characters") if isinstance(value, str) else ("List", "items")
-            raise InvalidError(f"{kind} should have at most {self.most} {unit}")
-
-
-@dataclass(frozen=True, slots=True)
 class Between:
-    """The least and the largest integer."""
+    """The least and the largest integer; ``most`` characters of a text, or items of a list."""
 
     least: int
     most: float = math.inf
 
-    def check(self, value: int | None) -> None:
-        if value is not None and value < self.least:
-            raise InvalidError(f"Input should be greater than or equal to {self.least}")
-        if value is not None and value > self.most:
-            raise InvalidError(f"Input should be less than or equal to {self.most}")
+    def check(self, value: Any) -> None:
+        if isinstance(value, int):
+            if value < self.least:
+                raise InvalidError(f"Input should be greater than or equal to {self.least}")
+            if value > self.most:
+                raise InvalidError(f"Input should be less than or equal to {self.most}")
+        elif value is not None and len(value) > self.most:
+            kind, unit = ("String", "characters") if isinstance(value, str) else ("List", "items")
+            raise InvalidError(f"{kind} should have at most {self.most} {unit}")
 
 
 class Document:
@@ -301,8 +277,6 @@ class Document:
 
     @classmethod
     def checked(cls, value: Any) -> Self:
-        if isinstance(value, cls):
-            return value
         if not isinstance(value, dict):
             raise InvalidError(f"Input should be a valid dictionary or instance of {cls.__name__}")
         return cls(**cls.fields_of(value))
@@ -314,11 +288,11 @@ class Document:
         hints = get_type_hints(cls, include_extras=True)
         keys = []
         for field in fields(cast("Any", cls)):
-            named = [item.name for item in get_args(hints[field.name])[1:] if isinstance(item, Key)]
-            key = named[0] if named else field.name
-            if key is not None:
+            hint = hints[field.name]
+            named = (item.name for item in get_args(hint)[1:] if isinstance(item, Key))
+            if (key := next(named, field.name)) is not None:
                 is_needed = field.default is MISSING and field.default_factory is MISSING
-                keys.append((field.name, key, check_of(hints[field.name]), is_needed))
+                keys.append((field.name, key, check_of(hint), is_needed))
         return tuple(keys)
 
     @classmethod
@@ -326,10 +300,7 @@ class Document:
         found = {}
         for field, key, check, is_needed in cls.json_keys():
             if key in value:
-                try:
-                    found[field] = check(value[key])
-                except InvalidError as error:
-                    raise error.within(key) from None
+                found[field] = checked_at(key, check, value[key])
             elif is_needed:
                 raise InvalidError("Field required", key)
         return found
@@ -349,13 +320,13 @@ def check_of(kind: Any) -> Check:
     origin, arguments = get_origin(kind), get_args(kind)
     check: Check = partial(_exactly, kind)
     if kind is Any:
-        check = _unchanged
+        check = lambda value: value  # noqa: E731  # as the others
     elif kind is Digest:
         check = _digest
     elif isinstance(kind, type) and issubclass(kind, Document):
         check = kind.checked
     elif origin is Annotated:
-        bounds = [item for item in arguments[1:] if isinstance(item, AtMost | Between)]
+        bounds = [item for item in arguments[1:] if isinstance(item, Between)]
         check = partial(_bounded, check_of(arguments[0]), bounds)
     elif origin is Literal:
         check = partial(_one_of, arguments)
@@ -368,10 +339,6 @@ def check_of(kind: Any) -> Check:
     return check
 
 
-def _unchanged(value: Any) -> Any:
-    return value
-
-
 def _exactly(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise InvalidError(f"Input should be a valid {_NOUNS.get(kind, 'null')}")
@@ -380,12 +347,12 @@ def _exactly(kind: type, value: Any) -> Any:
 
 def _digest(value: Any) -> Digest:
     try:
-        return value if isinstance(value, Digest) else Digest.parse(value)
+        return Digest.parse(value)
     except InvalidDigestError as error:
         raise InvalidError(error.message) from None
 
 
-def _bounded(check: Check, bounds: list[AtMost | Between], value: Any) -> Any:
+def _bounded(check: Check, bounds: list[Between], value: Any) -> Any:
     found = check(value)
     for bound in bounds:
         bound.check(found)
@@ -414,18 +381,18 @@ def _any_of(checks: list[Check], value: Any) -> Any:
 def _items(check: Check, kind: type, value: Any) -> Any:
     if not isinstance(value, list | tuple):
         raise InvalidError(f"Input should be a valid {kind.__name__}")
-    return kind(item for _, item in _each(check, enumerate(value)))
+    return kind(checked_at(number, check, item) for number, item in enumerate(value))
 
 
 def _members(check: Check, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidError("Input should be a valid dictionary")
-    return dict(_each(check, value.items()))
+    return {key: checked_at(key, check, item) for key, item in value.items()}
 
 
-def _each(check: Check, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    for key, item in items:
-        try:
-            yield key, check(item)
-        except InvalidError as error:
-            raise error.within(key) from None
+def checked_at(place: str | int, check: Check, value: Any) -> Any:
+    """Return what the check makes of the value at a key or index, which its error names."""
+    try:
+        return check(value)
+    except InvalidError as error:
+        raise error.within(place) from None

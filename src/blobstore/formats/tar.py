@@ -18,17 +18,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from blobstore.errors import CorruptDataError, InvalidNameError, LimitExceededError
 from blobstore.formats.documents import MAX_BLOB
 from blobstore.names import relative_path
 
-BLOCK: Final = 512
+BLOCK = 512
 """Headers and contents begin at multiples of this."""
-END: Final = bytes(2 * BLOCK)
+END = bytes(2 * BLOCK)
 """Two blocks of zeros end an archive."""
-MAX_EXTENSION: Final = 2**20
+MAX_EXTENSION = 2**20
 """Bytes of the PAX records, or of the long path, of one member."""
 
 _MAX_USTAR_SIZE = 8**11

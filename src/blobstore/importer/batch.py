@@ -18,13 +18,21 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
 
 from blobstore.errors import BlobStoreError, DocumentError, UnfinishedPlanError
 from blobstore.formats import strictjson
-from blobstore.formats.strictjson import AtMost, Document, InvalidError, Key, check_of
+from blobstore.formats.strictjson import (
+    Between,
+    Document,
+    InvalidError,
+    Key,
+    check_of,
+    checked_at,
+)
 from blobstore.importer.arguments import ImportArguments
 from blobstore.importer.planfile import VERSION, plan_bytes, write_plan
 from blobstore.importer.rules import parse_settings
@@ -64,10 +72,7 @@ class BatchModel(Document):
         options = {key: one for key, one in value.items() if key not in fields}
         for key, one in options.items():
             _check_known(key, {*fields, *hints})
-            try:
-                _check_option(one, hints[key])
-            except InvalidError as error:
-                raise error.within(key) from None
+            checked_at(key, partial(_check_option, hints[key]), one)
         try:
             ModelName.parse(fields["name"])
         except BlobStoreError as error:
@@ -91,7 +96,7 @@ class BatchModel(Document):
 
 @dataclass(frozen=True, slots=True)
 class _Batch(Document):
-    model: Annotated[list[BatchModel], AtMost(_MOST_MODELS)]
+    model: Annotated[list[BatchModel], Between(0, _MOST_MODELS)]
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +179,7 @@ def _check_known(key: str, known: set[str]) -> None:
         raise InvalidError(f"unknown key{f'; did you mean {near[0]}?' if near else ''}", key)
 
 
-def _check_option(value: Any, hint: Any) -> None:
+def _check_option(hint: Any, value: Any) -> None:
     kinds = set(get_args(hint)) if isinstance(hint, UnionType) else {hint}
     if isinstance(value, list) and Sequence[str] in kinds:
         check_of(list[str])(value)

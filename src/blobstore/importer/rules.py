@@ -33,7 +33,7 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.safetensors.header import header_of
 from blobstore.formats.strictjson import (
-    AtMost,
+    Between,
     Document,
     InvalidError,
     check_of,
@@ -164,7 +164,7 @@ class PolicyFile(Document):
     quant: str | None = None
     method: str | None = None
     groups: Mapping[QuantType, int] = field(default_factory=dict)
-    rules: Annotated[list[Rule], AtMost(10_000)] = field(default_factory=list)
+    rules: Annotated[list[Rule], Between(0, 10_000)] = field(default_factory=list)
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:

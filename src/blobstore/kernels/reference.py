@@ -234,7 +234,7 @@ class _AffineSearch:
         ones = np.full(len(self.groups), self.groups.shape[1], np.float32)
         self.total_importance = ones if self.importance is None else _sum(self.importance)
         self.mean = self._sum(self.groups) / self.total_importance
-        self.stored = self._rounded(np.stack(self.minmax))
+        self.stored = self._rounded(np.array(self.minmax))
         self.code_by = self.minmax
         scale, bias = (part[:, None] for part in self.minmax)
         codes = _whole((self.groups - bias) / scale, self.levels)

@@ -266,11 +266,7 @@ def _entry(name: str, value: Any) -> TensorEntry:
     ):
         raise invalid("F12", "shape is not a list of non-negative integers", name)
     offsets = value["data_offsets"]
-    if (
-        not isinstance(offsets, list)
-        or len(offsets) != 2  # noqa: PLR2004
-        or not all(type(n) is int for n in offsets)
-    ):
+    if not isinstance(offsets, list) or [type(n) for n in offsets] != [int, int]:
         raise invalid("F13", "data_offsets is not [begin, end]", name)
     begin, end = offsets
     if not 0 <= begin <= end <= MAX_U64:
