@@ -36,7 +36,11 @@ class Piece:
 
 
 class BlobHash:
-    """The hash of one blob, whose pieces come in any order; see `HashStage.blob`."""
+    """The hash of a blob of ``size`` bytes, whose pieces come in any order.
+
+    ``finished`` is called with its digest, 32 bytes, in the thread that hashes its last piece.
+    ``begun``: a stream that was continued, and how many bytes it has hashed.
+    """
 
     def __init__(
         self,
@@ -46,17 +50,17 @@ class BlobHash:
         begun: tuple[Stream, int] | None = None,
     ) -> None:
         self.finished = finished
-        self.stream, self._done = begun or (hashing.stream(), 0)
+        self.stream, self.done = begun or (hashing.stream(), 0)
         self._stage = stage
         self._size = size
-        self._waiting: dict[int, Piece] = {}
+        self.waiting: dict[int, Piece] = {}
         self._is_taken = self._is_abandoned = False
         self._error: BaseException | None = None
 
     def add(self, offset: int, piece: Piece) -> None:
         """Add the piece at ``offset`` of the blob; it is hashed after all bytes before it."""
         with self._stage.mutex:
-            self._waiting[offset] = piece
+            self.waiting[offset] = piece
             self._offer()
         if self._is_abandoned:
             self.abandon()
@@ -65,7 +69,7 @@ class BlobHash:
         """Drop all pieces that wait, and those that are still added: the blob has failed."""
         with self._stage.mutex:
             self._is_abandoned = True
-            dropped, self._waiting = self._waiting, {}
+            dropped, self.waiting = self.waiting, {}
         for piece in dropped.values():
             piece.hashed()
 
@@ -83,23 +87,19 @@ class BlobHash:
             raise self._error
 
     def _offer(self) -> None:
-        if self._done in self._waiting and not self._is_taken:
+        if self.done in self.waiting and not self._is_taken:
             self._is_taken = True
             self._stage.ready.append(self)
-
-    def take(self) -> Piece | None:
-        """Return the next piece, None if the blob was abandoned. The stage's mutex is held."""
-        return self._waiting.pop(self._done, None)
 
     def advance(self, nbytes: int) -> bool:
         """Note that ``nbytes`` more are hashed; return True if these were the last ones.
 
         The stage's mutex is held.
         """
-        self._done += nbytes
+        self.done += nbytes
         self._is_taken = False
         self._offer()
-        return self._done == self._size
+        return self.done == self._size
 
 
 class HashStage:
@@ -109,19 +109,6 @@ class HashStage:
         self.mutex = threading.Lock()
         self.ready: deque[BlobHash] = deque()
         self._width = hashing.width()
-
-    def blob(
-        self,
-        size: int,
-        finished: Callable[[bytes], None],
-        begun: tuple[Stream, int] | None = None,
-    ) -> BlobHash:
-        """Return the hash of a blob of ``size`` bytes.
-
-        ``finished`` is called with its digest, 32 bytes, in the thread that hashes its last piece.
-        ``begun``: a stream that was continued, and how many bytes it has hashed.
-        """
-        return BlobHash(self, size, finished, begun)
 
     @property
     def is_full(self) -> bool:
@@ -134,7 +121,10 @@ class HashStage:
         """
         with self.mutex:
             blobs = [self.ready.popleft() for _ in range(min(self._width, len(self.ready)))]
-            taken = [(blob, piece) for blob in blobs if (piece := blob.take()) is not None]
+            # None: the blob was abandoned.
+            taken = [
+                (blob, piece) for blob in blobs if (piece := blob.waiting.pop(blob.done, None))
+            ]
         try:
             self._hash(taken)
         finally:
@@ -169,7 +159,7 @@ class HashStage:
         hashed when the next is requested.
         """
         found: list[bytes] = []
-        blob, hashed = self.blob(size, found.append), threading.Event()
+        blob, hashed = BlobHash(self, size, found.append), threading.Event()
         offset = 0
         for piece in pieces:
             hashed.clear()

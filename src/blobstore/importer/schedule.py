@@ -201,7 +201,9 @@ class DeclaredFiles:
             if file.path in extents
         ]
         unfinished.sort(reverse=True)
-        return _File(file, self._stage.blob(file.size, lambda _: None, begun), state, unfinished)
+        return _File(
+            file, BlobHash(self._stage, file.size, lambda _: None, begun), state, unfinished
+        )
 
     def add(self, segment: Segment, data: memoryview, hashed: Callable[[], None]) -> None:
         """Hash a segment, if its file is; ``hashed`` is called when its bytes may be overwritten.

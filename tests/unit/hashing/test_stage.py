@@ -17,7 +17,7 @@ DATA = random.Random(3).randbytes(100_000)
 
 
 def begun(stage: HashStage, size: int, found: list[bytes]) -> BlobHash:
-    return stage.blob(size, found.append)
+    return BlobHash(stage, size, found.append)
 
 
 def piece_of(data: bytes, back: list[int] | None = None) -> Piece:
@@ -64,7 +64,7 @@ def test_many_blobs_by_many_threads(seed: int) -> None:
     pieces: list[tuple[BlobHash, int, bytes]] = []
     sizes = [chance.randrange(1, 60_000) for _ in range(40)]
     for number, size in enumerate(sizes):
-        blob = stage.blob(size, partial(found.__setitem__, number))
+        blob = BlobHash(stage, size, partial(found.__setitem__, number))
         at = 0
         while at < size:
             length = chance.randint(1, size - at)
@@ -117,7 +117,7 @@ def test_the_error_of_one_blob_does_not_stop_the_others() -> None:
     def refuse(_digest: bytes) -> None:
         raise CorruptDataError("the disk is full")
 
-    stage.blob(1, refuse).add(0, piece_of(b"a"))
+    BlobHash(stage, 1, refuse).add(0, piece_of(b"a"))
     begun(stage, 1, found).add(0, piece_of(b"b"))
     with pytest.raises(CorruptDataError, match="the disk is full"):
         stage.work_while(lambda: True)

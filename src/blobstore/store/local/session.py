@@ -31,7 +31,7 @@ from blobstore import hashing
 from blobstore.errors import CorruptDataError, StorageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.hashing import Bytes
-from blobstore.hashing.stage import HashStage, Piece
+from blobstore.hashing.stage import BlobHash, HashStage, Piece
 from blobstore.io.copying import clone, link, remove_tree
 from blobstore.io.durable import (
     DIRECT_FROM,
@@ -127,7 +127,7 @@ class BlobWriter:
         self._finished = finished
         self._stage = stage or HashStage()
         self._hashes_itself = stage is None
-        self._hash = self._stage.blob(size, self._finish)
+        self._hash = BlobHash(self._stage, size, self._finish)
         self._syncs = syncs
         self._mutex = threading.Lock()
         self._fd = self._direct = -1
