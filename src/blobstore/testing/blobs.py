@@ -84,6 +84,18 @@ def blobs_of(home: Home, name: str) -> list[bytes]:
     return [home.blobs.read(layer) for layer in home.manifests.read(home.find(name)).layers]
 
 
+def check_published(home: Home, session: Session, *blobs: bytes) -> None:
+    """Publish a model of blobs that the session has, and compare what is read."""
+    session.publish(M, manifest_of(*blobs))
+    assert blobs_of(home, "m") == [*blobs]
+
+
+def check_empty(home: Home) -> None:
+    """Check that a home shows no models and no blobs."""
+    assert home.manifests.names() == []
+    assert home.blobs.digests() == set()
+
+
 class HomeNames:
     """The names of the tests' models.
 
@@ -127,8 +139,7 @@ class BlobTests(HomeTests):
     """Tests of blobs: written in pieces, copied from another place, read, missing."""
 
     def test_an_empty_home(self, home: Home) -> None:
-        assert home.manifests.names() == []
-        assert home.blobs.digests() == set()
+        check_empty(home)
         for ask in (home.find, home.remove):
             with pytest.raises(NotFoundError):
                 ask("m")
@@ -147,8 +158,7 @@ class BlobTests(HomeTests):
                 writer.put(a, data[a:b], hashed=lambda: told.append(1))
         (blob,) = made
         assert (blob.digest, blob.size, len(told)) == (Digest.of(data), size, len(pieces))
-        session.publish(M, manifest_of(data))
-        assert blobs_of(home, "m") == [data]
+        check_published(home, session, data)
 
     @pytest.mark.parametrize("size", [size for size in SIZES if size > 1])
     def test_buffers_of_early_pieces_do_not_wait(self, session: Session, size: int) -> None:
@@ -178,8 +188,7 @@ class BlobTests(HomeTests):
             writer.put(0, data[:4096], beside=[rest], gap=gap)
         (blob,) = made
         assert blob.digest == Digest.of(data)
-        session.publish(M, manifest_of(data))
-        assert blobs_of(home, "m") == [data]
+        check_published(home, session, data)
 
     def test_a_blob_by_many_threads(self, home: Home, session: Session) -> None:
         data = data_of(2**20)
@@ -194,8 +203,7 @@ class BlobTests(HomeTests):
                 one.result()
         (blob,) = made
         assert blob.digest == Digest.of(data)
-        session.publish(M, manifest_of(data))
-        assert blobs_of(home, "m") == [data]
+        check_published(home, session, data)
 
     def test_blobs_that_are_hashed_together(self, home: Home, session: Session) -> None:
         data = [data_of(size, 1) for size in SIZES if size]
@@ -207,8 +215,7 @@ class BlobTests(HomeTests):
                 open_writers.enter_context(closing(writer)).put(0, one)
             stage.work_while(lambda: True)
         assert {blob.digest for blob in made} == {Digest.of(one) for one in data}
-        session.publish(M, manifest_of(*data))
-        assert blobs_of(home, "m") == data
+        check_published(home, session, *data)
 
     def test_several_small_blobs(self, home: Home, session: Session) -> None:
         data = [b"one", b"", b"two", b"one"]
@@ -216,8 +223,7 @@ class BlobTests(HomeTests):
         assert [(blob.digest, blob.size) for blob in made] == [
             (Digest.of(one), len(one)) for one in data
         ]
-        session.publish(M, manifest_of(*data))
-        assert blobs_of(home, "m") == data
+        check_published(home, session, *data)
 
     def test_an_empty_blob_may_be_missing_too(self, home: Home) -> None:
         empty = descriptor_of(b"")
@@ -251,15 +257,13 @@ class BlobTests(HomeTests):
         data = data_of(size)
         blob = session.copy(BytesReader(data))
         assert (blob.digest, blob.size) == (Digest.of(data), size)
-        session.publish(M, manifest_of(data))
-        assert blobs_of(home, "m") == [data]
+        check_published(home, session, data)
 
     def test_damage_that_has_the_bytes_of_another_blob(self, home: Home, session: Session) -> None:
         session.put(b"one")
         with pytest.raises(DigestMismatchError):
             session.add(descriptor_of(b"two"), BytesReader(b"one"))
-        session.publish(M, manifest_of(b"one"))
-        assert blobs_of(home, "m") == [b"one"]
+        check_published(home, session, b"one")
 
     @pytest.mark.parametrize("size", [0, 5, 70_000])
     def test_other_bytes_from_elsewhere(self, home: Home, session: Session, size: int) -> None:
@@ -269,8 +273,7 @@ class BlobTests(HomeTests):
             session.add(said, BytesReader(wrong))
         with pytest.raises(NotFoundError):
             session.publish(M, Manifest(layers=(said,)))
-        assert home.manifests.names() == []
-        assert home.blobs.digests() == set()
+        check_empty(home)
 
     @pytest.mark.parametrize("more", [-1, 1])
     def test_another_size_from_elsewhere(self, session: Session, more: int) -> None:

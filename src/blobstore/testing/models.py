@@ -39,6 +39,7 @@ from blobstore.testing.blobs import (
     M,
     N,
     blobs_of,
+    check_empty,
     commit,
     data_of,
     descriptor_of,
@@ -62,8 +63,7 @@ class ModelTests(HomeTests):
         session.put(b"one")
         session.add(descriptor_of(b"two"), BytesReader(b"two"))
         seen = self.other_reader(home)
-        assert seen.manifests.names() == []
-        assert seen.blobs.digests() == set()
+        check_empty(seen)
         session.publish(M, manifest_of(b"one", b"two"))
         assert seen.manifests.names() == [M]
         assert blobs_of(seen, "m") == [b"one", b"two"]
@@ -75,8 +75,7 @@ class ModelTests(HomeTests):
         with suppress(error), home.session() as session:
             session.put(b"one")
             raise error
-        assert home.manifests.names() == []
-        assert home.blobs.digests() == set()
+        check_empty(home)
 
     def test_what_no_manifest_names_stays_invisible(self, home: Home) -> None:
         with home.session() as session:
@@ -363,6 +362,5 @@ class SignatureTests(HomeTests):
         source.signatures.add(M, _DIGEST, [SIGNATURE])
         with pytest.raises(SignatureError):
             transfer("m", source, home, policy=_REFUSED)
-        assert home.manifests.names() == []
-        assert home.blobs.digests() == set()
+        check_empty(home)
         assert signatures_of(home) in ([], None)
