@@ -48,7 +48,7 @@ from blobstore.formats.oci import (
     modelpack_config,
     under_oci,
 )
-from blobstore.formats.tar import END, folder_header, in_blocks, member_header
+from blobstore.formats.tar import END, in_blocks, member_header
 from blobstore.hashing.stage import HashStage
 from blobstore.io.ranges import BytesReader, JoinedReader, OpenReader, Segment
 from blobstore.io.workers import Progress, begun, results_of, threads
@@ -182,7 +182,7 @@ def _digest(files: Sequence[PlannedFile], stage: HashStage) -> Digest:
 def _parts(files: Sequence[PlannedFile]) -> Iterator[Segment]:
     paths = [f"{FOLDER}/{file.path}" for file in files]
     folders = {str(folder) for path in paths for folder in PurePosixPath(path).parents} - {"."}
-    yield _bytes(b"".join(map(folder_header, sorted(folders))))
+    yield _bytes(b"".join(member_header(f"{path}/") for path in sorted(folders)))
     for path, file in zip(paths, files, strict=True):
         yield _bytes(member_header(path, file.size))
         yield Segment(file.size, partial(open_file, file))

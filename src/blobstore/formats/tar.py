@@ -84,28 +84,21 @@ def in_blocks(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def member_header(path: str, size: int) -> bytes:
-    """Return the header of a file: one block, or more where PAX records are needed.
+def member_header(path: str, size: int = 0) -> bytes:
+    """Return the header of a file, or of a folder, which everyone may list: its path ends with "/".
 
-    They are needed for a size of 8 GiB or more, and for a path of over 100 bytes or not in ASCII.
+    It is one block, or more where PAX records are needed: for a size of 8 GiB or more, and for a
+    path of over 100 bytes or not in ASCII.
     """
     records = {"path": path} if len(path) > _MAX_USTAR_PATH or not path.isascii() else {}
-    if size < _MAX_USTAR_SIZE:
-        return _extension(records) + _block(path, size)
-    return _extension(records | {"size": str(size)}) + _block(path, 0)
-
-
-def folder_header(path: str) -> bytes:
-    """Return the header of a folder, which everyone may list. ``path`` is without a last slash."""
-    is_plain = len(path) < _MAX_USTAR_PATH and path.isascii()
-    return _extension({} if is_plain else {"path": f"{path}/"}) + _block(f"{path}/", 0, b"5")
-
-
-def _extension(records: Mapping[str, str]) -> bytes:
+    if size >= _MAX_USTAR_SIZE:
+        records, size = records | {"size": str(size)}, 0
+    block = _block(path, size, b"5" if path.endswith("/") else b"0")
     if not records:
-        return b""
+        return block
     data = b"".join(_record(key, value) for key, value in records.items())
-    return _block("PaxHeaders/size", len(data), b"x") + data.ljust(in_blocks(len(data)), b"\0")
+    extension = _block("PaxHeaders/size", len(data), b"x")
+    return extension + data.ljust(in_blocks(len(data)), b"\0") + block
 
 
 def _record(key: str, value: str) -> bytes:
@@ -116,7 +109,7 @@ def _record(key: str, value: str) -> bytes:
     return f"{length}".encode() + rest
 
 
-def _block(path: str, size: int, kind: bytes = b"0") -> bytes:
+def _block(path: str, size: int, kind: bytes) -> bytes:
     # Where the path is in PAX records, what fits of it is only shown by old programs.
     shown = path.encode("ascii", "replace")[:_MAX_USTAR_PATH]
     fields = (

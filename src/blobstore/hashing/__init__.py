@@ -21,15 +21,7 @@ Bytes: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
 """Contiguous bytes."""
 
 _OPENSSL = "openssl"
-_FAMILIES = {
-    # Lanes are for many streams; AVX2 also has a method for one.
-    "avx512": ("avx512", "avx2"),
-    "avx2": ("avx2",),
-    "sha-ni": ("sha-ni",),
-    "armv8": ("armv8",),
-    "plain": ("plain",),
-}
-METHODS = ("fastest", *_FAMILIES, _OPENSSL)
+METHODS = ("fastest", "avx512", "avx2", "sha-ni", "armv8", "plain", _OPENSSL)
 """What `use_method` takes. A processor has some of them."""
 
 
@@ -56,11 +48,13 @@ def use_method(name: str) -> None:
             f"unknown SHA-256 method {name!r}", hint=f"Use one of: {', '.join(METHODS)}."
         )
     here = _native.families()
-    if name in _FAMILIES and name not in here:
-        possible = (method for method in METHODS if method not in _FAMILIES or method in here)
+    possible = [method for method in METHODS if method in ("fastest", *here, _OPENSSL)]
+    if name not in possible:
         hint = f"Use one of: {', '.join(possible)}."
         raise UsageError(f"this processor has no SHA-256 method {name!r}", hint=hint)
-    _native.use(list(_FAMILIES.get(name, here)))
+    # AVX-512's lanes are for many streams; AVX2 also has a method for one.
+    named = [name, "avx2"] if name == "avx512" else [name]
+    _native.use(named if name in here else here)
     # OpenSSL has code for processors that have none of our methods.
     _uses_openssl = name == _OPENSSL or (name == "fastest" and here == ["plain"])
 

@@ -142,15 +142,15 @@ class ReferenceKernel:
         return self.compare(weights, read)._replace(beyond=beyond)
 
 
-def _importance(choice: ScaleChoice, shape: tuple[int, ...]) -> Array | None:
+def _importance(choice: ScaleChoice, shape: tuple[int, ...]) -> Array:
     if choice.importance is None or not choice.importance.size:
-        return None
+        return np.ones(shape, np.float32)  # a product with 1 has the same bits
     columns = (np.arange(shape[0] * shape[1]) + choice.first_column) % choice.importance.size
     return choice.importance[columns].reshape(shape)
 
 
 def _quantize_affine(
-    groups: Array, parts: QuantizedArray[Array], choice: ScaleChoice, importance: Array | None
+    groups: Array, parts: QuantizedArray[Array], choice: ScaleChoice, importance: Array
 ) -> Array:
     levels = 2**parts.quant_type.bits - 1
     scale, bias = stored = _affine_of(groups, levels)
@@ -185,7 +185,7 @@ def _affine_of(groups: Array, levels: int) -> Pair:
 
 
 def _quantize_fp(
-    groups: Array, parts: QuantizedArray[Array], choice: ScaleChoice, importance: Array | None
+    groups: Array, parts: QuantizedArray[Array], choice: ScaleChoice, importance: Array
 ) -> Array:
     kind = parts.quant_type
     groups = groups * (1 / choice.global_scale)
@@ -221,18 +221,17 @@ def _shifts(bits: int) -> Array:
 class _AffineSearch:
     """Scales and biases: ``minmax`` before rounding, ``stored``, and ``code_by``, for the codes.
 
-    ``groups``: float32 ``[groups, group_size]``; ``importance`` alike, or None.
+    ``groups`` and ``importance``: float32 ``[groups, group_size]``.
     """
 
     groups: Array
-    importance: Array | None
+    importance: Array
     minmax: Pair
     levels: int
     dtype: Any
 
     def __post_init__(self) -> None:
-        ones = np.full(len(self.groups), self.groups.shape[1], np.float32)
-        self.total_importance = ones if self.importance is None else _sum(self.importance)
+        self.total_importance = _sum(self.importance)
         self.mean = self._sum(self.groups) / self.total_importance
         self.stored = self._rounded(np.array(self.minmax))
         self.code_by = self.minmax
@@ -242,7 +241,7 @@ class _AffineSearch:
 
     def run(self, candidates: AffineCandidates) -> None:
         self._attempt(self.stored)
-        counts = True if self.importance is None else self.importance > 0
+        counts = self.importance > 0
         low = np.where(counts, self.groups, np.inf).min(axis=1)
         high = np.where(counts, self.groups, -np.inf).max(axis=1)
         span = high - low
@@ -308,12 +307,9 @@ class _AffineSearch:
         return values.astype(self.dtype).astype(np.float32)
 
 
-def _search_fp(
-    groups: Array, importance: Array | None, minmax: Array, quant_type: QuantType
-) -> Array:
+def _search_fp(groups: Array, importance: Array, minmax: Array, quant_type: QuantType) -> Array:
     """Return the stored scales (U8) of float32 ``[groups, group_size]``, given those of minmax."""
-    counts = True if importance is None else importance > 0
-    amax = np.where(counts, np.abs(groups), 0).max(axis=1)
+    amax = np.where(importance > 0, np.abs(groups), 0).max(axis=1)
     nvfp4 = quant_type is QuantType.NVFP4
     code_format = code_type(quant_type)
     largest_code = largest(code_format)
@@ -322,12 +318,11 @@ def _search_fp(
     unit = np.ones_like(amax) if nvfp4 else 1 / decoded_scales(top.astype(np.uint8), quant_type)
     magnitudes = np.abs(groups) * unit[:, None]
 
-    peak, share = amax * unit, np.ones_like(amax)
-    if importance is not None:
-        most = np.argmax(_counted(magnitudes * magnitudes, importance), axis=1)[:, None]
-        peak, share = (
-            np.take_along_axis(values, most, axis=1)[:, 0] for values in (magnitudes, importance)
-        )
+    # Whichever weight it is, its error alone is a bound.
+    most = np.argmax(_counted(magnitudes * magnitudes, importance), axis=1)[:, None]
+    peak, share = (
+        np.take_along_axis(values, most, axis=1)[:, 0] for values in (magnitudes, importance)
+    )
 
     def relative(codes: Array) -> Array:
         return decoded_scales(codes.astype(np.uint8), quant_type) if nvfp4 else _power(codes - top)
@@ -363,10 +358,8 @@ def _power(exponents: Array) -> Array:
     return (np.clip(exponents + 127, 0, 254) << 23).astype(np.uint32).view(np.float32)
 
 
-def _counted(values: Array, importance: Array | None) -> Array:
+def _counted(values: Array, importance: Array) -> Array:
     # A column of importance 0 counts 0, even if its error is infinite.
-    if importance is None:
-        return values
     return np.where(importance > 0, importance * values, 0)
 
 

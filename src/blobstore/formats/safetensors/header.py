@@ -355,17 +355,18 @@ class ScannedFiles(Sequence[Header | None]):
 
     A model of 50,000 blobs has as many headers of a few forms: its outline needs the names of its
     tensors, and each form once.
+
+    ``outline`` returns the logical tensors of all headers, in columns, in stored order: names,
+    forms, keys, examples and counts. Tensors are grouped as `stored_tensors` does it; the rules for
+    types are not applied. Forms: of each tensor the place of its form in the keys. Tensors have one
+    form, and equal keys, if their entries have the same dtypes and shapes by suffix, and what the
+    metadata say of them is the same. Examples: of each form a header, and a tensor in it. Counts:
+    the tensors of each header; -1 where the header has to be read alone.
     """
 
     def __init__(self, found: _native.FileHeaders) -> None:
         self._found = found
-
-    def outline(self) -> Outline:
-        """Return the logical tensors of all headers.
-
-        Tensors are grouped as `stored_tensors` does it. The rules for types are not applied here.
-        """
-        return self._found.outline()
+        self.outline = found.outline
 
     def __len__(self) -> int:
         return len(self._found)
@@ -373,17 +374,6 @@ class ScannedFiles(Sequence[Header | None]):
     def __getitem__(self, index: int) -> Header | None:  # type: ignore[override]  # no slices
         scanned = self._found.header(index, _unescaped)
         return None if scanned is None else _header_from(*scanned)
-
-
-Outline = tuple[list[str], list[int], list[bytes], list[tuple[int, str]], list[int]]
-"""The logical tensors of several headers, in columns, in stored order: names, forms, keys, examples
-and counts.
-
-Forms: of each tensor the place of its form in the keys. Tensors have one form, and equal keys, if
-their entries have the same dtypes and shapes by suffix, and what the metadata say of them is the
-same. Examples: of each form a header, and a tensor in it. Counts: the tensors of each header; -1
-where the header has to be read alone.
-"""
 
 
 def headers_in(
