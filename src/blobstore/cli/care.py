@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 import blobstore
 from blobstore.cli.output import (
@@ -16,16 +15,16 @@ from blobstore.cli.output import (
     Jobs,
     JsonOption,
     Model,
-    ReaderGoneError,
+    blobs,
     counted,
     duration,
     emit,
     printable,
-    progress_bar,
     shortened,
     show_result,
     show_table,
     size,
+    with_bar,
     with_flags,
 )
 from blobstore.cli.sharing import KeyOption, PolicyOption, verify_signatures
@@ -63,25 +62,23 @@ _SHOWN = 20
 def verify(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Models to check [default: the whole store]."),
+        Argument(metavar="NAME", help="Models to check [default: the whole store]."),
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--quick", help="Check sizes, headers and documents only; do not hash tensor blobs."
         ),
     ] = False,
     sample: Annotated[
         str | None,
-        typer.Option(
-            "--sample", metavar="N/T", help="Check only part N of T of the blobs, such as 1/7."
-        ),
+        Option("--sample", metavar="N/T", help="Check only part N of T of the blobs, such as 1/7."),
     ] = None,
     key: KeyOption = None,
     policy: PolicyOption = None,
     identity: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--identity",
             metavar="REFERENCE",
             help="With --key: the repository that was signed [default: the model's own].",
@@ -91,7 +88,7 @@ def verify(
     store: StoreOption = None,
     lower: LowerOption = None,
     as_json: JsonOption = False,
-) -> None:
+) -> int:
     """Check every blob, manifest and document for damage. Exits with 3 if something is damaged.
 
     With --key or --policy only the signatures of manifests are checked, and no blob is read or
@@ -100,30 +97,27 @@ def verify(
     if key is not None or policy is not None or identity is not None:
         if quick or sample is not None or jobs is not None:
             raise UsageError("signatures are checked without --quick, --sample and --jobs")
-        if not verify_signatures(stores_at(store, lower), names, key, policy, identity, as_json):
-            raise typer.Exit(EXIT_DAMAGED)
-        return
+        opened = stores_at(store, lower)
+        is_signed = verify_signatures(opened, names, key, policy, identity, as_json)
+        return 0 if is_signed else EXIT_DAMAGED
     from blobstore.store.care.verify import Sample
     from blobstore.views.verify_records import keep_verify
 
     part = Sample.parse(sample) if sample is not None else None
     layers, upper = stores_at(store, lower), store_at(store)
-    with progress_bar() as progress:
-        result = blobstore.verify(
-            upper,
-            names or (),
-            quick=quick,
-            sample=part,
-            jobs=jobs,
-            progress=progress,
-            lower=layers.lower,
-        )
+    result = with_bar(
+        blobstore.verify,
+        upper,
+        names or (),
+        quick=quick,
+        sample=part,
+        jobs=jobs,
+        lower=layers.lower,
+    )
     if not names:
         keep_verify(upper, result, quick=quick, sample=sample)
-    with suppress(ReaderGoneError):  # the exit code tells the result, too
-        show_result(result, _show_verify, as_json=as_json)
-    if not result.is_sound:
-        raise typer.Exit(EXIT_DAMAGED)
+    show_result(result, _show_verify, as_json)
+    return 0 if result.is_sound else EXIT_DAMAGED
 
 
 def _show_verify(found: VerifyResult) -> None:
@@ -132,7 +126,7 @@ def _show_verify(found: VerifyResult) -> None:
     for blob in found.damaged:
         emit(printable(f"{blob.digest}: {blob.reason}"))
         if blob.models:
-            emit(printable(f"  models: {shortened(list(map(str, blob.models)), _SHOWN)}"))
+            emit(printable(f"  models: {shortened(blob.models, _SHOWN)}"))
         if blob.tensors:
             emit(printable(f"  tensors: {shortened(blob.tensors, _SHOWN)}"))
     for odd in found.odd:
@@ -147,7 +141,7 @@ def repair(
     name: Model,
     source: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--from",
             metavar="SOURCE",
             help="The checkpoint that the model was imported from, if blobs are damaged.",
@@ -155,14 +149,14 @@ def repair(
     ] = None,
     importance: Annotated[
         str | None,
-        typer.Option("--importance", metavar="FILE", help="The --importance of the import."),
+        Option("--importance", metavar="FILE", help="The --importance of the import."),
     ] = None,
     draft: Annotated[
-        str | None, typer.Option("--draft", metavar="DIR", help="The --draft of the import.")
+        str | None, Option("--draft", metavar="DIR", help="The --draft of the import.")
     ] = None,
     modelfile: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--modelfile", "-f", metavar="FILE", help="The Modelfile of the import, for its texts."
         ),
     ] = None,
@@ -170,25 +164,22 @@ def repair(
     wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
-) -> None:
+) -> int:
     """Restore a model's manifest and damaged blobs. Exits with 3 if some could not be rebuilt."""
     opened = folder_store_at("repair", store, wait)
-    with progress_bar() as progress:
-        result = blobstore.repair_model(
-            name,
-            source and source_at(source),
-            store=opened,
-            importance=importance,
-            draft=draft,
-            modelfile=modelfile,
-            jobs=jobs,
-            progress=progress,
-            open_source=source_at,
-        )
-    with suppress(ReaderGoneError):
-        show_result(result, _show_repair, as_json=as_json)
-    if result.remaining:
-        raise typer.Exit(EXIT_DAMAGED)
+    result = with_bar(
+        blobstore.repair_model,
+        name,
+        source and source_at(source),
+        store=opened,
+        importance=importance,
+        draft=draft,
+        modelfile=modelfile,
+        jobs=jobs,
+        open_source=source_at,
+    )
+    show_result(result, _show_repair, as_json)
+    return EXIT_DAMAGED if result.remaining else 0
 
 
 def _show_repair(result: RepairResult) -> None:
@@ -204,10 +195,10 @@ def _show_repair(result: RepairResult) -> None:
 
 
 def prune(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be removed.")] = False,
     grace: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--grace",
             metavar="TIME",
             help="Keep blobs younger than this, such as 24h or 2d [default: 24h].",
@@ -215,7 +206,7 @@ def prune(
     ] = None,
     sole_owner: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--sole-owner",
             help="State that neither Ollama nor another machine uses the store, "
             "which allows a grace time under 1h.",
@@ -223,14 +214,14 @@ def prune(
     ] = False,
     forget: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--forget",
             help="Remove the blobs of models whose manifests are gone, "
             "however many models that are.",
         ),
     ] = False,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Restore what the last prune moved to the trash.")
+        bool, Option("--undo", help="Restore what the last prune moved to the trash.")
     ] = False,
     wait: WaitOption = None,
     store: StoreOption = None,
@@ -243,7 +234,7 @@ def prune(
         if dry_run or sole_owner or forget or grace is not None:
             others = "--dry-run, --forget, --grace and --sole-owner"
             raise UsageError(f"--undo restores all that the last prune took: leave out {others}")
-        show_result(blobstore.undo_prune(opened), _show_undo, as_json=as_json)
+        show_result(blobstore.undo_prune(opened), _show_undo, as_json)
         return
     result = blobstore.prune(
         opened,
@@ -253,7 +244,7 @@ def prune(
         dry_run=dry_run,
     )
     show = partial(_show_prune, has_trash=opened.root is not None)
-    show_result(result, show, as_json=as_json)
+    show_result(result, show, as_json)
 
 
 def _parse_duration(text: str | None) -> float:
@@ -280,16 +271,16 @@ def _show_prune(result: PruneResult, *, has_trash: bool = True) -> None:
         emit(f"… and {len(result.removed) - _SHOWN} more")
     move, remove, free = _WOULD if result.dry_run else _DID
     undo = ": prune --undo brings back what is there, the next prune deletes it"
-    blobs = _blobs(len(result.removed), result.removed_bytes)
+    gone = blobs(len(result.removed), result.removed_bytes)
     if has_trash:
-        emit(f"{move} {blobs} to the trash{undo if rows and not result.dry_run else ''}")
+        emit(f"{move} {gone} to the trash{undo if rows and not result.dry_run else ''}")
     else:
-        emit(f"{remove} {blobs}")
+        emit(f"{remove} {gone}")
     if result.forgotten:
         copies = f"the copies of the manifest of {_models(result.forgotten)}"
         emit(f"{move} {copies} to the trash, too")
     if result.spared:
-        spared = _blobs(len(result.spared), result.spared_bytes)
+        spared = blobs(len(result.spared), result.spared_bytes)
         emit(f"Spared {spared} within the grace time")
     if result.leftovers:
         nbytes = sum(leftover.nbytes for leftover in result.leftovers)
@@ -298,16 +289,12 @@ def _show_prune(result: PruneResult, *, has_trash: bool = True) -> None:
         emit(f"{free} {size(result.freed)} of the trash before")
 
 
-def _blobs(number: int, nbytes: int) -> str:
-    return f"{counted(number, 'blob')} ({size(nbytes)})"
-
-
 def _models(names: Sequence[ModelName]) -> str:
-    return f"{counted(len(names), 'model')} ({shortened(list(map(str, names)), _SHOWN)})"
+    return f"{counted(len(names), 'model')} ({shortened(names, _SHOWN)})"
 
 
 def _show_undo(result: UndoResult) -> None:
-    emit(f"Gave back {_blobs(len(result.restored), result.nbytes)}")
+    emit(f"Gave back {blobs(len(result.restored), result.nbytes)}")
     if result.kept:
         emit(f"Left {len(result.kept)} in the trash: the store has them again, or they are damaged")
     if result.without_manifest:
@@ -317,7 +304,7 @@ def _show_undo(result: UndoResult) -> None:
 
 def du(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Models to show [default: all].")
+        list[str] | None, Argument(metavar="NAME", help="Models to show [default: all].")
     ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -326,7 +313,7 @@ def du(
 
     UNIQUE is what rm would free, SHARED is needed by other models too.
     """
-    show_result(blobstore.measure_usage(store_at(store), names or ()), _show_usage, as_json=as_json)
+    show_result(blobstore.measure_usage(store_at(store), names or ()), _show_usage, as_json)
 
 
 def _show_usage(usage: Usage) -> None:
@@ -357,11 +344,8 @@ def pack(
 
     Opening the model unpacks it. Ollama does not see it while it is packed.
     """
-    asked = ModelName.parse(name)
-    opened = folder_store_at("pack", store, wait)
-    with progress_bar() as progress:
-        done = blobstore.pack(opened, asked, jobs=jobs, progress=progress)
-    show_result(done, _show_pack, as_json=as_json)
+    done = with_bar(blobstore.pack, folder_store_at("pack", store, wait), name, jobs=jobs)
+    show_result(done, _show_pack, as_json)
 
 
 def _show_pack(done: PackedModel) -> None:
@@ -380,11 +364,8 @@ def unpack(
     as_json: JsonOption = False,
 ) -> None:
     """Restore a packed model's plain blobs."""
-    asked = ModelName.parse(name)
-    opened = folder_store_at("unpack", store, wait)
-    with progress_bar() as progress:
-        done = blobstore.unpack(opened, asked, jobs=jobs, progress=progress)
-    show_result(done, _show_unpack, as_json=as_json)
+    done = with_bar(blobstore.unpack, folder_store_at("unpack", store, wait), name, jobs=jobs)
+    show_result(done, _show_unpack, as_json)
 
 
 def _show_unpack(done: UnpackedModel) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from blobstore.cli.output import emit, printable
 from blobstore.cli.stores import store_at
@@ -77,9 +78,7 @@ _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def completion(
-    shell: Annotated[
-        str, typer.Argument(metavar="bash|zsh|fish", help="The shell that is to read it.")
-    ],
+    shell: Annotated[str, Argument(metavar="bash|zsh|fish", help="The shell that is to read it.")],
 ) -> None:
     """Print a shell's completion script. Use it as in: source <(blobstore completion bash)."""
     if shell not in _SCRIPTS:
@@ -90,11 +89,11 @@ def completion(
 def complete(
     context: typer.Context,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="WORD", help="The words after the command.")
+        list[str] | None, Argument(metavar="WORD", help="The words after the command.")
     ] = None,
     line: Annotated[
         str | None,
-        typer.Option("--line", metavar="TEXT", help="Instead of words, the line up to here."),
+        Option("--line", metavar="TEXT", help="Instead of words, the line up to here."),
     ] = None,
 ) -> None:
     """Print what the last word may be: for the scripts of `completion`."""
@@ -132,8 +131,8 @@ class _Position:
                 self.store = word
             self.option = None
         elif not self.is_option(word):
-            if commands := _commands(self.command):
-                self.command = commands.get(word)
+            if _is_group(self.command):
+                self.command = self.command.get_command(None, word)
             else:
                 self.arguments += 1
         elif word == "--":
@@ -174,7 +173,7 @@ def answers_for(
         if position.option is None:
             return []
         start = f"{name}="
-    elif position.option is None and _commands(position.command):
+    elif position.option is None and _is_group(position.command):
         return _beginning(current, _described_commands(position.command))
     kinds = frozenset(position.metavar.split("|"))
     fitting = _beginning(current, ((word, "") for word in _words(position, models, kinds)))
@@ -206,7 +205,8 @@ def _described_options(command: Any) -> Iterator[Answer]:
 
 
 def _described_commands(group: Any) -> Iterator[Answer]:
-    for name, command in _commands(group).items():
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         if not command.hidden:
             yield name, command.get_short_help_str(_LONGEST_MEANING)
 
@@ -215,8 +215,8 @@ def _parameters(command: Any, kind: str) -> list[Any]:
     return [one for one in getattr(command, "params", []) if one.param_type_name == kind]
 
 
-def _commands(command: Any) -> dict[str, Any]:
-    return getattr(command, "commands", {})
+def _is_group(command: Any) -> bool:
+    return hasattr(command, "commands")
 
 
 def _stored_models(store: str | None) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
+from typer import Argument, Option
 
 import blobstore
 from blobstore.cli.output import (
@@ -16,12 +17,12 @@ from blobstore.cli.output import (
     Jobs,
     JsonOption,
     Model,
+    blobs,
     counted,
     emit,
     note,
     parse_size,
     printable,
-    progress_bar,
     rate,
     show_facts,
     show_help,
@@ -30,8 +31,8 @@ from blobstore.cli.output import (
     show_result,
     show_table,
     size,
+    with_bar,
 )
-from blobstore.cli.parsing import LightCommand
 from blobstore.cli.stores import (
     CacheOption,
     CacheSizeOption,
@@ -53,22 +54,20 @@ _PIPE = "-"
 
 
 def save(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Models to save.")],
+    names: Annotated[list[str], Argument(metavar="NAME", help="Models to save.")],
     output: Annotated[
         str,
-        typer.Option(
+        Option(
             "--output",
             "-o",
             metavar="FILE",
             help="The file to write: .tar, or .tar.zst for zstandard; - is standard output.",
         ),
     ],
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace a file that already exists.")
-    ] = False,
+    force: Annotated[bool, Option("--force", help="Replace a file that already exists.")] = False,
     compress: Annotated[
         bool | None,
-        typer.Option(
+        Option(
             "--compress/--no-compress",
             help="Compress with zstandard, or don't [default: as the file's name says].",
         ),
@@ -90,17 +89,15 @@ def save(
             hint = "Use -o FILE, or a pipe: blobstore save NAME -o - | ssh HOST blobstore load -"
             raise UsageError("standard output is a terminal, not a pipe", hint=hint)
     target: str | BinaryIO = sys.stdout.buffer if output == _PIPE else output
-    opened = stores_at(store, lower)
-    with progress_bar() as progress:
-        done = blobstore.save_models(
-            names,
-            target,
-            store=opened,
-            compress=compress,
-            replace=force,
-            jobs=jobs,
-            progress=progress,
-        )
+    done = with_bar(
+        blobstore.save_models,
+        names,
+        target,
+        store=stores_at(store, lower),
+        compress=compress,
+        replace=force,
+        jobs=jobs,
+    )
     if output != _PIPE:
         from blobstore.views.results import SavedArchive
 
@@ -112,34 +109,30 @@ def save(
             sum(one.copied.blobs for one in done),
             sum(one.copied.nbytes for one in done),
         )
-        show_result(saved, _show_saved, as_json=as_json)
+        show_result(saved, _show_saved, as_json)
 
 
 def _show_saved(saved: SavedArchive) -> None:
     names = ", ".join(map(str, saved.models))
-    what = f"{counted(saved.blobs, 'blob')} ({size(saved.blob_bytes)})"
-    emit(f"Saved {names} to {printable(saved.file)}: {what}, a file of {size(saved.nbytes)}")
+    what = f"{blobs(saved.blobs, saved.blob_bytes)}, a file of {size(saved.nbytes)}"
+    emit(f"Saved {names} to {printable(saved.file)}: {what}")
 
 
 def load(
     file: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE", help="The archive, plain, .zst or .gz; - is standard input."
-        ),
+        Argument(metavar="FILE", help="The archive, plain, .zst or .gz; - is standard input."),
     ],
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Models to load [default: all].", show_default=False),
+        Argument(metavar="NAME", help="Models to load [default: all].", show_default=False),
     ] = None,
     as_name: Annotated[
         str | None,
-        typer.Option(
-            "--as", metavar="NAME", help="Its name in the store; for an archive of one model."
-        ),
+        Option("--as", metavar="NAME", help="Its name in the store; for an archive of one model."),
     ] = None,
     listed: Annotated[
-        bool, typer.Option("--list", help="List the archive's models; load nothing.")
+        bool, Option("--list", help="List the archive's models; load nothing.")
     ] = False,
     jobs: Jobs = None,
     wait: WaitOption = None,
@@ -161,7 +154,7 @@ def load(
             _list(archive, chosen, as_json=as_json)
         else:
             target = store_at(store, wait, may_be_new=True)
-            show_result(_loaded(archive, chosen, target, jobs), _show_loaded, as_json=as_json)
+            show_result(_loaded(archive, chosen, target, jobs), _show_loaded, as_json)
 
 
 def _chosen(archive: blobstore.Archive, names: Sequence[str]) -> list[ModelName]:
@@ -177,7 +170,7 @@ def _list(archive: blobstore.Archive, names: Sequence[ModelName], *, as_json: bo
         ArchivedModel(name, manifest, len({blob.digest for blob in manifest.descriptors}))
         for name, manifest in manifests.items()
     ]
-    show_result(models, _show_listed, as_json=as_json)
+    show_result(models, _show_listed, as_json)
     if archive.unnamed:
         unnamed = counted(len(archive.unnamed), "model")
         note(f"{unnamed} without a name: {', '.join(one.short for one in archive.unnamed)}")
@@ -205,10 +198,7 @@ def _loaded(
         message = f"the model of {archive.address} has no name"
         raise UsageError(message, hint="Give it one: --as NAME.")
     before = [id_of(target, target.target(name)) for name in names]
-    with progress_bar() as progress:
-        done = blobstore.transfer(
-            names, archive, target, check=check_is_model, jobs=jobs, progress=progress
-        )
+    done = with_bar(blobstore.transfer, names, archive, target, check=check_is_model, jobs=jobs)
     return [
         LoadedModel(replace(one, replaced=replaced_id(old, one.digest)))
         for one, old in zip(done, before, strict=True)
@@ -217,24 +207,23 @@ def _loaded(
 
 def _show_loaded(models: list[LoadedModel]) -> None:
     for done in (model.done for model in models):
-        copied = f"{counted(done.copied.blobs, 'blob')} ({size(done.copied.nbytes)})"
         there = f", {done.there.blobs:,} were there" if done.there else ""
-        emit(f"Loaded {done.name}: {copied}{there}")
+        emit(f"Loaded {done.name}: {blobs(done.copied.blobs, done.copied.nbytes)}{there}")
         show_replaced(done.replaced)
 
 
 def export(
     name: Model,
     folder: Annotated[
-        str, typer.Argument(metavar="DIR", help="The folder to write; it must be new or empty.")
+        str, Argument(metavar="DIR", help="The folder to write; it must be new or empty.")
     ],
     form: Annotated[
         str,
-        typer.Option("--format", metavar="safetensors|mlx", help="mlx is for mlx_lm.load."),
+        Option("--format", metavar="safetensors|mlx", help="mlx is for mlx_lm.load."),
     ] = "safetensors",
     dequantize: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--dequantize",
             metavar="bfloat16|float16|float32",
             help="Write all weights as this type.",
@@ -242,16 +231,14 @@ def export(
     ] = None,
     max_shard_size: Annotated[
         str,
-        typer.Option(
+        Option(
             "--max-shard-size",
             metavar="SIZE",
             help="Largest size of a file, such as 5GB, "
             "or source for the same files as were imported.",
         ),
     ] = "5GB",
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Hash every blob before using it.")
-    ] = False,
+    verify: Annotated[bool, Option("--verify", help="Hash every blob before using it.")] = False,
     jobs: Jobs = None,
     cache: CacheOption = None,
     cache_size: CacheSizeOption = None,
@@ -269,21 +256,20 @@ def export(
         from blobstore.model.network_plan import without_package_code
 
         without_package_code()
-    with progress_bar() as progress:
-        result = blobstore.export_model(
-            name,
-            folder,
-            store=cached_stores_at(store, lower, cache, cache_size),
-            format=form,
-            dequantize=dequantize,
-            max_shard_size=AS_SOURCE if max_shard_size == AS_SOURCE else parse_size(max_shard_size),
-            jobs=jobs,
-            verify=verify,
-            progress=progress,
-        )
+    result = with_bar(
+        blobstore.export_model,
+        name,
+        folder,
+        store=cached_stores_at(store, lower, cache, cache_size),
+        format=form,
+        dequantize=dequantize,
+        max_shard_size=AS_SOURCE if max_shard_size == AS_SOURCE else parse_size(max_shard_size),
+        jobs=jobs,
+        verify=verify,
+    )
     for text in result.notes:
         note(text)
-    show_result(result, _show_export, as_json=as_json)
+    show_result(result, _show_export, as_json)
 
 
 def _show_export(result: blobstore.ExportResult) -> None:
@@ -299,21 +285,21 @@ def _show_export(result: blobstore.ExportResult) -> None:
 
 
 _MOST_INPUT = 100_000_000
-File = Annotated[str, typer.Argument(metavar="FILE", help="A .safetensors file.")]
+File = Annotated[str, Argument(metavar="FILE", help="A .safetensors file.")]
 InPlace = Annotated[
     bool,
-    typer.Option("--in-place", help="Fail if the change can't be made without a new file."),
+    Option("--in-place", help="Fail if the change can't be made without a new file."),
 ]
 metadata = typer.Typer(
     help="Read and edit the metadata of a .safetensors file.", callback=show_help, **PLAIN
 )
 
 
-@metadata.command("get", cls=LightCommand)
+@metadata.command("get")
 def get_metadata(
     file: File,
     key: Annotated[
-        str | None, typer.Argument(metavar="KEY", help="One key [default: all of them].")
+        str | None, Argument(metavar="KEY", help="One key [default: all of them].")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -329,18 +315,18 @@ def get_metadata(
         emit(printable(values[key], keep="\n\t"))
 
 
-@metadata.command("set", cls=LightCommand)
+@metadata.command("set")
 def set_metadata(
     file: File,
     key: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="KEY_OR_JSON",
             help="A key; without VALUE, a JSON object, or - to read one from stdin.",
         ),
     ],
-    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="The new value.")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Remove all other keys.")] = False,
+    value: Annotated[str | None, Argument(metavar="VALUE", help="The new value.")] = None,
+    replace: Annotated[bool, Option("--replace", help="Remove all other keys.")] = False,
     in_place: InPlace = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -349,14 +335,14 @@ def set_metadata(
     _edit(file, changes, replace=replace, in_place=in_place, as_json=as_json)
 
 
-@metadata.command("rm", cls=LightCommand)
+@metadata.command("rm")
 def remove_metadata(
     file: File,
     keys: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY", help="Keys to remove; if one is missing, nothing changes."),
+        Argument(metavar="KEY", help="Keys to remove; if one is missing, nothing changes."),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Remove every key.")] = False,
+    everything: Annotated[bool, Option("--all", help="Remove every key.")] = False,
     in_place: InPlace = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -389,10 +375,7 @@ def _parse(text: str) -> dict[str, str | None]:
 def _edit(
     file: str, changes: Mapping[str, str | None], *, replace: bool, in_place: bool, as_json: bool
 ) -> None:
-    with progress_bar() as progress:
-        edit = blobstore.edit_metadata(
-            file, changes, replace=replace, in_place=in_place, progress=progress
-        )
+    edit = with_bar(blobstore.edit_metadata, file, changes, replace=replace, in_place=in_place)
     if as_json:
         _show_metadata(edit.metadata, as_json=True)
     else:

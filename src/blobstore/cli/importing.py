@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
-import typer
+from typer import Argument, Option
 
 import blobstore
 from blobstore.cli.output import (
@@ -26,7 +26,6 @@ from blobstore.cli.output import (
     note,
     parse_size,
     printable,
-    progress_bar,
     rate,
     shape,
     show_coverage,
@@ -35,6 +34,7 @@ from blobstore.cli.output import (
     show_result,
     show_table,
     size,
+    with_bar,
     with_flags,
 )
 from blobstore.cli.stores import (
@@ -45,18 +45,17 @@ from blobstore.cli.stores import (
     stores_at,
 )
 from blobstore.errors import InvalidNameError, UsageError
-from blobstore.importer.arguments import ImportArguments, Option
+from blobstore.importer.arguments import ImportArguments, Option as ImportOption
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
     from blobstore.importer.batch import Batch
     from blobstore.importer.worker import WorkResult
-    from blobstore.io.workers import Progress
 
 
 Memory = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--memory",
         metavar="SIZE",
         help="Memory for the work [default: 32MB, and 32MB per thread].",
@@ -64,15 +63,11 @@ Memory = Annotated[
 ]
 VerifyReuse = Annotated[
     bool,
-    typer.Option(
-        "--verify-reuse", help="Hash the blobs of earlier imports before using them again."
-    ),
+    Option("--verify-reuse", help="Hash the blobs of earlier imports before using them again."),
 ]
 Force = Annotated[
     bool,
-    typer.Option(
-        "--force", help="Allow a tag that says another type, such as :int4 for int8 weights."
-    ),
+    Option("--force", help="Allow a tag that says another type, such as :int4 for int8 weights."),
 ]
 
 
@@ -93,9 +88,9 @@ def takes_import_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _parameter(name: str, kind: Any, option: Option) -> inspect.Parameter:
+def _parameter(name: str, kind: Any, option: ImportOption) -> inspect.Parameter:
     parse = parse_size if name == "target_size" else None
-    flags = typer.Option(*flags_of(name), metavar=option.metavar, help=option.help, parser=parse)
+    flags = Option(*flags_of(name), metavar=option.metavar, help=option.help, parser=parse)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -114,7 +109,7 @@ _OPTIONS = [
 def import_(
     source: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="SOURCE",
             help="A .safetensors file or a folder, here or at an https, hf, s3, gs or az address. "
             "With --modelfile, a single argument is the NAME.",
@@ -122,7 +117,7 @@ def import_(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="NAME",
             help="Name of the model [default: the source's name, tagged with the type].",
         ),
@@ -132,7 +127,7 @@ def import_(
     memory: Memory = None,
     connections: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--connections",
             metavar="N",
             min=1,
@@ -141,18 +136,18 @@ def import_(
     ] = None,
     limit_rate: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--limit-rate", metavar="SIZE", help="Bytes a second to fetch at most, such as 20MB."
         ),
     ] = None,
     verify_reuse: VerifyReuse = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")
+        bool, Option("--dry-run", help="Print what would be written, and write nothing.")
     ] = False,
     force: Force = False,
     planned: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--plan",
             metavar="FILE",
             help="Carry out a plan that plan -o wrote; SOURCE is where it is now.",
@@ -160,7 +155,7 @@ def import_(
     ] = None,
     on: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--on",
             metavar="ADDRESS",
             help="Let the workers of a Dask cluster make the blobs: dask://HOST:PORT "
@@ -171,7 +166,7 @@ def import_(
     store: StoreOption = None,
     lower: LowerOption = None,
     copy_up: Annotated[
-        bool, typer.Option("--copy-up", help="Write all blobs, also those that a lower store has.")
+        bool, Option("--copy-up", help="Write all blobs, also those that a lower store has.")
     ] = False,
     as_json: JsonOption = False,
     **options: Any,
@@ -190,14 +185,10 @@ def import_(
     at_most = parse_size(limit_rate) if limit_rate is not None else None
     fetch = FetchOptions(connections=connections, limit_rate=at_most)
     how: Any = {"jobs": jobs, "fetch": fetch}
-    with progress_bar() as progress:
-        made = (
-            blobstore.plan_import(
-                source, progress=progress, open_source=source_at, **how, **options
-            )
-            if planned is None
-            else _travelled(planned, source, options)
-        )
+    if planned is None:
+        made = with_bar(blobstore.plan_import, source, open_source=source_at, **how, **options)
+    else:
+        made = _travelled(planned, source, options)
     target = target or default_name(made)
     if not force:
         check_tag(made, target)
@@ -208,45 +199,25 @@ def import_(
     if made.options.target is not None and not as_json:
         _show_tensors(made)
     home = stores_at(store, lower, wait, may_be_new=True, copies_up=copy_up)
-    with progress_bar() as progress:
-        if on is not None:
-            result = _run_on(on, made, target, home, planned, budget, progress)
-        else:
-            result = blobstore.run_plan(
+    if on is None:
+        how["verify_reuse"] = verify_reuse
+        result = with_bar(blobstore.run_plan, made, target, home, memory=budget, **how)
+    else:
+        from blobstore.distributed import connected, run_plan_on
+
+        with connected(on) as client:
+            result = with_bar(
+                run_plan_on,
+                client,
                 made,
                 target,
                 home,
+                path=planned,
                 memory=budget,
-                verify_reuse=verify_reuse,
-                progress=progress,
-                **how,
+                force=True,  # the tag is checked already
+                open_source=source_at,
             )
-    show_result(result, _show_import, as_json=as_json)
-
-
-def _run_on(
-    address: str,
-    made: blobstore.ImportPlan,
-    target: ModelName,
-    home: Any,
-    path: str | None,
-    memory: int | None,
-    progress: Progress | None,
-) -> blobstore.ImportResult:
-    from blobstore.distributed import connected, run_plan_on
-
-    with connected(address) as client:
-        return run_plan_on(
-            client,
-            made,
-            target,
-            home,
-            path=path,
-            memory=memory,
-            progress=progress,
-            force=True,  # the tag is checked already
-            open_source=source_at,
-        )
+    show_result(result, _show_import, as_json)
 
 
 def _travelled(planned: str, source: str | None, options: Any) -> blobstore.ImportPlan:
@@ -275,7 +246,7 @@ def _model_name(text: str, modelfile: str | None) -> ModelName:
 def plan(
     source: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="SOURCE",
             help="As for import [default: the Modelfile's FROM].",
         ),
@@ -283,28 +254,28 @@ def plan(
     *,
     output: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--output", "-o", metavar="FILE", help="Write the plan to a file, for import --plan."
         ),
     ] = None,
     jobs: Jobs = None,
     check: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--check",
             help="Let mlx-lm build its network for the planned tensors; takes seconds (extra: lm).",
         ),
     ] = False,
     html: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--html",
             metavar="FILE",
             help="Write a page, too, that shows the sizes of all types and group sizes.",
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace the file of --html if it exists.")
+        bool, Option("--force", help="Replace the file of --html if it exists.")
     ] = False,
     as_json: JsonOption = False,
     **options: Any,
@@ -314,10 +285,7 @@ def plan(
         from blobstore.web.report import check_place
 
         check_place(html, force=force)
-    with progress_bar() as progress:
-        made = blobstore.plan_import(
-            source, jobs=jobs, progress=progress, open_source=source_at, **options
-        )
+    made = with_bar(blobstore.plan_import, source, jobs=jobs, open_source=source_at, **options)
     _print_notes(made)
     runs_in = made.runs_in
     if check:
@@ -400,18 +368,16 @@ _SHARD = re.compile(r"(?P<index>[0-9]{1,7})/(?P<count>[0-9]{1,7})", re.ASCII)
 _FAILED = 1
 Source = Annotated[
     str | None,
-    typer.Option("--source", metavar="SOURCE", help="Where the plan's source is now."),
+    Option("--source", metavar="SOURCE", help="Where the plan's source is now."),
 ]
 
 
 def work(
-    plan: Annotated[
-        str | None, typer.Argument(metavar="PLAN", help="A file that plan -o wrote.")
-    ] = None,
+    plan: Annotated[str | None, Argument(metavar="PLAN", help="A file that plan -o wrote.")] = None,
     *,
     shard: Annotated[
         str,
-        typer.Option(
+        Option(
             "--shard",
             metavar="I/N",
             help="Which of N parts of the work to do; I counts from 0.",
@@ -419,7 +385,7 @@ def work(
     ] = "0/1",
     batch: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--batch",
             metavar="FILE",
             help="Import a list of models, in TOML, instead of one plan.",
@@ -442,7 +408,7 @@ def work(
         raise UsageError("work does a PLAN or a --batch, not both")
     if batch is not None and source is not None:
         raise UsageError("--source can't be used with --batch, whose list names the sources")
-    settings = {
+    settings: dict[str, Any] = {
         "shard": parse_shard(shard),
         "store": stores_at(store, lower, wait, may_be_new=True),
         "open_source": source_at,
@@ -454,13 +420,12 @@ def work(
         from blobstore.importer.batch import Batch
 
         found = Batch(blobstore.work_on_batch(batch, **settings))
-        show_result(found, _show_batch, as_json=as_json)
+        show_result(found, _show_batch, as_json)
         return _FAILED if found.failed else 0
     if plan is None:
         raise UsageError("work needs a PLAN", hint="blobstore plan SOURCE -o PLAN writes it.")
-    with progress_bar() as progress:
-        result = blobstore.work_on_plan(plan, source=source, progress=progress, **settings)
-    show_result(result, _show_work, as_json=as_json)
+    result = with_bar(blobstore.work_on_plan, plan, source=source, **settings)
+    show_result(result, _show_work, as_json)
     return 0
 
 
@@ -496,17 +461,17 @@ def _show_batch(batch: Batch) -> None:
 
 
 def commit(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A file that plan -o wrote.")],
+    plan: Annotated[str, Argument(metavar="PLAN", help="A file that plan -o wrote.")],
     name: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="NAME",
             help="Name of the model [default: the source's name, tagged with the type].",
         ),
     ] = None,
     *,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Hash every blob before publishing the model.")
+        bool, Option("--verify", help="Hash every blob before publishing the model.")
     ] = False,
     source: Source = None,
     jobs: Jobs = None,
@@ -517,19 +482,18 @@ def commit(
     as_json: JsonOption = False,
 ) -> None:
     """Publish a model that work has made."""
-    with progress_bar() as progress:
-        result = blobstore.commit_plan(
-            plan,
-            name,
-            store=stores_at(store, lower, wait),
-            source=source,
-            open_source=source_at,
-            verify=verify,
-            jobs=jobs,
-            force=force,
-            progress=progress,
-        )
-    show_result(result, _show_import, as_json=as_json)
+    result = with_bar(
+        blobstore.commit_plan,
+        plan,
+        name,
+        store=stores_at(store, lower, wait),
+        source=source,
+        open_source=source_at,
+        verify=verify,
+        jobs=jobs,
+        force=force,
+    )
+    show_result(result, _show_import, as_json)
 
 
 def write_plan_page(

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 import blobstore
 from blobstore.cli.output import (
@@ -24,7 +24,6 @@ from blobstore.cli.output import (
     cut_text,
     emit,
     printable,
-    progress_bar,
     shape,
     shortened,
     show_facts,
@@ -32,6 +31,7 @@ from blobstore.cli.output import (
     show_result,
     show_table,
     size,
+    with_bar,
 )
 from blobstore.cli.stores import (
     CACHE,
@@ -62,24 +62,24 @@ _INDENT = "  "
 def inspect(
     target: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="TARGET",
             help="A .safetensors file, a folder, a shard index, an address, "
             "hf://ORG/NAME[@REVISION][/PATH], or a stored model.",
         ),
     ],
-    tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors.")] = False,
+    tensors: Annotated[bool, Option("--tensors", help="List the tensors.")] = False,
     tree: Annotated[
         bool,
-        typer.Option("--tree", help="Show the modules as a tree, with identical ones on one line."),
+        Option("--tree", help="Show the modules as a tree, with identical ones on one line."),
     ] = False,
     depth: Annotated[
         int | None,
-        typer.Option("--depth", metavar="N", min=1, help="Levels of --tree [default: all]."),
+        Option("--depth", metavar="N", min=1, help="Levels of --tree [default: all]."),
     ] = None,
     filters: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--filter",
             metavar="GLOB",
             help="Count and show only tensors whose names match. Repeatable.",
@@ -87,7 +87,7 @@ def inspect(
     ] = None,
     sort: Annotated[
         str,
-        typer.Option(
+        Option(
             "--sort",
             metavar="file|name|size|parameters",
             help="Order of --tensors; by size and parameters the largest first.",
@@ -245,7 +245,7 @@ def quality(
     name: Model,
     against: Annotated[
         str,
-        typer.Option(
+        Option(
             "--against", metavar="SOURCE", help="The checkpoint that the model was imported from."
         ),
     ],
@@ -253,7 +253,7 @@ def quality(
     store: StoreOption = None,
     lower: LowerOption = None,
     plot: Annotated[
-        bool, typer.Option("--plot", help="Draw the errors by layer after the table.")
+        bool, Option("--plot", help="Draw the errors by layer after the table.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -261,10 +261,9 @@ def quality(
     from blobstore.views.quality_records import keep_quality
 
     opened, source = stores_at(store, lower, cache=CACHE), source_at(against)
-    with progress_bar() as progress:
-        report = blobstore.measure_quality(name, source, store=opened, jobs=jobs, progress=progress)
+    report = with_bar(blobstore.measure_quality, name, source, store=opened, jobs=jobs)
     keep_quality(opened, report, source)
-    show_result(report, _show_quality, as_json=as_json)
+    show_result(report, _show_quality, as_json)
     if plot and not as_json:
         _plot(report)
 
@@ -322,11 +321,11 @@ def _figures(errors: Errors) -> tuple[str, ...]:
 
 
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="A stored model.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The stored model to compare it with.")],
+    a: Annotated[str, Argument(metavar="A", help="A stored model.")],
+    b: Annotated[str, Argument(metavar="B", help="The stored model to compare it with.")],
     error: Annotated[
         bool,
-        typer.Option("--error", help="Also measure how much the values of changed tensors differ."),
+        Option("--error", help="Also measure how much the values of changed tensors differ."),
     ] = False,
     jobs: Jobs = None,
     store: StoreOption = None,
@@ -341,7 +340,7 @@ def diff(
         a, b, store=stores_at(store, lower, cache=CACHE), error=error, jobs=jobs
     )
     heading = "RMSE, RELATIVE, LARGEST, COSINE" if error else ""
-    show_result(found, partial(_show_diff, heading=heading), as_json=as_json)
+    show_result(found, partial(_show_diff, heading=heading), as_json)
 
 
 def _show_diff(found: ModelDiff, *, heading: str) -> None:
@@ -381,7 +380,7 @@ def report(
     name: Model,
     against: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--against",
             metavar="SOURCE|MODEL",
             help="Measure the error now: against the checkpoint, or a stored model "
@@ -390,20 +389,16 @@ def report(
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The page to write, as HTML."),
+        Option("--output", "-o", metavar="FILE", help="The page to write, as HTML."),
     ] = None,
     png: Annotated[
         str | None,
-        typer.Option(
-            "--png", metavar="DIR", help="Write the plots as PNG files too (extra: plots)."
-        ),
+        Option("--png", metavar="DIR", help="Write the plots as PNG files too (extra: plots)."),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace files that already exist.")
-    ] = False,
+    force: Annotated[bool, Option("--force", help="Replace files that already exist.")] = False,
     date: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--date",
             metavar="TEXT",
             help="The date to write on the page. Without it, the same input gives the same bytes.",
@@ -430,9 +425,8 @@ def report(
         check_place(output, force=force)
     opened = stores_at(store, lower, cache=CACHE)
     other = None if against is None else _side(against)
-    with progress_bar() as progress:
-        found = model_report(name, store=opened, against=other, jobs=jobs, progress=progress)
-    show_result(_written(found, output, png, date, force=force), _show_report, as_json=as_json)
+    found = with_bar(model_report, name, store=opened, against=other, jobs=jobs)
+    show_result(_written(found, output, png, date, force=force), _show_report, as_json)
 
 
 def _written(

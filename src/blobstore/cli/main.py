@@ -3,27 +3,29 @@
 One file a group of commands; only this package reads the environment.
 
 Nothing heavy is imported here or at the top of the command files: ``--help`` and ``list`` answer at
-once.
+once. A command is built when it is used, from a module that is loaded then.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
+import importlib
 import io
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from threading import Thread
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
+from typer.core import TyperCommand, TyperGroup
 
 from blobstore._version import __version__
 from blobstore.cli.output import PLAIN, ReaderGoneError, emit, fail, show_help, show_json
-from blobstore.cli.parsing import LazyGroup, makers_of
 from blobstore.errors import BlobStoreError, UsageError
 
 EXIT_FAILED = 1
@@ -39,12 +41,12 @@ _MARGIN = 6  # of a line of the help
 def schema(
     command: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="COMMAND", help="A command that has --json, such as list, or metadata get."
         ),
     ] = None,
     page: Annotated[
-        bool, typer.Option("--page", help="Print the page of all commands, in Markdown.")
+        bool, Option("--page", help="Print the page of all commands, in Markdown.")
     ] = False,
 ) -> None:
     """Print the JSON Schema of what a command prints with --json."""
@@ -101,15 +103,62 @@ _HEADINGS = {
 }
 """The commands by the headings of the help, in its order, and their functions in this room."""
 _HIDDEN = {"ls": "models:list_", "complete": "completion:complete"}
+_PLACES = {
+    name: place for places in (*_HEADINGS.values(), _HIDDEN) for name, place in places.items()
+}
 
 
-class _Group(LazyGroup):
+class _Coercion:
+    """How typer reads the values of options, but for texts and options that are not given.
+
+    typer reads every value with a validator of pydantic, which takes half of the time before
+    ``import`` begins. These two need none.
+    """
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        described = param.type_descriptor
+        is_text = described.annotation in (str, list[str])
+        if value is None or (is_text and described.parameter_info.parser is None):
+            return value
+        return type(param).get_runtime_param(param).coerce(value, param=param, ctx=ctx)
+
+
+def _lightened(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        parameter.get_runtime_param = _Coercion
+    return parameters
+
+
+class LightCommand(TyperCommand):
+    """A command whose options cost nothing if they are not given."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _lightened(super().get_params(ctx))
+
+
+@cache
+def _command(name: str) -> Any:
+    module, _, function = _PLACES[name].partition(":")
+    found = getattr(importlib.import_module(f"blobstore.cli.{module}"), function)
+    if isinstance(found, typer.Typer):
+        return typer.main.get_command(found)
+    app = typer.Typer(**PLAIN)
+    app.command(name, cls=LightCommand, hidden=name in _HIDDEN)(found)
+    return typer.main.get_command(app)
+
+
+class _Group(TyperGroup):
     """The commands under their headings, in plain text."""
 
-    makers: ClassVar = {
-        **{name: maker for rows in _HEADINGS.values() for name, maker in makers_of(rows).items()},
-        **makers_of(_HIDDEN, hidden=True),
-    }
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = dict.fromkeys(_PLACES)  # type: ignore[assignment]  # made by get_command
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _lightened(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # typer passes it
+        return _command(cmd_name) if cmd_name in _PLACES else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # typer passes it
         width = max(len(name) for names in _HEADINGS.values() for name in names)
@@ -118,7 +167,7 @@ class _Group(LazyGroup):
                 formatter.write_dl(
                     (
                         name.ljust(width),
-                        self.commands[name].get_short_help_str(formatter.width - width - _MARGIN),
+                        _command(name).get_short_help_str(formatter.width - width - _MARGIN),
                     )
                     for name in names
                 )
@@ -128,7 +177,6 @@ app = typer.Typer(
     name="blobstore",
     help="Store model checkpoints as quantized tensor blobs, in Ollama's format. "
     "Start with: blobstore import FOLDER",
-    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     cls=_Group,
     **PLAIN,
@@ -149,7 +197,7 @@ def _options(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001  # acts in its callback
         bool,
-        typer.Option(
+        Option(
             "--version",
             help="Show the version, the compute kernels and the SHA-256 in use.",
             callback=_show_version,
@@ -210,7 +258,7 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
-@functools.cache
+@cache
 def _command_line() -> Callable[..., Any]:
     return typer.main.get_command(app)
 

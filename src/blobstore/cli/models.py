@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 import blobstore
 from blobstore.cli.output import (
@@ -20,13 +20,14 @@ from blobstore.cli.output import (
     Model,
     ReaderGoneError,
     age,
+    amounts,
+    blobs,
     count,
     counted,
     counts,
     emit,
     note,
     printable,
-    progress_bar,
     shape,
     show_coverage,
     show_facts,
@@ -34,6 +35,7 @@ from blobstore.cli.output import (
     show_result,
     show_table,
     size,
+    with_bar,
     with_flags,
 )
 from blobstore.cli.stores import (
@@ -59,7 +61,7 @@ _SHOWN = 20
 def list_(
     sort: Annotated[
         str,
-        typer.Option(
+        Option(
             "--sort",
             metavar="name|time|size",
             help="Order: by name, the newest first, or the largest first.",
@@ -132,10 +134,10 @@ def _list_row(model: ListedModel | BrokenModel) -> tuple[str, ...]:
 
 def show(
     name: Model,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors as well.")] = False,
+    tensors: Annotated[bool, Option("--tensors", help="List the tensors as well.")] = False,
     coverage: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--coverage",
             help="Say how much of its source is stored, and what was left out, and why.",
         ),
@@ -202,7 +204,7 @@ def _show_model(found: ShownModel) -> None:
 
 
 def rm(
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Models to remove.")],
+    names: Annotated[list[str], Argument(metavar="NAME", help="Models to remove.")],
     wait: WaitOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
@@ -229,12 +231,11 @@ def _show_removal(done: RemovedModel) -> None:
     gone = f"{counted(len(removal.removed), 'blob')}, {size(removal.removed_bytes)}"
     emit(f"Removed {done.name}: {gone}")
     if removal.reason is not None:
-        kept = f"{counted(len(removal.kept), 'blob')} ({size(removal.kept_bytes)})"
-        emit(f"Kept {kept}: {removal.reason}")
+        emit(f"Kept {blobs(len(removal.kept), removal.kept_bytes)}: {removal.reason}")
 
 
 ReplaceOption = Annotated[
-    bool, typer.Option("--force", help="Replace a model that already has this name.")
+    bool, Option("--force", help="Replace a model that already has this name.")
 ]
 
 
@@ -242,15 +243,13 @@ def cp(
     source: Model,
     target: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             metavar="NEW_NAME", help="Another name for it [default with --to: the same name]."
         ),
     ] = None,
     to: Annotated[
         str | None,
-        typer.Option(
-            "--to", metavar="DIR", help="Copy the model to the store DIR, which may be new."
-        ),
+        Option("--to", metavar="DIR", help="Copy the model to the store DIR, which may be new."),
     ] = None,
     force: ReplaceOption = False,
     jobs: Jobs = None,
@@ -273,7 +272,7 @@ def cp(
     else:
         there = store_at(to, wait, may_be_new=True)
         copy = _copy_to(opened, asked, wanted, there, jobs, replace=force)
-        show_result(copy, _show_copy, as_json=as_json)
+        show_result(copy, _show_copy, as_json)
 
 
 def _copy_to(
@@ -290,27 +289,20 @@ def _copy_to(
     if not replace and id_of(target, found) not in (None, id_of(source, source.find(name))):
         raise already_exists(found)  # before gigabytes are copied
     pairs = {str(name): str(wanted)}
-    with progress_bar() as progress:
-        (done,) = blobstore.transfer(pairs, source, target, jobs=jobs, progress=progress)
+    (done,) = with_bar(blobstore.transfer, pairs, source, target, jobs=jobs)
     return CopiedModel(done, target.address)
 
 
 def _show_copy(copy: CopiedModel) -> None:
     done = copy.done
-    ways = {
-        "there": done.there,
-        "linked": done.linked,
-        "cloned": done.cloned,
-        "copied": done.copied,
-    }
-    parts = (f"{way.blobs:,} {how} ({size(way.nbytes)})" for how, way in ways.items() if way)
+    ways = {how: getattr(done, how) for how in ("there", "linked", "cloned", "copied")}
     where = f"{done.name} in {printable(copy.store)}"
-    emit(f"Copied {done.source} to {where}: {', '.join(parts) or 'no blobs'}")
+    emit(f"Copied {done.source} to {where}: {amounts(ways)}")
 
 
 def mv(
     source: Model,
-    target: Annotated[str, typer.Argument(metavar="NEW_NAME", help="Its new name.")],
+    target: Annotated[str, Argument(metavar="NEW_NAME", help="Its new name.")],
     force: ReplaceOption = False,
     wait: WaitOption = None,
     store: StoreOption = None,
@@ -330,7 +322,7 @@ def _give_name(
     from blobstore.views.results import RenamedModel
 
     old = store.holder(asked).find(asked)  # as it is written there; gone after a move
-    show_result(RenamedModel(old, rename()), partial(_show_new_name, done), as_json=as_json)
+    show_result(RenamedModel(old, rename()), partial(_show_new_name, done), as_json)
 
 
 def _show_new_name(done: str, model: RenamedModel) -> None:

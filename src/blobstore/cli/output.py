@@ -12,11 +12,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
+from typer import Argument, Option
 
 from blobstore.errors import UsageError, from_os_error
 from blobstore.views.quantities import (
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from blobstore.formats.provenance import Coverage, Tally
     from blobstore.io.workers import Progress
     from blobstore.names import Digest
+    from blobstore.store.transfer import Amount
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 @contextmanager
@@ -75,12 +80,18 @@ def progress_bar() -> Iterator[Progress | None]:
         bar.stop()
 
 
+def with_bar(work: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
+    """Return the result of a function that takes a ``progress``, shown by a progress bar."""
+    with progress_bar() as progress:
+        return work(*arguments, **options, progress=progress)  # type: ignore[arg-type]  # it takes it
+
+
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", metavar="N", help="Number of threads [default: one per core]."),
+    Option("--jobs", "-j", metavar="N", help="Number of threads [default: one per core]."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Model = Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")]
+JsonOption = Annotated[bool, Option("--json", help="Print one JSON document.")]
+Model = Annotated[str, Argument(metavar="NAME", help="A stored model.")]
 _LONGEST_MESSAGE = 1000
 LONGEST_REASON = 120
 """Of why something is broken, in a row of a table."""
@@ -108,6 +119,7 @@ PLAIN: dict[str, Any] = {
     "invoke_without_command": True,
     "rich_markup_mode": None,
     "add_completion": False,
+    "pretty_exceptions_enable": False,
 }
 """Settings of groups of commands."""
 
@@ -172,15 +184,19 @@ def show_json(document: Any, *, compact: bool = False) -> None:
     emit(json.dumps(document, indent=None if compact else 2, default=encoded))
 
 
-def show_result(result: Any, show: Callable[[Any], object], *, as_json: bool) -> None:
-    """Print results as one JSON document, or by a function that prints them as lines and tables."""
-    (show_json if as_json else show)(result)
+def show_result(result: Any, show: Callable[[Any], object], as_json: bool) -> None:
+    """Print results as one JSON document, or by a function that prints them as lines and tables.
+
+    If the reader of the output goes away, the exit code still tells the result.
+    """
+    with suppress(ReaderGoneError):
+        (show_json if as_json else show)(result)
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows in columns as wide as their widest cell, three spaces apart."""
     cells = [list(headings), *([printable(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = (
         "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
@@ -195,10 +211,21 @@ def show_facts(facts: Mapping[str, str]) -> None:
         emit(f"{name.ljust(width)}   {printable(value)}")
 
 
-def shortened(names: Sequence[str], most: int, number: int | None = None) -> str:
-    """Return the first ``most`` of ``number`` names: ``a, b and 3 more``."""
-    more = (len(names) if number is None else number) - most
-    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+def shortened(names: Sequence[object], most: int) -> str:
+    """Return the first ``most`` names: ``a, b and 3 more``."""
+    more = len(names) - most
+    return ", ".join(map(str, names[:most])) + (f" and {more:,} more" if more > 0 else "")
+
+
+def blobs(number: int, nbytes: int) -> str:
+    """Return a number of blobs with their bytes: ``2 blobs (5.9 MB)``."""
+    return f"{counted(number, 'blob')} ({size(nbytes)})"
+
+
+def amounts(ways: Mapping[str, Amount]) -> str:
+    """Return how many blobs went which way: ``2 linked (5.9 MB), 1 copied (80 B)``."""
+    parts = (f"{way.blobs:,} {how} ({size(way.nbytes)})" for how, way in ways.items() if way)
+    return ", ".join(parts) or "no blobs"
 
 
 def show_replaced(digest: Digest | None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from blobstore.cli.output import (
     JsonOption,
@@ -50,61 +50,57 @@ def run(
     name: Model,
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="PROMPT",
             help="The text to answer [default: standard input, on a terminal a conversation].",
         ),
     ] = None,
     system: Annotated[
         str | None,
-        typer.Option("--system", metavar="TEXT", help="The system text, in place of the model's."),
+        Option("--system", metavar="TEXT", help="The system text, in place of the model's."),
     ] = None,
     raw: Annotated[
         bool,
-        typer.Option("--raw", "--no-template", help="Continue the text, without a template."),
+        Option("--raw", "--no-template", help="Continue the text, without a template."),
     ] = False,
     temperature: Annotated[
         float | None,
-        typer.Option("--temperature", "--temp", metavar="T", help="0 takes the most likely token."),
+        Option("--temperature", "--temp", metavar="T", help="0 takes the most likely token."),
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option("--top-p", metavar="P", help="Only tokens that together are so likely."),
+        Option("--top-p", metavar="P", help="Only tokens that together are so likely."),
     ] = None,
     top_k: Annotated[
         int | None,
-        typer.Option("--top-k", metavar="K", help="Only the K likeliest tokens; 0: all."),
+        Option("--top-k", metavar="K", help="Only the K likeliest tokens; 0: all."),
     ] = None,
     min_p: Annotated[
         float | None,
-        typer.Option(
-            "--min-p", metavar="P", help="Only tokens P times as likely as the likeliest."
-        ),
+        Option("--min-p", metavar="P", help="Only tokens P times as likely as the likeliest."),
     ] = None,
     repeat_penalty: Annotated[
         float | None,
-        typer.Option("--repeat-penalty", metavar="X", help="Above 1: repeat less."),
+        Option("--repeat-penalty", metavar="X", help="Above 1: repeat less."),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
-            "--seed", metavar="N", help="For the same text again [default: a random one]."
-        ),
+        Option("--seed", metavar="N", help="For the same text again [default: a random one]."),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option("--max-tokens", metavar="N", help="Stop after N tokens; -1: no limit."),
+        Option("--max-tokens", metavar="N", help="Stop after N tokens; -1: no limit."),
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option("--context", metavar="N", help="Tokens of prompt and answer together."),
+        Option("--context", metavar="N", help="Tokens of prompt and answer together."),
     ] = None,
     stop: Annotated[
         list[str] | None,
-        typer.Option("--stop", metavar="TEXT", help="A text that ends the answer; repeatable."),
+        Option("--stop", metavar="TEXT", help="A text that ends the answer; repeatable."),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Say how many tokens an answer has, and how fast.")
+        bool, Option("--verbose", help="Say how many tokens an answer has, and how fast.")
     ] = False,
     cache: CacheOption = None,
     cache_size: CacheSizeOption = None,
@@ -395,14 +391,14 @@ _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@]+/?", re.ASCII
 
 def serve(
     port: Annotated[
-        int, typer.Option("--port", metavar="N", min=0, max=65535, help="0: any free port.")
+        int, Option("--port", metavar="N", min=0, max=65535, help="0: any free port.")
     ] = 8080,
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="The address to listen at.")
+        str, Option("--host", metavar="ADDRESS", help="The address to listen at.")
     ] = "127.0.0.1",
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--allowed-host",
             metavar="HOST",
             help="A host name of the server, for browsers on other machines; repeatable.",
@@ -410,7 +406,7 @@ def serve(
     ] = None,
     lm: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--lm",
             metavar="NAME",
             help="A stored model that answers at /v1/, as OpenAI's clients expect (mlx-lm).",
@@ -418,7 +414,7 @@ def serve(
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--allow-origin",
             metavar="ORIGIN",
             help="A site whose pages may use /v1/, or * for all; repeatable.",

@@ -6,20 +6,20 @@ import os
 import sys
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 import blobstore
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
     Model,
-    ReaderGoneError,
+    amounts,
     counted,
     emit,
     note,
@@ -28,7 +28,7 @@ from blobstore.cli.output import (
     progress_bar,
     show_replaced,
     show_result,
-    size,
+    with_bar,
 )
 from blobstore.cli.stores import StoreOption, WaitOption, store_at
 from blobstore.errors import UsageError
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 KeyOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--key", metavar="FILE", help="Require a signature by this public key, for the repository."
     ),
 ]
 PolicyOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--policy", metavar="FILE", help="Require the signatures of this containers policy.json."
     ),
 ]
@@ -60,7 +60,7 @@ def push(
     name: Model,
     to: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--to",
             metavar="NAME",
             help="Where to: HOST/NAMESPACE/MODEL:TAG [default: as the model is named].",
@@ -68,7 +68,7 @@ def push(
     ] = None,
     artifact: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--artifact",
             metavar="modelpack|image|oci",
             help="Send another form: a ModelPack artifact or an image of exported files, "
@@ -77,7 +77,7 @@ def push(
     ] = None,
     form: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--format",
             metavar="safetensors|mlx",
             help="Files of --artifact: mlx is for mlx_lm.load [default: safetensors].",
@@ -85,7 +85,7 @@ def push(
     ] = None,
     dequantize: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--dequantize",
             metavar="bfloat16|float16|float32",
             help="Dequantize the weights in files of --artifact to this type.",
@@ -93,7 +93,7 @@ def push(
     ] = None,
     max_shard_size: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--max-shard-size",
             metavar="SIZE",
             help="Largest file of --artifact, such as 5GB, or source [default: 5GB].",
@@ -121,7 +121,7 @@ def push(
         done = blobstore.push(
             name, model, to=to, neighbours=source, access=access, jobs=jobs, progress=progress
         )
-    show_result(done, partial(_show, "Pushed", "sent"), as_json=as_json)
+    show_result(done, partial(_show, "Pushed", "sent"), as_json)
 
 
 def _check_artifact(kind: str | None, to: str | None, given: Mapping[str, str]) -> None:
@@ -167,13 +167,11 @@ def _opened_artifact(
 def pull(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME", help="A model: [HOST/][NAMESPACE/]MODEL[:TAG][@sha256:DIGEST]."
-        ),
+        Argument(metavar="NAME", help="A model: [HOST/][NAMESPACE/]MODEL[:TAG][@sha256:DIGEST]."),
     ],
     new_name: Annotated[
         str | None,
-        typer.Option("--as", metavar="NAME", help="Its name in the store [default: NAME]."),
+        Option("--as", metavar="NAME", help="Its name in the store [default: NAME]."),
     ] = None,
     key: KeyOption = None,
     policy: PolicyOption = None,
@@ -189,17 +187,10 @@ def pull(
     access = _access(insecure=insecure, ca_file=ca_file, realm=realm)
     required = policy_of(key, policy) if key is not None or policy is not None else None
     target = store_at(store, wait, may_be_new=True)
-    with progress_bar() as progress:
-        done = blobstore.pull(
-            name,
-            target,
-            name=new_name,
-            access=access,
-            policy=required,
-            jobs=jobs,
-            progress=progress,
-        )
-    show_result(done, partial(_show, "Pulled", "fetched"), as_json=as_json)
+    done = with_bar(
+        blobstore.pull, name, target, name=new_name, access=access, policy=required, jobs=jobs
+    )
+    show_result(done, partial(_show, "Pulled", "fetched"), as_json)
 
 
 def _access(
@@ -211,33 +202,27 @@ def _access(
 
 
 def _show(verb: str, moved: str, done: Transferred) -> None:
-    ways = [
-        f"{way.blobs:,} {how} ({size(way.nbytes)})"
-        for how, way in (("were there", done.there), (moved, done.moved))
-        if way
-    ]
+    ways = amounts({"were there": done.there, moved: done.moved})
     renamed = f" as {done.name}" if done.name != done.source else ""
-    emit(f"{verb} {done.source}{renamed}: {', '.join(ways) or 'no blobs'}")
+    emit(f"{verb} {done.source}{renamed}: {ways}")
     if done.signatures:
         emit(f"{verb} {counted(done.signatures, 'signature')}")
     emit(f"Digest: {done.digest}")
     show_replaced(done.replaced)
 
 
-Host = Annotated[str, typer.Argument(metavar="HOST", help="A registry: HOST or HOST:PORT.")]
+Host = Annotated[str, Argument(metavar="HOST", help="A registry: HOST or HOST:PORT.")]
 InsecureOption = Annotated[
     bool,
-    typer.Option("--insecure", help="Allow http for registries on other machines."),
+    Option("--insecure", help="Allow http for registries on other machines."),
 ]
 CaFileOption = Annotated[
     str | None,
-    typer.Option(
-        "--ca-file", metavar="FILE", help="Certificates (PEM) to trust beside the system's."
-    ),
+    Option("--ca-file", metavar="FILE", help="Certificates (PEM) to trust beside the system's."),
 ]
 RealmsOption = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--realm",
         metavar="HOST",
         help="A token server that belongs to the registry; repeatable "
@@ -250,13 +235,13 @@ _LONGEST_SECRET = 16 * 2**10
 def login(
     host: Host,
     user: Annotated[
-        str | None, typer.Option("--username", "-u", metavar="USER", help="The user's name.")
+        str | None, Option("--username", "-u", metavar="USER", help="The user's name.")
     ] = None,
     password_stdin: Annotated[
-        bool, typer.Option("--password-stdin", help="Read the password from stdin.")
+        bool, Option("--password-stdin", help="Read the password from stdin.")
     ] = False,
     token_stdin: Annotated[
-        bool, typer.Option("--token-stdin", help="Read an identity token from stdin instead.")
+        bool, Option("--token-stdin", help="Read an identity token from stdin instead.")
     ] = False,
     insecure: InsecureOption = False,
     ca_file: CaFileOption = None,
@@ -369,8 +354,7 @@ def verify_signatures(
 ) -> bool:
     """Check and show the signatures of models; return whether all are signed as required."""
     checked = blobstore.check_signatures(names or (), store, policy_of(key, policy, identity))
-    with suppress(ReaderGoneError):  # the exit code tells the result, too
-        show_result(checked, _show_checked, as_json=as_json)
+    show_result(checked, _show_checked, as_json)
     return all(model.is_accepted for model in checked)
 
 
@@ -422,11 +406,11 @@ _PASSWORD = "COSIGN_PASSWORD"  # noqa: S105  # the name of a variable
 
 def sign(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Stored models to sign.")
+        list[str] | None, Argument(metavar="NAME", help="Stored models to sign.")
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--key",
             metavar="FILE",
             help="The private key: PEM (PKCS #8), or cosign's cosign.key. Its password is asked "
@@ -435,7 +419,7 @@ def sign(
     ] = None,
     identity: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--identity",
             metavar="REFERENCE",
             help="Sign for HOST/NAMESPACE/MODEL[:TAG] [default: the model's repository].",
@@ -443,7 +427,7 @@ def sign(
     ] = None,
     generate: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--generate-key",
             metavar="PREFIX",
             help="Instead of signing, write a new pair of keys: PREFIX.key and PREFIX.pub.",
@@ -468,7 +452,7 @@ def sign(
     found = [opened.holder(name).find(name) for name in names]
     private = blobstore.PrivateKey.parse(_read_key(key), key, lambda: _password(key))
     signed = [blobstore.sign_model(name, opened, private, identity=signed_for) for name in found]
-    show_result(signed, _show_signed, as_json=as_json)
+    show_result(signed, _show_signed, as_json)
 
 
 def _show_signed(models: Sequence[SignedModel]) -> None:

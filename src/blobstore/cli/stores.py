@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 import blobstore
 from blobstore.cli.output import parse_size
@@ -15,7 +15,7 @@ from blobstore.errors import UsageError
 
 StoreOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--store",
         metavar="DIR",
         help="The store, a folder or s3://BUCKET/PREFIX "
@@ -24,7 +24,7 @@ StoreOption = Annotated[
 ]
 LowerOption = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--lower",
         metavar="DIR",
         help="A store that is only read, for what the store lacks; "
@@ -33,7 +33,7 @@ LowerOption = Annotated[
 ]
 WaitOption = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--wait",
         metavar="SECONDS",
         min=0,
@@ -128,7 +128,7 @@ def stores_at(
 
 CacheOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--cache",
         metavar="DIR",
         help="Where the blobs of a bucket are kept "
@@ -137,7 +137,7 @@ CacheOption = Annotated[
 ]
 CacheSizeOption = Annotated[
     str | None,
-    typer.Option("--cache-size", metavar="SIZE", help="Most bytes of the cache [default: 50GB]."),
+    Option("--cache-size", metavar="SIZE", help="Most bytes of the cache [default: 50GB]."),
 ]
 
 

@@ -103,7 +103,7 @@ def test_commands_and_options_say_what_they_mean() -> None:
 def test_every_option_that_takes_a_value_says_which() -> None:
     """Completion is made from metavars, so each has one."""
     for name in ROOT.commands:
-        for parameter in ROOT.commands[name].params:
+        for parameter in ROOT.get_command(None, name).params:
             assert parameter.metavar or parameter.is_flag, (name, parameter.name)
 
 

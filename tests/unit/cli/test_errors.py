@@ -305,7 +305,8 @@ def test_left_out_files_are_said(
 def flags_in(group: Any) -> set[str]:
     """Return the flags of all commands."""
     own = {flag for parameter in group.params for flag in parameter.opts}
-    return own.union(*map(flags_in, getattr(group, "commands", {}).values()))
+    names = getattr(group, "commands", ())
+    return own.union(*(flags_in(group.get_command(None, name)) for name in names))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ ONLY_WITH_MLX = {"run"}
 def commands_with_json(group: Any, prefix: str = "") -> set[str]:
     """Return the commands that have ``--json``."""
     found = set()
-    for name, command in group.commands.items():
+    for name in group.commands:
+        command = group.get_command(None, name)
         if hasattr(command, "commands"):
             found |= commands_with_json(command, f"{name} ")
         elif any("--json" in getattr(parameter, "opts", ()) for parameter in command.params):
