@@ -106,8 +106,9 @@ def page() -> str:
 def _section(command: str) -> str:
     found = schema(command)
     kinds = found.get("$defs", {})
-    start = "A list. " if "items" in found else ""
+    start = ""
     if "items" in found:
+        start = "A list. "
         items = found["items"].get("anyOf", [found["items"]])
         first, *others = [kinds[_name(item)] for item in items]
         found = dict(first)
@@ -117,34 +118,30 @@ def _section(command: str) -> str:
     if "properties" not in found:
         return "A map of texts to texts.\n"
     what = found["description"].partition("\n\n")[0].replace("\n", " ")
-    cells = _rows(found, kinds, "")
-    rows = "".join(f"| `{key}` | {kind} | {says} |\n" for key, kind, says in cells)
+    rows = "".join(_rows(found, kinds, ""))
     return f"{start}{what}\n\n| key | type | what |\n|---|---|---|\n{rows}"
 
 
-def _rows(
-    node: dict[str, Any], kinds: dict[str, Any], prefix: str
-) -> Iterator[tuple[str, str, str]]:
-    required = set(node["required"])
+def _rows(node: dict[str, Any], kinds: dict[str, Any], prefix: str) -> Iterator[str]:
     for key, value in node["properties"].items():
-        kind, inner, suffix = _kind(value, kinds)
-        says = value.get("description", "")
-        yield f"{prefix}{key}", kind, says if key in required else f"*optional* {says}".strip()
+        kind, inner = _kind(value, kinds)
+        says = "" if key in node["required"] else "*optional* "
+        yield f"| `{prefix}{key}` | {kind} | {(says + value.get('description', '')).strip()} |\n"
         if inner is not None:
-            yield from _rows(inner, kinds, f"{prefix}{key}{suffix}.")
+            is_list = kind.startswith("list")
+            yield from _rows(inner, kinds, f"{prefix}{key}{'[]' if is_list else ''}.")
 
 
-def _kind(value: dict[str, Any], kinds: dict[str, Any]) -> tuple[str, dict[str, Any] | None, str]:
-    """Return the name of a type, the object in it, if any, and the text between it and its keys."""
+def _kind(value: dict[str, Any], kinds: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
+    """Return the name of a type, and the object in it, if any."""
     if "$ref" in value:
-        return "object", kinds[_name(value)], ""
+        return "object", kinds[_name(value)]
     if "anyOf" in value:
-        parts = [_kind(part, kinds) for part in value["anyOf"]]
-        inner = next((part for part in parts if part[1] is not None), ("", None, ""))
-        return " or ".join(part[0] for part in parts), inner[1], inner[2]
+        names, inner = zip(*(_kind(part, kinds) for part in value["anyOf"]), strict=True)
+        return " or ".join(names), next(filter(None, inner), None)
     if value.get("type") == "array":
-        kind, inner_node, _ = _kind(value["items"], kinds)
-        return f"list of {kind}s", inner_node, "[]"
-    of = value.get("additionalProperties")
-    kind = f"map to {_kind(of, kinds)[0]}" if of and of is not True else value.get("type", "any")
-    return kind, None, ""
+        kind, item = _kind(value["items"], kinds)
+        return f"list of {kind}s", item
+    if of := value.get("additionalProperties"):
+        return f"map to {_kind(of, kinds)[0]}", None
+    return value.get("type", "any"), None

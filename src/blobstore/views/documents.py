@@ -34,7 +34,7 @@ from typing import (
     get_type_hints,
 )
 
-from blobstore.errors import BlobStoreError, DocumentError
+from blobstore.errors import BlobStoreError
 
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
 _NUMBER = "len("
@@ -207,20 +207,3 @@ def _parts(value: Any, schema: Mapping[str, Any]) -> list[tuple[Any, Mapping[str
         raise ValueError(f"{min(missing)} is missing")
     keys, others = schema.get("properties", {}), schema.get("additionalProperties") or {}
     return [(part, keys.get(key, others)) for key, part in value.items()]
-
-
-def read_record(kind: type, file: tuple[str, bytes], hint: str) -> dict[str, Any]:
-    """Return the document of a class that a file has: path and bytes.
-
-    Raises: DocumentError if it has another.
-    """
-    path, text = file
-    definitions: dict[str, Any] = {}
-    schema = schema_of(kind, definitions)
-    try:
-        found: dict[str, Any] = json.loads(text)
-        check(found, schema, definitions)
-    except (ValueError, RecursionError) as error:
-        message = f"{path} is damaged: {error}"
-        raise DocumentError(message, path=path, hint=hint) from error
-    return found

@@ -1,25 +1,105 @@
-"""What a store keeps of the last `verify`, and what is still true of it later."""
+"""What a store keeps of the last `quality` of a manifest and the last `verify`: as ``--json``."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from blobstore.errors import DocumentError, NotFoundError
+from blobstore.inspection.quality import ModelQuality
 from blobstore.names import Digest, ModelName
+from blobstore.source.folders import Folder
 from blobstore.store.care.verify import VerifyResult
+from blobstore.store.hints import ResultFolder
 from blobstore.store.ports import Readable
-from blobstore.views.documents import read_record, to_json
+from blobstore.views.documents import check, schema_of, to_json
 
 MOST_ROWS = 1000
 """Damaged blobs, broken manifests and odd files that are listed. The record counts all."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
+class _QualityRecord:
+    version: Literal[1]
+    measured: datetime
+    against: str | None
+    result: ModelQuality
+
+
+@dataclass(frozen=True, slots=True)
+class KeptQuality:
+    """The last result of `quality` for a model; null if it is missing."""
+
+    model: ModelName
+    id: Annotated[Digest, "the manifest's digest"]
+    measured: Annotated[datetime | None, "RFC 3339"] = None
+    against: Annotated[str | None, "the checkpoint that it was compared with"] = None
+    result: Annotated[Mapping[str, Any] | None, ModelQuality | None] = None
+
+
+def keep_quality(home: Readable, found: ModelQuality, source: str | Folder) -> None:
+    """Keep the result of a model's `quality` in its store, if that keeps results.
+
+    It is kept for the manifest that was measured: the name may be another model's by now. A lower
+    store is only read. Of ``source`` the address or the folder's name is kept.
+    """
+    owner = _owner(home, found.name)
+    if owner.results is not None and owner not in home.lower:
+        against = Path(source).resolve().name if isinstance(source, str) else source.name
+        record = _QualityRecord(1, datetime.now(UTC), against, found)
+        owner.results.keep(_key(found.manifest), to_json(record).encode())
+
+
+def kept_quality(home: Readable, name: ModelName, digest: Digest) -> KeptQuality:
+    """Return what `quality` kept of a model whose manifest has this digest.
+
+    Raises: DocumentError for a record that is damaged; StorageError.
+    """
+    record = _read(_owner(home, name).results, _key(digest), _QualityRecord)
+    if record is None:
+        return KeptQuality(name, digest)
+    measured = datetime.fromisoformat(record["measured"])
+    return KeptQuality(name, digest, measured, record["against"], record["result"])
+
+
+def _owner(home: Readable, name: ModelName) -> Readable:
+    """Return the store that a model is in."""
+    with suppress(NotFoundError):  # it is packed
+        if home.lower:
+            return home.home_of(name)
+    return home.upper
+
+
+def _key(manifest: Digest) -> str:
+    return f"quality/{manifest.hex}"
+
+
+def _read(results: ResultFolder | None, key: str, kind: type) -> dict[str, Any] | None:
+    """Return the record of a class that is kept; None without one. Raises: DocumentError."""
+    file = None if results is None else results.read(key)
+    if file is None:
+        return None
+    path, text = file
+    definitions: dict[str, Any] = {}
+    schema = schema_of(kind, definitions)
+    try:
+        found: dict[str, Any] = json.loads(text)
+        check(found, schema, definitions)
+    except (ValueError, RecursionError) as error:
+        message = f"{path} is damaged: {error}"
+        hint = f"Run {key.partition('/')[0]} again: it is replaced."
+        raise DocumentError(message, path=path, hint=hint) from error
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _VerifyRecord:
     version: Literal[1]
     verified: datetime
     quick: bool
@@ -57,21 +137,19 @@ def keep_verify(store: Any, result: VerifyResult, *, quick: bool, sample: str | 
     is_whole = not quick and sample is None  # another one does not know what it has not read
     if results is None or not (is_whole or not result.is_sound or results.read("verify") is None):
         return
-    listed = replace(
-        result,
-        damaged=result.damaged[:MOST_ROWS],
-        broken=result.broken[:MOST_ROWS],
-        odd=result.odd[:MOST_ROWS],
-    )
-    record = _Record(
+    faults: dict[str, Any] = {
+        "damaged": result.damaged,
+        "broken": result.broken,
+        "odd": result.odd,
+    }
+    listed: Any = {kind: rows[:MOST_ROWS] for kind, rows in faults.items()}
+    record = _VerifyRecord(
         version=1,
         verified=datetime.now(UTC),
         quick=quick,
         sample=sample,
-        damaged=len(result.damaged),
-        broken=len(result.broken),
-        odd=len(result.odd),
-        result=listed,
+        **{kind: len(rows) for kind, rows in faults.items()},
+        result=replace(result, **listed),
     )
     results.keep("verify", to_json(record).encode())
 
@@ -82,10 +160,9 @@ def kept_verify(home: Readable) -> KeptVerify:
     Raises: DocumentError for a record that is damaged; StorageError.
     """
     store: Any = home.upper
-    found = None if store.results is None else store.results.read("verify")
-    if found is None:
+    record = _read(store.results, "verify", _VerifyRecord)
+    if record is None:
         return KeptVerify()
-    record = read_record(_Record, found, "Run verify again: it is replaced.")
     said, verified = record["result"], datetime.fromisoformat(record["verified"])
     names = {str(name) for name in store.manifests.names()}
 
