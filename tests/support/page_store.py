@@ -14,7 +14,7 @@ import numpy as np
 import blobstore
 from blobstore.inspection.quality import measure_quality
 from blobstore.store.local.store import Store, open_store
-from blobstore.views.records import keep_quality
+from blobstore.views.quality_records import keep_quality
 from support import PYCODE, PYCODE_MOE
 from support.checkpoints import write_checkpoint
 from support.large_models import large_model

@@ -101,7 +101,7 @@ def verify(
         is_signed = verify_signatures(opened, names, key, policy, identity, as_json)
         return 0 if is_signed else EXIT_DAMAGED
     from blobstore.store.care.verify import Sample
-    from blobstore.views.records import keep_verify
+    from blobstore.views.verify_records import keep_verify
 
     part = Sample.parse(sample) if sample is not None else None
     layers, upper = stores_at(store, lower), store_at(store)

@@ -258,7 +258,7 @@ def quality(
     as_json: JsonOption = False,
 ) -> None:
     """Show what quantization changed. Lists the error of each tensor, the largest first."""
-    from blobstore.views.records import keep_quality
+    from blobstore.views.quality_records import keep_quality
 
     opened, source = stores_at(store, lower, cache=CACHE), source_at(against)
     report = with_bar(blobstore.measure_quality, name, source, store=opened, jobs=jobs)

@@ -41,8 +41,9 @@ from blobstore.store.care.usage import Usage, measure_usage
 from blobstore.store.ports import Readable
 from blobstore.store.stored_model import ModelOutline, StoredModel
 from blobstore.views.documents import encoded, schema_of, to_json
-from blobstore.views.records import KeptQuality, KeptVerify, kept_quality, kept_verify
+from blobstore.views.quality_records import KeptQuality, kept_quality
 from blobstore.views.results import ModelAnswer, Problem, TensorColumns
+from blobstore.views.verify_records import KeptVerify, kept_verify
 
 OPENAPI = "/api/openapi.json"
 _OPENED = 4

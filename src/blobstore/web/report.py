@@ -45,8 +45,8 @@ from blobstore.source.addresses import Source, is_address
 from blobstore.source.weights import SourceReaders
 from blobstore.store.ports import Readable
 from blobstore.views.documents import document_of
+from blobstore.views.quality_records import KeptQuality, kept_quality
 from blobstore.views.quantities import count, counted, shape, size
-from blobstore.views.records import KeptQuality, kept_quality
 from blobstore.web.api import Served
 from blobstore.web.pages import FOLDER, markup_of, page_in_file, table, table_of
 

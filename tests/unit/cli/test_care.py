@@ -13,7 +13,7 @@ from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifes
 
 import blobstore
 from blobstore.store.local.store import Store
-from blobstore.views.records import kept_verify
+from blobstore.views.verify_records import kept_verify
 
 Run = Callable[..., tuple[int, str, str]]
 

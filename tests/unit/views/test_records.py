@@ -20,7 +20,8 @@ from blobstore.store.layered import LayeredStore
 from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
 from blobstore.views.documents import document_of
-from blobstore.views.records import keep_quality, kept_quality, kept_verify
+from blobstore.views.quality_records import keep_quality, kept_quality
+from blobstore.views.verify_records import kept_verify
 
 M = ModelName.parse("m")
 
@@ -157,7 +158,7 @@ def test_verify_of_some_models_is_not_kept(store: Store) -> None:
 def test_much_damage_is_counted_and_some_of_it_listed(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blobstore.views.records.MOST_ROWS", 2)
+    monkeypatch.setattr("blobstore.views.verify_records.MOST_ROWS", 2)
     blobs = [bytes([number]) for number in range(5)]
     commit_model(store, "m", *blobs)
     for blob in blobs:

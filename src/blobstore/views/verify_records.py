@@ -1,4 +1,4 @@
-"""What a store keeps of the last `quality` of a manifest and the last `verify`: as ``--json``."""
+"""What a store keeps of the last `verify`, and what is still true of it later."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from blobstore.errors import DocumentError, NotFoundError
-from blobstore.inspection.quality import ModelQuality
+from blobstore.errors import DocumentError
 from blobstore.names import Digest, ModelName
-from blobstore.source.folders import Folder
 from blobstore.store.care.verify import VerifyResult
 from blobstore.store.hints import ResultFolder
 from blobstore.store.ports import Readable
@@ -24,63 +21,7 @@ MOST_ROWS = 1000
 """Damaged blobs, broken manifests and odd files that are listed. The record counts all."""
 
 
-@dataclass(frozen=True, slots=True)
-class _QualityRecord:
-    version: Literal[1]
-    measured: datetime
-    against: str | None
-    result: ModelQuality
-
-
-@dataclass(frozen=True, slots=True)
-class KeptQuality:
-    """The last result of `quality` for a model; null if it is missing."""
-
-    model: ModelName
-    id: Annotated[Digest, "the manifest's digest"]
-    measured: Annotated[datetime | None, "RFC 3339"] = None
-    against: Annotated[str | None, "the checkpoint that it was compared with"] = None
-    result: Annotated[Mapping[str, Any] | None, ModelQuality | None] = None
-
-
-def keep_quality(home: Readable, found: ModelQuality, source: str | Folder) -> None:
-    """Keep the result of a model's `quality` in its store, if that keeps results.
-
-    It is kept for the manifest that was measured: the name may be another model's by now. A lower
-    store is only read. Of ``source`` the address or the folder's name is kept.
-    """
-    owner = _owner(home, found.name)
-    if owner.results is not None and owner not in home.lower:
-        against = Path(source).resolve().name if isinstance(source, str) else source.name
-        record = _QualityRecord(1, datetime.now(UTC), against, found)
-        owner.results.keep(_key(found.manifest), to_json(record).encode())
-
-
-def kept_quality(home: Readable, name: ModelName, digest: Digest) -> KeptQuality:
-    """Return what `quality` kept of a model whose manifest has this digest.
-
-    Raises: DocumentError for a record that is damaged; StorageError.
-    """
-    record = _read(_owner(home, name).results, _key(digest), _QualityRecord)
-    if record is None:
-        return KeptQuality(name, digest)
-    measured = datetime.fromisoformat(record["measured"])
-    return KeptQuality(name, digest, measured, record["against"], record["result"])
-
-
-def _owner(home: Readable, name: ModelName) -> Readable:
-    """Return the store that a model is in."""
-    with suppress(NotFoundError):  # it is packed
-        if home.lower:
-            return home.home_of(name)
-    return home.upper
-
-
-def _key(manifest: Digest) -> str:
-    return f"quality/{manifest.hex}"
-
-
-def _read(results: ResultFolder | None, key: str, kind: type) -> dict[str, Any] | None:
+def read_record(results: ResultFolder | None, key: str, kind: type) -> dict[str, Any] | None:
     """Return the record of a class that is kept; None without one. Raises: DocumentError."""
     file = None if results is None else results.read(key)
     if file is None:
@@ -99,7 +40,7 @@ def _read(results: ResultFolder | None, key: str, kind: type) -> dict[str, Any] 
 
 
 @dataclass(frozen=True, slots=True)
-class _VerifyRecord:
+class _Record:
     version: Literal[1]
     verified: datetime
     quick: bool
@@ -143,7 +84,7 @@ def keep_verify(store: Any, result: VerifyResult, *, quick: bool, sample: str | 
         "odd": result.odd,
     }
     listed: Any = {kind: rows[:MOST_ROWS] for kind, rows in faults.items()}
-    record = _VerifyRecord(
+    record = _Record(
         version=1,
         verified=datetime.now(UTC),
         quick=quick,
@@ -160,7 +101,7 @@ def kept_verify(home: Readable) -> KeptVerify:
     Raises: DocumentError for a record that is damaged; StorageError.
     """
     store: Any = home.upper
-    record = _read(store.results, "verify", _VerifyRecord)
+    record = read_record(store.results, "verify", _Record)
     if record is None:
         return KeptVerify()
     said, verified = record["result"], datetime.fromisoformat(record["verified"])
