@@ -14,7 +14,7 @@ from support.plotted import SPECIFICATIONS
 
 import blobstore
 from blobstore.cli.main import run
-from blobstore.plots.specification import THEMES, drawn_png
+from blobstore.plots.specification import drawn_png, themes
 from blobstore.store.local.store import Store
 from blobstore.web.pages import page_in_file
 
@@ -75,7 +75,7 @@ def plots(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("theme", themes())
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_every_plot_is_drawn(
     browser: Browser, plots: Path, size: tuple[int, int], theme: Theme
@@ -109,7 +109,7 @@ def test_reports_are_drawn_and_accessible(
     path = tmp_path / "report.html"
     words = ["report", "m", "--against", str(source), "-o", str(path), "--store", str(store.root)]
     assert run(words) == 0
-    for theme in THEMES:
+    for theme in themes():
         with watched(browser, tmp_path.as_uri(), theme=theme) as site:
             page = opened(site, path)
             assert page.locator(".plot svg text").count() > 50
@@ -226,7 +226,7 @@ def test_a_report_finds_its_tensors(browser: Browser, store: Store, tmp_path: Pa
 
 @pytest.mark.parametrize("name", SPECIFICATIONS)
 def test_vl_convert_draws_every_plot(name: str) -> None:
-    for theme in THEMES:
+    for theme in themes():
         assert drawn_png(SPECIFICATIONS[name], theme).startswith(PNG)
 
 

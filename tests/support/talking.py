@@ -49,6 +49,7 @@ class Letters:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return a text's tokens."""
+        text.encode()  # as tokenizers, which refuse halves of characters
         return [ord(one) for one in ("^" if add_special_tokens else "") + text]
 
     @staticmethod

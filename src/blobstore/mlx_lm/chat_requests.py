@@ -116,7 +116,10 @@ def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
             raise UsageError(f"stop has {len(document['stop'])} texts, at most {_MAX_STOPS}")
     if document["top_k"] >= served.vocabulary:
         document["top_k"] = 0  # all tokens; mlx-lm wants fewer than there are
-    _check_bias(document.get("logit_bias", {}), served.vocabulary)
+    for key, value in document.get("logit_bias", {}).items():
+        if not (key.isascii() and key.isdecimal() and int(key[:20]) < served.vocabulary):
+            raise UsageError(f"logit_bias: {quoted(key)} is not a token of the model")
+        checked_number("a value of logit_bias", value, float, -PLENTY, PLENTY)
     if path == CHAT:
         document["messages"] = _messages(given.get("messages"), served.beginning)
         _check_functions("tools", document.get("tools", []))
@@ -136,9 +139,9 @@ def _check_values(given: Mapping[str, Any]) -> None:
     for key in _OTHER_MODELS:
         if key in given:
             raise UsageError(f"{key} is not possible: one model is served")
-    for key, (kind, least, most) in _NUMBERS.items():
+    for key, limits in _NUMBERS.items():
         if key in given:
-            checked_number(key, given[key], kind, least, most)
+            checked_number(key, given[key], *limits)
     for key, value in _ONLY_VALUES.items():
         if given.get(key, value) != value:
             raise UsageError(f"{key} {quoted(given[key])} is not possible: mlx-lm does not have it")
@@ -156,8 +159,9 @@ def check_model(name: Any, served: ChatModel) -> None:
         is_ours = ModelName.parse(name).folded == ModelName.parse(served.name).folded
         if is_ours or name == _OWN_MODEL:
             return
-    message = f"the model {quoted(name)} is not served, only {served.name}"
-    raise ModelNotFoundError(message, model=name)
+    raise ModelNotFoundError(
+        f"the model {quoted(name)} is not served, only {served.name}", model=name
+    )
 
 
 def _object(raw: bytes) -> dict[str, Any]:
@@ -169,13 +173,6 @@ def _object(raw: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise UsageError("the request is not a JSON object")
     return document
-
-
-def _check_bias(bias: Mapping[str, Any], vocabulary: int) -> None:
-    for key, value in bias.items():
-        if not (key.isascii() and key.isdecimal() and int(key[:20]) < vocabulary):
-            raise UsageError(f"logit_bias: {quoted(key)} is not a token of the model")
-        checked_number("a value of logit_bias", value, float, -PLENTY, PLENTY)
 
 
 def _messages(messages: Any, beginning: Sequence[Message]) -> list[dict[str, Any]]:
@@ -204,8 +201,9 @@ def _text(content: Any) -> str:
     for one in parts:
         is_text = isinstance(one, dict) and one.get("type") == "text"
         if not (is_text and isinstance(one.get("text"), str)):
-            message = "the content of a message is not text: images and files are not served"
-            raise UsageError(message)
+            raise UsageError(
+                "the content of a message is not text: images and files are not served"
+            )
     return "".join(one["text"] for one in parts)
 
 

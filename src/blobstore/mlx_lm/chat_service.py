@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
@@ -33,7 +34,6 @@ from mlx_lm.generate import (
 )
 from mlx_lm.server import ToolCallFormatter, get_system_fingerprint
 
-from blobstore.errors import UsageError
 from blobstore.mlx_lm.chat_requests import CHAT, ChatModel, check_model, completed
 from blobstore.mlx_lm.conversation import (
     LanguageModel,
@@ -222,7 +222,6 @@ class ChatService:
         self._created = int(time.time())
         self._caches = PromptCaches(_CACHES)
         self._can_batch = all(hasattr(one, "merge") for one in model.new_cache())
-        self._generator: BatchGenerator | None = None
         self._answers: dict[int, ChatAnswer] = {}
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._next: Job | None = None
@@ -230,6 +229,10 @@ class ChatService:
         # A daemon: a template may take long, and then the process has to end without it.
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    @cached_property
+    def _generator(self) -> BatchGenerator:
+        return BatchGenerator(self._model.network)
 
     def models(self, name: str | None = None) -> dict[str, Any]:
         """Return the document of the model, or of the list that has only this one.
@@ -267,9 +270,10 @@ class ChatService:
                 self._begin_or_go_on()
             except Exception as error:  # noqa: BLE001  # of MLX: it is the end of all
                 _log.exception("the answers that were computed together failed")
-                answers, self._answers, self._generator = self._answers, {}, None
-                for answer in answers.values():
+                for answer in self._answers.values():
                     answer.job.put(error)
+                self._answers.clear()
+                self.__dict__.pop("_generator", None)
 
     def _begin_or_go_on(self) -> None:
         """Begin the next answer, if one waits and may begin; else compute a token of each."""
@@ -309,8 +313,6 @@ class ChatService:
             tokens = self._prompts.chat_tokens(job.document)
         else:
             tokens = list(tokenizer.encode(job.document["prompt"]))
-        if not tokens:
-            raise UsageError("the prompt is empty")
         if job.path != CHAT or self._prompts.continues:
             return Prompt(tokens)
         state = "normal"
@@ -334,7 +336,6 @@ class ChatService:
 
     def _add_to_batch(self, answer: ChatAnswer, prompt: Prompt, cache: Any, limit: int) -> None:
         document, tokenizer = answer.job.document, self._model.tokenizer
-        self._generator = self._generator or BatchGenerator(self._model.network)
         (uid,) = self._generator.insert_segments(
             [self._segments(prompt)],
             max_tokens=[limit],
@@ -360,7 +361,6 @@ class ChatService:
 
     def _go_on(self) -> None:
         """Compute a token of each answer, or a part of its prompt."""
-        assert self._generator is not None  # noqa: S101  # there are answers
         prompts, tokens = self._generator.next()
         for done in prompts:
             self._answers[done.uid].job.put(done.progress)
@@ -384,7 +384,6 @@ class ChatService:
             del self._answers[uid]
 
     def _keep(self, uids: Iterable[int]) -> None:
-        assert self._generator is not None  # noqa: S101  # as above
         for cache, tokens in self._generator.extract_cache(uids).values():
             self._caches.keep(tokens, cache)
 

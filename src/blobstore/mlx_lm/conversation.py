@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from blobstore.errors import UsageError
 from blobstore.mlx_lm.loading import build, tokenizer_of
 from blobstore.mlx_lm.prompts import Message, Prompts, texts_of
 from blobstore.mlx_lm.sampling_settings import PENALTIES, Sampling, choose_sampling
@@ -84,7 +83,7 @@ class Generation:
     "interrupted". ``seconds``: with its prompt.
     """
 
-    pieces: Iterator[str] = field(default_factory=lambda: iter(()))
+    pieces: Iterable[str] = ()
     text: str = ""
     prompt_tokens: int = 0
     tokens: int = 0
@@ -94,7 +93,7 @@ class Generation:
     is_stopped: bool = False
 
     def __iter__(self) -> Iterator[str]:
-        return self.pieces
+        return iter(self.pieces)
 
     def stop(self) -> None:
         """End the answer at the next token. Can be called from a handler of signals."""
@@ -107,17 +106,19 @@ class Generation:
         return (self.tokens - 1) / spent if self.tokens > 1 and spent > 0 else None
 
 
+@dataclass(eq=False)
 class LanguageModel:
     """A loaded model that answers prompts, with the parameters of ``sampling``.
 
     Random numbers are MLX's own: the caller seeds them (`mlx.core.random.seed`).
     """
 
-    def __init__(self, name: str, network: Any, tokenizer: Any, sampling: Sampling) -> None:
-        self.name = name
-        self.network = network
-        self.tokenizer = tokenizer
-        self.sampling = sampling
+    name: str
+    network: Any
+    tokenizer: Any
+    sampling: Sampling
+
+    def __post_init__(self) -> None:
         self._caches = PromptCaches(_CACHES)
 
     def answer(self, prompt: list[int]) -> Generation:
@@ -126,8 +127,6 @@ class LanguageModel:
         Raises: UsageError for a prompt that is empty or fills the context; while it is written,
         UnsupportedSourceError when mlx-lm can't run the model.
         """
-        if not prompt:
-            raise UsageError("the prompt is empty")
         answer = Generation(prompt_tokens=len(prompt))
         room = self.sampling.room(len(prompt))
         answer.pieces = self._pieces(answer, list(prompt), room)
@@ -254,16 +253,15 @@ class Conversation:
         first = len(self._beginning)
         self.dropped = 0
         while context is not None and len(prompt) >= context and len(messages) > first + 1:
-            count = min(2, len(messages) - first - 1)
-            del messages[first : first + count]
-            self.dropped += count
+            del messages[first : first + 2]  # a message and its answer
+            self.dropped += 2
             prompt = self._prompts.tokens(messages)
         answer = self._model.answer(prompt)
         answer.pieces = self._recorded(answer, answer.pieces, messages)
         return answer
 
     def _recorded(
-        self, answer: Generation, pieces: Iterator[str], messages: list[Message]
+        self, answer: Generation, pieces: Iterable[str], messages: list[Message]
     ) -> Iterator[str]:
         yield from pieces
         if answer.text or answer.finish_reason != "interrupted":

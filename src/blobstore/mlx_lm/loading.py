@@ -144,8 +144,7 @@ def tokenizer_of(model: Model) -> Any:
     can't read.
     """
     if not on_mlx_lm.has_tokenizer(model.files()):  # transformers would make an empty one
-        message = f"model {model.name} has no tokenizer"
-        raise UnsupportedSourceError(message, model=str(model.name))
+        raise UnsupportedSourceError(f"model {model.name} has no tokenizer", model=str(model.name))
     with (
         os_errors("make", "a temporary folder"),
         tempfile.TemporaryDirectory(prefix="blobstore-tokenizer-") as folder,
@@ -171,8 +170,9 @@ def _write_files(model: Model, folder: Path) -> None:
         try:
             path = folder / relative_path(name)
         except InvalidNameError as error:
-            message = f"model {model.name}: {error}"
-            raise UnsupportedSourceError(message, model=str(model.name)) from None
+            raise UnsupportedSourceError(
+                f"model {model.name}: {error}", model=str(model.name)
+            ) from None
         with os_errors("write", path):
             make_folder(path.parent, durable=False)
             path.write_bytes(model.file(name))

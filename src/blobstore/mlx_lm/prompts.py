@@ -98,8 +98,9 @@ def _text(model: Model, media_type: str, what: str) -> str | None:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        message = f"{what} is not UTF-8 at byte {error.start} (rule {RULE})"
-        raise DocumentError(message, rule=RULE) from None
+        raise DocumentError(
+            f"{what} is not UTF-8 at byte {error.start} (rule {RULE})", rule=RULE
+        ) from None
 
 
 def _parameters(data: bytes | None) -> Mapping[str, Any]:
@@ -194,11 +195,14 @@ class Prompts:
         if self.continues:
             text = _joined(messages)
             bos = self.tokenizer.bos_token  # as mlx_lm's `stream_generate` does
-            return self._encoded(text, has_special=bos is not None and text.startswith(bos))
+            has_special = bos is not None and text.startswith(bos)
+            return list(self.tokenizer.encode(text, add_special_tokens=not has_special))
         self.check_template()
         try:
-            text = self.tokenizer.apply_chat_template(
-                [dict(one) for one in messages], tokenize=False, add_generation_prompt=True
+            return list(
+                self.tokenizer.apply_chat_template(
+                    [dict(one) for one in messages], tokenize=True, add_generation_prompt=True
+                )
             )
         except Exception as error:  # a template can raise anything
             raise UnsupportedSourceError(
@@ -206,8 +210,6 @@ class Prompts:
                 model=self.name,
                 hint="Use --raw to continue the text without a template.",
             ) from error
-        # As mlx_lm.generate does: the template writes the special tokens.
-        return self._encoded(str(text), has_special=True)
 
     def chat_tokens(self, document: Mapping[str, Any]) -> list[int]:
         """Return the prompt for a chat request of OpenAI's form, as mlx_lm.server makes it.
@@ -233,15 +235,8 @@ class Prompts:
                 **document.get("chat_template_kwargs", {}),
             )
         except Exception as error:  # as above
-            message = f"these messages do not make a prompt: {reason_of(error)}"
-            raise UsageError(message) from error
+            raise UsageError(f"these messages do not make a prompt: {reason_of(error)}") from error
         return list(tokens)
-
-    def _encoded(self, text: str, *, has_special: bool) -> list[int]:
-        if _HALVES.search(text):
-            message = f"model {self.name}: its template makes a text that is not Unicode"
-            raise UnsupportedSourceError(message, model=self.name)
-        return list(self.tokenizer.encode(text, add_special_tokens=not has_special))
 
 
 def check_prompt(text: str) -> None:

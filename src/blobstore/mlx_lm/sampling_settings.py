@@ -60,8 +60,10 @@ class Sampling:
     def check_characters(self, count: int) -> None:
         """Raise UsageError for a prompt of so many characters if that is too many."""
         if count > self.most_characters:
-            message = f"the prompt has {count:,} characters, at most {self.most_characters:,}"
-            raise UsageError(message, hint="Shorten the prompt.")
+            raise UsageError(
+                f"the prompt has {count:,} characters, at most {self.most_characters:,}",
+                hint="Shorten the prompt.",
+            )
 
     def document(self) -> dict[str, Any]:
         """Return these as parameters of OpenAI's protocol, by mlx-lm's names, without a seed."""
@@ -85,16 +87,20 @@ class Sampling:
     def room(self, prompt: int, max_tokens: int | None = None) -> int:
         """Return the most tokens of an answer to a prompt of so many tokens.
 
-        ``max_tokens``: that is wanted, instead of the own. Raises: UsageError if the prompt fills
-        the context.
+        ``max_tokens``: that is wanted, instead of the own. Raises: UsageError if the prompt is
+        empty, or fills the context.
         """
+        if not prompt:
+            raise UsageError("the prompt is empty")
         wanted = self.max_tokens if max_tokens is None else max_tokens
         if self.context is None:
             return wanted
         left = self.context - prompt
         if left <= 0:
-            message = f"the prompt has {prompt:,} tokens, and the context has {self.context:,}"
-            raise UsageError(message, hint="Shorten the prompt.")
+            raise UsageError(
+                f"the prompt has {prompt:,} tokens, and the context has {self.context:,}",
+                hint="Shorten the prompt.",
+            )
         return left if wanted == NO_LIMIT else min(wanted, left)
 
 
@@ -192,7 +198,6 @@ _OTHER_GENERATION = (
 """What would change a text in transformers, and can't in mlx-lm."""
 _UNSET = ("num_predict", 0)
 """By this, and by a seed below 0, Ollama's runners mean "not set"."""
-_NEUTRAL: tuple[Any, ...] = (None, 0, 1, [], {})
 
 
 def choose_sampling(
@@ -233,8 +238,9 @@ def _of_layer(parameters: Mapping[str, Any], notes: list[str]) -> Iterator[tuple
         try:
             yield name, read_field(name, value, key)
         except UsageError as error:
-            message = f"the parameters: {error.message} (rule {RULE})"
-            raise DocumentError(message, rule=RULE) from None
+            raise DocumentError(
+                f"the parameters: {error.message} (rule {RULE})", rule=RULE
+            ) from None
     if unused:
         notes.append(f"parameters of the model that mlx-lm does not have: {', '.join(unused)}")
 
@@ -251,6 +257,6 @@ def _of_generation(generation: Mapping[str, Any], notes: list[str]) -> Iterator[
             yield name, read_field(name, value, key)
         except UsageError as error:
             notes.append(f"generation_config.json: {error.message}; it was ignored")
-    unused = [key for key in _OTHER_GENERATION if generation.get(key) not in _NEUTRAL]
+    unused = [key for key in _OTHER_GENERATION if generation.get(key) not in (None, 0, 1, [], {})]
     if unused:
         notes.append(f"generation_config.json: mlx-lm does not have {', '.join(unused)}")

@@ -50,7 +50,6 @@ class TemplateProcess:
         self._longest = _MAX_ERROR + _ESCAPE * characters
         self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
-        self._end: weakref.finalize[[subprocess.Popen[bytes]], TemplateProcess] | None = None
         self._lock = Lock()
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -62,7 +61,7 @@ class TemplateProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-            self._end = weakref.finalize(self, _end, self._process)
+            weakref.finalize(self, _end, self._process)
         return self._process
 
     def render(
@@ -106,9 +105,8 @@ class TemplateProcess:
 
     def close(self) -> None:
         """End the child; another template starts it again."""
-        if self._end is not None:
-            self._end()
-        self._process = self._end = None
+        if self._process is not None:
+            _end(self._process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

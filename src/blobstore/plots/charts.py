@@ -156,26 +156,23 @@ def distribution(found: ValueDistribution) -> Specification:
     low, high = found.values.low, found.values.high
     if low == high:
         low, high = low - 1, high + 1
-    source, codes = found.source, found.codes
-    values = found.code_values or ()
+    source, codes, values = found.source, found.codes or (), found.code_values or ()
     # By the numbers that codes stand for: NaN last, -0 before 0.
     order = sorted(
         range(len(values)), key=lambda code: (math.isnan(values[code]), values[code], -code)
     )
     data = {"stored": _bins(found.values, "stored")}
+    data["codes"] = [
+        {
+            "place": place,
+            "share": codes[code] / max(1, sum(codes)),
+            "tip": tip_of(f"code {code}, {_number(values[code])}", f"{codes[code]:,} times"),
+        }
+        for place, code in enumerate(order)
+    ]
     if source is not None and (bins := _bins(source, "source")):
         # A line of steps ends at the last edge.
         data["source"] = [*bins, {**bins[-1], "low": bins[-1]["high"]}]
-    if codes is not None:
-        total = max(1, sum(codes))
-        data["codes"] = [
-            {
-                "place": place,
-                "share": codes[code] / total,
-                "tip": tip_of(f"code {code}, {_number(values[code])}", f"{codes[code]:,} times"),
-            }
-            for place, code in enumerate(order)
-        ]
     plot = specification(
         "histograms",
         _description(found),
@@ -185,7 +182,7 @@ def distribution(found: ValueDistribution) -> Specification:
         domains={"value": [low, high]},
         signals=_code_axis(found, order),
     )
-    if codes is None:
+    if not codes:
         plot["marks"].pop()
     if source is None:
         del plot["legends"]
@@ -195,7 +192,7 @@ def distribution(found: ValueDistribution) -> Specification:
 def _code_axis(found: ValueDistribution, order: Sequence[int]) -> dict[str, Any]:
     """Return what the axis of codes says: the number of each place, and which it names."""
     values = found.code_values or ()
-    labels = [f"{values[code]:g}" if values[code] or code == 0 else "-0" for code in order]
+    labels = [f"{values[code]:g}" for code in order]
     marked = list(range(0, len(order), max(1, len(order) // 8)))
     if found.type_name.startswith("mxfp8"):
         marked = [place for place, label in enumerate(labels) if label in _MARKED]

@@ -8,19 +8,17 @@ its own. Tensors in one place (the experts of a layer) are drawn as the worst.
 from __future__ import annotations
 
 import os.path
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from blobstore.inspection.comparison import ChangedTensor
 from blobstore.plots.specification import Specification, empty, specification, tip_of
-from blobstore.plots.treemap import LONGEST, WEIGHT, natural, starred
+from blobstore.plots.treemap import FIRST_NUMBER, LONGEST, WEIGHT, natural, starred
 from blobstore.views.quantities import counted, printable
 
 MOST_ROWS = 60
 _CELL = 18
-_LAYER = re.compile(r"(.*?(?:^|\.))([0-9]{1,9})(\..*|$)", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +74,10 @@ def worst_first(tensors: Iterable[TensorError]) -> list[TensorError]:
 def layer_and_projection(name: str) -> tuple[int | None, str]:
     """Return a tensor's layer, None without one, and its name with a star for each number."""
     name = name.removesuffix(WEIGHT)
-    match = _LAYER.fullmatch(name)
+    match = FIRST_NUMBER.search(name)
     if match is None:
         return None, name
-    return int(match[2]), f"{match[1]}*{starred(match[3])}"
+    return int(match[0]), f"{name[: match.start()]}*{starred(name[match.end() :])}"
 
 
 def cells(tensors: Iterable[TensorError]) -> list[Cell]:

@@ -17,7 +17,6 @@ from blobstore.errors import UsageError
 from blobstore.views.quantities import cut_text, printable
 
 Theme = Literal["light", "dark"]
-THEMES: tuple[Theme, ...] = ("light", "dark")
 Specification = dict[str, Any]
 """A Vega specification: JSON, ready to be parsed by Vega 6."""
 SCALE = 2
@@ -110,19 +109,19 @@ def empty(description: str, sentence: str) -> Specification:
     return specification("empty", description, height=60, signals={"sentence": sentence})
 
 
-def configuration(theme: Theme) -> dict[str, Any]:
-    """Return the Vega configuration of a theme: all colours and fonts that do not mean a type.
+def themes() -> dict[Theme, dict[str, Any]]:
+    """Return Vega's configurations: all colours and fonts that do not mean a type.
 
-    A page passes it when it parses a specification: ``vega.parse(specification, configuration)``.
+    A page passes one when it parses a specification: ``vega.parse(specification, configuration)``.
     """
-    colours: dict[str, Any] = json.loads(_template("themes"))[theme]
-    return colours
+    configurations: dict[Theme, dict[str, Any]] = json.loads(_template("themes"))
+    return configurations
 
 
 @cache
 def _template(name: str) -> str:
-    folder = resources.files("blobstore") / "plots" / "specifications"
-    return (folder / f"{name}.json").read_text("utf-8")
+    file = resources.files("blobstore.plots").joinpath("specifications", f"{name}.json")
+    return file.read_text("utf-8")
 
 
 def _readable(value: Any) -> Any:
@@ -144,7 +143,7 @@ def tip_of(*lines: str) -> str:
 
 def drawn_png(plot: Specification, theme: Theme = "light") -> bytes:
     """Return a plot as a PNG file. Raises: UsageError when vl-convert is not installed."""
-    spec = plot | {"config": configuration(theme)}
+    spec = plot | {"config": themes()[theme]}
     return bytes(check_drawable().vega_to_png(spec, scale=SCALE, allowed_base_urls=[]))
 
 
@@ -153,6 +152,7 @@ def check_drawable() -> ModuleType:
     try:
         import vl_convert
     except ImportError as error:
-        hint = "Install the extra: pip install 'blobstore[plots]'."
-        raise UsageError("vl-convert is not installed", hint=hint) from error
+        raise UsageError(
+            "vl-convert is not installed", hint="Install the extra: pip install 'blobstore[plots]'."
+        ) from error
     return vl_convert

@@ -24,7 +24,7 @@ from blobstore.plots.specification import (
 )
 from blobstore.views.quantities import counted, size
 
-_FIRST_NUMBER = re.compile(r"(?:^|(?<=\.))[0-9]{1,9}(?=\.|\Z)", re.ASCII)
+FIRST_NUMBER = re.compile(r"(?:^|(?<=\.))[0-9]{1,9}(?=\.|\Z)", re.ASCII)
 _NUMBER = re.compile(r"(?<=\.)[0-9]{1,9}(?=\.|$)", re.ASCII)
 _DIGITS = re.compile(r"([0-9]{1,18})", re.ASCII)
 WEIGHT = ".weight"
@@ -53,7 +53,7 @@ def module_and_part(name: str) -> tuple[str, str]:
     The module ends at the first number, else before the tensor's own word.
     """
     name = name.removesuffix(WEIGHT)
-    match = _FIRST_NUMBER.search(name)
+    match = FIRST_NUMBER.search(name)
     if match:
         return name[: match.end()], name[match.end() + 1 :]
     module, _, last = name.rpartition(".")

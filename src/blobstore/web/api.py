@@ -10,8 +10,7 @@ import json
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -31,11 +30,9 @@ from blobstore.inspection.comparison import ModelDiff, diff_models
 from blobstore.inspection.listing import BrokenModel, ListedModel, describe, list_models
 from blobstore.inspection.quality import ValueDistribution, distribution_of
 from blobstore.model.loader import opened_tensor
-from blobstore.model.tensors import Tensor
 from blobstore.names import Digest, ModelName
 from blobstore.plots.charts import ModelPoint, distribution, frontier, shared
 from blobstore.plots.heatmap import TensorError, errors
-from blobstore.plots.specification import Specification
 from blobstore.plots.treemap import treemap
 from blobstore.store.care.usage import Usage, measure_usage
 from blobstore.store.ports import Readable
@@ -118,25 +115,25 @@ class Served:
         with self._lock:  # a page asks for several answers at once: the first opens the model
             return self._read(model)
 
-    @contextmanager
-    def tensor(self, model: ServedModel, name: str) -> Iterator[Tensor]:
-        """Yield a tensor, whose blob alone is mapped.
+    def distribution(self, model: ServedModel, name: str) -> ValueDistribution:
+        """Return the distribution of a tensor, whose blob alone is mapped.
 
         Raises: TensorNotFoundError; UnsupportedSourceError for a packed model; as `opened_tensor`.
         """
         opened = self.open(model)
         names = json.loads(opened.columns)["names"]
         if name not in names:
-            message = f"the model has no tensor {quoted(name)}"
-            raise TensorNotFoundError(message, tensor=name)
+            raise TensorNotFoundError(f"the model has no tensor {quoted(name)}", tensor=name)
         if model.is_packed:
-            hint = f"blobstore unpack {model.name} restores it."
-            message = f"model {model.name} is packed: its values are not read"
-            raise UnsupportedSourceError(message, model=str(model.name), hint=hint)
+            raise UnsupportedSourceError(
+                f"model {model.name} is packed: its values are not read",
+                model=str(model.name),
+                hint=f"blobstore unpack {model.name} restores it.",
+            )
         stored = model.stored()
         layer = bisect_right(list(accumulate(opened.counts)), names.index(name))
         with opened_tensor(stored, stored.manifest.tensor_layers[layer], name) as tensor:
-            yield tensor
+            return distribution_of(tensor)
 
 
 def _read(model: ServedModel) -> OpenedModel:
@@ -162,7 +159,7 @@ def _read(model: ServedModel) -> OpenedModel:
 
 def in_json(document: Any) -> bytes:
     """Return results as one JSON document, in ASCII as ``--json`` prints it."""
-    return to_json(document).encode("ascii")
+    return to_json(document).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,27 +239,10 @@ def _models(served: Served) -> list[Any]:
     return models
 
 
-def _measured(served: Served, model: ServedModel, tensor: str) -> ValueDistribution:
-    with served.tensor(model, tensor) as opened:
-        return distribution_of(opened)
-
-
-def _distribution(served: Served, model: ServedModel, tensor: str) -> TensorDistribution:
-    return TensorDistribution(model.name, model.digest, _measured(served, model, tensor))
-
-
 def _usage(served: Served) -> Usage:
     """Return what the blobs of the store take; lower stores are not counted."""
     served.require()
     return measure_usage(served.home.upper)
-
-
-def _errors_plot(served: Served, model: ServedModel) -> Specification:
-    return errors(map(TensorError.of_document, _kept(served, model)["tensors"]))
-
-
-def _frontier_plot(served: Served, *models: ServedModel) -> Specification:
-    return frontier(_point(served, model) for model in dict.fromkeys(models))
 
 
 def _point(served: Served, model: ServedModel) -> ModelPoint:
@@ -314,7 +294,9 @@ ROUTES: tuple[ApiRoute, ...] = (
         "/api/distribution",
         "How the values of a tensor are distributed.",
         TensorDistribution,
-        _distribution,
+        lambda served, model, tensor: TensorDistribution(
+            model.name, model.digest, served.distribution(model, tensor)
+        ),
         ("model", "tensor"),
         is_slow=True,
     ),
@@ -341,11 +323,16 @@ ROUTES: tuple[ApiRoute, ...] = (
         lambda served: kept_verify(served.home),
     ),
     _plot("treemap", "Bytes by module", lambda served, model: served.open(model).treemap, "model"),
-    _plot("errors", "Errors by layer, as `blobstore quality` kept them", _errors_plot, "model"),
+    _plot(
+        "errors",
+        "Errors by layer, as `blobstore quality` kept them",
+        lambda *asked: errors(map(TensorError.of_document, _kept(*asked)["tensors"])),
+        "model",
+    ),
     _plot(
         "distribution",
         "The values and codes of a tensor",
-        lambda *asked: distribution(_measured(*asked)),
+        lambda served, *asked: distribution(served.distribution(*asked)),
         "model",
         "tensor",
         is_slow=True,
@@ -353,7 +340,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     _plot(
         "frontier",
         "Error against size of models, as `blobstore quality` kept them",
-        _frontier_plot,
+        lambda served, *models: frontier(_point(served, one) for one in dict.fromkeys(models)),
         "model",
         most=_MOST_MODELS,
     ),
@@ -384,11 +371,11 @@ def openapi() -> dict[str, Any]:
     place = "#/components/schemas/"
     problem = schema_of(Problem, schemas, place)
     problems = {code: _content(says, problem) for code, says in _PROBLEMS.items()}
-    own = {"type": "object", "additionalProperties": True}
-    routes = (*ROUTES, ApiRoute(OPENAPI, "This document.", None, openapi))
     paths: dict[str, Any] = {}
-    for route in routes:
-        schema = own if route.kind is None else schema_of(route.kind, schemas, place)
+    for route in (*ROUTES, ApiRoute(OPENAPI, "This document.", None, openapi)):
+        schema: dict[str, Any] = {"type": "object", "additionalProperties": True}
+        if route.kind is not None:
+            schema = schema_of(route.kind, schemas, place)
         paths[route.path] = {
             "get": {
                 "operationId": route.path[len("/api/") :].removesuffix(".json").replace("/", "_"),
@@ -413,8 +400,13 @@ def _parameter(name: str, most: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string", "minLength": 1}
     if most > 1:
         schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": most}
-    about = {"name": name, "in": "query", "required": True}
-    return {**about, "description": _PARAMETERS[name], "schema": schema}
+    return {
+        "name": name,
+        "in": "query",
+        "required": True,
+        "description": _PARAMETERS[name],
+        "schema": schema,
+    }
 
 
 def _content(description: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.io.budget import allow_open_files
-from blobstore.plots.specification import THEMES, configuration
+from blobstore.plots.specification import themes
 from blobstore.store.ports import Readable
 from blobstore.views.results import Problem
 from blobstore.web.api import OPENAPI, ROUTES, ApiRoute, Served, in_json, openapi
@@ -125,8 +125,7 @@ class Hosts:
 
     def __init__(self, bound: str, allowed: Iterable[str] = ()) -> None:
         self._names = frozenset(map(_plain, (*LOOPBACK, bound, *allowed)))
-        found = _address(bound)
-        self._takes_addresses = found is not None and found.is_unspecified
+        self._takes_addresses = getattr(_address(bound), "is_unspecified", False)
 
     def accept(self, host: str) -> bool:
         """Return True if the value of a ``Host`` header is one of the names, with any port."""
@@ -198,17 +197,18 @@ def application(home: Readable, hosts: Hosts, *, more: Iterable[BaseRoute] = ())
     """Return the application over a home. ``more``: routes beside the API and the pages."""
     served = Served(home)
     quick, slow = CapacityLimiter(_QUICK), CapacityLimiter(_SLOW)
-    themes = {one: configuration(one) for one in THEMES}
     routes: list[BaseRoute] = [
         *(Route(one.path, _api(one, served, slow if one.is_slow else quick)) for one in ROUTES),
         *(Route(path, _document(_HTML, page(path).encode())) for path in PAGES),
         Route(OPENAPI, _document(_JSON, in_json(openapi()))),
-        Route("/static/themes.json", _document(_JSON, in_json(themes))),
+        Route("/static/themes.json", _document(_JSON, in_json(themes()))),
         Route(f"/static/{TYPES}", _document(_CSS, colours_of_types().encode())),
         Mount("/static", _Static(directory=FOLDER)),
         *more,
     ]
-    app = Starlette(routes=routes, exception_handlers=_HANDLERS)
+    app = Starlette(
+        routes=routes, exception_handlers=dict.fromkeys((HTTPException, Exception), _refused)
+    )
     app.router.redirect_slashes = False
     return Guard(app, hosts)
 
@@ -237,18 +237,14 @@ def _document(content_type: str, body: bytes) -> _Handler:
 
 
 async def _refused(_request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else FAILED
+    if not isinstance(error, HTTPException):
+        return problem(FAILED, "an error of the server, which its log describes")
+    status = error.status_code
     says = "there is nothing at this address" if status == NOT_FOUND else "impossible request"
     answer = problem(status, says)
-    answer.headers.update(getattr(error, "headers", None) or {})
+    answer.headers.update(error.headers or {})
     return answer
 
-
-async def _broken(_request: Request, _error: Exception) -> Response:
-    return problem(FAILED, "an error of the server, which its log describes")
-
-
-_HANDLERS: dict[Any, Any] = {HTTPException: _refused, Exception: _broken}
 
 _BACKLOG = 1024
 _CONNECTIONS = 1000
@@ -342,13 +338,21 @@ def _listening(host: str, port: int) -> socket.socket:
 def _refusal(error: OSError, host: str, port: int) -> BlobStoreError:
     place = f"port {port} of {host}"
     if error.errno == errno.EADDRINUSE:
-        hint = "Is it being served already? --port N uses another one, --port 0 any free one."
-        return StorageError(f"{place} is taken by another process", hint=hint, errno=error.errno)
+        return StorageError(
+            f"{place} is taken by another process",
+            hint="Is it being served already? --port N uses another one, --port 0 any free one.",
+            errno=error.errno,
+        )
     if error.errno == errno.EADDRNOTAVAIL:
-        hint = "Use 127.0.0.1, or an address of a network card."
-        return UsageError(f"can't listen at {host}: not an address of this machine", hint=hint)
+        return UsageError(
+            f"can't listen at {host}: not an address of this machine",
+            hint="Use 127.0.0.1, or an address of a network card.",
+        )
     if error.errno in (errno.EACCES, errno.EPERM):
-        hint = f"Ports below {_FIRST_FREE_PORT} are for root."
-        return AccessError(f"{place} may not be used", hint=hint, errno=error.errno)
+        return AccessError(
+            f"{place} may not be used",
+            hint=f"Ports below {_FIRST_FREE_PORT} are for root.",
+            errno=error.errno,
+        )
     reason = (error.strerror or str(error)).lower()
     return StorageError(f"can't listen at {place}: {reason}", errno=error.errno)

@@ -50,7 +50,7 @@ class Chat:
     def __init__(self, service: ChatService, origins: Iterable[str] = ()) -> None:
         self._service = service
         self._origins = {origin.rstrip("/").lower() for origin in origins}
-        self._running = 0
+        self._free = asyncio.Semaphore(_MOST_REQUESTS)
         self._app = CORSMiddleware(
             self._answer,
             allow_origins=sorted(self._origins),
@@ -66,8 +66,10 @@ class Chat:
         origin = headers.get("origin", "").lower()
         is_own = origin.partition("://")[2] == headers.get("host", "").lower()
         if origin and not is_own and not self._origins & {"*", origin}:
-            hint = "Start the server with --allow-origin ORIGIN."
-            error = UsageError("pages of other origins may not use the model", hint=hint)
+            error = UsageError(
+                "pages of other origins may not use the model",
+                hint="Start the server with --allow-origin ORIGIN.",
+            )
             await _refusal(_FORBIDDEN, error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -93,17 +95,15 @@ class Chat:
         if method not in ("GET", "POST"):
             return _refusal(METHOD_NOT_ALLOWED, UsageError("use GET or POST"))
         if method == "GET" or path not in (CHAT, TEXT):
-            message = f"there is nothing to {method} at {quoted(path)}"
-            hint = f"POST {CHAT} or {TEXT}, or GET {MODELS}."
-            raise NotFoundError(message, hint=hint)
-        if self._running >= _MOST_REQUESTS:
+            raise NotFoundError(
+                f"there is nothing to {method} at {quoted(path)}",
+                hint=f"POST {CHAT} or {TEXT}, or GET {MODELS}.",
+            )
+        if self._free.locked():
             return _refusal(BUSY, BusyError("too many requests at once"))
-        self._running += 1
-        stack.callback(self._leave)
+        await self._free.acquire()
+        stack.callback(self._free.release)
         return await self._written(path, request, stack)
-
-    def _leave(self) -> None:
-        self._running -= 1
 
     async def _written(self, path: str, request: Request, stack: ExitStack) -> Response:
         body = bytearray()

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from blobstore.plots.specification import COLOURS, THEMES, Specification, configuration
+from blobstore.plots.specification import COLOURS, Specification, themes
 from blobstore.views.quantities import cut_text, printable
 
 FOLDER = Path(__file__).parent / "static"
@@ -40,28 +40,20 @@ _STYLES: tuple[str, ...] = (
     "css/narrow.css",
 )
 _EARLY, _VEGA = "js/theme-early.js", "vendor/vega.min.js"
-_FIELD = re.compile(r"\{(\w+)\}")
 _IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./([\w-]+\.js)";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|const|class) (\w+))", re.MULTILINE)
-_LONGEST_TITLE = 200
 
 
 def page(address: str) -> str:
     """Return a page as the server sends it."""
     name, title = PAGES[address]
-    links = [f'<link rel="stylesheet" href="/static/{style}" />' for style in _STYLES]
+    links = (f'<link rel="stylesheet" href="/static/{style}" />' for style in _STYLES)
     here = f'<a href="{address}"'
-    return _filled(
-        "shell.html",
+    return _read("shell.html").format(
         title=f"{title} · blobstore",
-        head="\n    ".join(
-            [
-                '<link rel="icon" href="/static/icon.svg" type="image/svg+xml" />',
-                *links,
-                f'<script src="/static/{_EARLY}"></script>',
-                f'<script type="module" src="/static/js/{name}.js"></script>',
-            ]
-        ),
+        head='<link rel="icon" href="/static/icon.svg" type="image/svg+xml" />'
+        f'{"".join(links)}<script src="/static/{_EARLY}"></script>'
+        f'<script type="module" src="/static/js/{name}.js"></script>',
         site=_read("site.html").replace(f"<li>{here}", f'<li>{here} aria-current="page"'),
         noscript='<p class="failure">These pages need JavaScript.</p>',
         main=_read(f"{name}.html"),
@@ -80,19 +72,22 @@ def page_in_file(title: str, parts: Sequence[str], data: Mapping[str, Any], read
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))};"
         f" style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
     )
-    known = {**data, "themes": {theme: configuration(theme) for theme in THEMES}}
+    known = {**data, "themes": themes()}
     text = json.dumps(known, separators=(",", ":")).replace("<", "\\u003c")
-    return _filled(
-        "shell.html",
-        title=markup_of(title[:_LONGEST_TITLE]),
-        head=f'<meta http-equiv="Content-Security-Policy" content="{policy}" />'
-        f"<style>{style}</style><script>{scripts[0]}</script>",
-        site="",
-        noscript=readable,
-        main="".join(_read(f"{part}.html") for part in parts),
-        end=f'<script type="application/json" id="inlined">{text}</script>'
-        f'<script>{scripts[1]}</script><script type="module">{scripts[2]}</script>',
-    ).encode()
+    return (
+        _read("shell.html")
+        .format(
+            title=markup_of(title),
+            head=f'<meta http-equiv="Content-Security-Policy" content="{policy}" />'
+            f"<style>{style}</style><script>{scripts[0]}</script>",
+            site="",
+            noscript=readable,
+            main="".join(_read(f"{part}.html") for part in parts),
+            end=f'<script type="application/json" id="inlined">{text}</script>'
+            f'<script>{scripts[1]}</script><script type="module">{scripts[2]}</script>',
+        )
+        .encode()
+    )
 
 
 def colours_of_types() -> str:
@@ -119,10 +114,6 @@ def table_of(plot: Specification) -> str:
     """Return the values of a plot as a table."""
     values = plot["usermeta"]["table"]
     return table(plot["description"], values["columns"], values["rows"])
-
-
-def _filled(part: str, **fields: str) -> str:
-    return _FIELD.sub(lambda match: fields[match[1]], _read(part))
 
 
 def _hash(text: str) -> str:

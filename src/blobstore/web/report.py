@@ -21,7 +21,7 @@ from blobstore._version import __version__
 from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
 from blobstore.formats.quant import QuantType
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.outputs import ImportPlan, OutputTensor
+from blobstore.importer.outputs import ImportPlan
 from blobstore.importer.plan import make_plan
 from blobstore.importer.targets import target_range
 from blobstore.inspection.comparison import diff_models, stored_values
@@ -35,7 +35,6 @@ from blobstore.inspection.quality import (
 from blobstore.io.durable import check_regular, make_folder, os_errors, replace_file
 from blobstore.io.workers import Progress
 from blobstore.model.loader import open_model
-from blobstore.model.tensors import Tensor
 from blobstore.names import ModelName
 from blobstore.plots.charts import distribution as distribution_plot, scatter
 from blobstore.plots.heatmap import TensorError, errors as errors_plot, worst_first
@@ -87,8 +86,7 @@ def model_report(
     that is damaged.
     """
     diff, errors = None, None
-    others: Mapping[str, Tensor] = {}
-    made_from: dict[str, OutputTensor] = {}
+    beside: dict[str, ValueReader] = {}
     with ExitStack() as stack:
         model = stack.enter_context(open_model(name, store=store))
         kept = kept_quality(store, model.name, model.manifest.digest)
@@ -96,6 +94,13 @@ def model_report(
             found = diff_models(against, model.name, store=store, error=True, jobs=jobs)
             diff, errors = document_of(found), list(map(TensorError.of_change, found.changed))
             others = stack.enter_context(open_model(against, store=store))
+            # Of another shape, a run of the one is not a run of the other.
+            beside = {
+                key: partial(stored_values, other)
+                for key, other in others.items()
+                if key in model
+                and (other.shape, other.transposed) == (model[key].shape, model[key].transposed)
+            }
         elif against is not None:
             measured = measure_quality(
                 model.name, against, store=store, jobs=jobs, progress=progress
@@ -106,7 +111,11 @@ def model_report(
                 against=source_label(against),
                 result=document_of(measured),
             )
-            made_from = {tensor.name: found for tensor, found in sources_of(model, against)}
+            readers = stack.enter_context(closing(SourceReaders()))
+            beside = {
+                tensor.name: source_values(made_from, readers)
+                for tensor, made_from in sources_of(model, against)
+            }
         if errors is None and kept.result is not None:
             errors = list(map(TensorError.of_document, kept.result["tensors"]))
         served = Served(store)
@@ -121,31 +130,13 @@ def model_report(
         if errors is not None:
             plots |= {"errors": errors_plot(errors), "scatter": scatter(errors)}
             answers["plots/errors"] = plots["errors"]
-        readers = stack.enter_context(closing(SourceReaders()))
         drawn = []
-        for tensor in _chosen(answers["tensors"], errors or ()):
-            beside = _beside(model[tensor], others, made_from, readers)
+        for key in _chosen(answers["tensors"], errors or ()):
             with suppress(UnsupportedSourceError):  # a type that is not drawn: the page says why
-                drawn.append(distribution_plot(distribution_of(model[tensor], beside)))
-                answers[f"plots/distribution {tensor}"] = drawn[-1]
+                drawn.append(distribution_plot(distribution_of(model[key], beside.get(key))))
+                answers[f"plots/distribution {key}"] = drawn[-1]
         plots |= {f"distribution-{number}": plot for number, plot in enumerate(drawn, 1)}
     return ModelReport(str(model.name), answers, diff, plots)
-
-
-def _beside(
-    tensor: Tensor,
-    others: Mapping[str, Tensor],
-    made_from: Mapping[str, OutputTensor],
-    readers: SourceReaders,
-) -> ValueReader | None:
-    """Return the reader of the values that a tensor's are shown beside; None without any."""
-    if tensor.name in made_from:
-        return source_values(made_from[tensor.name], readers)
-    other = others.get(tensor.name)
-    # Else a run of the one is not a run of the other.
-    if other is None or (other.shape, other.transposed) != (tensor.shape, tensor.transposed):
-        return None
-    return partial(stored_values, other)
 
 
 def model_page(report: ModelReport, made: str | None) -> bytes:
@@ -332,16 +323,18 @@ def check_place(path: str, *, force: bool) -> None:
     if path == "-":
         raise UsageError("a page is not written to standard output", hint="Name a file.")
     if not Path(path).name or path.endswith("/"):
-        hint = "Name a file, such as report.html."
-        raise UsageError(f"{path!r} is not the path of a file", path=path, hint=hint)
+        raise UsageError(
+            f"{path!r} is not the path of a file",
+            path=path,
+            hint="Name a file, such as report.html.",
+        )
     with os_errors("write", path):
         os.stat(f"{Path(path).parent}/.")  # noqa: PTH116  # a file there is an error
         with suppress(FileNotFoundError):
             os.lstat(path)  # the name may be too long
         check_regular(path)
     if not force and os.path.lexists(path):
-        hint = "Use force=True to replace it."
-        raise UsageError(f"{path} already exists", path=path, hint=hint)
+        raise UsageError(f"{path} already exists", path=path, hint="Use force=True to replace it.")
 
 
 def place_file(path: Path, data: bytes, *, force: bool = False) -> None:

@@ -11,13 +11,7 @@ from support.plotted import SPECIFICATIONS
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import QuantType
 from blobstore.plots.heatmap import TensorError, errors
-from blobstore.plots.specification import (
-    COLOURS,
-    THEMES,
-    Theme,
-    configuration,
-    family_of_type,
-)
+from blobstore.plots.specification import COLOURS, Theme, family_of_type, themes
 
 
 def contrast(one: str, other: str) -> float:
@@ -38,9 +32,9 @@ def luminance(colour: str) -> float:
 MEANINGFUL = {*COLOURS.values(), "#000000", "#ffffff"}
 
 
-@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("theme", themes())
 def test_texts_and_types_have_contrast(theme: Theme) -> None:
-    config = configuration(theme)
+    config = themes()[theme]
     page = config["background"]
     for part in ("axis", "legend"):
         for kind in ("labelColor", "titleColor"):
