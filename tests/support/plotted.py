@@ -6,8 +6,15 @@ import random
 
 from blobstore.inspection.quality import Histogram, ValueDistribution
 from blobstore.names import ModelName
-from blobstore.plots.charts import ModelPoint, distribution, frontier, scatter, shared
-from blobstore.plots.heatmap import TensorError, errors
+from blobstore.plots.charts import (
+    ModelPoint,
+    TensorError,
+    distribution,
+    errors,
+    frontier,
+    scatter,
+    shared,
+)
 from blobstore.plots.specification import Specification
 from blobstore.plots.treemap import treemap
 from blobstore.store.care.usage import ModelUsage

@@ -270,7 +270,7 @@ def quality(
 
 def _plot(report: blobstore.ModelQuality) -> None:
     """Draw the errors in the terminal's width; in colour if it is a terminal (no-color.org)."""
-    from blobstore.plots.heatmap import TensorError, error_lines
+    from blobstore.plots.charts import TensorError, error_lines
     from blobstore.views.documents import document_of
 
     encoding = (sys.stdout.encoding or "ascii").lower()

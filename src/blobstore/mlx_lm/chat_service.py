@@ -335,29 +335,26 @@ class ChatService:
         self._caches.keep(written, cache)
 
     def _add_to_batch(self, answer: ChatAnswer, prompt: Prompt, cache: Any, limit: int) -> None:
+        """Add an answer to those that are computed together.
+
+        Of a prompt that ends with the mark that begins reasoning, the cache of the part before is
+        kept alone: a later prompt has another text in place of the mark.
+        """
         document, tokenizer = answer.job.document, self._model.tokenizer
+        tokens, begin, cut = prompt.tokens, prompt.cached, -1
+        if tokenizer.has_thinking:
+            cut = tokenizer.rfind_think_start(tokens, start=len(tokens) - _TAIL)
+        cut = cut if cut > begin else len(tokens)
         (uid,) = self._generator.insert_segments(
-            [self._segments(prompt)],
+            [[tokens[begin:cut], tokens[cut:]]],
             max_tokens=[limit],
             caches=[cache],
-            all_tokens=[prompt.tokens[: prompt.cached]],
+            all_tokens=[tokens[:begin]],
             samplers=[sampler(document, tokenizer)],
             logits_processors=[processors(document)],
             stop_sequences=[make_stop_sequences(tokenizer)],
         )
         self._answers[uid] = answer
-
-    def _segments(self, prompt: Prompt) -> list[list[int]]:
-        """Return the prompt that is not cached, before and from the mark that begins reasoning.
-
-        A later prompt has another text in place of the second part, so the cache of the first part
-        is kept alone.
-        """
-        tokens, cut, tokenizer = prompt.tokens, -1, self._model.tokenizer
-        if tokenizer.has_thinking:
-            cut = tokenizer.rfind_think_start(tokens, start=len(tokens) - _TAIL)
-        cut = cut if cut > prompt.cached else len(tokens)
-        return [tokens[prompt.cached : cut], tokens[cut:]]
 
     def _go_on(self) -> None:
         """Compute a token of each answer, or a part of its prompt."""

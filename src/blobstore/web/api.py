@@ -31,8 +31,7 @@ from blobstore.inspection.listing import BrokenModel, ListedModel, describe, lis
 from blobstore.inspection.quality import ValueDistribution, distribution_of
 from blobstore.model.loader import opened_tensor
 from blobstore.names import Digest, ModelName
-from blobstore.plots.charts import ModelPoint, distribution, frontier, shared
-from blobstore.plots.heatmap import TensorError, errors
+from blobstore.plots.charts import ModelPoint, TensorError, distribution, errors, frontier, shared
 from blobstore.plots.treemap import treemap
 from blobstore.store.care.usage import Usage, measure_usage
 from blobstore.store.ports import Readable

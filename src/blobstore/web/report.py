@@ -36,15 +36,20 @@ from blobstore.io.durable import check_regular, make_folder, os_errors, replace_
 from blobstore.io.workers import Progress
 from blobstore.model.loader import open_model
 from blobstore.names import ModelName
-from blobstore.plots.charts import distribution as distribution_plot, scatter
-from blobstore.plots.heatmap import TensorError, errors as errors_plot, worst_first
+from blobstore.plots.charts import (
+    TensorError,
+    distribution as distribution_plot,
+    errors as errors_plot,
+    scatter,
+    worst_first,
+)
 from blobstore.plots.specification import Specification
 from blobstore.plots.treemap import treemap
 from blobstore.source.addresses import Source, is_address
 from blobstore.source.weights import SourceReaders
 from blobstore.store.ports import Readable
 from blobstore.views.documents import document_of
-from blobstore.views.quality_records import KeptQuality, kept_quality
+from blobstore.views.quality_records import kept_quality
 from blobstore.views.quantities import count, counted, shape, size
 from blobstore.web.api import Served
 from blobstore.web.pages import FOLDER, markup_of, page_in_file, table, table_of
@@ -91,8 +96,16 @@ def model_report(
         model = stack.enter_context(open_model(name, store=store))
         kept = kept_quality(store, model.name, model.manifest.digest)
         if isinstance(against, ModelName):
-            found = diff_models(against, model.name, store=store, error=True, jobs=jobs)
-            diff, errors = document_of(found), list(map(TensorError.of_change, found.changed))
+            diff = document_of(diff_models(against, model.name, store=store, error=True, jobs=jobs))
+            errors = [
+                TensorError(
+                    one["name"],
+                    one["after"]["type"],
+                    one["after"]["shape"],
+                    one["error"] and one["error"]["relative_rmse"],
+                )
+                for one in diff["changed"]
+            ]
             others = stack.enter_context(open_model(against, store=store))
             # Of another shape, a run of the one is not a run of the other.
             beside = {
@@ -105,11 +118,8 @@ def model_report(
             measured = measure_quality(
                 model.name, against, store=store, jobs=jobs, progress=progress
             )
-            kept = KeptQuality(
-                model.name,
-                model.manifest.digest,
-                against=source_label(against),
-                result=document_of(measured),
+            kept = replace(
+                kept, measured=None, against=source_label(against), result=document_of(measured)
             )
             readers = stack.enter_context(closing(SourceReaders()))
             beside = {
@@ -135,7 +145,7 @@ def model_report(
             with suppress(UnsupportedSourceError):  # a type that is not drawn: the page says why
                 drawn.append(distribution_plot(distribution_of(model[key], beside.get(key))))
                 answers[f"plots/distribution {key}"] = drawn[-1]
-        plots |= {f"distribution-{number}": plot for number, plot in enumerate(drawn, 1)}
+    plots |= {f"distribution-{number}": plot for number, plot in enumerate(drawn, 1)}
     return ModelReport(str(model.name), answers, diff, plots)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.plotted import layer_errors
 
-from blobstore.plots.heatmap import (
+from blobstore.plots.charts import (
     MOST_ROWS,
     Cell,
     TensorError,

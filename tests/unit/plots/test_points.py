@@ -6,8 +6,7 @@ import random
 
 from support.plotted import layer_errors, model_bytes
 
-from blobstore.plots.charts import MOST_POINTS, ModelPoint, frontier, scatter, shared
-from blobstore.plots.heatmap import TensorError
+from blobstore.plots.charts import MOST_POINTS, ModelPoint, TensorError, frontier, scatter, shared
 
 
 def test_a_point_for_each_changed_tensor() -> None:

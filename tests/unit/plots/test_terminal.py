@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.plotted import HOSTILE, layer_errors
 
-from blobstore.plots.heatmap import TensorError, error_lines
+from blobstore.plots.charts import TensorError, error_lines
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])

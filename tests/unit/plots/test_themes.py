@@ -10,7 +10,7 @@ from support.plotted import SPECIFICATIONS
 
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import QuantType
-from blobstore.plots.heatmap import TensorError, errors
+from blobstore.plots.charts import TensorError, errors
 from blobstore.plots.specification import COLOURS, Theme, family_of_type, themes
 
 
