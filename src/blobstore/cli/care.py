@@ -72,14 +72,13 @@ def verify(
     ] = False,
     sample: Annotated[
         str | None,
-        Option("--sample", metavar="N/T", help="Check only part N of T of the blobs, such as 1/7."),
+        Option(metavar="N/T", help="Check only part N of T of the blobs, such as 1/7."),
     ] = None,
     key: KeyOption = None,
     policy: PolicyOption = None,
     identity: Annotated[
         str | None,
         Option(
-            "--identity",
             metavar="REFERENCE",
             help="With --key: the repository that was signed [default: the model's own].",
         ),
@@ -149,11 +148,9 @@ def repair(
     ] = None,
     importance: Annotated[
         str | None,
-        Option("--importance", metavar="FILE", help="The --importance of the import."),
+        Option(metavar="FILE", help="The --importance of the import."),
     ] = None,
-    draft: Annotated[
-        str | None, Option("--draft", metavar="DIR", help="The --draft of the import.")
-    ] = None,
+    draft: Annotated[str | None, Option(metavar="DIR", help="The --draft of the import.")] = None,
     modelfile: Annotated[
         str | None,
         Option(
@@ -199,7 +196,6 @@ def prune(
     grace: Annotated[
         str | None,
         Option(
-            "--grace",
             metavar="TIME",
             help="Keep blobs younger than this, such as 24h or 2d [default: 24h].",
         ),
@@ -243,8 +239,7 @@ def prune(
         forget=forget,
         dry_run=dry_run,
     )
-    show = partial(_show_prune, has_trash=opened.root is not None)
-    show_result(result, show, as_json)
+    show_result(result, partial(_show_prune, opened.root is not None), as_json)
 
 
 def _parse_duration(text: str | None) -> float:
@@ -260,7 +255,7 @@ def _parse_duration(text: str | None) -> float:
     )
 
 
-def _show_prune(result: PruneResult, *, has_trash: bool = True) -> None:
+def _show_prune(has_trash: bool, result: PruneResult) -> None:
     rows = [
         (blob.digest.short, size(blob.size), duration(blob.age), blob.reason)
         for blob in result.removed[:_SHOWN]

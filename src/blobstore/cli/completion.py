@@ -93,7 +93,7 @@ def complete(
     ] = None,
     line: Annotated[
         str | None,
-        Option("--line", metavar="TEXT", help="Instead of words, the line up to here."),
+        Option(metavar="TEXT", help="Instead of words, the line up to here."),
     ] = None,
 ) -> None:
     """Print what the last word may be: for the scripts of `completion`."""

@@ -151,7 +151,7 @@ def load(
     with blobstore.open_archive(source, name=as_name) as archive:
         chosen = _chosen(archive, names or [])
         if listed:
-            _list(archive, chosen, as_json=as_json)
+            _list(archive, chosen, as_json)
         else:
             target = store_at(store, wait, may_be_new=True)
             show_result(_loaded(archive, chosen, target, jobs), _show_loaded, as_json)
@@ -162,7 +162,7 @@ def _chosen(archive: blobstore.Archive, names: Sequence[str]) -> list[ModelName]
     return [name for name in archive.manifests.in_order() if not names or name in wanted]
 
 
-def _list(archive: blobstore.Archive, names: Sequence[ModelName], *, as_json: bool) -> None:
+def _list(archive: blobstore.Archive, names: Sequence[ModelName], as_json: bool) -> None:
     from blobstore.views.results import ArchivedModel
 
     manifests = {name: archive.manifests.read(name) for name in names}
@@ -224,7 +224,6 @@ def export(
     dequantize: Annotated[
         str | None,
         Option(
-            "--dequantize",
             metavar="bfloat16|float16|float32",
             help="Write all weights as this type.",
         ),
@@ -232,7 +231,6 @@ def export(
     max_shard_size: Annotated[
         str,
         Option(
-            "--max-shard-size",
             metavar="SIZE",
             help="Largest size of a file, such as 5GB, "
             "or source for the same files as were imported.",
@@ -306,7 +304,7 @@ def get_metadata(
     """Show all metadata, or the value of one key."""
     values = blobstore.read_metadata(file)
     if key is None:
-        _show_metadata(values, as_json=as_json)
+        _show_metadata(values, as_json)
     elif key not in values:
         raise NotFoundError(f"{file} has no metadata {quoted(key)}", path=file)
     elif as_json:
@@ -332,7 +330,7 @@ def set_metadata(
 ) -> None:
     """Set one key, or those of a JSON object of texts."""
     changes: Mapping[str, str | None] = _parse(key) if value is None else {key: value}
-    _edit(file, changes, replace=replace, in_place=in_place, as_json=as_json)
+    _edit(file, changes, replace, in_place, as_json)
 
 
 @metadata.command("rm")
@@ -349,7 +347,7 @@ def remove_metadata(
     """Remove keys."""
     if bool(keys) == everything:
         raise UsageError("name the keys to remove, or say --all")
-    _edit(file, dict.fromkeys(keys or ()), replace=everything, in_place=in_place, as_json=as_json)
+    _edit(file, dict.fromkeys(keys or ()), everything, in_place, as_json)
 
 
 def _parse(text: str) -> dict[str, str | None]:
@@ -373,11 +371,11 @@ def _parse(text: str) -> dict[str, str | None]:
 
 
 def _edit(
-    file: str, changes: Mapping[str, str | None], *, replace: bool, in_place: bool, as_json: bool
+    file: str, changes: Mapping[str, str | None], replace: bool, in_place: bool, as_json: bool
 ) -> None:
     edit = with_bar(blobstore.edit_metadata, file, changes, replace=replace, in_place=in_place)
     if as_json:
-        _show_metadata(edit.metadata, as_json=True)
+        show_json(dict(edit.metadata))
     else:
         emit(_said(file, edit))
 
@@ -390,7 +388,7 @@ def _said(file: str, edit: blobstore.MetadataEdit) -> str:
     return f"Wrote {name} anew: {size(edit.copied_bytes)} in {took}"
 
 
-def _show_metadata(values: Mapping[str, str], *, as_json: bool) -> None:
+def _show_metadata(values: Mapping[str, str], as_json: bool) -> None:
     if as_json:
         show_json(dict(values))
     elif values:

@@ -128,7 +128,6 @@ def import_(
     connections: Annotated[
         int | None,
         Option(
-            "--connections",
             metavar="N",
             min=1,
             help="Requests at once to the source's server [default: 8].",
@@ -136,9 +135,7 @@ def import_(
     ] = None,
     limit_rate: Annotated[
         str | None,
-        Option(
-            "--limit-rate", metavar="SIZE", help="Bytes a second to fetch at most, such as 20MB."
-        ),
+        Option(metavar="SIZE", help="Bytes a second to fetch at most, such as 20MB."),
     ] = None,
     verify_reuse: VerifyReuse = False,
     dry_run: Annotated[
@@ -156,7 +153,6 @@ def import_(
     on: Annotated[
         str | None,
         Option(
-            "--on",
             metavar="ADDRESS",
             help="Let the workers of a Dask cluster make the blobs: dask://HOST:PORT "
             "(extra: dask).",
@@ -194,7 +190,7 @@ def import_(
         check_tag(made, target)
     _print_notes(made)
     if dry_run:
-        _show_planned(made, made.runs_in, as_json=as_json)
+        _show_planned(made, made.runs_in, as_json)
         return
     if made.options.target is not None and not as_json:
         _show_tensors(made)
@@ -269,7 +265,6 @@ def plan(
     html: Annotated[
         str | None,
         Option(
-            "--html",
             metavar="FILE",
             help="Write a page, too, that shows the sizes of all types and group sizes.",
         ),
@@ -297,7 +292,7 @@ def plan(
         blobstore.write_plan(made, output)
     if html is not None:
         write_plan_page(made, html, options, force=force)
-    _show_planned(made, runs_in, as_json=as_json)
+    _show_planned(made, runs_in, as_json)
 
 
 def _print_notes(made: blobstore.ImportPlan) -> None:
@@ -322,7 +317,7 @@ def _show_import(result: blobstore.ImportResult) -> None:
 
 
 def _show_planned(
-    made: blobstore.ImportPlan, runs_in: Sequence[blobstore.Verdict], *, as_json: bool
+    made: blobstore.ImportPlan, runs_in: Sequence[blobstore.Verdict], as_json: bool
 ) -> None:
     if as_json:
         show_json(_plan_document(made, runs_in))
@@ -378,7 +373,6 @@ def work(
     shard: Annotated[
         str,
         Option(
-            "--shard",
             metavar="I/N",
             help="Which of N parts of the work to do; I counts from 0.",
         ),
@@ -386,7 +380,6 @@ def work(
     batch: Annotated[
         str | None,
         Option(
-            "--batch",
             metavar="FILE",
             help="Import a list of models, in TOML, instead of one plan.",
         ),

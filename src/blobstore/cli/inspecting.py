@@ -75,7 +75,7 @@ def inspect(
     ] = False,
     depth: Annotated[
         int | None,
-        Option("--depth", metavar="N", min=1, help="Levels of --tree [default: all]."),
+        Option(metavar="N", min=1, help="Levels of --tree [default: all]."),
     ] = None,
     filters: Annotated[
         list[str] | None,
@@ -88,7 +88,6 @@ def inspect(
     sort: Annotated[
         str,
         Option(
-            "--sort",
             metavar="file|name|size|parameters",
             help="Order of --tensors; by size and parameters the largest first.",
         ),
@@ -245,9 +244,7 @@ def quality(
     name: Model,
     against: Annotated[
         str,
-        Option(
-            "--against", metavar="SOURCE", help="The checkpoint that the model was imported from."
-        ),
+        Option(metavar="SOURCE", help="The checkpoint that the model was imported from."),
     ],
     jobs: Jobs = None,
     store: StoreOption = None,
@@ -340,10 +337,10 @@ def diff(
         a, b, store=stores_at(store, lower, cache=CACHE), error=error, jobs=jobs
     )
     heading = "RMSE, RELATIVE, LARGEST, COSINE" if error else ""
-    show_result(found, partial(_show_diff, heading=heading), as_json)
+    show_result(found, partial(_show_diff, heading), as_json)
 
 
-def _show_diff(found: ModelDiff, *, heading: str) -> None:
+def _show_diff(heading: str, found: ModelDiff) -> None:
     rows = [("-", *_fact_cells(fact), "") for fact in found.removed]
     rows += [("+", *_fact_cells(fact), "") for fact in found.added]
     rows += [("~", *_change_cells(change)) for change in found.changed]
@@ -381,7 +378,6 @@ def report(
     against: Annotated[
         str | None,
         Option(
-            "--against",
             metavar="SOURCE|MODEL",
             help="Measure the error now: against the checkpoint, or a stored model "
             "[default: what quality has kept].",
@@ -393,13 +389,12 @@ def report(
     ] = None,
     png: Annotated[
         str | None,
-        Option("--png", metavar="DIR", help="Write the plots as PNG files too (extra: plots)."),
+        Option(metavar="DIR", help="Write the plots as PNG files too (extra: plots)."),
     ] = None,
     force: Annotated[bool, Option("--force", help="Replace files that already exist.")] = False,
     date: Annotated[
         str | None,
         Option(
-            "--date",
             metavar="TEXT",
             help="The date to write on the page. Without it, the same input gives the same bytes.",
         ),
@@ -426,11 +421,11 @@ def report(
     opened = stores_at(store, lower, cache=CACHE)
     other = None if against is None else _side(against)
     found = with_bar(model_report, name, store=opened, against=other, jobs=jobs)
-    show_result(_written(found, output, png, date, force=force), _show_report, as_json)
+    show_result(_written(found, output, png, date, force), _show_report, as_json)
 
 
 def _written(
-    found: ModelReport, output: str | None, png: str | None, date: str | None, *, force: bool
+    found: ModelReport, output: str | None, png: str | None, date: str | None, force: bool
 ) -> WrittenReport:
     from blobstore.plots.specification import drawn_png
     from blobstore.views.results import WrittenReport

@@ -62,7 +62,6 @@ def list_(
     sort: Annotated[
         str,
         Option(
-            "--sort",
             metavar="name|time|size",
             help="Order: by name, the newest first, or the largest first.",
         ),
@@ -249,7 +248,7 @@ def cp(
     ] = None,
     to: Annotated[
         str | None,
-        Option("--to", metavar="DIR", help="Copy the model to the store DIR, which may be new."),
+        Option(metavar="DIR", help="Copy the model to the store DIR, which may be new."),
     ] = None,
     force: ReplaceOption = False,
     jobs: Jobs = None,
@@ -268,15 +267,15 @@ def cp(
     opened = stores_at(store, lower, wait)
     if to is None:
         rename = partial(opened.copy, asked, wanted, replace=force)
-        _give_name("Copied", opened, asked, rename, as_json=as_json)
+        _give_name("Copied", opened, asked, rename, as_json)
     else:
         there = store_at(to, wait, may_be_new=True)
-        copy = _copy_to(opened, asked, wanted, there, jobs, replace=force)
+        copy = _copy_to(opened, asked, wanted, there, jobs, force)
         show_result(copy, _show_copy, as_json)
 
 
 def _copy_to(
-    source: Any, name: ModelName, wanted: ModelName, target: Any, jobs: int | None, *, replace: bool
+    source: Any, name: ModelName, wanted: ModelName, target: Any, jobs: int | None, replace: bool
 ) -> CopiedModel:
     from blobstore.store.ports import already_exists, id_of
     from blobstore.views.results import CopiedModel
@@ -313,11 +312,11 @@ def mv(
     asked, wanted = ModelName.parse(source), ModelName.parse(target)
     opened = stores_at(store, lower, wait)
     rename = partial(opened.move, asked, wanted, replace=force)
-    _give_name("Moved", opened, asked, rename, as_json=as_json)
+    _give_name("Moved", opened, asked, rename, as_json)
 
 
 def _give_name(
-    done: str, store: Any, asked: ModelName, rename: Callable[[], ModelName], *, as_json: bool
+    done: str, store: Any, asked: ModelName, rename: Callable[[], ModelName], as_json: bool
 ) -> None:
     from blobstore.views.results import RenamedModel
 

@@ -57,7 +57,7 @@ def run(
     ] = None,
     system: Annotated[
         str | None,
-        Option("--system", metavar="TEXT", help="The system text, in place of the model's."),
+        Option(metavar="TEXT", help="The system text, in place of the model's."),
     ] = None,
     raw: Annotated[
         bool,
@@ -69,35 +69,35 @@ def run(
     ] = None,
     top_p: Annotated[
         float | None,
-        Option("--top-p", metavar="P", help="Only tokens that together are so likely."),
+        Option(metavar="P", help="Only tokens that together are so likely."),
     ] = None,
     top_k: Annotated[
         int | None,
-        Option("--top-k", metavar="K", help="Only the K likeliest tokens; 0: all."),
+        Option(metavar="K", help="Only the K likeliest tokens; 0: all."),
     ] = None,
     min_p: Annotated[
         float | None,
-        Option("--min-p", metavar="P", help="Only tokens P times as likely as the likeliest."),
+        Option(metavar="P", help="Only tokens P times as likely as the likeliest."),
     ] = None,
     repeat_penalty: Annotated[
         float | None,
-        Option("--repeat-penalty", metavar="X", help="Above 1: repeat less."),
+        Option(metavar="X", help="Above 1: repeat less."),
     ] = None,
     seed: Annotated[
         int | None,
-        Option("--seed", metavar="N", help="For the same text again [default: a random one]."),
+        Option(metavar="N", help="For the same text again [default: a random one]."),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        Option("--max-tokens", metavar="N", help="Stop after N tokens; -1: no limit."),
+        Option(metavar="N", help="Stop after N tokens; -1: no limit."),
     ] = None,
     context: Annotated[
         int | None,
-        Option("--context", metavar="N", help="Tokens of prompt and answer together."),
+        Option(metavar="N", help="Tokens of prompt and answer together."),
     ] = None,
     stop: Annotated[
         list[str] | None,
-        Option("--stop", metavar="TEXT", help="A text that ends the answer; repeatable."),
+        Option(metavar="TEXT", help="A text that ends the answer; repeatable."),
     ] = None,
     verbose: Annotated[
         bool, Option("--verbose", help="Say how many tokens an answer has, and how fast.")
@@ -122,7 +122,7 @@ def run(
     }
     full = ModelName.parse(name)
     _check(given)
-    text = _prompt(prompt, as_json=as_json)
+    text = _prompt(prompt, as_json)
     opened = cached_stores_at(store, lower, cache, cache_size)
     from blobstore.mlx_lm.conversation import load_language_model
 
@@ -132,16 +132,16 @@ def run(
         note(one)
     _note_unused(prompts, system)
     if text is None:
-        hold_conversation(model, prompts, system, is_verbose=verbose)
+        hold_conversation(model, prompts, system, verbose)
         return
     messages = [*prompts.beginning(system), {"role": "user", "content": text}]
     answer = model.answer(prompts.tokens(messages))
-    _show(answer, model.sampling.seed, as_json=as_json)
+    _show(answer, model.sampling.seed, as_json)
     if verbose:
         note(figures(answer))
 
 
-def _show(answer: Generation, seed: int | None, *, as_json: bool) -> None:
+def _show(answer: Generation, seed: int | None, as_json: bool) -> None:
     for piece in answer:
         if not as_json:
             emit(shown_piece(piece), end="")
@@ -189,7 +189,7 @@ def loading(name: str) -> Iterator[None]:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _prompt(words: list[str] | None, *, as_json: bool) -> str | None:
+def _prompt(words: list[str] | None, as_json: bool) -> str | None:
     """Return the prompt; None for a conversation.
 
     Raises: UsageError for a prompt that is empty or not UTF-8, and where a conversation is not
@@ -258,7 +258,7 @@ _HELP = """\
 
 
 def hold_conversation(
-    model: LanguageModel, prompts: Prompts, system: str | None, *, is_verbose: bool
+    model: LanguageModel, prompts: Prompts, system: str | None, is_verbose: bool
 ) -> None:
     """Hold a conversation until ``/bye`` or Ctrl-D.
 
@@ -274,7 +274,7 @@ def hold_conversation(
         emit(f"{why}: it continues what you write. /? shows help.")
     for text in _messages(conversation):
         try:
-            _answer(conversation, text, model.sampling.context, is_verbose=is_verbose)
+            _answer(conversation, text, model.sampling.context, is_verbose)
         except BlobStoreError as error:
             fail(error.message, error.hint)
 
@@ -343,9 +343,7 @@ def _read() -> str:
     return "\n".join(lines)
 
 
-def _answer(
-    conversation: Conversation, text: str, context: int | None, *, is_verbose: bool
-) -> None:
+def _answer(conversation: Conversation, text: str, context: int | None, is_verbose: bool) -> None:
     answer = conversation.say(text)
     if conversation.dropped:
         note(f"the context is full: the {conversation.dropped} oldest messages are left out")
@@ -390,16 +388,11 @@ _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@]+/?", re.ASCII
 
 
 def serve(
-    port: Annotated[
-        int, Option("--port", metavar="N", min=0, max=65535, help="0: any free port.")
-    ] = 8080,
-    host: Annotated[
-        str, Option("--host", metavar="ADDRESS", help="The address to listen at.")
-    ] = "127.0.0.1",
+    port: Annotated[int, Option(metavar="N", min=0, max=65535, help="0: any free port.")] = 8080,
+    host: Annotated[str, Option(metavar="ADDRESS", help="The address to listen at.")] = "127.0.0.1",
     allowed_host: Annotated[
         list[str] | None,
         Option(
-            "--allowed-host",
             metavar="HOST",
             help="A host name of the server, for browsers on other machines; repeatable.",
         ),
@@ -407,7 +400,6 @@ def serve(
     lm: Annotated[
         str | None,
         Option(
-            "--lm",
             metavar="NAME",
             help="A stored model that answers at /v1/, as OpenAI's clients expect (mlx-lm).",
         ),
@@ -415,7 +407,6 @@ def serve(
     allow_origin: Annotated[
         list[str] | None,
         Option(
-            "--allow-origin",
             metavar="ORIGIN",
             help="A site whose pages may use /v1/, or * for all; repeatable.",
         ),

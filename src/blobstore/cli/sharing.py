@@ -61,7 +61,6 @@ def push(
     to: Annotated[
         str | None,
         Option(
-            "--to",
             metavar="NAME",
             help="Where to: HOST/NAMESPACE/MODEL:TAG [default: as the model is named].",
         ),
@@ -69,7 +68,6 @@ def push(
     artifact: Annotated[
         str | None,
         Option(
-            "--artifact",
             metavar="modelpack|image|oci",
             help="Send another form: a ModelPack artifact or an image of exported files, "
             "or the same blobs under an OCI manifest. Needs --to.",
@@ -86,7 +84,6 @@ def push(
     dequantize: Annotated[
         str | None,
         Option(
-            "--dequantize",
             metavar="bfloat16|float16|float32",
             help="Dequantize the weights in files of --artifact to this type.",
         ),
@@ -94,7 +91,6 @@ def push(
     max_shard_size: Annotated[
         str | None,
         Option(
-            "--max-shard-size",
             metavar="SIZE",
             help="Largest file of --artifact, such as 5GB, or source [default: 5GB].",
         ),
@@ -107,7 +103,7 @@ def push(
     as_json: JsonOption = False,
 ) -> None:
     """Send a model to a registry. Only blobs that the registry lacks are sent."""
-    access = _access(insecure=insecure, ca_file=ca_file, realm=realm)
+    access = _access(insecure, ca_file, realm)
     source = store_at(store)
     files = {"format": form, "dequantize": dequantize, "max_shard_size": max_shard_size}
     given = {key: value for key, value in files.items() if value is not None}
@@ -116,7 +112,7 @@ def push(
         model: Readable = source
         if artifact is not None:
             model = opened.enter_context(
-                _opened_artifact(name, source, artifact, given, jobs=jobs, progress=progress)
+                _opened_artifact(name, source, artifact, given, jobs, progress)
             )
         done = blobstore.push(
             name, model, to=to, neighbours=source, access=access, jobs=jobs, progress=progress
@@ -142,7 +138,6 @@ def _opened_artifact(
     store: Readable,
     kind: str,
     given: Mapping[str, str],
-    *,
     jobs: int | None,
     progress: Progress | None,
 ) -> Iterator[Readable]:
@@ -184,7 +179,7 @@ def pull(
     as_json: JsonOption = False,
 ) -> None:
     """Fetch a model from a registry. A pull that was interrupted continues where it stopped."""
-    access = _access(insecure=insecure, ca_file=ca_file, realm=realm)
+    access = _access(insecure, ca_file, realm)
     required = policy_of(key, policy) if key is not None or policy is not None else None
     target = store_at(store, wait, may_be_new=True)
     done = with_bar(
@@ -194,7 +189,7 @@ def pull(
 
 
 def _access(
-    *, insecure: bool, ca_file: str | None, realm: list[str] | None
+    insecure: bool, ca_file: str | None, realm: list[str] | None
 ) -> blobstore.RegistryAccess:
     return blobstore.RegistryAccess(
         insecure=insecure, credentials=credentials(), realms=realms_of(realm), ca_file=ca_file
@@ -253,7 +248,7 @@ def login(
 
     scheme, host = _split(host)
     address = registry_address(host, insecure=insecure, scheme=scheme)
-    given = _given_login(user, password_stdin=password_stdin, token_stdin=token_stdin)
+    given = _given_login(user, password_stdin, token_stdin)
     with HttpClient(ca_file=ca_file) as client:
         asked = check_login(client, address, given, realms=realms_of(realm))
     place = credentials().keep(host, given)
@@ -296,7 +291,7 @@ def _split(host: str) -> tuple[str | None, str]:
     return (scheme if separator else None), rest
 
 
-def _given_login(user: str | None, *, password_stdin: bool, token_stdin: bool) -> Login:
+def _given_login(user: str | None, password_stdin: bool, token_stdin: bool) -> Login:
     from blobstore.store.registry.logins import Login, Secret
 
     if token_stdin:
@@ -411,7 +406,6 @@ def sign(
     key: Annotated[
         str | None,
         Option(
-            "--key",
             metavar="FILE",
             help="The private key: PEM (PKCS #8), or cosign's cosign.key. Its password is asked "
             "for [default: $COSIGN_PASSWORD].",
@@ -420,7 +414,6 @@ def sign(
     identity: Annotated[
         str | None,
         Option(
-            "--identity",
             metavar="REFERENCE",
             help="Sign for HOST/NAMESPACE/MODEL[:TAG] [default: the model's repository].",
         ),
@@ -472,7 +465,7 @@ def _generate(prefix: str) -> None:
                 f"{path} already exists", path=str(path), hint="Choose another PREFIX."
             )
     made = blobstore.PrivateKey.generate()
-    encrypted = made.encrypted(_password(str(private), is_new=True))
+    encrypted = made.encrypted(_password(str(private), True))
     with ExitStack() as undo:
         for path, mode, data in ((private, 0o600, encrypted), (public, 0o644, made.public.pem)):
             with os_errors("write", path):
@@ -482,7 +475,7 @@ def _generate(prefix: str) -> None:
     emit(f"Wrote {private}, the private key, and {public}, the public key")
 
 
-def _password(path: str, *, is_new: bool = False) -> str:
+def _password(path: str, is_new: bool = False) -> str:
     """Return the password of a key: from the environment, else from the user, twice if new."""
     if (password := os.environ.get(_PASSWORD)) is not None:
         return password
