@@ -321,8 +321,8 @@ def _show_usage(usage: Usage) -> None:
         emit(f"{size(usage.packed)} in packed files")
 
 
-def _usage_row(model: ModelUsage) -> tuple[str, ...]:
-    name = f"{model.name} (packed)" if model.is_packed else str(model.name)
+def _usage_row(model: ModelUsage) -> tuple[object, ...]:
+    name = f"{model.name} (packed)" if model.is_packed else model.name
     if model.nbytes is None or model.unique is None or model.shared is None:
         return (name, "broken", "", (model.error.message if model.error else "")[:LONGEST_REASON])
     return (name, size(model.nbytes), size(model.unique), size(model.shared))

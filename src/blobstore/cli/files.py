@@ -178,7 +178,7 @@ def _list(archive: blobstore.Archive, names: Sequence[ModelName], as_json: bool)
 
 def _show_listed(models: list[ArchivedModel]) -> None:
     rows = [
-        (str(one.name), one.manifest.digest.short, size(one.manifest.size), f"{one.blobs:,}")
+        (one.name, one.manifest.digest.short, size(one.manifest.size), f"{one.blobs:,}")
         for one in models
     ]
     show_table(["NAME", "ID", "SIZE", "BLOBS"], rows)

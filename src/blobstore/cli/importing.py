@@ -22,7 +22,7 @@ from blobstore.cli.output import (
     count,
     counted,
     emit,
-    flags_of,
+    flag_of,
     note,
     parse_size,
     printable,
@@ -90,12 +90,13 @@ def takes_import_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _parameter(name: str, kind: Any, option: ImportOption) -> inspect.Parameter:
     parse = parse_size if name == "target_size" else None
-    flags = Option(*flags_of(name), metavar=option.metavar, help=option.help, parser=parse)
+    flags = [flag_of(name), *(["-f"] if name == "modelfile" else [])]
+    info = Option(*flags, metavar=option.metavar, help=option.help, parser=parse)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=False if kind is bool else None,
-        annotation=Annotated[_TYPES.get(kind, str | None), flags],
+        annotation=Annotated[_TYPES.get(kind, str | None), info],
     )
 
 
@@ -220,7 +221,7 @@ def _travelled(planned: str, source: str | None, options: Any) -> blobstore.Impo
     if given := [
         name for name, value in options.items() if value not in (None, [], False, "default")
     ]:
-        message = f"{flags_of(given[0])[0]} can't be used with --plan, which has decided everything"
+        message = f"{flag_of(given[0])} can't be used with --plan, which has decided everything"
         raise UsageError(message, hint="Make the plan with it.")
     return blobstore.read_plan(planned, source=source, open_source=source_at)
 
@@ -443,7 +444,7 @@ def _show_work(result: WorkResult) -> None:
 def _show_batch(batch: Batch) -> None:
     rows = [
         [
-            str(model.name),
+            model.name,
             model.state,
             model.digest.short if model.digest else "",
             model.error or (f"{counted(model.waits_for, 'task')} left" if model.waits_for else ""),

@@ -150,7 +150,7 @@ def _show_quantizations(found: blobstore.Inspection) -> None:
         (
             one.type,
             f"{one.bits:g}",
-            "" if one.group_size is None else str(one.group_size),
+            "" if one.group_size is None else one.group_size,
             one.format,
             f"{one.tensors:,}",
             count(one.parameters),
@@ -295,7 +295,7 @@ def _show_quality(report: blobstore.ModelQuality) -> None:
     if rows:
         total = report.errors
         last = (
-            str(report.name),
+            report.name,
             f"{len(rows)} tensors",
             count(total.count),
             *_figures(total),

@@ -121,14 +121,13 @@ def _show_list(found: Sequence[ListedModel | BrokenModel]) -> None:
     show_table(headings, rows)
 
 
-def _list_row(model: ListedModel | BrokenModel) -> tuple[str, ...]:
+def _list_row(model: ListedModel | BrokenModel) -> tuple[object, ...]:
     from blobstore.inspection.listing import BrokenModel
 
-    name = str(model.name)
     if isinstance(model, BrokenModel):
-        return (name, "", "", "broken", "", model.error.message[:LONGEST_REASON])
+        return (model.name, "", "", "broken", "", model.error.message[:LONGEST_REASON])
     numbers = (model.quant_type, count(model.parameters), age(model.modified))
-    return (name, model.id.short, size(model.size), *numbers)
+    return (model.name, model.id.short, size(model.size), *numbers)
 
 
 def show(
@@ -170,7 +169,7 @@ def show(
     if tensors:
         emit()
         rows = [
-            (one.name, str(one.quantization or one.dtype), shape(one.shape), size(one.nbytes))
+            (one.name, one.quantization or one.dtype, shape(one.shape), size(one.nbytes))
             for one in stored
         ]
         show_table(("TENSOR", "TYPE", "SHAPE", "SIZE"), rows)
@@ -199,7 +198,7 @@ def _show_model(found: ShownModel) -> None:
     for verdict in details.runs_in:
         answer = f"{verdict.runs.value}: {with_flags(verdict.reason)} ({verdict.version})"
         facts[f"runs in {verdict.runtime}"] = answer
-    show_facts({key: str(value) for key, value in facts.items() if value is not None})
+    show_facts({key: value for key, value in facts.items() if value is not None})
 
 
 def rm(

@@ -96,14 +96,13 @@ _LONGEST_MESSAGE = 1000
 LONGEST_REASON = 120
 """Of why something is broken, in a row of a table."""
 _FLAGS = {
-    "rules": ("--rule",),
-    "alignment": ("--align",),
-    "modelfile": ("--modelfile", "-f"),
-    "licenses": ("--license",),
-    "parameters": ("--param",),
-    "replace": ("--force",),
-    "wait_s": ("--wait",),
-    "realms": ("--realm",),
+    "rules": "--rule",
+    "alignment": "--align",
+    "licenses": "--license",
+    "parameters": "--param",
+    "replace": "--force",
+    "wait_s": "--wait",
+    "realms": "--realm",
 }
 """The flags of options whose flags are not just their names."""
 _NAMED = re.compile(
@@ -162,15 +161,15 @@ def note(text: str) -> None:
     print(f"Note: {printable(with_flags(text))}", file=sys.stderr)
 
 
-def flags_of(name: str) -> tuple[str, ...]:
-    """Return the flags of the option of that Python name."""
-    return _FLAGS.get(name, (f"--{name.replace('_', '-')}",))
+def flag_of(name: str) -> str:
+    """Return the flag of the option of that Python name."""
+    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
 
 
 def with_flags(hint: str) -> str:
     """Return a hint of the library with flags for the options that it names."""
     return _NAMED.sub(
-        lambda named: " ".join([flags_of(named[2])[0], *filter(None, named.groups()[2:])]), hint
+        lambda named: " ".join([flag_of(named[2]), *filter(None, named.groups()[2:])]), hint
     )
 
 
@@ -193,9 +192,9 @@ def show_result(result: Any, show: Callable[[Any], object], as_json: bool) -> No
         (show_json if as_json else show)(result)
 
 
-def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def show_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print rows in columns as wide as their widest cell, three spaces apart."""
-    cells = [list(headings), *([printable(cell) for cell in row] for row in rows)]
+    cells = [list(headings), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = (
         "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -204,11 +203,11 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     emit("\n".join(lines))
 
 
-def show_facts(facts: Mapping[str, str]) -> None:
+def show_facts(facts: Mapping[str, object]) -> None:
     """Print names and values, one pair a line, the values in one column."""
     width = max(map(len, facts))
     for name, value in facts.items():
-        emit(f"{name.ljust(width)}   {printable(value)}")
+        emit(f"{name.ljust(width)}   {printable(str(value))}")
 
 
 def shortened(names: Sequence[object], most: int) -> str:

@@ -18,7 +18,7 @@ from blobstore.cli.output import (
     counted,
     emit,
     fail,
-    flags_of,
+    flag_of,
     note,
     printable,
     show_json,
@@ -171,7 +171,7 @@ def _check(given: dict[str, Any]) -> None:
     for name, value in given.items():
         try:
             if value is not None:
-                read_field(name, value, flags_of(name)[0])
+                read_field(name, value, flag_of(name))
         except UsageError as error:
             raise UsageError(error.message, hint=hint) from None
 
