@@ -176,9 +176,7 @@ class StorageError(BlobStoreError):
 class AccessError(StorageError, PermissionError):
     """The operating system denies access. A PermissionError too."""
 
-    @property
-    def filename(self) -> str | None:
-        return self.path
+    filename = MissingFileError.filename
 
 
 class BusyError(StorageError):

@@ -88,7 +88,7 @@ _LAST_CONTROL = 0x9F
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[0-9]{1,5})?", re.ASCII)
 _NAMESPACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*", re.ASCII)
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
-_PART_COUNTS = range(1, 4)
+_MOST_PARTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -129,7 +129,7 @@ class ModelName:
         if ":" in last:
             last, fields["tag"] = last.split(":", 1)
         parts = [*ahead, last]
-        if len(parts) not in _PART_COUNTS:
+        if len(parts) > _MOST_PARTS:
             raise InvalidNameError(
                 f"not a model name: {text!r} has {len(parts)} parts, at most 3 are possible",
                 rule="N1",

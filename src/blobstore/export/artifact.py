@@ -27,12 +27,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
-from typing import TypeVar
+from typing import Any
 
 from blobstore.errors import UsageError
 from blobstore.export.contents import CONVERTED, plan_export
-from blobstore.export.folder import PlannedFile, check_copies, digest_of, open_file
-from blobstore.export.planned_files import DEFAULT_SHARD, ExportOptions, ExportPlan
+from blobstore.export.folder import check_copies, open_file
+from blobstore.export.planned_files import DEFAULT_SHARD, ExportOptions, ExportPlan, PlannedFile
 from blobstore.formats import strictjson
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.dtypes import DType
@@ -54,25 +54,17 @@ from blobstore.io.ranges import BytesReader, JoinedReader, OpenReader, Segment
 from blobstore.io.workers import Progress, begun, results_of, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.archive.archive import FixedManifests
-from blobstore.store.ports import (
-    Blobs,
-    Readable,
-    blob_not_found,
-    check_blob_size,
-    unique,
-)
+from blobstore.store.ports import Blobs, Readable, blob_not_found, check_blob_size, unique
 from blobstore.store.stored_model import StoredModel
 
 FOLDER = "models"
 MOST_LAYERS = 100
 """Most layers of shards."""
 
-_T = TypeVar("_T")
-
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer: what it is, its size in bytes, how it is read, and what gives its digest.
+    """One layer: what it is, its size in bytes, and how it is read.
 
     ``name`` is shown with the progress.
     """
@@ -81,7 +73,6 @@ class _Layer:
     media_type: str
     size: int
     open: Callable[[], OpenReader]
-    digest: Callable[[HashStage], Digest]
     annotations: Mapping[str, str] | None = None
 
 
@@ -97,7 +88,6 @@ def _modelpack_layers(plan: ExportPlan) -> list[_Layer]:
             layer_media_type(file.path),
             file.size,
             partial(open_file, file),
-            partial(digest_of, file),
             dict.fromkeys(PATH_ANNOTATIONS, file.path),
         )
         for file in (*plan.shards, *sorted(plan.documents, key=lambda file: file.path))
@@ -132,7 +122,7 @@ def _modelpack_config(
     )
 
 
-def _by_count(counted: Counter[_T]) -> list[_T]:
+def _by_count(counted: Counter[Any]) -> list[Any]:
     return sorted(counted, key=lambda one: (-counted[one], str(one)))
 
 
@@ -149,7 +139,6 @@ def _image_layers(plan: ExportPlan) -> list[_Layer]:
             IMAGE_LAYER_MEDIA_TYPE,
             sum(part.size for part in _parts(files)),
             partial(_open, files),
-            partial(_digest, files),
         )
         for files in groups
     ]
@@ -172,11 +161,6 @@ def _image_config(layers: Sequence[Digest]) -> bytes:
 
 def _open(files: Sequence[PlannedFile]) -> JoinedReader:
     return JoinedReader(f"the layer of {FOLDER}/{files[0].path}", list(_parts(files)))
-
-
-def _digest(files: Sequence[PlannedFile], stage: HashStage) -> Digest:
-    with _open(files) as reader:
-        return reader.digest(stage)
 
 
 def _parts(files: Sequence[PlannedFile]) -> Iterator[Segment]:
@@ -270,8 +254,8 @@ def open_artifact(
         full = store.find(name)
         model = StoredModel(full, store.manifests.read(full), store)
         if kind == "oci":
-            blobs = model.manifest.descriptors
-            opened: Opened = {blob.digest: partial(model.home.blobs.open, blob) for blob in blobs}
+            own = model.manifest.descriptors
+            opened: Opened = {blob.digest: partial(store.blobs.open, blob) for blob in own}
             yield Artifact(full, store.address, under_oci(model.manifest), opened, ())
             return
         plan = plan_export(model, options, verify=True)
@@ -285,29 +269,23 @@ def open_artifact(
             config = partial(
                 _modelpack_config, name=full.model, model=model, dequantize=options.dequantize
             )
-        digests = _digests(layers, threads(jobs), progress)
-        raw = config(digests)
+        blobs = _hashed(layers, threads(jobs), progress)
+        raw = config([blob.digest for blob in blobs])
         described = Descriptor(config_type, Digest.of(raw), len(raw))
-        manifest = artifact_manifest(
-            described,
-            [
-                OciDescriptor(layer.media_type, digest, layer.size, annotations=layer.annotations)
-                for layer, digest in zip(layers, digests, strict=True)
-            ],
-            artifact_type=artifact_type,
-        )
-        opened = {digest: layer.open for layer, digest in zip(layers, digests, strict=True)}
-        opened |= {described.digest: partial(BytesReader, raw)}
+        opened = {blob.digest: layer.open for blob, layer in zip(blobs, layers, strict=True)}
+        opened[described.digest] = partial(BytesReader, raw)
+        manifest = artifact_manifest(described, blobs, artifact_type=artifact_type)
         yield Artifact(full, store.address, manifest, opened, plan.notes)
 
 
-def _digests(layers: Sequence[_Layer], jobs: int, progress: Progress | None) -> list[Digest]:
+def _hashed(layers: Sequence[_Layer], jobs: int, progress: Progress | None) -> list[Descriptor]:
     stage = HashStage()
     told = begun(progress, sum(layer.size for layer in layers))
 
-    def hashed(layer: _Layer) -> Digest:
-        digest = layer.digest(stage)
+    def hashed(layer: _Layer) -> Descriptor:
+        with layer.open() as reader:
+            digest = reader.digest(stage)
         told(layer.size, layer.name)
-        return digest
+        return OciDescriptor(layer.media_type, digest, layer.size, annotations=layer.annotations)
 
     return results_of(layers, hashed, jobs, name="artifact")

@@ -139,7 +139,7 @@ def output_arrays(checkpoint: Checkpoint, dequantize: DType | None) -> list[Outp
     origin = checkpoint.origin
     arrays = [
         array
-        for name, weight in checkpoint.named.items()
+        for name, weight in checkpoint.weights.items()
         for array in _arrays(weight, name, origin, dequantize)
     ]
     last = (len(origin.files), 0)
@@ -149,12 +149,10 @@ def output_arrays(checkpoint: Checkpoint, dequantize: DType | None) -> list[Outp
 def _arrays(
     weight: Weight, name: str, origin: Origin, dequantize: DType | None
 ) -> Iterator[OutputArray]:
-    experts = _experts(weight, name, origin) or [name]
-    is_converted = dequantize is not None and (
-        weight.stored.quantization is not None or weight.stored.dtype in CONVERTED - {dequantize}
-    )
+    experts, stored = _experts(weight, name, origin) or [name], weight.stored
+    is_other = stored.quantization is not None or stored.dtype in CONVERTED - {dequantize}
     for number, expert in enumerate(experts):
-        if dequantize is not None and is_converted:
+        if dequantize is not None and is_other:
             yield _values(weight, expert, (number, len(experts)), origin, dequantize)
         else:
             yield from _copies(weight, expert, (number, len(experts)))
@@ -372,31 +370,31 @@ def plan_export(model: StoredModel, options: ExportOptions, *, verify: bool = Fa
 def _checkpoints(
     model: StoredModel, provenance: Provenance | None, *, verify: bool
 ) -> list[Checkpoint]:
-    config, weights, documents = model.config, read_weights(model, verify=verify), {}
-    for layer in model.manifest.json_layers:
-        if layer.name and layer.name != OWN_DOCUMENT:
-            documents[layer.name] = model.read(layer)
-    origin = Origin(tuple(provenance.sources)) if provenance is not None else Origin()
-    main = Checkpoint(str(model.name), "", "", weights, documents, origin, config.file_type or "")
-    if config.draft is None and not any(name.startswith(DRAFT_FOLDER) for name in documents):
+    config, weights = model.config, read_weights(model, verify=verify)
+    documents = {
+        layer.name: model.read(layer)
+        for layer in model.manifest.json_layers
+        if layer.name and layer.name != OWN_DOCUMENT
+    }
+    origin = Origin(provenance.sources if provenance is not None else ())
+    main = Checkpoint(str(model.name), "", weights, documents, origin, config.file_type or "")
+    own, of_draft = _parted(documents, DRAFT_FOLDER)
+    if config.draft is None and not of_draft:
         return [main]
     prefix = (config.draft.tensor_prefix if config.draft is not None else None) or DRAFT_PREFIX
+    kept, drafted = _parted(weights, prefix)
     recorded = provenance.draft if provenance is not None else None
-    draft = Checkpoint(
-        f"{model.name} (draft)",
-        DRAFT_FOLDER,
-        prefix,
-        tuple(weight for weight in weights if weight.stored.name.startswith(prefix)),
-        {
-            name.removeprefix(DRAFT_FOLDER): data
-            for name, data in documents.items()
-            if name.startswith(DRAFT_FOLDER)
-        },
-        Origin(tuple(recorded.sources)) if recorded is not None else Origin(),
-    )
-    own = tuple(weight for weight in weights if not weight.stored.name.startswith(prefix))
-    kept = {name: data for name, data in documents.items() if not name.startswith(DRAFT_FOLDER)}
-    return [replace(main, weights=own, documents=kept), draft]
+    origin = Origin(recorded.sources if recorded is not None else ())
+    draft = Checkpoint(f"{model.name} (draft)", DRAFT_FOLDER, drafted, of_draft, origin)
+    return [replace(main, weights=kept, documents=own), draft]
+
+
+def _parted(items: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the items whose names do not begin with ``prefix``, and the others without it."""
+    rest = {name: item for name, item in items.items() if not name.startswith(prefix)}
+    return rest, {
+        name.removeprefix(prefix): item for name, item in items.items() if name not in rest
+    }
 
 
 def _plan_draft(draft: Checkpoint, options: ExportOptions) -> ExportPlan:
@@ -413,9 +411,7 @@ def _architecture(checkpoint: Checkpoint) -> SourceConfig | None:
     if CONFIG_NAME not in checkpoint.documents:
         return None
     config = parse_config(checkpoint.documents[CONFIG_NAME])
-    named: dict[str, object] = {
-        key: config[key] for key in ("architectures", "model_type") if key in config
-    }
+    named = {key: config[key] for key in ("architectures", "model_type") if key in config}
     return validated(SourceConfig, named, CONFIG_NAME, "Q1")
 
 

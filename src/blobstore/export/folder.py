@@ -32,13 +32,12 @@ from blobstore.export.planned_files import (
     CopiedBlob,
     ExportOptions,
     ExportPlan,
-    Piece,
     PlannedDocument,
+    PlannedFile,
     PlannedShard,
     Step,
 )
 from blobstore.formats.dtypes import DType
-from blobstore.hashing.stage import HashStage
 from blobstore.io.budget import allow_open_files
 from blobstore.io.copying import copy_around, copy_range, remove_tree, shares_blocks
 from blobstore.io.durable import (
@@ -65,7 +64,7 @@ from blobstore.io.ranges import (
     close_quietly,
 )
 from blobstore.io.workers import Progress, begun, each, threads
-from blobstore.names import Digest, ModelName
+from blobstore.names import ModelName
 from blobstore.store.local.locks import take_lock
 from blobstore.store.ports import Readable, damaged
 from blobstore.store.stored_model import StoredModel
@@ -256,8 +255,6 @@ Another one works meanwhile: dequantizing with two jobs took 15 % less time, on 
 _BATCH_BYTES = 2**24
 _BATCH_PIECES = 256
 
-PlannedFile = PlannedShard | PlannedDocument | CopiedBlob
-
 
 @dataclass(slots=True)
 class _File:
@@ -346,8 +343,7 @@ def _opened(shard: PlannedShard, path: Path, *, around: bool) -> Iterator[_File]
     with _created(path) as fd, ExitStack() as stack:
         file = _File(shard, path, fd, -1)
         with os_errors("write", path):
-            pieces = shard.pieces() if around else ()
-            if any(_goes_around(piece, 0, piece.nbytes, at) for _, piece, at in pieces):
+            if around and any(map(_goes_around, shard.steps())):
                 file.direct = open_direct(path)
             if file.direct >= 0:
                 stack.callback(close_quietly, file.direct)  # nothing that it wrote waits
@@ -358,10 +354,11 @@ def _opened(shard: PlannedShard, path: Path, *, around: bool) -> Iterator[_File]
         yield file
 
 
-def _goes_around(piece: Piece, begin: int, nbytes: int, at: int) -> bool:
+def _goes_around(step: Step) -> bool:
     """Return True if the bytes are many, and no file system can share them with their blob."""
-    is_shared = isinstance(piece, BlobRange) and shares_blocks(piece.offset + begin, at)
-    return nbytes >= DIRECT_FROM and not is_shared
+    piece = step.piece
+    is_shared = isinstance(piece, BlobRange) and shares_blocks(piece.offset + step.begin, step.at)
+    return step.nbytes >= DIRECT_FROM and not is_shared
 
 
 class _Work:
@@ -386,7 +383,7 @@ class _Work:
 
     def _copy(self, step: Step, piece: BlobRange, reader: FileReader, file: _File) -> None:
         start = piece.offset + step.begin
-        if file.direct >= 0 and _goes_around(piece, step.begin, step.nbytes, step.at):
+        if file.direct >= 0 and _goes_around(step):
             both, buffer = (file.fd, file.direct), self._memory(_COPY_BUFFER)
             copy_around(reader, start, both, file.path, step.at, step.nbytes, buffer)
         else:
@@ -452,18 +449,3 @@ def _computed(step: Step, piece: Computed) -> OpenReader:
     data = memoryview(bytearray(step.nbytes))
     piece.fill(step.begin, data)
     return BytesReader(data, step.array)
-
-
-def digest_of(file: PlannedFile, stage: HashStage) -> Digest:
-    """Return the digest of a file of a plan: a copied blob's own, else that of the bytes.
-
-    ``stage``: see `OpenReader.digest`. Raises: as reading it.
-    """
-    match file:
-        case CopiedBlob():
-            return file.blob.digest
-        case PlannedDocument():
-            return Digest.of(file.data)
-        case PlannedShard():
-            with open_file(file) as reader:
-                return reader.digest(stage)

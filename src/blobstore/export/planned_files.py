@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
-from blobstore.errors import (
-    LimitExceededError,
-    UsageError,
-)
+from blobstore.errors import LimitExceededError, UsageError
 from blobstore.formats.checkpoint import FILE_TYPE, FILE_TYPES
 from blobstore.formats.dtypes import DType
 from blobstore.formats.provenance import RecordedFile
@@ -129,8 +127,8 @@ class Weight:
     blob: TensorBlob
 
 
-def read_weights(model: StoredModel, *, verify: bool = False) -> tuple[Weight, ...]:
-    """Return the tensors of a stored model; ``verify`` also hashes every blob that holds one.
+def read_weights(model: StoredModel, *, verify: bool = False) -> dict[str, Weight]:
+    """Return a stored model's tensors by name; ``verify`` also hashes every blob that holds one.
 
     No file stays open. Raises: as `open_model`; UnsupportedSourceError for a store in memory.
     """
@@ -142,7 +140,7 @@ def read_weights(model: StoredModel, *, verify: bool = False) -> tuple[Weight, .
         weights.update((stored.name, Weight(stored, blob)) for stored in tensors)
     if verify:
         model.verify(model.weight_layers)
-    return tuple(weights.values())
+    return weights
 
 
 _BLOCKS = "_blocks"
@@ -150,25 +148,29 @@ _BLOCKS = "_blocks"
 _OTHER_NAMES = (("", "_packed"), (".weight", _BLOCKS))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Origin:
     """The files of a source in order, as blobstore.json records them; empty without a record."""
 
-    files: tuple[RecordedFile, ...] = ()
-    _places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    files: Sequence[RecordedFile]
 
-    def __post_init__(self) -> None:
-        for number, file in enumerate(self.files):
-            self._places.update((name, (number, place)) for place, name in enumerate(file.tensors))
+    @cached_property
+    def places(self) -> dict[str, tuple[int, int]]:
+        """The tensors of the files by name: number of the file, place in it."""
+        return {
+            name: (number, place)
+            for number, file in enumerate(self.files)
+            for place, name in enumerate(file.tensors)
+        }
 
     def place(self, name: str) -> tuple[int, int] | None:
-        """Return the place of the tensor that became ``name``: number of the file, place in it."""
+        """Return the place of the tensor that became ``name``."""
         others = (
             name.removesuffix(suffix) + other
             for suffix, other in _OTHER_NAMES
             if name.endswith(suffix)
         )
-        return next((self._places[one] for one in (name, *others) if one in self._places), None)
+        return next((self.places[one] for one in (name, *others) if one in self.places), None)
 
     def unpacked(self, name: str) -> str | None:
         """Return the name of the values of ``name`` if the source had it in gpt-oss's blocks.
@@ -179,7 +181,7 @@ class Origin:
         are published in BF16).
         """
         base = name.removesuffix(".weight")
-        is_block = base != name and base + _BLOCKS in self._places and name not in self._places
+        is_block = base != name and base + _BLOCKS in self.places and name not in self.places
         return base if is_block else None
 
     def metadata_of(self, names: Iterable[str]) -> tuple[dict[str, str], set[str]]:
@@ -200,7 +202,7 @@ class Origin:
             return value in FILE_TYPES
         owner, _, what = key.rpartition(".")
         return what in ("quant_type", "group_size", "transposed") and (
-            not owner or owner in self._places
+            not owner or owner in self.places
         )
 
 
@@ -208,22 +210,17 @@ class Origin:
 class Checkpoint:
     """The parts of one checkpoint: its weights, its documents, the record of its source.
 
-    ``model`` is its name for messages, ``folder`` its place in the export: "", or "draft/". The
-    names of its weights in the store begin with ``prefix``. ``file_type``: the type that was asked
-    for when it was imported, as its config blob has it.
+    ``model`` is its name for messages, ``folder`` its place in the export: "", or "draft/".
+    ``weights`` are by their names in the checkpoint. ``file_type``: the type that was asked for
+    when it was imported, as its config blob has it.
     """
 
     model: str
     folder: str
-    prefix: str
-    weights: tuple[Weight, ...]
+    weights: Mapping[str, Weight]
     documents: Mapping[str, bytes]
     origin: Origin
     file_type: str = ""
-
-    @property
-    def named(self) -> dict[str, Weight]:
-        return {weight.stored.name[len(self.prefix) :]: weight for weight in self.weights}
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,20 +321,16 @@ class PlannedShard:
     def size(self) -> int:
         return len(self.header) + sum(array.nbytes for array in self.arrays)
 
-    def pieces(self) -> Iterator[tuple[OutputArray, Piece, int]]:
+    def steps(self) -> Iterator[Step]:
+        """Yield the pieces in file order, cut into parts that one thread writes at once."""
         at = len(self.header)
         for array in self.arrays:
             for piece in array.pieces:
-                yield array, piece, at
-                at += piece.nbytes
-
-    def steps(self) -> Iterator[Step]:
-        """Yield the pieces in file order, cut into parts that one thread writes at once."""
-        for array, piece, at in self.pieces():
-            most = _COPIED_AT_ONCE if isinstance(piece, BlobRange) else piece.at_once
-            for begin in range(0, piece.nbytes, most):
-                nbytes = min(most, piece.nbytes - begin)
-                yield Step(piece, begin, nbytes, at + begin, array.name)
+                most = _COPIED_AT_ONCE if isinstance(piece, BlobRange) else piece.at_once
+                for begin in range(0, piece.nbytes, most):
+                    nbytes = min(most, piece.nbytes - begin)
+                    yield Step(piece, begin, nbytes, at, array.name)
+                    at += nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +354,9 @@ class CopiedBlob:
     size: int
 
 
+PlannedFile = PlannedShard | PlannedDocument | CopiedBlob
+
+
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
     """What an export will write, and ``notes``: sentences about what it leaves out or changes."""
@@ -370,7 +366,7 @@ class ExportPlan:
     notes: tuple[str, ...] = ()
 
     @property
-    def files(self) -> tuple[PlannedShard | PlannedDocument | CopiedBlob, ...]:
+    def files(self) -> tuple[PlannedFile, ...]:
         return (*self.shards, *self.documents)
 
     @property

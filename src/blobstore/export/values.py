@@ -5,10 +5,9 @@ Only an export that computes values imports this file, and NumPy and the kernels
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,15 @@ from blobstore.model.network import (
     quantize_modules,
 )
 from blobstore.model.network_plan import NetworkPlan, Parameter, mlx_lm_errors, plan_network
-from blobstore.model.tensors import MappedBlob, StoredArray, Tensor, assembled, fill_values
+from blobstore.model.tensors import (
+    MappedBlob,
+    StoredArray,
+    Tensor,
+    assembled,
+    fill_values,
+    run_of,
+    values_of,
+)
 from blobstore.source.weights import tiles_of
 from blobstore.store.stored_model import TensorBlob
 
@@ -68,7 +75,7 @@ def value_piece(
     def fill(begin: int, data: memoryview) -> None:
         with weight.blob.open() as reader:
             blob = MappedBlob(weight.blob, MappedFile(reader))
-        stored = assembled(weight.stored, lambda _, entry: blob.array(entry))
+        stored = assembled(weight.stored, blob.array)
         out: Array = np.frombuffer(data, numpy_dtype(dtype))
         write = _fill_transposed if transposed else _fill_run
         write(weight.stored.name, stored, start + begin // itemsize, out)
@@ -77,26 +84,18 @@ def value_piece(
 
 
 def _fill_run(name: str, stored: StoredArray, start: int, out: Array) -> None:
-    stop = start + out.size
-    if isinstance(stored, QuantizedArray):
-        group = stored.group_size
-        run: StoredArray = kernels.group_range(stored, start // group, stop // group)
-    else:
-        run = stored.reshape(-1)[start:stop]
+    run = run_of(stored, start, out.size)
     fill_values(out, run)
-    beyond = _first_beyond(
-        out, lambda: kernels.dequantize(run) if isinstance(run, QuantizedArray) else run
-    )
-    if beyond is not None:
+    if (beyond := _first_beyond(out, run)) is not None:
         (place,), exact = beyond
         raise _too_large(name, np.unravel_index(start + place, stored.shape), exact, out)
 
 
-def _first_beyond(values: Array, exact: Callable[[], Array]) -> tuple[tuple[int, ...], Any] | None:
+def _first_beyond(values: Array, stored: StoredArray) -> tuple[tuple[int, ...], Any] | None:
     """Return the index and exact value of the first one that became infinite; None without one."""
     if are_finite(values):
         return None
-    numbers = exact()
+    numbers = values_of(stored)
     beyond = np.isinf(values) & np.isfinite(numbers)
     if not beyond.any():
         return None
@@ -138,7 +137,7 @@ def _fill_transposed(name: str, whole: QuantizedArray[Array], start: int, out: A
             last = min(first + band, tile.stop_col)
             block = kernels.block_of(stored, slice(first, last), slice(begin, end))
             values = kernels.dequantize(block, dtype_of(out))
-            if (beyond := _first_beyond(values, partial(kernels.dequantize, block))) is not None:
+            if (beyond := _first_beyond(values, block)) is not None:
                 (col, row), exact = beyond
                 index = (*np.unravel_index(tile.matrix, lead), begin + row, first + col)
                 raise _too_large(name, index, exact, out)
@@ -172,14 +171,14 @@ def mlx_arrays(
     Raises: UsageError without the ``lm`` extra; UnsupportedSourceError when MLX or mlx-lm has no
     such arrays, a global scale among them, or does not know the architecture.
     """
-    weights = checkpoint.named
+    weights = checkpoint.weights
     facts = [_facts(weight, name, config, dequantize) for name, weight in weights.items()]
-    names = frozenset(name for file in checkpoint.origin.files for name in file.tensors) or None
+    names = checkpoint.origin.places.keys() or None
     plan = plan_network(config, facts, checkpoint.model, names)
     for parameter in plan.parameters:
         _check_scales(parameter, plan)
 
-    @functools.cache
+    @cache
     def mapped(blob: TensorBlob) -> MappedBlob:
         with blob.open() as reader:
             return MappedBlob(blob, MappedFile(reader))
@@ -198,7 +197,7 @@ def mlx_arrays(
 def _facts(
     weight: Weight, name: str, config: Mapping[str, Any], dequantize: DType | None
 ) -> TensorFacts:
-    facts = TensorFacts.of(weight.stored, float_dtype(config))._replace(name=name)
+    facts = TensorFacts.of(name, weight.stored, float_dtype(config))
     is_float = weight.stored.quantization is not None or weight.stored.dtype.is_float
     if dequantize is None or not is_float:
         return facts
@@ -275,12 +274,10 @@ def _quantization(network: Any, file_type: str) -> dict[str, Any] | None:
     if not settings:
         return None
     counts = Counter(tuple(one.values()) for one in settings.values())
-    asked = Counter(
-        {
-            (size, bits, mode): count
-            for (size, bits, mode), count in counts.items()
-            if file_type == (f"int{bits}" if mode == "affine" else mode)
-        }
-    )
-    general = dict(zip(_SETTINGS, (asked or counts).most_common(1)[0][0], strict=True))
+
+    def rank(values: tuple[Any, ...]) -> tuple[bool, int]:
+        _, bits, mode = values
+        return file_type == (f"int{bits}" if mode == "affine" else mode), counts[values]
+
+    general = dict(zip(_SETTINGS, max(counts, key=rank), strict=True))
     return {**general, **{path: one for path, one in settings.items() if one != general}}

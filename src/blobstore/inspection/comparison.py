@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from blobstore.formats.dtypes import DType
 from blobstore.io.workers import results_of, threads
 from blobstore.kernels.arrays import Array, QuantizedArray
 from blobstore.model.loader import open_model
-from blobstore.model.tensors import StoredArray, Tensor, parts_of
+from blobstore.model.tensors import StoredArray, Tensor, parts_of, run_of, values_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Readable
 
@@ -39,7 +39,7 @@ class Errors:
     Sums of two runs can be added.
     """
 
-    KEYS: ClassVar[tuple[str, ...]] = (
+    KEYS = (
         "weights=count",
         "rmse",
         "relative_rmse",
@@ -154,41 +154,39 @@ def _columns(tensor: Tensor, matrix: int, begin: int, end: int) -> Array:
     return kernels.dequantize(block).T.reshape(-1)
 
 
-def stored_run(stored: StoredArray, start: int, count: int) -> StoredArray:
-    """Return ``count`` values from index ``start`` on, whole groups of a quantized array.
-
-    They are flat views.
-    """
-    if isinstance(stored, QuantizedArray):
-        return kernels.group_range(
-            stored, start // stored.group_size, (start + count) // stored.group_size
-        )
-    return stored.reshape(-1)[start : start + count]
-
-
 def stored_values(tensor: Tensor, start: int, count: int) -> Array:
     """Return ``count`` values of a tensor from index ``start`` on, flat.
 
     Of a quantized one whole groups, as float32.
     """
-    return _values(stored_run(tensor.numpy(), start, count))
+    return values_of(run_of(tensor.numpy(), start, count))
 
 
-def _values(stored: StoredArray) -> Array:
-    return kernels.dequantize(stored) if isinstance(stored, QuantizedArray) else stored
+def measured(
+    before: Array, after: StoredArray, check: Callable[[Array, Array, Array], None]
+) -> Errors:
+    """Return the errors of flat values, without those that are infinite or NaN on a side.
 
-
-def odd_values(before: Array, after: Array) -> tuple[Array, Array]:
-    """Return where values are infinite or NaN on a side, and where these are not the same."""
-    odd = ~(np.isfinite(before) & np.isfinite(after))
-    same = (before == after) | (np.isnan(before) & np.isnan(after))
-    return odd, odd & ~same
+    ``check`` is called with the float64 values of both sides, if some are, and with where these are
+    not the same on both.
+    """
+    errors = Errors.between(before, after)
+    if errors.are_finite:
+        return errors
+    one, other = as_float64(before), as_float64(after)
+    odd = ~(np.isfinite(one) & np.isfinite(other))
+    if not odd.any():
+        return errors  # float64 holds the values, and not their sums
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    check(one, other, odd & ~same)
+    one[odd] = other[odd] = 0
+    return Errors.between(one, other)
 
 
 def as_float64(stored: StoredArray) -> Array:
     """Return the values as a new float64 array."""
     with np.errstate(invalid="ignore"):  # a signalling NaN is a value here, not an accident
-        return _values(stored).astype(np.float64)
+        return values_of(stored).astype(np.float64)
 
 
 _CHUNK = 2**22
@@ -319,6 +317,7 @@ def diff_models(
         compared = results_of(
             common, lambda pair: _compared(*pair, error=error), workers, name="diff"
         )
+        old, new = before.documents, after.documents
         return ModelDiff(
             a=before.name,
             b=after.name,
@@ -327,14 +326,10 @@ def diff_models(
             changed=tuple(change for change in compared if change is not None),
             equal=compared.count(None),
             documents=DocumentDiff(
-                added=tuple(sorted(after.documents.keys() - before.documents.keys())),
-                removed=tuple(sorted(before.documents.keys() - after.documents.keys())),
+                added=tuple(sorted(new.keys() - old.keys())),
+                removed=tuple(sorted(old.keys() - new.keys())),
                 changed=tuple(
-                    sorted(
-                        name
-                        for name in before.documents.keys() & after.documents.keys()
-                        if before.documents[name] != after.documents[name]
-                    )
+                    sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
                 ),
             ),
             shared_bytes=sum(
@@ -407,17 +402,14 @@ def _compared(before: Tensor, after: Tensor, *, error: bool) -> ChangedTensor | 
     )
     if not error or not is_comparable:
         return ChangedTensor(*facts)
-    errors, odd = Errors(), 0
-    for old, new in paired_values(before, after):
-        found = Errors.between(old, new)
-        if not found.are_finite:
-            exact = as_float64(old), as_float64(new)
-            places, changed = odd_values(*exact)
-            odd += int(np.count_nonzero(changed))
-            exact[0][places] = exact[1][places] = 0
-            found = Errors.between(*exact)
-        errors += found
-    return ChangedTensor(*facts, ValueErrors(**asdict(errors), odd_values=odd))
+    errors, odd = Errors(), [0]
+
+    def count(_before: Array, _after: Array, changed: Array) -> None:
+        odd[0] += int(np.count_nonzero(changed))
+
+    for pair in paired_values(before, after):
+        errors += measured(*pair, count)
+    return ChangedTensor(*facts, ValueErrors(**asdict(errors), odd_values=odd[0]))
 
 
 def _is_same(before: Tensor, after: Tensor) -> bool:

@@ -123,11 +123,9 @@ def inspect_source(source: Source, text: str) -> Inspection:
         def of_file(own: Folder, file: str) -> Inspection:
             # An address may have a secret in its query.
             name = text if isinstance(own, LocalFolder) else own.place(file)
-            notes: list[str] = []
             if is_index(file):
-                return _inspected(name, TargetKind.INDEX, own, _read_indexed(own, file), notes)
-            files = (read_files(own, [file]),)
-            return _inspected(name, TargetKind.FILE, own, (files, None), notes)
+                return _inspected(name, TargetKind.INDEX, own, _read_indexed(own, file), [])
+            return _inspected(name, TargetKind.FILE, own, ((read_files(own, [file]),), None), [])
 
         def of_all(own: Folder) -> Inspection:
             name = text if isinstance(own, LocalFolder) or is_web_address(text) else own.name
@@ -146,10 +144,7 @@ def _inspected(
     read: tuple[Groups, ShardIndex | None],
     notes: list[str],
 ) -> Inspection:
-    """Return the inspection of files of ``folder``; its config.json adds to what headers say.
-
-    Raises: DocumentError when two files of a group hold a tensor of one name.
-    """
+    """Return the inspection of files of ``folder``; its config.json adds to what headers say."""
 
     @cache
     def config() -> SourceConfig | None:

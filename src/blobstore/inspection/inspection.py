@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from blobstore.errors import BlobStoreError, DocumentError, quoted
+from blobstore.errors import BlobStoreError, quoted
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import DType, parameters_of
 from blobstore.formats.safetensors.header import Header, TensorEntry
@@ -85,12 +85,10 @@ def count_tensors(
     """Return the logical tensors of files that share one space of names, in their order.
 
     ``notes`` gets a sentence for each kind of weight that is counted as it is stored.
-
-    Raises: DocumentError when two of the files hold a tensor of one name.
     """
     # Once: a header makes its entries as they are asked for.
     pairs = [(file, dict(file.header.tensors)) for file in files]
-    entries = _merged(pairs)
+    entries = {name: entry for _, own in pairs for name, entry in own.items()}
     metadata = {key: value for file in files for key, value in file.header.metadata.items()}
     packed = _stored_weights(Header(entries, metadata, 0), notes)
     if packed is None:
@@ -107,26 +105,6 @@ def count_tensors(
                     LogicalTensor(name, entry.dtype, entry.shape, count, nbytes, file.name, (name,))
                 )
     return tensors
-
-
-def _merged(
-    files: Sequence[tuple[InspectedFile, dict[str, TensorEntry]]],
-) -> dict[str, TensorEntry]:
-    """Return the tensors of several files.
-
-    Raises: DocumentError when two of them have one of the same name.
-    """
-    if len(files) == 1:
-        return files[0][1]
-    merged: dict[str, TensorEntry] = {}
-    for position, (file, entries) in enumerate(files):
-        if twice := merged.keys() & entries.keys():
-            name = min(twice)
-            other = next(other.name for other, held in files[:position] if name in held)
-            message = f"{other} and {file.name} both hold the tensor {quoted(name)}"
-            raise DocumentError(message, tensor=name, rule="I1", path=file.place)
-        merged |= entries
-    return merged
 
 
 def stored_tensor(weight: StoredTensor, file: str) -> LogicalTensor:

@@ -42,7 +42,7 @@ class ListedModel:
     has to be unpacked before it is used.
     """
 
-    KEYS: ClassVar[tuple[str, ...]] = (
+    KEYS = (
         "name",
         "id",
         "size",
@@ -97,17 +97,7 @@ def describe(
     )
     draft = own.draft.architecture if own.draft is not None else None
     floats = float_dtype(config or {})
-    tensor_facts = [
-        TensorFacts(
-            tensor_name,
-            tensor.value_dtype or floats,
-            tensor.shape,
-            tensor.quantization,
-            tensor.has_global_scale,
-            tensor.transposed,
-        )
-        for tensor_name, tensor in tensors
-    ]
+    tensor_facts = tuple(TensorFacts.of(*named, floats) for named in tensors)
 
     def read(name: str) -> bytes | None:
         try:
@@ -116,7 +106,7 @@ def describe(
             return None  # verify finds that
 
     is_described = _is_described(model, config or {})
-    facts = ModelFacts(config, names, tuple(tensor_facts), draft, read, is_described)
+    facts = ModelFacts(config, names, tensor_facts, draft, read, is_described)
     weights = weights_by_type(tensor for _, tensor in tensors)
     return ModelDetails(
         name=name,

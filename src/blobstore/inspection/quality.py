@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -32,18 +33,17 @@ from blobstore.inspection.comparison import (
     Errors,
     Figure,
     as_float64,
-    odd_values,
-    stored_run,
+    measured,
 )
 from blobstore.io.workers import Progress, begun, results_of, threads
 from blobstore.kernels.arrays import Array, QuantizedArray
 from blobstore.kernels.scales import code_type
 from blobstore.model.loader import Model, open_model
-from blobstore.model.tensors import StoredArray, Tensor
+from blobstore.model.tensors import StoredArray, Tensor, run_of
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import Source
 from blobstore.source.inventory import read_inventory
-from blobstore.source.weights import Form, SourceReaders
+from blobstore.source.weights import Form, SourceReaders, SourceWeight
 from blobstore.store.ports import Readable
 
 MOST_VALUES = 2**20
@@ -126,14 +126,14 @@ def distribution_of(
         )
     stored, size = tensor.numpy(), math.prod(tensor.shape)
     runs = list(_runs(size, most))
-    parts = [stored_run(stored, start, count) for start, count in runs]
-    values = _joined([as_float64(part) for part in parts])
-    source = None if beside is None else _joined([as_float64(beside(*run)) for run in runs])
+    parts = [run_of(stored, *run) for run in runs]
+    values = np.concatenate([as_float64(part) for part in parts])
+    source = None if beside is None else np.concatenate([as_float64(beside(*run)) for run in runs])
     low, high = _range([values] if source is None else [values, source])
     kind = tensor.quant_type
     return ValueDistribution(
         name=tensor.name,
-        type_name=str(tensor.dtype) if kind is None else f"{kind}/{tensor.group_size}",
+        type_name=tensor.type_text,
         shape=tensor.shape,
         size=size,
         read=sum(count for _, count in runs),
@@ -154,10 +154,6 @@ def _runs(size: int, most: int) -> Iterator[tuple[int, int]]:
         yield start, min(_RUN, size - start)
 
 
-def _joined(parts: list[Array]) -> Array:
-    return np.concatenate(parts) if parts else np.empty(0)
-
-
 def source_values(made_from: OutputTensor, readers: SourceReaders) -> ValueReader:
     """Return the reader of the weights that a tensor is made from.
 
@@ -165,18 +161,21 @@ def source_values(made_from: OutputTensor, readers: SourceReaders) -> ValueReade
     """
 
     def read(start: int, count: int) -> Array:
-        found, done = [], 0
+        found, done = [np.empty(0)], 0
         for source in made_from.sources:
             first, last = max(start, done), min(start + count, done + source.elements)
             if first < last:
-                # What codes stand for, and not rounded to the dtype of the quantized tensor.
-                codes = source.form is Form.CODES
-                exact = replace(source, dtype=DType.F32) if codes else source
-                found.append(as_float64(readers.values(exact, first - done, last - first)))
+                values = readers.values(_exact(source), first - done, last - first)
+                found.append(as_float64(values))
             done += source.elements
-        return _joined(found)
+        return np.concatenate(found)
 
     return read
+
+
+def _exact(source: SourceWeight) -> SourceWeight:
+    """Return what codes stand for, not rounded to the dtype in which they are quantized again."""
+    return replace(source, dtype=DType.F32) if source.form is Form.CODES else source
 
 
 def _range(arrays: list[Array]) -> tuple[float, float]:
@@ -354,7 +353,7 @@ def sources_of(model: Model, source: Source) -> Iterator[tuple[Tensor, OutputTen
                 model=str(model.name),
             )
         if not _can_be_made_from(tensor, made_from):
-            stored = f"{tensor.quant_type or tensor.dtype} {list(tensor.shape)}"
+            stored = f"{tensor.type_name} {list(tensor.shape)}"
             there = f"{made_from.dtype} {list(made_from.shape)}"
             raise UnsupportedSourceError(
                 f"{quoted(tensor.name)} is {stored} in the model, which can't be made of the"
@@ -385,7 +384,8 @@ def _measure(
         if stored is None:
             _check_same(tensor, start, chunk)
         else:
-            errors += _compare(tensor, start, chunk, stored_run(stored, start, chunk.size))
+            check = partial(_check_odd, tensor, start)
+            errors += measured(chunk, run_of(stored, start, chunk.size), check)
         progress(chunk.nbytes, tensor.name)
     quant_type = None if tensor.quant_type is None else str(tensor.quant_type)
     dtype = str(tensor.dtype) if quant_type is None else None
@@ -400,8 +400,7 @@ def _chunks(made_from: OutputTensor, readers: SourceReaders) -> Iterator[tuple[i
     done = 0
     for source in made_from.sources:
         count = source.elements if source.dtype.bits >= 8 else source.nbytes  # noqa: PLR2004
-        # What codes stand for, and not rounded to the dtype in which they would be quantized again.
-        exact = source if source.form is not Form.CODES else replace(source, dtype=DType.F32)
+        exact = _exact(source)
         most = exact.values_at_once(CHUNK_WEIGHTS)
         for start in range(0, count, most):
             yield done + start, readers.values(exact, start, min(most, count - start))
@@ -419,16 +418,9 @@ def _check_same(tensor: Tensor, start: int, chunk: Array) -> None:
         )
 
 
-def _compare(tensor: Tensor, start: int, chunk: Array, stored: StoredArray) -> Errors:
-    errors = Errors.between(chunk, stored)
-    if errors.are_finite:
-        return errors
-    weights, read = as_float64(chunk), as_float64(stored)
-    odd, wrong = odd_values(weights, read)
-    if not odd.any():
-        return errors  # float64 holds the values, and not their sums
+def _check_odd(tensor: Tensor, start: int, weights: Array, read: Array, wrong: Array) -> None:
     if tensor.quant_type is not None:
-        wrong |= ~np.isfinite(weights)
+        wrong = wrong | ~np.isfinite(weights)
     if wrong.any():
         first = int(np.argmax(wrong))
         index = tuple(int(i) for i in np.unravel_index(start + first, tensor.shape))
@@ -436,5 +428,3 @@ def _compare(tensor: Tensor, start: int, chunk: Array, stored: StoredArray) -> E
         message = f"{quoted(tensor.name)}: the value at {list(index)} is {values}"
         kind = CorruptDataError if np.isfinite(weights[first]) else NonFiniteWeightError
         raise kind(message, tensor=tensor.name, index=index)
-    weights[odd] = read[odd] = 0
-    return Errors.between(weights, read)

@@ -113,7 +113,7 @@ def build(model: Model) -> Any:
     except DocumentError as error:
         raise error.at(f"model {model.name}") from error
     values = float_dtype(config)
-    facts = [TensorFacts.of(tensor, values) for tensor in tensors.values()]
+    facts = [TensorFacts.of(name, tensor, values) for name, tensor in tensors.items()]
     plan = plan_network(config, facts, str(model.name), names)
     for note in plan.notes:
         _log.warning("%s", note)

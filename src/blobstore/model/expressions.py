@@ -50,12 +50,10 @@ class Transposed:
 
 @dataclass(frozen=True, slots=True)
 class Sliced:
-    """From ``begins`` to ``ends`` in steps of ``strides``, one of each a dimension."""
+    """The indices that ``ranges`` give, one range a dimension."""
 
     of: Expression
-    begins: Shape
-    ends: Shape
-    strides: Shape
+    ranges: tuple[range, ...]
     shape: Shape
 
 
@@ -100,34 +98,27 @@ def transposed(of: Expression, axes: Sequence[int]) -> Expression:
     return of if axes == tuple(range(len(axes))) else Transposed(of, axes, shape)
 
 
-def sliced(
-    of: Expression, begins: Sequence[int], ends: Sequence[int], strides: Sequence[int]
-) -> Expression:
-    """Return a part of ``of``; ``strides`` are at least 1.
+def sliced(of: Expression, ranges: Sequence[range]) -> Expression:
+    """Return a part of ``of``: the indices of ``ranges``, in steps of at least 1.
 
     Slicing moves inside a transposition, so that a second transposition cancels the first: mlx-lm
     slices fused experts and then transposes them (models/llama4.py, qwen3_vl_moe.py, dbrx.py), and
     imports store them transposed.
     """
-    ranges = [range(*bounds) for bounds in zip(begins, ends, strides, strict=True)]
-    shape = tuple(len(one) for one in ranges)
+    shape = tuple(map(len, ranges))
     if isinstance(of, Computed):
         return Computed(of.of, shape)
     if shape == of.shape:
         return of
     if isinstance(of, Transposed):
-        places = [of.axes.index(axis) for axis in range(len(of.axes))]
-        inner = sliced(
-            of.of, *([bounds[place] for place in places] for bounds in (begins, ends, strides))
-        )
+        inner = sliced(of.of, [ranges[of.axes.index(axis)] for axis in range(len(of.axes))])
         return transposed(inner, of.axes)
-    return Sliced(of, tuple(begins), tuple(ends), tuple(strides), shape)
+    return Sliced(of, tuple(ranges), shape)
 
 
 def row_range(of: Expression, begin: int, end: int) -> Expression:
     """Return ``of[begin:end]``."""
-    rest = of.shape[1:]
-    return sliced(of, (begin, *(0 for _ in rest)), (end, *rest), tuple(1 for _ in of.shape))
+    return sliced(of, (range(begin, end), *map(range, of.shape[1:])))
 
 
 def joined(parts: Sequence[Expression], axis: int) -> Expression:
@@ -156,12 +147,12 @@ def _joined_shape(parts: Sequence[Expression], axis: int) -> Shape:
 
 def _rows_together(one: Expression, other: Expression) -> Expression | None:
     first, second = _rows_of(one), _rows_of(other)
-    if first is None or second is None or first[0] != second[0] or first[2] != second[1]:
+    if first is None or second is None or first[0] != second[0] or first[1].stop != second[1].start:
         return None
-    return row_range(first[0], first[1], second[2])
+    return row_range(first[0], first[1].start, second[1].stop)
 
 
-def _rows_of(expression: Expression) -> tuple[Expression, int, int] | None:
+def _rows_of(expression: Expression) -> tuple[Expression, range] | None:
     # An expert is a row that lost its first dimension, and gets it back when it is stacked.
     if (
         isinstance(expression, Reshaped)
@@ -171,9 +162,9 @@ def _rows_of(expression: Expression) -> tuple[Expression, int, int] | None:
         expression = expression.of
     if not isinstance(expression, Sliced):
         return None
-    of = expression.of
-    is_rows = expression.shape[1:] == of.shape[1:] and expression.strides[0] == 1
-    return (of, expression.begins[0], expression.ends[0]) if is_rows else None
+    of, rows = expression.of, expression.ranges[0]
+    is_rows = expression.shape[1:] == of.shape[1:] and rows.step == 1
+    return (of, rows) if is_rows else None
 
 
 def leaves(expression: Expression) -> Iterator[str]:
@@ -217,12 +208,11 @@ def _node_in_units(
             return reshaped(inner, shape)
         case Transposed(_, axes):
             return transposed(inner, axes) if axes[-1] == len(axes) - 1 else None
-        case Sliced(_, begins, ends, strides):
-            if begins[-1] % group or ends[-1] % group or strides[-1] != 1:
+        case Sliced(_, ranges):
+            *rest, last = ranges
+            if last.start % group or last.stop % group or last.step != 1:
                 return None
-            return sliced(
-                inner, (*begins[:-1], begins[-1] // unit), (*ends[:-1], ends[-1] // unit), strides
-            )
+            return sliced(inner, (*rest, range(last.start // unit, last.stop // unit)))
 
 
 def evaluate(expression: Expression, arrays: Arrays) -> Array:
@@ -234,8 +224,8 @@ def evaluate(expression: Expression, arrays: Arrays) -> Array:
             return evaluate(of, arrays).reshape(shape)
         case Transposed(of, axes):
             return evaluate(of, arrays).transpose(axes)
-        case Sliced(of, begins, ends, strides):
-            index = tuple(slice(*bounds) for bounds in zip(begins, ends, strides, strict=True))
+        case Sliced(of, ranges):
+            index = tuple(slice(one.start, one.stop, one.step) for one in ranges)
             return evaluate(of, arrays)[index]
         case Joined(parts, axis):
             return np.concatenate([evaluate(part, arrays) for part in parts], axis)
@@ -268,11 +258,11 @@ def runs(expression: Expression) -> list[tuple[str, int, int]] | None:
             return [(name, 0, math.prod(shape))]
         case Reshaped(of):
             return runs(of)
-        case Sliced(of, begins) if _rows_of(expression) is not None:
+        case Sliced(of, ranges) if _rows_of(expression) is not None:
             found = runs(of)
             if found is not None and len(found) == 1:
                 name, first, _ = found[0]
-                start = first + begins[0] * math.prod(of.shape[1:])
+                start = first + ranges[0].start * math.prod(of.shape[1:])
                 return [(name, start, math.prod(expression.shape))]
         case Joined(parts, axis) if axis == 0:
             each = [runs(part) for part in parts]

@@ -53,10 +53,10 @@ class TensorFacts(NamedTuple):
     transposed: bool = False
 
     @classmethod
-    def of(cls, stored: StoredTensor, float_dtype: DType) -> Self:
+    def of(cls, name: str, stored: StoredTensor, float_dtype: DType) -> Self:
         """Return a stored tensor's facts; ``float_dtype`` is for codes that do not say theirs."""
         return cls(
-            stored.name,
+            name,
             stored.value_dtype or float_dtype,
             stored.shape,
             stored.quantization,

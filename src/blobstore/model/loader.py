@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from blobstore.errors import (
@@ -95,9 +94,6 @@ class Model(Mapping[str, Tensor]):
             message = f"model {self.name} {reason}"
             raise TensorNotFoundError(message, tensor=name, model=str(self.name)) from None
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 
@@ -107,9 +103,8 @@ class Model(Mapping[str, Tensor]):
     @property
     def config(self) -> ModelConfig:
         """The model's config blob. Raises: NotFoundError, CorruptDataError."""
-        if self.manifest.config is None:
-            raise NotFoundError(f"model {self.name} has no config", model=str(self.name))
-        return self._model.config
+        raw = self._found(self.manifest.config, "config")
+        return ModelConfig.parse(raw, f"the config of {self.name}")
 
     @property
     def parameters(self) -> int:
@@ -202,12 +197,7 @@ class Model(Mapping[str, Tensor]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

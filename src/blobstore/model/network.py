@@ -98,22 +98,22 @@ def _arrays_of(parameter: Parameter, tensors: Mapping[str, TensorFacts]) -> Iter
         yield PlannedArray(name, part.dtype, moved, part.suffix, first.name, factors)
 
 
+@dataclass(frozen=True, slots=True)
 class OpenTensors:
     """The arrays of an open model's tensors, by name: views of its maps, or values."""
 
-    def __init__(self, tensor: Callable[[str], Tensor], facts: Mapping[str, TensorFacts]) -> None:
-        self._tensor = tensor
-        self._facts = facts
+    tensor: Callable[[str], Tensor]
+    facts: Mapping[str, TensorFacts]
 
     def source(self, suffix: str | None) -> Callable[[str], Array]:
         """Return a function from a tensor's name to its stored array; for None, to its values."""
         if suffix is None:
             return self.values
-        return lambda name: parts_of(self._tensor(name).numpy())[suffix]
+        return lambda name: parts_of(self.tensor(name).numpy())[suffix]
 
     def values(self, name: str) -> Array:
         """Return a tensor's values: a view, or dequantized to the dtype of its facts."""
-        tensor, fact = self._tensor(name), self._facts[name]
+        tensor, fact = self.tensor(name), self.facts[name]
         array = tensor.numpy()
         if isinstance(array, QuantizedArray) or tensor.dtype is not fact.dtype:
             return tensor.dequantize(fact.dtype)
@@ -150,7 +150,7 @@ class OpenTensors:
         import mlx.core as mx
 
         names = list(leaves(parameter.expression))
-        if not self._facts[names[0]].double_scaled:
+        if not self.facts[names[0]].double_scaled:
             return None
         scale = self.source(".global_scale")
         if len(set(names)) == 1 and len(parameter.expression.shape) == 2:  # noqa: PLR2004  # a matrix

@@ -26,10 +26,12 @@ import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.checkpoint import with_floats
+from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization
 from blobstore.kernels.arrays import Array
 from blobstore.model.expressions import (
@@ -86,8 +88,8 @@ def network_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
         return module.Model, module.ModelArgs
     # load_model itself insists on files in a folder; its default is the table of architectures.
     options = inspect.signature(import_mlx_lm().load_model).parameters
-    classes: tuple[Any, Any] = options["get_model_classes"].default(config)
-    return classes
+    model_class, args_class = options["get_model_classes"].default(config)
+    return model_class, args_class
 
 
 def without_package_code() -> None:
@@ -216,18 +218,14 @@ def plan_network(
         def make_network() -> Any:
             return model_class(args_class.from_dict(settings))
 
-        mark = _head_mark(config, stored)
-        network, offered, made = _fitting(
-            make_network, layouts(stored.values(), source_names), mark
-        )
+        marks = [_HEAD_MARK] if _has_normalised_head(config, stored) else []
+        candidates = ([*layout, *marks] for layout in layouts(stored.values(), source_names))
+        network, offered, made = _fitting(make_network, candidates)
         network.eval()
-    modules = dict(network.named_modules())
-    parameters = [
-        _parameter(name, expression, modules, stored) for name, expression in sorted(made.items())
-    ]
-    with mlx_lm_errors("build", model):
-        parameters = list(_multiplied(parameters, offered, modules, stored, make_network))
-    return NetworkPlan(network, make_network, tuple(parameters), offered, stored)
+        parameter = partial(_parameter, dict(network.named_modules()), stored)
+        scaled = _scaled_rows(made, offered, parameter, make_network)
+    parameters = tuple(scaled.get(name) or parameter(name, made[name]) for name in sorted(made))
+    return NetworkPlan(network, make_network, parameters, offered, stored)
 
 
 def check_counts(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) -> None:
@@ -256,21 +254,23 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
             yield from _numbers(one, name)
 
 
-def _head_mark(config: Mapping[str, Any], stored: Mapping[str, TensorFacts]) -> str | None:
-    """Return the name by which ``sanitize`` knows that mlx-lm normalised the head before.
+_HEAD_MARK = Offered("lm_head.scales", Stored("lm_head.scales", ()), DType.F32)
+"""A tensor by which ``sanitize`` knows that mlx-lm normalised the head before.
 
-    Without it the head would be divided by its norms once more. Source: mlx_lm 0.32.2
-    models/baichuan_m1.py `sanitize`.
-    """
-    by_mlx_lm = isinstance(config.get("quantization"), Mapping)
+Without it the head would be divided by its norms once more. Source: mlx_lm 0.32.2
+models/baichuan_m1.py `sanitize`.
+"""
+
+
+def _has_normalised_head(config: Mapping[str, Any], stored: Mapping[str, TensorFacts]) -> bool:
     head = stored.get("lm_head.weight")
     is_quantized = head is not None and head.quantization is not None
-    is_marked = by_mlx_lm and is_quantized and config.get("model_type") == "baichuan_m1"
-    return "lm_head.scales" if is_marked else None
+    by_mlx_lm = isinstance(config.get("quantization"), Mapping)
+    return is_quantized and by_mlx_lm and config.get("model_type") == "baichuan_m1"
 
 
 def _fitting(
-    make_network: Callable[[], Any], candidates: Iterable[list[Offered]], mark: str | None
+    make_network: Callable[[], Any], candidates: Iterable[list[Offered]]
 ) -> tuple[Any, dict[str, Offered], dict[str, Expression]]:
     """Return a network, the first layout that fits it, and its parameters as expressions.
 
@@ -281,7 +281,7 @@ def _fitting(
     for layout in candidates:
         network, offered = make_network(), {one.name: one for one in layout}
         try:
-            made = _sanitized(network, offered, mark)
+            made = _sanitized(network, offered)
             _check(made, network)
         except Exception as error:  # noqa: BLE001  # a layout that sanitize was not written for
             first = first or error
@@ -290,21 +290,13 @@ def _fitting(
     raise first or AssertionError("there is always a layout")
 
 
-def _sanitized(
-    network: Any, offered: Mapping[str, Offered], mark: str | None
-) -> dict[str, Expression]:
+def _sanitized(network: Any, offered: Mapping[str, Offered]) -> dict[str, Expression]:
     given = {name: one.expression for name, one in offered.items()}
     if not hasattr(network, "sanitize"):
         return given
     stand_ins = {name: one.stand_in for name, one in offered.items()}
-    if mark is None:
-        return trace(network.sanitize, stand_ins, given)
-    import mlx.core as mx
-
-    marked = trace(
-        network.sanitize, stand_ins | {mark: mx.zeros(())}, given | {mark: Stored(mark, ())}
-    )
-    return {name: expression for name, expression in marked.items() if name != mark}
+    made = trace(network.sanitize, stand_ins, given)
+    return {name: one for name, one in made.items() if one != _HEAD_MARK.expression}
 
 
 def _check(made: Mapping[str, Expression], network: Any) -> None:
@@ -330,10 +322,10 @@ def _check(made: Mapping[str, Expression], network: Any) -> None:
 
 
 def _parameter(
-    name: str,
-    expression: Expression,
     modules: Mapping[str, Any],
     tensors: Mapping[str, TensorFacts],
+    name: str,
+    expression: Expression,
 ) -> Parameter:
     """Return the parameter, with codes where its module can hold them."""
     plain = Parameter(name, expression)
@@ -386,31 +378,29 @@ def global_scales_of(expression: Expression) -> list[tuple[str, int]]:
     return [(names.pop(), count) for names, count in found]
 
 
-def _multiplied(
-    parameters: Iterable[Parameter],
+def _scaled_rows(
+    made: Mapping[str, Expression],
     offered: Mapping[str, Offered],
-    modules: Mapping[str, Any],
-    tensors: Mapping[str, TensorFacts],
+    parameter: Callable[[str, Expression], Parameter],
     make_network: Callable[[], Any],
-) -> Iterator[Parameter]:
-    """Yield the parameters; affine weights times a factor a row keep their codes."""
-    whole = {one.expression: name for name, one in offered.items()}
+) -> dict[str, Parameter]:
+    """Return the parameters that are affine weights times factors of rows: these keep codes."""
+    whole = {
+        one.expression.name: one for one in offered.values() if isinstance(one.expression, Stored)
+    }
     weights: dict[str, str] = {}
     with_codes: dict[str, Parameter] = {}
-    for one in parameters:
-        if not isinstance(one.expression, Computed) or len(one.expression.of) != 1:
+    for name, expression in made.items():
+        if not isinstance(expression, Computed) or len(expression.of) != 1:
             continue
-        (name,) = one.expression.of
-        kept = _parameter(one.name, Stored(name, tensors[name].shape), modules, tensors)
-        is_affine = kept.quantization is not None and kept.quantization.quant_type.is_affine
-        if is_affine and kept.expression in whole:
-            weights[one.name] = whole[kept.expression]
-            with_codes[one.name] = kept
+        (leaf,) = expression.of
+        if leaf in whole:
+            kept = parameter(name, whole[leaf].expression)
+            if kept.quantization is not None and kept.quantization.quant_type.is_affine:
+                weights[name], with_codes[name] = whole[leaf].name, kept
     stand_ins = {name: one.stand_in for name, one in offered.items()}
     factors = row_factors(make_network, stand_ins, weights)
-    for one in parameters:
-        own = factors.get(one.name)
-        yield one if own is None else replace(with_codes[one.name], factors=own)
+    return {name: replace(with_codes[name], factors=own) for name, own in factors.items()}
 
 
 def _takes_codes(module: Any) -> bool:

@@ -11,14 +11,14 @@ them with the installed mlx-lm, and prints them anew where they differ.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from blobstore.model.facts import Layout, ModelFacts, Runs, Verdict
 
-NAME: Final = "mlx-lm"
-VERSION: Final = "0.32.2"
+NAME = "mlx-lm"
+VERSION = "0.32.2"
 
-MODULES: Final = frozenset(
+MODULES = frozenset(
     """
     Klear afm7 afmoe apertus baichuan_m1 bailing_hybrid bailing_moe bailing_moe_linear
     bailing_moe_v3 bitnet cohere cohere2 dbrx deepseek deepseek_v2 deepseek_v3 deepseek_v32
@@ -35,7 +35,7 @@ MODULES: Final = frozenset(
     seed_oss smollm3 solar_open spark2_5 stablelm starcoder2 step3p5 talkie telechat3 youtu_llm
     """.split()  # noqa: SIM905  # as a list it would be as long as the rest of the file
 )
-REMAPPED: Final = {
+REMAPPED = {
     "deepseek_v41_text": "deepseek_v41",
     "falcon_mamba": "mamba",
     "gemma4_unified": "gemma4",
@@ -49,9 +49,9 @@ REMAPPED: Final = {
     "qwen2_5_vl": "qwen2_vl",
     "xverse": "llama",
 }
-REMAPPED_ARCHITECTURES: Final = {("bailing_hybrid", "BailingMoeV3ForCausalLM"): "bailing_moe_v3"}
+REMAPPED_ARCHITECTURES = {("bailing_hybrid", "BailingMoeV3ForCausalLM"): "bailing_moe_v3"}
 
-_PACKAGES: Final = {"olmo": "ai2-olmo"}
+_PACKAGES = {"olmo": "ai2-olmo"}
 """What a module imports that mlx-lm does not bring along (mlx_lm 0.32.2 models/olmo.py)."""
 
 _TOKENIZER = ("tokenizer", "vocab")

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, Final
+from typing import Any
 
 from blobstore.errors import quoted
 from blobstore.formats.checkpoint import TOKENIZER
 from blobstore.model.facts import ExpertGroup, Layout, ModelFacts, Runs, Verdict
 
-NAME: Final = "Ollama"
-VERSION: Final = "0.33.0-rc2"
-FIRST_VERSION: Final = "0.19.0"
+NAME = "Ollama"
+VERSION = "0.33.0-rc2"
+FIRST_VERSION = "0.19.0"
 """See `blobstore.formats.documents.REQUIRED_OLLAMA`."""
 
 _GEMMA3_HEAD = 256
@@ -57,7 +57,7 @@ class Family:
     scales_by_head: bool = False
     needs: tuple[tuple[str, ...], ...] = ()
     token: str | None = None
-    rope: frozenset[str] = frozenset(_ROPE_SETTINGS)
+    rope: tuple[str, ...] = _ROPE_SETTINGS
     rope_theta: float = 0.0
 
 
@@ -65,8 +65,8 @@ def _since(version: str, *names: str) -> dict[str, str]:
     return dict.fromkeys(names, version)
 
 
-def _embeddings(*prefixes: str) -> frozenset[str]:
-    return frozenset(f"{prefix}embed_tokens.weight" for prefix in prefixes)
+def _embeddings(*prefixes: str, name: str = "embed_tokens.weight") -> frozenset[str]:
+    return frozenset(prefix + name for prefix in prefixes)
 
 
 _PLAIN = _embeddings("model.", "language_model.model.")
@@ -75,18 +75,18 @@ _DFLASH = _since(
     "0.32.7", "DFlashDraftModel", "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel"
 )
 
-FAMILIES: Final = (
+FAMILIES = (
     # llama/llama.go, qwen3/qwen3.go
     Family(
         architectures=_since("0.19.0", "LlamaForCausalLM"),
         embeddings=_PLAIN,
-        rope=frozenset(),
+        rope=(),
         rope_theta=10_000.0,
     ),
     Family(
         architectures=_since("0.19.0", "Qwen3ForCausalLM"),
         embeddings=_PLAIN,
-        rope=frozenset(),
+        rope=(),
         rope_theta=1_000_000.0,
     ),
     # gemma3/gemma3.go `parseTextConfig`
@@ -94,7 +94,7 @@ FAMILIES: Final = (
         architectures=_since("0.19.0", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         embeddings=_PLAIN,
         scales_by_head=True,
-        rope=frozenset(),
+        rope=(),
         rope_theta=1_000_000.0,
     ),
     # gemma4/gemma4.go `resolveWeightPrefix`, `LoadWeights`; assistant.go `newAssistantModel` wants
@@ -130,17 +130,19 @@ FAMILIES: Final = (
         },
         one_mode=True,
         needs=(("first_k_dense_replace",),),
-        rope=frozenset({"rope_scaling"}),
+        rope=("rope_scaling",),
     ),
     # qwen3_5/qwen3_5.go `resolveTensorPathLayout`, `loadSwitchMLP`; qwen3_5_moe/qwen3_5_moe.go
     Family(
         architectures=_since(
             "0.19.0",
-            *(
-                f"{name}{mixture}For{task}"
-                for name in ("Qwen3_5", "Qwen3Next")
-                for mixture in ("", "Moe")
-                for task in ("CausalLM", "ConditionalGeneration")
+            *map(
+                "".join,
+                product(
+                    ("Qwen3_5", "Qwen3Next"),
+                    ("", "Moe"),
+                    ("ForCausalLM", "ForConditionalGeneration"),
+                ),
             ),
         ),
         embeddings=_embeddings(
@@ -174,7 +176,7 @@ FAMILIES: Final = (
             ("mlp.experts", Layout.STACKED): "0.31.2",
             ("mlp.switch_mlp", Layout.STACKED): "0.30.10",
         },
-        rope=frozenset(),
+        rope=(),
         rope_theta=10_000.0,
     ),
     # glimmer/glimmer.go `LoadWeights`, media.go
@@ -195,15 +197,13 @@ FAMILIES: Final = (
             "NemotronH_Nano_VL_V2",
             "NemotronH_Nano_Omni_Reasoning_V3",
         ),
-        embeddings=frozenset(
-            f"{prefix}backbone.embeddings.weight"
-            for prefix in (
-                "",
-                "language_model.",
-                "model.language_model.",
-                "language_model.model.",
-                "model.",
-            )
+        embeddings=_embeddings(
+            "",
+            "language_model.",
+            "model.language_model.",
+            "language_model.model.",
+            "model.",
+            name="backbone.embeddings.weight",
         ),
         experts=dict.fromkeys(
             product(("mixer.experts",), (Layout.NUMBERED, Layout.STACKED)), "0.32.9"
@@ -213,7 +213,7 @@ FAMILIES: Final = (
     ),
 )
 
-BY_ARCHITECTURE: Final = {name: family for family in FAMILIES for name in family.architectures}
+BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 
 
 def verdict(model: ModelFacts) -> Verdict:

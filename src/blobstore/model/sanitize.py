@@ -82,12 +82,12 @@ def layouts(
     called ``….experts.PROJECTION.weight`` is taken for numbered experts first, and then as it is.
     """
     stored = list(tensors)
-    in_source = {one.name: list(_as_in_source(one, source_names)) for one in stored}
-    yield [offered for one in stored for offered in in_source[one.name]]
+    in_source = [list(_as_in_source(one, source_names)) for one in stored]
+    yield [offered for each in in_source for offered in each]
     yield [
         offered
-        for one in stored
-        for offered in ([_whole(one)] if _is_bare(one) else in_source[one.name])
+        for one, each in zip(stored, in_source, strict=True)
+        for offered in ([_whole(one)] if _is_bare(one) else each)
     ]
     yield [_whole(one) for one in stored]
 
@@ -225,7 +225,7 @@ def _moved(
         case "Transpose":
             moved = [transposed(first, arguments[0])]
         case "Slice" if all(stride > 0 for stride in arguments[2]):
-            moved = [sliced(first, *arguments)]
+            moved = [sliced(first, list(map(range, *arguments)))]
         case "Concatenate" if len(inputs) == len(constants):
             moved = [joined(inputs, arguments[0] % len(shape))]
         case "Split":
@@ -239,9 +239,9 @@ def _moved(
 
 def _split(of: Expression, places: Iterable[int], axis: int) -> Iterator[Expression]:
     for begin, end in itertools.pairwise([0, *places, of.shape[axis]]):
-        begins, ends = [0] * len(of.shape), list(of.shape)
-        begins[axis], ends[axis] = begin, end
-        yield sliced(of, begins, ends, [1] * len(of.shape))
+        ranges = [*map(range, of.shape)]
+        ranges[axis] = range(begin, end)
+        yield sliced(of, ranges)
 
 
 def _rows(of: Expression, index: Any, shape: tuple[int, ...]) -> list[Expression]:

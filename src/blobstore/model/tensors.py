@@ -8,7 +8,6 @@ own memory; with Metal it wraps the map where it can.
 from __future__ import annotations
 
 import importlib
-import logging
 import math
 import sys
 import warnings
@@ -20,12 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from blobstore import kernels
-from blobstore.errors import (
-    InvalidIndexError,
-    UnsupportedSourceError,
-    UsageError,
-    quoted,
-)
+from blobstore.errors import InvalidIndexError, UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.dtypes import DType, fits_mlx
 from blobstore.formats.safetensors.header import TensorEntry
 from blobstore.io.ranges import BytesReader, MappedFile, OpenReader
@@ -36,8 +30,6 @@ from blobstore.store.stored_model import TensorBlob
 
 Library = Literal["numpy", "torch", "mlx"]
 StoredArray = Array | QuantizedArray[Array]
-
-_log = logging.getLogger("blobstore.model.loader")
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -64,12 +56,9 @@ class MappedBlob:
         return np.frombuffer(self.view(entry), numpy_dtype(entry.dtype), count).reshape(entry.shape)
 
 
-def assembled(stored: StoredTensor, array_of: Callable[[str, TensorEntry], Any]) -> Any:
-    """Return a tensor made of its stored arrays: one array, or a QuantizedArray.
-
-    ``array_of`` returns the array of a suffix and its entry.
-    """
-    arrays = {suffix: array_of(suffix, entry) for suffix, entry in stored.entries.items()}
+def assembled(stored: StoredTensor, array_of: Callable[[TensorEntry], Any]) -> Any:
+    """Return a tensor made of its stored arrays: one array, or a QuantizedArray."""
+    arrays = {suffix: array_of(entry) for suffix, entry in stored.entries.items()}
     if stored.quantization is None:
         return arrays[""]
     weight, scale, bias, global_scale = map(arrays.get, SUFFIXES)
@@ -94,38 +83,21 @@ def fill_values(out: Array, stored: StoredArray) -> None:
         np.copyto(out, stored, casting="unsafe")
 
 
-def torch_array(blob: MappedBlob, entry: TensorEntry, name: str) -> Any:
-    """Return a torch tensor that shares the map's memory, or a copy of what lies at an odd address.
+def run_of(stored: StoredArray, start: int, count: int) -> StoredArray:
+    """Return ``count`` values from index ``start`` on, whole groups of a quantized array.
 
-    Raises: UnsupportedSourceError, naming the tensor, when torch has no such dtype.
+    They are flat views.
     """
-    torch = _library("torch", "Install the extra: pip install 'blobstore[torch]'.")
-    dtype = getattr(torch, entry.dtype.array_name or "", None)
-    if dtype is None:
-        raise UnsupportedSourceError(f"torch has no {entry.dtype}", tensor=name)
-    if entry.nbytes == 0:
-        return torch.empty(entry.shape, dtype=dtype)
-    view = blob.view(entry)
-    if blob.file.offset(entry) % max(1, entry.dtype.bits // 8):
-        view = memoryview(bytearray(view))  # torch needs aligned memory
-    with warnings.catch_warnings():
-        # torch has no read-only tensors and says so; the docstring does too.
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        return torch.frombuffer(view, dtype=dtype).reshape(entry.shape)
-
-
-def mlx_array(blob: MappedBlob, entry: TensorEntry, name: str) -> Any:
-    """Return an mlx array over the map where MLX can share memory (with Metal), else a copy.
-
-    Raises: UnsupportedSourceError, naming the tensor, for a dtype or shape that MLX does not have.
-    """
-    if not fits_mlx(entry.dtype, entry.shape):
-        raise UnsupportedSourceError(
-            f"MLX has no {entry.dtype} arrays of shape {list(entry.shape)}",
-            tensor=name,
-            blob=str(blob.file.digest),
+    if isinstance(stored, QuantizedArray):
+        return kernels.group_range(
+            stored, start // stored.group_size, (start + count) // stored.group_size
         )
-    return mlx_of(blob.array(entry))
+    return stored.reshape(-1)[start : start + count]
+
+
+def values_of(stored: StoredArray) -> Array:
+    """Return the values of an array: itself, or those of a quantized one as float32."""
+    return kernels.dequantize(stored) if isinstance(stored, QuantizedArray) else stored
 
 
 def mlx_of(values: Array) -> Any:
@@ -170,7 +142,7 @@ class Tensor(StoredTensor):
         BF16 and FP8 arrays have ml_dtypes' types. Raises: UnsupportedSourceError for F4 and F6 (see
         `raw`).
         """
-        array: StoredArray = assembled(self, lambda _, entry: self._blob.array(entry))
+        array: StoredArray = assembled(self, self._blob.array)
         return array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # noqa: FBT001  # as NumPy calls it
@@ -181,7 +153,7 @@ class Tensor(StoredTensor):
         Raises: ValueError when ``copy`` is False and a copy is needed; as `numpy` and `dequantize`.
         """
         stored = self.numpy()
-        values = self.dequantize() if isinstance(stored, QuantizedArray) else stored
+        values = values_of(stored)
         wanted = values.dtype if dtype is None else np.dtype(dtype)
         if copy is False and (values is not stored or wanted != values.dtype):
             raise UsageError(f"{self.name!r} can't be given without a copy", tensor=self.name)
@@ -241,7 +213,22 @@ class Tensor(StoredTensor):
 
         Raises: UnsupportedSourceError when torch has no such dtype.
         """
-        return assembled(self, lambda _, entry: torch_array(self._blob, entry, self.name))
+        return assembled(self, self._torch_array)
+
+    def _torch_array(self, entry: TensorEntry) -> Any:
+        torch = _library("torch", "Install the extra: pip install 'blobstore[torch]'.")
+        dtype = getattr(torch, entry.dtype.array_name or "", None)
+        if dtype is None:
+            raise UnsupportedSourceError(f"torch has no {entry.dtype}", tensor=self.name)
+        if entry.nbytes == 0:
+            return torch.empty(entry.shape, dtype=dtype)
+        view = self._blob.view(entry)
+        if self._blob.file.offset(entry) % max(1, entry.dtype.bits // 8):
+            view = memoryview(bytearray(view))  # torch needs aligned memory
+        with warnings.catch_warnings():
+            # torch has no read-only tensors and says so; the docstring does too.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            return torch.frombuffer(view, dtype=dtype).reshape(entry.shape)
 
     def mlx(self) -> Any:
         """Return an mlx array, or a QuantizedArray of them.
@@ -250,7 +237,16 @@ class Tensor(StoredTensor):
 
         Raises: UnsupportedSourceError for a dtype or a dimension that MLX does not have.
         """
-        return assembled(self, lambda _, entry: mlx_array(self._blob, entry, self.name))
+        return assembled(self, self._mlx_array)
+
+    def _mlx_array(self, entry: TensorEntry) -> Any:
+        if not fits_mlx(entry.dtype, entry.shape):
+            raise UnsupportedSourceError(
+                f"MLX has no {entry.dtype} arrays of shape {list(entry.shape)}",
+                tensor=self.name,
+                blob=str(self.blob),
+            )
+        return mlx_of(self._blob.array(entry))
 
     def array(self, library: Library) -> Any:
         """Return `numpy`, `torch` or `mlx` by name. Raises: UsageError for another word."""

@@ -60,11 +60,14 @@ def expressions(draw: st.DrawFn, depth: int = 4) -> Expression:
     if kind == "transpose":
         return transposed(of, draw(st.permutations(range(3))))
     if kind == "slice":
-        bounds = [draw(st.integers(0, size - 1)) for size in of.shape]
-        ends = [
-            draw(st.integers(begin + 1, size)) for begin, size in zip(bounds, of.shape, strict=True)
-        ]
-        return sliced(of, bounds, ends, [draw(st.integers(1, 2)) for _ in range(3)])
+        begins = [draw(st.integers(0, size - 1)) for size in of.shape]
+        return sliced(
+            of,
+            [
+                range(begin, draw(st.integers(begin + 1, size)), draw(st.integers(1, 2)))
+                for begin, size in zip(begins, of.shape, strict=True)
+            ],
+        )
     axis = draw(st.integers(0, 2))
     return joined([of, of], axis)
 
@@ -119,8 +122,8 @@ def test_codes_move_as_values_do(quant_type: QuantType, expression: Expression) 
 def test_groups_that_are_split_are_not_followed() -> None:
     whole = Stored("a", (4, 6, 64))
     assert in_units(transposed(whole, (0, 2, 1)), 32, 32) is None
-    assert in_units(sliced(whole, (0, 0, 0), (4, 6, 64), (1, 1, 2)), 32, 32) is None
-    assert in_units(sliced(whole, (0, 0, 16), (4, 6, 48), (1, 1, 1)), 32, 32) is None
+    assert in_units(sliced(whole, (range(4), range(6), range(0, 64, 2))), 32, 32) is None
+    assert in_units(sliced(whole, (range(4), range(6), range(16, 48))), 32, 32) is None
     assert in_units(reshaped(whole, (4, 6, 4, 16)), 32, 32) is None
     assert in_units(reshaped(whole, (4, 6, 2, 32)), 32, 32) == reshaped(
         Stored("a", (4, 6, 2)), (4, 6, 2, 1)
@@ -147,12 +150,13 @@ def test_what_is_computed_stays_so_whatever_is_done_with_it() -> None:
 
 def test_a_part_between_two_transpositions_is_a_part() -> None:
     turned = transposed(Stored("a", (4, 6, 2 * GROUP)), (0, 2, 1))
-    part = sliced(turned, (0, GROUP, 1), (4, 2 * GROUP, 6), (2, 1, 3))
+    part = sliced(turned, (range(0, 4, 2), range(GROUP, 2 * GROUP), range(1, 6, 3)))
     np.testing.assert_array_equal(
         evaluate(part, ARRAYS.__getitem__), ARRAYS["a"].transpose(0, 2, 1)[::2, GROUP:, 1:6:3]
     )
     back = transposed(part, (0, 2, 1))
     assert back == sliced(
-        Stored("a", (4, 6, 2 * GROUP)), (0, 1, GROUP), (4, 6, 2 * GROUP), (2, 3, 1)
+        Stored("a", (4, 6, 2 * GROUP)),
+        (range(0, 4, 2), range(1, 6, 3), range(GROUP, 2 * GROUP)),
     )
     assert in_units(back, GROUP, GROUP) is not None
