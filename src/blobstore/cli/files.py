@@ -251,7 +251,7 @@ def export(
     from blobstore.export.planned_files import AS_SOURCE
 
     if form == "mlx":
-        from blobstore.model.network_plan import without_package_code
+        from blobstore.model.on_mlx_lm import without_package_code
 
         without_package_code()
     result = with_bar(

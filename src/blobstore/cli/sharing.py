@@ -145,7 +145,7 @@ def _opened_artifact(
 
     options: dict[str, Any] = dict(given)
     if options.get("format") == "mlx":
-        from blobstore.model.network_plan import without_package_code
+        from blobstore.model.on_mlx_lm import without_package_code
 
         without_package_code()
     shard = options.get("max_shard_size", AS_SOURCE)

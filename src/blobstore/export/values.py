@@ -28,13 +28,16 @@ from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtyp
 from blobstore.model.expressions import leaves, runs
 from blobstore.model.facts import TensorFacts, float_dtype
 from blobstore.model.network import (
+    NetworkPlan,
     OpenTensors,
+    Parameter,
     PlannedArray,
     computed_arrays,
+    plan_network,
     planned_arrays,
     quantize_modules,
 )
-from blobstore.model.network_plan import NetworkPlan, Parameter, mlx_lm_errors, plan_network
+from blobstore.model.on_mlx_lm import mlx_lm_errors
 from blobstore.model.tensors import (
     MappedBlob,
     StoredArray,

@@ -17,7 +17,7 @@ from blobstore.mlx_lm.prompts import Message, Prompts, texts_of
 from blobstore.mlx_lm.sampling_settings import PENALTIES, Sampling, choose_sampling
 from blobstore.mlx_lm.template_process import limit_templates
 from blobstore.model.loader import open_model
-from blobstore.model.network_plan import import_mlx_lm, mlx_lm_errors
+from blobstore.model.on_mlx_lm import import_mlx_lm, mlx_lm_errors
 from blobstore.names import ModelName
 from blobstore.store.ports import Readable
 

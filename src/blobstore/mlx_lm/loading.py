@@ -1,7 +1,7 @@
 """Loading: `load` returns of a stored model what ``mlx_lm.load`` returns for a folder.
 
 Quantized layers stay as stored. Each layer's type and group size come from its stored arrays, so a
-model may mix them (model/network_plan.py).
+model may mix them (model/network.py).
 """
 
 from __future__ import annotations
@@ -21,13 +21,8 @@ from blobstore.mlx_lm.prompts import generation_config
 from blobstore.model import on_mlx_lm
 from blobstore.model.facts import Runs, TensorFacts, Verdict, float_dtype
 from blobstore.model.loader import Model, open_model
-from blobstore.model.network import build_network, planned_arrays
-from blobstore.model.network_plan import (
-    NetworkPlan,
-    import_mlx_lm,
-    mlx_lm_errors,
-    plan_network,
-)
+from blobstore.model.network import NetworkPlan, build_network, plan_network, planned_arrays
+from blobstore.model.on_mlx_lm import import_mlx_lm, mlx_lm_errors
 from blobstore.names import ModelName, relative_path
 from blobstore.store.ports import Readable
 

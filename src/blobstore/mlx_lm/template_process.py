@@ -22,7 +22,7 @@ from pathlib import Path
 from threading import Lock, Timer
 from typing import Any
 
-from blobstore.model.network_plan import in_one_line
+from blobstore.model.on_mlx_lm import in_one_line
 
 SECONDS = 10
 """Processor time of one prompt. That of a megabyte of messages takes 0.1 s."""

@@ -1,6 +1,9 @@
-"""mlx-lm: which models it loads.
+"""mlx-lm: which models it loads, from tables; and the package itself, where it is needed.
 
-Pure, from tables; mlx_lm is not imported.
+``import mlx_lm`` imports transformers, and PyTorch where that is installed: 1.9 seconds of a
+processor and 150 MB of memory. Its networks are modules without either (mlx_lm/models), but Python
+runs the code of a package before any module of it, unless that is prevented
+(`without_package_code`).
 
 Source: mlx-lm 0.32.2. `MODULES` are the modules of mlx_lm/models that have a ``Model`` and its
 ``ModelArgs``; `REMAPPED` and `REMAPPED_ARCHITECTURES` are ``MODEL_REMAPPING`` and
@@ -10,9 +13,15 @@ them with the installed mlx-lm, and prints them anew where they differ.
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
 from blobstore.model.facts import Layout, ModelFacts, Runs, Verdict
 
 NAME = "mlx-lm"
@@ -55,6 +64,9 @@ _PACKAGES = {"olmo": "ai2-olmo"}
 """What a module imports that mlx-lm does not bring along (mlx_lm 0.32.2 models/olmo.py)."""
 
 _TOKENIZER = ("tokenizer", "vocab")
+_PACKAGE = "mlx_lm"
+_LONGEST = 300
+"""Characters of an error of mlx-lm's in a message."""
 
 
 def has_tokenizer(names: Iterable[str]) -> bool:
@@ -133,3 +145,80 @@ def _obstacles(model: ModelFacts, module: str) -> Iterator[str]:
     has_scales = any(tensor.name.endswith(".weight_scale") for tensor in model.tensors)
     if module == "bitnet" and not has_scales:
         yield "it reads BitNet's weights only when they are packed, with a weight_scale each"
+
+
+def import_mlx_lm() -> Any:
+    """Return mlx-lm's ``utils``. Raises: UsageError without the ``lm`` extra."""
+    require_mlx_lm()
+    from mlx_lm import utils
+
+    return utils
+
+
+def require_mlx_lm() -> None:
+    """Raise UsageError without the ``lm`` extra. Nothing is imported."""
+    if importlib.util.find_spec(_PACKAGE) is None:
+        raise UsageError(
+            "mlx-lm is not installed", hint="Install the extra: pip install 'blobstore[lm]'."
+        )
+
+
+def network_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return mlx-lm's classes of a config.json: that of the network, and that of its settings.
+
+    Raises: UsageError without the ``lm`` extra; what mlx-lm raises, ValueError among it for an
+    unknown type.
+    """
+    # Where its version is not that of our table, its own is asked.
+    name = module_for(config) if importlib.metadata.version("mlx-lm") == VERSION else None
+    if name is not None:
+        module = importlib.import_module(f"{_PACKAGE}.models.{name}")
+        return module.Model, module.ModelArgs
+    # load_model itself insists on files in a folder; its default is the table of architectures.
+    options = inspect.signature(import_mlx_lm().load_model).parameters
+    model_class, args_class = options["get_model_classes"].default(config)
+    return model_class, args_class
+
+
+def without_package_code() -> None:
+    """Let mlx-lm's modules be imported without the code of the package itself.
+
+    Nothing happens if it is imported already, or missing. Only for a process of our own, before it
+    has threads; names that the package's code defines are missing then.
+    """
+    spec = importlib.util.find_spec(_PACKAGE) if _PACKAGE not in sys.modules else None
+    if spec is not None:
+        sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
+
+
+@contextmanager
+def mlx_lm_errors(doing: str, model: str | None) -> Iterator[None]:
+    """Raise UnsupportedSourceError, naming ``model``, for any error of mlx-lm.
+
+    SystemExit too: OLMo's module ends the process where the package ``ai2-olmo`` is missing
+    (mlx_lm/models/olmo.py, 0.32.2).
+    """
+    try:
+        yield
+    except BlobStoreError as error:
+        if model is None:
+            raise
+        raise error.at(f"model {model}", model=model) from error
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        what = "it" if model is None else f"model {model}"
+        raise UnsupportedSourceError(
+            f"mlx-lm can't {doing} {what}: {in_one_line(reason)}", model=model
+        ) from error
+
+
+def in_one_line(text: str) -> str:
+    """Return an error's text for a message.
+
+    It may repeat values of a hostile config.json, or list a function's forms.
+    """
+    line = " ".join(text.split())
+    shown = "".join(one if one.isprintable() else repr(one)[1:-1] for one in line[:_LONGEST])
+    return shown if len(line) <= _LONGEST else f"{shown}…"

@@ -11,7 +11,7 @@ from support import PYCODE
 from blobstore.errors import UnsupportedSourceError
 from blobstore.formats.dtypes import DType
 from blobstore.model.facts import TensorFacts
-from blobstore.model.network_plan import check_counts, plan_network
+from blobstore.model.network import check_counts, plan_network
 
 SHAPES = [(4096, 256)] * 30
 

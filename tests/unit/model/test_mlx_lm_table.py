@@ -14,7 +14,7 @@ import pytest
 from mlx_lm import utils
 
 from blobstore.errors import UsageError
-from blobstore.model import network_plan, on_mlx_lm as mlx_lm
+from blobstore.model import on_mlx_lm as mlx_lm
 
 _SPEC = importlib.util.find_spec("mlx_lm")
 assert _SPEC is not None
@@ -81,8 +81,8 @@ def test_classes_of_networks_are_those_of_mlx_lm(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], version: str
 ) -> None:
     """Both by our table, and by its own when it has another version than the table."""
-    monkeypatch.setattr(network_plan, "VERSION", version)
-    assert network_plan.network_classes(config) == utils._get_classes(config)
+    monkeypatch.setattr(mlx_lm, "VERSION", version)
+    assert mlx_lm.network_classes(config) == utils._get_classes(config)
 
 
 def test_another_version_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,27 +91,27 @@ def test_another_version_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(utils, "load_model", load_model)
     config = {"model_type": "qwen3"}
-    assert network_plan.network_classes(config) != ("network", config)
-    assert network_plan.network_classes({"model_type": "new"}) == (
+    assert mlx_lm.network_classes(config) != ("network", config)
+    assert mlx_lm.network_classes({"model_type": "new"}) == (
         "network",
         {"model_type": "new"},
     )
-    monkeypatch.setattr(network_plan, "VERSION", "0.0.0")
-    assert network_plan.network_classes(config) == ("network", config)
+    monkeypatch.setattr(mlx_lm, "VERSION", "0.0.0")
+    assert mlx_lm.network_classes(config) == ("network", config)
 
 
 @pytest.mark.parametrize("function", ["import_mlx_lm", "require_mlx_lm"])
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
     monkeypatch.setitem(sys.modules, "mlx_lm", None)
     with pytest.raises(UsageError, match="mlx-lm is not installed"):
-        getattr(network_plan, function)()
+        getattr(mlx_lm, function)()
 
 
 def test_networks_without_the_code_of_the_package() -> None:
     """Other imports work, too; transformers, which the package's code imports, is not loaded."""
     program = """
 import sys
-from blobstore.model.network_plan import import_mlx_lm, network_classes, without_package_code
+from blobstore.model.on_mlx_lm import import_mlx_lm, network_classes, without_package_code
 without_package_code()
 print(network_classes({"model_type": "qwen3"})[0].__module__, "transformers" in sys.modules)
 print(import_mlx_lm().__name__)

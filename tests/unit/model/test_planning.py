@@ -19,8 +19,8 @@ from blobstore.formats.safetensors.header import header_of
 from blobstore.io.ranges import FileReader
 from blobstore.model.expressions import Computed, Joined, Stored
 from blobstore.model.facts import TensorFacts, float_dtype
-from blobstore.model.network import planned_arrays
-from blobstore.model.network_plan import NetworkPlan, mlx_lm_errors, plan_network
+from blobstore.model.network import NetworkPlan, plan_network, planned_arrays
+from blobstore.model.on_mlx_lm import mlx_lm_errors
 
 INT4 = Quantization(QuantType.INT4, 32)
 NVFP4 = Quantization(QuantType.NVFP4, 16)
