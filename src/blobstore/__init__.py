@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from blobstore.kernels.arrays import QuantizedArray as QuantizedArray
     from blobstore.kernels.quantize import dequantize as dequantize, quantize as quantize
     from blobstore.model.facts import Verdict as Verdict
-    from blobstore.model.loader import Model as Model, open_model as open_model
-    from blobstore.model.tensors import Tensor as Tensor
+    from blobstore.model.loader import Model as Model, Tensor as Tensor, open_model as open_model
     from blobstore.source.addresses import open_folder as open_folder
     from blobstore.source.folders import Folder as Folder
     from blobstore.store.archive.archive import Archive as Archive, open_archive as open_archive
@@ -100,7 +99,7 @@ _HOME = {
     "RegistryStore": "store.registry.store",
     "SignaturePolicy": "store.signing.signed_models",
     "Store": "store.local.store",
-    "Tensor": "model.tensors",
+    "Tensor": "model.loader",
     "Verdict": "model.facts",
     "check_signatures": "store.signing.signed_models",
     "commit_plan": "importer.worker",

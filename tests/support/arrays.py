@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from blobstore.kernels.arrays import Array
-from blobstore.model.tensors import Tensor
+from blobstore.model.loader import Tensor
 
 
 def bits(array: Any) -> bytes:

@@ -27,6 +27,15 @@ from blobstore.io.ranges import MappedFile
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
 from blobstore.model.expressions import leaves, runs
 from blobstore.model.facts import TensorFacts, float_dtype
+from blobstore.model.loader import (
+    MappedBlob,
+    StoredArray,
+    Tensor,
+    assembled,
+    fill_values,
+    run_of,
+    values_of,
+)
 from blobstore.model.network import (
     NetworkPlan,
     OpenTensors,
@@ -38,15 +47,6 @@ from blobstore.model.network import (
     quantize_modules,
 )
 from blobstore.model.on_mlx_lm import mlx_lm_errors
-from blobstore.model.tensors import (
-    MappedBlob,
-    StoredArray,
-    Tensor,
-    assembled,
-    fill_values,
-    run_of,
-    values_of,
-)
 from blobstore.source.weights import tiles_of
 from blobstore.store.stored_model import TensorBlob
 

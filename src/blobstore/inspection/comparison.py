@@ -20,8 +20,7 @@ from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.formats.dtypes import DType
 from blobstore.io.workers import results_of, threads
 from blobstore.kernels.arrays import Array, QuantizedArray
-from blobstore.model.loader import open_model
-from blobstore.model.tensors import StoredArray, Tensor, parts_of, run_of, values_of
+from blobstore.model.loader import StoredArray, Tensor, open_model, parts_of, run_of, values_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Readable
 

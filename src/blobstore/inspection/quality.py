@@ -38,8 +38,7 @@ from blobstore.inspection.comparison import (
 from blobstore.io.workers import Progress, begun, results_of, threads
 from blobstore.kernels.arrays import Array, QuantizedArray
 from blobstore.kernels.scales import code_type
-from blobstore.model.loader import Model, open_model
-from blobstore.model.tensors import StoredArray, Tensor, run_of
+from blobstore.model.loader import Model, StoredArray, Tensor, open_model, run_of
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import Source
 from blobstore.source.inventory import read_inventory

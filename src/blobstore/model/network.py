@@ -41,9 +41,9 @@ from blobstore.model.expressions import (
     leaves,
 )
 from blobstore.model.facts import TensorFacts
+from blobstore.model.loader import Tensor, mlx_of, parts_of
 from blobstore.model.on_mlx_lm import mlx_lm_errors, network_classes, require_mlx_lm
 from blobstore.model.sanitize import Offered, layouts, mlx_dtype, row_factors, trace
-from blobstore.model.tensors import Tensor, mlx_of, parts_of
 
 _CLAIMS = ("quantization", "quantization_config")
 _SHOWN = 3
