@@ -25,7 +25,6 @@ from blobstore.export.planned_files import (
 from blobstore.formats.dtypes import DType
 from blobstore.io.ranges import MappedFile
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
-from blobstore.model.expressions import leaves, runs
 from blobstore.model.facts import TensorFacts, float_dtype
 from blobstore.model.loader import (
     MappedBlob,
@@ -47,6 +46,7 @@ from blobstore.model.network import (
     quantize_modules,
 )
 from blobstore.model.on_mlx_lm import mlx_lm_errors
+from blobstore.model.sanitize import leaves, runs
 from blobstore.source.weights import tiles_of
 from blobstore.store.stored_model import TensorBlob
 

@@ -30,20 +30,24 @@ from blobstore.formats.checkpoint import with_floats
 from blobstore.formats.dtypes import DType, fits_mlx
 from blobstore.formats.quant import Quantization
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
-from blobstore.model.expressions import (
+from blobstore.model.facts import TensorFacts
+from blobstore.model.loader import Tensor, mlx_of, parts_of
+from blobstore.model.on_mlx_lm import mlx_lm_errors, network_classes, require_mlx_lm
+from blobstore.model.sanitize import (
     Computed,
     Expression,
     Joined,
+    Offered,
     Stored,
     evaluate,
     fill,
     in_units,
+    layouts,
     leaves,
+    mlx_dtype,
+    row_factors,
+    trace,
 )
-from blobstore.model.facts import TensorFacts
-from blobstore.model.loader import Tensor, mlx_of, parts_of
-from blobstore.model.on_mlx_lm import mlx_lm_errors, network_classes, require_mlx_lm
-from blobstore.model.sanitize import Offered, layouts, mlx_dtype, row_factors, trace
 
 _CLAIMS = ("quantization", "quantization_config")
 _SHOWN = 3

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from blobstore import kernels
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.kernels.arrays import QuantizedArray
-from blobstore.model.expressions import (
+from blobstore.model.sanitize import (
     Computed,
     Expression,
     Joined,

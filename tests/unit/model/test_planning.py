@@ -17,10 +17,10 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.safetensors.header import header_of
 from blobstore.io.ranges import FileReader
-from blobstore.model.expressions import Computed, Joined, Stored
 from blobstore.model.facts import TensorFacts, float_dtype
 from blobstore.model.network import NetworkPlan, plan_network, planned_arrays
 from blobstore.model.on_mlx_lm import mlx_lm_errors
+from blobstore.model.sanitize import Computed, Joined, Stored
 
 INT4 = Quantization(QuantType.INT4, 32)
 NVFP4 = Quantization(QuantType.NVFP4, 16)

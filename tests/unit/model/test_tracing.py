@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from mlx import core as mx
 
-from blobstore.model.expressions import Computed, Expression, Stored, evaluate
-from blobstore.model.sanitize import Sanitize, trace
+from blobstore.model.sanitize import Computed, Expression, Sanitize, Stored, evaluate, trace
 
 A = np.arange(6 * 8, dtype=np.float32).reshape(6, 8)
 B = A + 100
