@@ -67,7 +67,6 @@ from blobstore.formats.documents import (
 from blobstore.formats.dtypes import FLOATS, DType
 from blobstore.formats.modelfile import Modelfile, read_script
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
-from blobstore.formats.strictjson import parse_object, validated
 from blobstore.names import file_name, relative_path
 from blobstore.source.files import MAX_INDEX, MAX_INDEX_VALUES
 from blobstore.store.stored_model import BlobFile, StoredModel
@@ -97,7 +96,7 @@ def exported_config(
     """
     config = parse_config(raw)
     sections = [config, *(value for value in config.values() if isinstance(value, dict))]
-    removed = sorted({key for section in sections for key in section if key in _CLAIMS})
+    removed = sorted(_CLAIMS.intersection(itertools.chain(*sections)))
     changed = _without_claims({key: _without_claims(value) for key, value in config.items()})
     if dtype is not None:
         changed = _with_dtype(changed, _WORDS[dtype])
@@ -149,8 +148,8 @@ def output_arrays(checkpoint: Checkpoint, dequantize: DType | None) -> list[Outp
 def _arrays(
     weight: Weight, name: str, origin: Origin, dequantize: DType | None
 ) -> Iterator[OutputArray]:
-    experts, stored = _experts(weight, name, origin) or [name], weight.stored
-    is_other = stored.quantization is not None or stored.dtype in CONVERTED - {dequantize}
+    experts = _experts(weight, name, origin) or [name]
+    is_other = weight.quantization is not None or weight.dtype in CONVERTED - {dequantize}
     for number, expert in enumerate(experts):
         if dequantize is not None and is_other:
             yield _values(weight, expert, (number, len(experts)), origin, dequantize)
@@ -160,7 +159,7 @@ def _arrays(
 
 def _experts(weight: Weight, name: str, origin: Origin) -> list[str]:
     """Return the names of the experts that the import stacked into the tensor; else nothing."""
-    group, shape = group_of(name), weight.stored.shape
+    group, shape = group_of(name), weight.shape
     if group is None or origin.place(name) is not None or len(shape) < 3:  # noqa: PLR2004  # [experts, rows, cols]
         return []
     names = [f"{group}.{number}{name[len(group) :]}" for number in range(shape[0])]
@@ -173,11 +172,11 @@ def _values(
     from blobstore.export.values import value_piece  # and NumPy, which copies do not need
 
     number, count = share
-    unpacked = origin.unpacked(name) if weight.stored.quantization is not None else None
-    transposed = weight.stored.transposed or unpacked is not None
-    values = math.prod(weight.stored.shape) // count
+    unpacked = origin.unpacked(name) if weight.quantization is not None else None
+    transposed = weight.transposed or unpacked is not None
+    values = math.prod(weight.shape) // count
     piece = value_piece(weight, dtype, number * values, values, transposed=transposed)
-    shape = weight.stored.shape[1:] if count > 1 else weight.stored.shape
+    shape = weight.shape[1:] if count > 1 else weight.shape
     if transposed:
         shape = (*shape[:-2], shape[-1], shape[-2])
     return OutputArray(unpacked or name, dtype, shape, (piece,), name)
@@ -185,7 +184,7 @@ def _values(
 
 def _copies(weight: Weight, name: str, share: tuple[int, int]) -> Iterator[OutputArray]:
     number, count = share
-    for suffix, entry in weight.stored.entries.items():
+    for suffix, entry in weight.entries.items():
         offset, shape, nbytes = weight.blob.offset(entry), entry.shape, entry.nbytes
         if count > 1 and suffix != ".global_scale":  # that of a stack is that of each expert
             shape, nbytes = shape[1:], nbytes // count
@@ -193,8 +192,7 @@ def _copies(weight: Weight, name: str, share: tuple[int, int]) -> Iterator[Outpu
         piece = BlobRange(weight.blob, offset, nbytes)
         array = OutputArray(name + suffix, entry.dtype, shape, (piece,), name)
         if not suffix:
-            stored = weight.stored
-            array = replace(array, quantization=stored.quantization, transposed=stored.transposed)
+            array = replace(array, quantization=weight.quantization, transposed=weight.transposed)
         yield array
 
 
@@ -412,7 +410,7 @@ def _architecture(checkpoint: Checkpoint) -> SourceConfig | None:
         return None
     config = parse_config(checkpoint.documents[CONFIG_NAME])
     named = {key: config[key] for key in ("architectures", "model_type") if key in config}
-    return validated(SourceConfig, named, CONFIG_NAME, "Q1")
+    return strictjson.validated(SourceConfig, named, CONFIG_NAME, "Q1")
 
 
 def _text_layers(model: StoredModel) -> Iterator[TextLayer]:
@@ -579,5 +577,7 @@ def with_files(
 
 
 def _weight_map(raw: bytes) -> Any:
-    index = parse_object(raw, INDEX_NAME, rule="I1", limit=MAX_INDEX, values=MAX_INDEX_VALUES)
+    index = strictjson.parse_object(
+        raw, INDEX_NAME, rule="I1", limit=MAX_INDEX, values=MAX_INDEX_VALUES
+    )
     return index.get("weight_map")

@@ -20,7 +20,14 @@ from blobstore.formats.checkpoint import FILE_TYPE, FILE_TYPES
 from blobstore.formats.dtypes import DType
 from blobstore.formats.provenance import RecordedFile
 from blobstore.formats.quant import Quantization
-from blobstore.formats.safetensors.header import common_metadata, lay_out, parse_header
+from blobstore.formats.safetensors.header import (
+    PREFIX,
+    Header,
+    common_metadata,
+    json_of,
+    lay_out,
+    parse_header,
+)
 from blobstore.io.budget import MAX_HEADER
 from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import BlobFile, StoredModel, TensorBlob
@@ -115,15 +122,13 @@ def split_into_shards(sizes: Mapping[str, int], limit: int) -> dict[str, list[st
 
 
 _COPIED_AT_ONCE = 2**26
-_PREFIX = 8
 _ALIGNMENT = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
+@dataclass(frozen=True, eq=False)
+class Weight(StoredTensor):
     """One tensor of a stored model, companions included, and the blob that holds it."""
 
-    stored: StoredTensor
     blob: TensorBlob
 
 
@@ -137,7 +142,10 @@ def read_weights(model: StoredModel, *, verify: bool = False) -> dict[str, Weigh
         with model.opened(layer, weights) as (reader, header, tensors):
             blob = TensorBlob.of(layer.digest, reader, header)
             blob.require_file()
-        weights.update((stored.name, Weight(stored, blob)) for stored in tensors)
+        for one in tensors:
+            weights[one.name] = Weight(
+                one.name, one.entries, one.quantization, one.transposed, blob
+            )
     if verify:
         model.verify(model.weight_layers)
     return weights
@@ -299,13 +307,7 @@ class PlannedShard:
         Raises: LimitExceededError for a header over 100,000,000 bytes.
         """
         entries = lay_out((array.name, array.dtype, array.shape) for array in arrays)
-        document: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-        for name, entry in entries.items():
-            document[name] = {
-                "dtype": entry.dtype.value,
-                "shape": list(entry.shape),
-                "data_offsets": [entry.begin, entry.end],
-            }
+        document = json_of(Header(entries, metadata, 0))
         text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
         text += b" " * (-len(text) % _ALIGNMENT)
         if len(text) > MAX_HEADER:
@@ -315,7 +317,7 @@ class PlannedShard:
                 path=path,
             )
         parse_header(text, sum(array.nbytes for array in arrays))  # what we write, we read
-        return cls(path, len(text).to_bytes(_PREFIX, "little") + text, tuple(arrays))
+        return cls(path, PREFIX.pack(len(text)) + text, tuple(arrays))
 
     @property
     def size(self) -> int:

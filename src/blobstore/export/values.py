@@ -71,19 +71,22 @@ def value_piece(
     itemsize = dtype.nbytes((1,))
     at_once = VALUES_AT_ONCE
     if transposed:  # whole groups of rows
-        cols = weight.stored.shape[-2]
+        cols = weight.shape[-2]
         rows = VALUES_AT_ONCE // cols
         at_once = (rows - rows % _ROWS_AT_ONCE or rows) * cols or VALUES_AT_ONCE
 
     def fill(begin: int, data: memoryview) -> None:
-        with weight.blob.open() as reader:
-            blob = MappedBlob(weight.blob, MappedFile(reader))
-        stored = assembled(weight.stored, blob.array)
+        stored = assembled(weight, _mapped(weight.blob).array)
         out: Array = np.frombuffer(data, numpy_dtype(dtype))
         write = _fill_transposed if transposed else _fill_run
-        write(weight.stored.name, stored, start + begin // itemsize, out)
+        write(weight.name, stored, start + begin // itemsize, out)
 
     return Computed(count * itemsize, itemsize, at_once * itemsize, fill)
+
+
+def _mapped(blob: TensorBlob) -> MappedBlob:
+    with blob.open() as reader:
+        return MappedBlob(blob, MappedFile(reader))
 
 
 def _fill_run(name: str, stored: StoredArray, start: int, out: Array) -> None:
@@ -181,13 +184,10 @@ def mlx_arrays(
     for parameter in plan.parameters:
         _check_scales(parameter, plan)
 
-    @cache
-    def mapped(blob: TensorBlob) -> MappedBlob:
-        with blob.open() as reader:
-            return MappedBlob(blob, MappedFile(reader))
+    mapped = cache(_mapped)
 
     def tensor(name: str) -> Tensor:
-        return Tensor.of(weights[name].stored, mapped(weights[name].blob))
+        return Tensor.of(weights[name], mapped(weights[name].blob))
 
     opened = OpenTensors(tensor, plan.tensors)
     with mlx_lm_errors("convert", checkpoint.model):
@@ -200,8 +200,8 @@ def mlx_arrays(
 def _facts(
     weight: Weight, name: str, config: Mapping[str, Any], dequantize: DType | None
 ) -> TensorFacts:
-    facts = TensorFacts.of(name, weight.stored, float_dtype(config))
-    is_float = weight.stored.quantization is not None or weight.stored.dtype.is_float
+    facts = TensorFacts.of(name, weight, float_dtype(config))
+    is_float = weight.quantization is not None or weight.dtype.is_float
     if dequantize is None or not is_float:
         return facts
     return facts._replace(dtype=dequantize, quantization=None, double_scaled=False)
@@ -238,14 +238,14 @@ def _stored_pieces(array: PlannedArray, weights: Mapping[str, Weight]) -> tuple[
     if found is None:
         return None
     # Values of a transposed weight are counted in the order of its source.
-    if array.suffix is None and any(weights[name].stored.transposed for name, _, _ in found):
+    if array.suffix is None and any(weights[name].transposed for name, _, _ in found):
         return None
     return tuple(_piece(weights[name], array, start, count) for name, start, count in found)
 
 
 def _piece(weight: Weight, array: PlannedArray, start: int, count: int) -> Piece:
-    entry = weight.stored.entries[array.suffix or ""]
-    is_quantized = weight.stored.quantization is not None
+    entry = weight.entries[array.suffix or ""]
+    is_quantized = weight.quantization is not None
     if array.suffix is None and (is_quantized or entry.dtype is not array.dtype):
         return value_piece(weight, array.dtype, start, count)
     offset = weight.blob.offset(entry) + entry.dtype.nbytes((start,))

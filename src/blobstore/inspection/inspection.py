@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from blobstore.errors import BlobStoreError, quoted
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import DType, parameters_of
-from blobstore.formats.safetensors.header import Header, TensorEntry
+from blobstore.formats.safetensors.header import Header, TensorEntry, json_of
 from blobstore.source.packings import Packing, UnclearPackingError, read_packing
 from blobstore.source.producers import ASIDE, QUANT_STATE, Producer, row_of
 from blobstore.store.stored import StoredTensor, stored_tensors
@@ -227,17 +227,6 @@ class FoundQuantization:
     parameters: int
 
 
-def _header(header: Header) -> dict[str, Any]:
-    entries: dict[str, Any] = {"__metadata__": dict(header.metadata)} if header.metadata else {}
-    for name, entry in header.tensors.items():
-        entries[name] = {
-            "dtype": entry.dtype.value,
-            "shape": entry.shape,
-            "data_offsets": (entry.begin, entry.end),
-        }
-    return entries
-
-
 MODELSPEC = "modelspec."
 """The prefix of metadata's keys that follow https://github.com/Stability-AI/ModelSpec."""
 
@@ -306,7 +295,7 @@ class Inspection:
     @property
     def single_header(self) -> Mapping[str, Any] | None:
         """The header as JSON when it is one file, else None."""
-        return None if self.sharded else _header(self.files[0].header)
+        return None if self.sharded else json_of(self.files[0].header)
 
     @property
     def full_index(self) -> Mapping[str, Any] | None:
@@ -321,7 +310,7 @@ class Inspection:
         """The headers as JSON by file name when it is sharded, else None."""
         if not self.sharded:
             return None
-        return {name: _header(header) for name, header in self.headers.items()}
+        return {name: json_of(header) for name, header in self.headers.items()}
 
     @property
     def parameter_count(self) -> Mapping[str, int]:
@@ -372,8 +361,8 @@ class Inspection:
     def modelspec(self) -> dict[str, str]:
         """The metadata's fields of ModelSpec by name, without ``modelspec.``, sorted."""
         return {
-            key.removeprefix(MODELSPEC): self.metadata[key]
-            for key in sorted(self.metadata)
+            key.removeprefix(MODELSPEC): value
+            for key, value in sorted(self.metadata.items())
             if key.startswith(MODELSPEC)
         }
 

@@ -26,7 +26,7 @@ from blobstore.model import on_mlx_lm, on_ollama
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict, float_dtype
 from blobstore.names import Digest, ModelName
 from blobstore.store.hints import Summary
-from blobstore.store.ports import Readable
+from blobstore.store.ports import Readable, unique
 from blobstore.store.references import is_plain, missing_blob
 from blobstore.store.stored import StoredTensor, weights_by_type
 from blobstore.store.stored_model import KnownForms, ModelOutline, StoredModel
@@ -319,8 +319,8 @@ def _listed(
 def _summary(store: Readable, raw: bytes, forms: KnownForms) -> Summary:
     manifest = Manifest.parse(raw, "the manifest")
     model = StoredModel(None, manifest, store)
-    layers = {layer.digest: layer for layer in manifest.tensor_layers}
-    weights = weights_by_type(ModelOutline.of(model, [*layers.values()], forms).forms)
+    outline = ModelOutline.of(model, unique(manifest.tensor_layers), forms)
+    weights = weights_by_type(outline.forms)
     return Summary(
         size=manifest.size,
         parameters=weights.total(),

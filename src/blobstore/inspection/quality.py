@@ -337,13 +337,6 @@ def sources_of(model: Model, source: Source) -> Iterator[tuple[Tensor, OutputTen
         if has_draft and tensor.name.startswith(DRAFT_PREFIX):
             continue  # of another checkpoint
         made_from = outputs.get(tensor.name)
-        if (
-            made_from is not None
-            and tensor.transposed
-            and not made_from.transposed
-            and len(made_from.shape) > 1
-        ):
-            made_from = made_from.as_transposed()
         if made_from is None:
             raise TensorNotFoundError(
                 f"{inventory.path} has no tensor {quoted(tensor.name)}: model {model.name} was not"
@@ -351,6 +344,8 @@ def sources_of(model: Model, source: Source) -> Iterator[tuple[Tensor, OutputTen
                 tensor=tensor.name,
                 model=str(model.name),
             )
+        if tensor.transposed and not made_from.transposed and len(made_from.shape) > 1:
+            made_from = made_from.as_transposed()
         if not _can_be_made_from(tensor, made_from):
             stored = f"{tensor.type_name} {list(tensor.shape)}"
             there = f"{made_from.dtype} {list(made_from.shape)}"

@@ -13,7 +13,6 @@ them with the installed mlx-lm, and prints them anew where they differ.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import inspect
 import sys
@@ -169,8 +168,10 @@ def network_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
     Raises: UsageError without the ``lm`` extra; what mlx-lm raises, ValueError among it for an
     unknown type.
     """
+    from importlib import metadata  # which imports sockets
+
     # Where its version is not that of our table, its own is asked.
-    name = module_for(config) if importlib.metadata.version("mlx-lm") == VERSION else None
+    name = module_for(config) if metadata.version("mlx-lm") == VERSION else None
     if name is not None:
         module = importlib.import_module(f"{_PACKAGE}.models.{name}")
         return module.Model, module.ModelArgs

@@ -207,6 +207,18 @@ def lay_out(arrays: Iterable[tuple[str, DType, tuple[int, ...]]]) -> dict[str, T
     return entries
 
 
+def json_of(header: Header) -> dict[str, Any]:
+    """Return a header's JSON object: metadata, if it has any, then tensors in their order."""
+    members: dict[str, Any] = {METADATA: dict(header.metadata)} if header.metadata else {}
+    for name, entry in header.tensors.items():
+        members[name] = {
+            "dtype": entry.dtype.value,
+            "shape": entry.shape,
+            "data_offsets": (entry.begin, entry.end),
+        }
+    return members
+
+
 def scan_header(text: bytes, data_size: int | None) -> Header | None:
     """Return the header of ``text`` as `parse_strictly` does, or None if the scanner declines it.
 
