@@ -162,7 +162,6 @@ def _too_large(name: str, index: tuple[Any, ...], exact: Any, out: Array) -> Uns
 
 
 _STEP = 2**22
-_SETTINGS = ("group_size", "bits", "mode")
 
 
 def mlx_arrays(
@@ -192,9 +191,9 @@ def mlx_arrays(
     opened = OpenTensors(tensor, plan.tensors)
     with mlx_lm_errors("convert", checkpoint.model):
         computed = [_evaluated(name, one) for name, one in computed_arrays(plan, opened).items()]
-        quantize_modules(plan)
+        settings = dict(sorted(quantize_modules(plan).items()))
     arrays = [_output(array, weights, opened, plan) for array in planned_arrays(plan)]
-    return arrays + computed, _quantization(plan.network, checkpoint.file_type), plan.notes
+    return arrays + computed, _quantization(settings, checkpoint.file_type), plan.notes
 
 
 def _facts(
@@ -268,19 +267,16 @@ def _evaluated(name: str, array: Any) -> OutputArray:
     return OutputArray(name, dtype, tuple(array.shape), (piece,), name)
 
 
-def _quantization(network: Any, file_type: str) -> dict[str, Any] | None:
-    settings = {
-        path: {key: getattr(module, key) for key in _SETTINGS}
-        for path, module in sorted(network.named_modules(), key=lambda item: item[0])
-        if hasattr(module, "bits")
-    }
+def _quantization(
+    settings: Mapping[str, Mapping[str, Any]], file_type: str
+) -> dict[str, Any] | None:
     if not settings:
         return None
     counts = Counter(tuple(one.values()) for one in settings.values())
 
-    def rank(values: tuple[Any, ...]) -> tuple[bool, int]:
-        _, bits, mode = values
-        return file_type == (f"int{bits}" if mode == "affine" else mode), counts[values]
+    def rank(one: Mapping[str, Any]) -> tuple[bool, int]:
+        name = f"int{one['bits']}" if one["mode"] == "affine" else one["mode"]
+        return name == file_type, counts[tuple(one.values())]
 
-    general = dict(zip(_SETTINGS, max(counts, key=rank), strict=True))
+    general = max(settings.values(), key=rank)
     return {**general, **{path: one for path, one in settings.items() if one != general}}

@@ -7,10 +7,11 @@ The kernels compute the sums, in float64.
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -69,15 +70,8 @@ class Errors:
         return math.isfinite(self.squared_weight) and math.isfinite(self.squared_read)
 
     def __add__(self, other: Errors) -> Errors:
-        return Errors(
-            self.count + other.count,
-            self.squared_error + other.squared_error,
-            self.squared_weight + other.squared_weight,
-            self.squared_read + other.squared_read,
-            self.product + other.product,
-            max(self.max_error, other.max_error),
-            self.saturated_count + other.saturated_count,
-        )
+        sums = Errors(*map(operator.add, astuple(self), astuple(other)))
+        return replace(sums, max_error=max(self.max_error, other.max_error))
 
     @property
     def rmse(self) -> Figure:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -36,9 +37,9 @@ from blobstore.inspection.comparison import (
     measured,
 )
 from blobstore.io.workers import Progress, begun, results_of, threads
-from blobstore.kernels.arrays import Array, QuantizedArray
+from blobstore.kernels.arrays import Array
 from blobstore.kernels.scales import code_type
-from blobstore.model.loader import Model, StoredArray, Tensor, open_model, run_of
+from blobstore.model.loader import Model, Tensor, open_model, run_of
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import Source
 from blobstore.source.inventory import read_inventory
@@ -189,24 +190,21 @@ def _histogram(values: Array, low: float, high: float) -> Histogram:
     finite = values[np.isfinite(values)]
     infinite = int(np.count_nonzero(np.isinf(values)))
     nan = values.size - finite.size - infinite
-    if not finite.size:
-        return Histogram(low, high, (), infinite, nan, 0.0)
-    largest = float(np.abs(finite).max()) or 1.0
-    rms = float(np.sqrt(np.mean(np.square(finite / largest)))) * largest
-    if low == high:
-        return Histogram(low, high, (finite.size,), infinite, nan, rms)
-    unit = 1.0 if math.isfinite(high - low) else 0.5  # the width may be more than a float64 holds
-    place = (finite * unit - low * unit) / (high * unit - low * unit)
-    bins = np.minimum((place * BINS).astype(np.int64), BINS - 1)
-    counts = tuple(np.bincount(bins, minlength=BINS).tolist())
-    return Histogram(low, high, counts, infinite, nan, rms)
+    counts = [finite.size] if finite.size else []
+    largest = float(np.abs(finite).max(initial=0)) or 1.0
+    mean = np.square(finite / largest).sum() / max(1, finite.size)
+    if counts and low < high:
+        unit = 1.0 if math.isfinite(high - low) else 0.5  # the width may exceed a float64
+        place = (finite * unit - low * unit) / (high * unit - low * unit)
+        bins = np.minimum((place * BINS).astype(np.int64), BINS - 1)
+        counts = np.bincount(bins, minlength=BINS).tolist()
+    rms = float(np.sqrt(mean)) * largest
+    return Histogram(low, high, tuple(counts), infinite, nan, rms)
 
 
-def _codes(parts: list[StoredArray], kind: QuantType) -> tuple[int, ...]:
+def _codes(parts: list[Any], kind: QuantType) -> tuple[int, ...]:
     counts = np.zeros(2**kind.bits, np.int64)
     for part in parts:
-        if not isinstance(part, QuantizedArray):
-            raise TypeError(f"{kind} is stored as one array")
         stored = np.ascontiguousarray(part.weight).reshape(-1).view(np.uint8)
         found = np.bincount(stored, minlength=256)
         # The first code of two is in the lower bits.
@@ -301,21 +299,17 @@ def measure_quality(
     is quantized is not finite there.
     """
     workers = threads(jobs)
-    readers = SourceReaders()
-    try:
-        with open_model(name, store=store) as model:
-            pairs = list(sources_of(model, source))
-            report = begun(
-                progress, sum(source.nbytes for _, output in pairs for source in output.sources)
-            )
-            tensors = results_of(
-                pairs, lambda pair: _measure(*pair, readers, report), workers, name="quality"
-            )
-            readers.check_unchanged()
-            tensors.sort(key=_order)
-            return ModelQuality(model.name, model.manifest.digest, tuple(tensors))
-    finally:
-        readers.close()
+    with closing(SourceReaders()) as readers, open_model(name, store=store) as model:
+        pairs = list(sources_of(model, source))
+        report = begun(
+            progress, sum(source.nbytes for _, output in pairs for source in output.sources)
+        )
+        tensors = results_of(
+            pairs, lambda pair: _measure(*pair, readers, report), workers, name="quality"
+        )
+        readers.check_unchanged()
+        tensors.sort(key=_order)
+        return ModelQuality(model.name, model.manifest.digest, tuple(tensors))
 
 
 def _order(tensor: TensorQuality) -> tuple[float, str]:

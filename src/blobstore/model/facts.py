@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -95,7 +95,7 @@ class ExpertGroup:
     name: str
     place: str
     layout: Layout
-    projections: Mapping[str, tuple[TensorFacts, ...]]
+    projections: Mapping[str, Sequence[TensorFacts]]
 
     @property
     def tensors(self) -> tuple[TensorFacts, ...]:
@@ -149,7 +149,7 @@ class ModelFacts:
                 name,
                 place,
                 layouts.get(name, Layout.STACKED),
-                {key: tuple(members) for key, members in projections.items()},
+                projections,
             )
             for (name, place), projections in groups.items()
         )

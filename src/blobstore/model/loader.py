@@ -323,8 +323,7 @@ class Model(Mapping[str, Tensor]):
         """
         self._require_open()
         blobs = self._blobs
-        weights = [layer for layer in self.manifest.descriptors if layer.digest in blobs]
-        self._model.verify(weights, lambda layer: blobs[layer.digest].reader())
+        self._model.verify(self._model.weight_layers, lambda layer: blobs[layer.digest].reader())
         for descriptor in self.manifest.descriptors:
             if descriptor.digest not in blobs:
                 self._model.read(descriptor)

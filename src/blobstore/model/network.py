@@ -295,8 +295,9 @@ def global_scales_of(expression: Expression) -> list[tuple[str, int]]:
 
     Empty when an expert is made of several tensors.
     """
-    is_stack = isinstance(expression, Joined) and expression.axis == 0
-    parts = expression.parts if isinstance(expression, Joined) and is_stack else (expression,)
+    parts: Sequence[Expression] = [expression]
+    if isinstance(expression, Joined) and expression.axis == 0:
+        parts = expression.parts
     found = [(set(leaves(part)), part.shape[0]) for part in parts]
     if any(len(names) != 1 for names, _ in found):
         return []
@@ -549,8 +550,11 @@ def _scaled(module: Any, scale: Any) -> Any:
     return scaled
 
 
-def quantize_modules(plan: NetworkPlan) -> None:
-    """Replace each module of the plan's network that is given codes by its quantized form."""
+def quantize_modules(plan: NetworkPlan) -> dict[str, dict[str, Any]]:
+    """Replace each module of the plan's network that is given codes by its quantized form.
+
+    Return their settings by their paths.
+    """
     from mlx import nn
 
     settings = {
@@ -563,3 +567,4 @@ def quantize_modules(plan: NetworkPlan) -> None:
         if (one := parameter.quantization) is not None
     }
     nn.quantize(plan.network, class_predicate=lambda path, _: settings.get(path, False))
+    return settings

@@ -94,8 +94,6 @@ def module_for(config: Mapping[str, Any]) -> str | None:
 def verdict(model: ModelFacts) -> Verdict:
     """Return the verdict of mlx-lm, if `blobstore.mlx_lm.load` loads the model."""
     module = module_for(model.config or {})
-    if module is None:
-        return Verdict(NAME, VERSION, Runs.NO, _why_unknown(model))
     if reason := next(_obstacles(model, module), None):
         return Verdict(NAME, VERSION, Runs.NO, reason)
     model_type = (model.config or {})["model_type"]
@@ -121,7 +119,9 @@ def _why_unknown(model: ModelFacts) -> str:
     return f"it has no model type {model_type}" if is_named else "config.json has no model_type"
 
 
-def _obstacles(model: ModelFacts, module: str) -> Iterator[str]:
+def _obstacles(model: ModelFacts, module: str | None) -> Iterator[str]:
+    if module is None:
+        yield _why_unknown(model)
     if not has_tokenizer(model.documents):
         yield "there is no tokenizer"
     for tensor in model.tensors:

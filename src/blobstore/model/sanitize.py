@@ -519,18 +519,18 @@ def row_factors(
 
     if not weights:
         return {}
+    shapes = {name: stand_ins[name].shape for name in weights.values()}
     made = []
     for most in (1, 7):  # ones, and 1 to 7 again and again
-        rows = {name: mx.arange(stand_ins[name].shape[-1]) % most + 1 for name in weights.values()}
         probes = {
-            name: mx.broadcast_to(row.astype(mx.float32), stand_ins[name].shape)
-            for name, row in rows.items()
+            name: mx.broadcast_to((mx.arange(shape[-1]) % most + 1).astype(mx.float32), shape)
+            for name, shape in shapes.items()
         }
         made.append(make_network().sanitize({**stand_ins, **probes}))
     found: dict[str, Array] = {}
     for parameter, tensor in weights.items():
         ones, ramp = (np.array(arrays[parameter].astype(mx.float32)) for arrays in made)
-        if ones.shape != stand_ins[tensor].shape:
+        if ones.shape != shapes[tensor]:
             continue
         factors = ones[..., :1]
         products = factors * (np.arange(ones.shape[-1], dtype=np.float32) % 7 + 1)
