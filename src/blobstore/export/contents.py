@@ -346,7 +346,13 @@ def plan_export(model: StoredModel, options: ExportOptions, *, verify: bool = Fa
     main, *drafts = _checkpoints(model, provenance, verify=verify)
     plan = plan_checkpoint(main, options)
     for draft in drafts:
-        plan += _plan_draft(draft, options)
+        try:
+            plan += plan_checkpoint(draft, options)
+        except UnsupportedSourceError as error:
+            if not options.is_mlx:
+                raise
+            # Ollama knows architectures of drafts that mlx-lm does not.
+            plan += ExportPlan(notes=(f"the draft model was left out: {error}",))
     has_draft = any(shard.path.startswith(DRAFT_FOLDER) for shard in plan.shards)
     text, notes = modelfile(
         list(_text_layers(model)), model.config, _architecture(main), draft=has_draft
@@ -393,16 +399,6 @@ def _parted(items: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], dict
     return rest, {
         name.removeprefix(prefix): item for name, item in items.items() if name not in rest
     }
-
-
-def _plan_draft(draft: Checkpoint, options: ExportOptions) -> ExportPlan:
-    try:
-        return plan_checkpoint(draft, options)
-    except UnsupportedSourceError as error:
-        if not options.is_mlx:
-            raise
-        # Ollama knows architectures of drafts that mlx-lm does not.
-        return ExportPlan(notes=(f"the draft model was left out: {error}",))
 
 
 def _architecture(checkpoint: Checkpoint) -> SourceConfig | None:

@@ -38,7 +38,6 @@ from blobstore.model.loader import (
 from blobstore.model.network import (
     NetworkPlan,
     OpenTensors,
-    Parameter,
     PlannedArray,
     computed_arrays,
     plan_network,
@@ -97,7 +96,7 @@ def _fill_run(name: str, stored: StoredArray, start: int, out: Array) -> None:
         raise _too_large(name, np.unravel_index(start + place, stored.shape), exact, out)
 
 
-def _first_beyond(values: Array, stored: StoredArray) -> tuple[tuple[int, ...], Any] | None:
+def _first_beyond(values: Array, stored: StoredArray) -> tuple[tuple[Any, ...], Any] | None:
     """Return the index and exact value of the first one that became infinite; None without one."""
     if are_finite(values):
         return None
@@ -105,7 +104,7 @@ def _first_beyond(values: Array, stored: StoredArray) -> tuple[tuple[int, ...], 
     beyond = np.isinf(values) & np.isfinite(numbers)
     if not beyond.any():
         return None
-    place = tuple(int(i) for i in np.unravel_index(int(np.argmax(beyond)), beyond.shape))
+    place = np.unravel_index(np.argmax(beyond), beyond.shape)
     return place, numbers[place]
 
 
@@ -180,8 +179,7 @@ def mlx_arrays(
     facts = [_facts(weight, name, config, dequantize) for name, weight in weights.items()]
     names = checkpoint.origin.places.keys() or None
     plan = plan_network(config, facts, checkpoint.model, names)
-    for parameter in plan.parameters:
-        _check_scales(parameter, plan)
+    _check_scales(plan)
 
     mapped = cache(_mapped)
 
@@ -206,14 +204,15 @@ def _facts(
     return facts._replace(dtype=dequantize, quantization=None, double_scaled=False)
 
 
-def _check_scales(parameter: Parameter, plan: NetworkPlan) -> None:
-    scaled = [name for name in leaves(parameter.expression) if plan.tensors[name].double_scaled]
-    if parameter.quantization is not None and scaled:
-        raise UnsupportedSourceError(
-            f"{quoted(min(scaled))} has a global scale, which mlx-lm does not read on a CPU",
-            tensor=min(scaled),
-            hint='Export it with dequantize="bfloat16", or with format="safetensors".',
-        )
+def _check_scales(plan: NetworkPlan) -> None:
+    for parameter in plan.parameters:
+        scaled = [name for name in leaves(parameter.expression) if plan.tensors[name].double_scaled]
+        if parameter.quantization is not None and scaled:
+            raise UnsupportedSourceError(
+                f"{quoted(min(scaled))} has a global scale, which mlx-lm does not read on a CPU",
+                tensor=min(scaled),
+                hint='Export it with dequantize="bfloat16", or with format="safetensors".',
+            )
 
 
 def _output(

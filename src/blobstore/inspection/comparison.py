@@ -17,7 +17,7 @@ from typing import Annotated
 import numpy as np
 
 from blobstore import kernels
-from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
+from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest
 from blobstore.formats.dtypes import DType
 from blobstore.io.workers import results_of, threads
 from blobstore.kernels.arrays import Array, QuantizedArray
@@ -364,16 +364,9 @@ def _documents(manifest: Manifest, store: Readable) -> Iterator[tuple[str, Diges
                 layer.digest,
             )
     if manifest.config is not None:
-        yield "(config)", _config_digest(manifest.config, store)
-
-
-def _config_digest(config: Descriptor, store: Readable) -> Digest:
-    """Return the digest of a config blob without the newline that newer Ollamas add at its end.
-
-    Source: ollama/ollama PR 14969 @ca0b86d3 x/create/manifest.go, where json.Encoder writes what
-    json.Marshal wrote before.
-    """
-    return Digest.of(store.blobs.read(config).removesuffix(b"\n"))
+        # Newer Ollamas add a newline at its end: ollama/ollama PR 14969 @ca0b86d3
+        # x/create/manifest.go, where json.Encoder writes what json.Marshal wrote before.
+        yield "(config)", Digest.of(store.blobs.read(manifest.config).removesuffix(b"\n"))
 
 
 def _only(one: _Opened, other: _Opened) -> tuple[TensorFact, ...]:

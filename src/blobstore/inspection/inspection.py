@@ -23,7 +23,7 @@ from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import DType, parameters_of
 from blobstore.formats.safetensors.header import Header, TensorEntry, json_of
 from blobstore.source.packings import Packing, UnclearPackingError, read_packing
-from blobstore.source.producers import ASIDE, QUANT_STATE, Producer, row_of
+from blobstore.source.producers import ASIDE, QUANT_STATE, row_of
 from blobstore.store.stored import StoredTensor, stored_tensors
 
 
@@ -159,8 +159,11 @@ def _packed_weights(
         except UnclearPackingError as error:
             unclear[str(error)].append(name)
             continue
-        others = [part for part in _companions(row, name) if part in entries and part not in taken]
-        parts = tuple(dict.fromkeys((name, *others)))
+        base = name.removesuffix(row.weight)
+        others = [base + suffix for suffix in row.companions]
+        others += [base.removesuffix(".weight") + suffix for suffix in ASIDE]
+        beside = (part for part in others if part in entries and part not in taken)
+        parts = tuple(dict.fromkeys((name, *beside)))
         taken.update(parts)
         weights[name] = LogicalTensor(
             weight.name,
@@ -188,12 +191,6 @@ def _candidates(entries: Mapping[str, TensorEntry]) -> list[str]:
     odd = [name for name, entry in entries.items() if entry.dtype not in _PLAIN]
     # bitsandbytes may keep codes in floats.
     return list(entries) if any(QUANT_STATE in name for name in odd) else odd
-
-
-def _companions(row: Producer, name: str) -> Iterator[str]:
-    base = name.removesuffix(row.weight)
-    yield from (base + suffix for suffix in row.companions)
-    yield from (base.removesuffix(".weight") + suffix for suffix in ASIDE)
 
 
 def _unexplained(

@@ -330,12 +330,11 @@ class Model(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor. Raises: TensorNotFoundError, which is a KeyError too."""
-        try:
+        if name in self._tensors:
             return self._tensors[name]
-        except KeyError:
-            reason = "is closed" if not self._blobs else f"has no tensor {quoted(name)}"
-            message = f"model {self.name} {reason}"
-            raise TensorNotFoundError(message, tensor=name, model=str(self.name)) from None
+        reason = f"has no tensor {quoted(name)}" if self._blobs else "is closed"
+        message = f"model {self.name} {reason}"
+        raise TensorNotFoundError(message, tensor=name, model=str(self.name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

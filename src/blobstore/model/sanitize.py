@@ -216,22 +216,19 @@ def in_units(expression: Expression, group: int, unit: int) -> Expression | None
         whole = [part for part in scaled if part is not None]
         return joined(whole, expression.axis) if len(whole) == len(scaled) else None
     inner = in_units(expression.of, group, unit)
-    return None if inner is None else _node_in_units(expression, inner, shape, group, unit)
-
-
-def _node_in_units(
-    node: Reshaped | Transposed | Sliced, inner: Expression, shape: Shape, group: int, unit: int
-) -> Expression | None:
-    match node:
+    if inner is None:
+        return None
+    made: Expression | None = None
+    match expression:
         case Reshaped():
-            return reshaped(inner, shape)
-        case Transposed(_, axes):
-            return transposed(inner, axes) if axes[-1] == len(axes) - 1 else None
-        case Sliced(_, ranges):
-            *rest, last = ranges
-            if last.start % group or last.stop % group or last.step != 1:
-                return None
-            return sliced(inner, (*rest, range(last.start // unit, last.stop // unit)))
+            made = reshaped(inner, shape)
+        case Transposed(_, axes) if axes[-1] == len(axes) - 1:
+            made = transposed(inner, axes)
+        case Sliced(_, (*rest, last)) if last.step == 1 and not (
+            last.start % group or last.stop % group
+        ):
+            made = sliced(inner, (*rest, range(last.start // unit, last.stop // unit)))
+    return made
 
 
 def evaluate(expression: Expression, arrays: Arrays) -> Array:
@@ -441,48 +438,32 @@ def _read(
 def _outputs(
     event: Mapping[str, Any], made: Mapping[str, Expression], constants: Mapping[str, Any]
 ) -> Iterator[tuple[str, Expression]]:
-    inputs = [made[key] for key, _, _ in event["inputs"] if key in made]
-    outputs = [(key, tuple(shape)) for key, shape, _ in event["outputs"]]
+    """Yield the outputs of an operation: `Computed` unless it only moves values."""
     keys = [key for key, _, _ in event["inputs"]]
-    moved = _moved(
-        event["name"], event["arguments"], inputs, outputs, [constants.get(key) for key in keys]
-    )
+    inputs = [made[key] for key in keys if key in made]
+    outputs = [(key, tuple(shape)) for key, shape, _ in event["outputs"]]
+    arguments, shape, moved = event["arguments"], outputs[0][1], list[Expression]()
+    is_known = inputs and not any(isinstance(one, Computed) for one in inputs)
+    match event["name"] if is_known else "":
+        case "Reshape" | "Flatten" | "Unflatten" | "ExpandDims" | "Squeeze":
+            moved = [reshaped(inputs[0], shape)]
+        case "Copy" | "StopGradient":
+            moved = inputs[:1]
+        case "Transpose":
+            moved = [transposed(inputs[0], arguments[0])]
+        case "Slice" if all(stride > 0 for stride in arguments[2]):
+            moved = [sliced(inputs[0], list(map(range, *arguments)))]
+        case "Concatenate" if len(inputs) == len(keys):
+            moved = [joined(inputs, arguments[0] % len(shape))]
+        case "Split":
+            moved = list(_split(inputs[0], *arguments))
+        case "Gather" if len(inputs) == 1 and tuple(arguments[0]) == (0,):
+            moved = _rows(inputs[0], constants.get(keys[1]), shape)
     if [one.shape for one in moved] == [shape for _, shape in outputs]:
         yield from zip((key for key, _ in outputs), moved, strict=True)
         return
     needed = frozenset(name for one in inputs for name in leaves(one))
     yield from ((key, Computed(needed, shape)) for key, shape in outputs)
-
-
-def _moved(
-    name: str,
-    arguments: list[Any],
-    inputs: list[Expression],
-    outputs: list[tuple[str, tuple[int, ...]]],
-    constants: list[Any],
-) -> list[Expression]:
-    """Return the outputs of an operation that only moves values; nothing for any other."""
-    if not inputs or any(isinstance(one, Computed) for one in inputs):
-        return []
-    first, shape = inputs[0], outputs[0][1]
-    match name:
-        case "Reshape" | "Flatten" | "Unflatten" | "ExpandDims" | "Squeeze":
-            moved = [reshaped(first, shape)]
-        case "Copy" | "StopGradient":
-            moved = [first]
-        case "Transpose":
-            moved = [transposed(first, arguments[0])]
-        case "Slice" if all(stride > 0 for stride in arguments[2]):
-            moved = [sliced(first, list(map(range, *arguments)))]
-        case "Concatenate" if len(inputs) == len(constants):
-            moved = [joined(inputs, arguments[0] % len(shape))]
-        case "Split":
-            moved = list(_split(first, *arguments))
-        case "Gather" if len(inputs) == 1 and tuple(arguments[0]) == (0,):
-            moved = _rows(first, constants[1], shape)
-        case _:
-            moved = []
-    return moved
 
 
 def _split(of: Expression, places: Iterable[int], axis: int) -> Iterator[Expression]:
