@@ -13,38 +13,30 @@ caller has to parse a message:
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Self
 
 _SHOWN = 80
 
 
+@dataclass(eq=False, repr=False)
 class BlobStoreError(Exception):
     """Base of all errors of this package. ``str(error)`` is one sentence without the hint."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        hint: str | None = None,
-        rule: str | None = None,
-        tensor: str | None = None,
-        index: tuple[int, ...] | None = None,
-        blob: str | None = None,
-        model: str | None = None,
-        path: str | None = None,
-        errno: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.rule = rule
-        self.tensor = tensor
-        self.index = index
-        self.blob = blob
-        self.model = model
-        self.path = path
-        self.errno = errno
+    message: str
+    _: KW_ONLY
+    hint: str | None = None
+    rule: str | None = None
+    tensor: str | None = None
+    index: tuple[int, ...] | None = None
+    blob: str | None = None
+    model: str | None = None
+    path: str | None = None
+    errno: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return self.message
@@ -71,9 +63,8 @@ class BlobStoreError(Exception):
         return self
 
     def _fields(self) -> dict[str, Any]:
-        # An error that is an OSError too keeps its errno elsewhere than in the dictionary.
-        fields = {**vars(self), "errno": self.errno}
-        return {key: fields[key] for key in fields.keys() - {"message", "__notes__"}}
+        left_out = ("message", "__notes__")
+        return {key: value for key, value in vars(self).items() if key not in left_out}
 
 
 class UsageError(BlobStoreError, ValueError):

@@ -25,7 +25,7 @@ from blobstore.export.planned_files import (
 from blobstore.formats.dtypes import DType
 from blobstore.io.ranges import MappedFile
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
-from blobstore.model.facts import TensorFacts, float_dtype
+from blobstore.model.facts import Config, TensorFacts, float_dtype
 from blobstore.model.loader import (
     MappedBlob,
     StoredArray,
@@ -164,7 +164,7 @@ _STEP = 2**22
 
 
 def mlx_arrays(
-    checkpoint: Checkpoint, config: Mapping[str, Any], dequantize: DType | None
+    checkpoint: Checkpoint, config: Config, dequantize: DType | None
 ) -> tuple[list[OutputArray], dict[str, Any] | None, tuple[str, ...]]:
     """Return the arrays that mlx-lm loads, ``quantization`` for config.json or None, and notes.
 
@@ -194,9 +194,7 @@ def mlx_arrays(
     return arrays + computed, _quantization(settings, checkpoint.file_type), plan.notes
 
 
-def _facts(
-    weight: Weight, name: str, config: Mapping[str, Any], dequantize: DType | None
-) -> TensorFacts:
+def _facts(weight: Weight, name: str, config: Config, dequantize: DType | None) -> TensorFacts:
     facts = TensorFacts.of(name, weight, float_dtype(config))
     is_float = weight.quantization is not None or weight.dtype.is_float
     if dequantize is None or not is_float:

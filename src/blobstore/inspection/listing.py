@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.formats.checkpoint import CHAT_TEMPLATE, TEMPLATE_DOCUMENTS
@@ -23,7 +23,7 @@ from blobstore.formats.documents import (
 from blobstore.formats.provenance import OWN_DOCUMENT, Coverage, Tally
 from blobstore.formats.quant import QuantType
 from blobstore.model import on_mlx_lm, on_ollama
-from blobstore.model.facts import ModelFacts, TensorFacts, Verdict, float_dtype
+from blobstore.model.facts import Config, ModelFacts, TensorFacts, Verdict, float_dtype
 from blobstore.names import Digest, ModelName
 from blobstore.store.hints import Summary
 from blobstore.store.ports import Readable, unique
@@ -154,7 +154,7 @@ def _capabilities(
     return tuple(one for one in recorded if has_template or one != "tools")
 
 
-def _is_described(model: StoredModel, config: Mapping[str, Any]) -> bool:
+def _is_described(model: StoredModel, config: Config) -> bool:
     """Return False if neither the metadata of blobs nor config.json say how weights are quantized.
 
     Ollama makes such models of MLX's folders without a ``mode`` (fixtures/ollama-records,
@@ -181,7 +181,7 @@ def model_type(config: ModelConfig, counts: Mapping[str, int]) -> str:
     return min(counts, key=lambda kind: (kind not in _QUANTIZED, -counts[kind], kind))
 
 
-def _integer(config: Mapping[str, Any], key: str) -> int | None:
+def _integer(config: Config, key: str) -> int | None:
     text = config.get("text_config")
     value = config.get(key, text.get(key) if isinstance(text, dict) else None)
     return value if type(value) is int else None

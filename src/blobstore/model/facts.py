@@ -20,6 +20,8 @@ from blobstore.formats.dtypes import DType, fits_mlx
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.store.stored import StoredTensor
 
+Config = Mapping[str, Any]
+"""The object in config.json."""
 _EXPERT = re.compile(
     r"(?P<group>(?:.*\.)?(?:layers|h)\.[0-9]+\.(?P<place>(?:[a-z_]+\.)*?(?:experts|switch_mlp|moe|moe\.mlp)))"
     r"\.(?:(?P<number>[0-9]+)\.)?(?P<projection>[a-z_]*_proj|w[0-9]|fc[0-9])(?:\.weight)?",
@@ -73,7 +75,7 @@ class TensorFacts(NamedTuple):
         return self.quantization is not None or fits_mlx(self.dtype, self.shape)
 
 
-def float_dtype(config: Mapping[str, Any]) -> DType:
+def float_dtype(config: Config) -> DType:
     """Return the dtype that config.json names for weights; BF16 where it names none of ours."""
     inner = config.get("text_config")
     for section in (config, inner if isinstance(inner, Mapping) else {}):
@@ -119,7 +121,7 @@ class ModelFacts:
     are left out: each runtime has its own rule for drafts.
     """
 
-    config: Mapping[str, Any] | None
+    config: Config | None
     documents: frozenset[str]
     tensors: tuple[TensorFacts, ...]
     draft: str | None = None

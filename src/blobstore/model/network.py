@@ -30,7 +30,7 @@ from blobstore.formats.checkpoint import with_floats
 from blobstore.formats.dtypes import DType, fits_mlx
 from blobstore.formats.quant import Quantization
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
-from blobstore.model.facts import TensorFacts
+from blobstore.model.facts import Config, TensorFacts
 from blobstore.model.loader import Tensor, mlx_of, parts_of
 from blobstore.model.on_mlx_lm import mlx_lm_errors, network_classes, require_mlx_lm
 from blobstore.model.sanitize import (
@@ -118,7 +118,7 @@ class NetworkPlan:
 
 
 def plan_network(
-    config: Mapping[str, Any],
+    config: Config,
     tensors: Iterable[TensorFacts],
     model: str | None,
     source_names: Container[str] | None = None,
@@ -153,7 +153,7 @@ def plan_network(
     return NetworkPlan(network, make_network, parameters, offered, stored)
 
 
-def check_counts(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) -> None:
+def check_counts(config: Config, shapes: Iterable[tuple[int, ...]]) -> None:
     """Raise UnsupportedSourceError when config.json counts more than the tensors can hold.
 
     Each layer has a tensor of its own; experts may be stacked, but a router has a row for each, and
@@ -187,7 +187,7 @@ models/baichuan_m1.py `sanitize`.
 """
 
 
-def _has_normalised_head(config: Mapping[str, Any], stored: Mapping[str, TensorFacts]) -> bool:
+def _has_normalised_head(config: Config, stored: Mapping[str, TensorFacts]) -> bool:
     head = stored.get("lm_head.weight")
     is_quantized = head is not None and head.quantization is not None
     by_mlx_lm = isinstance(config.get("quantization"), Mapping)

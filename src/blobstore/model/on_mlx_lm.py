@@ -16,12 +16,12 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
-from blobstore.model.facts import Layout, ModelFacts, Runs, Verdict
+from blobstore.model.facts import Config, Layout, ModelFacts, Runs, Verdict
 
 NAME = "mlx-lm"
 VERSION = "0.32.2"
@@ -73,7 +73,7 @@ def has_tokenizer(names: Iterable[str]) -> bool:
     return any(name.startswith(_TOKENIZER) for name in names)
 
 
-def module_for(config: Mapping[str, Any]) -> str | None:
+def module_for(config: Config) -> str | None:
     """Return the module of mlx_lm/models with the network of a config.json; None if unknown.
 
     Source: mlx_lm/utils.py `_get_classes` at version 0.32.2.
@@ -162,7 +162,7 @@ def require_mlx_lm() -> None:
         )
 
 
-def network_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
+def network_classes(config: Config) -> tuple[Any, Any]:
     """Return mlx-lm's classes of a config.json: that of the network, and that of its settings.
 
     Raises: UsageError without the ``lm`` extra; what mlx-lm raises, ValueError among it for an

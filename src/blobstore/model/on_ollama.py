@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
 
 from blobstore.errors import quoted
 from blobstore.formats.checkpoint import TOKENIZER
-from blobstore.model.facts import ExpertGroup, Layout, ModelFacts, Runs, Verdict
+from blobstore.model.facts import Config, ExpertGroup, Layout, ModelFacts, Runs, Verdict
 
 NAME = "Ollama"
 VERSION = "0.33.0-rc2"
@@ -332,14 +331,14 @@ def _doubts(model: ModelFacts, family: Family) -> Iterator[str]:
         )
 
 
-def _text_section(model: ModelFacts) -> Mapping[str, Any]:
+def _text_section(model: ModelFacts) -> Config:
     config = model.config or {}
     return next(
         (config[key] for key in _TEXT_SECTIONS if isinstance(config.get(key), dict)), config
     )
 
 
-def _changes_rotation(section: Mapping[str, Any], settings: object, theta: float) -> bool:
+def _changes_rotation(section: Config, settings: object, theta: float) -> bool:
     """Return True if the model's rotation differs from that of a runner without ``settings``."""
     if not isinstance(settings, dict):
         return False

@@ -473,7 +473,7 @@ def _split(of: Expression, places: Iterable[int], axis: int) -> Iterator[Express
         yield sliced(of, ranges)
 
 
-def _rows(of: Expression, index: Any, shape: tuple[int, ...]) -> list[Expression]:
+def _rows(of: Expression, index: Any, shape: Shape) -> list[Expression]:
     """Return the consecutive rows that a constant names; nothing for any other index."""
     numbers = index.reshape(-1).tolist() if index is not None else []
     first = numbers[0] if numbers else -1
