@@ -352,7 +352,6 @@ class Care:
     """
 
     can_prune = False
-    has_trash = False
     at_once: int | None = None
     """How many blobs are read at once by default, each by one request; None: several by a core."""
     grace = (
@@ -361,9 +360,15 @@ class Care:
     )
     """Why a short grace time is refused, and the hint."""
     refusal_hint = "Is the address right? To give up all models, prune with `forget=True`."
+    """Why models may seem to be lost; ``{}`` is the place."""
+
+    exists = True
+    """False if there is nothing to lock or to remove."""
 
     def __init__(self, home: Readable) -> None:
         self.home = home
+        self.blobs_place = self.manifests_place = home.address
+        """Where all blobs and manifests are, for messages."""
 
     @property
     def packed(self) -> Care | None:
@@ -390,18 +395,9 @@ class Care:
             raise blob_not_found(Digest(digest))
         return self.home.blobs.open(Descriptor(media_type="", digest=Digest(digest), size=size))
 
-    def is_missing(self, digest: str) -> bool:  # noqa: ARG002  # `open` says so
-        """Return True if a blob is certainly missing; faster than `open`."""
-        return False
-
     def copies(self, name: ModelName) -> Sequence[bytes]:  # noqa: ARG002  # most keep none
         """Return copies of a model's manifests, which were made when they were written."""
         return ()
-
-    @property
-    def blobs_place(self) -> str:
-        """Where all blobs are, for messages."""
-        return self.home.address
 
     def place(self, digest: str) -> Path:
         return Path(Digest(digest).file_name)
@@ -423,22 +419,14 @@ class Care:
         """Return the states of those blobs that are there; none if the home can't tell."""
         return {}
 
-    def files(self) -> References:
-        """Return which files of packed blobs each model needs, with their sizes."""
-        return self.references()
-
     def files_nbytes(self) -> int:
+        """Return the bytes of packed files."""
         return 0
 
     def trash_nbytes(self) -> int:
         return 0
 
     # Prune
-
-    @property
-    def exists(self) -> bool:
-        """False if there is nothing to lock or to remove."""
-        return True
 
     def alone(self, wait_s: float, *, sole_owner: bool) -> AbstractContextManager[None]:
         """Keep others from writing. Raises: BusyError after ``wait_s`` seconds; StorageError."""
@@ -459,8 +447,11 @@ class Care:
         if not removed or forget or references.models or references.newer:
             return None
         message = f"no model has a manifest, and {removed:,} blobs would be removed"
-        place = self.home.address
-        return StorageError(f"{place}: {message}", path=place, hint=self.refusal_hint)
+        return self.refusal(self.manifests_place, message)
+
+    def refusal(self, place: str, message: str) -> StorageError:
+        hint = self.refusal_hint.format(place)
+        return StorageError(f"{place}: {message}", path=place, hint=hint)
 
     def rest(
         self,
@@ -486,14 +477,15 @@ class Care:
         raise NotImplementedError
 
     def undo(
-        self, wait_s: float
+        self,
+        wait_s: float,  # noqa: ARG002  # for homes with a trash
     ) -> tuple[list[tuple[Digest, int]], list[tuple[Digest, int]], list[ModelName]]:
         """Restore the trash; return the blobs that are back and those that are not, with sizes.
 
         And the models that lack only their manifest. Raises: NotFoundError if the trash is empty;
-        BusyError; StorageError.
+        UsageError for a home without one; BusyError; StorageError.
         """
-        raise NotImplementedError
+        raise UsageError(f"{self.home.address} has no trash")
 
 
 def id_of(home: Readable, name: ModelName) -> Digest | None:

@@ -11,7 +11,7 @@ import os
 import stat
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence, Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Sequence, Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ from blobstore.formats.strictjson import MAX_CONFIG
 from blobstore.io.ranges import BytesReader, FileReader, OpenReader, digests_of
 from blobstore.io.workers import Progress, each, silent
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Care, Readable
+from blobstore.store.ports import Care
 from blobstore.store.stored import Settings, UnclearTypeError, stored_tensors
 
 SMALL = 2**17
@@ -61,25 +61,13 @@ class BlobReference:
 class BlobCheck:
     """The result of a check: ``reason`` is None if the blob is sound; ``tensors`` are names.
 
-    ``hashed`` counts the bytes that were hashed; ``odd``: as in `TensorNames`.
+    ``hashed`` counts the bytes that were hashed; ``odd``: the fault in its metadata, which do not
+    name the type of its arrays (`UnclearTypeError`).
     """
 
-    reason: str | None
+    reason: str | None = None
     hashed: int = 0
     tensors: tuple[str, ...] = ()
-    odd: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TensorNames:
-    """The names of a blob's tensors, or why they can't be read.
-
-    ``wrong``: the fault in its header; ``odd``: the fault in its metadata, which do not name the
-    type of its arrays (`UnclearTypeError`).
-    """
-
-    names: tuple[str, ...] = ()
-    wrong: str | None = None
     odd: str | None = None
 
 
@@ -97,129 +85,29 @@ class _Opened:
     def is_tensor(self) -> bool:
         return any(use.media_type == TENSOR_MEDIA_TYPE for use in self.uses)
 
+    @property
+    def is_document(self) -> bool:
+        return not self.is_tensor and self.reader.size <= MAX_CONFIG
 
-class BlobChecker:
-    """Checks blobs, in one thread, several together.
-
-    ``quick``: of tensor blobs only the headers are read. If ``stop`` is set, a check ends early,
-    and its result is meaningless.
-    """
-
-    def __init__(
-        self, care: Care, *, quick: bool, progress: Progress, stop: threading.Event | None = None
-    ) -> None:
-        self._care = care
-        self._stop = stop or threading.Event()
-        self._quick = quick
-        self._progress = progress
-
-    def check_all(self, blobs: Sequence[tuple[str, Sequence[BlobReference]]]) -> list[BlobCheck]:
-        """Return the checks of blobs, given in hex digits, and the references to each.
-
-        Raises: StorageError if the process can't open more files; a fault of a blob is a result.
-        """
-        with ExitStack() as files:
-            opened: list[_Opened | BlobCheck] = []
-            for hexadecimal, uses in blobs:
-                blob = self._open(hexadecimal, uses)
-                if isinstance(blob, _Opened):
-                    files.enter_context(blob.reader)
-                opened.append(blob)
-            self._hash([blob for blob in opened if isinstance(blob, _Opened)])
-            return [self._checked(blob) if isinstance(blob, _Opened) else blob for blob in opened]
-
-    def _open(self, hexadecimal: str, uses: Sequence[BlobReference]) -> _Opened | BlobCheck:
-        if self._care.is_missing(hexadecimal):  # a hundred thousand may be
-            return BlobCheck(MISSING)
-        try:
-            reader = self._care.open(hexadecimal, uses[0].size if uses else None)
-            return _Opened(Digest(hexadecimal), reader, uses)
-        except NotFoundError:
-            return BlobCheck(MISSING)
-        except BlobStoreError as error:
-            if error.errno in _OURS or isinstance(error, RemoteError):
-                raise
-            return BlobCheck(error.message)
-
-    def _hash(self, opened: Sequence[_Opened]) -> None:
-        wanted = [blob for blob in opened if self._reads_all(blob)]
-        small = [(blob, data) for blob in wanted if (data := self._read_whole(blob)) is not None]
-        digests = hashing.digests([data for _, data in small])
-        for (blob, _), raw in zip(small, digests, strict=True):
-            blob.found = Digest(raw.hex())
-            self._progress(blob.reader.size, name_of(blob.uses))
-        large: list[_Opened] = []
-        for blob in wanted:
-            if blob.found is None and isinstance(blob.reader, FileReader):
-                blob.reader.read_ahead()
-                large.append(blob)
-            elif blob.found is None:  # it is read from its beginning to its end
-                try:
-                    blob.found = blob.reader.digest()
-                    self._progress(blob.reader.size, name_of(blob.uses))
-                except BlobStoreError as error:
-                    blob.found = error
-        names = [name_of(blob.uses) for blob in large]
-        readers = [blob.reader for blob in large]
-        results = digests_of(readers, names, progress=self._progress, stop=self._stop)
-        for blob, found in zip(large, results, strict=True):
-            blob.found = found
-
-    def _reads_all(self, blob: _Opened) -> bool:
-        return not self._quick or (not blob.is_tensor and blob.reader.size <= MAX_CONFIG)
-
-    def _read_whole(self, blob: _Opened) -> memoryview | None:
-        """Read a small blob, and return its bytes; None if it is large or can't be read."""
-        if blob.reader.size > SMALL:
-            return None
-        data = memoryview(bytearray(blob.reader.size))
-        try:
-            blob.reader.readinto(0, data)
-        except BlobStoreError as error:
-            blob.found = error
-        else:
-            blob.data = data
-        return blob.data
-
-    def _checked(self, blob: _Opened) -> BlobCheck:
-        reader, uses = blob.reader, blob.uses
-        tensors = TensorNames()
-        try:
-            if isinstance(blob.found, BlobStoreError):
-                raise blob.found
-            mode = _wrong_mode(reader.status()) if isinstance(reader, FileReader) else None
-            wrong = mode or wrong_size(reader.size, uses)
-            if blob.is_tensor:
-                tensors = tensors_in(reader, blob.data, uses[0].users.settings)
-                if tensors.odd and blob.found is None:  # only whole bytes are odd
-                    blob.found = reader.digest()
-            else:
-                wrong = wrong or wrong_document(reader, blob.data, uses)
-        except NotFoundError:
-            return BlobCheck(MISSING)
-        except RemoteError:
-            raise
-        except BlobStoreError as error:
-            return BlobCheck(f"it can't be read: {error.message}")
-        hashed = reader.size if blob.found is not None else 0
-        if blob.found not in (None, blob.digest):
-            wrong = "its bytes do not match its digest"
-        odd = None if wrong else tensors.odd
-        return BlobCheck(wrong or tensors.wrong, hashed, tensors.names, odd)
+    @property
+    def name(self) -> str:
+        """A name that a manifest gives the blob, else ""."""
+        return next((use.name for use in self.uses if use.name), "")
 
 
-def tensors_in(reader: OpenReader, data: memoryview | None, settings: Settings) -> TensorNames:
+def tensors_in(reader: OpenReader, data: memoryview | None, settings: Settings) -> BlobCheck:
     """Return the names of a blob's tensors, or the fault in its header. Raises: StorageError."""
     try:
         header = header_of(BytesReader(bytes(data), reader.name) if data is not None else reader)
         header.check_limits(reader.name)
-        return TensorNames(tuple(tensor.name for tensor in stored_tensors(header, settings)))
+        names = tuple(tensor.name for tensor in stored_tensors(header, settings))
+        return BlobCheck(tensors=names)
     except UnclearTypeError as error:
-        return TensorNames(odd=f"its bytes are whole, but {error.message}")
+        return BlobCheck(odd=f"its bytes are whole, but {error.message}")
     except BlobStoreError as error:
         if error.errno is not None or isinstance(error, NotFoundError | RemoteError):
             raise
-        return TensorNames(wrong=error.message.removeprefix(f"{reader.name}: "))
+        return BlobCheck(error.message.removeprefix(f"{reader.name}: "))
 
 
 def wrong_document(
@@ -243,11 +131,6 @@ def wrong_document(
     return None
 
 
-def name_of(uses: Sequence[BlobReference]) -> str:
-    """Return a name that a manifest gives a blob, else ""."""
-    return next((use.name for use in uses if use.name), "")
-
-
 def _wrong_mode(status: os.stat_result) -> str | None:
     mode = stat.S_IMODE(status.st_mode)
     return None if mode & stat.S_IRUSR else f"its mode is {mode:03o}: its owner may not read it"
@@ -268,7 +151,7 @@ class BlobChecks:
     """The blobs that models need and ``others``, by hex digits, and their checks.
 
     ``damaged``: checks that found a fault; ``odd``: the reasons of odd blobs; ``tensors``: the
-    names in each blob. ``quick``: as in `BlobChecker`.
+    names in each blob. ``quick``: of tensor blobs only the headers are read.
     """
 
     care: Care
@@ -281,23 +164,14 @@ class BlobChecks:
     hashed: int = 0
     _sizes: dict[str, int] = field(default_factory=dict)
 
-    def add(self, users: Users, manifest: Manifest, lower: Sequence[Readable] = ()) -> None:
-        """Add the blobs of a manifest, except those that only a home of ``lower`` has."""
-        below = self._below(manifest, lower) if lower else set()
+    def add(self, users: Users, manifest: Manifest, below: Collection[Digest] = ()) -> None:
+        """Add the blobs of a manifest, except those ``below``, which only another home has."""
         for blob in manifest.descriptors:
-            if blob.digest in below:
-                continue
-            use = BlobReference(
-                users, blob.media_type, blob.size, blob.name, blob is manifest.config
-            )
-            self.uses[blob.digest.hex].append(use)
-
-    def _below(self, manifest: Manifest, lower: Sequence[Readable]) -> set[Digest]:
-        gone = [blob for blob in manifest.descriptors if self.care.is_missing(blob.digest.hex)]
-        nowhere = gone
-        for home in lower:
-            nowhere = home.blobs.missing(nowhere)
-        return {blob.digest for blob in gone} - {blob.digest for blob in nowhere}
+            if blob.digest not in below:
+                use = BlobReference(
+                    users, blob.media_type, blob.size, blob.name, blob is manifest.config
+                )
+                self.uses[blob.digest.hex].append(use)
 
     def chosen(self, wanted: Callable[[str], bool]) -> list[str]:
         """Return those blobs that are ``wanted``, the largest first."""
@@ -327,10 +201,9 @@ class BlobChecks:
         others = min(jobs - 1, len(large))  # more threads would have no work
 
         def work(*sources: deque[str]) -> None:
-            checker = BlobChecker(self.care, quick=self.quick, progress=progress, stop=stop)
             while digests := take(sources):
                 blobs = [(digest, self.uses.get(digest, ())) for digest in digests]
-                checks = checker.check_all(blobs)
+                checks = self._check(blobs, progress, stop)
                 with mutex:
                     for digest, check in zip(digests, checks, strict=True):
                         self._add_check(digest, check)
@@ -363,6 +236,100 @@ class BlobChecks:
         """
         if not uses and digest not in self.others:
             return None
-        checker = BlobChecker(self.care, quick=self.quick, progress=silent)
-        reason = checker.check_all([(digest, uses)])[0].reason
+        reason = self._check([(digest, uses)])[0].reason
         return None if reason == MISSING and not uses else reason
+
+    def _check(
+        self,
+        blobs: Sequence[tuple[str, Sequence[BlobReference]]],
+        progress: Progress = silent,
+        stop: threading.Event | None = None,
+    ) -> list[BlobCheck]:
+        """Return the checks of blobs, given in hex digits, and the references to each.
+
+        If ``stop`` is set, they end early, and their results are meaningless.
+        Raises: StorageError if the process can't open more files; a fault of a blob is a result.
+        """
+        with ExitStack() as files:
+            opened = [self._open(digest, uses, files) for digest, uses in blobs]
+            self._hash([blob for blob in opened if isinstance(blob, _Opened)], progress, stop)
+            return [_checked(blob) if isinstance(blob, _Opened) else blob for blob in opened]
+
+    def _open(
+        self, digest: str, uses: Sequence[BlobReference], files: ExitStack
+    ) -> _Opened | BlobCheck:
+        try:
+            reader = self.care.open(digest, uses[0].size if uses else None)
+        except NotFoundError:
+            return BlobCheck(MISSING)
+        except BlobStoreError as error:
+            if error.errno in _OURS or isinstance(error, RemoteError):
+                raise
+            return BlobCheck(error.message)
+        return _Opened(Digest(digest), files.enter_context(reader), uses)
+
+    def _hash(
+        self, opened: Sequence[_Opened], progress: Progress, stop: threading.Event | None
+    ) -> None:
+        wanted = [blob for blob in opened if not self.quick or blob.is_document]
+        small = [(blob, data) for blob in wanted if (data := _read_whole(blob)) is not None]
+        digests = hashing.digests([data for _, data in small])
+        for (blob, _), raw in zip(small, digests, strict=True):
+            blob.found = Digest(raw.hex())
+            progress(blob.reader.size, blob.name)
+        large: list[_Opened] = []
+        for blob in wanted:
+            if blob.found is None and isinstance(blob.reader, FileReader):
+                blob.reader.read_ahead()
+                large.append(blob)
+            elif blob.found is None:  # it is read from its beginning to its end
+                try:
+                    blob.found = blob.reader.digest()
+                    progress(blob.reader.size, blob.name)
+                except BlobStoreError as error:
+                    blob.found = error
+        names = [blob.name for blob in large]
+        readers = [blob.reader for blob in large]
+        results = digests_of(readers, names, progress=progress, stop=stop)
+        for blob, found in zip(large, results, strict=True):
+            blob.found = found
+
+
+def _read_whole(blob: _Opened) -> memoryview | None:
+    """Read a small blob, and return its bytes; None if it is large or can't be read."""
+    if blob.reader.size <= SMALL:
+        data = memoryview(bytearray(blob.reader.size))
+        try:
+            blob.reader.readinto(0, data)
+        except BlobStoreError as error:
+            blob.found = error
+        else:
+            blob.data = data
+    return blob.data
+
+
+def _checked(blob: _Opened) -> BlobCheck:
+    reader, uses = blob.reader, blob.uses
+    tensors = BlobCheck()
+    try:
+        if isinstance(blob.found, BlobStoreError):
+            raise blob.found
+        mode = _wrong_mode(reader.status()) if isinstance(reader, FileReader) else None
+        wrong = mode or wrong_size(reader.size, uses)
+        if blob.is_tensor:
+            tensors = tensors_in(reader, blob.data, uses[0].users.settings)
+            if tensors.odd and blob.found is None:  # only whole bytes are odd
+                blob.found = reader.digest()
+        else:
+            wrong = wrong or wrong_document(reader, blob.data, uses)
+    except NotFoundError:
+        return BlobCheck(MISSING)
+    except RemoteError:
+        raise
+    except BlobStoreError as error:
+        return BlobCheck(f"it can't be read: {error.message}")
+    hashed = reader.size if blob.found is not None else 0
+    if blob.found not in (None, blob.digest):
+        wrong = "its bytes do not match its digest"
+    odd = None if wrong else tensors.odd
+    return BlobCheck(wrong or tensors.reason, hashed, tensors.tensors, odd)

@@ -187,10 +187,10 @@ def _without_blobs(
     """Return the refusal of a home with none of the blobs that its manifests need, else None."""
     if not needed or not digests.isdisjoint(needed):
         return None
-    path = care.blobs_place
-    message = f"the manifests need {len(needed):,} blobs, and {path} contains none of them"
+    place = care.blobs_place
+    message = f"the manifests need {len(needed):,} blobs, and {place} contains none of them"
     hint = "Is its disk mounted? To remove models, use blobstore rm NAME."
-    return StorageError(message, path=path, hint=hint)
+    return StorageError(message, path=place, hint=hint)
 
 
 def _unneeded(care: Care, digests: AbstractSet[str]) -> list[UnneededBlob]:
@@ -216,8 +216,5 @@ def undo_prune(store: Readable, *, wait_s: float = 1) -> UndoResult:
     Raises: NotFoundError if the trash is empty; UsageError for a home without one; BusyError;
     StorageError.
     """
-    care = store.upper.care()
-    if not care.has_trash:
-        raise UsageError(f"{care.home.address} has no trash")
-    restored, kept, without_manifest = care.undo(wait_s)
+    restored, kept, without_manifest = store.upper.care().undo(wait_s)
     return UndoResult(tuple(restored), tuple(kept), tuple(without_manifest))

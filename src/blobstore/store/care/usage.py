@@ -90,7 +90,7 @@ def _packed_usage(
     care: Care, whole: set[tuple[str, ...]], names: Sequence[ModelName] | None
 ) -> Iterator[ModelUsage]:
     """Yield the usage of packed models: ``names``, or all (None); not those that are whole, too."""
-    files = care.files()
+    files = care.references()
     needed, shared = _needed_and_shared(files)
     for name in sorted(files.names):
         if name.folded not in whole and (names is None or name in names):

@@ -11,7 +11,7 @@ import hashlib
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
@@ -36,11 +36,18 @@ def manifest_bytes(home: Readable, name: ModelName) -> bytes:
         return b""
 
 
-def read_manifest(care: Care, name: ModelName) -> tuple[Manifest | None, str | None]:
-    """Return a model's manifest if it can be read, and its fault; twice None if it is missing."""
+def read_manifest(
+    care: Care, name: ModelName, faults: Mapping[bytes, str] | None = None
+) -> tuple[Manifest | None, str | None]:
+    """Return a model's manifest if it can be read, and its fault; twice None if it is missing.
+
+    ``faults``: those of bytes that were parsed before, by their sha256.
+    """
     try:
         raw = care.home.manifests.text(name)
-        manifest = Manifest.parse(raw, f"the manifest of {name}")
+        if faults and (fault := faults.get(_key(raw))):
+            return None, fault
+        manifest = Manifest.parse(raw, "the manifest")
     except NotFoundError:
         return None, None
     except BlobStoreError as error:
@@ -59,68 +66,6 @@ def difference(raw: bytes, copies: Sequence[bytes]) -> str | None:
         if count <= _FEW_BYTES:
             return f"it differs in {count} byte{'s' if count > 1 else ''} from what was written"
     return None
-
-
-class ManifestReader:
-    """Reads the manifests of many models. Bytes that many names share are parsed once."""
-
-    def __init__(self, care: Care) -> None:
-        self._care = care
-        self._home = care.home
-        self._users: dict[bytes, Users] = {}
-        self._wrong: dict[bytes, str] = {}
-        self._suspects: list[ModelName] = []
-
-    def read(self, names: Iterable[ModelName]) -> Iterator[tuple[Users, Manifest]]:
-        """Yield each different manifest once; ``Users.names`` is complete at the end."""
-        for name in names:
-            try:
-                raw = self._home.manifests.text(name)
-            except NotFoundError:
-                continue  # it was removed after the names were read
-            except BlobStoreError:
-                self._suspects.append(name)
-                continue
-            key = _key(raw)
-            manifest = self._parsed(key, raw)
-            if manifest is not None:
-                yield self._users[key], manifest
-            if key in self._users:
-                self._users[key].names.append(name)
-            if self._reason(name, key, raw) is not None:
-                self._suspects.append(name)
-
-    def broken(self) -> Iterator[tuple[ModelName, str]]:
-        """Yield the models whose manifests were faulty and still are, and the faults."""
-        for name in self._suspects:
-            if (reason := self._reason_now(name)) is not None:
-                yield name, reason
-
-    def _reason_now(self, name: ModelName) -> str | None:
-        try:
-            raw = self._home.manifests.text(name)
-        except NotFoundError:
-            return None
-        except BlobStoreError as error:
-            return error.message
-        key = _key(raw)
-        self._parsed(key, raw)
-        return self._reason(name, key, raw)
-
-    def _reason(self, name: ModelName, key: bytes, raw: bytes) -> str | None:
-        return self._wrong.get(key) or difference(raw, self._care.copies(name))
-
-    def _parsed(self, key: bytes, raw: bytes) -> Manifest | None:
-        """Return the manifest in ``raw`` if these bytes are new and valid, and keep the result."""
-        if key in self._users or key in self._wrong:
-            return None
-        try:
-            manifest = Manifest.parse(raw, "the manifest")
-        except BlobStoreError as error:
-            self._wrong[key] = error.message
-            return None
-        self._users[key] = Users(key, settings_of(self._home.blobs.read, manifest))
-        return manifest
 
 
 def _key(raw: bytes) -> bytes:
@@ -236,18 +181,13 @@ def verify(
     care.require()  # else nothing of an unmounted disk, or of a misspelt path, would be checked
     holders = [(home.holder(name), name) for name in names]
     runs = []
-    for one in (care, care.packed):
-        if one is not None:
-            is_packed = one is not care
-            chosen = [
-                holder.find(name) for holder, name in holders if (holder is not home) == is_packed
-            ]
-            if chosen or not names:
-                run = _Run(one, chosen if names else None, quick=quick)
-                run.read(() if is_packed else lower)
-                run.choose(sample)
-                runs.append(run)
-    told = begun(progress, sum(run.nbytes for run in runs))
+    for one in filter(None, (care, care.packed)):
+        is_own = one is care
+        chosen = [holder.find(name) for holder, name in holders if (holder is home) == is_own]
+        if chosen or not names:
+            below = lower if is_own else ()
+            runs.append(_Run(one, chosen if names else None, below, sample, quick=quick))
+    told = begun(progress, sum(sum(map(run.checks.size, run.chosen)) for run in runs))
     for run in filter(lambda run: run.chosen, runs):
         usual = run.care.at_once if jobs is None else None
         run.checks.run(run.chosen, usual or threads(jobs), told)
@@ -263,32 +203,65 @@ def verify(
 class _Run:
     """The checks of the models ``names`` of one home, or of all that it has (None)."""
 
-    def __init__(self, care: Care, names: Sequence[ModelName] | None, *, quick: bool) -> None:
+    def __init__(
+        self,
+        care: Care,
+        names: Sequence[ModelName] | None,
+        lower: Sequence[Readable],
+        sample: Sample | None,
+        *,
+        quick: bool,
+    ) -> None:
         self.care = care
-        self.chosen: list[str] = []
-        self._names = names
-        others = care.listed() if names is None else frozenset[str]()
-        self.checks = BlobChecks(care, others, quick)
-        self._manifests = ManifestReader(care)
+        self._is_whole = names is None
+        self._suspects: list[ModelName] = []
+        self._faults: dict[bytes, str] = {}
+        listed = care.listed() if names is None or lower else frozenset[str]()
+        self.checks = BlobChecks(care, listed if names is None else frozenset(), quick)
+        for users, manifest in self._read(care.home.manifests.names() if names is None else names):
+            gone = [blob for blob in manifest.descriptors if blob.digest.hex not in listed]
+            nowhere = gone
+            for home in lower:
+                nowhere = home.blobs.missing(nowhere)
+            below = {blob.digest for blob in gone} - {blob.digest for blob in nowhere}
+            self.checks.add(users, manifest, below)
+        self.chosen = self.checks.chosen(lambda one: sample is None or sample.has(Digest(one)))
 
-    def read(self, lower: Sequence[Readable]) -> None:
-        names = self.care.home.manifests.names() if self._names is None else self._names
-        for users, manifest in self._manifests.read(names):
-            self.checks.add(users, manifest, lower)
-
-    def choose(self, sample: Sample | None) -> None:
-        self.chosen = self.checks.chosen(lambda hexadecimal: _is_in(sample, hexadecimal))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(map(self.checks.size, self.chosen))
+    def _read(self, names: Iterable[ModelName]) -> Iterator[tuple[Users, Manifest]]:
+        """Yield each different manifest once; ``Users.names`` is complete at the end."""
+        known: dict[bytes, Users | None] = {}
+        for name in names:
+            try:
+                raw = self.care.home.manifests.text(name)
+            except NotFoundError:
+                continue  # it was removed after the names were read
+            except BlobStoreError:
+                self._suspects.append(name)
+                continue
+            if (key := _key(raw)) not in known:
+                known[key] = None
+                try:
+                    manifest = Manifest.parse(raw, "the manifest")
+                except BlobStoreError as error:
+                    self._faults[key] = error.message
+                else:
+                    users = Users(key, settings_of(self.care.home.blobs.read, manifest))
+                    known[key] = users
+                    yield users, manifest
+            if (users_of := known[key]) is not None:
+                users_of.names.append(name)
+            if users_of is None or difference(raw, self.care.copies(name)):
+                self._suspects.append(name)
 
     def damaged(self) -> Iterator[DamagedBlob]:
         yield from _damaged(self.checks)
 
     def broken(self) -> Iterator[BrokenManifest]:
         """Yield the models that are still broken, and those with two tensors of one name."""
-        reasons = dict(self._manifests.broken())
+        reasons: dict[ModelName, str] = {}
+        for name in self._suspects:
+            if (reason := read_manifest(self.care, name, self._faults)[1]) is not None:
+                reasons[name] = reason
         for users, tensor in _held_twice(self.checks).items():
             for name in users.names:
                 reasons.setdefault(name, f"two of its blobs hold the tensor {tensor!r}")
@@ -296,13 +269,9 @@ class _Run:
             yield BrokenManifest(name, reason)
 
     def odd(self) -> Iterator[OddFile]:
-        yield from self.care.oddities() if self._names is None else ()
+        yield from self.care.oddities() if self._is_whole else ()
         for digest, reason in sorted(self.checks.odd.items()):
             yield OddFile(self.care.place(digest), reason)
-
-
-def _is_in(sample: Sample | None, digest: str) -> bool:
-    return sample is None or sample.has(Digest(digest))
 
 
 def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:

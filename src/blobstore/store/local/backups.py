@@ -47,7 +47,7 @@ from blobstore.io.durable import (
     sync_folder,
 )
 from blobstore.names import Digest, ModelName
-from blobstore.store.local.locks import StoreLock, first_link, is_young, refuse_link
+from blobstore.store.local.locks import StoreLock, is_young, refuse_links
 from blobstore.store.local.manifests import DEPTH, walk
 from blobstore.store.ports import Leftover
 from blobstore.store.references import KnownNeeds
@@ -89,7 +89,7 @@ class ManifestCopies:
         """
         if raw in self.of(name):
             return False
-        refuse_link(self._link(name))
+        self._refuse_links(name)
         path = self._place(name) / Digest.of(raw).hex
         with os_errors("write", path):
             make_folder(path.parent, durable=False)
@@ -100,7 +100,7 @@ class ManifestCopies:
         """Remove the copy of these bytes, because its manifest was not linked."""
         place = self._place(name)
         with suppress(OSError, BlobStoreError):
-            refuse_link(self._link(name))
+            self._refuse_links(name)
             (place / Digest.of(raw).hex).unlink()
             place.rmdir()
 
@@ -115,7 +115,7 @@ class ManifestCopies:
         """Remove the copies of a model that was removed. Failures are ignored."""
         place = self._place(name)
         with suppress(OSError, BlobStoreError):  # folders of other models are not empty
-            refuse_link(self._link(name))
+            self._refuse_links(name)
             remove_tree(place)
             for folder in place.parents[: DEPTH - 1]:
                 folder.rmdir()
@@ -139,12 +139,12 @@ class ManifestCopies:
     def _place(self, name: ModelName) -> Path:
         return self._folder.joinpath(*name.path_parts)
 
-    def _link(self, name: ModelName) -> Path | None:
-        return first_link(self._folder.parent, (self._folder.name, *name.path_parts))
+    def _refuse_links(self, name: ModelName) -> None:
+        refuse_links(self._folder.parent, (self._folder.name, *name.path_parts))
 
     def _paths(self, name: ModelName) -> list[Path]:
         try:
-            refuse_link(self._link(name))
+            self._refuse_links(name)
             return sorted(self._place(name).iterdir())
         except (OSError, BlobStoreError):  # most models of an Ollama's store have none
             return []
@@ -330,7 +330,7 @@ class SignatureFolder:
     def _files(self, digest: Digest) -> list[Path]:
         """Return the files of a manifest's signatures, sorted. Raises: LimitExceededError."""
         place = self._folder / digest.hex
-        refuse_link(first_link(self._folder.parent, (self._folder.name, digest.hex)))
+        refuse_links(self._folder.parent, (self._folder.name, digest.hex))
         with os_errors("list", place):
             names = [entry.name for entry in listed(place) if _HEX.fullmatch(entry.name)]
         if len(names) > MAX_SIGNATURES:

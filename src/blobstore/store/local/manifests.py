@@ -34,7 +34,7 @@ from blobstore.io.durable import (
 from blobstore.io.ranges import FileReader, real_path
 from blobstore.names import DEFAULT_HOST, Digest, ModelName, hint_for
 from blobstore.store.local.blobs import BlobFolder
-from blobstore.store.local.locks import first_link, mode_of, refuse_link
+from blobstore.store.local.locks import mode_of, refuse_links
 from blobstore.store.ports import Manifests, ambiguous, checked_bytes
 from blobstore.store.references import KnownNeeds, Needs
 
@@ -262,7 +262,7 @@ class ManifestFolder(Manifests):
         one with a NUL byte, unless it may be ``damaged``; StorageError; each with ``model``.
         """
         try:
-            refuse_link(self._link(name))
+            self._refuse_links(name)
             with FileReader(self._path(name), follow=False) as reader:
                 return _text(reader, f"the manifest of {name}", damaged=damaged)
         except NotFoundError:
@@ -310,7 +310,7 @@ class ManifestFolder(Manifests):
         the name; LimitExceededError if an older file of that name is too large for a manifest.
         """
         path = self._path(name)
-        refuse_link(self._link(name))
+        self._refuse_links(name)
         with os_errors("write the manifest", path):
             older = mode_of(path)
             if stat.S_ISDIR(older):
@@ -326,7 +326,7 @@ class ManifestFolder(Manifests):
         Raises: StorageError; the older manifest, if any, is restored then.
         """
         path = self._path(name)
-        refuse_link(self._link(name))
+        self._refuse_links(name)
         with os_errors("write the manifest", path):
             _rename(temporary, path)
             try:
@@ -350,7 +350,7 @@ class ManifestFolder(Manifests):
     def remove(self, name: ModelName) -> None:
         """Remove a manifest, durably. Raises: NotFoundError if it does not exist."""
         path = self._path(name)
-        refuse_link(self._link(name))
+        self._refuse_links(name)
         with os_errors("remove the manifest", path):
             if not remove_if_there(path):
                 raise self.missing(name)
@@ -389,8 +389,8 @@ class ManifestFolder(Manifests):
     def _path(self, name: ModelName) -> Path:
         return self.path.joinpath(*name.path_parts)
 
-    def _link(self, name: ModelName) -> Path | None:
-        return first_link(self.path, name.path_parts[:-1])
+    def _refuse_links(self, name: ModelName) -> None:
+        refuse_links(self.path, name.path_parts[:-1])
 
 
 def _rename(temporary: Path, path: Path) -> None:

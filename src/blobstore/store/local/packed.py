@@ -358,7 +358,8 @@ class PackedCare(Care):
     def open(self, digest: str, size: int | None) -> OpenReader:
         return self._models.blobs.open_of(Digest(digest), size)
 
-    def files(self) -> References:
+    def references(self, known: References | None = None) -> References:  # noqa: ARG002
+        """Return which packed files each model needs, with their sizes."""
         sizes: dict[str, int] = {}
         needs: dict[ModelName, Needs] = {}
         broken: dict[ModelName, BlobStoreError] = {}

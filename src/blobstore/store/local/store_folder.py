@@ -30,7 +30,15 @@ from blobstore.store.local.blobs import BlobFolder
 from blobstore.store.local.locks import KeptBlobs, StoreLock, remove_leftover
 from blobstore.store.local.manifests import DEPTH, ManifestFolder, NewerManifests
 from blobstore.store.local.packed import PackedModels
-from blobstore.store.ports import BlobState, Care, Leftover, OddFile, Readable, Removal
+from blobstore.store.ports import (
+    BlobState,
+    Care,
+    Leftover,
+    OddFile,
+    Readable,
+    Removal,
+    blob_not_found,
+)
 from blobstore.store.references import References
 
 PRIVATE = ".blobstore"
@@ -182,14 +190,20 @@ class FolderCare(Care):
     """
 
     can_prune = True
-    has_trash = True
     grace = (
         "a grace time under 1 h may take the blobs of a model that Ollama is creating",
         "If no Ollama and no other machine uses the store, say so: `sole_owner=True`.",
     )
+    refusal_hint = (
+        "Is the disk of {} mounted? blobstore repair NAME restores a deleted manifest. "
+        "To give up these models, prune with `forget=True`."
+    )
 
     def __init__(self, store: StoreFolder) -> None:
         super().__init__(store)
+        self.blobs_place, self.manifests_place = str(store.blobs.path), str(store.manifests.path)
+        # The lock would make a folder.
+        self.exists = os.path.exists(store.root)  # noqa: PTH110  # False for errors
         self._store = store
         self._copied = CopiedModels((), {})
 
@@ -201,17 +215,12 @@ class FolderCare(Care):
         return self._store.blobs.listing().named.keys()
 
     def open(self, digest: str, size: int | None) -> OpenReader:  # noqa: ARG002  # of any size
+        if self._store.blobs.is_missing(digest):  # a hundred thousand may be
+            raise blob_not_found(Digest(digest))
         return self._store.blobs.reader(Digest(digest))
-
-    def is_missing(self, digest: str) -> bool:
-        return self._store.blobs.is_missing(digest)
 
     def copies(self, name: ModelName) -> Sequence[bytes]:
         return self._store.copies.of(name)
-
-    @property
-    def blobs_place(self) -> str:
-        return str(self._store.blobs.path)
 
     def place(self, digest: str) -> Path:
         return self._store.blobs.path / Digest(digest).file_name
@@ -248,11 +257,6 @@ class FolderCare(Care):
     def trash_nbytes(self) -> int:
         return self._store.trash.nbytes()
 
-    @property
-    def exists(self) -> bool:
-        """See `Care`: the lock would make a folder."""
-        return os.path.exists(self._store.root)  # noqa: PTH110  # False for errors
-
     @contextmanager
     def alone(self, wait_s: float, *, sole_owner: bool) -> Iterator[None]:
         root = self._store.root
@@ -271,9 +275,7 @@ class FolderCare(Care):
         self, references: References, unneeded: AbstractSet[str], removed: int, *, forget: bool
     ) -> BlobStoreError | None:
         self._copied = self._store.copied(references.names)
-        if forget:
-            return None
-        place, lost = self._store.manifests.path, self._copied.lost(unneeded)
+        lost = [] if forget else self._copied.lost(unneeded)
         # Either the folder of all hosts (None) or that of one may be an unmounted disk.
         for host in (None, *sorted({name.host for name in lost})) if lost else ():
             models = [name for name in references.models if host in (None, name.host)]
@@ -286,11 +288,9 @@ class FolderCare(Care):
                     f"{len(gone):,} of the {len(gone) + remaining:,} models that were stored here"
                 )
                 message = f"{subject} have no manifest: {', '.join(gone[:_NAMED])}{more}"
-                return _refusal(place / (host or ""), message)
-        if removed and not references.models and not references.newer:
-            message = f"no model has a manifest, and {removed:,} blobs would be removed"
-            return _refusal(place, message)
-        return None
+                place = self._store.manifests.path / (host or "")
+                return self.refusal(str(place), message)
+        return super().obstacle(references, unneeded, removed, forget=forget)
 
     def rest(
         self,
@@ -363,14 +363,6 @@ class FolderCare(Care):
             if needs and not any(map(store.blobs.is_missing, needs))
         ]
         return restored, kept, without
-
-
-def _refusal(place: Path, message: str) -> StorageError:
-    hint = (
-        f"Is the disk of {place} mounted? blobstore repair NAME restores a deleted manifest. "
-        "To give up these models, prune with `forget=True`."
-    )
-    return StorageError(f"{place}: {message}", path=str(place), hint=hint)
 
 
 def _lost_models(store: StoreFolder, blobs: AbstractSet[str]) -> Iterator[OddFile]:
