@@ -141,50 +141,29 @@ def transfer(
         raise UsageError(
             f"two models would get one name: {', '.join(str(new) for _, new in planned)}"
         )
-    return [
-        _transfer(
-            old,
-            new,
-            source,
-            target,
-            jobs=threads(jobs),
-            check=check,
-            policy=policy,
-            progress=progress,
-        )
-        for old, new in planned
-    ]
+    workers = threads(jobs)
 
+    def copy(old: ModelName, new: ModelName) -> Transferred:
+        with source.lease(), target.session(name=new) as session:
+            manifest = source.manifests.read(old)
+            check(manifest, str(old))
+            signatures = _signatures(source, old, manifest.digest, policy)
+            with kept_for_the_next(session):
+                took = add_missing(session, manifest, source, workers, progress)
+                added = 0
+                if signatures and target.signatures is not None:
+                    added = target.signatures.add(new, manifest.digest, signatures)
+                elif signatures:
+                    _log.warning("the signatures of %s are not copied: the target keeps none", old)
+                session.publish(new, manifest)
+        blobs, nbytes = Counter[How](), Counter[How]()
+        for blob in unique(manifest.descriptors):
+            how = took.get(blob.digest, How.THERE)
+            blobs[how] += 1
+            nbytes[how] += blob.size
+        return Transferred(old, new, manifest.digest, blobs, nbytes, added)
 
-def _transfer(
-    old: ModelName,
-    new: ModelName,
-    source: Readable,
-    target: Receiver,
-    *,
-    jobs: int,
-    check: Check,
-    policy: SignaturePolicy | None,
-    progress: Progress | None,
-) -> Transferred:
-    with source.lease(), target.session(name=new) as session:
-        manifest = source.manifests.read(old)
-        check(manifest, str(old))
-        signatures = _signatures(source, old, manifest.digest, policy)
-        with kept_for_the_next(session):
-            took = add_missing(session, manifest, source, jobs, progress)
-            added = 0
-            if signatures and target.signatures is not None:
-                added = target.signatures.add(new, manifest.digest, signatures)
-            elif signatures:
-                _log.warning("the signatures of %s are not copied: the target keeps none", old)
-            session.publish(new, manifest)
-    blobs, nbytes = Counter[How](), Counter[How]()
-    for blob in unique(manifest.descriptors):
-        how = took.get(blob.digest, How.THERE)
-        blobs[how] += 1
-        nbytes[how] += blob.size
-    return Transferred(old, new, manifest.digest, blobs, nbytes, added)
+    return [copy(old, new) for old, new in planned]
 
 
 def add_missing(

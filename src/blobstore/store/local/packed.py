@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set as AbstractSet
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -283,10 +283,15 @@ class PackedModels(Readable):
         Raises: as `ManifestFolder.read`; StorageError if a packed file's index can't be read.
         """
         wanted = {blob.digest.hex for blob in self.manifests.read(name).descriptors}
-        files = self.blobs.files()
-        found = {file for file, digests in files.items() if not wanted.isdisjoint(digests)}
-        bases = set().union(*(self.blobs.bases_of(file) for file in found))
-        return found | {file for file, digests in files.items() if not bases.isdisjoint(digests)}
+        return self._files_of(wanted, self.blobs.files())
+
+    def _files_of(self, wanted: AbstractSet[str], files: Mapping[str, Collection[str]]) -> set[str]:
+        """Return those of ``files`` that have blobs, or the base blobs that decoding needs."""
+        needed: set[str] = set()
+        while new := {one for one in files if not wanted.isdisjoint(files[one])} - needed:
+            needed |= new
+            wanted = set().union(*map(self.blobs.bases_of, new))
+        return needed
 
     def unneeded(self) -> list[Leftover]:
         """Return the packed files that no packed model needs.
@@ -302,14 +307,12 @@ class PackedModels(Readable):
             raw = self.manifests.text(name)
             needed.update(needs_of(raw, f"the manifest of the packed model {name}"))
         files = self.blobs.files()
-        for file, digests in files.items():
-            if not needed.isdisjoint(digests):
-                needed |= self.blobs.bases_of(file)
+        kept = self._files_of(needed, files)
         # A damaged file may have any blob.
         paths = [
             self.blobs.path / file
             for file, digests in sorted(files.items())
-            if needed.isdisjoint(digests) and (digests or not needed)
+            if file not in kept and (digests or not needed)
         ]
         return [Leftover(path, file_size(path), "no packed model needs it") for path in paths]
 

@@ -51,10 +51,7 @@ from blobstore.io.durable import (
 )
 from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 from blobstore.names import Digest, ModelName
-from blobstore.store.hints import HintFile
-from blobstore.store.local.backups import ManifestCopies
 from blobstore.store.local.blobs import (
-    BlobFolder,
     FinishedBlob,
     MadeBlob,
     Stamp,
@@ -62,8 +59,8 @@ from blobstore.store.local.blobs import (
     old_ns,
     renewed,
 )
-from blobstore.store.local.locks import KeptBlobs, StoreLock, make_owned_folder
-from blobstore.store.local.manifests import ManifestFolder
+from blobstore.store.local.locks import make_owned_folder
+from blobstore.store.local.store_folder import StoreFolder
 from blobstore.store.ports import (
     Expected,
     Finished,
@@ -229,35 +226,20 @@ _NOTED_AT_ONCE = 2**20
 class LocalSession(Session):
     """One import's private folder, made by `Store.session`. See `Session`.
 
-    The journal says what earlier sessions made for a key. ``published`` is called with the name of
-    a new model while the lock of names is held.
+    The journal says what earlier sessions made for a key.
     """
 
     remembers = True
 
-    def __init__(
-        self,
-        blobs: BlobFolder,
-        manifests: ManifestFolder,
-        copies: ManifestCopies,
-        journal: HintFile,
-        names: StoreLock,
-        kept: KeptBlobs,
-        published: Callable[[ModelName], None] = lambda _: None,
-    ) -> None:
-        self._blobs = blobs
-        self._manifests = manifests
-        self._copies = copies
-        self._journal = journal
-        self._names = names
-        self._kept = kept
-        self._published = published
-        kept.clean()
-        with os_errors("write to the store", kept.sessions):
+    def __init__(self, store: StoreFolder) -> None:
+        self._store = store
+        self._blobs, self._manifests, self._copies = store.blobs, store.manifests, store.copies
+        store.kept.clean()
+        with os_errors("write to the store", store.kept.sessions):
             # Opened before the first write, so that syncfs on it reports every write error since.
-            self._folder, self._folder_fd = make_owned_folder(kept.sessions)
+            self._folder, self._folder_fd = make_owned_folder(store.kept.sessions)
             try:
-                for place in (blobs.path, manifests.path):
+                for place in (self._blobs.path, self._manifests.path):
                     check_one_mount(self._folder, place)
                 # Else each blob is made durable by itself.
                 self._syncs_whole = syncs_whole(self._folder_fd)
@@ -373,7 +355,7 @@ class LocalSession(Session):
         """
         with self._mutex:
             if self._recorded is None:  # later lines are for later sessions
-                self._recorded = self._journal.read()
+                self._recorded = self._store.made.read()
         made = MadeBlob.parse(self._recorded.get(key, ""))
         blob = None
         if made is not None and made.size == size:
@@ -384,7 +366,7 @@ class LocalSession(Session):
         else:
             return None
         if blob is None:
-            blob = made.at(self._kept.path, self._stage, verify=verify)
+            blob = made.at(self._store.kept.path, self._stage, verify=verify)
             blob = blob or self._left(made, verify=verify)
         if blob is not None:
             with self._mutex:
@@ -394,7 +376,7 @@ class LocalSession(Session):
         return blob
 
     def _left(self, made: MadeBlob, *, verify: bool) -> FinishedBlob | None:
-        if (path := self._kept.take(made.digest, self._folder)) is None:
+        if (path := self._store.kept.take(made.digest, self._folder)) is None:
             return None
         if made.stamp is None:
             made = made._replace(is_durable=False)
@@ -435,14 +417,14 @@ class LocalSession(Session):
             stamps = self.replace(named)
             for descriptor in named:
                 self._blobs.check(descriptor)
-            with self._names.exclusive():
+            with self._store.names_lock.exclusive():
                 check_expected(name, self._manifests.raw(name), expected)
                 self._check_spelling(name)
                 # Again, because another import of the name may have just removed it.
                 self._copies.write(name, manifest.raw)
                 self._manifests.link(name, prepared)
                 self._copies.settle(name, manifest.raw)
-                self._published(name)
+                self._store.packed.replaced(name)
         except BaseException:
             if is_new:
                 self._copies.forget(name, manifest.raw)
@@ -507,7 +489,7 @@ class LocalSession(Session):
             blob = self._keyed[key]
             stamp = stamps.get(blob.digest, blob.stamp)
             texts.append((key, MadeBlob(blob.digest, blob.size, stamp, is_durable).encode()))
-        self._journal.add(texts)
+        self._store.made.add(texts)
 
     def close(self, *, keep_finished: bool) -> None:
         """Remove everything unpublished; with ``keep_finished``, or after `keep`, keep it all.
@@ -525,7 +507,7 @@ class LocalSession(Session):
             if not (keep_finished or self._is_kept):
                 with suppress(OSError):  # the next import removes it
                     remove_tree(self._folder)
-            self._kept.clean()
+            self._store.kept.clean()
 
     def _keep_finished(self) -> None:
         """Make the finished blobs durable, move them to the kept ones, and note them as durable."""
@@ -533,5 +515,5 @@ class LocalSession(Session):
         if made and self._syncs_whole:
             with os_errors("write to the store", self._folder):
                 sync_file_system(self._folder_fd)
-        self._kept.add(made)
+        self._store.kept.add(made)
         self._append(list(self._keyed), {})

@@ -57,16 +57,8 @@ class Store(StoreFolder, Home):
         Raises: BusyError while a clean-up holds the lock alone; StorageError.
         """
         with self._lock.shared():
-            self._names.make()
-            session = LocalSession(
-                self.blobs,
-                self.manifests,
-                self.copies,
-                self.made,
-                self._names,
-                self.kept,
-                self.packed.replaced,
-            )
+            self.names_lock.make()
+            session = LocalSession(self)
             interrupted = False
             try:
                 yield session
@@ -154,7 +146,7 @@ class Store(StoreFolder, Home):
             publish_named(session, new, manifest, replace=replace)
             # Another process may have removed the old name meanwhile, or given it to another model,
             # which is not ours to remove.
-            with self._names.exclusive(), suppress(NotFoundError):
+            with self.names_lock.exclusive(), suppress(NotFoundError):
                 if self.manifests.text(old) == manifest.raw:
                     self.packed.remove_name(old)  # the whole one does not hide it any more
                     self.manifests.remove(old)
@@ -174,7 +166,7 @@ class Store(StoreFolder, Home):
         manifest = self.packed.manifests.read(old)
         with self.packing() as folder:
             self.packed.manifests.prepare(new, manifest, folder / "manifest")
-            with self._names.exclusive():
+            with self.names_lock.exclusive():
                 # A killed move has left both names.
                 is_taken = self.packed.manifests.raw(new) not in (None, manifest.raw)
                 if self.manifests.has(new) or is_taken:
@@ -207,7 +199,7 @@ class Store(StoreFolder, Home):
         packed one of the name too. Raises: NotFoundError; AmbiguousNameError.
         """
         name = self.packed.find(name) if self.packed.has(name) else self.find(name)
-        with self._lock.shared(), self._names.exclusive():
+        with self._lock.shared(), self.names_lock.exclusive():
             orphans: tuple[Descriptor, ...] = ()
             packed = self.packed.remove_name(name)
             if self.manifests.has(name) or not packed:
@@ -240,7 +232,7 @@ class Store(StoreFolder, Home):
         Raises: BusyError while another process packs, unpacks or cleans up; StorageError.
         """
         with self._lock.shared(), self._packing.exclusive(wait_s=10):
-            self._names.make()
+            self.names_lock.make()
             with self.kept.owned_folder() as folder:
                 check_one_mount(folder, Path(self.packed.address))
                 yield folder
@@ -252,7 +244,7 @@ class Store(StoreFolder, Home):
         """
         prepared = folder / "manifest"
         self.packed.manifests.prepare(name, manifest, prepared)
-        with self._names.exclusive():
+        with self.names_lock.exclusive():
             check_expected(name, self.manifests.raw(name), (manifest.raw,))
             written = self.manifests.modified(name)
             self.packed.manifests.link(name, prepared)

@@ -77,7 +77,7 @@ class StoreFolder(Readable):
         self.kept = KeptBlobs(private)
         self._lock = StoreLock(private / "lock", wait_s)
         self._packing = StoreLock(private / "packing", wait_s)
-        self._names = StoreLock(private / "names", _NAMES_WAIT_S)
+        self.names_lock = StoreLock(private / "names", _NAMES_WAIT_S)
         self.signatures: SignatureFolder = SignatureFolder(private / "signatures", self._lock)
         self.results: ResultFolder = ResultFolder(private / "results", self.root)
 
