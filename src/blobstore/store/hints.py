@@ -46,12 +46,12 @@ _LARGEST = 128 * 2**20
 """Bytes of a file that is read. From a half on it is written anew, without what was replaced."""
 
 
+@dataclass(eq=False)
 class HintFile:
     """Hints in one file. It is written to by the owner of ``owner`` only (None: by all)."""
 
-    def __init__(self, path: Path, owner: Path | None = None) -> None:
-        self._path = path
-        self._owner = owner
+    _path: Path
+    _owner: Path | None = None
 
     def read(self) -> dict[str, str]:
         """Return the newest text of each key; none if the file can't be read."""
@@ -146,11 +146,11 @@ _SUMMARY = re.compile(
 )
 
 
+@dataclass(eq=False)
 class SummaryHints:
     """Summaries of models by the sha256 of their manifests: a list need not read headers again."""
 
-    def __init__(self, file: HintFile) -> None:
-        self._file = file
+    _file: HintFile
 
     def read(self) -> dict[str, Summary]:
         summaries = {}
@@ -185,11 +185,11 @@ _SHARE = re.compile(
 )
 
 
+@dataclass(eq=False)
 class ShareHints:
     """The registries that have models, as far as noted: a registry knows its blobs itself."""
 
-    def __init__(self, file: HintFile) -> None:
-        self._file = file
+    _file: HintFile
 
     def read(self) -> set[Share]:
         matches = filter(None, map(_SHARE.fullmatch, self._file.read().values()))
@@ -206,15 +206,15 @@ MOST_BYTES = 64 * 2**20
 """Of a document. One of the largest models has 40 MB."""
 
 
+@dataclass(eq=False)
 class ResultFolder:
     """The results of a store, in ``folder``: ``verify``, and ``quality/`` with a manifest's sha256.
 
     ``owner``: a path whose owner may write them.
     """
 
-    def __init__(self, folder: Path, owner: Path) -> None:
-        self._folder = folder
-        self._owner = owner
+    _folder: Path
+    _owner: Path
 
     def read(self, name: str) -> tuple[str, bytes] | None:
         """Return where a result is kept, and the document; None without one.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -72,9 +73,9 @@ class _Blobs:
         return set().union(*(home.blobs.digests() for home in self._homes))
 
 
+@dataclass(eq=False)
 class _Manifests(Manifests):
-    def __init__(self, homes: Sequence[Readable]) -> None:
-        self._homes = homes
+    _homes: Sequence[Readable]
 
     def names(self) -> list[ModelName]:
         """See `Manifests`: a name hides those below that differ from it only in case."""
@@ -115,13 +116,13 @@ class _Signatures:
         return found
 
 
+@dataclass(eq=False)
 class _Session:
     """Writes to the upper home; blobs of the lower homes count as present. See `Session`."""
 
-    def __init__(self, upper: Session, lower: _Blobs, *, copies_up: bool) -> None:
-        self._upper = upper
-        self._lower = lower
-        self._copies_up = copies_up
+    _upper: Session
+    _lower: _Blobs
+    _copies_up: bool
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._upper, name)
@@ -203,7 +204,7 @@ class LayeredStore(Home):
             for home in self.lower:
                 stack.enter_context(home.lease())
             session = stack.enter_context(self.upper.session(name=name))
-            yield _Session(session, _Blobs(self.lower), copies_up=self._copies_up)
+            yield _Session(session, _Blobs(self.lower), self._copies_up)
 
     @contextmanager
     def lease(self) -> Iterator[bool]:

@@ -56,11 +56,11 @@ _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(r"sha256-(?P<hex>[0-9a-f]{64})-(?P<size>[0-9]{1,15})", re.ASCII)
 
 
+@dataclass(eq=False)
 class ManifestCopies:
     """The copies of a store's manifests, in ``folder``, which is made with the first one."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    _folder: Path
 
     def of(self, name: ModelName) -> list[bytes]:
         """Return the intact copies of a model's manifest: one or two, none if Ollama made it."""
@@ -181,12 +181,12 @@ class TrashedBlob:
     path: Path
 
 
+@dataclass(eq=False)
 class Trash:
     """The trash of a store, in ``folder``, for the files of ``blobs``; made with the first one."""
 
-    def __init__(self, folder: Path, blobs: Path) -> None:
-        self._folder = folder
-        self._blobs = blobs
+    _folder: Path
+    _blobs: Path
 
     def contents(self) -> list[TrashedBlob]:
         """Return the blobs that can be restored, sorted by digest. Raises: StorageError."""
@@ -278,6 +278,7 @@ def _size(path: Path) -> int | None:
     return None
 
 
+@dataclass(eq=False)
 class SignatureFolder:
     """The signatures of a store, in ``folder``, which is made with the first one. See `Signatures`.
 
@@ -288,9 +289,8 @@ class SignatureFolder:
     ``lock``: the store's, shared while signatures are added.
     """
 
-    def __init__(self, folder: Path, lock: StoreLock) -> None:
-        self._folder = folder
-        self._lock = lock
+    _folder: Path
+    _lock: StoreLock
 
     def read(self, _name: ModelName, digest: Digest) -> list[Signature]:
         """See `Signatures`. Sorted by the sha256 of their files."""

@@ -57,11 +57,11 @@ class BlobListing:
     others: tuple[os.DirEntry[str], ...]
 
 
+@dataclass(eq=False)
 class BlobFolder(Blobs):
     """The ``blobs/`` folder of a store: no link is followed, only regular files are opened."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def listing(self) -> BlobListing:
         """Return what is in the folder.

@@ -30,6 +30,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -75,15 +76,15 @@ _LONGEST_POLL_S = 0.5
 _NAMED = 3
 
 
+@dataclass(eq=False)
 class StoreLock:
     """A lock file; made when it is first taken.
 
     ``wait_s`` overrides every writer's timeout; None keeps each call's default, 0 never waits.
     """
 
-    def __init__(self, path: Path, wait_s: float | None = None) -> None:
-        self._path = path
-        self._wait_s = wait_s
+    _path: Path
+    _wait_s: float | None = None
 
     def make(self) -> None:
         """Make the lock file, so that taking the lock later needs no space on the disk.

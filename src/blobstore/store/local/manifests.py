@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -168,11 +168,11 @@ _LARGE = 2**20
 """Bytes from which a manifest is searched for NUL bytes before it is read: it may be a hole."""
 
 
+@dataclass(eq=False)
 class ManifestFolder(Manifests):
     """The ``manifests/`` folder of a store. No symbolic link below it is followed."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def names(self) -> list[ModelName]:
         """Return the names of all models, sorted.

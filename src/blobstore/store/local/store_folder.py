@@ -162,14 +162,15 @@ _NAMED = 5
 _SEVERAL = 2
 _PARTIAL = re.compile(r"sha256-[0-9a-f]{64}(-partial(-[0-9]+)?|\.tmp)", re.ASCII)
 """Parts of pulls: ``.tmp`` as in ollama@0ec682f6 x/transfer/download.go:save."""
-_KINDS = (
-    (stat.S_ISLNK, "a symbolic link"),
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+_KINDS = {
+    "l": "a symbolic link",
+    "d": "a folder",
+    "p": "a FIFO",
+    "s": "a socket",
+    "c": "a device",
+    "b": "a device",
+}
+"""By the first letter of a mode, as ls shows it; the others are files."""
 _LOST = (
     "the manifest of its model is gone, and blobs that only it needed are there:"
     " repair brings it back, until prune"
@@ -405,4 +406,4 @@ def _odd_manifest(manifests: ManifestFolder, path: Path) -> str | None:
 
 
 def _kind(mode: int) -> str | None:
-    return next((text for is_kind, text in _KINDS if is_kind(mode)), None)
+    return _KINDS.get(stat.filemode(mode)[0])
