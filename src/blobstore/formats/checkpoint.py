@@ -211,7 +211,7 @@ class SourceConfig(Document):
         transformers 5.23.0 utils/quantization_config.py `FineGrainedFP8Config`;
         vllm-project/compressed-tensors @dc235db7 quantization/quant_args.py `block_structure`.
         """
-        structures = (weights.get("block_structure") for weights in self._weights)
+        structures = (weights.get("block_structure") for weights in self.group_weights)
         sizes = {
             tuple(size)
             for size in (self._settings_and_groups[0].get("weight_block_size"), *structures)
@@ -234,7 +234,7 @@ class SourceConfig(Document):
         """The sizes of the groups of 4-bit floats that ``quantization_config`` names."""
         return frozenset(
             item["group_size"]
-            for item in (*self._weights, *self._settings_and_groups[:1])
+            for item in (*self.group_weights, *self._settings_and_groups[:1])
             if type(item.get("group_size")) is int
             and (item.get("quant_algo") == "NVFP4" or _FLOATS_OF_4_BITS.items() <= item.items())
         )
@@ -253,14 +253,15 @@ class SourceConfig(Document):
         found = [key for key in named if settings[key]]
         for group in groups:
             found += [f"config_groups: {key}" for key in group if key not in _GROUP and group[key]]
-        for weights in self._weights:
+        for weights in self.group_weights:
             found += [f"weights: {key}" for key in weights if key not in _ARGS and weights[key]]
             if weights.get("actorder") in (True, "group", "dynamic"):
                 found.append("weights: actorder")  # columns are permuted
         return min(found, default=None)
 
     @property
-    def _weights(self) -> list[dict[str, Any]]:
+    def group_weights(self) -> list[dict[str, Any]]:
+        """The settings of weights in each group of ``quantization_config``."""
         weights = (group.get("weights") for group in self._settings_and_groups[1:])
         return [item for item in weights if isinstance(item, dict)]
 

@@ -36,7 +36,7 @@ from blobstore.inspection.inspection import (
     count_tensors,
     stored_tensor,
 )
-from blobstore.io.ranges import UNKNOWN_SIZE, OpenReader
+from blobstore.io.ranges import UNKNOWN_SIZE
 from blobstore.names import ModelName
 from blobstore.source.addresses import (
     Source,
@@ -53,13 +53,14 @@ from blobstore.source.files import (
     WeightSet,
     check_complete,
     folder_with_weights,
+    headers,
     is_index,
     missing_shard,
     other_weights,
     read_index,
     weight_sets,
 )
-from blobstore.source.folders import FIRST_READ, SUFFIX, Folder, LocalFolder
+from blobstore.source.folders import SUFFIX, Folder, LocalFolder
 from blobstore.store.ports import Readable
 
 _PATH_MARKS = ("/", "./", "../", "~")
@@ -240,16 +241,12 @@ def read_files(
     `ShardCheck.add`.
     """
     files = []
-
-    def read(reader: OpenReader) -> tuple[str, int | None, Header]:
-        size = None if reader.size == UNKNOWN_SIZE else reader.size
-        return reader.name, size, header_of(reader, folder.budget, first_nbytes=FIRST_READ)
-
-    with folder.reading(names, read) as found:
-        for name, (place, size, header) in zip(names, found, strict=True):
+    with headers(folder, names) as found:
+        for name, (reader, header) in zip(names, found, strict=True):
             if check is not None:
-                check.add(place, name, header.tensors.keys())
-            files.append(InspectedFile(name, place, size, header))
+                check.add(reader.name, name, header.tensors.keys())
+            size = None if reader.size == UNKNOWN_SIZE else reader.size
+            files.append(InspectedFile(name, reader.name, size, header))
     return tuple(files)
 
 

@@ -70,23 +70,13 @@ _lock = Lock()
 _STATUS = re.compile(r"status code: ([0-9]{3})", re.ASCII)
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>", re.ASCII)
 _REASON = re.compile(r" - HTTP error: ([A-Za-z ,']{3,80})", re.ASCII)
-_PATH = re.compile(r'object with invalid path: (?:Error parsing )?Path "([^"]{1,300})"')
+_PATH = re.compile(r'object with invalid path: (?:Error parsing )?Path "([^"]{1,300})')
 _SETTING = re.compile(r"error: ([A-Za-z ,']{3,80})", re.ASCII)
 OPEN = "open"
 """The operation before any request: only settings can fail then."""
-_UNREACHABLE = "kind: Connect"
-_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
-_CREDENTIALS = (
-    "169.254.169.254",  # a machine's own identity, which object stores ask for last
-    "metadata.google.internal",
-    "latest/api/token",
-    "oauth2/token",
-    "MissingAccessKeyId",
-    "MissingSecretAccessKey",
-)
-_DENIED = frozenset({401, 403})
-_TEMPORARY = frozenset({408, 429, 500, 502, 503, 504})
-_BEYOND, _MISSING, _REDIRECT = 416, 404, range(300, 400)
+_TEMPORARY = frozenset({0, 408, 429, 500, 502, 503, 504})
+"""Statuses, and 0 for a server that did not answer."""
+_REDIRECT = range(300, 400)
 _LONGEST = 200
 _HINTS = {
     "s3": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SKIP_SIGNATURE=true for a public"
@@ -208,88 +198,127 @@ def object_errors(operation: str, place: str) -> Iterator[None]:
         raise object_error(error, operation, place) from None
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Our error for failures of obstore; ``message`` and ``hint`` are formatted.
+
+    ``causes``: classes of its exceptions, HTTP statuses, an operation. ``words``: of its messages.
+    """
+
+    kind: type[BlobStoreError]
+    message: str
+    causes: tuple[object, ...] = ()
+    words: tuple[str, ...] = ()
+    hint: str = ""
+
+
+_FAILURES = (
+    _Failure(
+        AccessError,
+        "missing credentials for {place}",
+        words=(
+            "169.254.169.254",  # a machine's own identity, which object stores ask for last
+            "metadata.google.internal",
+            "latest/api/token",
+            "oauth2/token",
+            "MissingAccessKeyId",
+            "MissingSecretAccessKey",
+        ),
+        hint="{variables}",
+    ),
+    _Failure(
+        AccessError,
+        "can't {operation} {place}{denial}",
+        ("PermissionDeniedError", "UnauthenticatedError", "PermissionError", 401, 403),
+        hint="{variables}",
+    ),
+    _Failure(
+        NotFoundError,
+        "{place}: its bucket does not exist",
+        words=("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist"),
+    ),
+    _Failure(NotFoundError, "{place} does not exist", ("FileNotFoundError", 404)),
+    _Failure(
+        ConflictError,
+        "{place} is not as expected: another writer changed it",
+        ("AlreadyExistsError", "PreconditionError"),
+    ),
+    _Failure(
+        ShortReadError,
+        "{place} ends before the bytes that were asked for",
+        (416,),
+        ("StartTooLarge",),
+    ),
+    _Failure(
+        UsageError,
+        "{place}: its endpoint is http and not on this machine",
+        words=("BadScheme",),
+        hint='Use https, or allow it: AWS_ALLOW_HTTP=true, or the option "allow_http".',
+    ),
+    _Failure(
+        UsageError,
+        "{place}: an object has the invalid key {key!r}",
+        words=("object with invalid path: ",),
+        hint="Rename or remove the object.",
+    ),
+    _Failure(UsageError, "{place}: an invalid key or address", ("InvalidPathError", "ValueError")),
+    _Failure(UsageError, "{place}: {first_line}", ("UnknownConfigurationKeyError",)),
+    _Failure(UsageError, "{place}: {setting}", (OPEN,), hint="{variables}"),
+    _Failure(
+        StorageError,
+        "can't {operation} {place}: its kind of store does not",
+        ("NotSupportedError", "NotImplementedError"),
+    ),
+)
+"""The first row that applies counts."""
+
+
 def object_error(error: Exception, operation: str, place: str) -> BlobStoreError:
     """Return our error for one of obstore's: ``operation`` failed at ``place``."""
-    status = int(match[1]) if (match := _STATUS.search(str(error))) else None
-    return (
-        _of_object(error, operation, place, status)
-        or _of_request(error, operation, place)
-        or _of_server(str(error), operation, place, status)
-    )
-
-
-def _of_object(
-    error: Exception, operation: str, place: str, status: int | None
-) -> BlobStoreError | None:
-    from obstore import exceptions
-
     text = str(error)
-    denials = exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError
-    kind: type[BlobStoreError] | None = None
-    message, hint = f"{place} does not exist", None
-    if any(word in text for word in _CREDENTIALS):
-        kind, message, hint = AccessError, f"missing credentials for {place}", _hint(place)
-    elif isinstance(error, denials) or status in _DENIED:
-        said = _code(text) or ": access is denied"
-        kind, message, hint = AccessError, f"can't {operation} {place}{said}", _hint(place)
-    elif any(word in text for word in _NO_BUCKET):
-        kind, message = NotFoundError, f"{place}: its bucket does not exist"
-    elif isinstance(error, FileNotFoundError) or status == _MISSING:
-        kind = NotFoundError
-    elif isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
-        kind, message = ConflictError, f"{place} is not as expected: another writer changed it"
-    elif status == _BEYOND or "StartTooLarge" in text:
-        kind, message = ShortReadError, f"{place} ends before the bytes that were asked for"
-    return None if kind is None else kind(message, path=place, hint=hint)
-
-
-def _of_request(error: Exception, operation: str, place: str) -> BlobStoreError | None:
-    from obstore import exceptions
-
-    text, why, hint = str(error), None, None
-    if "BadScheme" in text:
-        why = "its endpoint is http and not on this machine"
-        hint = 'Use https, or allow it: AWS_ALLOW_HTTP=true, or the option "allow_http".'
-    elif isinstance(error, exceptions.InvalidPathError) or type(error) is ValueError:
-        why = "an invalid key or address"
-        if (found := _PATH.search(text)) is not None:
-            why = f"an object has the invalid key {found[1]!r}"
-            hint = "Rename or remove the object."
-    elif isinstance(error, exceptions.UnknownConfigurationKeyError):
-        why = text.partition("\n")[0][:_LONGEST]
-    elif operation == OPEN:
-        why = match[1] if (match := _SETTING.search(text)) else "its settings are invalid"
-        hint = _hint(place)
-    elif isinstance(error, exceptions.NotSupportedError | NotImplementedError):
-        return StorageError(f"can't {operation} {place}: its kind of store does not", path=place)
-    elif isinstance(error, OSError) and error.errno is not None:
+    status = int(_first(_STATUS, text) or 0)
+    causes = {type(error).__name__, status, operation}
+    said = {
+        "operation": operation,
+        "place": place,
+        "denial": _code(text) or ": access is denied",
+        "key": _first(_PATH, text),
+        "first_line": text.partition("\n")[0][:_LONGEST],
+        "setting": _first(_SETTING, text) or "its settings are invalid",
+        "variables": _HINTS.get(place.partition(":")[0], ""),
+    }
+    for row in _FAILURES:
+        if not causes.isdisjoint(row.causes) or any(word in text for word in row.words):
+            message, hint = row.message.format(**said), row.hint.format(**said)
+            return row.kind(message, path=place, hint=hint or None)
+    if isinstance(error, OSError) and error.errno is not None:
         return StorageError(f"can't {operation} {place}: {error.strerror}", path=place)
-    return UsageError(f"{place}: {why}", path=place, hint=hint) if why is not None else None
+    return _of_server(text, operation, place, status)
 
 
-def _of_server(text: str, operation: str, place: str, status: int | None) -> RemoteError:
+def _of_server(text: str, operation: str, place: str, status: int) -> RemoteError:
     elsewhere = "redirect without LOCATION" in text or status in _REDIRECT
-    unreachable = _UNREACHABLE in text
-    why = ": can't connect to its server" if unreachable else _code(text, status)
+    unreachable = "kind: Connect" in text
+    answer = f": the server answers {status}" if status else ""
+    why = ": can't connect to its server" if unreachable else answer + _code(text)
     hint = "Check the network, and the endpoint if you set one." if unreachable else None
     return RemoteError(
         f"can't {operation} {place}{why}",
         path=place,
-        status=status,
-        temporary=not elsewhere and (status is None or status in _TEMPORARY),
+        status=status or None,
+        temporary=not elsewhere and status in _TEMPORARY,
         hint="The bucket may be in another region: set AWS_REGION." if elsewhere else hint,
     )
 
 
-def _code(text: str, status: int | None = None) -> str:
-    code, reason = _CODE.search(text), _REASON.search(text)
-    said = code[1] if code is not None else reason[1].strip() if reason is not None else None
-    parts = [f"the server answers {status}"] if status is not None else []
-    return "".join(f": {part}" for part in [*parts, *([said] if said is not None else [])])
+def _code(text: str) -> str:
+    said = _first(_CODE, text) or _first(_REASON, text)
+    return "" if said is None else f": {said.strip()}"
 
 
-def _hint(place: str) -> str | None:
-    return _HINTS.get(place.partition(":")[0])
+def _first(pattern: re.Pattern[str], text: str) -> str | None:
+    match = pattern.search(text)
+    return None if match is None else match[1]
 
 
 class Bucket:

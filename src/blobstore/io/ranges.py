@@ -295,13 +295,12 @@ class FileReader(SourceReader):
         except ValueError as error:  # a NUL in the path
             raise StorageError(f"can't open {self.name!r}: {error}", path=self.name) from error
         try:
-            status = os.fstat(self._fd)
-        except OSError as error:
+            status = self.status()
+            if not stat.S_ISREG(status.st_mode):
+                raise StorageError(f"{self.name} is not a regular file", path=self.name)
+        except BlobStoreError:
             self.close()
-            raise from_os_error(error, "stat", self.name) from error
-        if not stat.S_ISREG(status.st_mode):
-            self.close()
-            raise StorageError(f"{self.name} is not a regular file", path=self.name)
+            raise
         self.size = status.st_size
         self.identity = FileIdentity(status)
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -157,7 +159,7 @@ def _refusal(found: _Found, reason: str, hint: str | None = None) -> Unsupported
 
 def _unsaid(found: _Found, what: str, then: str = "") -> UnsupportedSourceError:
     """Return the error for what config.json, or its absence, leaves open."""
-    if found.config() is None:
+    if found.read_config() is None:
         hint = "Import the folder with its config.json."
         return _refusal(found, f"no config.json says {what}{then}", hint)
     return _refusal(found, f"config.json does not say {what}{then}")
@@ -174,7 +176,7 @@ def _refused(
     )
 
 
-def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight:
+def _codes(found: _Found, quantization: Quantization) -> SourceWeight:
     """Return a weight whose codes have our layout; its companions must have our sizes."""
     parts, tensor, producer = _companions(found), found.tensor, found.row
     *lead, last = tensor.shape or (0,)
@@ -190,7 +192,7 @@ def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight
             f"its scale {quoted(scale.name)} is {dtype}, and those of {quantization} are floats",
         )
     weight = SourceWeight(
-        name,
+        found.weight_name,
         dtype,
         shape,
         tensor,
@@ -241,11 +243,9 @@ def _mlx(found: _Found) -> SourceWeight:
             found,
             f"its global scale {quoted(scale.name)}, which MLX counts in 2688ths, is not imported",
         )
-    config = found.config()
-    settings = config.mlx_quantization if config is not None else None
-    module = settings.of(found.base) if settings is not None else None
+    module = found.mlx
     if module is None:
-        return _codes(found, _inferred(found), found.name)
+        return _codes(found, _inferred(found))
     try:
         quantization = module.quantization
     except UsageError as error:
@@ -255,7 +255,7 @@ def _mlx(found: _Found) -> SourceWeight:
             " here",
             error.hint,
         ) from None
-    return _codes(found, quantization, found.name)
+    return _codes(found, quantization)
 
 
 def _inferred(found: _Found) -> Quantization:
@@ -268,11 +268,9 @@ def _inferred(found: _Found) -> Quantization:
         Quantization(kind, size) for kind in QuantType for size in kind.group_sizes
     ):
         if quantization.quant_type.is_affine == (".bias" in _companions(found)):
-            try:
-                _codes(found, quantization, found.name)
-            except UnsupportedSourceError:
-                continue
-            possible.append(quantization)
+            with suppress(UnsupportedSourceError):
+                _codes(found, quantization)
+                possible.append(quantization)
     if len(possible) != 1:
         answers = ", ".join(map(str, possible)) or "none"
         raise _unsaid(found, "how it was quantized", f", and its shapes fit {answers}")
@@ -286,27 +284,20 @@ def _nvfp4(found: _Found) -> SourceWeight:
         raise _refusal(
             found, f"its inputs are scaled by {quoted(scale.name)} (AWQ), which no stored form has"
         )
-    config = found.config() or SourceConfig()
-    formats = config.packed_formats
+    formats = found.config.packed_formats
     if formats and found.row is COMPRESSED_NVFP4 and formats.isdisjoint(PACKED_FORMATS):
         raise _refusal(found, f"config.json says that its format is {', '.join(sorted(formats))}")
-    if sizes := config.float_group_sizes - {_NVFP4.group_size}:
+    if sizes := found.config.float_group_sizes - {_NVFP4.group_size}:
         raise _refusal(
             found,
             f"config.json says that its groups have {min(sizes)} values, and those of NVFP4 have"
             f" {_NVFP4.group_size}",
         )
-    return _codes(found, _NVFP4, found.base + ".weight")
-
-
-def _gpt_oss(found: _Found) -> SourceWeight:
-    # As mlx-lm names it (ml-explore/mlx-lm@1245c2ec mlx_lm/models/gpt_oss.py `sanitize`), so that
-    # its model finds it.
-    return _codes(found, _MXFP4, found.base + ".weight")
+    return _codes(found, _NVFP4)
 
 
 def _block_fp8(found: _Found) -> SourceWeight:
-    block = (found.config() or SourceConfig()).fp8_block_size
+    block = found.config.fp8_block_size
     if block not in (None, (FP8_BLOCK, FP8_BLOCK)):
         raise _refusal(
             found, f"its blocks are {'x'.join(map(str, block))}, and only 128x128 is decoded"
@@ -343,7 +334,7 @@ def _own(found: _Found) -> SourceWeight:
         raise _refusal(found, "the metadata of its file do not say how it was quantized") from None
     except UsageError as error:
         raise _refusal(found, str(error), error.hint) from None
-    weight = _codes(found, quantization, found.name)
+    weight = _codes(found, quantization)
     return replace(weight, transposed=metadata.get(f"{found.name}.transposed") == "true")
 
 
@@ -351,7 +342,9 @@ _READERS: Mapping[Producer, Callable[[_Found], SourceWeight]] = {
     MLX: _mlx,
     COMPRESSED_NVFP4: _nvfp4,
     MODELOPT_NVFP4: _nvfp4,
-    GPT_OSS: _gpt_oss,
+    # mlx-lm's name of it ends in ".weight", too (ml-explore/mlx-lm@1245c2ec
+    # mlx_lm/models/gpt_oss.py `sanitize`).
+    GPT_OSS: partial(_codes, quantization=_MXFP4),
     OWN: _own,
     **dict.fromkeys(BLOCK_FP8, _block_fp8),
 }

@@ -27,7 +27,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -46,11 +46,12 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.formats.provenance import LeftOut
+from blobstore.formats.safetensors.header import Header, header_of
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.budget import MAX_TEXT
-from blobstore.io.ranges import BytesReader, Identity, OpenReader
+from blobstore.io.ranges import BytesReader, Identity, OpenReader, SourceReader
 from blobstore.names import Digest, file_name, relative_path
-from blobstore.source.folders import SUFFIX, Entry, Folder, Found, LocalFolder
+from blobstore.source.folders import FIRST_READ, SUFFIX, Entry, Folder, Found, LocalFolder
 
 _FILES = frozenset({"adapter_model.safetensors", "adapters.safetensors"})
 _PEFT_PREFIX = "base_model.model."
@@ -147,6 +148,20 @@ def _shard_name(value: object, place: str) -> str:
     if not name.endswith(SUFFIX):
         raise DocumentError(f"{place}: {name!r} is not a .safetensors file (rule I1)", rule="I1")
     return name
+
+
+def headers(
+    folder: Folder, names: Sequence[str]
+) -> AbstractContextManager[Iterator[tuple[SourceReader, Header]]]:
+    """Give a reader of each file, which is closed in its turn, and the file's header.
+
+    Raises: as `Folder.reading` and `header_of`.
+    """
+
+    def read(reader: SourceReader) -> tuple[SourceReader, Header]:
+        return reader, header_of(reader, folder.budget, first_nbytes=FIRST_READ)
+
+    return folder.reading(names, read)
 
 
 def read_index(folder: Folder, name: str = INDEX_NAME) -> ShardIndex:

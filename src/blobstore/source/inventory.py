@@ -29,9 +29,8 @@ from blobstore.formats.checkpoint import CONFIG_NAME, FILE_TYPE, SourceConfig
 from blobstore.formats.documents import MAX_DOCUMENT
 from blobstore.formats.provenance import LeftOut
 from blobstore.formats.quant import QuantType
-from blobstore.formats.safetensors.header import Header, header_of
+from blobstore.formats.safetensors.header import Header
 from blobstore.io.budget import Budget
-from blobstore.io.ranges import SourceReader
 from blobstore.names import file_name
 from blobstore.source.addresses import Source, folder_or_file, open_folder
 from blobstore.source.assembly import source_weights
@@ -45,6 +44,7 @@ from blobstore.source.files import (
     are_adapters,
     check_complete,
     folder_with_weights,
+    headers,
     is_index,
     other_files,
     other_weights,
@@ -53,7 +53,6 @@ from blobstore.source.files import (
     weight_sets,
 )
 from blobstore.source.folders import (
-    FIRST_READ,
     SUFFIX,
     Folder,
     LocalFolder,
@@ -216,18 +215,10 @@ def _read_shards(
 
 
 def read_files(folder: Folder, names: Sequence[str]) -> Iterator[tuple[SourceFile, Header]]:
-    """Yield files of a folder with their headers.
-
-    Raises: as `Folder.reading`, `Folder.open` and `header_of`.
-    """
-
-    def read(reader: SourceReader) -> tuple[SourceReader, Header]:
-        header = header_of(reader, folder.budget, first_nbytes=FIRST_READ)
-        header.check_limits(reader.name)
-        return reader, header
-
-    with folder.reading(names, read) as found:
-        for name, (reader, header) in zip(names, found, strict=True):
+    """Yield files of a folder with their headers. Raises: as `headers` and `Folder.open`."""
+    with headers(folder, names) as read:
+        for name, (reader, header) in zip(names, read, strict=True):
+            header.check_limits(reader.name)
             file = SourceFile(
                 folder,
                 name,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import DType
@@ -68,21 +68,15 @@ class UnclearPackingError(ValueError):
 
 
 _Found: TypeAlias = Found[TensorEntry]
+_Shaped: TypeAlias = tuple[tuple[int, ...], Packing]
+_Unpacked: TypeAlias = _Shaped | tuple[tuple[int, ...], Packing, str]
+"""The shape and packing of values, and the convention's name if it is not the row's."""
 
 
 def _format(found: _Found) -> str:
     """Return the program that config.json names, if it is a known one, else the row's."""
     method = found.settings.get("quant_method")
     return _FORMATS.get(method, found.row.name) if isinstance(method, str) else found.row.name
-
-
-def _packed(
-    found: _Found, shape: tuple[int, ...], packing: Packing, form: str | None = None
-) -> PackedWeight:
-    """Return the weight, with its name before packing."""
-    named_otherwise = found.row.weight not in ("", ".weight")
-    name = found.base + ".weight" if named_otherwise else found.name
-    return PackedWeight(name, shape, packing, form or found.row.name)
 
 
 def read_packing(
@@ -95,17 +89,17 @@ def read_packing(
 
     Raises: UnclearPackingError; DocumentError when config.json is read and is not valid.
     """
-    return _READERS[row](Found(row, name, tensors, config))
+    found = Found(row, name, tensors, config)
+    shape, packing, *form = _READERS[row](found)
+    return PackedWeight(found.weight_name, shape, packing, form[0] if form else row.name)
 
 
-def _mlx(found: _Found) -> PackedWeight:
+def _mlx(found: _Found) -> _Unpacked:
     *lead, words = found.tensor.shape or (0,)
     *scale_lead, groups = found.scale.shape or (0,)
     if lead != scale_lead or not groups:
         raise UnclearPackingError("MLX's scales do not have the rows of their weights")
-    config = found.config()
-    settings = config.mlx_quantization if config is not None else None
-    module = settings.of(found.base) if settings is not None else None
+    module = found.mlx
     possible = _AFFINE if found.beside(".biases") is not None else _SMALL_FLOATS
     if (found.scale.dtype.bits == 8) == (possible is _AFFINE):  # noqa: PLR2004
         possible = ()  # 8-bit scales are those of small floats
@@ -117,55 +111,47 @@ def _mlx(found: _Found) -> PackedWeight:
         answers = " and ".join(map(str, fitting)) or "no type that MLX has"
         says = "config.json's is another" if module is not None else "no config.json says which"
         raise UnclearPackingError(f"MLX's shapes fit {answers}, and {says}")
-    return _packed(found, (*lead, words * _WORD_BITS // int(fitting[0].bits)), fitting[0])
+    return (*lead, words * _WORD_BITS // int(fitting[0].bits)), fitting[0]
 
 
-def _nvfp4(found: _Found) -> PackedWeight:
-    config, end = found.config(), "-pack-quantized"
-    formats = config.packed_formats if config is not None else ()
+def _nvfp4(found: _Found) -> _Unpacked:
+    formats, end = found.config.packed_formats, "-pack-quantized"
     kinds = {text.removesuffix(end) for text in formats if text.endswith(end)}
     # Other formats have NVFP4's tensors with another meaning of the scales, such as mixfp4, and as
     # many values.
     kind = kinds.pop() if len(kinds) == 1 else "nvfp4"
-    return _of_bytes(found, 2, Packing(kind, 4, _TILE))
+    return _pairs(found, kind, _TILE)
 
 
-def _of_bytes(found: _Found, codes: int, packing: Packing) -> PackedWeight:
-    """Return a weight of ``codes`` codes a byte, with one scale for each group of a row."""
-    *lead, last = found.tensor.shape or (0,)
-    size = packing.group_size or 1
-    if found.scale.shape != (*lead, last * codes // size) or last * codes % size:
+def _pairs(found: _Found, kind: str, size: int) -> _Shaped:
+    """Return a weight of two 4-bit floats a byte, with one scale for ``size`` values of a row."""
+    shape, packing = _doubled(found.tensor.shape or (0,)), Packing(kind, 4, size)
+    *lead, last = shape
+    if found.scale.shape != (*lead, last // size) or last % size:
         raise UnclearPackingError(f"the scales do not have the groups of {packing}")
-    return _packed(found, (*lead, last * codes), packing)
+    return shape, packing
 
 
-def _gpt_oss(found: _Found) -> PackedWeight:
-    if (
-        not found.tensor.shape
-        or found.scale.shape != found.tensor.shape[:-1]
-        or found.tensor.shape[-1] != _TILE
-        or len(found.tensor.shape) < 2  # noqa: PLR2004
-    ):
+def _gpt_oss(found: _Found) -> _Unpacked:
+    shape = found.tensor.shape
+    if len(shape) < 2 or found.scale.shape != shape[:-1] or shape[-1] != _TILE:  # noqa: PLR2004
         raise UnclearPackingError("unknown layout: gpt-oss has other shapes of blocks and scales")
-    *lead, groups, _ = found.tensor.shape
-    return _packed(found, (*lead, groups * 32), Packing("mxfp4", 4, 32))
+    *lead, groups, _ = shape
+    return (*lead, groups * 32), Packing("mxfp4", 4, 32)
 
 
-def _compressed(found: _Found) -> PackedWeight:
+def _compressed(found: _Found) -> _Unpacked:
     dtype = found.tensor.dtype
     if dtype is DType.I32:
         return _packed_words(found)
     if dtype is DType.I8:
-        return _packed(
-            found, _doubled(found.tensor.shape), Packing("int4", 4, _group_size(found, 2))
-        )
+        return _doubled(found.tensor.shape), Packing("int4", 4, _group_size(found, 2))
     return _fp4(found)
 
 
-def _fp4(found: _Found) -> PackedWeight:
-    """Return a weight of two 4-bit floats a byte; a scale is an exponent for 32, or E4M3 for 16."""
-    kind, size = ("mxfp4", 32) if found.scale.dtype in _EXPONENTS else ("nvfp4", 16)
-    return _of_bytes(found, 2, Packing(kind, 4, size))
+def _fp4(found: _Found) -> _Shaped:
+    """Return a weight whose scales are exponents for 32 values, or E4M3 for 16."""
+    return _pairs(found, *(("mxfp4", 32) if found.scale.dtype in _EXPONENTS else ("nvfp4", _TILE)))
 
 
 def _doubled(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -181,7 +167,7 @@ def _group_size(found: _Found, codes: int) -> int | None:
     return shape[-1] * codes // groups if groups > 1 and not shape[-1] * codes % groups else None
 
 
-def _packed_words(found: _Found) -> PackedWeight:
+def _packed_words(found: _Found) -> _Unpacked:
     """Return a weight of codes packed without gaps into words, row by row.
 
     The last word of a row may be padded. If the scales do not give the length of rows, the padding
@@ -197,7 +183,7 @@ def _packed_words(found: _Found) -> PackedWeight:
     )
     packed_rows = zero_points.shape[-2] if zero_points is not None and zeros_are_packed else None
     fitting = set()
-    for bits, size in _weight_groups(found.settings) or [(bits, None) for bits in _CODE_BITS]:
+    for bits, size in _weight_groups(found.config) or [(bits, None) for bits in _CODE_BITS]:
         if packed_rows is not None and -(-rows * bits // _WORD_BITS) != packed_rows:
             continue
         in_groups = size is not None and groups > 1
@@ -209,59 +195,52 @@ def _packed_words(found: _Found) -> PackedWeight:
             "nothing says of how many bits the codes of compressed-tensors are"
         )
     bits, size, cols = fitting.pop()
-    return _packed(found, (*lead, rows, cols), Packing(f"int{bits}", bits, size))
+    return (*lead, rows, cols), Packing(f"int{bits}", bits, size)
 
 
-def _weight_groups(settings: Mapping[str, Any]) -> list[tuple[int, int | None]]:
-    groups = settings.get("config_groups")
-    found = []
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        bits, size = (
-            (weights.get("num_bits"), weights.get("group_size"))
-            if isinstance(weights, dict)
-            else (None, None)
-        )
-        if type(bits) is int and bits in _CODE_BITS:
-            found.append((bits, size if type(size) is int and size > 0 else None))
-    return found
+def _weight_groups(config: SourceConfig) -> list[tuple[int, int | None]]:
+    said = [
+        (weights.get("num_bits"), weights.get("group_size")) for weights in config.group_weights
+    ]
+    return [
+        (bits, size if type(size) is int and size > 0 else None)
+        for bits, size in said
+        if type(bits) is int and bits in _CODE_BITS
+    ]
 
 
-def _scaled_bytes(found: _Found) -> PackedWeight:
+def _scaled_bytes(found: _Found) -> _Unpacked:
     shape, scale, form = found.tensor.shape, found.scale.shape, _format(found)
     if found.tensor.dtype is DType.I8:
-        return _packed(found, shape, Packing("int8", 8, _group_size(found, 1)), form)
+        return shape, Packing("int8", 8, _group_size(found, 1)), form
     if form == "BitNet" and len(shape) > 1:
-        return _packed(found, (*shape[:-2], shape[-2] * 4, shape[-1]), Packing("bitnet", 2), form)
+        return (*shape[:-2], shape[-2] * 4, shape[-1]), Packing("bitnet", 2), form
     if len(shape) > 1 and len(scale) == len(shape):
         if scale[:-1] == shape[:-1] and (
             found.scale.dtype in _EXPONENTS or found.scale.dtype is DType.F8_E4M3
         ):
-            fp4 = _fp4(found)
-            return _packed(found, fp4.shape, fp4.packing, form)
+            return *_fp4(found), form
         if scale[:-1] == shape[:-1]:
-            return _packed(found, _doubled(shape), Packing("int4", 4, _group_size(found, 2)), form)
+            return _doubled(shape), Packing("int4", 4, _group_size(found, 2)), form
         if (
             scale[:-2] == shape[:-2] and scale[-2] == 2 * shape[-2]
         ):  # ModelOpt packs two rows into one
             size = shape[-1] // scale[-1] if scale[-1] > 1 and not shape[-1] % scale[-1] else None
-            return _packed(
-                found, (*shape[:-2], scale[-2], shape[-1]), Packing("int4", 4, size), form
-            )
+            return (*shape[:-2], scale[-2], shape[-1]), Packing("int4", 4, size), form
     raise UnclearPackingError("nothing says how many codes are in a byte")
 
 
-def _stacked_nvfp4(found: _Found) -> PackedWeight:
+def _stacked_nvfp4(found: _Found) -> _Unpacked:
     shape, scale = found.tensor.shape, found.scale.shape
     if len(shape) < 2 or math.prod(shape) * 2 != math.prod(scale) * _TILE:  # noqa: PLR2004
         raise UnclearPackingError("the scales do not have the groups of nvfp4/16")
     *lead, rows, cols = shape
     along_rows = scale[-1] == cols
     unpacked = (rows * 2, cols) if along_rows else (rows, cols * 2)
-    return _packed(found, (*lead, *unpacked), Packing("nvfp4", 4, _TILE))
+    return (*lead, *unpacked), Packing("nvfp4", 4, _TILE)
 
 
-def _qweight(found: _Found) -> PackedWeight:
+def _qweight(found: _Found) -> _Unpacked:
     """Return a weight of AWQ or GPTQ, stored transposed: AWQ packs outputs, GPTQ inputs."""
     shape, scales = found.tensor.shape, found.scale.shape
     if (
@@ -275,7 +254,7 @@ def _qweight(found: _Found) -> PackedWeight:
     groups, out = scales[-2:]
     bits, inputs, form = _awq_or_gptq(found, rows, cols, out)
     size = inputs // groups if groups > 1 and not inputs % groups else None
-    return _packed(found, (*lead, out, inputs), Packing(f"int{bits}", bits, size), form)
+    return (*lead, out, inputs), Packing(f"int{bits}", bits, size), form
 
 
 def _awq_or_gptq(found: _Found, rows: int, cols: int, out: int) -> tuple[int, int, str]:
@@ -296,7 +275,7 @@ def _awq_or_gptq(found: _Found, rows: int, cols: int, out: int) -> tuple[int, in
     raise UnclearPackingError("unknown layout: AWQ and GPTQ have other shapes of qweight")
 
 
-def _bitsandbytes(found: _Found) -> PackedWeight:
+def _bitsandbytes(found: _Found) -> _Unpacked:
     """Return a weight of 4-bit codes in blocks.
 
     Its shape is in the data, not in the header, so here it is flat.
@@ -305,54 +284,47 @@ def _bitsandbytes(found: _Found) -> PackedWeight:
     kind = next(kind for kind, row in producers.BITSANDBYTES.items() if row is found.row)
     blocks = math.prod(found.scale.shape)
     sizes = [2**power for power in range(5, 13) if -(-count // 2**power) == blocks]
-    return _packed(found, (count,), Packing(kind, 4, sizes[0] if len(sizes) == 1 else None))
+    return (count,), Packing(kind, 4, sizes[0] if len(sizes) == 1 else None)
 
 
-def _int8(found: _Found) -> PackedWeight:
-    return _packed(found, found.tensor.shape, Packing("int8", 8))
+def _int8(found: _Found) -> _Unpacked:
+    return found.tensor.shape, Packing("int8", 8)
 
 
-def _exl2(found: _Found) -> PackedWeight:
+def _exl2(found: _Found) -> _Unpacked:
     """Return a weight of several widths.
 
     Its outputs are padded to a multiple of 32, and the padding is counted.
     """
-    order = found.beside(".q_invperm")
-    if len(found.tensor.shape) != 2 or order is None or not math.prod(order.shape):  # noqa: PLR2004
+    shape, inputs = found.tensor.shape, math.prod(found.tensors[f"{found.base}.q_invperm"].shape)
+    if len(shape) != 2 or not inputs:  # noqa: PLR2004
         raise UnclearPackingError("unknown layout: EXL2 has other codes")
-    inputs = math.prod(order.shape)
-    return _packed(
-        found,
-        (found.tensor.shape[1], inputs),
-        Packing("exl2", round(found.tensor.shape[0] * _WORD_BITS / inputs, 2)),
-    )
+    return (shape[1], inputs), Packing("exl2", round(shape[0] * _WORD_BITS / inputs, 2))
 
 
-def _exl3(found: _Found) -> PackedWeight:
+def _exl3(found: _Found) -> _Unpacked:
     if len(found.tensor.shape) != 3:  # noqa: PLR2004
         raise UnclearPackingError("unknown layout: EXL3 has another trellis")
     inputs, outputs, width = found.tensor.shape
     bits = width // _TILE if width % _TILE == 0 else width / _TILE
-    return _packed(found, (outputs * _TILE, inputs * _TILE), Packing("exl3", bits))
+    return (outputs * _TILE, inputs * _TILE), Packing("exl3", bits)
 
 
-def _fp4_experts(found: _Found) -> PackedWeight:
+def _fp4_experts(found: _Found) -> _Unpacked:
     if found.scale.dtype in _EXPONENTS:
-        return _of_bytes(found, 2, Packing("mxfp4", 4, 32))
+        return _fp4(found)
     raise UnclearPackingError("nothing says how many codes are in a byte")
 
 
-def _fp8(found: _Found) -> PackedWeight:
+def _fp8(found: _Found) -> _Unpacked:
     shape, scale = found.tensor.shape, found.scale
     if scale.dtype in _EXPONENTS and shape and scale.shape == (*shape[:-1], shape[-1] // 32):
-        return _packed(found, shape, Packing("mxfp8", 8, 32), "MXFP8")
+        return shape, Packing("mxfp8", 8, 32), "MXFP8"
     blocks = len(scale.shape) > 1 and scale.shape[-1] > 1
-    return _packed(
-        found, shape, Packing("fp8", 8), producers.BLOCK_FP8[0].name if blocks else "FP8"
-    )
+    return shape, Packing("fp8", 8), producers.BLOCK_FP8[0].name if blocks else "FP8"
 
 
-_READERS: Mapping[Producer, Callable[[_Found], PackedWeight]] = {
+_READERS: Mapping[Producer, Callable[[_Found], _Unpacked]] = {
     producers.MLX: _mlx,
     producers.COMPRESSED_NVFP4: _nvfp4,
     producers.MODELOPT_NVFP4: _nvfp4,

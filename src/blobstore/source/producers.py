@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from blobstore.formats.checkpoint import SourceConfig
+from blobstore.formats.checkpoint import ModuleQuantization, SourceConfig
 from blobstore.formats.dtypes import FLOATS, DType
 from blobstore.formats.safetensors.header import TensorEntry
 from blobstore.source.folders import SourceTensor
@@ -307,12 +307,17 @@ REFUSED_FORMATS = (
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[_T]):
-    """A quantized weight and its row. ``config()`` reads config.json; None if it is missing."""
+    """A quantized weight and its row. ``read_config`` returns None if config.json is missing."""
 
     row: Producer
     name: str
     tensors: Mapping[str, _T]
-    config: Callable[[], SourceConfig | None]
+    read_config: Callable[[], SourceConfig | None]
+
+    @property
+    def weight_name(self) -> str:
+        """The weight's name in the model."""
+        return self.name if self.row.weight in ("", ".weight") else f"{self.base}.weight"
 
     @property
     def base(self) -> str:
@@ -330,10 +335,19 @@ class Found(Generic[_T]):
         return self.tensors.get(self.base + suffix)
 
     @property
+    def config(self) -> SourceConfig:
+        return self.read_config() or SourceConfig()
+
+    @property
     def settings(self) -> Mapping[str, Any]:
         """The settings in config.json's ``quantization_config``; empty if it is missing."""
-        config = self.config()
-        return (config.quantization_config if config is not None else None) or {}
+        return self.config.quantization_config or {}
+
+    @property
+    def mlx(self) -> ModuleQuantization | None:
+        """MLX's settings of the weight; None if config.json has none."""
+        settings = self.config.mlx_quantization
+        return settings.of(self.base) if settings is not None else None
 
 
 def row_of(

@@ -249,9 +249,9 @@ _REPOSITORY = re.compile(rf"(?:{_PART}/)?{_PART}", re.ASCII)
 # git-check-ref-format(1): what a branch or tag can't have in its name; a commit's hash passes as
 # well.
 _REVISION = re.compile(
-    r"(?![/.-]|@$)(?!.*(?://|\.\.|@\{|/\.|\.lock(?:/|$)))[!-~]{1,255}(?<![/.])", re.ASCII
+    r"(?![/.-]|@$)(?!.*(?:[~^:?*\[\\]|//|\.\.|@\{|/\.|\.lock(?:/|$)))[!-~]{1,255}(?<![/.])",
+    re.ASCII,
 )
-_NOT_IN_REVISION = frozenset(" ~^:?*[\\")
 _REVISION_IN_ADDRESS = re.compile(
     r"@(refs/(?:convert/[A-Za-z0-9_.-]+|pr/[0-9]+)|[^/]*)(?:/|$)", re.ASCII
 )
@@ -295,7 +295,7 @@ class HubTarget:
                 hint="It is ORGANISATION/NAME, such as bigscience/bloom.",
             )
         own = self.revision
-        if _REVISION.fullmatch(own) is None or _NOT_IN_REVISION & set(own):
+        if _REVISION.fullmatch(own) is None:
             raise UsageError(f"not a branch, tag or commit: {quoted(own)} (rule R2)", rule="R2")
         path = "".join(f"/{quote(part, safe='')}" for part in PurePosixPath(self.path).parts)
         at = quote(revision or own, safe="")

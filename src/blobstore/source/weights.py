@@ -115,10 +115,7 @@ class SourceWeight:
 
     def stored_index(self, flat: int) -> tuple[int, ...]:
         """Return the index in the source's tensor for a flat index of the values."""
-        index: list[int] = []
-        for size in reversed(self.shape):
-            flat, place = divmod(flat, size)
-            index.insert(0, place)
+        index = [*map(int, np.unravel_index(flat, self.shape))]
         if self.transposed and self.form is Form.PLAIN:
             index[-2:] = reversed(index[-2:])
         return tuple(index)

@@ -397,8 +397,7 @@ class HttpClient(Closing):
             except RemoteError as error:
                 if not error.temporary:
                     raise
-                failure = error
-            self.pause(attempt, limits, failure)
+                self.pause(attempt, limits, error)
             attempt += 1
 
     def pause(self, attempt: int, limits: RequestLimits, failure: BlobStoreError) -> None:
