@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from threading import Lock
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -65,7 +65,6 @@ _IDLE = timedelta(seconds=4)
 """How long a connection is kept for the next request: for less than servers keep it (Node.js and
 Apache: 5 s). A write with a condition that meets its end is not repeated, and fails."""
 _memory: dict[str, ObjectStore] = {}
-_lock = Lock()
 
 _STATUS = re.compile(r"status code: ([0-9]{3})", re.ASCII)
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>", re.ASCII)
@@ -76,8 +75,6 @@ OPEN = "open"
 """The operation before any request: only settings can fail then."""
 _TEMPORARY = frozenset({0, 408, 429, 500, 502, 503, 504})
 """Statuses, and 0 for a server that did not answer."""
-_REDIRECT = range(300, 400)
-_LONGEST = 200
 _HINTS = {
     "s3": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SKIP_SIGNATURE=true for a public"
     " bucket), and AWS_REGION.",
@@ -86,13 +83,10 @@ _HINTS = {
     "az": "Set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_SAS_KEY"
     " (AZURE_SKIP_SIGNATURE=true for a public container).",
 }
-
-
 _UNVERSIONED = "null"  # as S3 names the version of an object in a bucket without versions
 _AZURE_LISTED = re.compile(r"0x[0-9A-Fa-f]+", re.ASCII)
 """An ETag in Azure's listings: they lack its quotation marks (learn.microsoft.com, List Blobs)."""
-_CHUNK = 2**20
-_PAGE = 1000
+_CHUNK, _PAGE = 2**20, 1000
 _TRIES = 5
 """How often a conditional write is sent while the object is as expected."""
 
@@ -151,8 +145,7 @@ def open_bucket(address: str, options: Mapping[str, str] | None = None) -> Bucke
             message = f"{quoted(address)}: {error.message}"
             raise UsageError(message, rule=error.rule, hint=_FORM) from None
     if scheme == "memory":
-        with _lock:
-            store = _memory.setdefault(match["bucket"], MemoryStore())
+        store = _memory.setdefault(match["bucket"], MemoryStore())
     else:
         store = _cloud_store(scheme, match["bucket"], options or {})
     return Bucket(address.rstrip("/"), store, prefix)
@@ -205,7 +198,7 @@ class _Failure:
     ``causes``: classes of its exceptions, HTTP statuses, an operation. ``words``: of its messages.
     """
 
-    kind: type[BlobStoreError]
+    kind: Callable[..., BlobStoreError]
     message: str
     causes: tuple[object, ...] = ()
     words: tuple[str, ...] = ()
@@ -269,6 +262,12 @@ _FAILURES = (
         "can't {operation} {place}: its kind of store does not",
         ("NotSupportedError", "NotImplementedError"),
     ),
+    _Failure(
+        partial(RemoteError, temporary=True),
+        "can't {operation} {place}: can't connect to its server",
+        words=("kind: Connect",),
+        hint="Check the network, and the endpoint if you set one.",
+    ),
 )
 """The first row that applies counts."""
 
@@ -283,7 +282,7 @@ def object_error(error: Exception, operation: str, place: str) -> BlobStoreError
         "place": place,
         "denial": _code(text) or ": access is denied",
         "key": _first(_PATH, text),
-        "first_line": text.partition("\n")[0][:_LONGEST],
+        "first_line": text.partition("\n")[0][:200],
         "setting": _first(_SETTING, text) or "its settings are invalid",
         "variables": _HINTS.get(place.partition(":")[0], ""),
     }
@@ -293,21 +292,14 @@ def object_error(error: Exception, operation: str, place: str) -> BlobStoreError
             return row.kind(message, path=place, hint=hint or None)
     if isinstance(error, OSError) and error.errno is not None:
         return StorageError(f"can't {operation} {place}: {error.strerror}", path=place)
-    return _of_server(text, operation, place, status)
-
-
-def _of_server(text: str, operation: str, place: str, status: int) -> RemoteError:
-    elsewhere = "redirect without LOCATION" in text or status in _REDIRECT
-    unreachable = "kind: Connect" in text
+    elsewhere = "redirect without LOCATION" in text or 300 <= status < 400  # noqa: PLR2004
     answer = f": the server answers {status}" if status else ""
-    why = ": can't connect to its server" if unreachable else answer + _code(text)
-    hint = "Check the network, and the endpoint if you set one." if unreachable else None
     return RemoteError(
-        f"can't {operation} {place}{why}",
+        f"can't {operation} {place}{answer}{_code(text)}",
         path=place,
         status=status or None,
         temporary=not elsewhere and status in _TEMPORARY,
-        hint="The bucket may be in another region: set AWS_REGION." if elsewhere else hint,
+        hint="The bucket may be in another region: set AWS_REGION." if elsewhere else None,
     )
 
 
@@ -470,7 +462,6 @@ class Bucket:
         the object goes on, which may fail yet (Amazon S3 User Guide, "Conditional requests"); then
         it is tried again. Returns the new version. Raises: ConflictError for another's object.
         """
-        failure = ConflictError(f"{self.place(key)} was changed meanwhile")
         for _ in range(_TRIES):
             try:
                 return self.put(key, data, if_match=expected, if_absent=expected is None)
@@ -480,7 +471,7 @@ class Bucket:
                 return found[1]
             if (found and found[1]) != expected:
                 break
-        raise failure
+        raise ConflictError(f"{self.place(key)} was changed meanwhile")
 
     def _found(self, key: str, limit: int) -> tuple[bytes, ObjectVersion] | None:
         try:
@@ -513,15 +504,11 @@ class Bucket:
         for start in range(0, len(keys), _PAGE):
             page = keys[start : start + _PAGE]
             try:
-                self._delete(page)
+                with object_errors("remove", self.place(page[0])):
+                    self._obstore.delete(self.store, [self._at(key) for key in page])
             except NotFoundError:  # Google and Azure stop at the first one that is missing
-                for key in page:
-                    with suppress(NotFoundError):
-                        self._delete([key])
-
-    def _delete(self, keys: Sequence[str]) -> None:
-        with object_errors("remove", self.place(keys[0])):
-            self._obstore.delete(self.store, [self._at(key) for key in keys])
+                for key in page if len(page) > 1 else ():
+                    self.delete([key])
 
     def copy(self, source: str, target: str) -> None:
         with object_errors("copy", self.place(source)):
