@@ -151,7 +151,8 @@ def write_back(fd: int) -> None:
     Raises: OSError; the file's bytes are lost.
     """
     if _libc is not None and syncs_whole(fd):
-        _check(_libc.sync_file_range(fd, 0, 0, _WRITE_AND_WAIT))
+        zero = ctypes.c_int64(0)  # from the beginning to the end
+        _check(_libc.sync_file_range(fd, zero, zero, _WRITE_AND_WAIT))
     else:
         sync(fd)
     if hasattr(os, "posix_fadvise"):
@@ -171,10 +172,6 @@ def _find_libc() -> ctypes.CDLL | None:
     library = ctypes.CDLL(None, use_errno=True)
     if not all(hasattr(library, name) for name in _CALLS):
         return None
-    library.syncfs.argtypes = (ctypes.c_int,)
-    library.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    library.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    library.fstatfs.argtypes = (ctypes.c_int, ctypes.c_char_p)
     return library
 
 
@@ -278,9 +275,10 @@ def reserve(fd: int, size: int) -> None:
     cache at once: ext4 lets one at a time write where no place is reserved (torvalds/linux
     fs/ext4/file.c `ext4_dio_write_checks`). Raises: OSError, of no space too.
     """
+    begin, nbytes = ctypes.c_int64(0), ctypes.c_int64(size)
     code = errno.EINTR if _libc is not None else errno.ENOSYS
     while _libc is not None and code == errno.EINTR:
-        code = ctypes.get_errno() if _libc.fallocate(fd, 0, 0, size) else 0
+        code = ctypes.get_errno() if _libc.fallocate(fd, 0, begin, nbytes) else 0
     if code in _CAN_NOT_RESERVE:
         os.ftruncate(fd, size)
     elif code != 0:

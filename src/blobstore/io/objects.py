@@ -326,13 +326,6 @@ class Bucket:
         self.store = store
         self._prefix = f"{prefix}/" if prefix else ""
 
-    @property
-    def _obstore(self) -> Any:
-        """The library; not an attribute, because a bucket travels to other machines."""
-        import obstore
-
-        return obstore
-
     def above(self) -> tuple[Bucket, str] | None:
         above, _, name = self._prefix.rstrip("/").rpartition("/")
         if not name:
@@ -411,21 +404,19 @@ class Bucket:
 
     def head(self, key: str) -> ObjectState:
         with object_errors("read", self.place(key)):
-            return self._state(self._obstore.head(self.store, self._prefix + key))
+            return self._state(self.store.head(self._prefix + key))
 
     def objects(self, prefix: str = "") -> Iterator[ObjectState]:
         """Yield all objects whose keys begin with the folder ``prefix``, in no order."""
         with object_errors("list", self.place(prefix)):
-            for page in self._obstore.list(
-                self.store, self._prefix + prefix or None, chunk_size=_PAGE
-            ):
+            for page in self.store.list(self._prefix + prefix or None, chunk_size=_PAGE):
                 for meta in page:
                     yield self._state(meta)
 
     def folder(self, prefix: str = "") -> tuple[list[str], list[ObjectState]]:
         """Return the names of the folders in the folder ``prefix``, and the objects in it."""
         with object_errors("list", self.place(prefix)):
-            found = self._obstore.list_with_delimiter(self.store, self._prefix + prefix or None)
+            found = self.store.list_with_delimiter(self._prefix + prefix or None)
         folders = [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
         return sorted(folders), [self._state(meta) for meta in found["objects"]]
 
@@ -449,9 +440,7 @@ class Bucket:
             known = {"e_tag": if_match.etag, "version": if_match.version}
             mode = {name: value for name, value in known.items() if value is not None}
         with object_errors("write", self.place(key)):
-            made = self._obstore.put(
-                self.store, self._at(key), data, mode=mode, use_multipart=False
-            )
+            made = self.store.put(self._at(key), data, mode=mode, use_multipart=False)
         return _version(made)
 
     def replace(self, key: str, data: bytes, expected: ObjectVersion | None) -> ObjectVersion:
@@ -489,8 +478,7 @@ class Bucket:
         The object appears with its last byte. A failure aborts the upload.
         """
         with object_errors("write", self.place(key)):
-            made = self._obstore.put(
-                self.store,
+            made = self.store.put(
                 self._at(key),
                 iter(pieces),
                 use_multipart=True,
@@ -505,28 +493,30 @@ class Bucket:
             page = keys[start : start + _PAGE]
             try:
                 with object_errors("remove", self.place(page[0])):
-                    self._obstore.delete(self.store, [self._at(key) for key in page])
+                    self.store.delete([self._at(key) for key in page])
             except NotFoundError:  # Google and Azure stop at the first one that is missing
                 for key in page if len(page) > 1 else ():
                     self.delete([key])
 
     def copy(self, source: str, target: str) -> None:
         with object_errors("copy", self.place(source)):
-            self._obstore.copy(self.store, self._at(source), self._at(target))
+            self.store.copy(self._at(source), self._at(target))
 
     def _at(self, key: str) -> str:
         relative_path(key.replace(":", "_"))  # the port in a host's name is part of a key
         return self._prefix + key
 
     def _ask(self, key: str, version: ObjectVersion | None, options: GetOptions) -> GetResult:
+        from obstore.exceptions import PreconditionError
+
         if version is not None:
             if version.etag is not None:
                 options["if_match"] = version.etag
             if version.version is not None:
                 options["version"] = version.version
         try:
-            result: GetResult = self._obstore.get(self.store, self._at(key), options=options)
-        except self._obstore.exceptions.PreconditionError:
+            result = self.store.get(self._at(key), options=options)
+        except PreconditionError:
             raise self._changed(key) from None
         etag = _version(result.meta).etag
         if version is not None and None not in (etag, version.etag) and etag != version.etag:

@@ -205,7 +205,16 @@ class ShardCheck:
         when another shard has one of its tensors.
         """
         if self._index is not None:
-            _check_shard(self._index, place, file, tensors)
+            for name in tensors:
+                where = self._index.weight_map.get(name)
+                if where != file:
+                    says = f"says it is in {where}" if where else "does not name it"
+                    raise CorruptDataError(
+                        f"{place} holds the tensor {quoted(name)}, but the index {says}",
+                        tensor=name,
+                        rule="I1",
+                        path=place,
+                    )
             self._held.append(tensors)
         elif twice := self._places.keys() & tensors:
             name = min(twice)
@@ -229,19 +238,6 @@ class ShardCheck:
             tensor=name,
             rule="I1",
         )
-
-
-def _check_shard(index: ShardIndex, place: str, file: str, tensors: Collection[str]) -> None:
-    for name in tensors:
-        where = index.weight_map.get(name)
-        if where != file:
-            says = f"says it is in {where}" if where else "does not name it"
-            raise CorruptDataError(
-                f"{place} holds the tensor {quoted(name)}, but the index {says}",
-                tensor=name,
-                rule="I1",
-                path=place,
-            )
 
 
 @dataclass(slots=True)

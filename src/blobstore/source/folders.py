@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from blobstore.errors import (
     BlobStoreError,
@@ -39,6 +39,7 @@ from blobstore.io.budget import Budget, Cancellation
 from blobstore.io.durable import os_errors
 from blobstore.io.objects import Bucket, ObjectReader, ObjectState, ObjectVersion
 from blobstore.io.ranges import (
+    Closing,
     FileIdentity,
     FileReader,
     Identity,
@@ -113,7 +114,7 @@ class Entry:
     error: BlobStoreError | None = None
 
 
-class Folder(ABC):
+class Folder(Closing, ABC):
     """Files by name. A context manager, which closes its connections on exit.
 
     A folder on a disk reads one file after the other; a folder on a server several at once.
@@ -145,7 +146,7 @@ class Folder(ABC):
     def address(self) -> str:
         """The text that opens this source again: an absolute path, or this version's address."""
 
-    def as_file(self) -> Folder | None:  # noqa: B027  # None
+    def as_file(self) -> Folder | None:  # None
         """Return the parent folder, with this as its requested file, without a suffix; or None."""
 
     @abstractmethod
@@ -201,7 +202,7 @@ class Folder(ABC):
         ``limit``, or than is left of the budget.
         """
 
-    def allow(self, requests: int) -> None:  # noqa: B027  # a disk has no connections
+    def allow(self, requests: int) -> None:  # a disk has no connections
         """Let so many requests run at once."""
 
     def fill(
@@ -224,12 +225,6 @@ class Folder(ABC):
             self.budget.take_text(nbytes, "the file")
         except LimitExceededError as error:
             raise error.at(self.place(name), path=self.place(name)) from None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:  # noqa: B027  # a disk has no connections
-        pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,23 +85,28 @@ class Producer:
 
 _FLOATS = frozenset(FLOATS)
 FP8 = frozenset({DType.F8_E4M3, DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ})
-_BYTES = frozenset({DType.U8, DType.I8})
-_SCALES = _FLOATS | FP8 | {DType.F8_E8M0, DType.U8, DType.I32}
+_E4M3 = frozenset({DType.F8_E4M3})
+_U8 = frozenset({DType.U8})
+_I8 = frozenset({DType.I8})
+_I32 = frozenset({DType.I32})
+_U32 = frozenset({DType.U32})
+_BYTES = _U8 | _I8
+_SCALES = _FLOATS | FP8 | _U8 | _I32 | {DType.F8_E8M0}
 _ACTIVATION_SCALES = (".input_scale", ".input_global_scale")
 
 MLX = Producer(
     name="MLX",
     weight=".weight",
-    weight_dtypes=frozenset({DType.U32}),
-    scale_dtypes=_FLOATS | {DType.U8},
+    weight_dtypes=_U32,
+    scale_dtypes=_FLOATS | _U8,
     companions={".scales": ".scale", ".biases": ".bias"},
     optional=frozenset({".biases"}),
 )
 COMPRESSED_NVFP4 = Producer(
     name="compressed-tensors NVFP4",
     weight=".weight_packed",
-    weight_dtypes=frozenset({DType.U8}),
-    scale_dtypes=frozenset({DType.F8_E4M3}),
+    weight_dtypes=_U8,
+    scale_dtypes=_E4M3,
     companions={".weight_scale": ".scale", ".weight_global_scale": ".global_scale"},
     dropped=_ACTIVATION_SCALES,
     inverse_global_scale=True,
@@ -109,16 +114,16 @@ COMPRESSED_NVFP4 = Producer(
 MODELOPT_NVFP4 = Producer(
     name="ModelOpt NVFP4",
     weight=".weight",
-    weight_dtypes=frozenset({DType.U8}),
-    scale_dtypes=frozenset({DType.F8_E4M3}),
+    weight_dtypes=_U8,
+    scale_dtypes=_E4M3,
     companions={".weight_scale": ".scale", ".weight_scale_2": ".global_scale"},
     dropped=_ACTIVATION_SCALES,
 )
 GPT_OSS = Producer(
     name="gpt-oss MXFP4",
     weight="_blocks",
-    weight_dtypes=frozenset({DType.U8}),
-    scale_dtypes=frozenset({DType.U8}),
+    weight_dtypes=_U8,
+    scale_dtypes=_U8,
     companions={"_scales": ".scale"},
     joined=True,
 )
@@ -126,7 +131,7 @@ BLOCK_FP8 = tuple(
     Producer(
         name="block FP8",
         weight="",
-        weight_dtypes=frozenset({DType.F8_E4M3}),
+        weight_dtypes=_E4M3,
         scale_dtypes=_FLOATS,
         companions={suffix: ".scale"},
         dropped=_ACTIVATION_SCALES,
@@ -136,8 +141,8 @@ BLOCK_FP8 = tuple(
 OWN = Producer(
     name="blobstore",
     weight="",
-    weight_dtypes=frozenset({DType.U32}),
-    scale_dtypes=_FLOATS | {DType.U8},
+    weight_dtypes=_U32,
+    scale_dtypes=_FLOATS | _U8,
     companions={suffix: suffix for suffix in (".scale", ".bias", ".global_scale")},
     optional=frozenset({".bias", ".global_scale"}),
 )
@@ -166,7 +171,7 @@ def _counted(
 COMPRESSED = _counted(
     "compressed-tensors",
     ".weight_packed",
-    _BYTES | {DType.I32},
+    _BYTES | _I32,
     ".weight_scale",
     optional=(".weight_shape", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale"),
 )
@@ -177,16 +182,14 @@ SCALED_BYTES = _counted(
     ".weight_scale",
     optional=(".weight_scale_2", ".weight_zero_point", ".weight_shape"),
 )
-STACKED_NVFP4 = _counted(
-    "ModelOpt NVFP4", "", {DType.U8}, "_weight_scale", optional=("_weight_scale_2",)
-)
-QWEIGHT = _counted("GPTQ", ".qweight", {DType.I32}, ".scales", optional=(".qzeros", ".g_idx"))
+STACKED_NVFP4 = _counted("ModelOpt NVFP4", "", _U8, "_weight_scale", optional=("_weight_scale_2",))
+QWEIGHT = _counted("GPTQ", ".qweight", _I32, ".scales", optional=(".qzeros", ".g_idx"))
 QUANT_STATE = ".weight.quant_state.bitsandbytes__"
 BITSANDBYTES = {
     kind: _counted(
         "bitsandbytes",
         ".weight",
-        _FLOATS | {DType.U8},  # what codes are kept in is an option, quant_storage
+        _FLOATS | _U8,  # what codes are kept in is an option, quant_storage
         ".weight.absmax",
         QUANT_STATE + kind,
         optional=(".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map"),
@@ -196,7 +199,7 @@ BITSANDBYTES = {
 EXL2 = _counted(
     "EXL2",
     ".q_weight",
-    {DType.I32},
+    _I32,
     ".q_scale",
     ".q_invperm",
     optional=(".q_scale_max", ".q_groups", ".q_perm"),
@@ -205,12 +208,12 @@ EXL3 = _counted(
     "EXL3", ".trellis", {DType.I16}, ".suh", ".svh", optional=(".mcg", ".mul1", ".su", ".sv")
 )
 FP4_EXPERTS = (
-    _counted("FP4", ".weight", {DType.I8}, ".scale"),
-    _counted("FP4", "", {DType.I8}, "_scale_inv"),
+    _counted("FP4", ".weight", _I8, ".scale"),
+    _counted("FP4", "", _I8, "_scale_inv"),
 )
 PLAIN_BYTES = (
-    _counted("bitsandbytes int8", ".weight", {DType.I8}, ".SCB", optional=(".weight_format",)),
-    _counted("EETQ", ".weight", {DType.I8}, ".weight_scales"),
+    _counted("bitsandbytes int8", ".weight", _I8, ".SCB", optional=(".weight_format",)),
+    _counted("EETQ", ".weight", _I8, ".weight_scales"),
 )
 SCALED_FP8 = (
     _counted("FP8", "", FP8, "_scale_inv"),
@@ -249,11 +252,7 @@ ASIDE = (
 """Suffixes of a quantized module's tensors other than its weight."""
 
 
-_E4M3 = frozenset({DType.F8_E4M3})
 _ANY = frozenset(DType)
-_U8 = frozenset({DType.U8})
-_I8 = frozenset({DType.I8})
-_U32 = frozenset({DType.U32})
 _INTEGERS = frozenset({DType.I32, DType.U32, DType.I64})
 
 

@@ -237,7 +237,7 @@ class WebFolder(Folder):
         base, _, last = address.rpartition("/")
         return WebFolder(self._remote, base, file=unquote(last), url=address, budget=self.budget)
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._remote.close()
 
 
