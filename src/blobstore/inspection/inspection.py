@@ -155,7 +155,7 @@ def _packed_weights(
         if row is None:
             continue
         try:
-            weight = read_packing(row, name, entries, config)
+            logical, shape, packing, form = read_packing(row, name, entries, config)
         except UnclearPackingError as error:
             unclear[str(error)].append(name)
             continue
@@ -166,15 +166,15 @@ def _packed_weights(
         parts = tuple(dict.fromkeys((name, *beside)))
         taken.update(parts)
         weights[name] = LogicalTensor(
-            weight.name,
+            logical,
             entries[name].dtype,
-            weight.shape,
-            parameters_of(weight.shape),
+            shape,
+            parameters_of(shape),
             sum(entries[part].nbytes for part in parts),
             "",
             parts,
-            weight.packing,
-            weight.format,
+            packing,
+            form,
         )
     unexplained = _unexplained(entries, taken.union(*unclear.values()), config)
     if unexplained:

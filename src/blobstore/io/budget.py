@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import resource
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event, Lock
@@ -62,8 +63,8 @@ class Budget:
         seconds: float = SECONDS,
     ) -> None:
         self.name = name
-        self._limits = {"text": text, "tensors": tensors, "received": received}
-        self._used = dict.fromkeys(self._limits, 0)
+        self._limits = Counter(text=text, tensors=tensors, received=received)
+        self._used = Counter[str]()
         self._seconds = seconds
         self._start: float | None = None
         self._lock = Lock()
@@ -95,11 +96,10 @@ class Budget:
     def took_headers(self, nbytes: int, tensors: int) -> bool:
         """Count short headers that were read, if all are within the limits; else return False."""
         with self._lock:
-            text, count = self._used["text"] + nbytes, self._used["tensors"] + tensors
-            if text > self._limits["text"] or count > self._limits["tensors"]:
-                return False
-            self._used["text"], self._used["tensors"] = text, count
-            return True
+            used = self._used + Counter(text=nbytes, tensors=tensors)
+            if fit := used <= self._limits:
+                self._used = used
+            return fit
 
     def receive(self, nbytes: int) -> None:
         """Count bytes that servers sent. Raises: LimitExceededError."""

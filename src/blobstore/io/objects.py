@@ -549,6 +549,7 @@ class Bucket:
         return RemoteError(f"{place}: its server {what} (rule R1)", rule="R1", path=place)
 
 
+@dataclass(eq=False)
 class ObjectReader(SourceReader):
     """An object of a bucket, read in ranges. It keeps nothing open.
 
@@ -557,21 +558,14 @@ class ObjectReader(SourceReader):
 
     piece_nbytes = 4 * 2**20
     is_remote = True
+    _bucket: Bucket
+    _key: str
+    size: int
+    _version: ObjectVersion | None = None
+    identity: Identity = None  # type: ignore[assignment]  # None of a blob: it never changes
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        key: str,
-        size: int,
-        version: ObjectVersion | None = None,
-        identity: Identity | None = None,
-    ) -> None:
-        self._bucket = bucket
-        self._key = key
-        self._version = version
-        self.name = bucket.place(key)
-        self.size = size
-        self.identity = identity  # type: ignore[assignment]  # None of a blob: it never changes
+    def __post_init__(self) -> None:
+        self.name = self._bucket.place(self._key)
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         self._check(offset, len(buffer))

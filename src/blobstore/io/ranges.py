@@ -496,19 +496,14 @@ def digests_of(
     """
     streams = [hashing.stream() for _ in readers]
     piece_nbytes = max(_LEAST_PIECE, _TOGETHER // max(len(readers), 1))
-    buffer = memoryview(bytearray(sum(min(piece_nbytes, reader.size) for reader in readers)))
-    views: list[memoryview] = []
-    for reader in readers:
-        length = min(piece_nbytes, reader.size)
-        views.append(buffer[:length])
-        buffer = buffer[length:]
+    buffers = [memoryview(bytearray(min(piece_nbytes, reader.size))) for reader in readers]
     errors: dict[int, BlobStoreError] = {}
     offset = 0
     active = [number for number, reader in enumerate(readers) if reader.size > 0]
-    while active and not (stop is not None and stop.is_set()):
+    while active and (stop is None or not stop.is_set()):
         pieces: dict[int, memoryview] = {}
         for number in active:
-            piece = views[number][: readers[number].size - offset]
+            piece = buffers[number][: readers[number].size - offset]
             try:
                 readers[number].readinto(offset, piece)
             except BlobStoreError as error:

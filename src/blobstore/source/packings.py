@@ -33,6 +33,7 @@ _FORMATS = {
     "bitnet": "BitNet",
     "quark": "Quark",
 }
+"""Programs by their ``quant_method`` in config.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +51,6 @@ class Packing:
         return self.kind if self.group_size is None else f"{self.kind}/{self.group_size}"
 
 
-@dataclass(frozen=True, slots=True)
-class PackedWeight:
-    """One quantized weight: its name in the model, the shape and packing of its values.
-
-    ``format``: the program whose convention it is.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    packing: Packing
-    format: str
-
-
 class UnclearPackingError(ValueError):
     """A weight's packing is unclear; the text says why, without the weight's name."""
 
@@ -73,25 +61,21 @@ _Unpacked: TypeAlias = _Shaped | tuple[tuple[int, ...], Packing, str]
 """The shape and packing of values, and the convention's name if it is not the row's."""
 
 
-def _format(found: _Found) -> str:
-    """Return the program that config.json names, if it is a known one, else the row's."""
-    method = found.settings.get("quant_method")
-    return _FORMATS.get(method, found.row.name) if isinstance(method, str) else found.row.name
-
-
 def read_packing(
     row: Producer,
     name: str,
     tensors: Mapping[str, TensorEntry],
     config: Callable[[], SourceConfig | None],
-) -> PackedWeight:
-    """Return the weight ``name`` of that row, unpacked; ``tensors`` may hold its companions.
+) -> tuple[str, tuple[int, ...], Packing, str]:
+    """Return the name in the model of a row's weight, and the shape and packing of its values.
+
+    The last is the program whose convention it is. ``tensors`` may hold its companions.
 
     Raises: UnclearPackingError; DocumentError when config.json is read and is not valid.
     """
     found = Found(row, name, tensors, config)
     shape, packing, *form = _READERS[row](found)
-    return PackedWeight(found.weight_name, shape, packing, form[0] if form else row.name)
+    return found.weight_name, shape, packing, form[0] if form else row.name
 
 
 def _mlx(found: _Found) -> _Unpacked:
@@ -210,7 +194,8 @@ def _weight_groups(config: SourceConfig) -> list[tuple[int, int | None]]:
 
 
 def _scaled_bytes(found: _Found) -> _Unpacked:
-    shape, scale, form = found.tensor.shape, found.scale.shape, _format(found)
+    shape, scale = found.tensor.shape, found.scale.shape
+    form = _FORMATS.get(found.config.quant_method or "", found.row.name)
     if found.tensor.dtype is DType.I8:
         return shape, Packing("int8", 8, _group_size(found, 1)), form
     if form == "BitNet" and len(shape) > 1:

@@ -73,9 +73,9 @@ class Refusing:
     def __init__(self, *codes: int) -> None:
         self.codes = list(codes)
 
-    def fallocate(self, fd: int, _mode: int, start: int, size: int) -> int:
+    def fallocate(self, fd: int, _mode: int, start: ctypes.c_int64, size: ctypes.c_int64) -> int:
         if not self.codes:
-            os.posix_fallocate(fd, start, size)
+            os.posix_fallocate(fd, start.value, size.value)
             return 0
         ctypes.set_errno(self.codes.pop(0))
         return -1
