@@ -148,7 +148,7 @@ CACHE: CacheChoice = (None, None)
 
 
 def _open_cache(folder: str | None, nbytes: str | None) -> Any:
-    from blobstore.store.bucket.blob_cache import CACHE_NBYTES, BlobCache
+    from blobstore.store.bucket.objects import CACHE_NBYTES, BlobCache
 
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     place = folder or os.environ.get("BLOBSTORE_CACHE") or f"{home}/blobstore"

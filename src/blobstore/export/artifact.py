@@ -54,7 +54,7 @@ from blobstore.io.ranges import BytesReader, JoinedReader, OpenReader, Segment
 from blobstore.io.workers import Progress, begun, results_of, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.archive.archive import FixedManifests
-from blobstore.store.ports import Blobs, Readable, blob_not_found, check_blob_size, unique
+from blobstore.store.ports import Blobs, Readable, check_blob_size, unique
 from blobstore.store.stored_model import StoredModel
 
 FOLDER = "models"
@@ -188,9 +188,7 @@ class _Blobs(Blobs):
         self._sizes = {blob.digest: blob.size for blob in descriptors}
 
     def open(self, descriptor: Descriptor) -> OpenReader:
-        if descriptor.digest not in self._opened:
-            raise blob_not_found(descriptor.digest)
-        check_blob_size(descriptor, self._sizes[descriptor.digest])
+        check_blob_size(descriptor, self._sizes.get(descriptor.digest))
         return self._opened[descriptor.digest]()
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:

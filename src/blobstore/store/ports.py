@@ -147,12 +147,17 @@ class Manifests(Protocol):
     def texts(self) -> Iterator[tuple[ModelName, bytes | BlobStoreError]]:
         """Yield every name with its bytes, or with the error of reading them."""
         for name in self.names():
-            try:
-                yield name, self.text(name)
-            except NotFoundError:
-                continue  # it was removed after the names were read
-            except BlobStoreError as error:
-                yield name, error.kept()
+            if (text := self.text_or_error(name)) is not None:
+                yield name, text
+
+    def text_or_error(self, name: ModelName) -> bytes | BlobStoreError | None:
+        """Return the bytes of a manifest, or the error of reading them; None if it is missing."""
+        try:
+            return self.text(name)
+        except NotFoundError:
+            return None  # it was removed after the names were read
+        except BlobStoreError as error:
+            return error.kept()
 
     def modified(self, name: ModelName) -> datetime | None:
         """Return when the manifest was written, None if that is unknown."""

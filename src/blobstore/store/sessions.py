@@ -236,8 +236,10 @@ def blob_not_found(digest: Digest, path: str | None = None) -> NotFoundError:
     return NotFoundError(f"blob {digest} is missing", blob=str(digest), path=path)
 
 
-def check_blob_size(descriptor: Descriptor, nbytes: int, path: str | None = None) -> None:
-    """Raise CorruptDataError unless the blob has the descriptor's size."""
+def check_blob_size(descriptor: Descriptor, nbytes: int | None, path: str | None = None) -> None:
+    """Raise CorruptDataError unless the blob has the descriptor's size, NotFoundError for None."""
+    if nbytes is None:
+        raise blob_not_found(descriptor.digest, path)
     if nbytes != descriptor.size:
         message = f"blob {descriptor.digest} has {nbytes:,} bytes, not {descriptor.size:,}"
         raise CorruptDataError(message, blob=str(descriptor.digest), path=path)

@@ -26,8 +26,9 @@ from collections.abc import (
     Sequence,
     Set as AbstractSet,
 )
-from contextlib import closing, contextmanager, nullcontext, suppress
-from datetime import UTC, datetime
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from copy import copy
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,25 +48,25 @@ from blobstore.io.objects import Bucket, ObjectReader, ObjectState, open_bucket
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.io.workers import results_of
 from blobstore.names import Digest, ModelName
-from blobstore.store.bucket.blob_cache import CACHE_NBYTES, BlobCache
 from blobstore.store.bucket.leases import (
     LEASE_S,
     LONGEST_LEASE_S,
     SweepLease,
-    expired,
     open_lease,
     require_conditions,
 )
 from blobstore.store.bucket.objects import (
     BLOBS,
+    CACHE_NBYTES,
+    LEASES,
     MADE,
     REQUESTS,
     SIGNATURES,
     SMALL,
+    BlobCache,
     BucketBlobs,
     BucketManifests,
     BucketSignatures,
-    TagState,
     blob_key,
     digest_in,
 )
@@ -135,27 +136,26 @@ class BucketStore(Home):
         self._has_conditions = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel to another machine without the cache, a folder of this one."""
+        """Travel to another machine, or be copied, without the cache: a folder of this one."""
         return partial(type(self), lease_s=self.lease_s, wait_s=self.wait_s), (self.bucket,)
 
     def find(self, name: _Name) -> ModelName:
+        """See `Readable`: the manifest is not read, so one that is too large can be removed."""
         found = self.manifests.spelled(ModelName.of(name))
         if not self.manifests.has(found):
             self.manifests.text(found)  # raises the error of a missing one
         return found
 
-    @contextmanager
     def session(
         self,
         *,
         name: ModelName | None = None,  # noqa: ARG002  # all blobs are in one place
-    ) -> Iterator[BucketSession]:
+    ) -> AbstractContextManager[BucketSession]:
         """See `Home`. Raises: StorageError for a bucket without conditional writes."""
         if not self._has_conditions:
             require_conditions(self.bucket)
             self._has_conditions = True
-        with closing(BucketSession(self)) as session:
-            yield session
+        return closing(BucketSession(self))
 
     def prefetch(self, descriptors: Iterable[Descriptor]) -> None:
         """Bring blobs into the cache, in their order; without a cache, do nothing.
@@ -166,7 +166,7 @@ class BucketStore(Home):
             self._cache.bring(descriptors, self.blobs.open)
 
     def care(self) -> Care:
-        return BucketCare(BucketStore(self.bucket, lease_s=self.lease_s, wait_s=self.wait_s))
+        return BucketCare(copy(self))  # without the cache, whose copies say nothing about it
 
     def remove(self, name: _Name) -> Removal:
         """See `Home`: the tag goes, and `prune` removes blobs that no model needs."""
@@ -321,31 +321,27 @@ class BucketSession(Session):
         named = unique(blob for blob in manifest.descriptors if blob.digest not in below)
         manifests = self._home.manifests
         self.keep()
-        before = manifests.state(name)
-        if before.raw is None and (spelled := manifests.spelled(name)) != name:
+        raw, version = manifests.state(name)
+        if raw is None and (spelled := manifests.spelled(name)) != name:
             raise other_spelling(name, spelled)
-        if expected is not None and before.raw not in expected:
-            raise lost_race(name, before)
+        if expected is not None and raw not in expected:
+            raise lost_race(name, raw)
         self._check([blob for blob in named if self._there.get(blob.digest) != blob.size])
         while self._lease.has_lapsed:  # a clean-up may have removed what was there
             self._lease.close()
             self._lease = open_lease(self._bucket, self._home.lease_s, self._home.wait_s)
             self._check(named)
         try:
-            manifests.put(name, manifest.raw, before)
+            manifests.put(name, manifest.raw, version)
         except ConflictError:
-            raise lost_race(name, manifests.state(name)) from None
+            raise lost_race(name, manifests.state(name)[0]) from None
         with self._mutex:
             created = self._created & {blob.digest for blob in named}
             self._created -= created
         return created
 
     def _check(self, named: Sequence[Descriptor]) -> None:
-        sizes = self._home.blobs.sizes([blob.digest for blob in named])
-        for blob in named:
-            size = sizes[blob.digest]
-            if size is None:
-                raise blob_not_found(blob.digest, self._bucket.address)
+        for blob, size in self._home.blobs.sizes(named):
             check_blob_size(blob, size, self._bucket.address)
 
     def close(self) -> None:
@@ -355,37 +351,36 @@ class BucketSession(Session):
         self._lease.close()
 
 
-def lost_race(name: ModelName, now: TagState) -> ConflictError:
+def lost_race(name: ModelName, now: bytes | None) -> ConflictError:
     """Return the error for a tag that another writer moved."""
-    if now.raw is None:
+    if now is None:
         message = f"another writer removed {name} meanwhile, or there never was one"
     else:
-        message = f"another writer moved {name} meanwhile: it is {Digest.of(now.raw)}"
+        message = f"another writer moved {name} meanwhile: it is {Digest.of(now)}"
     return ConflictError(message, model=str(name), hint="Check the model, and try again.")
 
 
 class BucketCare(Care):
-    """The care of a bucket."""
+    """The care of a bucket. Its home has no cache, whose copies say nothing about the bucket."""
 
+    home: BucketStore
     can_prune = True
     at_once = REQUESTS
     refusal_hint = "Is the prefix right? To give up all models, prune with `forget=True`."
 
     def __init__(self, home: BucketStore) -> None:
-        """``home``: without a cache, whose copies say nothing about the bucket."""
         super().__init__(home)
-        self._home = home
         self._bucket = home.bucket
         self._listing: Mapping[str, ObjectState] = {}
         self._lease: SweepLease | None = None
 
     def digests(self) -> AbstractSet[str]:
-        listing = self._home.blobs.listing()
+        listing = self.home.blobs.listing()
         self._listing = {digest.hex: state for digest, state in listing.items()}
         return self._listing.keys()
 
     def open(self, digest: str, size: int | None) -> OpenReader:  # noqa: ARG002  # of any size
-        found = self._home.blobs.size(Digest(digest))
+        found = self.home.blobs.size(Digest(digest))
         if found is None:
             raise blob_not_found(Digest(digest), self.home.address)
         return ObjectReader(self._bucket, blob_key(Digest(digest)), found)
@@ -398,15 +393,15 @@ class BucketCare(Care):
         for state in self._bucket.objects(BLOBS):
             if digest_in(state.key) is None:
                 yield OddFile(Path(state.key), "its key is not a blob's")
-        for state in self._home.manifests.strays():
+        for state in self.home.manifests.strays():
             reason = "its key is not a model's name, but it may be a manifest"
             yield OddFile(Path(state.key), reason)
 
     def references(self, known: References | None = None) -> References:
-        others = [*self._home.manifests.strays(), *self._bucket.objects(_NEWER)]
+        others = [*self.home.manifests.strays(), *self._bucket.objects(_NEWER)]
         # Programs that show folders make empty objects for them, with a slash at the end.
         strays = [Path(state.key) for state in others if state.size]
-        return References.read(self._home.manifests.texts(), strays, (), known)
+        return References.read(self.home.manifests.texts(), strays, (), known)
 
     def states(self, digests: Iterable[str]) -> Mapping[str, BlobState]:
         """See `Care`: of the last list."""
@@ -420,11 +415,9 @@ class BucketCare(Care):
     def alone(self, wait_s: float, *, sole_owner: bool) -> Iterator[None]:
         del sole_owner
         now = require_conditions(self._bucket)
-        self._lease = SweepLease(self._bucket, self._home.lease_s, now)
+        self._lease = SweepLease(self._bucket, self.home.lease_s, now)
         try:
-            self._lease.wait_for_sessions(
-                wait_s if self._home.wait_s is None else self._home.wait_s
-            )
+            self._lease.wait_for_sessions(wait_s if self.home.wait_s is None else self.home.wait_s)
             yield
         finally:
             self._lease.close()
@@ -441,13 +434,16 @@ class BucketCare(Care):
         del spared
         now, bucket = datetime.fromtimestamp(self.now(), UTC), self._bucket
         why = "the lease of a session that was killed"
-        leftovers = [Leftover(Path(key), 0, why) for key in expired(bucket, now)]
+        leftovers = [
+            Leftover(Path(state.key), 0, why)
+            for state in bucket.objects(LEASES)
+            if now - state.modified > timedelta(seconds=LONGEST_LEASE_S)
+        ]
         known = {key.hex() for key in references.parsed}
+        why = "a signature of a manifest that no model has"
         for state in bucket.objects(SIGNATURES):
             manifest = state.key.removeprefix(SIGNATURES).partition("/")[0]
-            is_old = (now - state.modified).total_seconds() >= grace_s
-            if manifest not in known and is_old:
-                why = "a signature of a manifest that no model has"
+            if manifest not in known and now - state.modified >= timedelta(seconds=grace_s):
                 leftovers.append(Leftover(Path(state.key), state.size, why))
         return leftovers, ()
 

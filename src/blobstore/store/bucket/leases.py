@@ -184,12 +184,6 @@ def sessions_in(bucket: Bucket) -> Iterator[LeaseState]:
         yield LeaseState.of(said.get("holder", "unknown"), said.get("lease_s"), state.modified)
 
 
-def expired(bucket: Bucket, now: datetime) -> list[str]:
-    """Return the keys of leases that have not counted for an hour, with what belongs to them."""
-    old = timedelta(seconds=LONGEST_LEASE_S)
-    return [state.key for state in bucket.objects(LEASES) if now - state.modified > old]
-
-
 def read_sweep(bucket: Bucket) -> tuple[ObjectVersion | None, LeaseState | None]:
     """Return the version of the object of clean-ups, and the lease of the running one.
 

@@ -13,31 +13,40 @@ those of a store in a folder (store/local/backups.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from datetime import datetime
+from pathlib import Path
 
 from blobstore.errors import (
     BlobStoreError,
     ConflictError,
     CorruptDataError,
+    LimitExceededError,
     ModelNotFoundError,
     NotFoundError,
+    StorageError,
+    UsageError,
 )
 from blobstore.formats.documents import MAX_MANIFEST, Descriptor
 from blobstore.formats.safetensors.header import Header, header_of
 from blobstore.formats.signatures import MAX_FILE, MAX_SIGNATURES, Signature
 from blobstore.formats.strictjson import check_limit
 from blobstore.io.budget import Budget
+from blobstore.io.durable import listed, make_folder, os_errors, replace_file
 from blobstore.io.objects import Bucket, ObjectReader, ObjectState, ObjectVersion
-from blobstore.io.ranges import OpenReader
-from blobstore.io.workers import results_of
+from blobstore.io.ranges import FileReader, OpenReader
+from blobstore.io.workers import each, results_of
 from blobstore.names import Digest, ModelName
-from blobstore.store.bucket.blob_cache import BlobCache
+from blobstore.store.local.locks import StoreLock
+from blobstore.store.local.store import Store
+from blobstore.store.local.store_folder import PRIVATE
 from blobstore.store.ports import (
     Blobs,
     Manifests,
-    blob_not_found,
     check_blob_size,
     spelled_among,
     unique,
@@ -90,14 +99,6 @@ def model_of(key: str) -> ModelName | None:
     return ModelName.of_path(key.removeprefix(MANIFESTS).split("/"))
 
 
-@dataclass(frozen=True, slots=True)
-class TagState:
-    """A manifest's bytes and the version of its object; twice None if it is missing."""
-
-    raw: bytes | None
-    version: ObjectVersion | None
-
-
 class BucketManifests(Manifests):
     """The manifests of a bucket, and when each was written, as far as that was asked."""
 
@@ -128,7 +129,7 @@ class BucketManifests(Manifests):
 
     def text(self, name: ModelName) -> bytes:
         """See `Manifests`. Raises: LimitExceededError for one of over 64 MiB."""
-        raw = self.state(name).raw
+        raw, _ = self.state(name)
         if raw is None:
             message = f"model {str(name)!r} not found in {self._bucket.address}"
             hint = "blobstore list shows the models of the store."
@@ -137,17 +138,8 @@ class BucketManifests(Manifests):
 
     def texts(self) -> Iterator[tuple[ModelName, bytes | BlobStoreError]]:
         """See `Manifests`: several at once."""
-
-        def text(name: ModelName) -> bytes | BlobStoreError | None:
-            try:
-                return self.text(name)
-            except NotFoundError:
-                return None  # it was removed after it was listed
-            except BlobStoreError as error:
-                return error.kept()
-
         names = self.names()
-        texts = results_of(names, text, REQUESTS, name="manifests")
+        texts = results_of(names, self.text_or_error, REQUESTS, name="manifests")
         return ((name, raw) for name, raw in zip(names, texts, strict=True) if raw is not None)
 
     def modified(self, name: ModelName) -> datetime | None:
@@ -156,16 +148,16 @@ class BucketManifests(Manifests):
             self.has(name)
         return self._modified.get(name)
 
-    def state(self, name: ModelName) -> TagState:
-        """Return the manifest that a name has now, with its version."""
+    def state(self, name: ModelName) -> tuple[bytes | None, ObjectVersion | None]:
+        """Return a manifest's bytes, and the version of its object; twice None if it is missing."""
         try:
-            return TagState(*self._bucket.get(manifest_key(name), limit=MAX_MANIFEST))
+            return self._bucket.get(manifest_key(name), limit=MAX_MANIFEST)
         except NotFoundError:
-            return TagState(None, None)
+            return None, None
 
-    def put(self, name: ModelName, raw: bytes, before: TagState) -> None:
+    def put(self, name: ModelName, raw: bytes, before: ObjectVersion | None) -> None:
         """Move a tag, if it has not moved since ``before``. Raises: ConflictError otherwise."""
-        self._bucket.replace(manifest_key(name), raw, before.version)
+        self._bucket.replace(manifest_key(name), raw, before)
         self._modified.pop(name, None)
 
     def remove(self, name: ModelName) -> None:
@@ -188,12 +180,9 @@ class BucketBlobs(Blobs):
         """See `Blobs`: the server is asked for the blob's size."""
         if self._cache is not None and (found := self._cache.find(descriptor)) is not None:
             return found
-        size = self.size(descriptor.digest)
-        place = self._bucket.place(blob_key(descriptor.digest))
-        if size is None:
-            raise blob_not_found(descriptor.digest, place)
-        check_blob_size(descriptor, size, place)
-        return ObjectReader(self._bucket, blob_key(descriptor.digest), descriptor.size)
+        key = blob_key(descriptor.digest)
+        check_blob_size(descriptor, self.size(descriptor.digest), self._bucket.place(key))
+        return ObjectReader(self._bucket, key, descriptor.size)
 
     def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> list[Header | None]:
         """See `Blobs`: several at once."""
@@ -209,9 +198,7 @@ class BucketBlobs(Blobs):
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         """See `Blobs`: a request for each."""
-        wanted = unique(descriptors)
-        sizes = self.sizes([blob.digest for blob in wanted])
-        return [blob for blob in wanted if sizes[blob.digest] != blob.size]
+        return [blob for blob, size in self.sizes(unique(descriptors)) if size != blob.size]
 
     def digests(self) -> set[str]:
         """See `Blobs`: those that manifests name. Sessions write the others, before a manifest."""
@@ -220,19 +207,15 @@ class BucketBlobs(Blobs):
 
     def size(self, digest: Digest) -> int | None:
         """Return the size of the object of a blob, None if it is missing."""
-        state = self._state(digest)
-        return None if state is None else state.size
-
-    def _state(self, digest: Digest) -> ObjectState | None:
         try:
-            return self._bucket.head(blob_key(digest))
+            return self._bucket.head(blob_key(digest)).size
         except NotFoundError:
             return None
 
-    def sizes(self, digests: Sequence[Digest]) -> dict[Digest, int | None]:
-        """Return the size of each blob's object, None for one that is missing."""
-        found = results_of(digests, self.size, REQUESTS, name="sizes")
-        return dict(zip(digests, found, strict=True))
+    def sizes(self, blobs: Sequence[Descriptor]) -> list[tuple[Descriptor, int | None]]:
+        """Return each blob with the size of its object, None if it is missing."""
+        sizes = results_of([blob.digest for blob in blobs], self.size, REQUESTS, name="sizes")
+        return list(zip(blobs, sizes, strict=True))
 
     def listing(self) -> dict[Digest, ObjectState]:
         """Return the objects of all blobs. Other objects beside them are left out."""
@@ -259,17 +242,13 @@ class BucketBlobs(Blobs):
         if Digest.of(data) != descriptor.digest:
             raise wrong_bytes(descriptor, reader)
         key = blob_key(descriptor.digest)
-        while True:
-            try:
-                self._bucket.put(key, data, if_absent=True)
-            except ConflictError:
-                found = self._state(descriptor.digest)
-                if found is None:  # it was removed meanwhile
-                    continue
-                if found.size == descriptor.size:
-                    return False
-                self._bucket.replace(key, data, found.version)
-            return True
+        try:
+            self._bucket.put(key, data, if_absent=True)
+        except ConflictError:
+            if self.size(descriptor.digest) == descriptor.size:
+                return False
+            self._bucket.put(key, data)  # it had another size, or was removed meanwhile
+        return True
 
 
 class BucketSignatures:
@@ -318,3 +297,150 @@ class BucketSignatures:
 
 def _key(digest: Digest, raw: bytes) -> str:
     return f"{SIGNATURES}{digest.hex}/{Digest.of(raw).hex}"
+
+
+_log = logging.getLogger("blobstore.store.bucket")
+CACHE_NBYTES = 50 * 10**9
+"""Default limit of a cache, in bytes."""
+_AT_ONCE = 8
+_MARK = "cache-of-buckets"
+_WAIT_S = 24 * 3600.0
+
+
+class BlobCache:
+    """A cache of blobs in ``folder``, itself a store, of at most ``limit`` bytes.
+
+    Blobs are hashed as they arrive, and appear under their digests when they are whole and right.
+    When room is needed, the least recently used ones are removed; an empty file for each says when
+    it was used. A blob that was written to since then is hashed before it is used, and fetched
+    again if it is damaged. A process that has a blob mapped keeps its bytes until it closes it.
+
+    `bring` fetches blobs; until then they are read from the bucket. One process at a time brings or
+    removes blobs; others read meanwhile. What a killed process has fetched is hashed again and
+    used. A folder that was not made as a cache is refused: removing blobs from a store would lose
+    models. Safe to share between threads.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], limit: int = CACHE_NBYTES) -> None:
+        """Raises: UsageError for a folder that is something else; StorageError."""
+        if Path(folder).is_file():
+            raise StorageError(f"the cache {folder} is not a folder", path=os.fspath(folder))
+        self.store = Store(folder)
+        self.limit = limit
+        self._lock = StoreLock(self.store.root / PRIVATE / "caching")
+        self._used = self.store.root / PRIVATE / "used"
+        self._mark = self.store.root / PRIVATE / _MARK
+        self._require_cache()
+
+    def _require_cache(self) -> None:
+        root = self.store.root
+        with os_errors("access", root):
+            names = {entry.name for entry in listed(root)} - {PRIVATE}
+            if not names or (self._mark.exists() and "manifests" not in names):
+                return
+        message = f"{root} is not a cache, and contains {min(names)!r}"
+        hint = "Give an empty folder: a cache removes files that are not used."
+        raise UsageError(message, path=str(root), hint=hint)
+
+    def find(self, descriptor: Descriptor) -> FileReader | None:
+        """Return a reader over a blob, which counts as used now; None if it is not there."""
+        with suppress(BlobStoreError), ExitStack() as unless_used:
+            reader = unless_used.enter_context(self.store.blobs.open(descriptor))
+            used_at = self._used_at(descriptor.digest.file_name)
+            is_changed = used_at is None or reader.status().st_mtime > used_at
+            if is_changed and reader.digest() != descriptor.digest:
+                _log.info("a cached blob is damaged: %s", reader.name)
+                return None
+            unless_used.pop_all()
+            self._use(descriptor)
+            return reader
+        return None
+
+    def _use(self, descriptor: Descriptor) -> None:
+        """Note that a blob is used now. Its own file keeps its times, which tell of a change."""
+        with suppress(OSError):
+            self._used.mkdir(parents=True, exist_ok=True)
+            (self._used / descriptor.digest.file_name).touch()
+
+    def bring(
+        self, descriptors: Iterable[Descriptor], read: Callable[[Descriptor], OpenReader]
+    ) -> None:
+        """Fetch those blobs that are missing, in their order, several at a time.
+
+        ``read`` opens one. Raises: LimitExceededError if all together are larger than the cache;
+        DigestMismatchError for a blob with other bytes; NotFoundError, CorruptDataError;
+        StorageError.
+        """
+        wanted = unique(descriptors)
+        if not self._missing(wanted):
+            return
+        nbytes = sum(blob.size for blob in wanted)
+        if nbytes > self.limit:
+            root = self.store.root
+            message = f"limit exceeded: {nbytes:,} bytes, and the cache {root} holds {self.limit:,}"
+            raise LimitExceededError(message, path=str(root), hint="Give it more: --cache-size.")
+        with os_errors("write to the cache", self.store.root):
+            make_folder(self._mark.parent, durable=False)
+            if not self._mark.exists():
+                replace_file(self._mark, b"Blobs that are not used are removed from this folder.\n")
+        with self._lock.exclusive(_WAIT_S):
+            missing = self._missing(wanted)  # another process may have brought some
+            self._make_room(sum(blob.size for blob in missing), wanted)
+            self._fetch(missing, read)
+
+    def _missing(self, wanted: Iterable[Descriptor]) -> list[Descriptor]:
+        """Return those that are missing; the others count as used now."""
+        missing = []
+        for blob in wanted:
+            reader = self.find(blob)
+            if reader is None:
+                missing.append(blob)
+            else:
+                reader.close()
+        return missing
+
+    def _fetch(
+        self, missing: Sequence[Descriptor], read: Callable[[Descriptor], OpenReader]
+    ) -> None:
+        with self.store.session() as session:
+
+            def take(descriptor: Descriptor) -> None:
+                with read(descriptor) as reader:
+                    session.add(descriptor, reader)
+
+            try:
+                each(missing, take, _AT_ONCE, name="cache")
+            finally:  # a broken connection must not lose what came before
+                session.replace(missing)
+        for blob in missing:
+            self._use(blob)
+
+    def _make_room(self, nbytes: int, kept: Sequence[Descriptor]) -> None:
+        """Remove blobs that are not among ``kept`` until so many bytes fit, the oldest first.
+
+        They have to fit the limit, and the disk.
+        """
+        files: list[tuple[float, int, Path]] = []
+        for entry in self.store.blobs.listing().named.values():
+            with suppress(OSError):  # it was removed
+                status = entry.stat(follow_symlinks=False)
+                used_at = self._used_at(entry.name) or status.st_mtime
+                files.append((used_at, status.st_size, Path(entry.path)))
+        names = {blob.digest.file_name for blob in kept}
+        used = sum(size for _, size, _ in files)
+        with os_errors("access", self.store.root):
+            most = min(self.limit, used + shutil.disk_usage(self.store.root).free)
+        for _, size, path in sorted(files):
+            if used + nbytes <= most:
+                return
+            if path.name not in names:
+                with os_errors("remove", path), suppress(NotFoundError, FileNotFoundError):
+                    path.unlink()
+                    (self._used / path.name).unlink(missing_ok=True)
+                used -= size
+
+    def _used_at(self, name: str) -> float | None:
+        try:
+            return (self._used / name).stat().st_mtime
+        except OSError:
+            return None

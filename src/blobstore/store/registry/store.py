@@ -33,7 +33,6 @@ from blobstore.store.ports import (
     Readable,
     Removal,
     Session,
-    blob_not_found,
     check_blob_size,
     check_expected,
     check_reader_size,
@@ -210,9 +209,7 @@ class RegistrySession(Session):
         if spooled is not None:
             self._send(repository, blob, spooled)
             return
-        if (there := Uploads(self._api, repository).size(blob.digest)) is not None:
-            check_blob_size(blob, there)
-        raise blob_not_found(blob.digest)
+        check_blob_size(blob, Uploads(self._api, repository).size(blob.digest))
 
     def _is_there(self, repository: str, blob: Descriptor) -> bool:
         uploads = Uploads(self._api, repository)

@@ -26,9 +26,8 @@ from blobstore.importer.run import import_model
 from blobstore.io.ranges import FileReader
 from blobstore.model.loader import open_model
 from blobstore.names import Digest
-from blobstore.store.bucket.blob_cache import BlobCache
 from blobstore.store.bucket.bucket_store import BucketStore, open_bucket_store
-from blobstore.store.bucket.objects import blob_key
+from blobstore.store.bucket.objects import BlobCache, blob_key
 from blobstore.store.care.verify import verify
 from blobstore.store.layered import LayeredStore
 from blobstore.store.local.store import Store

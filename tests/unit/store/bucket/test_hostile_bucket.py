@@ -27,10 +27,16 @@ from blobstore.importer.run import import_model
 from blobstore.inspection.listing import BrokenModel, ListedModel, list_models
 from blobstore.names import Digest, ModelName
 from blobstore.store.bucket import objects
-from blobstore.store.bucket.blob_cache import BlobCache
 from blobstore.store.bucket.bucket_store import BucketStore
 from blobstore.store.bucket.leases import LONGEST_LEASE_S, read_sweep, sessions_in
-from blobstore.store.bucket.objects import LEASES, SIGNATURES, SWEEP, blob_key, manifest_key
+from blobstore.store.bucket.objects import (
+    LEASES,
+    SIGNATURES,
+    SWEEP,
+    BlobCache,
+    blob_key,
+    manifest_key,
+)
 from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import Sample, verify
 from blobstore.store.memory import MemoryStore
