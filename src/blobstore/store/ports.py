@@ -203,6 +203,11 @@ class Readable:
         """The home without those below it."""
         return self
 
+    def all_names(self) -> list[ModelName]:
+        """Return the names of all models, packed ones too."""
+        packed = self.packed.manifests.names() if self.packed is not None else []
+        return list(dict.fromkeys([*self.manifests.names(), *packed]))
+
     def find(self, name: str | ModelName) -> ModelName:
         """Return the name of an existing model, as the home spells it: case is ignored.
 

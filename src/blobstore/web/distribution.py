@@ -158,7 +158,7 @@ class ServedModels:
 
     def catalog(self, request: Request) -> Response:
         def repositories() -> Iterable[str]:
-            return {_key(name): path_of(name) for name in self._names()}.values()
+            return {_key(name): path_of(name) for name in self._home.all_names()}.values()
 
         return _listed(request, "repositories", repositories)
 
@@ -286,15 +286,10 @@ class ServedModels:
         raise NotFoundError(f"repository {path_of(repository)!r} does not have it")
 
     def _models(self, repository: ModelName) -> list[ModelName]:
-        names = [name for name in self._names() if _key(name) == _key(repository)]
+        names = [name for name in self._home.all_names() if _key(name) == _key(repository)]
         if not names:
             raise ModelNotFoundError(f"repository {path_of(repository)!r} not found")
         return names
-
-    def _names(self) -> list[ModelName]:
-        packed = self._home.packed
-        others = packed.manifests.names() if packed is not None else []
-        return list(dict.fromkeys([*self._home.manifests.names(), *others]))
 
     def _read(self, asked: ModelName) -> _Tagged:
         holder = self._home.holder(asked)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -39,7 +39,6 @@ from blobstore.formats.oci import (
     INDEX_PATH,
     LAYOUT_PATH,
     MAX_INDEX,
-    OciDescriptor,
     blob_path,
     check_layout,
     parse_index,
@@ -363,9 +362,6 @@ class FixedManifests(Manifests):
     def __init__(self, what: str, manifests: dict[ModelName, bytes]) -> None:
         self._what = what
         self._raw = manifests
-        self._spellings: dict[tuple[str, ...], list[ModelName]] = {}
-        for name in manifests:
-            self._spellings.setdefault(name.folded, []).append(name)
 
     def names(self) -> list[ModelName]:
         return sorted(self._raw)
@@ -374,7 +370,7 @@ class FixedManifests(Manifests):
         return list(self._raw)
 
     def spelled(self, name: ModelName) -> ModelName:
-        return spelled_among(self._spellings.get(name.folded, ()), name)
+        return name if name in self._raw else spelled_among(self._raw, name)
 
     def read(self, name: ModelName) -> Manifest:
         return Manifest.parse(self.text(name), f"{self._what}: the manifest of {name}")
@@ -405,7 +401,10 @@ class Archive(Closing, Readable):
         self.blobs = _Blobs(contents, self._members)
         check_layout(self._document(LAYOUT_PATH), f"{LAYOUT_PATH} of {self.address}")
         index = parse_index(self._document(INDEX_PATH), f"{INDEX_PATH} of {self.address}")
-        raw = self._manifests_of(index)
+        raw = {}
+        for blob in unique(index):
+            with self.blobs.open(blob) as reader:
+                raw[blob.digest] = checked_bytes(reader.read(0, reader.size), blob.digest)
         named = [(one.model, raw[one.digest]) for one in index if one.model is not None]
         self.unnamed = tuple(one.digest for one in index if one.model is None)
         """Manifests without a name, which can only be loaded under a given one."""
@@ -424,13 +423,6 @@ class Archive(Closing, Readable):
             raise CorruptDataError(message, rule="A2", path=self.address)
         check_limit(f"{path} of {self.address}", member.size, "bytes", MAX_INDEX, "A2")
         return MemberReader(self._contents, member, path).read(0, member.size)
-
-    def _manifests_of(self, entries: Sequence[OciDescriptor]) -> dict[Digest, bytes]:
-        raw = {}
-        for blob in unique(entries):
-            with self.blobs.open(blob) as reader:
-                raw[blob.digest] = checked_bytes(reader.read(0, reader.size), blob.digest)
-        return raw
 
     @contextmanager
     def lease(self) -> Iterator[bool]:

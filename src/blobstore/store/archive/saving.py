@@ -22,6 +22,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
+from operator import call
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -232,14 +233,15 @@ class NewArchive(Intake):
 
     def _put(self, batch: memoryview, hash_it: Callable[[], object]) -> None:
         """Write a batch, while ``hash_it`` runs, too."""
-        if not self._compresses:
-            tasks: list[Callable[[], object]] = [hash_it, partial(self._write, batch)]
-            results_of(tasks, lambda task: task(), self._jobs, name="archive")
-            return
-        frames = [batch[at : at + FRAME] for at in range(0, len(batch), FRAME)]
-        jobs: list[Callable[[], Any]] = [hash_it, *(partial(compressed, one) for one in frames)]
-        _, *coded = results_of(jobs, lambda job: job(), self._jobs, name="archive")
-        for frame, parts in zip(frames, coded, strict=True):
+        jobs: list[Callable[[], Any]] = [hash_it]
+        frames = []
+        if self._compresses:
+            frames = [batch[at : at + FRAME] for at in range(0, len(batch), FRAME)]
+            jobs += (partial(compressed, frame) for frame in frames)
+        else:
+            jobs.append(partial(self._write, batch))
+        _, *coded = results_of(jobs, call, self._jobs, name="archive")
+        for frame, parts in zip(frames, coded, strict=False):  # what is written is not coded
             self._frames.append((sum(map(len, parts)), len(frame)))
             for part in parts:
                 self._write(part)

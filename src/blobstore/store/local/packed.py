@@ -27,10 +27,11 @@ from blobstore.store.hints import SummaryHints
 from blobstore.store.local.locks import remove_leftover
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.packed.files import (
+    FramesReader,
     PackedIndex,
-    PackedReader,
     blob_frames,
     packed_frames,
+    packed_reader,
     read_index,
 )
 from blobstore.store.ports import (
@@ -127,7 +128,7 @@ class PackedBlobs(Blobs):
             hint = "Remove the file, and pack again. `blobstore verify` names the models it is in."
             raise error.about(hint=hint) from error
 
-    def _reader(self, digest: Digest) -> PackedReader:
+    def _reader(self, digest: Digest) -> FramesReader:
         for name in self._names(digest):
             try:
                 return self._opened(self.path / name, digest)
@@ -146,7 +147,7 @@ class PackedBlobs(Blobs):
             if digest.hex in index.frames:
                 yield name
 
-    def _opened(self, path: Path, digest: Digest) -> PackedReader:
+    def _opened(self, path: Path, digest: Digest) -> FramesReader:
         file = FileReader(path, follow=False)
         try:
             index = self._many.get(path.name) or read_index(file)
@@ -156,7 +157,7 @@ class PackedBlobs(Blobs):
                 frames = blob_frames(file, index, digest.hex, self.open_of)
             else:
                 raise blob_not_found(digest, file.name)
-            return PackedReader(frames, digest, path)
+            return packed_reader(frames, digest, path)
         except BlobStoreError as error:
             file.close()
             raise error.at(str(path), path=str(path)) from error

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, islice
 from pathlib import Path
@@ -89,13 +89,10 @@ class FramesReader(OpenReader):
         while buffer:
             number = bisect_right(self._frames.starts, offset) - 1
             if number != self._last[0]:
-                self._last = number, memoryview(self._decoded(number))
+                self._last = number, memoryview(self._frames.decoded(number))
             piece = self._last[1][offset - self._frames.starts[number] :][: len(buffer)]
             buffer[: len(piece)] = piece
             buffer, offset = buffer[len(piece) :], offset + len(piece)
-
-    def _decoded(self, number: int) -> bytes:
-        return self._frames.decoded(number)
 
     def close(self) -> None:
         self._frames.close()
@@ -149,33 +146,31 @@ def broken(name: str, error: Exception) -> CorruptDataError:
 # Packed files
 
 
-class PackedReader(FramesReader):
-    """The plain bytes of a packed blob, for one thread.
+def packed_reader(frames: Frames, blob: Digest, path: Path) -> FramesReader:
+    """Return a reader of the plain bytes of a packed blob, for one thread.
 
-    Raises: CorruptDataError, with ``blob`` and ``path``, for a damaged frame.
+    It raises CorruptDataError, with ``blob`` and ``path``, for a damaged frame.
     """
+    name = f"{path} (blob {blob})"
 
-    def __init__(self, frames: Frames, blob: Digest, path: Path) -> None:
-        super().__init__(frames, f"{path} (blob {blob})")
-        self._place = {"blob": str(blob), "path": str(path)}
-
-    def _decoded(self, number: int) -> bytes:
+    def decoded(number: int) -> bytes:
         try:
-            return super()._decoded(number)
+            return frames.decoded(number)
         except BlobStoreError as error:
-            raise error.at(f"packed {self.name} is damaged", **self._place) from error
+            raise error.at(f"packed {name} is damaged", blob=str(blob), path=str(path)) from error
+
+    return FramesReader(replace(frames, decoded=decoded), name)
 
 
 def packed_frames(file: FileReader) -> Frames:
     """Return the frames of a packed file. Raises: CorruptDataError if it is damaged."""
-    if file.size < _MARK.size:
-        raise CorruptDataError("packed file is damaged: it does not begin as one")
-    *skippable, ours, width = _MARK.unpack(file.read(0, _MARK.size))
+    mark = file.read(0, min(file.size, _MARK.size)).ljust(_MARK.size)
+    *skippable, ours, width = _MARK.unpack(mark)
     if (*skippable, ours) != (*_SKIPPABLE, _OURS) or width not in _WIDTHS:
-        raise CorruptDataError("packed file is damaged: it does not begin as one")
+        raise _damaged("it does not begin as one")
     table = seek_table(file)
     if table is None or not table.has_small_frames:
-        raise CorruptDataError("packed file is damaged: it has no seek table of small frames")
+        raise _damaged("it has no seek table of small frames")
     frames = zstd_frames(file, table)
 
     def decoded(number: int) -> bytes:
@@ -199,7 +194,7 @@ def write_packed(path: Path, blob: Descriptor, reader: OpenReader) -> None:
                 write_all_at(fd, offset, memoryview(piece))
             offset += len(piece)
         with FileReader(path) as file:
-            packed = PackedReader(packed_frames(file), blob.digest, path)
+            packed = packed_reader(packed_frames(file), blob.digest, path)
             if packed.size != blob.size or packed.digest() != blob.digest:
                 raise damaged(blob.digest)
         with os_errors("write", path):
@@ -209,13 +204,18 @@ def write_packed(path: Path, blob: Descriptor, reader: OpenReader) -> None:
 
 
 def _pieces(blob: Descriptor, reader: OpenReader) -> Iterator[bytes]:
+    import zstandard
+
     width = _width(blob, reader)
     coder = _coder(is_text=blob.media_type != TENSOR_MEDIA_TYPE)
     yield _MARK.pack(*_SKIPPABLE, _OURS, width)
     table = [(_MARK.size, 0)]
     for begin in range(0, reader.size, FRAME):
         data = reader.read(begin, min(FRAME, reader.size - begin))
-        frame = _compressed(split_planes(data, width), coder)
+        stream, frame = coder.compressobj(size=len(data)), b""
+        for plane in split_planes(data, width):  # each begins a block, with its own Huffman code
+            frame += stream.compress(plane) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+        frame += stream.flush()
         table.append((len(frame), len(data)))
         yield frame
     yield encode_table(table)
@@ -242,17 +242,6 @@ def join_planes(planes: bytes, width: int) -> bytes:
     whole = len(planes) // width * width
     items = np.frombuffer(planes, np.uint8, whole).reshape(width, -1)
     return items.T.tobytes() + planes[whole:]
-
-
-def _compressed(planes: Sequence[bytes], coder: ZstdCompressor) -> bytes:
-    """Return a frame of planes. Each begins a block, and so has a Huffman code of its own."""
-    import zstandard
-
-    stream = coder.compressobj(size=sum(map(len, planes)))
-    parts = []
-    for plane in planes:
-        parts += [stream.compress(plane), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
-    return b"".join([*parts, stream.flush()])
 
 
 def _coder(*, is_text: bool) -> ZstdCompressor:

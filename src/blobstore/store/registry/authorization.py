@@ -80,24 +80,22 @@ def parse_challenges(fields: Iterable[str]) -> list[Challenge]:
     Raises: ChallengeError for anything else than the grammar allows, and for a parameter that
     comes twice in a challenge (section 11.2).
     """
-    return [challenge for text in fields for challenge in _challenges_in(text)]
-
-
-def _challenges_in(text: str) -> list[Challenge]:
-    found: list[Challenge] = []
-    position = len(text) - len(text.lstrip(" \t,"))
-    while position < len(text):
-        if found and (match := _PARAMETER.match(text, position)):
-            name, token, quote = match.group(1, 2, 3)
-            parameters = found[-1].parameters
-            if name.lower() in parameters:
-                raise ChallengeError(f"{name[:40]} appears twice")
-            parameters[name.lower()] = _ESCAPED.sub(r"\1", quote) if token is None else token
-        elif match := _SCHEME.match(text, position):
-            found.append(Challenge(match[1].lower()))
-        else:
-            raise ChallengeError(f"invalid at character {position}")
-        position = match.end()
+    found = []
+    for text in fields:
+        parameters = None
+        position = len(text) - len(text.lstrip(" \t,"))
+        while position < len(text):
+            if parameters is not None and (match := _PARAMETER.match(text, position)):
+                name, token, quote = match.group(1, 2, 3)
+                if name.lower() in parameters:
+                    raise ChallengeError(f"{name[:40]} appears twice")
+                parameters[name.lower()] = _ESCAPED.sub(r"\1", quote) if token is None else token
+            elif match := _SCHEME.match(text, position):
+                found.append(Challenge(match[1].lower()))
+                parameters = found[-1].parameters
+            else:
+                raise ChallengeError(f"invalid at character {position}")
+            position = match.end()
     return found
 
 

@@ -28,7 +28,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import compress, count
-from typing import Any
 from urllib.parse import urlencode
 
 from blobstore.errors import (
@@ -429,7 +428,10 @@ class RegistryManifests(Manifests):
                 page = parse_object(reply.whole(_MAX_PAGE), str(address), rule="R1")
                 reference = reply.next_page()
                 following = self.api.joined(reply, reference) if reference is not None else None
-            yield from _texts(page.get(key), address)
+            texts = page.get(key) or []  # null: docker-registry's, for a repository without tags
+            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+                raise address.refuse("answers with something else than a list of names", "R1")
+            yield from texts
 
     def _address(self, name: ModelName, reference: str) -> WebAddress:
         self._check_host(name)
@@ -467,14 +469,6 @@ def _check_digest(reply: Reply, raw: bytes) -> None:
     said = reply.field(_DIGEST)
     if said is not None and said != str(Digest.of(raw)):
         raise reply.refuse(f"gives a manifest the digest {said[:80]!r}, and it is {Digest.of(raw)}")
-
-
-def _texts(found: Any, address: WebAddress) -> list[str]:
-    if found is None:  # docker-registry's answer for a repository without tags
-        return []
-    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
-        raise address.refuse("answers with something else than a list of names", "R1")
-    return found
 
 
 _TRIES = 5

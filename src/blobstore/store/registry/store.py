@@ -199,17 +199,14 @@ class RegistrySession(Session):
 
         Raises: NotFoundError, CorruptDataError if neither the repository nor this session has it.
         """
-        if self._places.known(blob.digest).get(repository) == blob.size:
+        is_known = self._places.known(blob.digest).get(repository) == blob.size
+        if is_known or self._is_there(repository, blob):
             return
-        spooled = self._spooled.get(blob.digest)
-        if spooled is not None:
+        if (spooled := self._spooled.get(blob.digest)) is not None:
             check_blob_size(blob, spooled.size)
-        if self._is_there(repository, blob):
-            return
-        if spooled is not None:
             self._send(repository, blob, spooled)
-            return
-        check_blob_size(blob, Uploads(self._api, repository).size(blob.digest))
+        else:
+            check_blob_size(blob, Uploads(self._api, repository).size(blob.digest))
 
     def _is_there(self, repository: str, blob: Descriptor) -> bool:
         uploads = Uploads(self._api, repository)

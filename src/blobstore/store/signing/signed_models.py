@@ -39,7 +39,7 @@ from blobstore.formats.signatures import DockerReference, Payload, Signature
 from blobstore.formats.strictjson import InvalidError, parse_object
 from blobstore.io.durable import read_own
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Home, Readable, Signatures
+from blobstore.store.ports import Home, Signatures
 from blobstore.store.signing.key_pairs import MAX_KEY_FILE, PrivateKey, PublicKey
 
 Match = Callable[[DockerReference, DockerReference], bool]
@@ -82,15 +82,10 @@ def same_identity(model: DockerReference, signed: DockerReference) -> bool:
 class Accepted:
     """A signature that counts: the identity that it was made for, and the key that made it."""
 
-    KEYS = ("identity", "key=key_name")
+    KEYS = ("identity", "key=key.name")
 
     identity: DockerReference
     key: PublicKey
-
-    @property
-    def key_name(self) -> str:
-        """The key's file, or its place in the policy."""
-        return self.key.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +300,12 @@ def _match(value: Any, place: str) -> Match:
         _check_keys(value, place, ("type",))
         return same_repository if kind == "matchRepository" else same_identity
     if kind in ("exactReference", "exactRepository"):
-        exact = _exact(value, place, f"docker{kind.removeprefix('exact')}")
+        key = f"docker{kind.removeprefix('exact')}"
+        _check_keys(value, place, ("type", key))
+        try:
+            exact = DockerReference.parse(str(value[key]))
+        except UsageError as error:
+            raise InvalidError(f"{key}: {error.message}", place) from None
         if kind == "exactReference" and exact.tag is None:
             raise InvalidError("dockerReference: expected a tag", place)
         return _equal_to(exact)
@@ -313,14 +313,6 @@ def _match(value: Any, place: str) -> Match:
         _check_keys(value, place, ("type", "prefix", "signedPrefix"))
         return _remapped(str(value["prefix"]), str(value["signedPrefix"]))
     raise InvalidError(f"unknown signedIdentity {quoted(kind)}", place)
-
-
-def _exact(value: dict[str, Any], place: str, key: str) -> DockerReference:
-    _check_keys(value, place, ("type", key))
-    try:
-        return DockerReference.parse(str(value[key]))
-    except UsageError as error:
-        raise InvalidError(f"{key}: {error.message}", place) from None
 
 
 def _object(value: Any, place: str) -> dict[str, Any]:
@@ -351,20 +343,18 @@ def _remapped(prefix: str, signed_prefix: str) -> Match:
 
 def _key_at(path: str) -> PublicKey:
     try:
-        return PublicKey.parse(read_own(Path(path), MAX_KEY_FILE, follow=True), path)
-    except UsageError:
-        raise
+        raw = read_own(Path(path), MAX_KEY_FILE, follow=True)
     except BlobStoreError as error:
         raise UsageError(f"a key of the policy: {error.message}", path=path) from error
+    return PublicKey.parse(raw, path)
 
 
 def _key_in(data: str, name: str) -> PublicKey:
     try:
-        return PublicKey.parse(base64.b64decode(data, validate=True), name)
-    except ValueError as error:
-        if isinstance(error, UsageError):
-            raise
+        raw = base64.b64decode(data, validate=True)
+    except ValueError:
         raise UsageError(f"{name} is not base64", path=name) from None
+    return PublicKey.parse(raw, name)
 
 
 # Models
@@ -442,17 +432,9 @@ def check_signatures(
     that can't be read; StorageError.
     """
     kept = _signatures(home)
-    holders = [(home.holder(name), name) for name in names]
-    found = [(holder, holder.find(name)) for holder, name in holders] or _all_models(home)
+    holders = [(home.holder(name), name) for name in list(names) or home.all_names()]
+    found = [(holder, holder.find(name)) for holder, name in holders]
     return [_checked(name, one.manifests.read(name).digest, kept, policy) for one, name in found]
-
-
-def _all_models(home: Home) -> list[tuple[Readable, ModelName]]:
-    whole = home.manifests.names()
-    found: list[tuple[Readable, ModelName]] = [(home, name) for name in whole]
-    if (packed := home.packed) is not None:
-        found += ((packed, name) for name in packed.manifests.names() if name not in whole)
-    return found
 
 
 def _checked(
