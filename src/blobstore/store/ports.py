@@ -203,11 +203,6 @@ class Readable:
         """The home without those below it."""
         return self
 
-    def all_names(self) -> list[ModelName]:
-        """Return the names of all models, packed ones too."""
-        packed = self.packed.manifests.names() if self.packed is not None else []
-        return list(dict.fromkeys([*self.manifests.names(), *packed]))
-
     def find(self, name: str | ModelName) -> ModelName:
         """Return the name of an existing model, as the home spells it: case is ignored.
 
@@ -496,6 +491,12 @@ class Care:
         UsageError for a home without one; BusyError; StorageError.
         """
         raise UsageError(f"{self.home.address} has no trash")
+
+
+def all_names(home: Readable) -> list[ModelName]:
+    """Return the names of all models, packed ones too."""
+    packed = home.packed.manifests.names() if home.packed is not None else []
+    return list(dict.fromkeys([*home.manifests.names(), *packed]))
 
 
 def id_of(home: Readable, name: ModelName) -> Digest | None:

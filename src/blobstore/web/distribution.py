@@ -46,7 +46,7 @@ from blobstore.formats.oci import OCI_MANIFEST_MEDIA_TYPE, under_oci
 from blobstore.formats.signatures import SignatureManifest, is_tag_of_signatures
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Readable
+from blobstore.store.ports import Readable, all_names
 from blobstore.store.sessions import checked_pieces
 from blobstore.web.application import is_known
 
@@ -158,7 +158,7 @@ class ServedModels:
 
     def catalog(self, request: Request) -> Response:
         def repositories() -> Iterable[str]:
-            return {_key(name): path_of(name) for name in self._home.all_names()}.values()
+            return {_key(name): path_of(name) for name in all_names(self._home)}.values()
 
         return _listed(request, "repositories", repositories)
 
@@ -286,7 +286,7 @@ class ServedModels:
         raise NotFoundError(f"repository {path_of(repository)!r} does not have it")
 
     def _models(self, repository: ModelName) -> list[ModelName]:
-        names = [name for name in self._home.all_names() if _key(name) == _key(repository)]
+        names = [name for name in all_names(self._home) if _key(name) == _key(repository)]
         if not names:
             raise ModelNotFoundError(f"repository {path_of(repository)!r} not found")
         return names

@@ -69,6 +69,9 @@ class Secret:
     def __format__(self, specification: str) -> str:
         return format(HIDDEN, specification)
 
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Secret) and self._text == other._text
 

@@ -39,7 +39,7 @@ from blobstore.formats.signatures import DockerReference, Payload, Signature
 from blobstore.formats.strictjson import InvalidError, parse_object
 from blobstore.io.durable import read_own
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Home, Signatures
+from blobstore.store.ports import Home, Signatures, all_names
 from blobstore.store.signing.key_pairs import MAX_KEY_FILE, PrivateKey, PublicKey
 
 Match = Callable[[DockerReference, DockerReference], bool]
@@ -432,7 +432,7 @@ def check_signatures(
     that can't be read; StorageError.
     """
     kept = _signatures(home)
-    holders = [(home.holder(name), name) for name in list(names) or home.all_names()]
+    holders = [(home.holder(name), name) for name in list(names) or all_names(home)]
     found = [(holder, holder.find(name)) for holder, name in holders]
     return [_checked(name, one.manifests.read(name).digest, kept, policy) for one, name in found]
 
