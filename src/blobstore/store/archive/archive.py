@@ -362,6 +362,9 @@ class FixedManifests(Manifests):
     def __init__(self, what: str, manifests: dict[ModelName, bytes]) -> None:
         self._what = what
         self._raw = manifests
+        self._spellings: dict[tuple[str, ...], list[ModelName]] = {}
+        for name in manifests:
+            self._spellings.setdefault(name.folded, []).append(name)
 
     def names(self) -> list[ModelName]:
         return sorted(self._raw)
@@ -370,7 +373,7 @@ class FixedManifests(Manifests):
         return list(self._raw)
 
     def spelled(self, name: ModelName) -> ModelName:
-        return name if name in self._raw else spelled_among(self._raw, name)
+        return spelled_among(self._spellings.get(name.folded, ()), name)
 
     def read(self, name: ModelName) -> Manifest:
         return Manifest.parse(self.text(name), f"{self._what}: the manifest of {name}")
