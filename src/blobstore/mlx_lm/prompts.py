@@ -165,12 +165,12 @@ class Prompts:
     def check_template(self) -> None:
         """Raise UnsupportedSourceError if the only template is Ollama's."""
         if self._has_only_ollamas and not self.is_raw:
-            message = f"model {self.name}: its only chat template is Ollama's, which is not run"
-            hint = (
-                "Use --raw to continue the text without a template, or import the model from a "
-                "checkpoint with a chat_template.jinja."
+            raise UnsupportedSourceError(
+                f"model {self.name}: its only chat template is Ollama's, which is not run",
+                model=self.name,
+                hint="Use --raw to continue the text without a template, or import the model from"
+                " a checkpoint with a chat_template.jinja.",
             )
-            raise UnsupportedSourceError(message, model=self.name, hint=hint)
 
     def beginning(self, system: str | None = None) -> list[Message]:
         """Return the messages before a conversation: a system text, and those of the model.

@@ -196,8 +196,6 @@ _OTHER_GENERATION = (
     "watermarking_config",
 )
 """What would change a text in transformers, and can't in mlx-lm."""
-_UNSET = ("num_predict", 0)
-"""By this, and by a seed below 0, Ollama's runners mean "not set"."""
 
 
 def choose_sampling(
@@ -233,7 +231,10 @@ def _of_layer(parameters: Mapping[str, Any], notes: list[str]) -> Iterator[tuple
         if name is None:
             unused.append(key)
             continue
-        if type(value) is int and ((key == "seed" and value < 0) or (key, value) == _UNSET):
+        # By these Ollama's runners mean "not set".
+        if type(value) is int and (
+            (key == "seed" and value < 0) or (key, value) == ("num_predict", 0)
+        ):
             continue
         try:
             yield name, read_field(name, value, key)

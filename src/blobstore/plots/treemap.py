@@ -147,7 +147,7 @@ def _shares(found: list[Rectangle], total: int) -> str:
 
 def _tree(found: list[Rectangle], total: int, modules: list[str]) -> list[dict[str, Any]]:
     """Return the model, its modules and the rectangles in them, each with its parent."""
-    numbers = {module: index + 1 for index, module in enumerate(modules)}
+    numbers = {module: number for number, module in enumerate(modules, 1)}
     rows: list[dict[str, Any]] = [{"id": 0}]
     for module, number in numbers.items():
         words = module.split(".")

@@ -110,8 +110,7 @@ class Chat:
         async for part in request.stream():
             body += part
             if len(body) > MAX_BODY:
-                error = UsageError(f"the request has over {MAX_BODY:,} bytes")
-                return _refusal(_TOO_LARGE, error)
+                return _refusal(_TOO_LARGE, UsageError(f"the request has over {MAX_BODY:,} bytes"))
         events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 

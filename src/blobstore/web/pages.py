@@ -61,7 +61,9 @@ def page(address: str) -> str:
     )
 
 
-def page_in_file(title: str, parts: Sequence[str], data: Mapping[str, Any], readable: str) -> bytes:
+def page_in_file(
+    title: str, parts: Sequence[str], data: Mapping[str, Any], readable: Iterable[str]
+) -> bytes:
     """Return a page in one file, UTF-8, made of these parts and the script of the last one.
 
     ``data``: what the script finds, as JSON. ``readable``: markup for browsers without JavaScript.
@@ -81,7 +83,7 @@ def page_in_file(title: str, parts: Sequence[str], data: Mapping[str, Any], read
             head=f'<meta http-equiv="Content-Security-Policy" content="{policy}" />'
             f"<style>{style}</style><script>{scripts[0]}</script>",
             site="",
-            noscript=readable,
+            noscript="".join(readable),
             main="".join(_read(f"{part}.html") for part in parts),
             end=f'<script type="application/json" id="inlined">{text}</script>'
             f'<script>{scripts[1]}</script><script type="module">{scripts[2]}</script>',

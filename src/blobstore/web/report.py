@@ -167,8 +167,9 @@ def model_page(report: ModelReport, made: str | None) -> bytes:
         "scatter": report.plots.get("scatter"),
         "made": origin,
     }
-    readable = "".join(_readable(report, origin))
-    return page_in_file(f"{report.name}: report", ("model", "report"), data, readable)
+    return page_in_file(
+        f"{report.name}: report", ("model", "report"), data, _readable(report, origin)
+    )
 
 
 def source_label(source: Source) -> str:
@@ -201,8 +202,11 @@ def _readable(report: ModelReport, origin: Mapping[str, str]) -> Iterator[str]:
     runs = {one["runtime"]: f"{one['runs']} {one['reason'] or ''}" for one in facts["runs_in"]}
     yield f"<h1>{markup_of(report.name)}</h1>"
     yield table("The model", ("", ""), (said | runs).items())
-    title = f"The largest of {counted(len(tensors['names']), 'tensor')}"
-    yield table(title, _COLUMNS, _cells(_largest(tensors)[:_MOST_ROWS]))
+    yield table(
+        f"The largest of {counted(len(tensors['names']), 'tensor')}",
+        _COLUMNS,
+        _cells(_largest(tensors)[:_MOST_ROWS]),
+    )
     yield from map(table_of, report.plots.values())
     if report.diff is not None:
         changes = [("added", one["name"], "", one["type"]) for one in report.diff["added"]]
@@ -211,8 +215,11 @@ def _readable(report: ModelReport, origin: Mapping[str, str]) -> Iterator[str]:
             ("changed", one["name"], one["before"]["type"], one["after"]["type"])
             for one in report.diff["changed"]
         ]
-        title = f"Differences from {report.diff['a']}: {counted(len(changes), 'tensor')}"
-        yield table(title, ("", "tensor", "before", "after"), changes[:_MOST_ROWS])
+        yield table(
+            f"Differences from {report.diff['a']}: {counted(len(changes), 'tensor')}",
+            ("", "tensor", "before", "after"),
+            changes[:_MOST_ROWS],
+        )
     yield table("How this page was made", ("", ""), origin.items())
 
 
@@ -232,8 +239,7 @@ def plan_page(asked: ImportPlan, options: ImportOptions) -> bytes:
     that the user gave; their rules are in every plan. No weight is read.
     """
     data = _choices(asked, replace(options, target=None))
-    readable = "".join(_readable_plan(data))
-    return page_in_file(f"{data['source']}: plan", ("plan",), data, readable)
+    return page_in_file(f"{data['source']}: plan", ("plan",), data, _readable_plan(data))
 
 
 def _choices(asked: ImportPlan, options: ImportOptions) -> dict[str, Any]:
@@ -308,11 +314,14 @@ def _label(kind: _Kind) -> str:
 
 def _readable_plan(data: dict[str, Any]) -> Iterator[str]:
     yield f"<h1>Plan for {markup_of(data['source'])}</h1><p>{markup_of(data['headline'])}</p>"
-    columns = ("plan", "size", "bits per weight", "quantized tensors")
-    rows = [
-        (one["label"], size(one["bytes"]), one["bits"], one["quantized"]) for one in data["plans"]
-    ]
-    yield table("Plans", columns, rows)
+    yield table(
+        "Plans",
+        ("plan", "size", "bits per weight", "quantized tensors"),
+        (
+            (one["label"], size(one["bytes"]), one["bits"], one["quantized"])
+            for one in data["plans"]
+        ),
+    )
     yield table("Refused", ("plan", "why"), data["refused"].items())
     shown = {one["label"]: one for one in data["plans"]}
     if data["target"] is not None:
@@ -320,8 +329,9 @@ def _readable_plan(data: dict[str, Any]) -> Iterator[str]:
     for title, plan in shown.items():
         yield f"<h2>{markup_of(title)}</h2>"
         yield table(f"Where it runs ({title})", ("runtime", ""), plan["runs_in"])
-        caption = f"The largest of {counted(plan['tensors'], 'tensor')}"
-        yield table(caption, _COLUMNS, plan["largest"])
+        yield table(
+            f"The largest of {counted(plan['tensors'], 'tensor')}", _COLUMNS, plan["largest"]
+        )
 
 
 def check_place(path: str, *, force: bool) -> None:
