@@ -98,7 +98,7 @@ KERNELS: dict[str, Kernel] = {
     "native": _NATIVE[0],
     **{kernel.name: kernel for kernel in (*_NATIVE, ReferenceKernel())},
 }
-_active: Kernel = KERNELS["native"]
+_active = KERNELS["native"]
 
 
 def use(name: str) -> None:

@@ -179,8 +179,7 @@ def largest_magnitude(array: Array) -> float:
     least_negative = 2 ** (8 * array.dtype.itemsize - 1)
     positive = int(unsigned.view(f"i{array.dtype.itemsize}").max(initial=0))
     negative = int(unsigned.max(initial=0)) % least_negative
-    bits = unsigned.dtype.type(max(positive, negative))
-    amax = float(np.asarray(bits, unsigned.dtype).reshape(1).view(array.dtype)[0])
+    amax = float(np.array([max(positive, negative)], unsigned.dtype).view(array.dtype)[0])
     return amax if math.isfinite(amax) else math.inf
 
 

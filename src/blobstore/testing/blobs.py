@@ -144,7 +144,7 @@ class BlobTests(HomeTests):
             with pytest.raises(NotFoundError):
                 ask("m")
 
-    @pytest.mark.parametrize("size", [size for size in SIZES if size > 1])
+    @pytest.mark.parametrize("size", SIZES[2:])
     def test_pieces_in_any_order(self, home: Home, session: Session, size: int) -> None:
         data = data_of(size)
         cuts = sorted({0, size, *(random.Random(size).randrange(1, size) for _ in range(5))})
@@ -160,7 +160,7 @@ class BlobTests(HomeTests):
         assert (blob.digest, blob.size, len(told)) == (Digest.of(data), size, len(pieces))
         check_published(home, session, data)
 
-    @pytest.mark.parametrize("size", [size for size in SIZES if size > 1])
+    @pytest.mark.parametrize("size", SIZES[2:])
     def test_buffers_of_early_pieces_do_not_wait(self, session: Session, size: int) -> None:
         data = data_of(size)
         at, made = size // 2, list[Finished]()

@@ -334,8 +334,7 @@ def parse_header(text: bytes, data_size: int | None) -> Header:
     Raises: HeaderError for rules F4 to F19; LimitExceededError for JSON nested deeper than 64
     levels.
     """
-    scanned = scan_header(text, data_size)
-    return parse_strictly(text, data_size) if scanned is None else scanned
+    return scan_header(text, data_size) or parse_strictly(text, data_size)
 
 
 def _header_text(reader: OpenReader, budget: Budget | None, first_nbytes: int) -> bytes:
