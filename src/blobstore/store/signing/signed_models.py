@@ -82,10 +82,15 @@ def same_identity(model: DockerReference, signed: DockerReference) -> bool:
 class Accepted:
     """A signature that counts: the identity that it was made for, and the key that made it."""
 
-    KEYS = ("identity", "key=key.name")
+    KEYS = ("identity", "key=key_name")
 
     identity: DockerReference
     key: PublicKey
+
+    @property
+    def key_name(self) -> str:
+        """The key's file, or its place in the policy."""
+        return self.key.name
 
 
 @dataclass(frozen=True, slots=True)
