@@ -58,7 +58,7 @@ Memory = Annotated[
     Option(
         "--memory",
         metavar="SIZE",
-        help="Memory for the work [default: 32MB, and 32MB per thread].",
+        help="Memory for the work [default: 76MB, and 20MB per thread].",
     ),
 ]
 VerifyReuse = Annotated[
