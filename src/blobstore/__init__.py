@@ -60,9 +60,13 @@ if TYPE_CHECKING:
     from blobstore.store.care.usage import measure_usage as measure_usage
     from blobstore.store.care.verify import verify as verify
     from blobstore.store.layered import LayeredStore as LayeredStore
-    from blobstore.store.local.store import Store as Store, open_store as open_store
+    from blobstore.store.local.store import (
+        Store as Store,
+        open_store as open_store,
+        pack as pack,
+        unpack as unpack,
+    )
     from blobstore.store.memory import MemoryStore as MemoryStore
-    from blobstore.store.packing import pack as pack, unpack as unpack
     from blobstore.store.registry.store import (
         RegistryAccess as RegistryAccess,
         RegistryStore as RegistryStore,
@@ -119,7 +123,7 @@ _HOME = {
     "open_folder": "source.addresses",
     "open_model": "model.loader",
     "open_store": "store.local.store",
-    "pack": "store.packing",
+    "pack": "store.local.store",
     "plan_import": "importer.run",
     "prune": "store.care.prune",
     "pull": "store.registry.store",
@@ -134,7 +138,7 @@ _HOME = {
     "sign_model": "store.signing.signed_models",
     "transfer": "store.transfer",
     "undo_prune": "store.care.prune",
-    "unpack": "store.packing",
+    "unpack": "store.local.store",
     "verify": "store.care.verify",
     "work_on_batch": "importer.batch",
     "work_on_plan": "importer.worker",

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from blobstore.store.care.prune import PruneResult, UndoResult
     from blobstore.store.care.usage import ModelUsage, Usage
     from blobstore.store.care.verify import VerifyResult
-    from blobstore.store.packing import PackedModel, UnpackedModel
+    from blobstore.store.local.store import PackedModel, UnpackedModel
 
 
 EXIT_DAMAGED = 3

@@ -44,7 +44,6 @@ from blobstore.io.budget import allow_open_files
 from blobstore.io.ranges import BytesReader, MappedFile, OpenReader, is_mapped
 from blobstore.kernels.arrays import Array, QuantizedArray, mapped, numpy_dtype
 from blobstore.names import Digest, ModelName
-from blobstore.store.packing import unpacked
 from blobstore.store.ports import Readable, check_document_size, checked_bytes
 from blobstore.store.stored import SUFFIXES, StoredTensor
 from blobstore.store.stored_model import StoredModel, TensorBlob
@@ -457,7 +456,7 @@ def open_model(name: str | ModelName, *, store: Readable, verify: bool = False) 
     companions that don't fit; with ``verify``, bytes that are not the digest's), StorageError: each
     with ``model``, ``blob`` and, where there is one, ``tensor``, which the message names too.
     """
-    full, before = unpacked(name, store), None
+    full, before = store.whole(name), None
     while True:
         with store.lease():
             manifest = store.manifests.read(full)

@@ -194,6 +194,9 @@ class LayeredStore(Home):
         parsed = ModelName.of(name)
         return self.manifests.home_of(parsed).find(parsed)
 
+    def whole(self, name: str | ModelName) -> ModelName:
+        return self.find(name) if self.holder(name) is self else self.upper.whole(name)
+
     def target(self, name: str | ModelName) -> ModelName:
         """See `Home`: spelled as the model that it replaces or hides."""
         return self.upper.target(self.manifests.spelled(ModelName.of(name)))

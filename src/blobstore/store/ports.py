@@ -212,6 +212,13 @@ class Readable:
         self.manifests.text(found)
         return found
 
+    def whole(self, name: str | ModelName) -> ModelName:
+        """Return the name of an existing model, whose blobs can be read in place from now on.
+
+        Raises: as `find`.
+        """
+        return self.find(name)
+
     def holder(self, name: str | ModelName) -> Readable:
         """Return this home, or its packed models if they have the model. Raises: as `find`."""
         try:

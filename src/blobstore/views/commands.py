@@ -19,7 +19,7 @@ from blobstore.inspection.quality import ModelQuality
 from blobstore.store.care.prune import PruneResult, UndoResult
 from blobstore.store.care.usage import Usage
 from blobstore.store.care.verify import VerifyResult
-from blobstore.store.packing import PackedModel, UnpackedModel
+from blobstore.store.local.store import PackedModel, UnpackedModel
 from blobstore.store.signing.signed_models import CheckedModel, SignedModel
 from blobstore.store.transfer import Transferred
 from blobstore.views.documents import schema_of

@@ -23,8 +23,7 @@ from blobstore.names import ModelName
 from blobstore.store.archive.saving import save_models
 from blobstore.store.care.prune import prune
 from blobstore.store.local import session
-from blobstore.store.local.store import Store, open_store
-from blobstore.store.packing import pack
+from blobstore.store.local.store import Store, open_store, pack
 from support.checkpoints import (
     LLAMA_CONFIG,
     normal,

@@ -32,9 +32,8 @@ from blobstore.store.care.verify import Sample, verify
 from blobstore.store.layered import LayeredStore
 from blobstore.store.local import packed
 from blobstore.store.local.manifests import ManifestFolder
-from blobstore.store.local.store import Store, open_store
+from blobstore.store.local.store import Store, open_store, pack, unpack
 from blobstore.store.memory import MemoryStore
-from blobstore.store.packing import pack, unpack, unpacked
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -194,7 +193,7 @@ def test_opening_a_packed_model_brings_it_back(one: Store) -> None:
 
 def test_opening_through_layers_unpacks_in_the_upper_store(one: Store) -> None:
     pack(one, "m")
-    assert unpacked("m", LayeredStore(one, [MemoryStore()])) == M
+    assert LayeredStore(one, [MemoryStore()]).whole("m") == M
     assert not one.is_packed("m")
 
 

@@ -134,7 +134,7 @@ def test_a_tag_changes_with_the_model(client: Client, store: Store) -> None:
 
 
 def test_a_packed_model_is_shown_and_its_values_are_not_read(store: Store, model: str) -> None:
-    from blobstore.store.packing import pack
+    from blobstore.store.local.store import pack
 
     pack(store, model)
     client = Client(application(store, Hosts("127.0.0.1")))

@@ -24,9 +24,8 @@ from blobstore.formats.oci import OCI_MANIFEST_MEDIA_TYPE
 from blobstore.formats.signatures import Signature, tag_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.layered import LayeredStore
-from blobstore.store.local.store import Store
+from blobstore.store.local.store import Store, pack
 from blobstore.store.memory import MemoryStore
-from blobstore.store.packing import pack
 from blobstore.store.transfer import transfer
 from blobstore.web.application import Hosts, application
 from blobstore.web.distribution import ServedModels, distribution_routes, prefers_oci

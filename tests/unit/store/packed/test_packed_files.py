@@ -22,10 +22,9 @@ from blobstore.names import Digest
 from blobstore.store.care.prune import prune
 from blobstore.store.care.verify import verify
 from blobstore.store.local.packed import PackedBlobs
-from blobstore.store.local.store import Store, open_store
+from blobstore.store.local.store import Store, open_store, pack, unpack
 from blobstore.store.packed import files
 from blobstore.store.packed.files import write_packed
-from blobstore.store.packing import pack, unpack
 
 BEFORE = ROOT / "fixtures" / "before" / "packed"
 
