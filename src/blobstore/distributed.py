@@ -17,7 +17,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 from uuid import uuid4
 
 from blobstore.errors import BlobStoreError, RemoteError, UsageError
@@ -25,9 +25,9 @@ from blobstore.formats.documents import Descriptor
 from blobstore.importer.arguments import ImportArguments
 from blobstore.importer.outputs import ImportPlan
 from blobstore.importer.planfile import decode_plan, encode_plan, plan_bytes, read_plan
-from blobstore.importer.run import ImportResult, check_tag, default_name, plan_import
+from blobstore.importer.run import ImportResult, name_for, plan_import
 from blobstore.importer.worker import SharedPlan, Task, commit_shared, make_tasks, tasks_of
-from blobstore.importer.writing import least_memory, usual_memory
+from blobstore.importer.writing import Means, least_memory, usual_memory
 from blobstore.io.workers import Progress, begun
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
@@ -36,8 +36,8 @@ from blobstore.store.ports import Home
 if TYPE_CHECKING:
     from distributed import Client
 
-_SCHEME: Final = "dask://"
-_ATTEMPTS: Final = 10
+_SCHEME = "dask://"
+_ATTEMPTS = 10
 """How often tasks are mapped, if workers or the scheduler are lost."""
 
 
@@ -75,13 +75,12 @@ def import_model(
     return run_plan_on(
         client,
         made,
-        name,
+        name_for(made, name, force=force),
         store,
         path=plan,
         memory=memory,
         retries=retries,
         progress=progress,
-        force=force,
         open_source=open_source,
     )
 
@@ -89,32 +88,25 @@ def import_model(
 def run_plan_on(
     client: Client,
     plan: ImportPlan,
-    name: str | ModelName | None,
+    name: ModelName,
     store: Home,
     *,
     path: str | os.PathLike[str] | None = None,
     memory: int | None = None,
     retries: int = 3,
     progress: Progress | None = None,
-    force: bool = False,
     open_source: OpenSource = open_folder,
 ) -> ImportResult:
-    """Carry out a plan on a cluster, and publish its model. See `import_model`.
+    """Carry out a plan on a cluster, and publish its model, whatever its tag. See `import_model`.
 
     ``path``: of the plan's file, if it has one; the receipts are kept beside it.
     """
     started = time.monotonic()
-    full = ModelName.of(default_name(plan) if name is None else name)
-    if not force:
-        check_tag(plan, full)
-    if memory is not None and memory < least_memory(1):
-        raise UsageError(
-            f"a task can't work in {memory:,} bytes", hint=f"Give it {least_memory(1):,}."
-        )
+    Means(1, memory)  # which raises if a thread can't work in so few bytes
     sent = encode_plan(plan)  # with the source's address now
     with tempfile.TemporaryDirectory(prefix="blobstore-") as folder:
         digest = Digest.of(sent if path is None else plan_bytes(path))
-        shared = SharedPlan.of(plan, digest, path or Path(folder, "plan.json"))
+        shared = SharedPlan(plan, os.fspath(path or Path(folder, "plan.json")), digest)
         how = {
             "import_key": uuid4().hex,
             "sent": sent,
@@ -123,7 +115,7 @@ def run_plan_on(
             "memory": memory,
         }
         _make_all(client, shared, store, retries, progress, how)
-        result = commit_shared(shared, full, store=store, force=force)
+        result = commit_shared(shared, name, store=store, force=True)
     return replace(result, seconds=time.monotonic() - started)
 
 
@@ -220,11 +212,11 @@ def make_task(
     memory: int | None,
 ) -> list[Descriptor]:
     """On a worker: make the blobs of the task of this number, and return them."""
-    threads, memory = _means(memory)
+    means = _means(memory)
     with _turn:
         _stop_profiler()
         plan, tasks = _planned(import_key, sent, open_source)
-        return make_tasks(plan, [tasks[number]], store, threads, memory)[0]
+        return make_tasks(plan, [tasks[number]], store, means)[0]
 
 
 _plans: dict[str, tuple[ImportPlan, tuple[Task, ...]]] = {}
@@ -257,7 +249,7 @@ def _stop_profiler() -> None:
         stopped.wait()
 
 
-def _means(asked: int | None) -> tuple[int, int]:
+def _means(asked: int | None) -> Means:
     """Return the threads of this worker, and the bytes that a task works in with all of them.
 
     Raises: UsageError if the worker has too little memory for its threads.
@@ -266,12 +258,13 @@ def _means(asked: int | None) -> tuple[int, int]:
 
     worker = get_worker()
     limit, threads = worker.memory_manager.memory_limit, worker.state.nthreads
-    if not limit:
-        return threads, threads * asked if asked else usual_memory(threads)
-    most = limit // (2 * threads)
-    if most < max(asked or 0, least_memory(1)):
+    needed = 2 * threads * max(asked or 0, least_memory(1))
+    if limit and limit < needed:
         raise UsageError(
             f"the Dask worker {worker.name} may use {limit:,} bytes, and has {threads} threads",
-            hint=f"Give it {2 * threads * max(asked or 0, least_memory(1)):,}, or fewer threads.",
+            hint=f"Give it {needed:,}, or fewer threads.",
         )
-    return threads, threads * asked if asked else min(usual_memory(threads), threads * most)
+    usual = usual_memory(threads)
+    if limit:
+        usual = min(usual, limit // 2)
+    return Means(threads, threads * asked if asked else usual)

@@ -24,6 +24,7 @@ from support.nginx import nginx
 
 import blobstore.distributed
 from blobstore.errors import CorruptDataError, RemoteError, UsageError
+from blobstore.names import ModelName
 from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
 
@@ -141,7 +142,7 @@ def test_an_error_of_a_task_is_the_error_of_the_import(tmp_path: Path) -> None:
         cluster(tmp_path, 1) as (_, client),
         pytest.raises(CorruptDataError, match="written to since the plan"),
     ):
-        blobstore.distributed.run_plan_on(client, plan, "m", Store(tmp_path / "s"))
+        blobstore.distributed.run_plan_on(client, plan, ModelName.of("m"), Store(tmp_path / "s"))
     assert not Store(tmp_path / "s").manifests.names()
 
 

@@ -40,7 +40,7 @@ _PRINTED = {("write", "1"), ("write", "2")}
 _ONE_AFTER_THE_OTHER = """
 from blobstore.importer import writing
 from blobstore.store.local import session
-writing.SPARE_THREADS = 0
+writing._SPARE_THREADS = 0
 session._NOTE_EVERY_S = -1
 from blobstore.cli.main import main
 main()

@@ -130,7 +130,7 @@ def planned(blob: PlannedBlob) -> Json:
 def _copied(tensor: OutputTensor) -> list[Json]:
     (source,) = tensor.sources
     entries = []
-    for part in tensor.parts:
+    for part in tensor.stored.parts:
         stored = source.parts[part.suffix]
         entry: Json = {
             "name": tensor.name + part.suffix,

@@ -169,7 +169,7 @@ def import_(
     **options: Any,
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
-    from blobstore.importer.run import check_tag, default_name
+    from blobstore.importer.run import name_for
     from blobstore.source.weights import FetchOptions
 
     if name is None and (options["modelfile"] is not None or planned is not None):
@@ -186,9 +186,7 @@ def import_(
         made = with_bar(blobstore.plan_import, source, open_source=source_at, **how, **options)
     else:
         made = _travelled(planned, source, options)
-    target = target or default_name(made)
-    if not force:
-        check_tag(made, target)
+    target = name_for(made, target, force=force)
     _print_notes(made)
     if dry_run:
         _show_planned(made, made.runs_in, as_json)
@@ -211,7 +209,6 @@ def import_(
                 home,
                 path=planned,
                 memory=budget,
-                force=True,  # the tag is checked already
                 open_source=source_at,
             )
     show_result(result, _show_import, as_json)

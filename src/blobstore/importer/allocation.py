@@ -37,7 +37,7 @@ import numpy as np
 from blobstore import kernels
 from blobstore.errors import UsageError
 from blobstore.formats.quant import Quantization, QuantType
-from blobstore.importer.making import non_finite
+from blobstore.importer.making import non_finite, stored_parts
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import OutputTensor
 from blobstore.importer.segments import LoadedBytes, LoadedFile, Span, needed_for, united
@@ -114,7 +114,11 @@ class Question:
 
     tensor: OutputTensor
     types: tuple[Quantization, ...]
-    sample: int = SAMPLE
+    sample: int
+
+    @property
+    def source_bytes(self) -> int:
+        return sum(source.nbytes for source in self.tensor.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ def measure(
     questions: Sequence[Question],
     options: ImportOptions,
     jobs: int,
-    progress: Progress | None = None,
+    progress: Progress,
     fetch: FetchOptions | None = None,
 ) -> list[dict[Quantization, float]]:
     """Return for each question the relative squared error of each type.
@@ -156,9 +160,7 @@ def measure(
 
         def answer(question: Question) -> dict[Quantization, float]:
             found = _measure(question, options, readers)
-            if progress is not None:
-                nbytes = sum(source.nbytes for source in question.tensor.sources)
-                progress(nbytes, f"measuring {question.tensor.name}")
+            progress(question.source_bytes, f"measuring {question.tensor.name}")
             return found
 
         workers = max(jobs, min(AT_ONCE, fetcher.at_once)) if is_far else jobs
@@ -237,9 +239,9 @@ def _quantized(
     An infinite scale is not refused: its type then has no finite error, and is not chosen.
     """
     described = quantization.parts(values.shape, dtype_of(values))
-    weight, scale, *rest = (np.empty(part.shape, numpy_dtype(part.dtype)) for part in described)
+    arrays = (np.empty(part.shape, numpy_dtype(part.dtype)) for part in described)
     scaled = None if factor is None else np.array([factor], np.float32)
-    parts = QuantizedArray(weight, scale, rest[0] if rest else None, scaled, quantization)
+    parts = stored_parts(arrays, quantization, scaled)
     bad = kernels.quantize_into(
         values, parts, replace(choice, global_scale=1.0 if factor is None else factor)
     )

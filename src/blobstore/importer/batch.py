@@ -21,7 +21,7 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from blobstore.errors import BlobStoreError, DocumentError, UnfinishedPlanError
 from blobstore.formats import strictjson
@@ -35,20 +35,20 @@ from blobstore.formats.strictjson import (
 )
 from blobstore.importer.arguments import ImportArguments
 from blobstore.importer.planfile import VERSION, plan_bytes, write_plan
-from blobstore.importer.rules import parse_settings
+from blobstore.importer.rules import parse_settings, read_at_most
 from blobstore.importer.run import check_tag, plan_import
 from blobstore.importer.worker import SharedPlan, check_shard, commit_shared, do_tasks, shard_of
+from blobstore.importer.writing import Means
 from blobstore.io.durable import make_folder, os_errors
-from blobstore.io.ranges import FileReader
 from blobstore.io.workers import Progress, silent
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, open_folder, without_secrets
 from blobstore.store.ports import Home
 
-RULE: Final = "P4"
+RULE = "P4"
 _LARGEST = 2**20
 _MOST_MODELS = 10_000
-_KINDS: Final = {
+_KINDS = {
     str: "a text",
     int: "a whole number",
     float: "a number",
@@ -162,8 +162,7 @@ class Batch:
 
 def read_batch(path: str | os.PathLike[str]) -> tuple[BatchModel, ...]:
     """Return the models of a list. Raises: DocumentError (rule P4); NotFoundError; StorageError."""
-    with FileReader(path) as reader:
-        raw = reader.read(0, min(reader.size, _LARGEST + 1))
+    raw = read_at_most(path, _LARGEST)
     name = os.fspath(path)
     strictjson.check_limit(name, len(raw), "bytes", _LARGEST, RULE)
     value = parse_settings(raw, name, RULE)
@@ -223,11 +222,8 @@ def work_on_batch(
             shared = _planned(model, folder, open_source)
             if made is None:
                 tasks = shard_of(shared.tasks, (index + number) % count, count)
-                shown = progress or silent
-                done = do_tasks(
-                    shared, tasks, store, jobs, memory, shown, verify_reuse=verify_reuse
-                )
-                result = replace(result, made=len(done))
+                means = Means(jobs, memory, progress or silent, verify=verify_reuse)
+                result = replace(result, made=len(do_tasks(shared, tasks, store, means)))
             return replace(result, digest=commit_shared(shared, result.name, store=store).digest)
         except UnfinishedPlanError as error:
             return replace(result, waits_for=len(error.tasks))
@@ -248,4 +244,4 @@ def _planned(model: BatchModel, folder: Path, open_source: OpenSource) -> Shared
     plan = plan_import(model.source, open_source=open_source, **model.options)
     check_tag(plan, model.model_name)
     write_plan(plan, path)
-    return SharedPlan.of(plan, Digest.of(plan_bytes(path)), path)
+    return SharedPlan(plan, str(path), Digest.of(plan_bytes(path)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,15 @@ class RunMaker:
         ]
         column = step.start % source.shape[-1]
         choice = ScaleChoice(options.method, options.importance_of(source.name), column, factor)
-        _quantize(values, arrays, output.quantization, choice, step)
+        parts = stored_parts(arrays, output.quantization)
+        bad = kernels.quantize_into(values, parts, choice)
+        if bad < 0:
+            return
+        if not math.isfinite(values[bad]):
+            raise non_finite(source, step.start + bad, values[bad])
+        # MLX stores such a scale as infinity, and the group would come back as NaN.
+        what = f"the first of a group that spans more than {dtype_of(values)} can scale"
+        raise _error_at(UnsupportedSourceError, source, step.start + bad, what)
 
     def _cast_values(
         self, output: OutputTensor, source: SourceWeight, start: int, count: int
@@ -157,31 +165,12 @@ def _cast(values: Array, dtype: DType, source: SourceWeight, start: int) -> Arra
     return cast
 
 
-def _quantize(
-    weights: Array,
-    arrays: list[Array],
-    quantization: Quantization,
-    choice: ScaleChoice,
-    step: Values,
-) -> None:
-    """Quantize a flat run of whole groups into its stored arrays.
-
-    Raises: NonFiniteWeightError with tensor and index; UnsupportedSourceError when a group's range
-    overflows its scale, which MLX stores as infinity, and which would come back as NaN.
-    """
+def stored_parts(
+    arrays: Iterable[Array], quantization: Quantization, global_scale: Array | None = None
+) -> QuantizedArray[Array]:
+    """Return arrays, in stored order, as the parts of a quantized one."""
     weight, scale, *rest = arrays
-    parts = QuantizedArray(weight, scale, rest[0] if rest else None, None, quantization)
-    bad = kernels.quantize_into(weights, parts, choice)
-    if bad < 0:
-        return
-    if not math.isfinite(weights[bad]):
-        raise non_finite(step.source, step.start + bad, weights[bad])
-    raise _error_at(
-        UnsupportedSourceError,
-        step.source,
-        step.start + bad,
-        f"the first of a group that spans more than {dtype_of(weights)} can scale",
-    )
+    return QuantizedArray(weight, scale, rest[0] if rest else None, global_scale, quantization)
 
 
 def non_finite(source: SourceWeight, flat: int, value: float) -> BlobStoreError:
@@ -295,7 +284,9 @@ def _pieces(blob: PlannedBlob) -> Iterator[Run]:
         if tensor.copies:
             yield from _copies(tensor, begins)
             continue
-        values, scale = list(_values(tensor, begins)), tuple(_scales(tensor, begins))
+        values = list(_values(tensor, begins))
+        at = begins.get(".global_scale")
+        scale = (GlobalScale(tensor, at),) if at is not None else ()
         if tensor.nbytes > RUN:
             yield from _large(tensor, values, scale, end)
         else:
@@ -306,7 +297,7 @@ def _pieces(blob: PlannedBlob) -> Iterator[Run]:
 def _copies(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Run]:
     for suffix, begin in begins.items():
         if suffix == ".global_scale":
-            yield Run(begin, begin + 4, 0, tuple(_scales(tensor, begins)), 4)
+            yield Run(begin, begin + 4, 0, (GlobalScale(tensor, begin),), 4)
             continue
         at = begin
         for source in tensor.sources:
@@ -316,11 +307,6 @@ def _copies(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Run]:
                 step = Copy(part, start, nbytes, at + start)
                 yield Run(step.at, step.at + nbytes, 0, (step,), nbytes)
             at += part.nbytes
-
-
-def _scales(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[GlobalScale]:
-    if ".global_scale" in begins:
-        yield GlobalScale(tensor, begins[".global_scale"])
 
 
 def _values(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Values]:

@@ -42,7 +42,7 @@ from blobstore.importer.roles import needs_stacked_experts, stacked_group_of
 from blobstore.io.ranges import FileIdentity
 from blobstore.source.files import INDEX_NAME, NOT_ITS_OWN, KeptFile
 from blobstore.source.inventory import Inventory, quant_type_of
-from blobstore.source.weights import Form, SourceWeight
+from blobstore.source.weights import Form
 
 _STACKED = "experts that were stacked"
 _APPLIED = "scales and biases that were applied to their weights"
@@ -289,7 +289,6 @@ _THINK_TAGS = ("<think>", "</think>")
 
 def describe_model(
     inventory: Inventory,
-    weights: tuple[SourceWeight, ...],
     options: ImportOptions,
     draft: Inventory | None = None,
 ) -> ModelConfig:
@@ -301,7 +300,7 @@ def describe_model(
     """
     quant_type = options.quant_type
     if quant_type is None and not options.requantize:
-        quant_type = quant_type_of(weights, inventory.config)
+        quant_type = quant_type_of(inventory.weights, inventory.config)
     config, family = inventory.config, family_of(inventory.config, options.modelfile.parser)
     described = ModelConfig(
         model_format="safetensors",

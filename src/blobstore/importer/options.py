@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
@@ -24,8 +24,14 @@ from blobstore.formats.modelfile import (
 )
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.arguments import ImportArguments, PolicyFunction, SizeTarget
-from blobstore.importer.rules import Importance, PolicyFile, Rule, check_count
-from blobstore.io.ranges import FileReader
+from blobstore.importer.rules import (
+    Importance,
+    PolicyFile,
+    Rule,
+    check_count,
+    parse_groups,
+    read_at_most,
+)
 from blobstore.kernels.scales import check_method
 
 _T = TypeVar("_T")
@@ -54,25 +60,13 @@ class Profile:
     is_ollama: bool
 
 
+_OLLAMA_GROUPS = {QuantType.INT4: 64, QuantType.INT8: 64}
 PROFILES = {
-    profile.name: profile
-    for profile in (
-        Profile(
-            name="default",
-            group_sizes={QuantType.INT4: 32, QuantType.INT8: 64},
-            aligned_to={},
-            experts=Experts.PACKED,
-            is_ollama=False,
-        ),
-        Profile(
-            name="ollama",
-            group_sizes={QuantType.INT4: 64, QuantType.INT8: 64},
-            # Ollama quantizes int4 and int8 only when 64 divides the rows, whatever the group.
-            aligned_to={QuantType.INT4: 64, QuantType.INT8: 64},
-            experts=Experts.STACKED,
-            is_ollama=True,
-        ),
-    )
+    "default": Profile(
+        "default", {QuantType.INT4: 32, QuantType.INT8: 64}, {}, Experts.PACKED, is_ollama=False
+    ),
+    # Ollama quantizes int4 and int8 only when 64 divides the rows, whatever the group.
+    "ollama": Profile("ollama", _OLLAMA_GROUPS, _OLLAMA_GROUPS, Experts.STACKED, is_ollama=True),
 }
 
 PAGE = 16_384
@@ -153,9 +147,7 @@ class ImportOptions:
 
         Raises: KeyError, TypeError, ValueError, AttributeError, BlobStoreError for invalid ones.
         """
-        groups = {QuantType.parse(name): size for name, size in record["groups"].items()}
-        for quant_type, size in groups.items():
-            Quantization(quant_type, size)  # which raises when the type has no such groups
+        groups = parse_groups(record["groups"])
         rules = tuple(map(Rule.parse, record["rules"]))
         experts = _experts(record["experts"])
         options = replace(cls._of(record), groups=groups, rules=rules, experts=experts)
@@ -329,9 +321,7 @@ def _modelfile(given: ImportArguments) -> tuple[Modelfile, Path]:
     path, modelfile, folder = given.get("modelfile"), Modelfile(), Path()
     if path is not None:
         folder = Path(path).absolute().parent
-        with FileReader(path) as reader:
-            raw = reader.read(0, min(reader.size, MAX_MODELFILE + 1))
-            modelfile = Modelfile.parse(raw, reader.name)
+        modelfile = Modelfile.parse(read_at_most(path, MAX_MODELFILE), os.fspath(path))
     return modelfile.with_options(
         given.get("template"),
         given.get("system"),
@@ -344,19 +334,14 @@ def _resolved(path: str | None, folder: Path) -> str | None:
     return resolve_path(path, folder) if path else None
 
 
-def _profile(name: str) -> Profile:
-    if name not in PROFILES:
-        raise UsageError(f"unknown profile {name!r}", hint=f"Use one of: {', '.join(PROFILES)}.")
-    return PROFILES[name]
+def _known(values: Mapping[str, _T], what: str, word: str) -> _T:
+    if word not in values:
+        raise UsageError(f"unknown {what} {word!r}", hint=f"Use one of: {', '.join(values)}.")
+    return values[word]
 
 
-def _experts(text: str) -> Experts:
-    try:
-        return Experts(text)
-    except ValueError:
-        raise UsageError(
-            f"unknown form of experts {text!r}", hint="Use one of: packed, stacked."
-        ) from None
+_profile = partial(_known, PROFILES, "profile")
+_experts = partial(_known, {form.value: form for form in Experts}, "form of experts")
 
 
 def _alignment(value: int) -> int:

@@ -26,6 +26,7 @@ from blobstore.importer.options import ImportOptions
 from blobstore.model import on_mlx_lm, on_ollama
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict
 from blobstore.source.files import KeptFile
+from blobstore.source.folders import SourceTensor
 from blobstore.source.inventory import Inventory
 from blobstore.source.weights import Form, SourceWeight
 
@@ -55,10 +56,6 @@ class StoredArrays:
             parts = tuple(quantization.parts(shape, dtype, global_scale=global_scale))
         sizes = {part.suffix: part.nbytes for part in parts}
         return StoredArrays(parts, MappingProxyType(sizes), sum(sizes.values()))
-
-    @property
-    def companions(self) -> tuple[Part, ...]:
-        return self.parts[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +100,14 @@ class OutputTensor:
         object.__setattr__(self, "stored", arrays)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        return self.stored.parts
-
-    @property
     def transposed(self) -> bool:
         """True when its last two axes are those of the checkpoint's tensor swapped."""
         return self.sources[0].transposed
 
     def laid_out(self, inputs_first: Container[str]) -> OutputTensor:
         """Return the tensor as it is quantized: transposed if its name is in ``inputs_first``."""
-        return self.as_transposed() if self.name in inputs_first else self
-
-    def as_transposed(self) -> OutputTensor:
+        if self.name not in inputs_first:
+            return self
         *lead, rows, cols = self.shape
         sources = tuple(source.as_transposed() for source in self.sources)
         return replace(self, sources=sources, shape=(*lead, cols, rows))
@@ -221,7 +213,7 @@ class PlannedBlob:
         return lay_out(
             (tensor.name + part.suffix, part.dtype, part.shape)
             for tensor in self.tensors
-            for part in tensor.parts
+            for part in tensor.stored.parts
         )
 
     @property
@@ -242,6 +234,11 @@ class PlannedBlob:
     @property
     def sources(self) -> Iterator[SourceWeight]:
         return (source for tensor in self.tensors for source in tensor.sources)
+
+    @property
+    def parts(self) -> Iterator[SourceTensor]:
+        """All tensors that it is made of."""
+        return (part for source in self.sources for part in source.parts.values())
 
     @property
     def source_bytes(self) -> int:

@@ -8,7 +8,7 @@ The writer (writing.py) carries a plan out and decides nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -56,17 +56,6 @@ _LONG_NAME = 10_000
 """Characters from which on the name of an array may be beyond `Header.check_limits`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Projection:
-    """One projection of a group's numbered experts: ``weights[e]`` is expert e's.
-
-    All have one dtype and shape.
-    """
-
-    name: str
-    weights: tuple[SourceWeight, ...]
-
-
 def packed_order(group: str, weights: Iterable[SourceWeight]) -> list[SourceWeight]:
     """Return a group's weights by expert number, then by projection name.
 
@@ -85,10 +74,10 @@ def packed_order(group: str, weights: Iterable[SourceWeight]) -> list[SourceWeig
 
 def projections(
     group: str, weights: Iterable[SourceWeight], *, one_type: bool = True
-) -> list[Projection]:
-    """Return the numbered experts of a group by projection, sorted by projection name.
+) -> dict[str, tuple[SourceWeight, ...]]:
+    """Return the numbered experts of a group, in their order, by the name of their projection.
 
-    Unnumbered weights are ignored.
+    Names are sorted; unnumbered weights are ignored.
 
     Raises: UnsupportedSourceError when a number is written in another way than "12", when a
     projection has not the same experts 0 to N-1 as the others, or when experts of one projection
@@ -105,12 +94,12 @@ def projections(
             )
         by_projection[match["projection"]][int(match["expert"])] = weight
     _check_numbers(group, by_projection)
-    result = [
-        Projection(name, tuple(experts[number] for number in sorted(experts)))
+    result = {
+        name: tuple(experts[number] for number in sorted(experts))
         for name, experts in sorted(by_projection.items())
-    ]
-    for projection in result:
-        _check_layout(group, projection, one_type=one_type)
+    }
+    for experts in result.values():
+        _check_layout(group, experts, one_type=one_type)
     return result
 
 
@@ -128,9 +117,9 @@ def _check_numbers(group: str, by_projection: Mapping[str, Mapping[int, SourceWe
             )
 
 
-def _check_layout(group: str, projection: Projection, *, one_type: bool) -> None:
-    first = projection.weights[0]
-    for weight in projection.weights:
+def _check_layout(group: str, experts: Sequence[SourceWeight], *, one_type: bool) -> None:
+    first = experts[0]
+    for weight in experts:
         if weight.shape != first.shape or (one_type and weight.layout != first.layout):
             raise UnsupportedSourceError(
                 f"experts of {group} differ: {first.name} is {_described(first)}, "
@@ -161,7 +150,7 @@ def check_names(blobs: Iterable[PlannedBlob]) -> None:
         blob_names.add(blob.name)
     # No suffix ends in another: other arrays of one name are a tensor and one's companion.
     for tensor in tensors.values():
-        for part in tensor.stored.companions:
+        for part in tensor.stored.parts[1:]:
             name = tensor.name + part.suffix
             if name in tensors:
                 raise named_twice(name, tensor.sources[0], tensors[name].sources[0])
@@ -215,20 +204,14 @@ def _check_readable(blob: PlannedBlob) -> None:
         )
 
 
-def check_quantizable(
-    blobs: tuple[PlannedBlob, ...], options: ImportOptions, policy: Policy | None
-) -> None:
+def _check_quantizable(blobs: tuple[PlannedBlob, ...], chooser: _Chooser) -> None:
     """Raise UsageError when the groups of the asked type divide none of the wanted tensors."""
-    tensors = [tensor for blob in blobs for tensor in blob.tensors]
-    if (
-        policy is None
-        or options.quant_type is None
-        or any(tensor.quantization is not None for tensor in tensors)
-    ):
+    options, policy = chooser.options, chooser.policies[Form.PLAIN]
+    tensors = list(_tensors(blobs))
+    if policy is None or any(tensor.quantization is not None for tensor in tensors):
         return
-    book = RuleBook(options.rules)
     for tensor in tensors:
-        if book.rule_for(tensor.name) is not None:
+        if chooser.rule(tensor) is not None:
             continue  # kept because a rule says so
         types, _ = policy.types(tensor.name, tensor.shape)
         if types and not options.fits(types[-1], tensor.shape):
@@ -278,8 +261,7 @@ def make_plan(
     options, asked = replace(options, experts=form), options.experts
     inventory = storable(inventory, options.profile, has_draft=draft is not None)
     draft = storable(draft, options.profile, has_draft=False) if draft is not None else None
-    weights = inventory.weights
-    blobs = plan_blobs(inventory, weights, options)
+    blobs = plan_blobs(inventory, options)
     draft_blobs = tuple(_drafted(draft, options)) if draft is not None else ()
     check_names((*blobs, *draft_blobs))
     check_rules((*blobs, *draft_blobs), options)
@@ -308,19 +290,18 @@ def make_plan(
         *experts_note(blobs, options, inventory.config, asked),
         *size_note(blobs, options),
     )
-    config = describe_model(inventory, weights, options, draft)
+    config = describe_model(inventory, options, draft)
     return ImportPlan(inventories, options, layers, config, coverage, notes=notes)
 
 
 def _drafted(inventory: Inventory, options: ImportOptions) -> Iterator[PlannedBlob]:
-    for blob in plan_blobs(inventory, inventory.weights, options.of_draft, prefix=DRAFT_PREFIX):
+    for blob in plan_blobs(inventory, options.of_draft, prefix=DRAFT_PREFIX):
         tensors = tuple(replace(tensor, name=DRAFT_PREFIX + tensor.name) for tensor in blob.tensors)
         yield PlannedBlob.of(DRAFT_PREFIX + blob.name, tensors, blob.options)
 
 
 def plan_blobs(
     inventory: Inventory,
-    weights: tuple[SourceWeight, ...],
     options: ImportOptions,
     prefix: str = "",
 ) -> tuple[PlannedBlob, ...]:
@@ -329,11 +310,11 @@ def plan_blobs(
     Raises: as `make_plan`, but for names, rules and documents; LimitExceededError for too many
     blobs.
     """
-    chooser = _chooser(inventory, weights, options, prefix)
+    chooser = _chooser(inventory, options, prefix)
     stacks = form_of_experts(inventory.config, options) is Experts.STACKED
     planner = _plan_stacked if stacks else _plan_packed
     blobs = tuple(
-        islice(planner(weights, chooser), MAX_LAYERS + 1)
+        islice(planner(inventory.weights, chooser), MAX_LAYERS + 1)
     )  # a plan of a million would only be refused
     if len(blobs) > MAX_LAYERS:
         raise LimitExceededError(
@@ -342,7 +323,7 @@ def plan_blobs(
             path=inventory.path,
         )
     check_readable(blobs)
-    check_quantizable(blobs, options, chooser.policies[Form.PLAIN])
+    _check_quantizable(blobs, chooser)
     if options.importance is not None:
         # Of tensors that are searched, or that a rule keeps: their importance is not a mistake.
         sources = (
@@ -460,10 +441,9 @@ class _Chooser:
         return replace(laid_out, quantization=quantization, global_scale=scale)
 
 
-def _chooser(
-    inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions, prefix: str
-) -> _Chooser:
-    kind, asked = kind_of(weights), options.quant_type
+def _chooser(inventory: Inventory, options: ImportOptions, prefix: str) -> _Chooser:
+    weights, asked = inventory.weights, options.quant_type
+    kind = kind_of(weights)
     wants_types = asked is not None or options.rules or options.target is not None
     if kind != FLOAT and not options.requantize and wants_types:
         raise UnsupportedSourceError(
@@ -509,8 +489,8 @@ def _plan_stacked(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterato
     plain, groups = _split(weights, stacked_group_of)
     stacks = {
         group: [
-            chooser.decide(_stacked(group, projection, chooser.options))
-            for projection in projections(group, members)
+            chooser.decide(_stacked(f"{group}.{name}", experts, chooser.options))
+            for name, experts in projections(group, members).items()
         ]
         for group, members in sorted(groups.items())
     }
@@ -537,12 +517,9 @@ def _plan_stacked(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterato
             )
 
 
-def _stacked(group: str, projection: Projection, options: ImportOptions) -> OutputTensor:
-    first = _output(projection.weights[0], options)
-    shape = (len(projection.weights), *first.shape)
-    return replace(
-        first, name=f"{group}.{projection.name}", sources=projection.weights, shape=shape
-    )
+def _stacked(name: str, experts: tuple[SourceWeight, ...], options: ImportOptions) -> OutputTensor:
+    first = _output(experts[0], options)
+    return replace(first, name=name, sources=experts, shape=(len(experts), *first.shape))
 
 
 def _split(

@@ -34,10 +34,10 @@ from blobstore.formats.strictjson import Document, validated
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan, PlannedBlob, PlannedFile
 from blobstore.importer.plan import make_plan
-from blobstore.importer.rules import Importance
-from blobstore.importer.writing import entry_keys
+from blobstore.importer.rules import Importance, read_at_most
+from blobstore.importer.writing import entries_of
 from blobstore.io.durable import FILE_MODE, check_regular, os_errors, replace_file
-from blobstore.io.ranges import FileIdentity, FileReader
+from blobstore.io.ranges import FileIdentity
 from blobstore.names import Digest
 from blobstore.source.addresses import OpenSource, Source, open_folder, without_secrets
 from blobstore.source.files import KeptFile
@@ -45,10 +45,10 @@ from blobstore.source.folders import Folder, SourceFile
 from blobstore.source.inventory import Inventory, read_inventory
 
 VERSION: Final = 2
-RULE: Final = "P2"
-MAX_PLAN: Final = 512 * 2**20
-_PRIVATE_MODE: Final = 0o600
-_AGAIN: Final = "Make the plan again."
+RULE = "P2"
+MAX_PLAN = 512 * 2**20
+_PRIVATE_MODE = 0o600
+_AGAIN = "Make the plan again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +183,10 @@ def plan_bytes(path: str | os.PathLike[str]) -> bytes:
     Raises: NotFoundError; StorageError.
     """
     try:
-        reader = FileReader(path)
+        return read_at_most(path, MAX_PLAN)
     except NotFoundError as error:
         error.hint = "blobstore plan SOURCE -o PLAN writes a plan."
         raise
-    with reader:
-        return reader.read(0, min(reader.size, MAX_PLAN + 1))
 
 
 def decode_plan(
@@ -253,7 +251,7 @@ def _state(file: SourceFile | KeptFile) -> str:
 def _decisions(plan: ImportPlan) -> str:
     """Return the digest of everything that a plan decides, whichever machine makes it."""
     hashed = hashlib.sha256(plan.config.encode())
-    for key in entry_keys(plan.blobs, lambda file: file.name):
+    for key, _ in entries_of(plan.blobs, lambda file: file.name):
         hashed.update(key.encode())
     for layer in plan.layers:
         if not isinstance(layer, PlannedBlob):

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from blobstore.errors import DocumentError, quoted
@@ -31,7 +32,6 @@ from blobstore.importer.roles import (
     ModelRoles,
     Roles,
     contains,
-    is_main_embedding,
     layer_of,
 )
 
@@ -45,6 +45,7 @@ whose groups divide the rows is taken; `KEEP`; or None, to leave it to other rul
 _BY_ARCHITECTURE = "is kept by its architecture's policy"
 
 
+@dataclass(frozen=True, slots=True)
 class Policy:
     """Decides the quantization of output tensors, for one asked type.
 
@@ -56,17 +57,10 @@ class Policy:
     quantize smaller ones, and try to with a bias whose name contains ``.v_proj``.
     """
 
-    def __init__(
-        self,
-        asked: QuantType,
-        options: ImportOptions,
-        roles: Roles | None = None,
-        rules: Sequence[tuple[TypesOf, str]] = (),
-    ) -> None:
-        self.rules = tuple(rules)
-        self._asked = asked
-        self._options = options
-        self._roles = roles or Roles()
+    asked: QuantType
+    options: ImportOptions
+    roles: Roles = field(default_factory=Roles)
+    rules: Sequence[tuple[TypesOf, str]] = ()
 
     def types(self, name: str, shape: tuple[int, ...]) -> tuple[Types, str]:
         """Return the types to try in turn, of which the first one that fits the rows is taken.
@@ -76,17 +70,17 @@ class Policy:
         general it is not a weight matrix, or an embedding, norm, gate or part of another modality's
         tower.
         """
-        decisions = ((types_of(name, self._asked), why) for types_of, why in self.rules)
+        decisions = ((types_of(name, self.asked), why) for types_of, why in self.rules)
         types, why = next((one for one in decisions if one[0] is not None), (None, ""))
         if types == KEEP:
             return KEEP, why
-        if types is None and (role := self._roles.kept_as(name, shape)) is not None:
+        if types is None and (role := self.roles.kept_as(name, shape)) is not None:
             return KEEP, f"is {role}"
         if (unfit := self._unfit(name, shape)) is not None:
             return KEEP, unfit
         if types is None:
-            base = self._asked.eight_bit if name.endswith(HEAD) else self._asked
-            promotes = self._options.fits(base, shape) and self._promotes(name, shape)
+            base = self.asked.eight_bit if name.endswith(HEAD) else self.asked
+            promotes = self.options.fits(base, shape) and self._promotes(name, shape)
             types = (base.eight_bit, base) if promotes else (base,)
         return types, ""
 
@@ -95,15 +89,15 @@ class Policy:
 
     def quantization(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
         types, _ = self.types(name, shape)
-        fitting = (kind for kind in types if self._options.fits(kind, shape))
-        return next((self._options.quantization(kind) for kind in fitting), None)
+        fitting = (kind for kind in types if self.options.fits(kind, shape))
+        return next((self.options.quantization(kind) for kind in fitting), None)
 
     def reason(self, name: str, shape: tuple[int, ...]) -> str:
         types, why = self.types(name, shape)
-        return self._options.misfit(types[-1], shape) if types else why
+        return self.options.misfit(types[-1], shape) if types else why
 
     def _unfit(self, name: str, shape: tuple[int, ...]) -> str | None:
-        expert = self._roles.is_expert(name, shape)
+        expert = self.roles.is_expert(name, shape)
         if not (expert or name.endswith(".weight")):
             return "is not called a weight"
         if math.prod(shape) < MIN_ELEMENTS:
@@ -117,8 +111,8 @@ class Policy:
     def _promotes(self, name: str, shape: tuple[int, ...]) -> bool:
         if not contains(name, SENSITIVE):
             return False
-        return self._asked is QuantType.INT4 or (
-            self._asked.bits == 4 and not self._roles.is_expert(name, shape)  # noqa: PLR2004
+        return self.asked is QuantType.INT4 or (
+            self.asked.bits == 4 and not self.roles.is_expert(name, shape)  # noqa: PLR2004
         )
 
 
@@ -248,7 +242,7 @@ def _laguna(config: SourceConfig) -> TypesOf:
     def types(name: str, asked: QuantType) -> Types | None:
         if asked.is_affine:
             return None
-        if is_main_embedding(name) or name.endswith(HEAD):
+        if re.search(_TOKENS, name, re.DOTALL) or name.endswith(HEAD):
             return (asked.eight_bit,)
         if contains(name, attention):
             return KEEP if asked is QuantType.MXFP8 else (asked,)
@@ -357,7 +351,7 @@ def _list(config: SourceConfig, key: str, kind: type) -> list[Any]:
 
 def _count(config: SourceConfig, key: str, section: object = None) -> int:
     """Return the first number of that key in config.json or a section that is not 0, else 0."""
-    inner: Mapping[str, Any] = section if isinstance(section, dict) else {}
+    inner = section if isinstance(section, dict) else {}
     for value in (config.others.get(key), inner.get(key)):
         if value is not None and (type(value) is not int or value < 0):
             raise _invalid(f"{key} is {quoted(value)}, not a whole number")

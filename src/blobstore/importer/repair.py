@@ -37,11 +37,12 @@ from blobstore.importer.options import PROFILES, ImportOptions
 from blobstore.importer.outputs import ImportPlan, PlannedBlob, PlannedCopy, PlannedFile
 from blobstore.importer.plan import make_plan
 from blobstore.importer.rules import Importance
-from blobstore.importer.writing import copy_file, usual_memory, write_blobs
+from blobstore.importer.run import read_sources
+from blobstore.importer.writing import Means, copy_file, write_blobs
 from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
-from blobstore.source.inventory import Inventory, read_inventory
+from blobstore.source.inventory import Inventory
 from blobstore.store.care.checks import BlobChecks, Users
 from blobstore.store.care.verify import manifest_bytes, read_manifest
 from blobstore.store.local.session import LocalSession
@@ -69,10 +70,8 @@ class _Given:
     ) -> _Given:
         options = ImportOptions.parse(modelfile=modelfile)
         beside = os.fspath(draft) if draft is not None else options.draft
-        read = read_inventory(open_source(beside)) if beside is not None else None
         return cls(
-            read_inventory(source, without=read.folder if read is not None else None),
-            read,
+            *read_sources(source, beside, open_source),
             Importance.parse(importance) if importance is not None else None,
             options.modelfile,
         )
@@ -364,11 +363,9 @@ def _made_again(
     ]
     if chosen:
         # The journal would say that the damaged blob is what is wanted: so it is hashed first.
-        begun_progress = begun(progress, sum(blob.source_bytes for blob in chosen))
-        only, memory = replace(plan, layers=tuple(chosen)), usual_memory(jobs)
-        made += write_blobs(
-            only, session, jobs, memory, begun_progress, verify_reuse=True, checks_source=False
-        )[0]
+        shown = begun(progress, sum(blob.source_bytes for blob in chosen))
+        only, means = replace(plan, layers=tuple(chosen)), Means(jobs, None, shown, verify=True)
+        made += write_blobs(only, session, means, checks_source=False)[0]
     right = [blob for blob in made if blob.digest in damaged]
     found = {blob.digest for blob in right}
     return right, {

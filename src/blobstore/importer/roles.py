@@ -32,6 +32,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from blobstore.formats.checkpoint import GROUP, SourceConfig
 from blobstore.importer.options import Experts, ImportOptions, Profile
@@ -97,11 +98,6 @@ def layer_of(name: str) -> int | None:
     """Return the number of the layer that a tensor is in, or None."""
     match = re.search(r"\.layers\.([0-9]{1,18})\.", name, re.ASCII)
     return int(match[1]) if match else None
-
-
-def is_main_embedding(name: str) -> bool:
-    """Return True for the table of tokens, by the name that Ollama knows."""
-    return name.endswith("embed_tokens.weight") and "per_layer" not in name
 
 
 def embeds_tokens(name: str, shape: Shape) -> bool:
@@ -204,8 +200,7 @@ def _numbers(config: SourceConfig | None, keys: tuple[str, ...]) -> frozenset[in
     return frozenset(value for value in values if type(value) is int and value > 1)
 
 
-@dataclass(frozen=True, slots=True)
-class InputsFirst:
+class InputsFirst(NamedTuple):
     """Tensors stored as ``[..., in, out]``, as patterns of whole names.
 
     ``from_hidden`` have the model's hidden size as their inputs, ``to_hidden`` as their outputs.
@@ -213,10 +208,6 @@ class InputsFirst:
 
     from_hidden: str
     to_hidden: str
-
-    def contains(self, name: str) -> bool:
-        either = f"{self.from_hidden}|{self.to_hidden}"
-        return re.fullmatch(either, name, re.ASCII) is not None
 
     def says_otherwise(self, name: str, shape: tuple[int, ...], hidden: int | None) -> bool:
         """Return True when the hidden axis is at the other end, as in ``[..., out, in]``."""
@@ -267,10 +258,13 @@ def inputs_first(
     """
     if config is None or profile.is_ollama or (row := _ROWS.get(config.model_type or "")) is None:
         return frozenset()
+    pattern = re.compile(f"{row.from_hidden}|{row.to_hidden}", re.ASCII)
     found = {
         weight.name: weight.shape
         for weight in weights
-        if weight.form is Form.PLAIN and len(weight.shape) >= MATRIX and row.contains(weight.name)
+        if weight.form is Form.PLAIN
+        and len(weight.shape) >= MATRIX
+        and pattern.fullmatch(weight.name)
     }
     contradicts = any(
         row.says_otherwise(name, shape, config.width) for name, shape in found.items()

@@ -111,6 +111,14 @@ def escaped(name: str) -> str:
     return _SPECIAL.sub(r"[\g<0>]", name)
 
 
+def parse_groups(groups: Mapping[str, Any]) -> dict[QuantType, int]:
+    """Return group sizes by type. Raises: UsageError for those that a type does not have."""
+    parsed = {QuantType.parse(kind): size for kind, size in groups.items()}
+    for kind, size in parsed.items():
+        Quantization(kind, size)
+    return parsed
+
+
 def check_count(rules: Iterable[Rule]) -> None:
     """Raise LimitExceededError when more than 1,000 of the rules would be tried on every name."""
     count = sum(rule.literal is None for rule in rules)
@@ -171,9 +179,7 @@ class PolicyFile(Document):
         if others := [key for key in value if key not in cls.__slots__]:
             raise InvalidError("Extra inputs are not permitted", others[0])
         fields = super(PolicyFile, cls).fields_of(value)
-        groups = {QuantType.parse(kind): size for kind, size in fields.get("groups", {}).items()}
-        for kind, size in groups.items():
-            Quantization(kind, size)  # which raises when the type has no such groups
+        groups = parse_groups(fields.get("groups", {}))
         if fields.get("method") is not None:
             check_method(fields["method"])
         if fields.get("quant") not in (None, "none"):
@@ -204,6 +210,12 @@ def _check_size(reader: FileReader, most: int, what: str) -> None:
             f"limit exceeded: {reader.name} has {reader.size:,} bytes, at most {most:,} for {what}",
             path=reader.name,
         )
+
+
+def read_at_most(path: str | os.PathLike[str], nbytes: int) -> bytes:
+    """Return a file's bytes, one more than so many of a larger one."""
+    with FileReader(path) as reader:
+        return reader.read(0, min(reader.size, nbytes + 1))
 
 
 def parse_settings(text: bytes, name: str, rule: str) -> dict[str, Any]:

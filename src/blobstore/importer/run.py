@@ -27,14 +27,8 @@ from blobstore.importer.outputs import (
 )
 from blobstore.importer.plan import make_plan, plan_blobs
 from blobstore.importer.rules import Rule, escaped
-from blobstore.importer.writing import (
-    WrittenBlobs,
-    copy_file,
-    least_memory,
-    usual_memory,
-    write_blobs,
-)
-from blobstore.io.workers import Progress, begun, silent, threads
+from blobstore.importer.writing import Means, WrittenBlobs, copy_file, write_blobs
+from blobstore.io.workers import Progress, begun, threads
 from blobstore.model.facts import Verdict
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
@@ -93,6 +87,17 @@ def default_name(plan: ImportPlan) -> ModelName:
     except InvalidNameError as error:
         hint = "Give the model a name: blobstore import SOURCE NAME."
         raise error.about(hint=hint) from None
+
+
+def name_for(plan: ImportPlan, name: str | ModelName | None, *, force: bool) -> ModelName:
+    """Return the name of a plan's model, its default name for None.
+
+    Raises: as `default_name`; as `check_tag`, without ``force``.
+    """
+    full = ModelName.of(default_name(plan) if name is None else name)
+    if not force:
+        check_tag(plan, full)
+    return full
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +180,7 @@ def plan_import(
             "the source to import is missing",
             hint="Name a checkpoint, or a Modelfile with modelfile=FILE.",
         )
-    draft = read_inventory(open_source(parsed.draft)) if parsed.draft is not None else None
-    opened = open_source(chosen) if isinstance(chosen, str) else chosen
-    inventory = read_inventory(opened, without=draft.folder if draft is not None else None)
+    inventory, draft = read_sources(chosen, parsed.draft, open_source)
     if parsed.decide is not None:
         parsed = replace(
             parsed, rules=(*_decided(inventory, parsed, draft, parsed.decide), *parsed.rules)
@@ -195,6 +198,15 @@ def plan_import(
             fetch=fetch,
         )
     return make_plan(inventory, parsed, draft)
+
+
+def read_sources(
+    source: Source, draft: str | None, open_source: OpenSource
+) -> tuple[Inventory, Inventory | None]:
+    """Return the inventories of a checkpoint and of its draft. Raises: as `read_inventory`."""
+    beside = read_inventory(open_source(draft)) if draft is not None else None
+    opened = open_source(source) if isinstance(source, str) else source
+    return read_inventory(opened, without=beside.folder if beside is not None else None), beside
 
 
 def _decided(
@@ -250,13 +262,9 @@ def import_model(
     what it held before.
     """
     plan = plan_import(source, jobs=jobs, progress=progress, fetch=fetch, **options)
-    target = default_name(plan) if name is None else name
-    full = ModelName.of(target)
-    if not force:
-        check_tag(plan, full)
     return run_plan(
         plan,
-        full,
+        name_for(plan, name, force=force),
         store,
         jobs=jobs,
         memory=memory,
@@ -271,7 +279,7 @@ def outputs_of(inventory: Inventory, experts: Experts) -> dict[str, OutputTensor
 
     Raises: as `plan_import`.
     """
-    blobs = plan_blobs(inventory, inventory.weights, ImportOptions(experts=experts))
+    blobs = plan_blobs(inventory, ImportOptions(experts=experts))
     return {tensor.name: tensor for blob in blobs for tensor in blob.tensors}
 
 
@@ -296,19 +304,11 @@ def make_blob(
     chosen = tuple(blob for blob in plan.blobs if blob.name == name)
     if not chosen:
         raise NotFoundError(f"the plan has no blob {name!r}", blob=name)
-    return make_blobs(plan, chosen, store, jobs=jobs, memory=memory, fetch=fetch)[0]
+    return make_blobs(plan, chosen, store, Means(jobs, memory, fetch=fetch))[0]
 
 
 def make_blobs(
-    plan: ImportPlan,
-    blobs: Sequence[PlannedBlob],
-    store: Home,
-    *,
-    jobs: int,
-    memory: int | None,
-    progress: Progress = silent,
-    verify_reuse: bool = False,
-    fetch: FetchOptions | None = None,
+    plan: ImportPlan, blobs: Sequence[PlannedBlob], store: Home, means: Means
 ) -> list[Digest]:
     """Make tensor blobs of a plan, and leave them, durable, for a later session."""
     with store.session() as session:
@@ -317,17 +317,9 @@ def make_blobs(
                 f"{store.address} does not remember what was made",
                 hint="Work in a store in a folder, or in a bucket.",
             )
-        blobs_made, _ = write_blobs(
-            replace(plan, layers=tuple(blobs)),
-            session,
-            jobs,
-            working_memory(memory, jobs),
-            progress,
-            verify_reuse=verify_reuse,
-            fetch=fetch,
-        )
+        made, _ = write_blobs(replace(plan, layers=tuple(blobs)), session, means)
         session.keep()
-    return [blob.digest for blob in blobs_made]
+    return [blob.digest for blob in made]
 
 
 def run_plan(
@@ -347,17 +339,9 @@ def run_plan(
 
     The model gets ``name`` as the store spells it: names that differ only in case are one.
     """
-    workers = threads(jobs)
-    budget = working_memory(memory, workers)
-    progress = begun(progress, plan.source_bytes)
-    return publish_plan(
-        plan,
-        name,
-        store,
-        lambda session: write_blobs(
-            plan, session, workers, budget, progress, verify_reuse=verify_reuse, fetch=fetch
-        ),
-    )
+    shown = begun(progress, plan.source_bytes)
+    means = Means(jobs, memory, shown, fetch, verify=verify_reuse)
+    return publish_plan(plan, name, store, lambda session: write_blobs(plan, session, means))
 
 
 def publish_plan(
@@ -376,7 +360,7 @@ def publish_plan(
     before = id_of(store, name)
     with store.session() as session:
         tensors, recalled = make(session)
-        manifest = _manifest(plan, _with_files(plan, tensors, session), session)
+        manifest = _manifest(plan, tensors, session)
         # Another import may have made a model of the name meanwhile.
         name = store.manifests.spelled(name)
         created = session.publish(name, manifest)
@@ -400,42 +384,19 @@ def publish_plan(
     )
 
 
-def _with_files(plan: ImportPlan, tensors: list[Finished], session: Session) -> list[Finished]:
+def _manifest(plan: ImportPlan, tensors: list[Finished], session: Session) -> Manifest:
     made = iter(tensors)
-    blobs = []
+    layers = []
     for layer in plan.layers:
         match layer:
             case PlannedBlob():
-                blobs.append(next(made))
+                blob = next(made)
             case PlannedFile():
-                blobs.append(session.put(layer.data))
+                blob = session.put(layer.data)
             case PlannedCopy():
-                blobs.append(copy_file(layer, session))
-    return blobs
-
-
-def working_memory(memory: int | None, workers: int) -> int:
-    """Return the bytes that ``workers`` threads work in, ``memory`` if it is given.
-
-    Raises: UsageError when they can't work in so few.
-    """
-    if memory is None:
-        return usual_memory(workers)
-    if memory < (least := least_memory(workers)):
-        raise UsageError(
-            f"{workers} threads can't work in {memory:,} bytes",
-            hint=f"Give them {least:,}, or use fewer threads.",
-        )
-    return memory
-
-
-def _manifest(plan: ImportPlan, blobs: list[Finished], session: Session) -> Manifest:
+                blob = copy_file(layer, session)
+        layers.append(Descriptor(layer.media_type, blob.digest, blob.size, name=layer.name))
     config = session.put(plan.config.encode())
-    layers = zip(plan.layers, blobs, strict=True)
     return Manifest(
-        config=Descriptor(media_type=CONFIG_MEDIA_TYPE, digest=config.digest, size=config.size),
-        layers=tuple(
-            Descriptor(layer.media_type, blob.digest, blob.size, name=layer.name)
-            for layer, blob in layers
-        ),
+        config=Descriptor(CONFIG_MEDIA_TYPE, config.digest, config.size), layers=tuple(layers)
     )

@@ -28,10 +28,12 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple
+from struct import Struct
+from typing import NamedTuple, TypeVar
 
 from blobstore.errors import DigestMismatchError
 from blobstore.hashing import Sha256, Stream
@@ -40,11 +42,12 @@ from blobstore.importer.making import RUN, Run, runs_of
 from blobstore.importer.outputs import PlannedBlob
 from blobstore.importer.segments import (
     WAIT_S,
+    Buffer,
+    BufferPool,
     LoadedBytes,
     LoadedFile,
     LoadedSegment,
     Parts,
-    Prefetch,
     Segment,
     Segments,
     Span,
@@ -54,13 +57,15 @@ from blobstore.importer.segments import (
 )
 from blobstore.io.durable import os_errors, reserve
 from blobstore.source.folders import SourceFile
-from blobstore.source.weights import SourceReaders
+from blobstore.source.weights import Fetcher, SourceReaders
 from blobstore.store.ports import Finished, Session
 
-_PIECE: Final = 2**20
-_BEHIND: Final = 2 * 2**20
+_T = TypeVar("_T")
+_PIECE = 2**20
+_BEHIND = 2 * 2**20
 """Bytes that may wait to be hashed before threads that make blobs hash them first."""
-_STATE_NBYTES: Final = 128
+_STATE_NBYTES = 128
+_STATE_HEAD = Struct(">Q16sB")
 STATES_EVERY_S = 1.0
 """A killed import hashes what was hashed since then again, and makes its blobs again."""
 
@@ -72,12 +77,16 @@ class _State(NamedTuple):
 
     def encode(self) -> bytes:
         """Return a small blob of always the same size, because blobs are found by key and size."""
-        head = self.offset.to_bytes(8, "big") + self.number + len(self.stream).to_bytes(1, "big")
+        head = _STATE_HEAD.pack(self.offset, self.number, len(self.stream))
         return (head + self.stream).ljust(_STATE_NBYTES, b"\0")
 
     @classmethod
     def decode(cls, raw: bytes) -> _State:
-        return cls(int.from_bytes(raw[:8], "big"), raw[25 : 25 + raw[24]], raw[8:24])
+        offset, number, length = _STATE_HEAD.unpack_from(raw)
+        return cls(offset, raw[_STATE_HEAD.size :][:length], number)
+
+
+_FIRST = _State(0, b"", bytes(16))
 
 
 @dataclass(slots=True)
@@ -90,28 +99,30 @@ class _File:
 
     file: SourceFile
     hash: BlobHash
-    state: _State | None
+    state: _State
     unfinished: list[tuple[int, int]]
     passed: deque[_State] = field(default_factory=deque)
-    is_noted: bool = False
+    is_noted: bool = True
     is_verified: bool = False
 
 
 class DeclaredFiles:
     """The files with a declared digest that ``blobs`` are made from, by number.
 
-    ``keys``: of all blobs of the plan. Safe to share between threads.
+    ``keys`` and ``sizes``: of all blobs of the plan. Safe to share between threads.
     """
 
     def __init__(
         self,
         blobs: Mapping[int, PlannedBlob],
         keys: Sequence[str],
+        sizes: Sequence[int],
         session: Session,
         stage: HashStage,
     ) -> None:
         self._blobs = blobs
         self._keys = keys
+        self._sizes = sizes
         self._session = session
         self._stage = stage
         self._number = os.urandom(16)
@@ -124,10 +135,7 @@ class DeclaredFiles:
 
     @property
     def offsets(self) -> dict[str, int]:
-        return {
-            path: one.state.offset if one.state is not None else 0
-            for path, one in self._files.items()
-        }
+        return {path: one.state.offset for path, one in self._files.items()}
 
     @property
     def is_behind(self) -> bool:
@@ -141,34 +149,31 @@ class DeclaredFiles:
         """
         files = {
             part.file.path: part.file
-            for number in self._extents
-            for source in self._blobs[number].sources
-            for part in source.parts.values()
+            for number, blob in self._blobs.items()
+            for part in blob.parts
             if part.file.path in self._extents[number]
         }
-        states = {path: state for path, file in files.items() if (state := self._noted_state(file))}
+        states = {path: self._noted_state(file) for path, file in files.items()}
         found = self._find(states, verify=verify)
         if found is None:
-            states, found = {}, {}
+            states, found = dict.fromkeys(files, _FIRST), {}
         for path, file in files.items():
-            self._files[path] = self._opened(file, states.get(path))
+            self._files[path] = self._opened(file, states[path]._replace(number=self._number))
         for number, blob in found.items():
             self.finished(number, blob)
         for one in self._files.values():
-            if one.state is not None:
-                one.state = one.state._replace(number=self._number)
+            if one.state.offset:
                 self._note(one)
-                if one.state.offset == one.file.size:
-                    self._end(one, one.hash.stream)
+            if one.state.offset == one.file.size:
+                self._end(one, one.hash.stream)
         return found
 
-    def _noted_state(self, file: SourceFile) -> _State | None:
+    def _noted_state(self, file: SourceFile) -> _State:
         blob = self._session.recall(_key_of(file), _STATE_NBYTES, verify=True)
         if blob is None:
-            return None
+            return _FIRST
         with self._session.open(blob) as reader:
-            state = _State.decode(reader.read(0, _STATE_NBYTES))
-        return state if state.offset else None  # see `_end`
+            return _State.decode(reader.read(0, _STATE_NBYTES))
 
     def _find(self, states: Mapping[str, _State], *, verify: bool) -> dict[int, Finished] | None:
         """Return the blobs that an import made of the bytes before its files' states.
@@ -176,34 +181,31 @@ class DeclaredFiles:
         None if the states are of no use: they are those of several imports, or a blob that begins
         before one has to be made.
         """
-        numbers = {state.number for state in states.values()}
+        numbers = {state.number for state in states.values() if state.offset}
         if len(numbers) != 1:
             return None
         (noted_by,) = numbers
         found = {}
         for number, extents in self._extents.items():
-            offsets = {path: states[path].offset if path in states else 0 for path in extents}
             blob = None
-            if all(end <= offsets[path] for path, (_, end) in extents.items()):
+            if all(end <= states[path].offset for path, (_, end) in extents.items()):
                 key = self._unverified_key(number, noted_by)
-                blob = self._session.recall(key, self._blobs[number].size, verify=verify)
+                blob = self._session.recall(key, self._sizes[number], verify=verify)
             if blob is not None:
                 found[number] = blob
-            elif any(begin < offsets[path] for path, (begin, _) in extents.items()):
+            elif any(begin < states[path].offset for path, (begin, _) in extents.items()):
                 return None
         return found
 
-    def _opened(self, file: SourceFile, state: _State | None) -> _File:
-        begun = (Sha256(), 0) if state is None else (Sha256.resumed(state.stream), state.offset)
+    def _opened(self, file: SourceFile, state: _State) -> _File:
+        stream = Sha256.resumed(state.stream) if state.offset else Sha256()
+        hashed = BlobHash(self._stage, file.size, lambda _: None, (stream, state.offset))
         unfinished = [
             (extents[file.path][0], number)
             for number, extents in self._extents.items()
             if file.path in extents
         ]
-        unfinished.sort(reverse=True)
-        return _File(
-            file, BlobHash(self._stage, file.size, lambda _: None, begun), state, unfinished
-        )
+        return _File(file, hashed, state, sorted(unfinished, reverse=True))
 
     def add(self, segment: Segment, data: memoryview, hashed: Callable[[], None]) -> None:
         """Hash a segment, if its file is; ``hashed`` is called when its bytes may be overwritten.
@@ -238,7 +240,7 @@ class DeclaredFiles:
         """Let the blobs of a file be found that has its declared digest."""
         file = one.file
         if file.declared is None or stream.digest().hex() != file.declared.hex:
-            one.state = _State(0, b"", self._number)
+            one.state = _FIRST
             self._note(one)  # the next import must not go on with it
             message = f"{file.path}: its bytes are not those of {file.declared}, which its server"
             raise DigestMismatchError(f"{message} declares", path=file.path)
@@ -273,12 +275,12 @@ class DeclaredFiles:
         """Note how far the files were hashed. Raises: StorageError."""
         with self._mutex:
             for one in self._files.values():
-                if one.state is not None and not one.is_noted:
+                if not one.is_noted:
                     self._note(one)
             self._noted_at = time.monotonic()
 
     def _note(self, one: _File) -> None:
-        if self._session.remembers and one.state is not None:
+        if self._session.remembers:
             state = self._session.put(one.state.encode())
             self._session.note(_key_of(one.file), state)
             one.is_noted = True
@@ -290,12 +292,11 @@ class DeclaredFiles:
 def _extents(blob: PlannedBlob) -> dict[str, tuple[int, int]]:
     """Return where a blob's bytes begin and end in each file that has a declared digest."""
     found: dict[str, tuple[int, int]] = {}
-    for source in blob.sources:
-        for part in source.parts.values():
-            if part.file.declared is not None and part.nbytes:
-                begin, end = part.offset, part.offset + part.nbytes
-                first, last = found.get(part.file.path, (begin, end))
-                found[part.file.path] = (min(begin, first), max(end, last))
+    for part in blob.parts:
+        if part.file.declared is not None and part.nbytes:
+            begin, end = part.offset, part.offset + part.nbytes
+            first, last = found.get(part.file.path, (begin, end))
+            found[part.file.path] = (min(begin, first), max(end, last))
     return found
 
 
@@ -333,53 +334,48 @@ class Work:
     waits: bool = True
 
 
-def room_of(run: Run) -> int:
+def room_of(small: tuple[int, Run]) -> int:
     """Return the bytes that a small blob takes in a buffer."""
-    return run.end + -run.end % _ALIGNMENT
+    return small[1].end + -small[1].end % _ALIGNMENT
 
 
-def schedule(blobs: Mapping[int, PlannedBlob]) -> Iterator[Work]:
-    """Yield the work of making ``blobs``, by number: the small ones, then the others."""
-    small = (item for item in blobs.items() if item[1].size <= SMALL)
-    for runs in buffers_of((number, run) for number, blob in small for run in runs_of(blob)):
-        yield Work(runs, is_small=True)
-    yield from _large(blobs)
+def grouped(items: Iterable[_T], cost: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
+    """Yield consecutive items that cost ``most`` together, or one that costs more."""
+    group: list[_T] = []
+    total = 0
+    for item in items:
+        if group and total + cost(item) > most:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += cost(item)
+    if group:
+        yield group
 
 
-def _large(blobs: Mapping[int, PlannedBlob]) -> Iterator[Work]:
-    """Yield a run in turn of each of the large blobs that are made at once."""
-    left = ((n, blob.size, runs_of(blob)) for n, blob in blobs.items() if blob.size > SMALL)
-    window: deque[tuple[int, int, Iterator[Run]]] = deque()
+def schedule(blobs: Mapping[int, PlannedBlob], sizes: Sequence[int]) -> Iterator[Work]:
+    """Yield the work of making ``blobs``, by number: the small ones, then the others.
+
+    Of the large blobs that are made at once, it is a run of each in turn.
+    """
+    small = ((number, blobs[number]) for number in blobs if sizes[number] <= SMALL)
+    small_runs = ((number, run) for number, blob in small for run in runs_of(blob))
+    for group in grouped(small_runs, room_of, RUN):
+        yield Work(tuple(group), is_small=True)
+    left = deque(number for number in blobs if sizes[number] > SMALL)
+    window: deque[tuple[int, Iterator[Run]]] = deque()
     nbytes = 0
-    while True:
-        while len(window) < (WINDOW if nbytes < _WINDOW_BYTES else _LEAST_WINDOW):
-            if (blob := next(left, None)) is None:
-                break
-            window.append(blob)
-            nbytes += blob[1]
-        if not window:
-            return
-        number, size, runs = window.popleft()
+    while left or window:
+        while left and len(window) < (WINDOW if nbytes < _WINDOW_BYTES else _LEAST_WINDOW):
+            nbytes += sizes[left[0]]
+            window.append((left[0], runs_of(blobs[left.popleft()])))
+        number, runs = window.popleft()
         run = next(runs, None)
         if run is None:
-            nbytes -= size
+            nbytes -= sizes[number]
         else:
             yield Work(((number, run),))
-            window.append((number, size, runs))
-
-
-def buffers_of(small: Iterable[tuple[int, Run]]) -> Iterator[tuple[tuple[int, Run], ...]]:
-    """Yield small blobs, each of one run, as many at a time as one buffer holds."""
-    taken: list[tuple[int, Run]] = []
-    room = 0
-    for number, run in small:
-        if taken and room + room_of(run) > RUN:
-            yield tuple(taken)
-            taken, room = [], 0
-        taken.append((number, run))
-        room += room_of(run)
-    if taken:
-        yield tuple(taken)
+            window.append((number, runs))
 
 
 class HeldBytes:
@@ -408,19 +404,29 @@ class HeldBytes:
 
 
 class FarWork:
-    """What is made of ``segments``: the work of ``blobs``, by number, that are not made yet."""
+    """What is made of ``segments``: the work of ``blobs``, by number, that are not made yet.
+
+    Segments are fetched in their order, as many ahead as have ``buffers``.
+    """
 
     def __init__(
         self,
         blobs: Mapping[int, PlannedBlob],
+        sizes: Sequence[int],
         segments: Segments,
-        prefetch: Prefetch,
+        fetcher: Fetcher,
+        buffers: BufferPool,
         declared: DeclaredFiles,
         stage: HashStage,
     ) -> None:
         self._blobs = blobs
+        self._sizes = sizes
         self._segments = segments
-        self._prefetch = prefetch
+        self._left = deque(segments.all)
+        self._fetcher = fetcher
+        self._buffers = buffers
+        self._pool = ThreadPoolExecutor(fetcher.at_once, "fetch")
+        self._requests: deque[Future[LoadedSegment]] = deque()
         self._declared = declared
         self._stage = stage
         self._loaded = LoadedBytes(_not_loaded)
@@ -434,14 +440,13 @@ class FarWork:
         """Where the runs of each blob end that follow each other, of those yielded so far."""
 
     def _first(self, blob: PlannedBlob) -> int:
-        parts = (part for source in blob.sources for part in source.parts.values())
-        found = (self._segments.numbers(whole(part)) for part in parts)
+        found = (self._segments.numbers(whole(part)) for part in blob.parts)
         return min((numbers[0] for numbers in found if numbers), default=-1)
 
     def works(self, stopped: threading.Event) -> Iterator[Work]:
         """Yield the work, each as soon as its segments have come, until ``stopped`` is set.
 
-        Raises: as `Prefetch.next`; DigestMismatchError; StorageError.
+        Raises: as `Fetcher.fill`; DigestMismatchError; StorageError.
         """
         self._open(-1)
         yield from self._work_of(-1, None)
@@ -449,24 +454,37 @@ class FarWork:
             loaded = self._next(stopped)
             if loaded is None:
                 return
-            loaded.use()
-            self._declared.add(segment, loaded.data, loaded.release)
+            loaded.buffer.use()
+            self._declared.add(segment, loaded.data, loaded.buffer.release)
             self._open(segment.number)
             for held in self._held.values():
                 held.add(loaded)
             yield from self._work_of(segment.number, loaded)
-            loaded.release()
+            loaded.buffer.release()
             self._held = {n: held for n, held in self._held.items() if held.last > segment.number}
 
     def _next(self, stopped: threading.Event) -> LoadedSegment | None:
         """Return a segment when it has come; None after an error. Hash meanwhile."""
         wait_s = 0.0
         while not stopped.is_set():
-            loaded = self._prefetch.next(wait_s)
-            if loaded is not None:
-                return loaded
+            while self._left:
+                buffer = self._buffers.take(0 if self._requests else wait_s)
+                if buffer is None:
+                    break
+                self._requests.append(self._pool.submit(self._fetch, self._left.popleft(), buffer))
+            if wait(list(self._requests)[:1], wait_s).done:
+                return self._requests.popleft().result()
             wait_s = 0.0 if self._stage.work() else WAIT_S
         return None
+
+    def _fetch(self, segment: Segment, buffer: Buffer) -> LoadedSegment:
+        data = buffer.at(segment.begin, segment.nbytes)
+        self._fetcher.fill(segment.file, segment.begin, data)
+        return LoadedSegment(segment, data, buffer)
+
+    def close(self) -> None:
+        self._fetcher.cancel()
+        self._pool.shutdown(cancel_futures=True)
 
     def _open(self, first: int) -> None:
         """List the runs of the blobs that begin with a segment, each with its last segment."""
@@ -489,7 +507,7 @@ class FarWork:
     def _work_of(self, segment: int, loaded: LoadedSegment | None) -> Iterator[Work]:
         small = []
         for number, run in self._pending.pop(segment, ()):
-            is_small = self._blobs[number].size <= SMALL
+            is_small = self._sizes[number] <= SMALL
             if is_small and number not in self._held:
                 small.append((number, run))
                 continue
@@ -498,25 +516,23 @@ class FarWork:
             if waits:
                 self._ends[number] = run.end + run.gap
             yield Work(((number, run),), is_small, using, waits)
-        for runs in buffers_of(small):
-            using = self._using(loaded, None)
-            yield Work(runs, is_small=True, using=using)
+        for group in grouped(small, room_of, RUN):
+            yield Work(tuple(group), is_small=True, using=self._using(loaded, None))
 
     def _using(
         self, loaded: LoadedSegment | None, held: HeldBytes | None
     ) -> AbstractContextManager[None]:
         if loaded is None:
             return nullcontext()
-        loaded.use()
-        segment = loaded.segment
-        here = {segment.file.path: [(segment.begin, loaded.data)]}
-        return self._reading(loaded, here, {} if held is None else held.parts)
+        loaded.buffer.use()
+        return self._reading(loaded, {} if held is None else held.parts)
 
     @contextmanager
-    def _reading(self, loaded: LoadedSegment, *parts: Parts) -> Iterator[None]:
-        with self._loaded.using(*parts):
+    def _reading(self, loaded: LoadedSegment, held: Parts) -> Iterator[None]:
+        segment = loaded.segment
+        with self._loaded.using({segment.file.path: [(segment.begin, loaded.data)]}, held):
             yield
-        loaded.release()
+        loaded.buffer.release()
 
 
 def _not_loaded(file: SourceFile, begin: int, _buffer: memoryview) -> None:

@@ -4,7 +4,7 @@ A segment is fetched in one request, and is in memory while blobs are made of it
 one after the other, each from its beginning to its end, because its declared digest is that of all
 its bytes. Files are cut between the bytes of runs, so most runs need one segment.
 
-Prefetch: segments are fetched ahead into a bounded number of buffers, which are taken once and
+Segments are fetched ahead (schedule.py) into a bounded number of buffers, which are taken once and
 given back. Threads read the bytes of segments, and of samples, as they read files on a disk.
 """
 
@@ -15,11 +15,8 @@ import mmap
 import sys
 import threading
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from itertools import chain
 from operator import itemgetter
 from queue import Empty, LifoQueue
@@ -27,15 +24,14 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from blobstore.formats.quant import Quantization
-from blobstore.importer.making import Copy, GlobalScale, Run, Step, Values, runs_of
+from blobstore.importer.making import Copy, GlobalScale, Run, Values, runs_of
 from blobstore.importer.outputs import OutputTensor, PlannedBlob
 from blobstore.io.durable import PAGE, os_errors
 from blobstore.io.ranges import SourceReader
 from blobstore.kernels.arrays import numpy_dtype
 from blobstore.kernels.scales import BlockRun
 from blobstore.source.folders import SourceFile, SourceTensor
-from blobstore.source.weights import Fetcher, Form, SourceWeight
+from blobstore.source.weights import Form, SourceWeight
 
 
 class Need(NamedTuple):
@@ -46,18 +42,16 @@ class Need(NamedTuple):
     end: int
 
 
-def needed_by(step: Step) -> Iterator[Need]:
-    """Yield the bytes that a step is made from; nothing for known ones."""
-    match step:
-        case Copy(tensor, start, nbytes):
-            yield _part(tensor, start, start + nbytes)
-        case GlobalScale(output):
-            yield from _global_scale(output)
-        case Values(output, source, start, count):
-            if output.global_scale is not None:
-                yield from _global_scale(output)
-            else:
+def needs_of(run: Run) -> Iterator[Need]:
+    """Yield the bytes that a run is made from."""
+    for step in run.steps:
+        match step:
+            case Copy(tensor, start, nbytes):
+                yield _part(tensor, start, start + nbytes)
+            case Values(output, source, start, count) if output.global_scale is None:
                 yield from needed_for(source, start, count)
+            case GlobalScale(output) | Values(output):
+                yield from _global_scale(output)
 
 
 def whole(tensor: SourceTensor) -> Need:
@@ -81,37 +75,22 @@ def needed_for(source: SourceWeight, start: int, count: int) -> Iterator[Need]:
     """Yield the bytes that ``count`` values of a weight from index ``start`` on are read from."""
     match source.form:
         case Form.PLAIN:
-            yield _plain(source, start, count)
+            # Of a transposed weight whole matrices, where columns are rows.
+            unit = math.prod(source.shape[-2:]) if source.transposed else 1
+            first, stop = start // unit, -(-(start + count) // unit)
+            yield _items(source.tensor, first * unit, stop * unit)
         case Form.BLOCK_FP8:
             yield _part(source.tensor, start, start + count)
             *_, rows, cols = source.shape
             scales = BlockRun(rows=rows, cols=cols, first=start, count=count).scales
             yield _items(source.companions[".scale"], scales.start, scales.stop)
-        case Form.CODES:
-            if source.quantization is None:
-                raise AssertionError("codes are quantized")
-            yield from _codes(source, source.quantization, start, count)
-
-
-def _plain(source: SourceWeight, start: int, count: int) -> Need:
-    """Return the values; of a transposed weight its whole matrices, where columns are rows."""
-    if source.transposed:
-        one = math.prod(source.shape[-2:])
-        start, end = start // one * one, -(-(start + count) // one) * one
-    else:
-        end = start + count
-    return _items(source.tensor, start, end)
-
-
-def _codes(
-    source: SourceWeight, quantization: Quantization, start: int, count: int
-) -> Iterator[Need]:
-    for part in quantization.parts((count,), source.companions[".scale"].dtype):
-        items = math.prod(part.shape)
-        first, nbytes = start * items // count, numpy_dtype(part.dtype).itemsize
-        yield _part(source.parts[part.suffix], first * nbytes, (first + items) * nbytes)
-    if ".global_scale" in source.companions:
-        yield whole(source.companions[".global_scale"])
+        case Form.CODES if source.quantization is not None:
+            for part in source.quantization.parts((count,), source.companions[".scale"].dtype):
+                items = math.prod(part.shape)
+                first, nbytes = start * items // count, numpy_dtype(part.dtype).itemsize
+                yield _part(source.parts[part.suffix], first * nbytes, (first + items) * nbytes)
+            if ".global_scale" in source.companions:
+                yield whole(source.companions[".global_scale"])
 
 
 def _items(tensor: SourceTensor, first: int, stop: int) -> Need:
@@ -127,8 +106,7 @@ Span = tuple[int, int]
 """Bytes of a file: begin and end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Bytes ``begin`` to ``end`` of a file. ``number``: its place among all segments."""
 
     number: int
@@ -170,11 +148,6 @@ class Segments:
         begins, first = self._begins[need.path], self._firsts[need.path]
         begin = first + bisect_right(begins, need.begin) - 1
         return range(begin, first + bisect_right(begins, need.end - 1))
-
-
-def needs_of(run: Run) -> Iterator[Need]:
-    """Yield the bytes that a run is made from."""
-    return chain.from_iterable(map(needed_by, run.steps))
 
 
 def united(spans: Iterable[Span], gap: int = 0, most: int = sys.maxsize) -> list[Span]:
@@ -238,40 +211,50 @@ WAIT_S = 0.02
 
 
 class Buffer:
-    """Memory for one run or segment, aligned for I/O that bypasses the page cache."""
+    """Memory for one run or segment, aligned for I/O that bypasses the page cache.
 
-    def __init__(self, free: LifoQueue[mmap.mmap], memory: mmap.mmap) -> None:
-        self.memory = memory
+    It is free when each user has released it, in whatever thread.
+    """
+
+    def __init__(self, free: LifoQueue[Buffer], nbytes: int) -> None:
+        self.memory = mmap.mmap(-1, nbytes + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._free = free
-        self._taken = [memory]
+        self._users = 0
+        self._mutex = threading.Lock()
 
     def at(self, offset: int, nbytes: int) -> memoryview:
         """Return ``nbytes`` of it; the address and ``offset`` are equal modulo the page size."""
         start = offset % PAGE
         return memoryview(self.memory)[start : start + nbytes]
 
+    def use(self) -> None:
+        with self._mutex:
+            self._users += 1
+
     def release(self) -> None:
-        """Give it back; a second call does nothing, in whatever thread."""
-        with suppress(IndexError):
-            self._free.put(self._taken.pop())
+        with self._mutex:
+            self._users -= 1
+            if not self._users:
+                self._free.put(self)
 
 
 class BufferPool:
     """``count`` buffers of ``nbytes`` each. Safe to share between threads."""
 
     def __init__(self, count: int, nbytes: int) -> None:
-        self.free: LifoQueue[mmap.mmap] = LifoQueue()
+        self.free: LifoQueue[Buffer] = LifoQueue()
         with os_errors("take", f"{count * nbytes:,} bytes of memory"):
             for _ in range(count):
-                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-                self.free.put(mmap.mmap(-1, nbytes + PAGE, flags))
+                self.free.put(Buffer(self.free, nbytes))
 
     def take(self, wait_s: float) -> Buffer | None:
-        """Return a buffer, or None if none is free within so many seconds."""
+        """Return a buffer with one user, or None if none is free within so many seconds."""
         try:
-            return Buffer(self.free, self.free.get(block=wait_s > 0, timeout=wait_s))
+            buffer = self.free.get(block=wait_s > 0, timeout=wait_s)
         except Empty:
             return None
+        buffer.use()
+        return buffer
 
 
 Parts: TypeAlias = Mapping[str, Sequence[tuple[int, memoryview]]]
@@ -331,60 +314,9 @@ class LoadedFile(SourceReader):
             buffer, offset = buffer[count:], offset + count
 
 
-class LoadedSegment:
-    """A segment in memory, which is given back when its last user has released it."""
+class LoadedSegment(NamedTuple):
+    """A segment in memory, and the buffer that has it as long as it has users."""
 
-    def __init__(self, segment: Segment, buffer: Buffer) -> None:
-        self.segment = segment
-        self.data = buffer.at(segment.begin, segment.nbytes)
-        self._buffer = buffer
-        self._users = 1
-        self._mutex = threading.Lock()
-
-    def use(self) -> None:
-        with self._mutex:
-            self._users += 1
-
-    def release(self) -> None:
-        with self._mutex:
-            self._users -= 1
-            is_free = not self._users
-        if is_free:
-            self._buffer.release()
-
-
-class Prefetch:
-    """Fetches ``segments`` in their order: ``jobs`` at once, as many ahead as have buffers."""
-
-    def __init__(
-        self, segments: Segments, fetcher: Fetcher, buffers: BufferPool, jobs: int
-    ) -> None:
-        self._left = deque(segments.all)
-        self._fetcher = fetcher
-        self._buffers = buffers
-        self._pool = ThreadPoolExecutor(jobs, "fetch")
-        self._requests: deque[Future[LoadedSegment]] = deque()
-
-    def _fetch(self, loaded: LoadedSegment) -> LoadedSegment:
-        self._fetcher.fill(loaded.segment.file, loaded.segment.begin, loaded.data)
-        return loaded
-
-    def next(self, wait_s: float) -> LoadedSegment | None:
-        """Return the next segment, or None if it has not come within so many seconds.
-
-        More requests are begun for the buffers that are free. Raises: as `Fetcher.fill`.
-        """
-        while self._left:
-            buffer = self._buffers.take(0 if self._requests else wait_s)
-            if buffer is None:
-                break
-            loaded = LoadedSegment(self._left.popleft(), buffer)
-            self._requests.append(self._pool.submit(self._fetch, loaded))
-        first = list(self._requests)[:1]
-        if not wait(first, wait_s).done:
-            return None
-        return self._requests.popleft().result()
-
-    def close(self) -> None:
-        self._fetcher.cancel()
-        self._pool.shutdown(cancel_futures=True)
+    segment: Segment
+    data: memoryview
+    buffer: Buffer

@@ -107,11 +107,10 @@ def candidates_of(inventory: Inventory, options: ImportOptions) -> list[Candidat
     undecided = replace(options, quant_type=None, group_size=None, rules=(), importance=None)
     is_wanted = _wanted(inventory, options)
     types = list(_types(options))
-    weights = inventory.weights
-    turned = inputs_first(weights, inventory.config, options.profile)
+    turned = inputs_first(inventory.weights, inventory.config, options.profile)
     together = form_of_experts(inventory.config, options) is Experts.PACKED
     found = []
-    for blob in plan_blobs(inventory, weights, undecided):
+    for blob in plan_blobs(inventory, undecided):
         laid_out = (tensor.laid_out(turned) for tensor in blob.tensors)
         tensors = tuple(tensor for tensor in laid_out if is_wanted(tensor))
         for members in [tensors] if together and tensors else [(tensor,) for tensor in tensors]:
@@ -298,8 +297,8 @@ def _measured(
         for candidate in candidates
         for tensor in candidate.tensors
     ]
-    total = sum(source.nbytes for question in questions for source in question.tensor.sources)
-    found = iter(measure(questions, options, jobs, begun(progress, total), fetch))
+    shown = begun(progress, sum(question.source_bytes for question in questions))
+    found = iter(measure(questions, options, jobs, shown, fetch))
     return tuple(one.measured([next(found) for _ in one.tensors]) for one in candidates)
 
 

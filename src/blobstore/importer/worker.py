@@ -15,13 +15,12 @@ from __future__ import annotations
 import logging
 import os
 import time
-from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
+from functools import cached_property
+from itertools import accumulate, groupby
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated
 
 from blobstore.errors import (
     BlobStoreError,
@@ -36,13 +35,12 @@ from blobstore.importer.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.planfile import decode_plan, plan_bytes
 from blobstore.importer.run import (
     ImportResult,
-    check_tag,
-    default_name,
     make_blobs,
+    name_for,
     publish_plan,
-    working_memory,
 )
-from blobstore.importer.writing import WrittenBlobs
+from blobstore.importer.schedule import grouped
+from blobstore.importer.writing import Means, WrittenBlobs
 from blobstore.io.durable import make_folder, os_errors, read_own, replace_file
 from blobstore.io.workers import Progress, begun, each, silent, threads
 from blobstore.names import Digest, ModelName
@@ -50,14 +48,13 @@ from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.source.folders import SourceFile
 from blobstore.store.ports import Home, Session
 
-_T = TypeVar("_T")
-TASK_BLOBS: Final = 256
-_LEAST_BYTES: Final = 2**20
-_MOST_BYTES: Final = 256 * 2**20
-_TASKS: Final = 64
+TASK_BLOBS = 256
+_LEAST_BYTES = 2**20
+_MOST_BYTES = 256 * 2**20
+_TASKS = 64
 """Tasks get so many bytes that a plan has at least as many of them, within these bounds."""
-_UNITS: Final = 32
-_LEAST_UNIT: Final = 2**30
+_UNITS = 32
+_LEAST_UNIT = 2**30
 """Files with declared digests are united up to so many bytes, or this part of the source."""
 
 
@@ -84,8 +81,7 @@ def tasks_of(plan: ImportPlan) -> tuple[Task, ...]:
     numbers = {file.path: number for number, file in enumerate(files)}
     extents = []
     for blob in plan.blobs:
-        parts = (part for source in blob.sources for part in source.parts.values())
-        places = sorted((numbers[part.file.path], part.offset) for part in parts)
+        places = sorted((numbers[part.file.path], part.offset) for part in blob.parts)
         extents.append((places[0], places[-1]))
     units = _units(files, [(first, last) for (first, _), (last, _) in extents])
     ordered = sorted(range(len(extents)), key=lambda number: extents[number])
@@ -94,8 +90,8 @@ def tasks_of(plan: ImportPlan) -> tuple[Task, ...]:
     for unit, members in groupby(ordered, key=lambda number: units[extents[number][0][0]]):
         blobs = [plan.blobs[number] for number in members]
         is_whole = files[unit].declared is not None
-        costs = [max(blob.source_bytes, most // TASK_BLOBS) for blob in blobs]
-        for portion in [blobs] if is_whole else grouped(blobs, costs, most):
+        portions = grouped(blobs, lambda one: max(one.source_bytes, most // TASK_BLOBS), most)
+        for portion in [blobs] if is_whole else portions:
             tasks.append(Task(len(tasks), unit, tuple(portion)))
     return tuple(tasks)
 
@@ -120,31 +116,24 @@ def _units(files: Sequence[SourceFile], extents: Iterable[tuple[int, int]]) -> l
     return units
 
 
-def grouped(items: Iterable[_T], costs: Iterable[int], most: int) -> Iterator[list[_T]]:
-    """Yield consecutive items that cost ``most`` together, or one that costs more."""
-    group: list[_T] = []
-    total = 0
-    for item, cost in zip(items, costs, strict=True):
-        if group and total + cost > most:
-            yield group
-            group, total = [], 0
-        group.append(item)
-        total += cost
-    if group:
-        yield group
-
-
 def shard_of(tasks: Sequence[Task], index: int, count: int) -> tuple[Task, ...]:
     """Return the tasks of shard ``index`` of ``count``, counted from 0.
 
-    Shards are consecutive tasks of about the same cost. A file's tasks are in one shard if there
-    are as many files as shards. Raises: UsageError for an index that is out of range.
+    Shards are consecutive tasks of about the same cost; some may be empty. A file's tasks are in
+    one shard if there are as many files as shards.
+
+    Raises: UsageError for an index that is out of range.
     """
     check_shard(index, count)
     files = [tuple(group) for _, group in groupby(tasks, key=lambda task: task.file)]
     units = files if len(files) >= count else [(task,) for task in tasks]
-    begin, end = partition([sum(task.cost for task in unit) for unit in units], count)[index]
-    return tuple(task for unit in units[begin:end] for task in unit)
+    costs = [sum(task.cost for task in unit) for unit in units]
+    total = sum(costs)
+    shard: list[Task] = []
+    for unit, cost, end in zip(units, costs, accumulate(costs), strict=True):
+        if (2 * end - cost) * count // (2 * total) == index:  # where its middle is
+            shard += unit
+    return tuple(shard)
 
 
 def check_shard(index: int, count: int) -> None:
@@ -156,40 +145,25 @@ def check_shard(index: int, count: int) -> None:
         )
 
 
-def partition(costs: Sequence[int], count: int) -> list[tuple[int, int]]:
-    """Return ``count`` consecutive ranges of ``costs``, with sums as near to even as they come.
-
-    Ranges are empty only if there are fewer costs than ranges.
-    """
-    ends = [0, *accumulate(costs)]
-    cuts = [0]
-    for number in range(1, count):
-        share = ends[-1] * number / count
-        cut = bisect_left(ends, share)
-        if share - ends[cut - 1] < ends[cut] - share:
-            cut -= 1
-        least = cuts[-1] + 1
-        most = max(least, len(costs) - (count - number))
-        cuts.append(min(max(cut, least), most, len(costs)))
-    return list(pairwise([*cuts, len(costs)]))
-
-
 _log = logging.getLogger("blobstore.importer.work")
-RULE: Final = "P3"
-_LARGEST: Final = 64 * 2**20
-_AT_ONCE: Final = 2**30
+RULE = "P3"
+_LARGEST = 64 * 2**20
+_AT_ONCE = 2**30
 """Bytes of the source of tasks that are made together, and made durable once."""
-_MOST_NAMED: Final = 10
+_MOST_NAMED = 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SharedPlan:
-    """A plan, its tasks, and the path and digest of its file."""
+    """A plan, its tasks, and the path and digest of its file, which need not exist."""
 
     plan: ImportPlan
-    tasks: tuple[Task, ...]
     path: str
     digest: Digest
+
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        return tasks_of(self.plan)
 
     @classmethod
     def read(
@@ -201,19 +175,10 @@ class SharedPlan:
     ) -> SharedPlan:
         raw = plan_bytes(path)
         plan = decode_plan(raw, path, source=source, open_source=open_source)
-        return cls.of(plan, Digest.of(raw), path)
-
-    @classmethod
-    def of(cls, plan: ImportPlan, digest: Digest, path: str | os.PathLike[str]) -> SharedPlan:
-        """Return a plan whose file at ``path`` has that digest; the file need not exist."""
-        return cls(plan, tasks_of(plan), os.fspath(path), digest)
-
-    @property
-    def receipts(self) -> Path:
-        return Path(f"{self.path}.receipts")
+        return cls(plan, os.fspath(path), Digest.of(raw))
 
     def _receipt(self, task: Task) -> Path:
-        return self.receipts / f"{task.number:06}.json"
+        return Path(f"{self.path}.receipts", f"{task.number:06}.json")
 
     def write_receipt(self, task: Task, blobs: Sequence[Descriptor]) -> None:
         path = self._receipt(task)
@@ -238,7 +203,7 @@ class SharedPlan:
         except MissingFileError:
             return None
         what = f"the receipt {path}"
-        value: Any = strictjson.parse_object(raw, what, rule=RULE, limit=_LARGEST)
+        value = strictjson.parse_object(raw, what, rule=RULE, limit=_LARGEST)
         try:
             digests = [Digest.parse(one["digest"]) for one in value["blobs"]]
             blobs = described(task, digests)
@@ -270,7 +235,9 @@ class SharedPlan:
             except DocumentError as error:
                 _log.warning("%s", error)
                 blobs = None
-            if blobs is None or lost_among(blobs, session, store, verify=verify, jobs=jobs):
+            if blobs is None or lost_among(
+                blobs, session, store, verify=verify, jobs=jobs, headers={}
+            ):
                 unfinished.append(task)
         return unfinished
 
@@ -289,9 +256,9 @@ def lost_among(
     store: Home,
     *,
     verify: bool,
-    jobs: int = 1,
+    jobs: int,
+    headers: Mapping[str, bytes],
     progress: Progress = silent,
-    headers: Mapping[str, bytes] = MappingProxyType({}),
 ) -> set[Digest]:
     """Return the digests of those of ``blobs`` that are neither published nor kept by a session.
 
@@ -304,30 +271,26 @@ def lost_among(
 
     def is_sound(blob: Descriptor) -> bool:
         header = headers.get(blob.name or "", b"")
-        if blob.digest not in hidden:
-            return not verify or _is_sound(blob, store, header)
-        kept = session.recall(blob.digest.hex, blob.size, verify=verify)
-        if kept is None or not header:
-            return kept is not None
-        with session.open(kept) as reader:
-            return reader.read(0, len(header)) == header
+        if blob.digest in hidden:
+            kept = session.recall(blob.digest.hex, blob.size, verify=verify)
+            if kept is None or not header:
+                return kept is not None
+            with session.open(kept) as reader:
+                return reader.read(0, len(header)) == header
+        try:
+            with store.blobs.open(blob) as reader:
+                return reader.read(0, len(header)) == header and reader.digest() == blob.digest
+        except BlobStoreError as error:
+            _log.warning("blob %s can't be used: %s", blob.digest, error)
+            return False
 
     def check(blob: Descriptor) -> None:
-        if not is_sound(blob):
+        if (verify or blob.digest in hidden) and not is_sound(blob):
             lost.add(blob.digest)
         progress(blob.size, blob.name or "")
 
     each(blobs, check, jobs, name="check")
     return lost
-
-
-def _is_sound(blob: Descriptor, store: Home, header: bytes) -> bool:
-    try:
-        with store.blobs.open(blob) as reader:
-            return reader.read(0, len(header)) == header and reader.digest() == blob.digest
-    except BlobStoreError as error:
-        _log.warning("blob %s can't be used: %s", blob.digest, error)
-        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,7 +351,7 @@ def work_on_plan(
     shared = SharedPlan.read(path, source=source, open_source=open_source)
     tasks = shard_of(shared.tasks, *shard)
     shown = begun(progress, sum(task.source_bytes for task in tasks))
-    made = do_tasks(shared, tasks, store, jobs, memory, shown, verify_reuse=verify_reuse)
+    made = do_tasks(shared, tasks, store, Means(jobs, memory, shown, verify=verify_reuse))
     return WorkResult(
         plan=shared.digest,
         shard=shard,
@@ -401,28 +364,15 @@ def work_on_plan(
     )
 
 
-def do_tasks(
-    shared: SharedPlan,
-    tasks: Sequence[Task],
-    store: Home,
-    jobs: int | None = None,
-    memory: int | None = None,
-    progress: Progress = silent,
-    *,
-    verify_reuse: bool = False,
-) -> list[Task]:
+def do_tasks(shared: SharedPlan, tasks: Sequence[Task], store: Home, means: Means) -> list[Task]:
     """Do those of some tasks that are not done; return them. Raises: as `work_on_plan`."""
-    workers = threads(jobs)
-    budget = working_memory(memory, workers)
     done: list[Task] = []
-    for group in grouped(tasks, [task.source_bytes for task in tasks], _AT_ONCE):
+    for group in grouped(tasks, lambda task: task.source_bytes, _AT_ONCE):
         with store.session() as session:
-            missing = shared.unfinished(group, session, store, verify=verify_reuse, jobs=workers)
+            missing = shared.unfinished(group, session, store, verify=means.verify, jobs=means.jobs)
         nbytes = [sum(task.source_bytes for task in some) for some in (group, missing)]
-        progress(nbytes[0] - nbytes[1], "")
-        made = make_tasks(
-            shared.plan, missing, store, workers, budget, progress, verify_reuse=verify_reuse
-        )
+        means.progress(nbytes[0] - nbytes[1], "")
+        made = make_tasks(shared.plan, missing, store, means)
         for task, blobs in zip(missing, made, strict=True):
             shared.write_receipt(task, blobs)
         done += missing
@@ -430,29 +380,13 @@ def do_tasks(
 
 
 def make_tasks(
-    plan: ImportPlan,
-    tasks: Sequence[Task],
-    store: Home,
-    jobs: int,
-    memory: int | None,
-    progress: Progress = silent,
-    *,
-    verify_reuse: bool = False,
+    plan: ImportPlan, tasks: Sequence[Task], store: Home, means: Means
 ) -> list[list[Descriptor]]:
     """Return the blobs of each task, durable in the store. Raises: as `make_blobs`."""
-    planned = [blob for task in tasks for blob in task.blobs]
-    if not planned:
+    if not tasks:
         return []
-    made = make_blobs(
-        plan,
-        planned,
-        store,
-        jobs=jobs,
-        memory=memory,
-        progress=progress,
-        verify_reuse=verify_reuse,
-    )
-    digests = iter(made)
+    planned = [blob for task in tasks for blob in task.blobs]
+    digests = iter(make_blobs(plan, planned, store, means))
     return [described(task, [next(digests) for _ in task.blobs]) for task in tasks]
 
 
@@ -495,9 +429,7 @@ def commit_shared(
 ) -> ImportResult:
     """Publish the model of a plan. See `commit_plan`."""
     plan = shared.plan
-    full = ModelName.of(default_name(plan) if name is None else name)
-    if not force:
-        check_tag(plan, full)
+    full = name_for(plan, name, force=force)
     receipts = {task.number: shared.read_receipt(task) for task in shared.tasks}
     if missing := [number for number, found in receipts.items() if found is None]:
         raise _unfinished(shared, missing, "are not done")
@@ -511,7 +443,7 @@ def commit_shared(
             session,
             store,
             verify=verify,
-            jobs=threads(jobs) if verify else 1,
+            jobs=threads(jobs),
             progress=shown,
             headers=headers,
         )

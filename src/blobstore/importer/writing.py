@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from blobstore import hashing
@@ -28,6 +30,7 @@ from blobstore.errors import (
     DigestMismatchError,
     RemoteError,
     ShortReadError,
+    UsageError,
 )
 from blobstore.hashing.stage import HashStage
 from blobstore.importer.making import CHUNK, RUN, RunMaker
@@ -41,10 +44,10 @@ from blobstore.importer.schedule import (
     room_of,
     schedule,
 )
-from blobstore.importer.segments import SEGMENT, WAIT_S, Buffer, BufferPool, Prefetch, Segments
+from blobstore.importer.segments import SEGMENT, WAIT_S, Buffer, BufferPool, Segments
 from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE
-from blobstore.io.workers import Progress, each
+from blobstore.io.workers import Progress, each, silent, threads
 from blobstore.source.folders import SourceFile
 from blobstore.source.weights import FetchOptions, SourceReaders, SourceWeight, fetching
 from blobstore.store.ports import Finished, Session, Writer
@@ -57,33 +60,49 @@ WrittenBlobs: TypeAlias = tuple[list[Finished], int]
 """The tensor blobs of a plan, in its order; and how many earlier imports had made."""
 
 
-def recall(
-    blobs: Sequence[PlannedBlob],
-    keys: Sequence[str],
-    session: Session,
-    jobs: int,
-    progress: Progress,
-    *,
-    verify: bool,
-) -> dict[int, Finished]:
-    """Return the blobs that an earlier import has made, by number.
+class Means:
+    """The threads that make blobs, the bytes that they work in, and how servers' files are fetched.
 
-    With ``jobs`` threads where they have to be read. Raises: StorageError.
+    ``verify``: hash what earlier imports have made before it is used again.
     """
+
+    def __init__(
+        self,
+        jobs: int | None = None,
+        memory: int | None = None,
+        progress: Progress = silent,
+        fetch: FetchOptions | None = None,
+        *,
+        verify: bool = False,
+    ) -> None:
+        """Raises: UsageError if so many threads can't work in so few bytes."""
+        self.jobs = threads(jobs)
+        self.memory = usual_memory(self.jobs) if memory is None else memory
+        self.progress = progress
+        self.fetch = fetch or FetchOptions()
+        self.verify = verify
+        if self.memory < (least := least_memory(self.jobs)):
+            raise UsageError(
+                f"{self.jobs} threads can't work in {memory:,} bytes",
+                hint=f"Give them {least:,}, or use fewer threads.",
+            )
+
+
+def _recalled(
+    keys: Sequence[str], sizes: Sequence[int], session: Session, means: Means
+) -> dict[int, Finished]:
+    """Return the blobs that an earlier import has made, by number. Raises: StorageError."""
     found: dict[int, Finished] = {}
-    if not session.remembers:
-        return found
 
     def find_one(number: int) -> None:
-        blob = session.recall(keys[number], blobs[number].size, verify=verify)
+        blob = session.recall(keys[number], sizes[number], verify=means.verify)
         if blob is not None:
             found[number] = blob
 
-    # A thread hashes one blob at a time, together with those of the others.
-    threads = jobs * hashing.width()
-    each(range(len(blobs)), find_one, max(1, min(threads, len(blobs))), name="recall")
-    if found:
-        progress(sum(blobs[number].source_bytes for number in found), "")
+    if session.remembers:
+        # A thread hashes one blob at a time, together with those of the others.
+        jobs = min(means.jobs * hashing.width(), len(keys))
+        each(range(len(keys)), find_one, jobs, name="recall")
     return found
 
 
@@ -91,10 +110,10 @@ def _state(file: SourceFile) -> str:
     return f"{file.identity.key} {file.path!r}"
 
 
-def entry_keys(
-    blobs: Sequence[PlannedBlob], state: Callable[[SourceFile], str] = _state
-) -> Iterator[str]:
-    """Yield the key of each blob: of its header, its sources' bytes and files, and the method.
+def entries_of(
+    blobs: Iterable[PlannedBlob], state: Callable[[SourceFile], str] = _state
+) -> Iterator[tuple[str, int]]:
+    """Yield each blob's size and key: of its header, its sources' bytes and files, and the method.
 
     The header has names, dtypes, shapes and types. The ``state`` of a file is its path, device,
     inode, size and times, so a source that is written to, replaced or moved has other keys.
@@ -111,8 +130,10 @@ def entry_keys(
         for tensor in blob.tensors:
             texts.append(_made(tensor, blob))
             texts += [_stored(source, known_state) for source in tensor.sources]
-        start = b"%d\n%b" % (_ARITHMETIC, blob.header)
-        yield hashlib.sha256(start + "".join(texts).encode()).hexdigest()
+        header = blob.header
+        start = b"%d\n%b" % (_ARITHMETIC, header)
+        key = hashlib.sha256(start + "".join(texts).encode()).hexdigest()
+        yield key, len(header) + blob.data_size
 
 
 def _made(tensor: OutputTensor, blob: PlannedBlob) -> str:
@@ -169,57 +190,46 @@ def usual_memory(jobs: int) -> int:
 
 def files_of(plan: ImportPlan) -> dict[str, SourceFile]:
     """Return the files of a plan's tensors by path, in their order."""
-    needed = {
-        part.file.path
-        for blob in plan.blobs
-        for source in blob.sources
-        for part in source.parts.values()
-        if part.nbytes
-    }
+    needed = {part.file.path for blob in plan.blobs for part in blob.parts if part.nbytes}
     files = (file for inventory in plan.inventories for file in inventory.files)
     return {file.path: file for file in files if file.path in needed}
 
 
 def write_blobs(
-    plan: ImportPlan,
-    session: Session,
-    jobs: int,
-    memory: int,
-    progress: Progress,
-    *,
-    verify_reuse: bool,
-    fetch: FetchOptions | None = None,
-    checks_source: bool = True,
+    plan: ImportPlan, session: Session, means: Means, *, checks_source: bool = True
 ) -> WrittenBlobs:
-    """Write the plan's tensor blobs with ``jobs`` threads in ``memory`` bytes.
+    """Write the plan's tensor blobs; they are not yet visible.
 
-    They are not yet visible. ``fetch``: how files on servers are fetched. ``checks_source``: those
-    that have a declared digest are fetched and hashed whole.
+    ``checks_source``: files on servers that have a declared digest are fetched and hashed whole.
 
-    A blob that an earlier import of the same bytes has made is not made again; with
-    ``verify_reuse`` only when its bytes are its digest's.
+    A blob that an earlier import of the same bytes has made is not made again.
 
     Raises: the error that comes first in the order of the work, whatever the number of threads
     (`each`): it names the tensor or the file; RemoteError and DigestMismatchError for files on
     servers, after which the next import goes on; StorageError. Nothing is committed here.
     """
-    keys = list(entry_keys(plan.blobs))
-    finished = recall(plan.blobs, keys, session, jobs, progress, verify=verify_reuse)
-    to_make = {n: blob for n, blob in enumerate(plan.blobs) if n not in finished}
+    keys, sizes = [], array("Q")
+    for key, size in entries_of(plan.blobs):
+        keys.append(key)
+        sizes.append(size)
+    blobs = dict(enumerate(plan.blobs))
+    finished = _recalled(keys, sizes, session, means)
+    if finished:
+        means.progress(sum(blobs.pop(number).source_bytes for number in finished), "")
     files = files_of(plan)
     is_far = any(file.folder.is_remote for file in files.values())
     stage = HashStage()
-    declared = DeclaredFiles(to_make if is_far and checks_source else {}, keys, session, stage)
-    if unverified := declared.recall(verify=verify_reuse):
-        progress(sum(to_make.pop(number).source_bytes for number in unverified), "")
+    declared = DeclaredFiles(blobs if is_far and checks_source else {}, keys, sizes, session, stage)
+    if unverified := declared.recall(verify=means.verify):
+        means.progress(sum(blobs.pop(number).source_bytes for number in unverified), "")
         finished |= unverified
     recalled = len(finished)
-    making = _Making(to_make, session, stage, declared, progress)
+    making = _Making(blobs, sizes, session, stage, declared, means, finished)
     try:
         if is_far:
-            making.make_far(files, jobs, memory, fetch or FetchOptions())
+            making.make_far(files)
         else:
-            making.make_local(files, jobs, memory)
+            making.make_local(files)
     except (RemoteError, ShortReadError, DigestMismatchError):
         if is_far:
             session.keep()
@@ -227,77 +237,76 @@ def write_blobs(
     finally:
         for writer in list(making.writers.values()):
             writer.close()
-    finished |= making.finished
     return [finished[number] for number in range(len(plan.blobs))], recalled
 
 
+@dataclass(slots=True)
 class _Making:
-    """What the threads of one import share. ``blobs``: those to make, by number."""
+    """What the threads of one import share.
 
-    def __init__(
-        self,
-        blobs: Mapping[int, PlannedBlob],
-        session: Session,
-        stage: HashStage,
-        declared: DeclaredFiles,
-        progress: Progress,
-    ) -> None:
-        self.finished: dict[int, Finished] = {}
-        self._blobs = blobs
-        self._session = session
-        self._stage = stage
-        self._declared = declared
-        self._progress = progress
-        self._stopped = threading.Event()
-        self.writers: dict[int, Writer] = {}
+    ``blobs``: those to make, by number. ``sizes``: of all blobs of the plan.
+    """
 
-    def make_local(self, files: Mapping[str, SourceFile], jobs: int, memory: int) -> None:
-        allow_open_files(len(files) + 3 * jobs * WINDOW)
+    blobs: Mapping[int, PlannedBlob]
+    sizes: Sequence[int]
+    session: Session
+    stage: HashStage
+    declared: DeclaredFiles
+    means: Means
+    finished: dict[int, Finished]
+    stopped: threading.Event = field(default_factory=threading.Event)
+    writers: dict[int, Writer] = field(default_factory=dict)
+
+    def make_local(self, files: Mapping[str, SourceFile]) -> None:
+        allow_open_files(len(files) + 3 * self.means.jobs * WINDOW)
         readers = SourceReaders()
         try:
-            works = schedule(self._blobs)
-            self._make_all(works, readers, jobs + _SPARE_THREADS, memory)
+            works = schedule(self.blobs, self.sizes)
+            self._make_all(works, readers, _SPARE_THREADS, self.means.memory)
             readers.check_unchanged()
         finally:
             readers.close()
 
-    def make_far(
-        self, files: Mapping[str, SourceFile], jobs: int, memory: int, fetch: FetchOptions
-    ) -> None:
+    def make_far(self, files: Mapping[str, SourceFile]) -> None:
         """Make the blobs of files that are fetched.
 
         Three quarters of the memory that threads need not have are for segments.
         """
-        hashed = self._declared.offsets
-        segments = Segments(files.values(), self._blobs.values(), hashed)
+        jobs, memory = self.means.jobs, self.means.memory
+        segments = Segments(files.values(), self.blobs.values(), self.declared.offsets)
         count = max(2, min(_SEGMENTS, (memory - least_memory(jobs)) * 3 // 4 // SEGMENT))
         count = min(count, len(segments.all))
         largest = max((segment.nbytes for segment in segments.all), default=0)
-        allow_open_files(4 * jobs + 3 * len(self._blobs))
-        with fetching(files.values(), fetch) as fetcher:
-            loaded = BufferPool(count, largest)
-            prefetch = Prefetch(segments, fetcher, loaded, max(1, min(count, fetcher.at_once)))
-            work = FarWork(self._blobs, segments, prefetch, self._declared, self._stage)
+        allow_open_files(4 * jobs + 3 * len(self.blobs))
+        with fetching(files.values(), self.means.fetch) as fetcher:
+            work = FarWork(
+                self.blobs,
+                self.sizes,
+                segments,
+                fetcher,
+                BufferPool(count, largest),
+                self.declared,
+                self.stage,
+            )
             left = memory - count * largest
             try:
-                works = work.works(self._stopped)
-                self._make_all(works, work.readers, jobs + _SPARE_FAR, left)
+                self._make_all(work.works(self.stopped), work.readers, _SPARE_FAR, left)
             finally:
-                prefetch.close()
-                self._declared.note_states()
+                work.close()
+                self.declared.note_states()
         for file in files.values():
             if not file.folder.is_remote:  # servers were asked each time
                 with file.open() as reader:
                     reader.check_unchanged()
 
     def _make_all(
-        self, works: Iterator[Work], readers: SourceReaders, threads: int, memory: int
+        self, works: Iterator[Work], readers: SourceReaders, spare: int, memory: int
     ) -> None:
-        sizes = [(blob.size, blob.source_bytes) for blob in self._blobs.values()]
+        sizes = [(self.sizes[number], blob.source_bytes) for number, blob in self.blobs.items()]
         runs = sum([2 + 2 * max(size, read) // RUN for size, read in sizes if size > SMALL])
         # More threads than runs would have nothing to do. Small blobs are work for one thread:
         # several would take turns with Python's lock.
-        threads = max(1, min(threads, runs, memory // least_memory(1)))
+        threads = max(1, min(self.means.jobs + spare, runs, memory // least_memory(1)))
         fit = (memory - threads * _SCRATCH * CHUNK) // RUN
         needed = sum([size + PAGE for size, _ in sizes])
         buffers = BufferPool(max(threads, min(threads + runs, fit)), min(RUN, needed))
@@ -309,13 +318,13 @@ class _Making:
                 self._make_small(work, buffer, maker)
             else:
                 self._make_run(work, buffer, maker)
-            self._stage.work_while(
-                lambda: self._stage.is_full or buffers.free.empty() or self._declared.is_behind
+            self.stage.work_while(
+                lambda: self.stage.is_full or buffers.free.empty() or self.declared.is_behind
             )
 
         works_in = self._with_buffers(works, buffers)
-        each(works_in, make, threads, name="import", stop=self._stopped)
-        each(range(threads), lambda _: self._stage.work_while(lambda: True), threads, name="hash")
+        each(works_in, make, threads, name="import", stop=self.stopped)
+        each(range(threads), lambda _: self.stage.work_while(lambda: True), threads, name="hash")
 
     def _with_buffers(
         self, works: Iterator[Work], buffers: BufferPool
@@ -330,7 +339,7 @@ class _Making:
             if not work.is_small and number not in self.writers:
                 self.writers[number] = self._writer(number)
             while (buffer := buffers.take(WAIT_S)) is None:
-                if self._stopped.is_set():
+                if self.stopped.is_set():
                     return
             yield work, buffer
 
@@ -339,11 +348,11 @@ class _Making:
             self._finish(number, blob)
             del self.writers[number]
 
-        return self._session.writer(self._blobs[number].size, finish, self._stage)
+        return self.session.writer(self.sizes[number], finish, self.stage)
 
     def _make_run(self, work: Work, buffer: Buffer, maker: RunMaker) -> None:
         ((number, run),) = work.runs
-        blob, writer = self._blobs[number], self.writers[number]
+        blob, writer = self.blobs[number], self.writers[number]
         data = buffer.at(run.begin, run.end - run.begin)
         with work.using:
             beside = maker.make(run, data, blob.options)
@@ -356,21 +365,22 @@ class _Making:
             waits=work.waits,
             hashed=buffer.release,
         )
-        self._progress(run.source_bytes, blob.name)
+        self.means.progress(run.source_bytes, blob.name)
 
     def _make_small(self, work: Work, buffer: Buffer, maker: RunMaker) -> None:
         made = []
         begin = 0
         with work.using:
-            for number, run in work.runs:
+            for small in work.runs:
+                number, run = small
                 made.append(memoryview(buffer.memory)[begin : begin + run.end])
-                maker.make(run, made[-1], self._blobs[number].options)
-                begin += room_of(run)
-        for (number, run), blob in zip(work.runs, self._session.put_all(made), strict=True):
+                maker.make(run, made[-1], self.blobs[number].options)
+                begin += room_of(small)
+        for (number, run), blob in zip(work.runs, self.session.put_all(made), strict=True):
             self._finish(number, blob)
-            self._progress(run.source_bytes, self._blobs[number].name)
+            self.means.progress(run.source_bytes, self.blobs[number].name)
         buffer.release()
 
     def _finish(self, number: int, blob: Finished) -> None:
         self.finished[number] = blob
-        self._declared.finished(number, blob)
+        self.declared.finished(number, blob)

@@ -339,7 +339,7 @@ def sources_of(model: Model, source: Source) -> Iterator[tuple[Tensor, OutputTen
                 model=str(model.name),
             )
         if tensor.transposed and not made_from.transposed and len(made_from.shape) > 1:
-            made_from = made_from.as_transposed()
+            made_from = made_from.laid_out({made_from.name})
         if not _can_be_made_from(tensor, made_from):
             stored = f"{tensor.type_name} {list(tensor.shape)}"
             there = f"{made_from.dtype} {list(made_from.shape)}"

@@ -52,7 +52,7 @@ class Command:
 
 def as_it_is() -> None:
     """Make a command do the same calls in the same order: one thread, each finished blob noted."""
-    vars(write)["SPARE_THREADS"] = 0  # the name that writing imports from buffers
+    write._SPARE_THREADS = 0
     session._NOTE_EVERY_S = -1
 
 

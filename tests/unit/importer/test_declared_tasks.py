@@ -17,7 +17,8 @@ from support.servers import Asked, Server, server as run_server
 import blobstore
 from blobstore.errors import CorruptDataError, DigestMismatchError
 from blobstore.importer import worker as tasks
-from blobstore.importer.segments import LoadedSegment, Prefetch
+from blobstore.importer.schedule import FarWork
+from blobstore.importer.segments import Buffer, LoadedSegment, Segment
 from blobstore.names import Digest
 from blobstore.source.folders import Folder
 from blobstore.store.memory import MemoryStore
@@ -71,13 +72,13 @@ def plan(server: Server, checkpoint: Path, tmp_path: Path) -> Path:
 def fetched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Return how many bytes are fetched of each file."""
     found: Counter[str] = Counter()
-    fetch = Prefetch._fetch  # headers are read in other ways
+    fetch = FarWork._fetch  # headers are read in other ways
 
-    def count(self: Prefetch, loaded: LoadedSegment) -> LoadedSegment:
-        found[loaded.segment.file.name] += loaded.segment.nbytes
-        return fetch(self, loaded)
+    def count(self: FarWork, segment: Segment, buffer: Buffer) -> LoadedSegment:
+        found[segment.file.name] += segment.nbytes
+        return fetch(self, segment, buffer)
 
-    monkeypatch.setattr(Prefetch, "_fetch", count)
+    monkeypatch.setattr(FarWork, "_fetch", count)
     return found
 
 

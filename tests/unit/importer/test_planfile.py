@@ -35,7 +35,7 @@ from blobstore.importer import planfile
 from blobstore.importer.outputs import ImportPlan
 from blobstore.importer.planfile import read_plan, write_plan
 from blobstore.importer.run import make_blob, plan_import, run_plan
-from blobstore.importer.writing import entry_keys
+from blobstore.importer.writing import entries_of
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.memory import MemoryStore
@@ -51,7 +51,7 @@ def travelled(plan: ImportPlan, folder: Path) -> ImportPlan:
 
 def assert_same(one: ImportPlan, other: ImportPlan) -> None:
     """Check that two plans make the same bytes, and say the same of them."""
-    assert list(entry_keys(one.blobs)) == list(entry_keys(other.blobs))
+    assert list(entries_of(one.blobs)) == list(entries_of(other.blobs))
     texts = [
         [
             (layer.name, layer.media_type, getattr(layer, "data", layer.size))

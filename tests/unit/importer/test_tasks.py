@@ -19,36 +19,27 @@ from blobstore.errors import UsageError
 from blobstore.importer import worker as tasks
 from blobstore.importer.outputs import PlannedBlob
 from blobstore.importer.run import plan_import
-from blobstore.importer.worker import Task, partition, shard_of, tasks_of
+from blobstore.importer.worker import Task, shard_of, tasks_of
 from blobstore.io.ranges import FileReader, Identity
 from blobstore.names import Digest
 from blobstore.source.folders import LocalFolder, SourceTensor
 
 
-@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 12))
-def test_a_partition_is_whole_and_about_even(costs: list[int], count: int) -> None:
-    ranges = partition(costs, count)
-    assert len(ranges) == count
-    assert [n for begin, end in ranges for n in range(begin, end)] == list(range(len(costs)))
-    largest = max((sum(costs[begin:end]) for begin, end in ranges), default=0)
-    assert _least_largest(costs, count) <= largest <= 2 * _least_largest(costs, count)
+class Costly(Task):
+    """A task of so much cost."""
+
+    @property
+    def cost(self) -> int:
+        return self.number
 
 
-def _least_largest(costs: list[int], count: int) -> int:
-    """Return the least possible sum of the largest of ``count`` ranges, by trying all cuts."""
-    best = [0, *([10**9] * len(costs))]
-    for _ in range(count):
-        best = [
-            min(max(best[begin], sum(costs[begin:end])) for begin in range(end + 1))
-            for end in range(len(costs) + 1)
-        ]
-    return best[-1]
-
-
-def test_more_ranges_than_costs() -> None:
-    assert partition([5, 5], 4) == [(0, 1), (1, 2), (2, 2), (2, 2)]
-    assert partition([], 2) == [(0, 0), (0, 0)]
-    assert {end - begin for begin, end in partition([1] * 30, 20)} == {1, 2}
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 12))
+def test_shards_are_whole_and_about_even(costs: list[int], count: int) -> None:
+    whole = [Costly(cost, 0, ()) for cost in costs]
+    shards = [shard_of(whole, index, count) for index in range(count)]
+    assert [task for shard in shards for task in shard] == whole
+    largest = max(sum(task.cost for task in shard) for shard in shards)
+    assert largest <= sum(costs) / count + max(costs, default=0)
 
 
 def test_each_blob_is_in_one_task_of_one_shard(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_equal_names_are_found(
     tensors: list[tuple[str, bool]], in_one_blob: bool
 ) -> None:  # hypothesis
     outputs = [output(name, INT4 if quantized else None) for name, quantized in tensors]
-    arrays = [one.name + part.suffix for one in outputs for part in one.parts]
+    arrays = [one.name + part.suffix for one in outputs for part in one.stored.parts]
     blobs = [blob(one.name, {}, one) for one in outputs]
     if in_one_blob and outputs:
         blobs = [blob("all", {}, *outputs)]

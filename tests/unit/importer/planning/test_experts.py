@@ -13,7 +13,6 @@ from blobstore.errors import UnsupportedSourceError
 from blobstore.formats.checkpoint import group_of
 from blobstore.formats.dtypes import DType
 from blobstore.importer.plan import (
-    Projection,
     packed_order,
     projections,
 )
@@ -148,10 +147,8 @@ def test_projections_are_sorted_and_their_experts_numbered() -> None:
         for name in ("w2", "w1")
     }
     shuffled = random.Random(0).sample(list(by_name.values()), len(by_name))
-    assert projections(GROUP, shuffled) == [
-        Projection(
-            f"{name}.weight", tuple(by_name[f"{expert}.{name}.weight"] for expert in range(11))
-        )
+    assert list(projections(GROUP, shuffled).items()) == [
+        (f"{name}.weight", tuple(by_name[f"{expert}.{name}.weight"] for expert in range(11)))
         for name in ("w1", "w2")
     ]
 
@@ -161,15 +158,15 @@ def test_projections_may_differ_from_each_other() -> None:
         _tensor("0.up_proj.weight", (64, 32)),
         _tensor("0.down_proj.weight", (32, 64), DType.F32),
     )
-    assert projections(GROUP, [up, down]) == [
-        Projection("down_proj.weight", (down,)),
-        Projection("up_proj.weight", (up,)),
-    ]
+    assert projections(GROUP, [up, down]) == {
+        "down_proj.weight": (down,),
+        "up_proj.weight": (up,),
+    }
 
 
 def test_unnumbered_tensors_are_no_projections() -> None:
-    assert projections(GROUP, map(_tensor, ("gate_up_proj", "down_proj.weight", "bias"))) == []
-    assert projections(GROUP, []) == []
+    assert projections(GROUP, map(_tensor, ("gate_up_proj", "down_proj.weight", "bias"))) == {}
+    assert projections(GROUP, []) == {}
 
 
 @pytest.mark.parametrize(
