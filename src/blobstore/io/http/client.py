@@ -53,7 +53,8 @@ _TOKEN = re.compile(r"[!-~]{1,4096}", re.ASCII)
 Fields = Sequence[tuple[str, str]]
 
 _SMALL_BODY = 4096
-_PIECE = 2**20
+_PIECE = 2**17
+"""TLS has records of 16 KiB, each of which would go through all readers by itself."""
 _PROGRESS = 64 * 2**10
 """Bytes after which an attempt counts as a new one."""
 _LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -172,14 +173,15 @@ class Reply:
             self.close()
             raise self.refuse(f"answers in the coding {coding[:40]!r}, and identity was asked for")
 
-    def chunks(self) -> Iterator[bytes]:
-        """Yield the body in pieces as they come.
+    def chunks(self, *, at_once: bool = True) -> Iterator[bytes]:
+        """Yield the body in pieces, as they come if ``at_once``, else of a useful size.
 
         Raises: RemoteError when the connection breaks before its end.
         """
+        read = self._response.read1 if at_once else self._response.read
         while self._left != 0:
             with remote_errors(self.address, self._limits, self._connection):
-                chunk = self._response.read1(_PIECE)
+                chunk = read(_PIECE)
                 if not chunk and (self._left is not None or self._connection.received.is_broken):
                     raise IncompleteRead(b"", self._left)
             if not chunk:
@@ -191,7 +193,7 @@ class Reply:
     def body(self, nbytes: int) -> Iterator[bytes]:
         """Yield a body of exactly ``nbytes``. Raises: as `chunks`; RemoteError (rule R1)."""
         left = nbytes
-        for chunk in self.chunks():
+        for chunk in self.chunks(at_once=False):
             left -= len(chunk)
             if left < 0:
                 break
