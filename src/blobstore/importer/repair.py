@@ -37,12 +37,11 @@ from blobstore.importer.options import PROFILES, ImportOptions
 from blobstore.importer.outputs import ImportPlan, PlannedBlob, PlannedCopy, PlannedFile
 from blobstore.importer.plan import make_plan
 from blobstore.importer.rules import Importance
-from blobstore.importer.run import read_sources
 from blobstore.importer.writing import Means, copy_file, write_blobs
 from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
-from blobstore.source.inventory import Inventory
+from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.store.care.checks import BlobChecks, Users
 from blobstore.store.care.verify import manifest_bytes, read_manifest
 from blobstore.store.local.session import LocalSession
@@ -70,8 +69,10 @@ class _Given:
     ) -> _Given:
         options = ImportOptions.parse(modelfile=modelfile)
         beside = os.fspath(draft) if draft is not None else options.draft
+        drafted = read_inventory(open_source(beside)) if beside is not None else None
         return cls(
-            *read_sources(source, beside, open_source),
+            read_inventory(source, without=drafted.folder if drafted is not None else None),
+            drafted,
             Importance.parse(importance) if importance is not None else None,
             options.modelfile,
         )

@@ -180,7 +180,9 @@ def plan_import(
             "the source to import is missing",
             hint="Name a checkpoint, or a Modelfile with modelfile=FILE.",
         )
-    inventory, draft = read_sources(chosen, parsed.draft, open_source)
+    draft = read_inventory(open_source(parsed.draft)) if parsed.draft is not None else None
+    opened = open_source(chosen) if isinstance(chosen, str) else chosen
+    inventory = read_inventory(opened, without=draft.folder if draft is not None else None)
     if parsed.decide is not None:
         parsed = replace(
             parsed, rules=(*_decided(inventory, parsed, draft, parsed.decide), *parsed.rules)
@@ -198,15 +200,6 @@ def plan_import(
             fetch=fetch,
         )
     return make_plan(inventory, parsed, draft)
-
-
-def read_sources(
-    source: Source, draft: str | None, open_source: OpenSource
-) -> tuple[Inventory, Inventory | None]:
-    """Return the inventories of a checkpoint and of its draft. Raises: as `read_inventory`."""
-    beside = read_inventory(open_source(draft)) if draft is not None else None
-    opened = open_source(source) if isinstance(source, str) else source
-    return read_inventory(opened, without=beside.folder if beside is not None else None), beside
 
 
 def _decided(
