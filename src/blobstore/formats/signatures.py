@@ -236,7 +236,7 @@ class SignatureManifest:
 
     @classmethod
     def of(cls, signatures: Sequence[Signature]) -> SignatureManifest:
-        """Return a new manifest; without ``raw`` if there are no signatures."""
+        """Return a new manifest of them; of none, its ``raw`` is empty."""
         shell = dict.fromkeys(("schemaVersion", "mediaType", "config", "layers"))
         return cls(shell | {"schemaVersion": 2, "layers": []}, b"", ()).extended(signatures)
 

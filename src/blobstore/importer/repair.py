@@ -299,7 +299,7 @@ def _manifest(store: Store, name: ModelName) -> tuple[Manifest, bool]:
         return min(copies, key=lambda copy: _strangeness(copy, store, name)), True
     store.manifests.require(name)
     raise DocumentError(
-        f"model {name}: {reason}, and there is no copy of it",
+        f"model {name}: {reason}, and the store has no copy of it",
         model=str(name),
         hint="Import the model again; its blobs that are sound are not made twice.",
     )

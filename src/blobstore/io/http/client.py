@@ -54,7 +54,7 @@ Fields = Sequence[tuple[str, str]]
 
 _SMALL_BODY = 4096
 _PIECE = 2**17
-"""TLS has records of 16 KiB, each of which would go through all readers by itself."""
+"""Bytes of a body at a time: each record of TLS, 16 KiB, would pass through every reader alone."""
 _PROGRESS = 64 * 2**10
 """Bytes after which an attempt counts as a new one."""
 _LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)

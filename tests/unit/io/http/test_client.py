@@ -72,6 +72,16 @@ def failure(client: HttpClient, url: str) -> BlobStoreError:
     return refusal(lambda: get(client, url))
 
 
+def test_a_body_of_known_length_is_in_pieces_of_a_useful_size(
+    server: Server, client: HttpClient
+) -> None:
+    """Whatever a server sends at once: TLS has 16 KiB, and each piece passes several readers."""
+    size = 300_000
+    server.play(lambda _: [head(200, f"Content-Length: {size}"), *[bytes(5000)] * 60])
+    with client.request(GET, client.start(server.url), client.limits(2**20)) as (answer, _):
+        assert [len(piece) for piece in answer.body(size)] == [131_072, 131_072, 37_856]
+
+
 def test_what_a_request_says(server: Server, client: HttpClient) -> None:
     script = server.play(lambda _: reply(200, body=b"x"))
     assert get(client, server.at("a?b=c#d")) == b"x"
