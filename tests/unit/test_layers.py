@@ -313,9 +313,13 @@ def test_the_top_level_stays_small() -> None:
     top = {name.split("/")[0] for name in listed}
     assert top <= {
         ".ci",
+        ".github",
         ".gitignore",
         "LICENSE",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
         "README.md",
+        "SECURITY.md",
         "docs",
         "fixtures",
         "pyproject.toml",
