@@ -2,8 +2,8 @@
 
 The client plans, maps the tasks over the cluster, keeps their receipts, and publishes the model. A
 worker needs the source and the store: it plans again, once, and checks that the plan is the
-client's. State lies in receipts and blobs only. So workers may come, go and die, and the scheduler
-may be restarted: what was lost is mapped again.
+client's. Receipts and blobs are the only state. So workers may start, stop and die, and the
+scheduler may be restarted: what was lost is mapped again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def import_model(
 
     The result is the same. The workers and the client have to reach ``source`` and ``store`` under
     the same names. ``plan``: a plan's file that is carried out instead of ``source``; its receipts
-    are kept beside it, so that the same call goes on after the client was killed. ``memory``: bytes
+    are kept with it, so that the same call goes on after the client was killed. ``memory``: bytes
     that each thread of a worker works in (None: as many as `import_model` takes, or half of what
     the worker may use). ``retries``: how often a task is repeated after an error. ``open_source``
     opens addresses, on the workers too: a function that can be pickled.
@@ -99,7 +99,7 @@ def run_plan_on(
 ) -> ImportResult:
     """Carry out a plan on a cluster, and publish its model, whatever its tag. See `import_model`.
 
-    ``path``: of the plan's file, if it has one; the receipts are kept beside it.
+    ``path``: of the plan's file, if it has one; the receipts are kept with it.
     """
     started = time.monotonic()
     Means(1, memory)  # which raises if a thread can't work in so few bytes
@@ -198,8 +198,8 @@ def connected(address: str) -> Iterator[Client]:
 
 
 _turn = threading.Lock()
-"""Held by the one task of a worker process that makes blobs, with all threads of the worker: tasks
-beside each other would wait for Python's lock."""
+"""Locked by the one task of a worker process that makes blobs, with all of its threads: two tasks
+would wait for Python's lock."""
 
 
 def make_task(

@@ -93,7 +93,7 @@ _MOST_PARTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class ModelName:
-    """A full model name: where its manifest lies in a store, and where a registry serves it."""
+    """A full model name: where its manifest is in a store, and where a registry serves it."""
 
     host: str = DEFAULT_HOST
     namespace: str = DEFAULT_NAMESPACE

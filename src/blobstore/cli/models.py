@@ -280,7 +280,7 @@ def _copy_to(
     from blobstore.views.results import CopiedModel
 
     if Path(source.address) in (Path(target.address), *Path(target.address).parents):
-        what = "is" if source.address == target.address else "lies in"
+        what = "is" if source.address == target.address else "is in"
         message = f"{target.address} {what} the store that the model is in"
         raise UsageError(message, hint="Leave --to out, and give a NEW_NAME.")
     found = target.target(wanted)

@@ -157,7 +157,7 @@ def fail(message: str, hint: str | None = None) -> None:
 
 
 def note(text: str) -> None:
-    """Print ``Note: …`` on stderr: what to know beside the result."""
+    """Print ``Note: …`` on stderr: what to know with the result."""
     print(f"Note: {printable(with_flags(text))}", file=sys.stderr)
 
 

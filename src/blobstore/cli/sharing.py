@@ -213,7 +213,7 @@ InsecureOption = Annotated[
 ]
 CaFileOption = Annotated[
     str | None,
-    Option("--ca-file", metavar="FILE", help="Certificates (PEM) to trust beside the system's."),
+    Option("--ca-file", metavar="FILE", help="Certificates (PEM) to trust besides the system's."),
 ]
 RealmsOption = Annotated[
     list[str] | None,

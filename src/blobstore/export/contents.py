@@ -3,10 +3,10 @@
 A model may hold two checkpoints: itself, and its draft model. No weight is read. JSON documents are
 exported as they were stored, but config.json must not describe what the folder does not hold.
 
-The Modelfile holds the layers of a manifest beside weights and JSON documents. Each command is read
-back by the importer's own parser before it counts: some texts can't be written in a Modelfile, and
-these are left out with a note. Files of the source are exported byte for byte; a file that the
-export makes itself gives way to one of the same name.
+The Modelfile contains the layers of a manifest apart from weights and JSON documents. Each command
+is read back by the importer's own parser before it counts: some texts can't be written in a
+Modelfile, and these are left out with a note. Files of the source are exported byte for byte; a
+file that the export makes itself gives way to one of the same name.
 """
 
 from __future__ import annotations
@@ -410,7 +410,7 @@ def _architecture(checkpoint: Checkpoint) -> SourceConfig | None:
 
 
 def _text_layers(model: StoredModel) -> Iterator[TextLayer]:
-    """Yield the layers beside tensors, documents and files; unknown types without their bytes."""
+    """Yield the layers that are not tensors, documents or files; unknown types without bytes."""
     for layer in model.manifest.layers:
         is_file = layer.media_type in (JSON_MEDIA_TYPE, FILE_MEDIA_TYPE) and layer.name is not None
         if layer.media_type != TENSOR_MEDIA_TYPE and not is_file:
@@ -567,7 +567,7 @@ def with_files(
         if path not in theirs:
             documents.append(PlannedDocument(path, text))
         if path != NAME:
-            what = "what the model has beside its weights"
+            what = "what the model has besides its weights"
             notes.append(f"{NAME} is the source's; {what} is in {quoted(path)}")
     return replace(plan, documents=(*documents, *copies), notes=tuple(notes))
 

@@ -2,9 +2,9 @@
 
 Read (the model's headers), decide (contents.py), do.
 
-The folder is written under another name beside it, and renamed when everything in it is on the
+The folder is written under another name next to it, and renamed when everything in it is on the
 disk: so a folder of that name is always a complete export. The other name is always the same, and
-its lock is held while it is written: two exports into one folder do not mix, and the next export
+it is locked while it is written: two exports into one folder do not mix, and the next export
 removes what a killed one left.
 """
 
@@ -104,7 +104,7 @@ def export_folder(folder: str | os.PathLike[str], store: Readable) -> Path:
 
 @contextmanager
 def staged(path: Path) -> Iterator[Path]:
-    """Yield a new folder beside ``path``, which takes its place when the block ends.
+    """Yield a new folder next to ``path``, which takes its place when the block ends.
 
     What the block writes is durable then. After an error the folder is removed.
 
@@ -136,7 +136,7 @@ def staged(path: Path) -> Iterator[Path]:
 def _take(staging: Path) -> int:
     with suppress(FileExistsError):
         staging.mkdir(mode=FOLDER_MODE)
-    # The process that held the lock may have renamed or removed the folder just now.
+    # The process that had the lock may have renamed or removed the folder just now.
     with ExitStack() as unless_locked, suppress(FileNotFoundError):
         fd = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         unless_locked.callback(close_quietly, fd)
@@ -207,7 +207,7 @@ def export_model(
     the same; "mlx" gives what ``mlx_lm.load`` opens. ``dequantize``: "bfloat16", "float16" or
     "float32" for all quantized weights and floats. ``max_shard_size``: bytes of a file at most, by
     huggingface_hub's rule, or "source" for the files that were imported. ``jobs``: threads (None:
-    one a core). ``verify``: hash every blob first. ``progress`` is told of the bytes that are
+    one a core). ``verify``: hash every blob first. ``progress`` is called with the bytes that are
     written.
 
     The folder appears when all of it is on the disk, or not at all. A draft model becomes a

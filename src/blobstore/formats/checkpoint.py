@@ -24,7 +24,7 @@ CONFIG_NAME = "config.json"
 DRAFT_PREFIX = "draft."
 """The prefix of a draft model's tensors (x/create/manifest.go, ollama/ollama@1d7605bf)."""
 DRAFT_FOLDER = "draft/"
-"""Where a draft model's documents and files lie beside a model's."""
+"""Where a draft model's documents and files are in a model's folder."""
 FILE_TYPE = "file_type"
 """The key for the requested type in an exported file's metadata: Ollama's word for it."""
 FILE_TYPES = frozenset(kind.value for kind in QuantType)

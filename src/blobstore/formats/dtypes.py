@@ -108,7 +108,7 @@ def fits_mlx(dtype: DType, shape: Sequence[int]) -> bool:
 def parameters_of(shape: Sequence[int]) -> int:
     """Return the number of weights in a tensor of that shape.
 
-    A rank-0 tensor counts 0: it is a setting beside the weights (a mask's value, a scale), and the
+    A rank-0 tensor counts 0: it is a setting, not a weight (a mask's value, a scale), and the
     Hub's counts exclude it too. Source: huggingface/huggingface.js@028fe00b
     packages/hub/src/lib/parse-safetensors-metadata.ts.
     """

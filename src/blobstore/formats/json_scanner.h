@@ -7,7 +7,7 @@
 
 namespace blobstore {
 
-// A JSON string without its quotes, and whether a backslash is in it. It lies in the text.
+// A JSON string without its quotes, and whether a backslash is in it. It points into the text.
 struct String {
   std::string_view raw;
   bool escaped;
@@ -89,7 +89,7 @@ class JsonScanner {
 
   bool null() { return take('n') && take('u') && take('l') && take('l'); }
 
-  // A value of any kind up to the comma or bracket behind it. Only of JSON its end is right: the
+  // A value of any kind up to the comma or bracket after it. Only of JSON its end is right: the
   // caller checks the text.
   bool skip_value() {
     for (unsigned depth = 0;; ++at_) {

@@ -465,7 +465,7 @@ def resolve_path(text: str, folder: Path) -> str:
 def _check_command(command: Command, first: int, what: str) -> None:
     if command.name == "adapter":
         raise UnsupportedSourceError(
-            f"{what}: line {command.line}: ADAPTER: adapters can't be imported beside "
+            f"{what}: line {command.line}: ADAPTER: adapters can't be imported with "
             "safetensors weights",
             rule=RULE,
             hint="Merge the adapter into the weights first.",

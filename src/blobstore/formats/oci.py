@@ -129,7 +129,7 @@ MAX_INDEX = 16 * 2**20
 """Bytes of an index.json."""
 MAX_ENTRIES = 10_000
 MAX_MANIFESTS = 256 * 2**20
-"""Bytes of all manifests of an index, which are held in memory."""
+"""Bytes of all manifests of an index, which are kept in memory."""
 
 _INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 _SHORT_NAME = "org.opencontainers.image.ref.name"

@@ -74,7 +74,7 @@ class Coverage(Document):
 
     tensors: Tally
     files: Tally
-    heads: Annotated[Mapping[str, int], "tensors of heads and models beside the main one"] = field(
+    heads: Annotated[Mapping[str, int], "tensors of other heads and models"] = field(
         default_factory=dict
     )
     kept_whole: Annotated[tuple[str, ...], "files of weights that are kept as files"] = ()

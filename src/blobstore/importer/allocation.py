@@ -141,7 +141,7 @@ def measure(
 
     Types whose scales would overflow are missing.
 
-    ``progress`` is told the bytes of each tensor's sources when it has been measured. A thread
+    ``progress`` is called with the bytes of each tensor's sources once measured. A thread
     works in 20 MB. ``fetch``: how sources on servers are fetched.
 
     Raises: NonFiniteWeightError with tensor and index; as `SourceReaders.readinto`.

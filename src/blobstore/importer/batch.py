@@ -4,7 +4,7 @@ Rule P4: a TOML document (or JSON, if its name ends in .json) of at most 1 MiB a
 Each ``[[model]]`` has ``source`` and ``name``, and the options of an import under their Python
 names. No two models have one name.
 
-The plan of each model lies in ``FILE.plans/``, under a hash of its entry in the list, with its
+The plan of each model is in ``FILE.plans/``, under a hash of its entry in the list, with its
 receipts. The worker that comes first makes it. The worker that finds all tasks done commits the
 model. So a batch that was stopped goes on where it was, and a model whose options are changed is
 made anew. An error of one model is reported, and the others go on.

@@ -2,7 +2,7 @@
 
 A run is a consecutive range of a blob's bytes; one thread makes it in one buffer. It holds whole
 tensors when they are small, and a part of one when it is large. The scales and biases of a large
-tensor lie behind its weight, in a gap between two runs: they are written as its weight's runs are
+tensor follow its weight, in a gap between two runs: they are written as its weight's runs are
 made, and hashed later. Nothing is decided or written here.
 """
 
@@ -73,7 +73,7 @@ class RunMaker:
     def make(self, run: Run, data: memoryview, options: ImportOptions) -> list[tuple[int, Array]]:
         """Fill ``data``, the run's bytes.
 
-        Return ``(offset in the blob, bytes)`` of what belongs behind it. The bytes are valid until
+        Return ``(offset in the blob, bytes)`` of what follows it. The bytes are valid until
         the thread's next call.
 
         Raises: NonFiniteWeightError, UnsupportedSourceError with tensor and index; as
@@ -240,7 +240,7 @@ Step = Constant | Copy | Values | GlobalScale
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The bytes from ``begin`` to ``end`` of a blob; earlier steps fill the ``gap`` behind them."""
+    """The bytes from ``begin`` to ``end`` of a blob; earlier steps fill the ``gap`` after them."""
 
     begin: int
     end: int
@@ -331,7 +331,7 @@ def _values_at_once(tensor: OutputTensor, source: SourceWeight) -> int:
 def _large(
     tensor: OutputTensor, values: Sequence[Values], scale: tuple[GlobalScale, ...], end: int
 ) -> Iterator[Run]:
-    """Yield a tensor that no run holds: its weight in parts, its companions in the gap behind."""
+    """Yield a tensor that no run holds: its weight in parts, its companions in the gap after it."""
     for step in values:
         read, elements = step.source.nbytes, step.source.elements
         source_bytes = read * (step.start + step.count) // elements - read * step.start // elements

@@ -159,7 +159,7 @@ def check_names(blobs: Iterable[PlannedBlob]) -> None:
 def check_readable(blobs: Iterable[PlannedBlob]) -> None:
     """Raise UnsupportedSourceError when a blob would be read back as other tensors.
 
-    U32 values beside a ``.scale`` look like quantized codes. How a blob of one tensor is read does
+    U32 values with a ``.scale`` look like quantized codes. How a blob of one tensor is read does
     not depend on its name, nor that of a group of experts on the group's: one of each kind is
     checked.
     """
@@ -250,7 +250,7 @@ def check_rules(blobs: Iterable[PlannedBlob], options: ImportOptions) -> None:
 def make_plan(
     inventory: Inventory, options: ImportOptions, draft: Inventory | None = None
 ) -> ImportPlan:
-    """Return the plan for importing ``inventory``, and a draft model beside it, with ``options``.
+    """Return the plan for importing ``inventory``, and a draft model, with ``options``.
 
     Raises: UnsupportedSourceError (a packed format that is not imported, quantized weights with a
     type asked for, weights that can't be quantized, experts that don't fit together, two tensors of

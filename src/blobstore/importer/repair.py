@@ -51,7 +51,7 @@ from blobstore.store.ports import Finished
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What repeats an import besides its options: the source, and the files that were beside it."""
+    """What repeats an import besides its options: the source and its other files."""
 
     inventory: Inventory
     draft: Inventory | None
@@ -229,10 +229,10 @@ def repair_model(
     Nothing else is written.
 
     Every blob is hashed first. ``importance``, ``draft`` and ``modelfile``: the files that the
-    import had beside it, needed when what is damaged depends on them. A manifest that is damaged
+    import had with it, needed when what is damaged depends on them. A manifest that is damaged
     comes back from the store's copy of it. The source is not read when no blob is damaged, and may
-    be None then. ``jobs``: threads (None: one a core). ``progress`` is told of what is hashed, and
-    then of what is read of the source. ``open_source``: as in `plan_import`.
+    be None then. ``jobs``: threads (None: one a core). ``progress`` is called with the hashed
+    bytes, and then of what is read of the source. ``open_source``: as in `plan_import`.
 
     Raises: NotFoundError for no such model; as `plan_import` for the source; UsageError when blobs
     are damaged and there is no source, or when the options of the import can't be found out;

@@ -213,7 +213,7 @@ def _check_size(reader: FileReader, most: int, what: str) -> None:
 
 
 def read_at_most(path: str | os.PathLike[str], nbytes: int) -> bytes:
-    """Return a file's bytes, one more than so many of a larger one."""
+    """Return a file's bytes, of a larger one at most one more than the limit."""
     with FileReader(path) as reader:
         return reader.read(0, min(reader.size, nbytes + 1))
 

@@ -166,7 +166,7 @@ def plan_import(
 
     ``source``: a .safetensors file or a checkpoint folder; None is what the Modelfile's FROM names.
     ``options``: `ImportArguments`, all optional. With a target (``target_size``, ``target_bpw``)
-    weights are read too, by ``jobs`` threads (None: one a core), of which ``progress`` is told;
+    weights are read too, by ``jobs`` threads (None: one a core), which call ``progress``;
     those on servers are fetched as ``fetch`` says.
     ``open_source`` opens a source, or a draft, that is given as a text: with a token, perhaps.
 
@@ -244,7 +244,7 @@ def import_model(
     that it is meant. ``options``: as in `plan_import`. ``jobs``: number of threads (None: one a
     core). ``memory``: bytes that they work in (None: 20 MiB for each and 76 MiB). ``verify_reuse``:
     hash what earlier imports have made before it is used again. ``fetch``: how a source on a server
-    is fetched; it is streamed, and never lies on the disk. ``progress`` is told of every few
+    is fetched; it is streamed, never stored whole. ``progress`` is called every few
     megabytes. The same source and options give the same bytes and digests with any number of
     threads.
 
@@ -252,7 +252,7 @@ def import_model(
 
     Raises: as `plan_import`; InvalidNameError; NonFiniteWeightError with tensor and index;
     CorruptDataError when the source changes meanwhile; BusyError. After an error the store holds
-    what it held before.
+    what it contained before.
     """
     plan = plan_import(source, jobs=jobs, progress=progress, fetch=fetch, **options)
     return run_plan(

@@ -183,7 +183,7 @@ def _spans(blobs: Iterable[PlannedBlob]) -> dict[str, set[Span]]:
 def _cut(spans: Collection[Span], hashed: int | None, size: int) -> Iterator[Span]:
     """Yield the segments of a file of ``size`` bytes that has ``spans``.
 
-    If it is ``hashed`` from an offset on, they are all bytes behind it.
+    If it is ``hashed`` from an offset on, they are all bytes after it.
     """
     at = end = hashed or 0
     ends = [] if hashed is None else [(size, size)]
@@ -248,7 +248,7 @@ class BufferPool:
                 self.free.put(Buffer(self.free, nbytes))
 
     def take(self, wait_s: float) -> Buffer | None:
-        """Return a buffer with one user, or None if none is free within so many seconds."""
+        """Return a buffer with one user, or None if none is free within that many seconds."""
         try:
             buffer = self.free.get(block=wait_s > 0, timeout=wait_s)
         except Empty:
@@ -289,7 +289,7 @@ class LoadedBytes:
 
 
 class LoadedFile(SourceReader):
-    """A file of which the thread's loaded bytes are read. It was checked when they came."""
+    """A file of which the thread's loaded bytes are read. It was checked when they arrived."""
 
     def __init__(self, file: SourceFile, loaded: LoadedBytes) -> None:
         self.name = file.path

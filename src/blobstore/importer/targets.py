@@ -262,7 +262,7 @@ class _Task:
     def check_possible(self, budget: int, overhead: int) -> None:
         """Raise UsageError when even the smallest types take more than the budget.
 
-        ``overhead``: about the bytes beside the candidates.
+        ``overhead``: about the bytes apart from the candidates.
         """
         smallest = [candidate.smallest for candidate in self.candidates]
         nbytes = sum(
@@ -305,7 +305,7 @@ def _measured(
 def _chosen(task: _Task, budget: int, overhead: int) -> ImportPlan:
     """Return the plan of at most ``budget`` bytes whose weights lose least.
 
-    What a plan takes beside the candidates (kept tensors, headers, padding, our document) depends
+    What a plan takes besides the candidates (kept tensors, headers, padding, our document) depends
     on their types, a little: types are chosen for what the ``overhead`` of the plan before leaves.
     """
     choices = [candidate.choices() for candidate in task.candidates]

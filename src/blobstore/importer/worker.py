@@ -2,7 +2,7 @@
 
 A worker leaves blobs in the store, and then writes the receipts of their tasks. The plan in
 ``plan.json`` has its receipts in ``plan.json.receipts/``, one file for each task. They are the only
-state beside the blobs themselves. Any worker may be killed at any time, and two may do the same
+state apart from the blobs themselves. Any worker may be killed at any time, and two may do the same
 task. A task with a receipt is done if the store still has its blobs. Without one, the store's
 journal may know them.
 
@@ -52,10 +52,10 @@ TASK_BLOBS = 256
 _LEAST_BYTES = 2**20
 _MOST_BYTES = 256 * 2**20
 _TASKS = 64
-"""Tasks get so many bytes that a plan has at least as many of them, within these bounds."""
+"""The size of tasks, within these bounds, gives a plan at least this many of them."""
 _UNITS = 32
 _LEAST_UNIT = 2**30
-"""Files with declared digests are united up to so many bytes, or this part of the source."""
+"""Files with declared digests are united up to this many bytes, or this part of the source."""
 
 
 @dataclass(frozen=True, slots=True)

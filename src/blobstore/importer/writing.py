@@ -75,7 +75,7 @@ class Means:
         *,
         verify: bool = False,
     ) -> None:
-        """Raises: UsageError if so many threads can't work in so few bytes."""
+        """Raises: UsageError if the memory is too small for that many threads."""
         self.jobs = threads(jobs)
         self.memory = usual_memory(self.jobs) if memory is None else memory
         self.progress = progress
@@ -331,8 +331,8 @@ class _Making:
     ) -> Iterator[tuple[Work, Buffer]]:
         """Yield all work, each with a buffer.
 
-        The buffer comes with the work: a run that is begun must be able to end, since later ones
-        wait to be hashed behind it.
+        The buffer comes with the work: a started run must be able to end, since later ones
+        wait for its hash.
         """
         for work in works:
             number = work.runs[0][0]

@@ -145,7 +145,7 @@ def _packed_weights(
 ) -> dict[str, LogicalTensor]:
     """Return the packed weights by the names of their codes, without their file.
 
-    ``notes`` gets a sentence for each kind that can't be told.
+    ``notes`` gets a sentence for each kind that is uncertain.
     """
     weights: dict[str, LogicalTensor] = {}
     unclear: defaultdict[str, list[str]] = defaultdict(list)

@@ -60,7 +60,7 @@ class ListedModel:
     parameters: int
     quant_type: str
     is_packed: Annotated[bool, "if it is: true"] = False
-    store: Annotated[str | None, "where it lies, when there are lower stores"] = None
+    store: Annotated[str | None, "its store, if there are lower stores"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +224,7 @@ class BrokenModel:
     name: ModelName
     error: Annotated[BlobStoreError, "why it can't be read"]
     is_packed: bool = False
-    store: Annotated[str | None, "where it lies, when there are lower stores"] = None
+    store: Annotated[str | None, "its store, if there are lower stores"] = None
     _unknown: ClassVar[None] = None
 
 

@@ -3,14 +3,14 @@
 Tensors and their data are never touched. A crash leaves the old metadata or the new ones:
 
 - In place, if only one sector of 512 bytes changes. A disk writes a sector whole or not at all, and
-  the kernel copies what lies in one page without a stop, so one write is enough. PostgreSQL trusts
+  the kernel copies what is in one page without a stop, so one write is enough. PostgreSQL trusts
   its pg_control to the same: src/include/catalog/pg_control.h, ``PG_CONTROL_MAX_SAFE_SIZE``.
 - Otherwise a new file, with another header and the same data, takes the old one's place when it is
   complete.
 
 Tensors, their order and fields unknown here stay in the header, whose JSON is written compactly, as
 the safetensors library does: a header of that library changes in nothing but its metadata. Spare
-room is kept behind the value of ``__metadata__``, not at the header's end: JSON allows spaces there
+room is kept after the value of ``__metadata__``, not at the header's end: JSON allows spaces there
 as well, and so the next edit leaves all that follows where it is.
 """
 
@@ -101,7 +101,7 @@ def edit_metadata(
     old one's space and differs in one sector of 512 bytes; otherwise a new file takes the old one's
     place, its data copied by the kernel. A link is followed. A file with several names is edited in
     place only when ``in_place`` says so, because all its names would change; ``in_place`` also
-    refuses to copy. ``progress`` is told of the copied bytes. Nothing is written when nothing
+    refuses to copy. ``progress`` is called with the copied bytes. Nothing is written when nothing
     changes.
 
     Raises: NotFoundError (no such file, or a key to remove that is not there); UsageError for a key

@@ -50,7 +50,7 @@ MOST_VALUES = 2**20
 """Values that are read of one tensor."""
 BINS = 64
 ValueReader = Callable[[int, int], Array]
-"""Returns values of a tensor, flat: so many from an index on."""
+"""Returns a number of values of a tensor from an index on, flat."""
 _RUN = 2**12
 """Values of a run: whole groups of every type."""
 
@@ -86,7 +86,7 @@ class Histogram:
 class ValueDistribution:
     """The distribution of a stored tensor.
 
-    ``values`` and ``source`` (the values beside it, such as those of its source; None without) have
+    ``values`` and ``source`` (the values to compare with, such as its source's, or None) have
     the same bins. ``code_values``: NaN for E4M3's codes of NaN.
     """
 
@@ -110,7 +110,7 @@ class ValueDistribution:
 def distribution_of(
     tensor: Tensor, beside: ValueReader | None = None, *, most: int = MOST_VALUES
 ) -> ValueDistribution:
-    """Return the distribution of a stored tensor, and of the values ``beside`` it.
+    """Return the distribution of a stored tensor, and of the values ``beside`` it, to compare.
 
     ``beside`` reads as many values as the tensor has (`source_values`, `stored_values`). ``most``:
     values to read, at least 4096; of a larger tensor a sample is read.

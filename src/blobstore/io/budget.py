@@ -4,7 +4,7 @@ Limits of single files do not add up to a limit: ten thousand hard links to one 
 on a disk, and a shard index may name as many files on a server. So what is read of a checkpoint is
 counted in one place, before memory is taken for it: the length of a header is in its first 8 bytes,
 that of a document in its directory entry. docs/formats.md has the largest published checkpoints
-beside these limits.
+in addition to these limits.
 
 What a request takes (`RequestLimits`) is counted where bytes leave a socket, so that heads of
 replies, redirects, retries and the framing of chunks all count. Besides the silence between two
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import socket
 
 MAX_TEXT = 200_000_000
-"""Bytes of a checkpoint's headers, index and documents, held in memory.
+"""Bytes of a checkpoint's headers, index and documents, kept in memory.
 
 DeepSeek-V3 has 12 MB of headers and a 17 MB index.
 """

@@ -133,7 +133,7 @@ def write_back(fd: int) -> None:
     The next read then comes from the disk. For files that another process wrote and did not sync. A
     write that failed since then may go unnoticed:
 
-    - An error that another descriptor was told of is not reported to a descriptor that is opened
+    - An error that one descriptor has reported is not reported to a descriptor that is opened
       later (lib/errseq.c `errseq_sample`). So our syncfs may succeed although another process's
       syncfs failed.
     - The pages of a failed write are marked clean. As long as they stay in the page cache, reads
@@ -261,7 +261,7 @@ def create_file(path: str | Path, size: int = 0, *, mode: int = FILE_MODE) -> in
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
         if size:
-            os.ftruncate(fd, size)  # pieces behind the end would otherwise wait for each other
+            os.ftruncate(fd, size)  # pieces after the end would otherwise wait for each other
     except BaseException:
         os.close(fd)
         raise
@@ -400,7 +400,7 @@ def replace_file(
 ) -> None:
     """Write a file and put it in the place of the one that is there.
 
-    ``temporary``: its path until it is complete (None: a random name beside ``path``).
+    ``temporary``: its path until it is complete (None: a random name next to ``path``).
     ``syncs``: its bytes are durable then; its name is after a `sync_folder`.
 
     Raises: OSError.

@@ -172,7 +172,7 @@ class SourceReader(OpenReader):
     def check_unchanged(self) -> None:
         """Raise CorruptDataError when the file was written to, replaced or removed meanwhile.
 
-        Of a file on a server every reply was checked when it came.
+        Replies of a server were checked when they arrived.
         """
 
 
@@ -341,7 +341,7 @@ class FileReader(SourceReader):
 
     def read(self, offset: int, length: int) -> bytes:
         self._check(offset, length)
-        try:  # not by `readinto`: a header may have 100 MB, and would be held twice
+        try:  # not by `readinto`: a header may have 100 MB, and would be in memory twice
             data = os.pread(self._fd, length, offset)
         except OSError as error:
             raise from_os_error(error, "read", self.name) from error

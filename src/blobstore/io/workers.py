@@ -157,7 +157,7 @@ def threads(jobs: int | None) -> int:
 
 
 class Progress(Protocol):
-    """A callback that is told how far a function is: any function of two arguments.
+    """A callback for progress: any function of two arguments.
 
     It is called from any thread, every few megabytes, with the number of further bytes that are
     done and the blob, tensor or file that they are of. The first call may report all bytes that
@@ -170,7 +170,7 @@ class Progress(Protocol):
 
 
 def begun(progress: Progress | None, total: int) -> Progress:
-    """Return ``progress``, told that ``total`` bytes begin; `silent` if it is None."""
+    """Report ``total`` bytes to ``progress`` and return it; `silent` if it is None."""
     if progress is None:
         return silent
     if (begin := getattr(progress, "begin", None)) is not None:

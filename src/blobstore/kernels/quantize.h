@@ -19,7 +19,7 @@ inline const typename Float::Bits* weights_of(const QuantizeJob& job) {
 }
 
 // Asks for a group's part of the next tile: the passes over a tile are too short for the processor
-// to foresee it. Addresses behind the last weight are harmless.
+// to foresee it. Addresses after the last weight are harmless.
 template <typename T>
 inline void prefetch_next_tile(const T* group, std::size_t group_size) {
   const std::size_t nbytes = group_size * sizeof(T);

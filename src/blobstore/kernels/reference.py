@@ -1,9 +1,9 @@
 """The kernels in NumPy: the operations of the C++ kernels, and the same bits.
 
-Read it beside quantize.h, dequantize.h, blocks.h, search_affine.h, search_fp.h and
+Read it with quantize.h, dequantize.h, blocks.h, search_affine.h, search_fp.h and
 docs/quantization.md. Everything is float32, but for the sums of compare.h, which are float64: numpy
-rounds Python's numbers to the type of the arrays beside them (NEP 50), and each operation by
-itself, so it needs no setting against fused multiply-add.
+rounds Python's numbers to the type of the arrays of their expression (NEP 50), and each operation
+by itself, so it needs no setting against fused multiply-add.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Generation:
     """An answer that is being written; iterate over it for its text, piece by piece.
 
     The pieces are valid text: a character of several tokens comes whole. ``finish_reason`` is None
-    while it is written, then "stop" (the model ended it, or a stop text came), "length", or
+    while it is written, then "stop" (the model ended it, or a stop text appeared), "length", or
     "interrupted". ``seconds``: with its prompt.
     """
 

@@ -58,7 +58,7 @@ class Sampling:
         return _CHARACTERS * (self.context or _CONTEXT)
 
     def check_characters(self, count: int) -> None:
-        """Raise UsageError for a prompt of so many characters if that is too many."""
+        """Raise UsageError if a prompt has too many characters."""
         if count > self.most_characters:
             raise UsageError(
                 f"the prompt has {count:,} characters, at most {self.most_characters:,}",
@@ -85,7 +85,7 @@ class Sampling:
         return found
 
     def room(self, prompt: int, max_tokens: int | None = None) -> int:
-        """Return the most tokens of an answer to a prompt of so many tokens.
+        """Return the most tokens of an answer to a prompt of that many tokens.
 
         ``max_tokens``: that is wanted, instead of the own. Raises: UsageError if the prompt is
         empty, or fills the context.

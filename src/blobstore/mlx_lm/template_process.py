@@ -27,7 +27,7 @@ from blobstore.model.on_mlx_lm import in_one_line
 SECONDS = 10
 """Processor time of one prompt. That of a megabyte of messages takes 0.1 s."""
 MEMORY = 256 * 2**20
-"""Bytes that rendering may take beside what transformers takes."""
+"""Bytes that rendering may take in addition to what transformers takes."""
 _WALL_S = 120
 _ESCAPE = 12
 """Bytes of a character in JSON, if it is escaped as two halves: the longest escape."""

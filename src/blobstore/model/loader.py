@@ -235,7 +235,7 @@ class Tensor(StoredTensor):
         """Return a torch tensor that shares the map's memory, or a QuantizedArray of them.
 
         The caller must not write to it. An array at an odd address of its file, which blobs of ours
-        have only behind odd-sized bytes, is copied.
+        have only after odd-sized bytes, is copied.
 
         Raises: UnsupportedSourceError when torch has no such dtype.
         """
@@ -384,7 +384,7 @@ class Model(Mapping[str, Tensor]):
         return self._model.read(layer)
 
     def files(self) -> list[str]:
-        """Return the paths of the checkpoint's files that are stored beside its weights.
+        """Return the paths of the checkpoint's files that are stored with its weights.
 
         JSON documents come first, then all others. ``blobstore.json`` is not a file of the
         checkpoint. A draft model's files begin with ``draft/``.
@@ -489,7 +489,7 @@ def _split_companion(name: str, names: Container[str]) -> tuple[str, str]:
 def opened_tensor(model: StoredModel, layer: Descriptor, name: str) -> Iterator[Tensor]:
     """Yield a tensor of the layer's blob; arrays taken from it stay valid.
 
-    A blob in a bucket is brought into its cache. Raises: TensorNotFoundError; as
+    A blob in a bucket is copied into its cache. Raises: TensorNotFoundError; as
     `StoredModel.opened`.
     """
     with model.home.lease():

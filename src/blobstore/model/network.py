@@ -54,7 +54,7 @@ _SHOWN = 3
 _WORD_BITS = 32
 _SUFFIXES = {"": ".weight", ".scale": ".scales", ".bias": ".biases"}
 _FEW = 1000
-"""So many of anything are made at once, whatever the tensors are."""
+"""The most of anything that is made at once, whatever the tensors are."""
 _LAYERS = re.compile(r"(?:[a-z]+_)*(?:n|num)_(?:[a-z]+_)*(?:layers?|loops|inputs)", re.ASCII)
 _OTHERS = re.compile(
     r"[a-z_]*(?:experts|heads?|window_pattern|_neighbor_num|_split_num|sinkhorn_iters)", re.ASCII

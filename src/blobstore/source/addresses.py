@@ -91,7 +91,7 @@ def open_folder(
     A shard index stands for its folder with the files that it names, and a repository's folder in
     the Hugging Face cache for its snapshot. An open folder is returned as it is. ``token`` is sent
     to the address's origin and to no other; ``endpoint`` is the Hub's address, if it is not the
-    default; ``ca_file`` names certificates (PEM) to trust beside the system's. ``bucket_options``:
+    default; ``ca_file`` names certificates (PEM) to trust besides the system's. ``bucket_options``:
     as for `open_bucket`.
 
     No server is asked yet. Raises: UsageError (an empty or invalid address, an unknown kind of

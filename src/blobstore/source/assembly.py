@@ -51,7 +51,7 @@ def look_packed(
 ) -> Iterator[tuple[str, str]]:
     """Yield the names of ``tensors`` that seem to hold packed weights, and why it seems so.
 
-    ``tensors`` match no producer; ``everything`` includes the tensors that may lie beside them. One
+    ``tensors`` match no producer; ``everything`` includes their possible companions. One
     may be named more than once.
     """
     dtypes = {tensor.dtype for tensor in tensors.values()}
@@ -128,7 +128,7 @@ def source_weights(
             raise _refused(tensors[name], producer.name, reason)
         weights.append(_READERS[producer](Found(producer, name, tensors, lambda: config)))
         base = name.removesuffix(producer.weight)
-        # Scales of activations belong to the module: X.input_scale beside X.weight.
+        # Scales of activations belong to the module: X.input_scale and X.weight.
         module = base.removesuffix(".weight")
         consumed.update(base + suffix for suffix in producer.companions)
         consumed.update(module + suffix for suffix in producer.dropped)

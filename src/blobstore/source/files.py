@@ -10,12 +10,12 @@ Rule I1: a shard index maps tensor names to plain ``*.safetensors`` file names; 
 names exists, and holds exactly the tensors that the index assigns to it. Nothing is opened before
 the index is checked. Unknown keys are ignored.
 
-Adapters are trained beside a model and are not models. File and tensor names identify them.
+Adapters belong to a model and are not models. File and tensor names identify them.
 Sources: huggingface/peft (utils/constants.py `SAFETENSORS_WEIGHTS_NAME`; utils/save_and_load.py
 `get_peft_model_state_dict`: names begin with ``base_model.model.``); mlx_lm 0.32.2 tuner/utils.py,
 tuner/lora.py (``adapters.safetensors``, ``lora_a`` and ``lora_b``).
 
-Beside its weights and JSON documents a checkpoint keeps its other files, subfolders included:
+Apart from its weights and JSON documents a checkpoint keeps its other files, subfolders included:
 templates, tokenizers, processors, texts, code (which is never run), and the weights of subfolders,
 as files. An import leaves out, each with its reason: hidden files, weights in other formats,
 training state, caches, links that lead out of the folder, and files beyond the limits. A folder is
@@ -339,7 +339,8 @@ def check_complete(folder: Folder, shards: Iterable[str]) -> None:
 MAX_DEPTH = 8
 """The depth of nested folders."""
 MAX_ENTRIES = 5_000
-"""Files and folders beside the checkpoint's own: a manifest has room for 10,000 such layers."""
+"""Files and folders that are not the checkpoint's own: a manifest has room for 10,000 such
+layers."""
 MAX_FILE = 256 * 2**20
 """Bytes of a file: the largest tokenizers have some tens of megabytes."""
 MAX_BYTES = 4 * 2**30

@@ -203,7 +203,7 @@ class Folder(Closing, ABC):
         """
 
     def allow(self, requests: int) -> None:  # a disk has no connections
-        """Let so many requests run at once."""
+        """Set the number of simultaneous requests."""
 
     def fill(
         self,

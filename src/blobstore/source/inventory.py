@@ -70,7 +70,7 @@ FLOAT = "float"
 class Inventory:
     """A checkpoint: its tensors by name, sorted; its JSON documents by file name, sorted.
 
-    ``path``: the path or address of the folder or file. ``kept``: the files beside weights and
+    ``path``: the path or address of the folder or file. ``kept``: the files apart from weights and
     documents that are kept byte for byte; ``left_out``: the others. Both are sorted by name.
     """
 

@@ -271,10 +271,8 @@ class RefusedFormat:
 
 
 _NO_INT8 = "weights of 8-bit integers with scales are not imported"
-_NO_COMPRESSED_SCALE = (
-    "packed weights need X.weight_scale (F8_E4M3) and X.weight_global_scale beside them"
-)
-_NO_MODELOPT_SCALE = "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2 beside them"
+_NO_COMPRESSED_SCALE = "packed weights need X.weight_scale (F8_E4M3) and X.weight_global_scale"
+_NO_MODELOPT_SCALE = "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2"
 _STACKED = "packed experts that are stacked, with {beside}, are not imported"
 _NO_FP8_SCALE = "an FP8 weight without a scale for each block of it (X.weight_scale_inv)"
 _FP8_SCALE = (

@@ -1,4 +1,4 @@
-"""Folders behind web servers, read in ranges of their files; and the Hugging Face Hub.
+"""Folders on web servers, read in ranges of their files; and the Hugging Face Hub.
 
 A web server lists nothing, so only known names are requested: those in an index, and those that
 checkpoints usually have (`LIKELY`).
@@ -78,7 +78,7 @@ LIKELY = (
 class WebFolder(Folder):
     """A folder on a server, which lists nothing; ``file`` is the requested file in it.
 
-    ``url`` is the address of ``file`` as the caller gave it: it may be signed, or spelled
+    ``url`` is the address of ``file`` as the caller gave it: it may be signed, or written
     differently.
     """
 
@@ -384,7 +384,7 @@ def open_web_folder(remote: Remote, text: str, endpoint: str) -> WebFolder:
     if not parts.query and split_file(name)[1] is None:
         return WebFolder(remote, text)
     base = parts._replace(query="", fragment="", path=f"{above}/").geturl()
-    # A signed address is good for this file only; an index is read as the files beside it are.
+    # A signed address is good for this file only; an index is read as its folder's other files are.
     return WebFolder(remote, base, file=name, url=None if is_index(name) else text)
 
 

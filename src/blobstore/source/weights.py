@@ -415,7 +415,7 @@ class Fetcher:
 class RateLimit:
     """A token bucket. Safe to share between threads.
 
-    ``rate``: bytes a second. ``wait`` waits for so many seconds, or less.
+    ``rate``: bytes a second. ``wait`` waits at most that many seconds.
     """
 
     def __init__(

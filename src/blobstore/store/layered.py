@@ -198,7 +198,7 @@ class LayeredStore(Home):
         return self.find(name) if self.holder(name) is self else self.upper.whole(name)
 
     def target(self, name: str | ModelName) -> ModelName:
-        """See `Home`: spelled as the model that it replaces or hides."""
+        """See `Home`: in the spelling of the model that it replaces or hides."""
         return self.upper.target(self.manifests.spelled(ModelName.of(name)))
 
     @contextmanager

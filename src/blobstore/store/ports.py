@@ -166,7 +166,7 @@ class Manifests(Protocol):
 
 
 class OtherModels(Protocol):
-    """Models beside those of a home, which other programs read."""
+    """Models of a home that other programs read, too."""
 
     def names(self) -> list[ModelName]:
         """Return their names. Raises: StorageError."""
@@ -179,7 +179,7 @@ class Readable:
     """Models that can be read, in one place. What a home lacks is None, or empty, as here.
 
     ``address``: where it is, for messages. ``root``: the folder of a home in a folder. ``packed``:
-    models whose blobs are kept compressed beside the others. ``lower``: homes below this one
+    models whose blobs are kept compressed. ``lower``: homes below this one
     (layered.py), which are only read. ``shares``: the registries that have its models.
     ``has_cache``: whether `prefetch` brings blobs near. ``newer``: the models that only newer
     Ollamas read.

@@ -36,7 +36,7 @@ Expected: TypeAlias = Collection[bytes | None] | None
 
 
 class How(StrEnum):
-    """How a blob came into a home.
+    """How a blob was added to a home.
 
     It was there already; it is another name of the same file; it shares the blocks of a file; or
     its bytes were copied.
@@ -77,7 +77,7 @@ class Writer(Protocol):
         """Write a contiguous buffer at ``offset``.
 
         ``beside``: buffers for other offsets, in a gap; they are written before it returns.
-        ``gap``: so many bytes behind the buffer are those beside this piece and others, none of
+        ``gap``: that many bytes after the buffer belong to this piece and others, none of
         which comes later than the last piece in front of the gap. ``aligned``: the buffer's
         address and ``offset`` are equal modulo the page size. ``waits``: False if bytes before
         ``offset`` may come much later, so that the buffer must not wait for them. ``hashed`` is

@@ -32,7 +32,7 @@ _HEAD = 4096
 _HASHED_TOGETHER = 16
 """Blobs that a thread hashes at once: as many as the widest processors do."""
 _AT_ONCE = 4096
-"""Blobs whose headers are read together, and held in memory."""
+"""Blobs whose headers are read together, and kept in memory."""
 KnownForms = dict[bytes, StoredTensor | None]
 """Forms of tensors by their keys, of any model; None: they have to be read one by one."""
 _MOST_KNOWN = 10_000

@@ -1,4 +1,4 @@
-"""Tests for homes: the contract of every store, in a folder, in memory or behind a server.
+"""Tests for homes: the contract of every store, in a folder, in memory or on a server.
 
 Test your own home (`blobstore.store.ports.Home`) like this::
 

@@ -71,7 +71,7 @@ class RenamedModel:
 
 @dataclass(frozen=True, slots=True)
 class CopiedModel:
-    """A model that was copied; to another store, what came in which way."""
+    """A copied model; for another store, how each blob was copied."""
 
     KEYS = (
         "source=done.source",

@@ -66,7 +66,7 @@ CHAT = "/v1/"
 MAX_HEAD = 16 * 2**10
 """Bytes of a request's head. The server's own limit counts heads that arrive in pieces only."""
 _PER_FIELD = 4
-"""Bytes of a field beside its name and its value: a colon, a space and the end of the line."""
+"""Bytes of a field apart from its name and value: a colon, a space and the end of the line."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -195,7 +195,7 @@ class _Static(StaticFiles):
 
 
 def application(home: Readable, hosts: Hosts, *, more: Iterable[BaseRoute] = ()) -> ASGIApp:
-    """Return the application over a home. ``more``: routes beside the API and the pages."""
+    """Return the application over a home. ``more``: routes in addition to the API and the pages."""
     served = Served(home)
     quick, slow = CapacityLimiter(_QUICK), CapacityLimiter(_SLOW)
     routes: list[BaseRoute] = [
@@ -330,7 +330,7 @@ def _listening(host: str, port: int) -> socket.socket:
         )
     except OSError as error:
         raise _refusal(error, host, port) from error
-    # Without it, a small blob would wait behind its head for the client's confirmation: 40 ms.
+    # Without it, a small blob would wait after its head for the client's confirmation: 40 ms.
     # Connections inherit it; asyncio sets it only if the socket's protocol is named.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return bound

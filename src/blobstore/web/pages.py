@@ -133,7 +133,7 @@ def _program(name: str) -> str:
 
 
 def _bundle(name: str, modules: dict[str, str]) -> None:
-    """Add a module to ``modules``, behind those that it imports, as a function's body."""
+    """Add a module to ``modules``, after those that it imports, as a function's body."""
     text = _read(f"js/{name}")
     for _, other in _IMPORT.findall(text):
         if other not in modules:

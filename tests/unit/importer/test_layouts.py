@@ -177,7 +177,7 @@ def test_a_modelfile_of_the_source_keeps_its_name(store: Store, tmp_path: Path) 
     assert "SYSTEM Be brief." in (tmp_path / "out" / "Modelfile.blobstore").read_text()
     assert result.notes == (
         (
-            "Modelfile is the source's; what the model has beside its weights is in "
+            "Modelfile is the source's; what the model has besides its weights is in "
             "'Modelfile.blobstore'"
         ),
     )

@@ -19,7 +19,7 @@ constexpr std::uint64_t most_long_bytes = 64 << 20;   // of all those that are l
 // The name of a file in a folder, and how many bytes it has to have.
 using File = std::pair<std::string, std::uint64_t>;
 
-// A header's text, and what it says: `scan` lies in `text`.
+// A header's text and what it says: `scan` points into `text`.
 struct FileHeader {
   std::string_view text;
   Scan scan;

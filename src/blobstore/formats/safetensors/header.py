@@ -3,8 +3,8 @@
 The scanner reads a header from a file's first bytes and returns what the parser returns, or
 nothing. The parser, its twin in Python, reads again what the scanner declines, and says what is
 wrong. Headers of many small files are scanned at once; Python's objects are made of those that are
-read. Headers are written as canonical text, in Python only; the entries are held to the rules for
-reading.
+read. Headers are written as canonical text, in Python only; the entries are checked by the rules
+for reading.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ def header_of(
 
     ``budget`` is that of the
     checkpoint or the stored model that the file belongs to; without one the header may be as large
-    as the format allows. ``first_nbytes`` of the file are read first, and a header that ends behind
+    as the format allows. ``first_nbytes`` of the file are read first, and a header that ends after
     them by a second read.
 
     Raises: HeaderError with ``rule`` and, if one is wrong, ``tensor``; ShortReadError when the file

@@ -18,7 +18,7 @@ its socket buffer holds.
 *How often.* After 429, 500, 502, 503, 504 and broken connections it is tried again, five times in
 all, with waits that double and vary; ``Retry-After`` is obeyed up to 30 seconds, and is an error
 beyond. Weights get eight attempts, and 330 seconds: the Hub's windows have 300. A request has a
-deadline beside the limit of silence. Only the lookup of a name has no other limit than the
+deadline in addition to the limit of silence. Only the lookup of a name has no other limit than the
 resolver's own.
 
 *What comes back.* Rule R1, `blobstore.io.http.client`, of lines that

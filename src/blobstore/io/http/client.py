@@ -4,7 +4,7 @@ The policy: `blobstore.io.http`. Rule R1 for every reply, whatever it brings (RF
 
 - its head has fewer than 100 fields in 100 KiB, with interim replies, and no line is folded
 - it has at most one ``Content-Length``, of ASCII digits, and no transfer coding but ``chunked``
-- it has no ``Content-Length`` beside a ``Transfer-Encoding``: two lengths are how replies are
+- it has no ``Content-Length`` with a ``Transfer-Encoding``: two lengths are how replies are
   smuggled (9112 section 6.3)
 - it has no content coding: ``identity`` was asked for, ranges are of the coded form, and a few
   kilobytes can expand to gigabytes (9110 section 8.4)
@@ -279,7 +279,7 @@ class HttpClient(Closing):
 
     ``token`` is sent to the origin of the first address that is asked for, and to no other.
     ``connections`` is the number of requests at once, and so the most connections to one host.
-    ``ca_file`` names certificates (PEM) to trust beside the system's. ``is_public`` says which IP
+    ``ca_file`` names certificates (PEM) to trust besides the system's. ``is_public`` says which IP
     addresses are public, for rule R2. The policy: `blobstore.io.http`.
     """
 
@@ -366,7 +366,7 @@ class HttpClient(Closing):
     ) -> Iterator[bytes]:
         """Yield the bytes ``[begin, end)`` of ``name``, of which ``read`` yields some from one on.
 
-        After a temporary failure, or the end of a reply, it goes on behind the last byte. Attempts
+        After a temporary failure, or the end of a reply, it continues after the last byte. Attempts
         that bring less than 64 KiB are counted, as `pause` allows.
         """
         at, attempt = begin, 0
@@ -419,7 +419,7 @@ class HttpClient(Closing):
         limits.cancellation.sleep(wait)
 
     def allow(self, connections: int) -> None:
-        """Let so many requests run at once, if it is less than that now."""
+        """Set the number of simultaneous requests, if it is lower now."""
         with self._lock:
             if connections > self.connections:
                 self._slots.release(connections - self.connections)
@@ -461,7 +461,7 @@ class HttpClient(Closing):
                     raise before.refuse(f"redirects credentials to {target.address}")
             finally:
                 reply.close()
-        raise target.address.refuse(f"is behind more than {MAX_REDIRECTS} redirects")
+        raise target.address.refuse(f"has more than {MAX_REDIRECTS} redirects")
 
     def _ask(self, request: Request, target: RequestTarget, limits: RequestLimits) -> Reply:
         address = target.address

@@ -7,7 +7,7 @@ connection is checked again before each request. Bytes and seconds are counted a
 `http.client` is lax where a server could hide something, so a `Connection` gives it checked lines
 only, and `Reply` checks the lengths that it made of them. Of interim replies it knows
 100 alone; others are skipped here. A connection is used again only after exactly Content-Length
-bytes, and if neither a byte nor the end came behind them. After chunks it is closed.
+bytes, and if neither a byte nor the end followed them. After chunks it is closed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Received(io.RawIOBase):
         try:
             count = self.socket.recv_into(view[: limits.left])
         except (ConnectionResetError, ssl.SSLEOFError):
-            count, self.is_broken = 0, True  # what came before it counts
+            count, self.is_broken = 0, True  # earlier bytes count
         limits.take(count)
         self.has_ended = count == 0
         return count
@@ -177,7 +177,7 @@ class Connection(io.BufferedReader):
         self._idle_since = time.monotonic()
 
     def is_usable(self) -> bool:
-        """Return True if nothing has come behind the last reply, and no end."""
+        """Return True if neither a byte nor the end followed the last reply."""
         if time.monotonic() - self._idle_since > _KEEP_ALIVE_S:
             return False
         try:
@@ -197,7 +197,7 @@ class Connections:
     """The connections of a client: new ones, and those kept alive. Safe to share between threads.
 
     ``is_public`` says which IP addresses are public. ``ca_file`` names certificates (PEM) to trust
-    beside the system's. Raises: StorageError, NotFoundError if it can't be read.
+    besides the system's. Raises: StorageError, NotFoundError if it can't be read.
     """
 
     def __init__(self, is_public: Callable[[str], bool], ca_file: str | None) -> None:

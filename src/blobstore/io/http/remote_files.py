@@ -72,9 +72,7 @@ def check_part(reply: Reply, begin: int, end: int) -> tuple[int, int]:
             f"answers a request for bytes {begin}-{end - 1} with the Content-Range {text!r}"
         )
     if reply.length not in (None, last + 1 - first):
-        raise reply.refuse(
-            f"has a Content-Length of {reply.length} beside the Content-Range {text!r}"
-        )
+        raise reply.refuse(f"has a Content-Length of {reply.length} and the Content-Range {text!r}")
     return last + 1, total
 
 

@@ -7,7 +7,7 @@ Rule R2 is about all three; `blobstore.io.http.connections` enforces it for IP a
 - after a redirect from a public server only public IP addresses are connected to, so that no server
   makes this machine send requests into its own network; the user may name private addresses
 - a redirect to another origin never leads to a link-local IP address (169.254.169.254)
-- an Authorization field stays behind when a redirect leads to another origin, for good
+- an Authorization field is dropped for good when a redirect leads to another origin
 
 A web address is http or https, a host, perhaps a port, a path and a query. It has no user name or
 password in it (they would end up in logs and error messages), and only printable ASCII, as RFC 3986
@@ -37,7 +37,7 @@ _ADDRESS = re.compile(
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::([0-9]{0,5}))?", re.ASCII | re.IGNORECASE)
 _IN_PATH = "%!$&'()*+,/:;=@[\\]^|"
 _IN_QUERY = _IN_PATH + "?`{}"
-"""What is not percent-encoded, beside letters, digits and ``_.-~``."""
+"""What is not percent-encoded, apart from letters, digits and ``_.-~``."""
 # A Location, by RFC 3986 section 4.1. "ht!tp://x" is refused: a scheme has no "!", and a relative
 # path has no colon in its first segment (section 4.2). The class has the printable characters that
 # an address may contain.

@@ -86,7 +86,7 @@ MAX_MEMBERS = 400_000
 _MAX_EXTENSIONS = 2**24
 """Bytes of all PAX records and long paths; paths of over 100 bytes have some."""
 MAX_PATHS = 2**27
-"""Bytes of all paths, which are held in memory: a compressed archive has room for gigabytes."""
+"""Bytes of all paths, which are kept in memory: a compressed archive has room for gigabytes."""
 _MAX_PADDING = 2**20
 """Zeros after the end: tar fills its last record, of 10 KiB unless another size is asked for."""
 _READ_AT_ONCE = 2**16

@@ -4,7 +4,7 @@ The order is that of reading from a pipe: ``oci-layout``, ``index.json``, the ma
 blobs of each model in the order of its manifest, each blob once. So the models of an archive are
 known before its first byte is written, and cannot change afterwards.
 
-A file is written beside its place, as ``.NAME.saving``, and locked meanwhile. When it is complete
+A file is written next to its place, as ``.NAME.saving``, and locked meanwhile. When it is complete
 and durable, it gets its name. A file that a killed process left is written anew by the next one.
 
 A file of the tar is read in batches of some megabytes. One thread hashes a batch while others

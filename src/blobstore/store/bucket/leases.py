@@ -234,7 +234,7 @@ def _being_pruned(bucket: Bucket, running: LeaseState | None) -> BusyError:
 
 
 class SweepLease(Lease):
-    """The lease of a clean-up: at most one counts at a time, and no session's beside it.
+    """The lease of a clean-up: at most one counts at a time, and no session's at the same time.
 
     Its object stays when it has ended.
     """

@@ -218,7 +218,7 @@ class BucketBlobs(Blobs):
         return list(zip(blobs, sizes, strict=True))
 
     def listing(self) -> dict[Digest, ObjectState]:
-        """Return the objects of all blobs. Other objects beside them are left out."""
+        """Return the objects of all blobs. Other objects are left out."""
         found = ((digest_in(state.key), state) for state in self._bucket.objects(BLOBS))
         return {digest: state for digest, state in found if digest is not None}
 
@@ -384,7 +384,7 @@ class BlobCache:
             if not self._mark.exists():
                 replace_file(self._mark, b"Blobs that are not used are removed from this folder.\n")
         with self._lock.exclusive(_WAIT_S):
-            missing = self._missing(wanted)  # another process may have brought some
+            missing = self._missing(wanted)  # another process may have fetched some
             self._make_room(sum(blob.size for blob in missing), wanted)
             self._fetch(missing, read)
 
@@ -410,13 +410,13 @@ class BlobCache:
 
             try:
                 each(missing, take, _AT_ONCE, name="cache")
-            finally:  # a broken connection must not lose what came before
+            finally:  # a broken connection must not lose earlier results
                 session.replace(missing)
         for blob in missing:
             self._use(blob)
 
     def _make_room(self, nbytes: int, kept: Sequence[Descriptor]) -> None:
-        """Remove blobs that are not among ``kept`` until so many bytes fit, the oldest first.
+        """Remove blobs that are not among ``kept`` until that many bytes fit, the oldest first.
 
         They have to fit the limit, and the disk.
         """

@@ -28,7 +28,7 @@ from blobstore.store.ports import Care
 from blobstore.store.stored import Settings, UnclearTypeError, stored_tensors
 
 SMALL = 2**17
-"""Blobs of up to so many bytes are read whole, by one thread: Python threads would take turns."""
+"""Blobs of up to this many bytes are read whole, by one thread: Python threads would take turns."""
 MISSING = "it is missing"
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors of the process, not of a file."""

@@ -129,7 +129,7 @@ def prune(
     A store in a folder moves them to its trash, whose former contents are deleted; a bucket
     deletes them.
 
-    ``grace_s``: blobs that were written to in the last so many seconds are spared; at least an
+    ``grace_s``: blobs that were written to in the last ``grace_s`` seconds are spared; at least an
     hour, unless ``sole_owner`` says that no Ollama and no other machine uses the store, and that no
     worker has written blobs that a later commit needs. ``forget``: missing models are given up,
     however many. ``dry_run``: nothing is changed. ``wait_s``: seconds to wait for others that use

@@ -2,7 +2,7 @@
 
 The kernel releases a lock when its holder dies, so a lock is never stale. ``.blobstore/lock``: many
 writers share it, a clean-up holds it alone, and opening a model shares it if it can.
-``.blobstore/names``: held alone for the moment in which a manifest is checked and then linked or
+``.blobstore/names``: exclusive for the moment in which a manifest is checked and then linked or
 removed, by processes that share the other lock. Ollama takes neither.
 
 Holders are asked of the kernel. Linux lists every flock in /proc/locks (proc_locks(5)). Other
@@ -94,7 +94,7 @@ class StoreLock:
         close_quietly(self._open())
 
     def shared(self, wait_s: float = 10) -> AbstractContextManager[None]:
-        """Hold the lock beside other sharers.
+        """Share the lock.
 
         Raises: BusyError if another process holds it alone for ``wait_s`` seconds; StorageError.
         """
@@ -108,9 +108,9 @@ class StoreLock:
         return self._held(fcntl.LOCK_EX, wait_s)
 
     def reading(self, wait_s: float = 2) -> AbstractContextManager[bool]:
-        """Hold the lock beside other sharers if that needs no write; yield whether it is held.
+        """Share the lock if that needs no write; yield whether it was taken.
 
-        It is not held if the lock file is missing (blobstore has never written here), can't be
+        It is not taken if the lock file is missing (blobstore has never written here), can't be
         opened, or another process holds it alone for ``wait_s`` seconds.
         """
         return locked(self._path, os.O_NONBLOCK, fcntl.LOCK_SH, wait_s)
@@ -213,7 +213,7 @@ KEPT_S: Final = 7 * 24 * 3600
 _LEFT_S: Final = 24 * 3600
 _UNOWNED = "new-"
 _OWNER = "owner"
-"""The file whose lock is held where a folder's lock stays on its machine."""
+"""The file that is locked where a folder's lock stays on its machine."""
 _OURS = re.compile(r"(new|[0-9]+)-[0-9a-f]{16}", re.ASCII)
 
 

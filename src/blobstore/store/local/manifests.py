@@ -221,7 +221,7 @@ class ManifestFolder(Manifests):
     def spelled(self, name: ModelName) -> ModelName:
         """See `Manifests`: names that differ only in case are one model, as for Ollama.
 
-        An exact match wins. The parts of a missing model are spelled as the folders that exist. So
+        An exact match wins. The parts of a missing model take the spelling of existing folders. So
         a name means the same on file systems with and without case.
 
         Raises: AmbiguousNameError if there are several other spellings; StorageError.
@@ -306,7 +306,7 @@ class ManifestFolder(Manifests):
         """Write a manifest to the path ``temporary``, durably, and make its folder.
 
         `link` needs no more space on the disk. A copy of an older manifest of that name is kept
-        beside it, for `link`. Nothing is visible yet. Raises: StorageError, also if a folder has
+        next to it, for `link`. Nothing is visible yet. Raises: StorageError, also if a folder has
         the name; LimitExceededError if an older file of that name is too large for a manifest.
         """
         path = self._path(name)
@@ -424,7 +424,7 @@ def _text(reader: FileReader, what: str, *, damaged: bool = False) -> bytes:
     """Return the bytes of a manifest.
 
     A NUL byte in a large file is an error before the rest is read, unless it may be ``damaged``: a
-    few bytes and a hole behind them may be 64 MiB. Raises: LimitExceededError; DocumentError (rule
+    few bytes and a hole may be 64 MiB. Raises: LimitExceededError; DocumentError (rule
     M1); StorageError.
     """
     if reader.size > MAX_MANIFEST:

@@ -197,7 +197,7 @@ class Store(StoreFolder, Home):
         *,
         name: ModelName | None = None,  # noqa: ARG002  # all blobs are in one folder
     ) -> Iterator[LocalSession]:
-        """See `Home`. The store's lock is held shared meanwhile.
+        """See `Home`. The store's lock is shared meanwhile.
 
         After a KeyboardInterrupt finished blobs are kept, for the next import.
         Raises: BusyError while a clean-up holds the lock alone; StorageError.

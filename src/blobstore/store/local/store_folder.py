@@ -44,7 +44,7 @@ from blobstore.store.references import References
 PRIVATE = ".blobstore"
 _FOLDERS = {"blobs", "manifests", "manifests-v2", PRIVATE}
 _NAMES_WAIT_S = 60
-"""The lock of names is held only for a sync of one folder, which may take long on a busy disk."""
+"""The lock of names covers only the sync of one folder, which may take long on a busy disk."""
 
 
 class StoreFolder(Readable):
@@ -399,7 +399,7 @@ def _odd_manifest(manifests: ManifestFolder, path: Path) -> str | None:
     if kind is not None and depth <= DEPTH:
         return f"it is {kind}"
     if depth != DEPTH:
-        return f"it lies {depth} levels deep, and manifests lie {DEPTH}"
+        return f"it is {depth} levels deep, and manifests are {DEPTH}"
     if manifests.name_of(path) is None:
         return "its path is not a model's name, but it may be a manifest"
     return _odd_mode(path)

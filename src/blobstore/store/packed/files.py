@@ -286,7 +286,7 @@ def _width(blob: Descriptor, reader: OpenReader) -> int:
 
 # Packed files of earlier versions, read only: an own container of frames (docs/formats.md).
 #
-# One holds a large blob or many small ones. The index is behind the stored bytes of all frames. A
+# One holds a large blob or many small ones. The index follows the stored bytes of all frames. A
 # frame has planes of rotated bytes, each coded by zstandard or stored, and may be the difference to
 # bytes of a base blob.
 

@@ -164,7 +164,7 @@ class RegistryApi:
                 ours = reply.address.origin == self.root.origin
                 if reply.status != _UNAUTHORIZED or attempt + 1 == _TRIES or not ours:
                     failure = reply.failure(_detail(reply), _hint(reply))
-                    # Behind a redirect: both addresses are named.
+                    # After a redirect both addresses are named.
                     raise failure if reply.address == address else failure.at(str(address))
                 self._authorization.challenged(reply, scope)
 

@@ -20,7 +20,7 @@ used
   host; without it, the registry's own origin only;
 - with credentials, on a host that the user named;
 - with credentials and https, on a domain above or below the registry's: the owner of a domain
-  decides about the names below it. A domain beside it may have another owner (under co.uk);
+  decides about the names below it. A sibling domain may have another owner (under co.uk);
 - with credentials and https, on a host that is listed here for this registry;
 - without credentials, on any other host, with https, by name, at a public address.
 
@@ -346,14 +346,14 @@ def _invalid(reply: Reply, what: str) -> AuthenticationError:
 
 
 _YOUNG_S = 10
-"""A token that is refused within so many seconds has not expired: it does not allow the request."""
+"""A token that is refused within this time (s) has not expired: it does not allow the request."""
 
 
 class Authorization:
     """The authorization at one registry. Safe to share between threads.
 
     ``registry`` is an address of the registry; ``realms`` are hosts of token servers that the user
-    named (``HOST`` or ``HOST:PORT``), beside those that `realm_target` allows.
+    named (``HOST`` or ``HOST:PORT``), in addition to those that `realm_target` allows.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ docs/containers-auth.json.5.md, pkg/docker/config/config.go `findCredentialsInFi
 ``host/namespace``, and the longest one wins. docker once wrote addresses, ``https://host/v1/``, and
 still does for Docker Hub. Here a key with a scheme or a final slash is an address, and only its
 host counts. An entry without ``auth`` and ``identitytoken`` is ignored: docker writes such entries
-beside a credential helper.
+with a credential helper.
 
 Programs: ``docker-credential-NAME`` has an action as its only argument, a text on stdin, a text on
 stdout, and an exit code (docker/docker-credential-helpers@594c0235 credentials/credentials.go,

@@ -255,8 +255,8 @@ class RegistryAccess:
     """How registries are reached, and as whom.
 
     ``insecure``: also without TLS, where docker would ask for it. ``credentials``: logins (None:
-    none). ``realms``: hosts of token servers to trust beside those of `realm_target`. ``ca_file``:
-    certificates (PEM) to trust beside the system's. ``connections``: requests at once (None: 16).
+    none). ``realms``: hosts of token servers to trust besides those of `realm_target`. ``ca_file``:
+    certificates (PEM) to trust besides the system's. ``connections``: requests at once (None: 16).
     """
 
     insecure: bool = False

@@ -429,7 +429,7 @@ def test_a_part_of_another_content_length_than_its_range_is_refused(
     )
     error = refusal(lambda: remote.open(server.url))
     assert error.rule == "R1"
-    assert f"a Content-Length of {length} beside the Content-Range" in str(error)
+    assert f"a Content-Length of {length} and the Content-Range" in str(error)
 
 
 def test_a_read_beyond_the_end_is_refused_without_a_request(server: Server, remote: Remote) -> None:

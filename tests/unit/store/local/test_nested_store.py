@@ -73,7 +73,7 @@ def test_manifests_are_read_as_deep_as_names_go(
     depth = len(odd.path.relative_to(filled.root / tree).parts)
     assert depth == 5
     if tree == "manifests":
-        assert odd.reason == "it lies 5 levels deep, and manifests lie 4"
+        assert odd.reason == "it is 5 levels deep, and manifests are 4"
         prune(filled)
     else:
         assert odd.reason.startswith("no blob is removed")

@@ -1,4 +1,4 @@
-/** Parts of a page that wait for the server: that they wait, what came, and what went wrong. */
+/** Parts of a page that wait for the server: waiting, loaded, and failed. */
 
 import { ApiError } from "./api.js";
 import { el, isolated, visible } from "./dom.js";

@@ -84,7 +84,7 @@ function showTable() {
   byId("plans").replaceChildren(made);
 }
 
-/** Return a picture of a plan's size, which the numbers beside it say too. */
+/** Return a picture of a plan's size, whose numbers the page says too. */
 function bar(plan) {
   const filled = el("span", { class: typeClass(plan.label) });
   filled.style.width = `${(100 * plan.bytes) / largest}%`;

@@ -47,7 +47,7 @@ function printable(document) {
 
 /**
  * Draw a plot, as wide as its place, in the colours of the theme; it follows both. Its values are
- * beside it as a table.
+ * as a table.
  */
 export async function showPlot(place, made, { hasText = false, onPick } = {}) {
   const spec = printable(made);

@@ -28,7 +28,7 @@ export class SearchedGrid {
     onBack(() => this.follow());
   }
 
-  /** Show what the address says: the back button, or a choice beside the table, has changed it. */
+  /** Show what the address says: the back button or another control has changed it. */
   follow() {
     this.box.value = query().get(this.parameter) ?? "";
     this.draw();
@@ -60,7 +60,7 @@ export class SearchedGrid {
     this.draw();
   }
 
-  /** Return all items in an order. Equal ones stay as they came, in both directions. */
+  /** Return all items in an order. Equal ones keep their order, in both directions. */
   #sorted({ key, descending }) {
     const made = this.#made.get(`${key} ${descending}`);
     if (made) return made;

@@ -37,14 +37,14 @@ function described(model) {
     ["State", model.packed ? "packed" : null],
   ]);
   const id = facts([["ID", el("code", {}, visible(model.id))]]);
-  const layers = twin(`Layers beside tensors: ${whole(model.documents.length)}`, () => layersTable(model.documents));
+  const layers = twin(`Layers without tensors: ${whole(model.documents.length)}`, () => layersTable(model.documents));
   return [numbers, id, el("ul", { class: "runs" }, model.runs_in.map(verdict)), layers];
 }
 
 function layersTable(layers) {
   const heads = [{ title: "Name" }, { title: "Kind" }, { title: "Size", number: true }];
   const rows = layers.map(({ kind, name, size: nbytes }) => [isolated(name ?? ""), visible(kind), size(nbytes)]);
-  return table("Layers beside tensors", heads, rows);
+  return table("Layers without tensors", heads, rows);
 }
 
 function badges(words) {

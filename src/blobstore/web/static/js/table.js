@@ -1,4 +1,4 @@
-/** Plain tables, for few rows: the text beside a plot. */
+/** Plain tables, for few rows: the text of a plot. */
 
 import { el } from "./dom.js";
 
