@@ -1,6 +1,6 @@
-"""Writes docs/architectures.md: ``python tests/architectures``.
+"""Writes docs/reference/architectures.md: ``python tests/architectures``.
 
-With ``--converted`` it writes docs/architectures-converted.md.
+With ``--converted`` it writes docs/reference/architectures-converted.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from architectures.row import Apart, forget, make_converted_row, make_row
 from architectures.rows import Architecture, architectures
 from architectures.table import converted_table, counted, good, table
 
-_PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "architectures.md"
 
 
 def main() -> int:
@@ -70,7 +70,7 @@ def _options() -> argparse.Namespace:
         "--again", action="store_true", help="make all again, instead of the missing ones"
     )
     parser.add_argument(
-        "--page", type=Path, default=_PAGE, help="what is written (docs/architectures.md)"
+        "--page", type=Path, default=_PAGE, help="what is written (docs/reference/architectures.md)"
     )
     parser.add_argument("--row", help=argparse.SUPPRESS)
     parser.add_argument(

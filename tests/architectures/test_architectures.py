@@ -1,6 +1,6 @@
 """A few telling architectures, each as one or two types.
 
-All of them, as all types, are the table: docs/architectures.md.
+All of them, as all types, are the table: docs/reference/architectures.md.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_the_same_recipe_gives_the_same_checkpoint(tmp_path: Path) -> None:
 
 def test_the_pages_have_every_row() -> None:
     page, converted = (
-        (ROOT / "docs" / f"{name}.md").read_text()
+        (ROOT / "docs" / "reference" / f"{name}.md").read_text()
         for name in ("architectures", "architectures-converted")
     )
     assert [name for name in ROWS if f"| {name} |" not in page and f"- {name} (" not in page] == []

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
-import operator
-import re
 import subprocess
 import sys
 
 import pytest
-from support.api import PAGE, page, returned_classes
 
 import blobstore
 from blobstore.importer.arguments import ImportArguments
@@ -243,30 +240,3 @@ def test_the_package_is_typed() -> None:
     from importlib.resources import files
 
     assert files("blobstore").joinpath("py.typed").is_file()
-
-
-# docs/api.md: its first table has a row for each public function and for other objects; its last
-# section, which is written by a program, has what the objects have.
-
-
-def rows_of_the_api() -> list[str]:
-    """Return the public names of the table's first column, such as ``mlx_lm.load``."""
-    table = PAGE.read_text().partition("\n\nOptions of an import")[0]
-    cells = re.findall(r"^\| (`[^|]*`) \|", table, re.MULTILINE)
-    return [name for cell in cells for name in re.findall(r"`([A-Za-z_][\w.]*)", cell)]
-
-
-def test_the_table_of_the_api_has_only_public_names() -> None:
-    rows = rows_of_the_api()
-    assert [row for row in rows if row.split(".")[0] not in NAMES] == []
-    for row in rows:
-        assert operator.attrgetter(row)(blobstore) is not None
-
-
-def test_the_api_page_has_every_public_name() -> None:
-    rows = {row.split(".")[0] for row in rows_of_the_api()}
-    assert set(NAMES) - {"__version__"} - rows - returned_classes().keys() == set()
-
-
-def test_the_api_page_has_what_a_user_can_reach_from_the_public_names() -> None:
-    assert page() == PAGE.read_text(), "python tests/support/api.py writes it anew"

@@ -61,7 +61,7 @@ def schema(
         raise UsageError("schema needs a COMMAND", hint=hint)
 
 
-_HEADINGS = {
+HEADINGS = {
     "Models": {
         "import": "importing:import_",
         "plan": "importing:plan",
@@ -104,7 +104,7 @@ _HEADINGS = {
 """The commands by the headings of the help, in its order, and their functions in this room."""
 _HIDDEN = {"ls": "models:list_", "complete": "completion:complete"}
 _PLACES = {
-    name: place for places in (*_HEADINGS.values(), _HIDDEN) for name, place in places.items()
+    name: place for places in (*HEADINGS.values(), _HIDDEN) for name, place in places.items()
 }
 
 
@@ -161,8 +161,8 @@ class _Group(TyperGroup):
         return _command(cmd_name) if cmd_name in _PLACES else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # typer passes it
-        width = max(len(name) for names in _HEADINGS.values() for name in names)
-        for heading, names in _HEADINGS.items():
+        width = max(len(name) for names in HEADINGS.values() for name in names)
+        for heading, names in HEADINGS.items():
             with formatter.section(heading):
                 formatter.write_dl(
                     (

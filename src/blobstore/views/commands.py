@@ -93,7 +93,7 @@ def _name(reference: dict[str, Any]) -> str:
 
 
 def page() -> str:
-    """Return docs/json.md: every command's keys, with their types."""
+    """Return docs/reference/json.md: every command's keys, with their types."""
     head = (
         "# What `--json` prints\n\n"
         "One JSON document for each command, in ASCII. `blobstore schema COMMAND` prints its JSON "

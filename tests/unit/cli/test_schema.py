@@ -11,7 +11,7 @@ import pytest
 import typer
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from support import PYCODE, ROOT
+from support import PYCODE
 from support.checkpoints import write_checkpoint
 from support.servers import server
 from support.small_registry import SmallRegistry
@@ -41,12 +41,6 @@ def test_every_command_with_json_has_a_class() -> None:
     assert commands_with_json(typer.main.get_command(app)) - {"ls"} == {
         name for name in DOCUMENTS if "--" not in name
     }
-
-
-def test_the_page_is_made_of_them() -> None:
-    assert (ROOT / "docs" / "json.md").read_text() == page(), (
-        "blobstore schema --page > docs/json.md"
-    )
 
 
 def key_files(folder: Path) -> tuple[str, str]:

@@ -1,0 +1,232 @@
+"""The pages of docs/reference: ``python tests/support/reference.py`` makes them from the code.
+
+The command line's page is made from the help of each command, the API's from signatures and
+docstrings, the page of ``--json`` from the classes of the results.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import typer
+
+import blobstore
+from blobstore.cli import main
+from blobstore.importer.arguments import ImportArguments
+from blobstore.views import commands
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
+_MADE = "`python tests/support/reference.py` writes this page from"
+_CLI = f"""# Command line
+
+{_MADE} the commands' help.
+
+| environment | meaning |
+|---|---|
+| `BLOBSTORE_STORE`, `OLLAMA_MODELS` | the store, without `--store` |
+| `BLOBSTORE_LOWER` | lower stores, separated by `:`, without `--lower` |
+| `BLOBSTORE_CACHE` | the cache for blobs of buckets, without `--cache` |
+| `BLOBSTORE_REALMS` | token servers, separated by commas, as `--realm` |
+| `HF_TOKEN` | the token for the Hub, which is sent to the Hub only |
+| `HF_ENDPOINT` | the address of another Hub |
+| `COSIGN_PASSWORD` | the password of a private key |
+| `BLOBSTORE_KERNELS` | `native`, `x86-64-v4`, `x86-64-v3`, `neon`, `plain` or `reference` |
+| `BLOBSTORE_SHA256` | `fastest`, `avx512`, `avx2`, `sha-ni`, `armv8`, `plain` or `openssl` |
+| `NO_COLOR` | no colours |
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | failed: one line `Error: …` on stderr, perhaps with a line `Hint: …` |
+| 2 | wrong use |
+| 3 | damage found (`verify`) or left (`repair`), or a model not signed as required |
+| 130 | interrupted |
+
+A size is a number of bytes, or such as `3.5GB`, in powers of 1000. `--json` prints one document on
+stdout ([json.md](json.md)). A model's name is `[HOST/][NAMESPACE/]MODEL[:TAG]`; case is ignored.
+"""
+_API = f"""# Python API
+
+{_MADE} signatures and docstrings.
+The public names are those of `blobstore.__all__`; each is imported when it is first used. The
+guides show them in use, such as [PyTorch and NumPy](../guides/pytorch-numpy.md).
+
+`progress` is a function of a number of bytes and a name. Any thread may call it, after every few
+megabytes. If it has a method `begin`, that is called first, with the total number of bytes.
+
+## Functions
+"""
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its name."""
+    return {"cli": cli_page(), "api": api_page(), "json": commands.page()}
+
+
+# The command line.
+
+
+def cli_page() -> str:
+    group: Any = typer.main.get_command(main.app)
+    context = group.context_class(group, info_name="blobstore")
+    parts = [_CLI]
+    for heading, names in main.HEADINGS.items():
+        parts.append(f"\n## {heading}\n")
+        for name in names:
+            parts += _command(group.get_command(context, name), context)
+    return "".join(parts)
+
+
+def _command(command: Any, parent: Any) -> Iterator[str]:
+    context = command.context_class(command, info_name=command.name, parent=parent)
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    words = context.command_path.removeprefix("blobstore ")
+    yield f"\n### `{words}`\n\n`{usage}`\n\n{_plain(command.help)}\n"
+    records: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None and "--help" not in parameter.opts:
+            records[parameter.param_type_name].append(record)
+    for kind, rows in records.items():
+        if rows:
+            yield f"\n| {kind} | |\n|---|---|\n"
+            for shown, says in rows:
+                name = shown.partition(" <")[0]  # typer's name of an argument's type
+                yield f"| `{_cell(name)}` | {_cell(says)} |\n"
+    for inner in getattr(command, "commands", {}).values():
+        yield from _command(inner, context)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+# The Python API.
+
+
+def api_page() -> str:
+    parts = [_API]
+    for name, function in sorted(public_functions().items()):
+        parts.append(f"\n### `{name}`\n\n```text\n{_signature(name, function)}\n```\n\n")
+        parts.append(f"{_plain(function.__doc__)}\n")
+    parts.append(f"\n## Options of an import\n\n{_plain(ImportArguments.__doc__)}\n\n")
+    parts.append("| option | what it does |\n|---|---|\n")
+    for name, hint in get_type_hints(ImportArguments, include_extras=True).items():
+        parts.append(f"| `{name}` | {_cell(hint.__metadata__[0].help)} |\n")
+    parts.append("\n## Classes\n\nThe public classes, and those that the functions return.\n")
+    parts += [_class(name, kind) for name, kind in returned_classes().items()]
+    parts.append(f"\n## Errors\n\n{_plain(blobstore.errors.__doc__)}\n\n")
+    parts += [*_errors(blobstore.BlobStoreError, "")]
+    return "".join(parts)
+
+
+def public_functions() -> dict[str, Any]:
+    """Return the functions of ``blobstore`` and of its public modules, by their dotted names."""
+    found = {}
+    for name in blobstore.__all__:
+        value = getattr(blobstore, name)
+        if inspect.isfunction(value):
+            found[name] = value
+        elif inspect.ismodule(value) and value is not blobstore.errors:
+            for inner in getattr(value, "__all__", ["import_model"]):
+                found[f"{name}.{inner}"] = getattr(value, inner)
+    return found
+
+
+def _signature(name: str, function: Any) -> str:
+    signature = inspect.signature(function)
+    texts = map(str, signature.parameters.values())
+    lines = [re.sub(r"<.*>", "…", re.sub(r"<(\w+\.\w+): .*>", r"\1", text)) for text in texts]
+    kinds = [one.kind for one in signature.parameters.values()]
+    if inspect.Parameter.KEYWORD_ONLY in kinds:
+        lines.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    inner = "".join(f"    {line.replace(chr(39), '')},\n" for line in lines)
+    return f"{name}(\n{inner}) -> {str(signature.return_annotation).replace(chr(39), '')}"
+
+
+def returned_classes() -> dict[str, type]:
+    """Return the public classes, and those whose values the public functions return, by name."""
+    found: dict[str, type] = {}
+    for name in blobstore.__all__:
+        value = getattr(blobstore, name)
+        if inspect.isclass(value) and not issubclass(value, Exception):
+            found[name] = value
+    for function in public_functions().values():
+        names = vars(sys.modules[function.__module__])
+        for word in re.findall(r"[A-Z]\w+", str(inspect.signature(function).return_annotation)):
+            kind = names.get(word) or getattr(blobstore, word, None)
+            if inspect.isclass(kind) and kind.__module__.startswith("blobstore"):
+                found[word] = kind
+    return dict(sorted(found.items()))
+
+
+def _attributes(kind: type) -> dict[str, Any]:
+    """Return the attributes of our own that a class and its bases define, by name."""
+    found: dict[str, Any] = {}
+    for base in kind.__mro__:
+        if base.__module__.startswith("blobstore"):
+            for name, annotation in inspect.get_annotations(base).items():
+                found.setdefault(name, annotation)
+            found = {**vars(base), **dict.fromkeys(_set_by(base)), **found}
+    hidden = ("_", "KEYS")  # the keys of a result in JSON are on their own page
+    return {name: value for name, value in sorted(found.items()) if not name.startswith(hidden)}
+
+
+def _set_by(kind: type) -> list[str]:
+    """Return the attributes that a class's constructor sets."""
+    made = vars(kind).get("__init__")
+    if not inspect.isfunction(made) or "blobstore" not in made.__code__.co_filename:
+        return []  # a dataclass's, which has no source
+    return re.findall(r"self\.([a-z]\w*)(?:: [^=]+)? = ", inspect.getsource(made))
+
+
+def _class(name: str, kind: type) -> str:
+    rows = {name: _row(name, value) for name, value in _attributes(kind).items()}
+    fields = ", ".join(f"`{name}`" for name, row in rows.items() if row is None)
+    table = "".join(row for row in rows.values() if row is not None)
+    return (
+        f"\n### `{name}`\n\n{_plain(kind.__doc__)}\n"
+        + (f"\nFields: {fields}.\n" if fields else "")
+        + (f"\n| name | |\n|---|---|\n{table}" if table else "")
+    )
+
+
+def _row(name: str, value: Any) -> str | None:
+    """Return the row of a method or property; None for a field."""
+    if isinstance(value, classmethod | staticmethod):
+        value = value.__func__
+    first = _cell(_plain(value.__doc__ or "").partition("\n\n")[0])
+    if inspect.isfunction(value):
+        parameters = [*inspect.signature(value).parameters.values()]
+        names = [_parameter(one) for one in parameters if one.name not in ("self", "cls")]
+        return f"| `{name}({', '.join(names)})` | {first} |\n"
+    if isinstance(value, property) or hasattr(value, "func"):
+        return f"| `{name}` | {first} |\n"
+    return None
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    name = str(parameter).partition(":")[0].partition("=")[0]  # with its stars
+    return name if parameter.default is parameter.empty else f"{name}=…"
+
+
+def _errors(kind: type, indent: str) -> Iterator[str]:
+    yield f"{indent}- `{kind.__name__}`: {_cell(_plain(kind.__doc__).partition(chr(10) * 2)[0])}\n"
+    for child in sorted(kind.__subclasses__(), key=lambda one: one.__name__):
+        if child.__module__ == kind.__module__:
+            yield from _errors(child, indent + "  ")
+
+
+def _plain(text: str | None) -> str:
+    """Return a docstring as Markdown."""
+    return inspect.cleandoc(text or "").replace("``", "`")
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (FOLDER / f"{name}.md").write_text(text)
