@@ -215,7 +215,7 @@ def make_task(
     means = _means(memory)
     with _turn:
         _stop_profiler()
-        plan, tasks = _planned(import_key, sent, open_source)
+        plan, tasks = _plan_again(import_key, sent, open_source)
         return make_tasks(plan, [tasks[number]], store, means)[0]
 
 
@@ -223,7 +223,9 @@ _plans: dict[str, tuple[ImportPlan, tuple[Task, ...]]] = {}
 """On a worker: the plan of the last import, by the import's key."""
 
 
-def _planned(key: str, sent: bytes, open_source: OpenSource) -> tuple[ImportPlan, tuple[Task, ...]]:
+def _plan_again(
+    key: str, sent: bytes, open_source: OpenSource
+) -> tuple[ImportPlan, tuple[Task, ...]]:
     if key not in _plans:
         _plans.clear()
         plan = decode_plan(sent, "of the client", open_source=open_source)

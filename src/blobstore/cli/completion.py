@@ -168,15 +168,15 @@ def answers_for(
     if position.is_option(current):
         name, equals, current = current.partition("=")
         if not equals:
-            return _beginning(name, _described_options(position.command))
+            return _matches(name, _described_options(position.command))
         position.step(name)
         if position.option is None:
             return []
         start = f"{name}="
     elif position.option is None and _is_group(position.command):
-        return _beginning(current, _described_commands(position.command))
+        return _matches(current, _described_commands(position.command))
     kinds = frozenset(position.metavar.split("|"))
-    fitting = _beginning(current, ((word, "") for word in _words(position, models, kinds)))
+    fitting = _matches(current, ((word, "") for word in _words(position, models, kinds)))
     answers: list[Answer] = [(start + word, "") for word, _ in fitting]
     return [*answers, FILES] if kinds & _PATHS else answers
 
@@ -193,7 +193,7 @@ def _words(
     return position.metavar.split("|") if _CHOICES.fullmatch(position.metavar) else []
 
 
-def _beginning(current: str, answers: Iterator[Answer]) -> list[Answer]:
+def _matches(current: str, answers: Iterator[Answer]) -> list[Answer]:
     return [answer for answer in answers if answer[0].startswith(current)]
 
 

@@ -109,10 +109,10 @@ def save(
             sum(one.copied.blobs for one in done),
             sum(one.copied.nbytes for one in done),
         )
-        show_result(saved, _show_saved, as_json)
+        show_result(saved, _show_archive, as_json)
 
 
-def _show_saved(saved: SavedArchive) -> None:
+def _show_archive(saved: SavedArchive) -> None:
     names = ", ".join(map(str, saved.models))
     what = f"{blobs(saved.blobs, saved.blob_bytes)}, a file of {size(saved.nbytes)}"
     emit(f"Saved {names} to {printable(saved.file)}: {what}")
@@ -149,15 +149,15 @@ def load(
         raise UsageError("standard input is a terminal, not a pipe", hint=hint)
     source: str | BinaryIO = sys.stdin.buffer if file == _PIPE else file
     with blobstore.open_archive(source, name=as_name) as archive:
-        chosen = _chosen(archive, names or [])
+        chosen = _select_models(archive, names or [])
         if listed:
             _list(archive, chosen, as_json)
         else:
             target = store_at(store, wait, may_be_new=True)
-            show_result(_loaded(archive, chosen, target, jobs), _show_loaded, as_json)
+            show_result(_load_models(archive, chosen, target, jobs), _show_loads, as_json)
 
 
-def _chosen(archive: blobstore.Archive, names: Sequence[str]) -> list[ModelName]:
+def _select_models(archive: blobstore.Archive, names: Sequence[str]) -> list[ModelName]:
     wanted = {archive.find(name) for name in names}
     return [name for name in archive.manifests.in_order() if not names or name in wanted]
 
@@ -170,13 +170,13 @@ def _list(archive: blobstore.Archive, names: Sequence[ModelName], as_json: bool)
         ArchivedModel(name, manifest, len({blob.digest for blob in manifest.descriptors}))
         for name, manifest in manifests.items()
     ]
-    show_result(models, _show_listed, as_json)
+    show_result(models, _show_models, as_json)
     if archive.unnamed:
         unnamed = counted(len(archive.unnamed), "model")
         note(f"{unnamed} without a name: {', '.join(one.short for one in archive.unnamed)}")
 
 
-def _show_listed(models: list[ArchivedModel]) -> None:
+def _show_models(models: list[ArchivedModel]) -> None:
     rows = [
         (one.name, one.manifest.digest.short, size(one.manifest.size), f"{one.blobs:,}")
         for one in models
@@ -184,7 +184,7 @@ def _show_listed(models: list[ArchivedModel]) -> None:
     show_table(["NAME", "ID", "SIZE", "BLOBS"], rows)
 
 
-def _loaded(
+def _load_models(
     archive: blobstore.Archive,
     names: Sequence[ModelName],
     target: blobstore.Store,
@@ -205,7 +205,7 @@ def _loaded(
     ]
 
 
-def _show_loaded(models: list[LoadedModel]) -> None:
+def _show_loads(models: list[LoadedModel]) -> None:
     for done in (model.done for model in models):
         there = f", {done.there.blobs:,} were there" if done.there else ""
         emit(f"Loaded {done.name}: {blobs(done.copied.blobs, done.copied.nbytes)}{there}")
@@ -377,10 +377,10 @@ def _edit(
     if as_json:
         show_json(dict(edit.metadata))
     else:
-        emit(_said(file, edit))
+        emit(_edit_text(file, edit))
 
 
-def _said(file: str, edit: blobstore.MetadataEdit) -> str:
+def _edit_text(file: str, edit: blobstore.MetadataEdit) -> str:
     name = printable(file)
     if edit.copied_bytes is None:
         return f"Edited {name} in place" if edit.changed else f"{name} has these metadata already"

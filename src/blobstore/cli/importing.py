@@ -185,11 +185,11 @@ def import_(
     if planned is None:
         made = with_bar(blobstore.plan_import, source, open_source=source_at, **how, **options)
     else:
-        made = _travelled(planned, source, options)
+        made = _read_back(planned, source, options)
     target = name_for(made, target, force=force)
     _print_notes(made)
     if dry_run:
-        _show_planned(made, made.runs_in, as_json)
+        _show_plan(made, made.runs_in, as_json)
         return
     if made.options.target is not None and not as_json:
         _show_tensors(made)
@@ -214,7 +214,7 @@ def import_(
     show_result(result, _show_import, as_json)
 
 
-def _travelled(planned: str, source: str | None, options: Any) -> blobstore.ImportPlan:
+def _read_back(planned: str, source: str | None, options: Any) -> blobstore.ImportPlan:
     if given := [
         name for name, value in options.items() if value not in (None, [], False, "default")
     ]:
@@ -290,7 +290,7 @@ def plan(
         blobstore.write_plan(made, output)
     if html is not None:
         write_plan_page(made, html, options, force=force)
-    _show_planned(made, runs_in, as_json)
+    _show_plan(made, runs_in, as_json)
 
 
 def _print_notes(made: blobstore.ImportPlan) -> None:
@@ -314,7 +314,7 @@ def _show_import(result: blobstore.ImportResult) -> None:
     show_coverage(result.coverage)
 
 
-def _show_planned(
+def _show_plan(
     made: blobstore.ImportPlan, runs_in: Sequence[blobstore.Verdict], as_json: bool
 ) -> None:
     if as_json:

@@ -421,10 +421,10 @@ def report(
     opened = stores_at(store, lower, cache=CACHE)
     other = None if against is None else _side(against)
     found = with_bar(model_report, name, store=opened, against=other, jobs=jobs)
-    show_result(_written(found, output, png, date, force), _show_report, as_json)
+    show_result(_write_report(found, output, png, date, force), _show_report, as_json)
 
 
-def _written(
+def _write_report(
     found: ModelReport, output: str | None, png: str | None, date: str | None, force: bool
 ) -> WrittenReport:
     from blobstore.plots.specification import drawn_png

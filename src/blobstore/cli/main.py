@@ -123,7 +123,7 @@ class _Coercion:
         return type(param).get_runtime_param(param).coerce(value, param=param, ctx=ctx)
 
 
-def _lightened(parameters: list[Any]) -> list[Any]:
+def _without_validators(parameters: list[Any]) -> list[Any]:
     for parameter in parameters:
         parameter.get_runtime_param = _Coercion
     return parameters
@@ -133,7 +133,7 @@ class LightCommand(TyperCommand):
     """A command whose options cost nothing if they are not given."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _lightened(super().get_params(ctx))
+        return _without_validators(super().get_params(ctx))
 
 
 @cache
@@ -155,7 +155,7 @@ class _Group(TyperGroup):
         self.commands = dict.fromkeys(_PLACES)  # type: ignore[assignment]  # made by get_command
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _lightened(super().get_params(ctx))
+        return _without_validators(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # typer passes it
         return _command(cmd_name) if cmd_name in _PLACES else None

@@ -81,7 +81,7 @@ def list_(
         _show_list(found)
     else:
         emit(printable(f"No models in {opened.address} yet. Import one: blobstore import FOLDER"))
-    with _unreadable_is_noted():
+    with _note_unreadable():
         if (newest := opened.upper.newer) is not None and (newer := newest.names()):
             names = ", ".join(map(str, newer[:_SHOWN])) + (", …" if len(newer) > _SHOWN else "")
             models = counted(len(newer), "model")
@@ -89,7 +89,7 @@ def list_(
 
 
 @contextmanager
-def _unreadable_is_noted() -> Iterator[None]:
+def _note_unreadable() -> Iterator[None]:
     try:
         yield
     except StorageError as error:
@@ -155,7 +155,7 @@ def show(
     manifest = home.manifests.read(full)
     details, stored = summarize(home, full, manifest)
     covered = stored_coverage(home, manifest) if coverage else None
-    with _unreadable_is_noted():
+    with _note_unreadable():
         if (newest := opened.upper.newer) is not None and newest.has(full):
             note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
     found = ShownModel(replace(details, is_packed=home is opened.packed), manifest, stored, covered)

@@ -347,7 +347,7 @@ def _answer(conversation: Conversation, text: str, context: int | None, is_verbo
     answer = conversation.say(text)
     if conversation.dropped:
         note(f"the context is full: the {conversation.dropped} oldest messages are left out")
-    with _stopping(answer):
+    with _stop_on_interrupt(answer):
         for piece in answer:
             emit(shown_piece(piece), end="")
     if not answer.text.endswith("\n"):
@@ -366,7 +366,7 @@ def _limit(answer: Generation, context: int | None) -> str:
 
 
 @contextmanager
-def _stopping(answer: Generation) -> Iterator[None]:
+def _stop_on_interrupt(answer: Generation) -> Iterator[None]:
     """Let the first Ctrl-C stop an answer, and the second raise KeyboardInterrupt."""
 
     def handle(number: int, frame: Any) -> None:

@@ -297,26 +297,26 @@ def _given_login(user: str | None, password_stdin: bool, token_stdin: bool) -> L
     if token_stdin:
         if user is not None or password_stdin:
             raise UsageError("--token-stdin excludes --username and --password-stdin")
-        return Login(None, Secret(_piped("token")))
+        return Login(None, Secret(_read_secret("token")))
     if password_stdin:
         if user is None:
             raise UsageError("--password-stdin needs --username USER")
-        secret = _piped("password")
+        secret = _read_secret("password")
     else:
-        user, secret = _asked(user)
+        user, secret = _ask_login(user)
     if not user or ":" in user:
         raise UsageError("the user name is empty, or contains a colon")
     return Login(user, Secret(secret))
 
 
-def _piped(what: str) -> str:
+def _read_secret(what: str) -> str:
     raw = sys.stdin.buffer.read(_LONGEST_SECRET + 1)
     if len(raw) > _LONGEST_SECRET:
         raise UsageError(f"the {what} on stdin is longer than {_LONGEST_SECRET:,} bytes")
-    return _checked(raw.removesuffix(b"\n").removesuffix(b"\r"), what)
+    return _check_secret(raw.removesuffix(b"\n").removesuffix(b"\r"), what)
 
 
-def _asked(user: str | None) -> tuple[str, str]:
+def _ask_login(user: str | None) -> tuple[str, str]:
     if not sys.stdin.isatty():
         raise UsageError(
             "the password can't be asked for: standard input is not a terminal",
@@ -324,12 +324,12 @@ def _asked(user: str | None) -> tuple[str, str]:
         )
     try:
         named = user or input("User: ")
-        return named, _checked(getpass("Password: ").encode(), "password")
+        return named, _check_secret(getpass("Password: ").encode(), "password")
     except EOFError:
         raise UsageError("the input ended before the password") from None
 
 
-def _checked(raw: bytes, what: str) -> str:
+def _check_secret(raw: bytes, what: str) -> str:
     try:
         secret = raw.decode()
     except UnicodeDecodeError:
@@ -349,7 +349,7 @@ def verify_signatures(
 ) -> bool:
     """Check and show the signatures of models; return whether all are signed as required."""
     checked = blobstore.check_signatures(names or (), store, policy_of(key, policy, identity))
-    show_result(checked, _show_checked, as_json)
+    show_result(checked, _show_checks, as_json)
     return all(model.is_accepted for model in checked)
 
 
@@ -375,7 +375,7 @@ def _read_key(path: str) -> bytes:
     return read_own(Path(path), MAX_KEY_FILE, follow=True)
 
 
-def _show_checked(models: Sequence[CheckedModel]) -> None:
+def _show_checks(models: Sequence[CheckedModel]) -> None:
     for model in models:
         named = f"{model.name} ({model.digest.short})"
         if model.error is not None:
@@ -445,10 +445,10 @@ def sign(
     found = [opened.holder(name).find(name) for name in names]
     private = blobstore.PrivateKey.parse(_read_key(key), key, lambda: _password(key))
     signed = [blobstore.sign_model(name, opened, private, identity=signed_for) for name in found]
-    show_result(signed, _show_signed, as_json)
+    show_result(signed, _show_signatures, as_json)
 
 
-def _show_signed(models: Sequence[SignedModel]) -> None:
+def _show_signatures(models: Sequence[SignedModel]) -> None:
     for model in models:
         verb = "Signed" if model.is_new else "Already signed"
         emit(f"{verb} {model.name} ({model.digest.short}) for {model.identity}")

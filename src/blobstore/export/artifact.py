@@ -267,7 +267,7 @@ def open_artifact(
             config = partial(
                 _modelpack_config, name=full.model, model=model, dequantize=options.dequantize
             )
-        blobs = _hashed(layers, threads(jobs), progress)
+        blobs = _hash_layers(layers, threads(jobs), progress)
         raw = config([blob.digest for blob in blobs])
         described = Descriptor(config_type, Digest.of(raw), len(raw))
         opened = {blob.digest: layer.open for blob, layer in zip(blobs, layers, strict=True)}
@@ -276,7 +276,9 @@ def open_artifact(
         yield Artifact(full, store.address, manifest, opened, plan.notes)
 
 
-def _hashed(layers: Sequence[_Layer], jobs: int, progress: Progress | None) -> list[Descriptor]:
+def _hash_layers(
+    layers: Sequence[_Layer], jobs: int, progress: Progress | None
+) -> list[Descriptor]:
     stage = HashStage()
     told = begun(progress, sum(layer.size for layer in layers))
 

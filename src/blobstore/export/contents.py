@@ -232,7 +232,7 @@ def _plan_documents(
     documents: list[PlannedDocument] = []
     notes: list[str] = []
     for name, stored in checkpoint.documents.items():
-        path, data = checkpoint.folder + _checked(file_name, name, "document"), stored
+        path, data = checkpoint.folder + _check_name(file_name, name, "document"), stored
         if name == MODELOPT_CONFIG:
             notes.append(f"{path} was left out: it describes tensors that are stored otherwise")
             continue
@@ -244,7 +244,7 @@ def _plan_documents(
     return ExportPlan(documents=tuple(documents), notes=tuple(notes))
 
 
-def _checked(check: Callable[[object], str], name: str, what: str) -> str:
+def _check_name(check: Callable[[object], str], name: str, what: str) -> str:
     try:
         return check(name)
     except InvalidNameError as error:
@@ -296,7 +296,7 @@ def _split(
             raise UnsupportedSourceError(
                 f"no file of the source is known for {quoted(array.weight)}", tensor=array.weight
             )
-        files[_checked(file_name, origin.files[place[0]].name, "document")].append(array.name)
+        files[_check_name(file_name, origin.files[place[0]].name, "document")].append(array.name)
     return files
 
 
@@ -316,7 +316,7 @@ def _metadata(
     if options.is_mlx:
         return {"format": "mlx"}, set()
     found, unequal = checkpoint.origin.metadata_of(array.weight for array in arrays)
-    described = dict(_described(arrays))
+    described = dict(_array_metadata(arrays))
     if described and checkpoint.file_type in FILE_TYPES:
         described[FILE_TYPE] = checkpoint.file_type
     # transformers 4 refuses a file whose metadata have no format (modeling_utils.py
@@ -326,7 +326,7 @@ def _metadata(
     return {**found, **described}, unequal
 
 
-def _described(arrays: Iterable[OutputArray]) -> Iterator[tuple[str, str]]:
+def _array_metadata(arrays: Iterable[OutputArray]) -> Iterator[tuple[str, str]]:
     for array in arrays:
         if array.quantization is not None:
             yield f"{array.name}.quant_type", array.quantization.quant_type.value
@@ -382,18 +382,18 @@ def _checkpoints(
     }
     origin = Origin(provenance.sources if provenance is not None else ())
     main = Checkpoint(str(model.name), "", weights, documents, origin, config.file_type or "")
-    own, of_draft = _parted(documents, DRAFT_FOLDER)
+    own, of_draft = _partition(documents, DRAFT_FOLDER)
     if config.draft is None and not of_draft:
         return [main]
     prefix = (config.draft.tensor_prefix if config.draft is not None else None) or DRAFT_PREFIX
-    kept, drafted = _parted(weights, prefix)
+    kept, drafted = _partition(weights, prefix)
     recorded = provenance.draft if provenance is not None else None
     origin = Origin(recorded.sources if recorded is not None else ())
     draft = Checkpoint(f"{model.name} (draft)", DRAFT_FOLDER, drafted, of_draft, origin)
     return [replace(main, weights=kept, documents=own), draft]
 
 
-def _parted(items: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _partition(items: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the items whose names do not begin with ``prefix``, and the others without it."""
     rest = {name: item for name, item in items.items() if not name.startswith(prefix)}
     return rest, {
@@ -547,7 +547,7 @@ def with_files(
     """
     documents, copies, notes = list(plan.documents), [], list(plan.notes)
     for file in files:
-        path = _checked(relative_path, file.path, "file")
+        path = _check_name(relative_path, file.path, "file")
         if path not in {folder + INDEX_NAME for folder in folders}:
             copies.append(file)
             continue

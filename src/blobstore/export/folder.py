@@ -281,10 +281,10 @@ def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -
     for document in plan.documents:
         path = folder / document.path
         if isinstance(document, CopiedBlob):
-            with _checked(document) as reader, _created(path) as fd:
+            with _verified_reader(document) as reader, _create_file(path) as fd:
                 copy_range(reader, 0, fd, path, 0, document.size)
         else:
-            with _created(path) as fd, os_errors("write", path):
+            with _create_file(path) as fd, os_errors("write", path):
                 write_all_at(fd, 0, memoryview(document.data))
         progress(document.size, document.path)
     allow_open_files(2 * len(plan.shards) + 2 * (jobs + _SPARE_THREADS))
@@ -294,7 +294,7 @@ def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -
         files: list[_File] = []
         for shard in plan.shards:
             path = folder / shard.path
-            files.append(stack.enter_context(_opened(shard, path, around=not by_server)))
+            files.append(stack.enter_context(_open_shard(shard, path, around=not by_server)))
             progress(len(shard.header), shard.path)
         batches = (batch for file in files for batch in _batches(file))
         spare = _SPARE_THREADS if any(file.direct >= 0 for file in files) else 0
@@ -305,7 +305,7 @@ def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -
 
 
 @contextmanager
-def _created(path: Path) -> Iterator[int]:
+def _create_file(path: Path) -> Iterator[int]:
     with os_errors("write", path):
         make_folder(path.parent)
         fd = create_file(path)
@@ -319,7 +319,7 @@ def _created(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _checked(file: CopiedBlob) -> Iterator[FileReader]:
+def _verified_reader(file: CopiedBlob) -> Iterator[FileReader]:
     """Yield a reader of the blob, which was hashed: nothing else would find damage in it."""
     with file.blob.open() as reader:
         if reader.digest() != file.blob.digest:
@@ -334,13 +334,13 @@ def check_copies(plan: ExportPlan) -> None:
     """
     for file in plan.documents:
         if isinstance(file, CopiedBlob):
-            with _checked(file):
+            with _verified_reader(file):
                 pass
 
 
 @contextmanager
-def _opened(shard: PlannedShard, path: Path, *, around: bool) -> Iterator[_File]:
-    with _created(path) as fd, ExitStack() as stack:
+def _open_shard(shard: PlannedShard, path: Path, *, around: bool) -> Iterator[_File]:
+    with _create_file(path) as fd, ExitStack() as stack:
         file = _File(shard, path, fd, -1)
         with os_errors("write", path):
             if around and any(map(_goes_around, shard.steps())):
@@ -442,10 +442,10 @@ def _segment(step: Step) -> Segment:
         case BlobRange(blob, offset, _):
             return Segment(step.nbytes, blob.open, offset + step.begin)
         case piece:
-            return Segment(step.nbytes, partial(_computed, step, piece))
+            return Segment(step.nbytes, partial(_computed_reader, step, piece))
 
 
-def _computed(step: Step, piece: Computed) -> OpenReader:
+def _computed_reader(step: Step, piece: Computed) -> OpenReader:
     data = memoryview(bytearray(step.nbytes))
     piece.fill(step.begin, data)
     return BytesReader(data, step.array)

@@ -75,7 +75,7 @@ def value_piece(
         at_once = (rows - rows % _ROWS_AT_ONCE or rows) * cols or VALUES_AT_ONCE
 
     def fill(begin: int, data: memoryview) -> None:
-        stored = assembled(weight, _mapped(weight.blob).array)
+        stored = assembled(weight, _map_blob(weight.blob).array)
         out: Array = np.frombuffer(data, numpy_dtype(dtype))
         write = _fill_transposed if transposed else _fill_run
         write(weight.name, stored, start + begin // itemsize, out)
@@ -83,7 +83,7 @@ def value_piece(
     return Computed(count * itemsize, itemsize, at_once * itemsize, fill)
 
 
-def _mapped(blob: TensorBlob) -> MappedBlob:
+def _map_blob(blob: TensorBlob) -> MappedBlob:
     with blob.open() as reader:
         return MappedBlob(blob, MappedFile(reader))
 
@@ -181,14 +181,14 @@ def mlx_arrays(
     plan = plan_network(config, facts, checkpoint.model, names)
     _check_scales(plan)
 
-    mapped = cache(_mapped)
+    mapped = cache(_map_blob)
 
     def tensor(name: str) -> Tensor:
         return Tensor.of(weights[name], mapped(weights[name].blob))
 
     opened = OpenTensors(tensor, plan.tensors)
     with mlx_lm_errors("convert", checkpoint.model):
-        computed = [_evaluated(name, one) for name, one in computed_arrays(plan, opened).items()]
+        computed = [_evaluate(name, one) for name, one in computed_arrays(plan, opened).items()]
         settings = dict(sorted(quantize_modules(plan).items()))
     arrays = [_output(array, weights, opened, plan) for array in planned_arrays(plan)]
     return arrays + computed, _quantization(settings, checkpoint.file_type), plan.notes
@@ -248,7 +248,7 @@ def _piece(weight: Weight, array: PlannedArray, start: int, count: int) -> Piece
     return BlobRange(weight.blob, offset, entry.dtype.nbytes((count,)))
 
 
-def _evaluated(name: str, array: Any) -> OutputArray:
+def _evaluate(name: str, array: Any) -> OutputArray:
     """Return an array that mlx-lm computed; MLX evaluates it in the thread that made it."""
     import mlx.core as mx
 

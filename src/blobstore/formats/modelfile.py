@@ -231,7 +231,7 @@ def read_script(raw: bytes, what: str) -> tuple[list[Command], int]:
     command, a command without a value, quotes that are never closed, and for bytes that are not
     text.
     """
-    decoded = _decoded(raw, what)
+    decoded = _decode(raw, what)
     # What Go's strconv.IsPrint refuses. Characters that Python's Unicode tables lack are kept: Go's
     # are newer, and the bytes of an import must not depend on the version of Python.
     odd = [char for char in set(decoded) if not (char.isprintable() or char in "\t\r\n")]
@@ -245,7 +245,7 @@ def read_script(raw: bytes, what: str) -> tuple[list[Command], int]:
     return commands, len(decoded) - len(text)
 
 
-def _decoded(raw: bytes, what: str) -> str:
+def _decode(raw: bytes, what: str) -> str:
     strictjson.check_limit(what, len(raw), "bytes", MAX_MODELFILE, RULE)
     encoding = "utf-16" if raw.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:

@@ -157,11 +157,11 @@ class Signature:
         layer = SignatureLayer.read(value, what)
         if layer is None:
             raise DocumentError(f"{what} is not the descriptor of a signature (rule S1)", rule="S1")
-        return layer.signature(_decoded(value.get("data"), f"{what}: data"))
+        return layer.signature(_decode(value.get("data"), f"{what}: data"))
 
     @property
     def value(self) -> bytes:
-        return _decoded(self.annotations.get(SIGNATURE_KEY), "the signature")
+        return _decode(self.annotations.get(SIGNATURE_KEY), "the signature")
 
     @property
     def layer(self) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def is_tag_of_signatures(tag: str) -> bool:
     return _TAG.fullmatch(tag) is not None
 
 
-def _decoded(value: Any, what: str) -> bytes:
+def _decode(value: Any, what: str) -> bytes:
     """Return the bytes of a text in base64 (RFC 4648, section 4). Raises: DocumentError.
 
     It may have line breaks, as for Go's encoding/base64: signatures that openssl wrote have some.

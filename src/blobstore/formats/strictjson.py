@@ -327,7 +327,7 @@ def check_of(kind: Any) -> Check:
         check = kind.checked
     elif origin is Annotated:
         bounds = [item for item in arguments[1:] if isinstance(item, Between)]
-        check = partial(_bounded, check_of(arguments[0]), bounds)
+        check = partial(_check_bounds, check_of(arguments[0]), bounds)
     elif origin is Literal:
         check = partial(_one_of, arguments)
     elif origin in (Union, UnionType):
@@ -352,7 +352,7 @@ def _digest(value: Any) -> Digest:
         raise InvalidError(error.message) from None
 
 
-def _bounded(check: Check, bounds: list[Between], value: Any) -> Any:
+def _check_bounds(check: Check, bounds: list[Between], value: Any) -> Any:
     found = check(value)
     for bound in bounds:
         bound.check(found)

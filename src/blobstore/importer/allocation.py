@@ -183,7 +183,7 @@ def _measure(
         squares = 0.0
         for quantization in question.types:
             own_factor = factor if quantization.quant_type is QuantType.NVFP4 else None
-            parts = _quantized(values, quantization, choice, own_factor, batch)
+            parts = _quantize(values, quantization, choice, own_factor, batch)
             error, squares = _squares(values, parts, choice)
             errors[quantization] += error
         whole += squares
@@ -227,7 +227,7 @@ def _values(batch: _Batch, tensor: OutputTensor, readers: SampleReaders) -> Arra
     return values.reshape(-1)
 
 
-def _quantized(
+def _quantize(
     values: Array,
     quantization: Quantization,
     choice: ScaleChoice,
@@ -265,10 +265,12 @@ def _squares(
     columns = choice.importance.astype(np.float64)
     if weights.size % columns.size or choice.first_column:
         columns = columns[choice.first_column :][: weights.size]  # a piece of a row
-    return _weighed(weights - kernels.dequantize(parts), columns), _weighed(weights, columns)
+    return _weighted_error(weights - kernels.dequantize(parts), columns), _weighted_error(
+        weights, columns
+    )
 
 
-def _weighed(values: Array, columns: Array) -> float:
+def _weighted_error(values: Array, columns: Array) -> float:
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.square(values).reshape(-1, columns.size) * columns
         # Not BLAS, whose sums depend on the machine: numpy adds in pairs, in one order.
@@ -384,7 +386,7 @@ def _reach(items: Sequence[Item], fronts: list[list[int]], budget: int) -> list[
     nbytes[0], errors[0] = 0, 0.0
     history = []
     for item, front in zip(items, fronts, strict=True):
-        nbytes, errors, taken, before = _extended(item, front, nbytes, errors, width, budget)
+        nbytes, errors, taken, before = _extend(item, front, nbytes, errors, width, budget)
         history.append((taken, before))
     if not np.isfinite(errors).any():
         return None  # what was kept of each bucket was too large for the rest
@@ -397,7 +399,7 @@ def _reach(items: Sequence[Item], fronts: list[list[int]], budget: int) -> list[
     return chosen[::-1]
 
 
-def _extended(
+def _extend(
     item: Item, front: list[int], nbytes: Array, errors: Array, width: int, budget: int
 ) -> tuple[Array, Array, Array, Array]:
     """Return the selections with one more item, by bucket.

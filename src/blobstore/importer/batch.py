@@ -219,7 +219,7 @@ def work_on_batch(
             name=model.model_name, source=without_secrets(model.source), made=made or 0
         )
         try:
-            shared = _planned(model, folder, open_source)
+            shared = _make_plan(model, folder, open_source)
             if made is None:
                 tasks = shard_of(shared.tasks, (index + number) % count, count)
                 means = Means(jobs, memory, progress or silent, verify=verify_reuse)
@@ -237,7 +237,7 @@ def work_on_batch(
     ]
 
 
-def _planned(model: BatchModel, folder: Path, open_source: OpenSource) -> SharedPlan:
+def _make_plan(model: BatchModel, folder: Path, open_source: OpenSource) -> SharedPlan:
     path = folder / f"{model.key[:32]}.json"
     if path.exists():
         return SharedPlan.read(path, open_source=open_source)

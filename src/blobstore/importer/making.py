@@ -257,13 +257,13 @@ def runs_of(blob: PlannedBlob) -> Iterator[Run]:
     pieces: list[Run] = []
     for piece in _pieces(blob):
         if pieces and (pieces[-1].gap or piece.end - pieces[0].begin > RUN):
-            yield _united(pieces)
+            yield _merge(pieces)
             pieces = []
         pieces.append(piece)
-    yield _united(pieces)
+    yield _merge(pieces)
 
 
-def _united(pieces: Sequence[Run]) -> Run:
+def _merge(pieces: Sequence[Run]) -> Run:
     last = pieces[-1]
     steps = tuple([step for piece in pieces for step in piece.steps])
     read = sum([piece.source_bytes for piece in pieces])

@@ -88,18 +88,18 @@ def own_document(
     drafted = None
     if draft is not None:
         quant = options.draft_type and options.draft_type.value
-        drafted = RecordedDraft(quant=quant, sources=_recorded(draft))
+        drafted = RecordedDraft(quant=quant, sources=_file_records(draft))
     return Provenance(
         version=1,
         revision=inventory.folder.revision,
         options=options.record,
-        sources=_recorded(inventory),
+        sources=_file_records(inventory),
         coverage=coverage,
         draft=drafted,
     ).encode(inventory.path)
 
 
-def _recorded(inventory: Inventory) -> list[RecordedFile]:
+def _file_records(inventory: Inventory) -> list[RecordedFile]:
     return [
         RecordedFile(
             name=file.name,
@@ -156,7 +156,7 @@ def _tensors(inventory: Inventory, outputs: Iterable[OutputTensor]) -> Tally:
                     derived[_APPLIED] += 1
                 elif len(output.sources) > 1:
                     derived[_STACKED] += 1
-    left_out = Counter(map(_named, inventory.tensors.keys() - found))
+    left_out = Counter(map(_name_parts, inventory.tensors.keys() - found))
     return Tally(
         len(inventory.tensors),
         len(found) - derived.total(),
@@ -165,7 +165,7 @@ def _tensors(inventory: Inventory, outputs: Iterable[OutputTensor]) -> Tally:
     )
 
 
-def _named(tensor: str) -> tuple[str, str]:
+def _name_parts(tensor: str) -> tuple[str, str]:
     match = _ACTIVATION_SCALE.fullmatch(tensor)
     return (f"*{match['suffix']}", _ACTIVATIONS) if match else (tensor, _UNREAD)
 
@@ -254,7 +254,7 @@ def size_note(blobs: Sequence[PlannedBlob], options: ImportOptions) -> Iterator[
     unquantized = sum(tensor.parameters * tensor.dtype.bits for tensor in tensors) / weights
     if bits - wanted <= _FAR * (unquantized - wanted):
         return
-    kinds = sorted(_kept(tensors), key=lambda kind: (-kind[0], kind[1]))
+    kinds = sorted(_unquantized(tensors), key=lambda kind: (-kind[0], kind[1]))
     reasons = [reason for size, reason in kinds if size >= _LARGE * nbytes] or [
         reason for _, reason in kinds
     ]
@@ -267,7 +267,7 @@ def _bits(quantization: Quantization) -> float:
     return 8 * sum(part.nbytes for part in parts) / quantization.group_size
 
 
-def _kept(tensors: Iterable[OutputTensor]) -> Iterator[tuple[int, str]]:
+def _unquantized(tensors: Iterable[OutputTensor]) -> Iterator[tuple[int, str]]:
     """Yield bytes and reason of the tensors that are not quantized, by kind.
 
     Names of one kind differ in numbers only; so do the reasons.

@@ -123,7 +123,7 @@ class ImportOptions:
         words.update(quant=file.quant, method=file.method)
         words.update((name, value) for name, value in given.items() if value is not None)
         modelfile, folder = _modelfile(given)
-        draft = given.get("draft") or _resolved(modelfile.draft, folder)
+        draft = given.get("draft") or _resolve(modelfile.draft, folder)
         options = replace(
             cls._of(words),
             groups=file.groups,
@@ -132,7 +132,7 @@ class ImportOptions:
             decide=decide,
             target=SizeTarget.parse(given.get("target_size"), given.get("target_bpw")),
             modelfile=modelfile,
-            source=_resolved(modelfile.source, folder),
+            source=_resolve(modelfile.source, folder),
             draft=os.fspath(draft) if draft else None,
             draft_type=_type(given.get("draft_quant")),
         )
@@ -330,18 +330,18 @@ def _modelfile(given: ImportArguments) -> tuple[Modelfile, Path]:
     ), folder
 
 
-def _resolved(path: str | None, folder: Path) -> str | None:
+def _resolve(path: str | None, folder: Path) -> str | None:
     return resolve_path(path, folder) if path else None
 
 
-def _known(values: Mapping[str, _T], what: str, word: str) -> _T:
+def _parse_word(values: Mapping[str, _T], what: str, word: str) -> _T:
     if word not in values:
         raise UsageError(f"unknown {what} {word!r}", hint=f"Use one of: {', '.join(values)}.")
     return values[word]
 
 
-_profile = partial(_known, PROFILES, "profile")
-_experts = partial(_known, {form.value: form for form in Experts}, "form of experts")
+_profile = partial(_parse_word, PROFILES, "profile")
+_experts = partial(_parse_word, {form.value: form for form in Experts}, "form of experts")
 
 
 def _alignment(value: int) -> int:

@@ -161,10 +161,10 @@ def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> Mapp
 
     They say which tensors are transposed, too.
     """
-    described = {one.name: _described(one, options) for one in tensors if one.quantization}
+    described = {one.name: _metadata_of(one, options) for one in tensors if one.quantization}
     turned = {f"{tensor.name}.transposed": "true" for tensor in tensors if tensor.transposed}
     if len(set(described.values())) == 1:
-        shared = _shared(next(iter(described.values())))
+        shared = _shared_mapping(next(iter(described.values())))
         return {**shared, **turned} if turned else shared
     return {
         f"{name}.{key}": value for name, one in described.items() for key, value in one
@@ -172,11 +172,11 @@ def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> Mapp
 
 
 @functools.cache
-def _shared(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+def _shared_mapping(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     return MappingProxyType(dict(items))
 
 
-def _described(tensor: OutputTensor, options: ImportOptions) -> tuple[tuple[str, str], ...]:
+def _metadata_of(tensor: OutputTensor, options: ImportOptions) -> tuple[tuple[str, str], ...]:
     if tensor.quantization is None:
         return ()
     kind = ("quant_type", tensor.quantization.quant_type.value)

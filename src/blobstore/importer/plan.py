@@ -122,15 +122,15 @@ def _check_layout(group: str, experts: Sequence[SourceWeight], *, one_type: bool
     for weight in experts:
         if weight.shape != first.shape or (one_type and weight.layout != first.layout):
             raise UnsupportedSourceError(
-                f"experts of {group} differ: {first.name} is {_described(first)}, "
-                f"{weight.name} is {_described(weight)} "
+                f"experts of {group} differ: {first.name} is {_description(first)}, "
+                f"{weight.name} is {_description(weight)} "
                 f"({weight.file.path})",
                 tensor=weight.name,
                 path=weight.file.path,
             )
 
 
-def _described(weight: SourceWeight) -> str:
+def _description(weight: SourceWeight) -> str:
     return f"{weight.quantization or weight.tensor.dtype} {list(weight.shape)}"
 
 
@@ -262,7 +262,7 @@ def make_plan(
     inventory = storable(inventory, options.profile, has_draft=draft is not None)
     draft = storable(draft, options.profile, has_draft=False) if draft is not None else None
     blobs = plan_blobs(inventory, options)
-    draft_blobs = tuple(_drafted(draft, options)) if draft is not None else ()
+    draft_blobs = tuple(_plan_draft(draft, options)) if draft is not None else ()
     check_names((*blobs, *draft_blobs))
     check_rules((*blobs, *draft_blobs), options)
     coverage = coverage_of(inventory, _tensors(blobs), draft, _tensors(draft_blobs))
@@ -294,7 +294,7 @@ def make_plan(
     return ImportPlan(inventories, options, layers, config, coverage, notes=notes)
 
 
-def _drafted(inventory: Inventory, options: ImportOptions) -> Iterator[PlannedBlob]:
+def _plan_draft(inventory: Inventory, options: ImportOptions) -> Iterator[PlannedBlob]:
     for blob in plan_blobs(inventory, options.of_draft, prefix=DRAFT_PREFIX):
         tensors = tuple(replace(tensor, name=DRAFT_PREFIX + tensor.name) for tensor in blob.tensors)
         yield PlannedBlob.of(DRAFT_PREFIX + blob.name, tensors, blob.options)
@@ -489,7 +489,7 @@ def _plan_stacked(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterato
     plain, groups = _split(weights, stacked_group_of)
     stacks = {
         group: [
-            chooser.decide(_stacked(f"{group}.{name}", experts, chooser.options))
+            chooser.decide(_stack(f"{group}.{name}", experts, chooser.options))
             for name, experts in projections(group, members).items()
         ]
         for group, members in sorted(groups.items())
@@ -517,7 +517,7 @@ def _plan_stacked(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterato
             )
 
 
-def _stacked(name: str, experts: tuple[SourceWeight, ...], options: ImportOptions) -> OutputTensor:
+def _stack(name: str, experts: tuple[SourceWeight, ...], options: ImportOptions) -> OutputTensor:
     first = _output(experts[0], options)
     return replace(first, name=name, sources=experts, shape=(len(experts), *first.shape))
 

@@ -198,7 +198,7 @@ def decode_plan(
 ) -> ImportPlan:
     """Return the plan in the bytes of a file, as `read_plan`; ``path`` is for messages."""
     what = f"the plan {os.fspath(path)}"
-    document, options = _parsed(raw, what)
+    document, options = _parse(raw, what)
     try:
         draft = None
         if document.draft is not None:
@@ -222,7 +222,7 @@ def decode_plan(
     )
 
 
-def _parsed(raw: bytes, what: str) -> tuple[PlanDocument, ImportOptions]:
+def _parse(raw: bytes, what: str) -> tuple[PlanDocument, ImportOptions]:
     value = strictjson.parse_object(raw, what, rule=RULE, limit=MAX_PLAN)
     if value.get("version") == 1:
         message = f"{what} is of version 1, which earlier versions of blobstore wrote"

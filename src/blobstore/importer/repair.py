@@ -95,7 +95,7 @@ def replan(store: Store, manifest: Manifest, given: _Given) -> ImportPlan:
     except BlobStoreError:
         raw = None
     if raw is None:
-        return _guessed(store, manifest, given)
+        return _guess_plan(store, manifest, given)
     options, importance = recorded_import(raw)
     if importance is not None and (
         given.importance is None or given.importance.digest != importance
@@ -129,7 +129,7 @@ def recorded_import(raw: bytes) -> tuple[ImportOptions, Digest | None]:
         ) from None
 
 
-def _guessed(store: Store, manifest: Manifest, given: _Given) -> ImportPlan:
+def _guess_plan(store: Store, manifest: Manifest, given: _Given) -> ImportPlan:
     """Return the first plan of usual options that gives the model what can be known of it.
 
     That is the digest of its ``blobstore.json``, or, without one, the names and sizes of its blobs.
@@ -244,7 +244,7 @@ def repair_model(
     before = manifest_bytes(store, full)
     manifest, is_restored = _manifest(store, full)
     with store.session() as session:
-        checks = _checked(store, full, manifest, workers, progress)
+        checks = _check_blobs(store, full, manifest, workers, progress)
         damaged = {
             blob.digest: blob for blob in manifest.descriptors if blob.digest.hex in checks.damaged
         }
@@ -321,7 +321,7 @@ def _strangeness(copy: Manifest, store: Store, name: ModelName) -> tuple[int, in
     return -sum(map(eq, copy.raw, manifest_bytes(store, name))), missing
 
 
-def _checked(
+def _check_blobs(
     store: Store, name: ModelName, manifest: Manifest, jobs: int, progress: Progress | None
 ) -> BlobChecks:
     checks = BlobChecks(store.care())

@@ -185,7 +185,7 @@ def plan_import(
     inventory = read_inventory(opened, without=draft.folder if draft is not None else None)
     if parsed.decide is not None:
         parsed = replace(
-            parsed, rules=(*_decided(inventory, parsed, draft, parsed.decide), *parsed.rules)
+            parsed, rules=(*_function_rules(inventory, parsed, draft, parsed.decide), *parsed.rules)
         )
     if parsed.target is not None:
         from blobstore.importer.targets import plan_for_target
@@ -202,7 +202,7 @@ def plan_import(
     return make_plan(inventory, parsed, draft)
 
 
-def _decided(
+def _function_rules(
     inventory: Inventory, options: ImportOptions, draft: Inventory | None, decide: PolicyFunction
 ) -> Iterator[Rule]:
     """Yield a rule for each tensor that a user's function decides about.

@@ -158,7 +158,7 @@ class DeclaredFiles:
         if found is None:
             states, found = dict.fromkeys(files, _FIRST), {}
         for path, file in files.items():
-            self._files[path] = self._opened(file, states[path]._replace(number=self._number))
+            self._files[path] = self._open_file(file, states[path]._replace(number=self._number))
         for number, blob in found.items():
             self.finished(number, blob)
         for one in self._files.values():
@@ -197,7 +197,7 @@ class DeclaredFiles:
                 return None
         return found
 
-    def _opened(self, file: SourceFile, state: _State) -> _File:
+    def _open_file(self, file: SourceFile, state: _State) -> _File:
         stream = Sha256.resumed(state.stream) if state.offset else Sha256()
         hashed = BlobHash(self._stage, file.size, lambda _: None, (stream, state.offset))
         unfinished = [
@@ -223,14 +223,14 @@ class DeclaredFiles:
             part = data[begin : begin + _PIECE]
             piece = Piece(len(part), part.toreadonly)
             if begin + _PIECE >= segment.nbytes:
-                passed = partial(self._passed, one, segment)
+                passed = partial(self._finish_segment, one, segment)
                 piece = Piece(len(part), piece.read, hashed, passed)
             one.hash.add(segment.begin + begin, piece)
 
-    def _passed(self, one: _File, segment: Segment, stream: Stream) -> None:
+    def _finish_segment(self, one: _File, segment: Segment, stream: Stream) -> None:
         with self._mutex:
             self._behind -= segment.nbytes
-            if isinstance(stream, Sha256):  # it is: see `_opened`
+            if isinstance(stream, Sha256):  # it is: see `_open_file`
                 one.passed.append(_State(segment.end, stream.state(), self._number))
             self._go_on(one)
             if segment.end == one.file.size:

@@ -105,7 +105,7 @@ def _count(name: str) -> float:
 def candidates_of(inventory: Inventory, options: ImportOptions) -> list[Candidate]:
     """Return the candidates of a checkpoint, in the order of its blobs. Raises: as `plan_blobs`."""
     undecided = replace(options, quant_type=None, group_size=None, rules=(), importance=None)
-    is_wanted = _wanted(inventory, options)
+    is_wanted = _selection(inventory, options)
     types = list(_types(options))
     turned = inputs_first(inventory.weights, inventory.config, options.profile)
     together = form_of_experts(inventory.config, options) is Experts.PACKED
@@ -122,7 +122,7 @@ def candidates_of(inventory: Inventory, options: ImportOptions) -> list[Candidat
     return found
 
 
-def _wanted(inventory: Inventory, options: ImportOptions) -> Callable[[OutputTensor], bool]:
+def _selection(inventory: Inventory, options: ImportOptions) -> Callable[[OutputTensor], bool]:
     """Return the test for tensors that types are chosen for.
 
     These are float matrices that the policy quantizes, or that embed tokens, and that no rule of
@@ -210,8 +210,8 @@ def plan_for_target(
     else:
         overhead = task.size(kept) - sum(candidate.nbytes[None] for candidate in task.candidates)
         task.check_possible(budget, overhead)
-        measured = _measured(task.candidates, options, jobs, progress, fetch)
-        plan = _chosen(replace(task, candidates=measured), budget, overhead)
+        measured = _measure(task.candidates, options, jobs, progress, fetch)
+        plan = _choose(replace(task, candidates=measured), budget, overhead)
     size = task.size(plan)
     if size >= NEAR * budget:
         return plan
@@ -281,7 +281,7 @@ class _Task:
             )
 
 
-def _measured(
+def _measure(
     candidates: Sequence[Candidate],
     options: ImportOptions,
     jobs: int,
@@ -302,7 +302,7 @@ def _measured(
     return tuple(one.measured([next(found) for _ in one.tensors]) for one in candidates)
 
 
-def _chosen(task: _Task, budget: int, overhead: int) -> ImportPlan:
+def _choose(task: _Task, budget: int, overhead: int) -> ImportPlan:
     """Return the plan of at most ``budget`` bytes whose weights lose least.
 
     What a plan takes besides the candidates (kept tensors, headers, padding, our document) depends

@@ -184,9 +184,9 @@ class SharedPlan:
         path = self._receipt(task)
         with os_errors("write", path):
             make_folder(path.parent, durable=False)
-            replace_file(path, self._encoded(task, blobs))
+            replace_file(path, self._encode(task, blobs))
 
-    def _encoded(self, task: Task, blobs: Iterable[Descriptor]) -> bytes:
+    def _encode(self, task: Task, blobs: Iterable[Descriptor]) -> bytes:
         listed = [{"name": one.name, "digest": str(one.digest), "size": one.size} for one in blobs]
         document = {"version": 3, "plan": str(self.digest), "task": task.number, "blobs": listed}
         return strictjson.encode(document) + b"\n"
@@ -209,7 +209,7 @@ class SharedPlan:
             blobs = described(task, digests)
         except (KeyError, TypeError, ValueError):
             blobs = []
-        if raw != self._encoded(task, blobs):
+        if raw != self._encode(task, blobs):
             message = f"{what} is not that of task {task.number} (rule {RULE})"
             hint = "blobstore work makes it again."
             raise DocumentError(message, rule=RULE, path=str(path), hint=hint)
@@ -432,7 +432,7 @@ def commit_shared(
     full = name_for(plan, name, force=force)
     receipts = {task.number: shared.read_receipt(task) for task in shared.tasks}
     if missing := [number for number, found in receipts.items() if found is None]:
-        raise _unfinished(shared, missing, "are not done")
+        raise _unfinished_error(shared, missing, "are not done")
     blobs = {blob.name: blob for found in receipts.values() for blob in found or ()}
     shown = begun(progress, sum(blob.size for blob in blobs.values()))
 
@@ -454,13 +454,13 @@ def commit_shared(
                 if not lost.isdisjoint(blob.digest for blob in found or ())
             ]
             what = "have lost or damaged blobs" if verify else "have lost blobs"
-            raise _unfinished(shared, numbers, what)
+            raise _unfinished_error(shared, numbers, what)
         return [blobs[blob.name] for blob in plan.blobs], len(blobs)
 
     return publish_plan(plan, full, store, find)
 
 
-def _unfinished(shared: SharedPlan, numbers: Sequence[int], what: str) -> UnfinishedPlanError:
+def _unfinished_error(shared: SharedPlan, numbers: Sequence[int], what: str) -> UnfinishedPlanError:
     named = ", ".join(map(str, numbers[:_MOST_NAMED]))
     more = len(numbers) - _MOST_NAMED
     shown = f"{named} and {more:,} more" if more > 0 else named

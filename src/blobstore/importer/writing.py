@@ -88,7 +88,7 @@ class Means:
             )
 
 
-def _recalled(
+def _recall(
     keys: Sequence[str], sizes: Sequence[int], session: Session, means: Means
 ) -> dict[int, Finished]:
     """Return the blobs that an earlier import has made, by number. Raises: StorageError."""
@@ -129,7 +129,7 @@ def entries_of(
         texts = []
         for tensor in blob.tensors:
             texts.append(_made(tensor, blob))
-            texts += [_stored(source, known_state) for source in tensor.sources]
+            texts += [_source_key(source, known_state) for source in tensor.sources]
         header = blob.header
         start = b"%d\n%b" % (_ARITHMETIC, header)
         key = hashlib.sha256(start + "".join(texts).encode()).hexdigest()
@@ -142,7 +142,7 @@ def _made(tensor: OutputTensor, blob: PlannedBlob) -> str:
     return f"{tensor.name}\n{tensor.copies}\n{tensor.dtype.value}\n{options.method}\n{importance}\n"
 
 
-def _stored(source: SourceWeight, state: Callable[[SourceFile], str]) -> str:
+def _source_key(source: SourceWeight, state: Callable[[SourceFile], str]) -> str:
     parts = "\n".join(
         [
             f"{suffix} {part.dtype.value} {part.offset} {part.nbytes} {state(part.file)}"
@@ -213,7 +213,7 @@ def write_blobs(
         keys.append(key)
         sizes.append(size)
     blobs = dict(enumerate(plan.blobs))
-    finished = _recalled(keys, sizes, session, means)
+    finished = _recall(keys, sizes, session, means)
     if finished:
         means.progress(sum(blobs.pop(number).source_bytes for number in finished), "")
     files = files_of(plan)

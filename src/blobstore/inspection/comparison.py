@@ -302,13 +302,13 @@ def diff_models(
     """
     workers = threads(jobs)
     with ExitStack() as stack:
-        before, after = (_opened(name, store, stack) for name in (a, b))
+        before, after = (_open_model(name, store, stack) for name in (a, b))
         common = [
             (before.tensors[name], after.tensors[name])
             for name in sorted(before.tensors.keys() & after.tensors.keys())
         ]
         compared = results_of(
-            common, lambda pair: _compared(*pair, error=error), workers, name="diff"
+            common, lambda pair: _compare(*pair, error=error), workers, name="diff"
         )
         old, new = before.documents, after.documents
         return ModelDiff(
@@ -342,7 +342,7 @@ class _Opened:
     sizes: Mapping[Digest, int]
 
 
-def _opened(name: str | ModelName, store: Readable, stack: ExitStack) -> _Opened:
+def _open_model(name: str | ModelName, store: Readable, stack: ExitStack) -> _Opened:
     full = store.find(name)
     manifest = store.manifests.read(full)
     tensors: Mapping[str, Tensor] = {}
@@ -376,7 +376,7 @@ def _only(one: _Opened, other: _Opened) -> tuple[TensorFact, ...]:
     )
 
 
-def _compared(before: Tensor, after: Tensor, *, error: bool) -> ChangedTensor | None:
+def _compare(before: Tensor, after: Tensor, *, error: bool) -> ChangedTensor | None:
     facts = TensorFact.of(before), TensorFact.of(after)
     if before.blob == after.blob or (
         facts[0] == facts[1] and before.transposed is after.transposed and _is_same(before, after)

@@ -125,20 +125,20 @@ def inspect_source(source: Source, text: str) -> Inspection:
             # An address may have a secret in its query.
             name = text if isinstance(own, LocalFolder) else own.place(file)
             if is_index(file):
-                return _inspected(name, TargetKind.INDEX, own, _read_indexed(own, file), [])
-            return _inspected(name, TargetKind.FILE, own, ((read_files(own, [file]),), None), [])
+                return _inspect(name, TargetKind.INDEX, own, _read_indexed(own, file), [])
+            return _inspect(name, TargetKind.FILE, own, ((read_files(own, [file]),), None), [])
 
         def of_all(own: Folder) -> Inspection:
             name = text if isinstance(own, LocalFolder) or is_web_address(text) else own.name
             notes: list[str] = []
-            return _inspected(name, TargetKind.FOLDER, own, _read_folder(own, notes), notes)
+            return _inspect(name, TargetKind.FOLDER, own, _read_folder(own, notes), notes)
 
         if folder.file is not None:
             return of_file(folder, folder.file)
         return folder_or_file(folder, of_all, of_file)
 
 
-def _inspected(
+def _inspect(
     name: str,
     kind: TargetKind,
     folder: Folder,

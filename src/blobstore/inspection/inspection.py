@@ -446,7 +446,7 @@ def _branches(alike: list[_Node], depth: int, levels: int) -> Iterator[Branch]:
     """Yield the branches below nodes that are alike, each child together with its like."""
     if depth >= levels:
         return
-    for name, nodes in _grouped(alike):
+    for name, nodes in _group(alike):
         label, inner = name, nodes
         while len(inner[0].children) == 1 and not inner[0].own:
             (child,) = inner[0].children
@@ -461,7 +461,7 @@ def _branches(alike: list[_Node], depth: int, levels: int) -> Iterator[Branch]:
         yield from _branches(inner, depth + 1, levels)
 
 
-def _grouped(alike: list[_Node]) -> Iterator[tuple[str, list[_Node]]]:
+def _group(alike: list[_Node]) -> Iterator[tuple[str, list[_Node]]]:
     """Yield the children of nodes that are alike by name; numbered ones that are alike together."""
     groups: dict[object, list[str]] = {}
     for name, child in alike[0].children.items():

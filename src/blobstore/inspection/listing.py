@@ -238,11 +238,11 @@ def list_models(store: Readable) -> list[ListedModel | BrokenModel]:
 
     Raises: StorageError when the folders can't be listed.
     """
-    models = _listed(store)
+    models = _list_models(store)
     packed = store.packed
     if packed is not None and (names := packed.manifests.names()):
         whole = {model.name.folded for model in models}
-        others = _listed(packed, [name for name in names if name.folded not in whole])
+        others = _list_models(packed, [name for name in names if name.folded not in whole])
         models += [replace(one, is_packed=True) for one in others]
         models.sort(key=lambda model: model.name)
     if not store.lower:
@@ -284,7 +284,7 @@ def _summaries(store: Readable, new: dict[str, Summary]) -> Callable[[bytes, Dig
     return summary_of
 
 
-def _listed(
+def _list_models(
     store: Readable, names: Iterable[ModelName] | None = None
 ) -> list[ListedModel | BrokenModel]:
     new: dict[str, Summary] = {}

@@ -114,9 +114,9 @@ def edit_metadata(
     started = time.monotonic()
     file = _resolve(path)
     _refuse_blob(file)
-    with _locked(file) as fd, FileReader(file, follow=False) as reader:
+    with _lock(file) as fd, FileReader(file, follow=False) as reader:
         header = header_of(reader)
-        metadata = _changed(header, changes, file, replace=replace)
+        metadata = _change(header, changes, file, replace=replace)
         changed, copied = metadata != dict(header.metadata), None
         if changed:
             old = reader.read(0, header.data_start)
@@ -144,7 +144,7 @@ def _refuse_blob(file: Path) -> None:
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[int]:
+def _lock(file: Path) -> Iterator[int]:
     until = time.monotonic() + _WAIT_S
     is_current = False
     while not is_current:
@@ -164,7 +164,7 @@ def _locked(file: Path) -> Iterator[int]:
             close_quietly(fd)
 
 
-def _changed(
+def _change(
     header: Header, changes: Mapping[str, str | None], file: Path, *, replace: bool
 ) -> dict[str, str]:
     """Return the metadata after the changes; keys that were there keep their place.
@@ -193,14 +193,14 @@ def header_text(old: bytes, metadata: Mapping[str, str]) -> tuple[bytes, bytes]:
     before = {name: document[name] for name in names[:place]}
     after = {name: document[name] for name in names[place:] if name != METADATA}
     try:
-        head, tail = _encoded({**before, METADATA: dict(metadata)})[:-1], _encoded(after)[1:]
+        head, tail = _encode({**before, METADATA: dict(metadata)})[:-1], _encode(after)[1:]
     except UnicodeEncodeError:
         message = "metadata are texts in UTF-8, and one holds half of a surrogate pair"
         raise UsageError(message) from None
     return head, b"," + tail if after else tail
 
 
-def _encoded(document: Mapping[str, Any]) -> bytes:
+def _encode(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 

@@ -217,11 +217,11 @@ class JoinedReader(OpenReader):
             number = bisect_right(self._begins, offset) - 1  # the last: those before it are empty
             begin, part = self._begins[number], self._parts[number]
             length = min(len(buffer), begin + part.size - offset)
-            reader = self._opened(number)
+            reader = self._open_part(number)
             reader.readinto(part.offset + offset - begin, buffer[:length])
             buffer, offset = buffer[length:], offset + length
 
-    def _opened(self, number: int) -> OpenReader:
+    def _open_part(self, number: int) -> OpenReader:
         if self._current is None or self._current[0] != number:
             self.close()
             self._current = number, self._parts[number].open()

@@ -83,13 +83,13 @@ class ReferenceKernel:
         with np.errstate(all="ignore"):
             quantize = _quantize_affine if parts.quant_type.is_affine else _quantize_fp
             codes = quantize(groups, parts, choice, importance)
-        parts.weight[:] = _packed(codes.reshape(-1), parts.quant_type.bits)
+        parts.weight[:] = _pack(codes.reshape(-1), parts.quant_type.bits)
         group = _first_non_finite(parts.scale)  # -1 for the fp types, whose scales are bytes
         return group * parts.group_size if group >= 0 else -1
 
     def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
         """Write the values to ``out``, which is BF16, F16 or F32, each rounded from float32."""
-        codes = _unpacked(parts.weight, parts.quant_type.bits).reshape(-1, parts.group_size)
+        codes = _unpack(parts.weight, parts.quant_type.bits).reshape(-1, parts.group_size)
         with np.errstate(all="ignore"):
             if parts.bias is not None:
                 product = codes.astype(np.float32) * parts.scale.astype(np.float32)[:, None]
@@ -204,12 +204,12 @@ def _first_non_finite(values: Array) -> int:
     return -1 if finite.all() else int(np.argmin(finite))
 
 
-def _packed(codes: Array, bits: int) -> Array:
+def _pack(codes: Array, bits: int) -> Array:
     shifted = codes.astype(np.uint32).reshape(-1, 32 // bits) << _shifts(bits)
     return np.bitwise_or.reduce(shifted, axis=1)
 
 
-def _unpacked(words: Array, bits: int) -> Array:
+def _unpack(words: Array, bits: int) -> Array:
     return ((words[:, None] >> _shifts(bits)) & np.uint32(2**bits - 1)).reshape(-1)
 
 
@@ -233,7 +233,7 @@ class _AffineSearch:
     def __post_init__(self) -> None:
         self.total_importance = _sum(self.importance)
         self.mean = self._sum(self.groups) / self.total_importance
-        self.stored = self._rounded(np.array(self.minmax))
+        self.stored = self._round(np.array(self.minmax))
         self.code_by = self.minmax
         scale, bias = (part[:, None] for part in self.minmax)
         codes = _whole((self.groups - bias) / scale, self.levels)
@@ -249,30 +249,30 @@ class _AffineSearch:
         for shift_by in candidates.shifts:
             least, best = np.full_like(low, np.inf), np.zeros((2, len(low)), np.float32)
             for factor in candidates.factors:
-                scale = self._rounded(span / self.levels * factor)
+                scale = self._round(span / self.levels * factor)
                 reach = scale * self.levels
                 slack = span - reach
                 shift = np.maximum(np.abs(slack), scale * 0.75) * shift_by
                 bottom = (low + slack * 0.5) + shift
                 candidate = (
                     np.where(from_high, -scale, scale),
-                    self._rounded(np.where(from_high, bottom + reach, bottom)),
+                    self._round(np.where(from_high, bottom + reach, bottom)),
                 )
                 error = self._attempt(candidate)
                 best = np.where(error < least, candidate, best)
                 least = np.where(error < least, error, least)
             slope, mean_code = self._fit(best)
-            scale = self._rounded(slope)
-            self._attempt((scale, self._rounded(self.mean - scale * mean_code)))
+            scale = self._round(slope)
+            self._attempt((scale, self._round(self.mean - scale * mean_code)))
         slope, mean_code = self._fit(self.stored)
-        scale = self._rounded(slope)
+        scale = self._round(slope)
         for up in (1, _BELOW, _ABOVE):
-            near = self._rounded(scale * up)
-            bias = self._rounded(self.mean - near * mean_code)
+            near = self._round(scale * up)
+            bias = self._round(self.mean - near * mean_code)
             self._attempt((near, bias))
             if candidates.neighbours:
-                self._attempt((near, self._rounded(bias * _BELOW)))
-                self._attempt((near, self._rounded(bias * _ABOVE)))
+                self._attempt((near, self._round(bias * _BELOW)))
+                self._attempt((near, self._round(bias * _ABOVE)))
 
     def _attempt(self, candidate: Pair) -> Array:
         magnitude = np.abs(candidate[0])
@@ -303,7 +303,7 @@ class _AffineSearch:
     def _sum(self, values: Array) -> Array:
         return _sum(_counted(values, self.importance))
 
-    def _rounded(self, values: Array) -> Array:
+    def _round(self, values: Array) -> Array:
         return values.astype(self.dtype).astype(np.float32)
 
 

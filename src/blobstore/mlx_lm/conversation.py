@@ -257,10 +257,10 @@ class Conversation:
             self.dropped += 2
             prompt = self._prompts.tokens(messages)
         answer = self._model.answer(prompt)
-        answer.pieces = self._recorded(answer, answer.pieces, messages)
+        answer.pieces = self._record(answer, answer.pieces, messages)
         return answer
 
-    def _recorded(
+    def _record(
         self, answer: Generation, pieces: Iterable[str], messages: list[Message]
     ) -> Iterator[str]:
         yield from pieces

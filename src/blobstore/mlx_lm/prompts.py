@@ -193,7 +193,7 @@ class Prompts:
         """
         check_prompt(messages[-1]["content"])
         if self.continues:
-            text = _joined(messages)
+            text = _join(messages)
             bos = self.tokenizer.bos_token  # as mlx_lm's `stream_generate` does
             has_special = bos is not None and text.startswith(bos)
             return list(self.tokenizer.encode(text, add_special_tokens=not has_special))
@@ -247,7 +247,7 @@ def check_prompt(text: str) -> None:
         raise UsageError("the prompt is not valid text")
 
 
-def _joined(messages: Sequence[Message]) -> str:
+def _join(messages: Sequence[Message]) -> str:
     """Return the text so far; what a person adds begins on a line of its own."""
     whole = ""
     for message in messages:

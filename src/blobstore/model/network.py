@@ -505,7 +505,7 @@ def _add_global_scales(plan: NetworkPlan, tensors: OpenTensors) -> None:
 
     modules = dict(plan.network.named_modules())
     scaled = [
-        (parameter.module, _scaled(modules[parameter.module], scale))
+        (parameter.module, _with_scale(modules[parameter.module], scale))
         for parameter in plan.parameters
         if parameter.quantization is not None
         and (scale := tensors.global_scale(parameter)) is not None
@@ -513,7 +513,7 @@ def _add_global_scales(plan: NetworkPlan, tensors: OpenTensors) -> None:
     plan.network.update_modules(tree_unflatten(scaled))
 
 
-def _scaled(module: Any, scale: Any) -> Any:
+def _with_scale(module: Any, scale: Any) -> Any:
     """Return a quantized module that multiplies by ``scale``, one F32 or one for each expert.
 
     mlx-lm's modules have a forward pass of their own for double-scaled nvfp4, and MLX multiplies by

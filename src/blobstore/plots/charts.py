@@ -117,11 +117,11 @@ def row_labels(found: list[Cell]) -> dict[str, str]:
     labels: dict[str, str] = {}
     for is_alone in (False, True):
         rows = (cell.row for cell in found if (cell.column is None) == is_alone)
-        labels |= _shortened(list(dict.fromkeys(rows)))
+        labels |= _short_labels(list(dict.fromkeys(rows)))
     return labels if len(set(labels.values())) == len(labels) else {row: row for row in labels}
 
 
-def _shortened(names: list[str]) -> dict[str, str]:
+def _short_labels(names: list[str]) -> dict[str, str]:
     """Return short labels by name: without the leading words that all have in common.
 
     A label keeps at least one word, and at most 120 characters. One name shares nothing.
@@ -149,7 +149,7 @@ def errors(tensors: Iterable[TensorError]) -> Specification:
     labels = row_labels(found)
     rows = [labels[row] for row in dict.fromkeys(cell.row for cell in found)]
     columns = sorted({cell.column for cell in found if cell.column is not None})
-    drawn = [_drawn(cell, labels[cell.row]) for cell in found]
+    drawn = [_cell_mark(cell, labels[cell.row]) for cell in found]
     plot = specification(
         "heatmap",
         description,
@@ -177,7 +177,7 @@ def errors(tensors: Iterable[TensorError]) -> Specification:
     return plot
 
 
-def _drawn(cell: Cell, label: str) -> dict[str, Any]:
+def _cell_mark(cell: Cell, label: str) -> dict[str, Any]:
     more = f", the worst of {cell.tensors}" if cell.tensors > 1 else ""
     says = f"{cell.worst.type_name}, relative rmse {cell.error:.3%}"
     tip = tip_of(f"{cell.worst.name}{more}", says)

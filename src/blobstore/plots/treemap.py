@@ -93,15 +93,15 @@ def rectangles(
     rows = [(*module_and_part(name), kind, nbytes) for name, kind, nbytes in tensors]
     for coarser in _COARSENESS:
         parts = {part: coarser(part) for part in {row[1] for row in rows}}  # few: layers repeat
-        found = _summed((module, parts[part], kind, nbytes) for module, part, kind, nbytes in rows)
+        found = _sums((module, parts[part], kind, nbytes) for module, part, kind, nbytes in rows)
         if len(found) <= most:
             break
     else:
-        found = _summed((_ALL, "", kind, nbytes) for _, _, kind, nbytes in rows)
+        found = _sums((_ALL, "", kind, nbytes) for _, _, kind, nbytes in rows)
     return sorted(found, key=natural)
 
 
-def _summed(rows: Iterable[tuple[str, str, str, int]]) -> list[Rectangle]:
+def _sums(rows: Iterable[tuple[str, str, str, int]]) -> list[Rectangle]:
     sizes: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
     for module, part, kind, nbytes in rows:
         sizes[module, part, kind].append(nbytes)

@@ -157,7 +157,7 @@ def _refusal(found: _Found, reason: str, hint: str | None = None) -> Unsupported
     return _refused(found.tensor, found.row.name, reason, hint)
 
 
-def _unsaid(found: _Found, what: str, then: str = "") -> UnsupportedSourceError:
+def _unclear_error(found: _Found, what: str, then: str = "") -> UnsupportedSourceError:
     """Return the error for what config.json, or its absence, leaves open."""
     if found.read_config() is None:
         hint = "Import the folder with its config.json."
@@ -245,7 +245,7 @@ def _mlx(found: _Found) -> SourceWeight:
         )
     module = found.mlx
     if module is None:
-        return _codes(found, _inferred(found))
+        return _codes(found, _infer(found))
     try:
         quantization = module.quantization
     except UsageError as error:
@@ -258,7 +258,7 @@ def _mlx(found: _Found) -> SourceWeight:
     return _codes(found, quantization)
 
 
-def _inferred(found: _Found) -> Quantization:
+def _infer(found: _Found) -> Quantization:
     """Return the only quantization that the tensors' shapes allow.
 
     Raises: UnsupportedSourceError if the shapes allow none, or several.
@@ -273,7 +273,7 @@ def _inferred(found: _Found) -> Quantization:
                 possible.append(quantization)
     if len(possible) != 1:
         answers = ", ".join(map(str, possible)) or "none"
-        raise _unsaid(found, "how it was quantized", f", and its shapes fit {answers}")
+        raise _unclear_error(found, "how it was quantized", f", and its shapes fit {answers}")
     return possible[0]
 
 
@@ -313,7 +313,7 @@ def _block_fp8(found: _Found) -> SourceWeight:
             f" {list(wanted)}",
         )
     if block is None:
-        raise _unsaid(found, "which weights share a scale", " (weight_block_size)")
+        raise _unclear_error(found, "which weights share a scale", " (weight_block_size)")
     return SourceWeight(
         found.name,
         DType.BF16,

@@ -492,7 +492,7 @@ class _Walk:
         """Add the entries of a folder; return its subfolders to walk."""
         self.entries += len(entries)
         if len(entries) > MAX_ENTRIES:
-            first = _said(entries[MAX_ENTRIES].name)
+            first = _printable(entries[MAX_ENTRIES].name)
             self.left_out.append(
                 LeftOut(f"{first} and what follows", _BEYOND, len(entries) - MAX_ENTRIES)
             )
@@ -512,7 +512,7 @@ class _Walk:
         shown = f"{name}/" if entry.is_folder else name
         if entry.name.startswith(".") and entry.name != _SHOWN:
             return self._leave(shown, HIDDEN)
-        if (reason := _unfit_name(name) or _unwanted(shown) or entry.fault) is not None:
+        if (reason := _unfit_name(name) or _reason_to_skip(shown) or entry.fault) is not None:
             return self._leave(shown, reason)
         if entry.is_folder:
             is_deep = name.count("/") + 1 > MAX_DEPTH
@@ -535,7 +535,7 @@ class _Walk:
         return False
 
     def _leave(self, name: str, reason: str) -> bool:
-        self.left_out.append(LeftOut(_said(name), reason))
+        self.left_out.append(LeftOut(_printable(name), reason))
         return False
 
 
@@ -547,7 +547,7 @@ def _unfit_name(name: str) -> str | None:
     return None
 
 
-def _unwanted(name: str) -> str | None:
+def _reason_to_skip(name: str) -> str | None:
     """Return the reason to leave out a file or a folder (``name/``) by name; None to keep it."""
     last = name.rsplit("/", 2)[-2] + "/" if name.endswith("/") else name.rpartition("/")[2]
     if name.endswith(".safetensors") and "/" not in name:
@@ -567,7 +567,7 @@ def _is_any(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _said(name: str) -> str:
+def _printable(name: str) -> str:
     """Return a printable name: bytes that are not UTF-8 are escaped."""
     try:
         name.encode()

@@ -109,7 +109,7 @@ def _nvfp4(found: _Found) -> _Unpacked:
 
 def _pairs(found: _Found, kind: str, size: int) -> _Shaped:
     """Return a weight of two 4-bit floats a byte, with one scale for ``size`` values of a row."""
-    shape, packing = _doubled(found.tensor.shape or (0,)), Packing(kind, 4, size)
+    shape, packing = _double(found.tensor.shape or (0,)), Packing(kind, 4, size)
     *lead, last = shape
     if found.scale.shape != (*lead, last // size) or last % size:
         raise UnclearPackingError(f"the scales do not have the groups of {packing}")
@@ -124,12 +124,12 @@ def _gpt_oss(found: _Found) -> _Unpacked:
     return (*lead, groups * 32), Packing("mxfp4", 4, 32)
 
 
-def _compressed(found: _Found) -> _Unpacked:
+def _compressed_tensors(found: _Found) -> _Unpacked:
     dtype = found.tensor.dtype
     if dtype is DType.I32:
         return _packed_words(found)
     if dtype is DType.I8:
-        return _doubled(found.tensor.shape), Packing("int4", 4, _group_size(found, 2))
+        return _double(found.tensor.shape), Packing("int4", 4, _group_size(found, 2))
     return _fp4(found)
 
 
@@ -138,7 +138,7 @@ def _fp4(found: _Found) -> _Shaped:
     return _pairs(found, *(("mxfp4", 32) if found.scale.dtype in _EXPONENTS else ("nvfp4", _TILE)))
 
 
-def _doubled(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _double(shape: tuple[int, ...]) -> tuple[int, ...]:
     if not shape:
         raise UnclearPackingError("packed weights of rank 0")
     return (*shape[:-1], shape[-1] * 2)
@@ -206,7 +206,7 @@ def _scaled_bytes(found: _Found) -> _Unpacked:
         ):
             return *_fp4(found), form
         if scale[:-1] == shape[:-1]:
-            return _doubled(shape), Packing("int4", 4, _group_size(found, 2)), form
+            return _double(shape), Packing("int4", 4, _group_size(found, 2)), form
         if (
             scale[:-2] == shape[:-2] and scale[-2] == 2 * shape[-2]
         ):  # ModelOpt packs two rows into one
@@ -314,7 +314,7 @@ _READERS: Mapping[Producer, Callable[[_Found], _Unpacked]] = {
     producers.COMPRESSED_NVFP4: _nvfp4,
     producers.MODELOPT_NVFP4: _nvfp4,
     producers.GPT_OSS: _gpt_oss,
-    producers.COMPRESSED: _compressed,
+    producers.COMPRESSED: _compressed_tensors,
     producers.SCALED_BYTES: _scaled_bytes,
     producers.STACKED_NVFP4: _stacked_nvfp4,
     producers.QWEIGHT: _qweight,

@@ -148,7 +148,7 @@ OWN = Producer(
 )
 
 
-def _counted(
+def _uncounted_row(
     name: str,
     weight: str,
     weight_dtypes: Iterable[DType],
@@ -168,25 +168,27 @@ def _counted(
     )
 
 
-COMPRESSED = _counted(
+COMPRESSED = _uncounted_row(
     "compressed-tensors",
     ".weight_packed",
     _BYTES | _I32,
     ".weight_scale",
     optional=(".weight_shape", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale"),
 )
-SCALED_BYTES = _counted(
+SCALED_BYTES = _uncounted_row(
     "8-bit integers with scales",
     ".weight",
     _BYTES,
     ".weight_scale",
     optional=(".weight_scale_2", ".weight_zero_point", ".weight_shape"),
 )
-STACKED_NVFP4 = _counted("ModelOpt NVFP4", "", _U8, "_weight_scale", optional=("_weight_scale_2",))
-QWEIGHT = _counted("GPTQ", ".qweight", _I32, ".scales", optional=(".qzeros", ".g_idx"))
+STACKED_NVFP4 = _uncounted_row(
+    "ModelOpt NVFP4", "", _U8, "_weight_scale", optional=("_weight_scale_2",)
+)
+QWEIGHT = _uncounted_row("GPTQ", ".qweight", _I32, ".scales", optional=(".qzeros", ".g_idx"))
 QUANT_STATE = ".weight.quant_state.bitsandbytes__"
 BITSANDBYTES = {
-    kind: _counted(
+    kind: _uncounted_row(
         "bitsandbytes",
         ".weight",
         _FLOATS | _U8,  # what codes are kept in is an option, quant_storage
@@ -196,7 +198,7 @@ BITSANDBYTES = {
     )
     for kind in ("nf4", "fp4")
 }
-EXL2 = _counted(
+EXL2 = _uncounted_row(
     "EXL2",
     ".q_weight",
     _I32,
@@ -204,22 +206,22 @@ EXL2 = _counted(
     ".q_invperm",
     optional=(".q_scale_max", ".q_groups", ".q_perm"),
 )
-EXL3 = _counted(
+EXL3 = _uncounted_row(
     "EXL3", ".trellis", {DType.I16}, ".suh", ".svh", optional=(".mcg", ".mul1", ".su", ".sv")
 )
 FP4_EXPERTS = (
-    _counted("FP4", ".weight", _I8, ".scale"),
-    _counted("FP4", "", _I8, "_scale_inv"),
+    _uncounted_row("FP4", ".weight", _I8, ".scale"),
+    _uncounted_row("FP4", "", _I8, "_scale_inv"),
 )
 PLAIN_BYTES = (
-    _counted("bitsandbytes int8", ".weight", _I8, ".SCB", optional=(".weight_format",)),
-    _counted("EETQ", ".weight", _I8, ".weight_scales"),
+    _uncounted_row("bitsandbytes int8", ".weight", _I8, ".SCB", optional=(".weight_format",)),
+    _uncounted_row("EETQ", ".weight", _I8, ".weight_scales"),
 )
 SCALED_FP8 = (
-    _counted("FP8", "", FP8, "_scale_inv"),
-    _counted("FP8", "", FP8, "_scale"),
-    _counted("FP8", ".weight", FP8, ".scale"),
-    _counted("FP8", ".weight", FP8, ".scale_weight"),
+    _uncounted_row("FP8", "", FP8, "_scale_inv"),
+    _uncounted_row("FP8", "", FP8, "_scale"),
+    _uncounted_row("FP8", ".weight", FP8, ".scale"),
+    _uncounted_row("FP8", ".weight", FP8, ".scale_weight"),
 )
 
 _OF_OTHERS = (MLX, COMPRESSED_NVFP4, MODELOPT_NVFP4, GPT_OSS, *BLOCK_FP8)

@@ -148,7 +148,7 @@ class WebFolder(Folder):
 
     def _entry(self, url: str, limits: RequestLimits) -> Entry | None:
         try:
-            file = self._opened(url, limits)
+            file = self._open_remote(url, limits)
         except NotFoundError:
             return None
         with file:
@@ -158,12 +158,12 @@ class WebFolder(Folder):
         return unquote(file.name.removeprefix(self.base_url))
 
     def open(self, name: str, identity: Identity | None = None) -> RemoteFile:
-        file = self._opened(self.url(name))
+        file = self._open_remote(self.url(name))
         if identity not in (None, file.identity):
             raise changed(file.name)
         return file
 
-    def _opened(self, url: str, limits: RequestLimits | None = None) -> RemoteFile:
+    def _open_remote(self, url: str, limits: RequestLimits | None = None) -> RemoteFile:
         file = self._remote.open(url, limits)
         file.identify = self._identify
         return file
@@ -196,7 +196,7 @@ class WebFolder(Folder):
     ) -> AbstractContextManager[Iterator[_T]]:
 
         def work(url: str, limits: RequestLimits) -> _T:
-            with self._opened(url, limits) as file:
+            with self._open_remote(url, limits) as file:
                 return read(file)
 
         return self._remote.at_once([self.url(name) for name in names], work, self.budget)
@@ -456,7 +456,7 @@ class HubFolder(WebFolder):
         """The entries of each folder, by its path with ``/`` at its end."""
         listing: dict[str, dict[str, Entry]] = {}
         base = self.base_url  # not `place`: a listing may have names that can't be stored
-        for path, found in self._listed.items():
+        for path, found in self._listing_by_name.items():
             *folders, name = path.split("/")
             prefix = ""
             for folder in folders[: MAX_DEPTH + 1]:  # nothing deeper is walked
@@ -470,7 +470,7 @@ class HubFolder(WebFolder):
         return listing
 
     @cached_property
-    def _listed(self) -> dict[str, Found]:
+    def _listing_by_name(self) -> dict[str, Found]:
         """All files of the commit in the folder, by name; none without the API.
 
         Raises: LimitExceededError for more than 100 pages.
@@ -499,12 +499,12 @@ class HubFolder(WebFolder):
     def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
         documents = super().read_all(names, limit)
         for name, data in documents.items():
-            if (found := self._listed.get(name)) is not None:
+            if (found := self._listing_by_name.get(name)) is not None:
                 found.check_bytes(data, self.place(name))
         return documents
 
     def _found(self, file: RemoteFile) -> Found:
-        found = self._listed.get(self._name_of(file))
+        found = self._listing_by_name.get(self._name_of(file))
         if found is None or file.size == UNKNOWN_SIZE:
             return super()._found(file)
         if file.size != found.size:

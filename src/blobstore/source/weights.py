@@ -233,13 +233,13 @@ class SourceReaders:
         """
         if weight.form is Form.PLAIN:
             if weight.transposed:
-                return self._transposed(weight, start, count)
+                return self._read_transposed(weight, start, count)
             bits = weight.dtype.bits
             kind = numpy_dtype(weight.dtype) if bits >= 8 else np.dtype(np.uint8)  # noqa: PLR2004
-            return self._stored(weight.tensor, start, count, kind)
+            return self._read_stored(weight.tensor, start, count, kind)
         if weight.form is Form.BLOCK_FP8:
-            return self._decoded(weight, start, count)
-        return self._dequantized(weight, start, count)
+            return self._decode(weight, start, count)
+        return self._dequantize(weight, start, count)
 
     def global_scale(self, weight: SourceWeight) -> np.float32:
         """Return the factor of a double-scaled weight's values.
@@ -260,7 +260,9 @@ class SourceReaders:
             )
         return np.float32(scale)
 
-    def _stored(self, tensor: SourceTensor, start: int, count: int, kind: np.dtype[Any]) -> Array:
+    def _read_stored(
+        self, tensor: SourceTensor, start: int, count: int, kind: np.dtype[Any]
+    ) -> Array:
         """Return elements of a tensor from index ``start`` on, where they lie if that is memory."""
         begin, nbytes = tensor.offset + start * kind.itemsize, count * kind.itemsize
         view = self._reader(tensor.file).view(begin, nbytes)
@@ -275,7 +277,7 @@ class SourceReaders:
         self.readinto(tensor, start * array.itemsize, array.view(np.uint8).data)
         return array
 
-    def _transposed(self, weight: SourceWeight, start: int, count: int) -> Array:
+    def _read_transposed(self, weight: SourceWeight, start: int, count: int) -> Array:
         """Return values of matrices ``[rows, cols]`` that the file stores as ``[cols, rows]``."""
         out = self.scratch.array("transposed", count, numpy_dtype(weight.dtype))
         for tile in tiles_of(start, count, *weight.shape[-2:]):
@@ -302,8 +304,8 @@ class SourceReaders:
             )
         return strip
 
-    def _decoded(self, weight: SourceWeight, start: int, count: int) -> Array:
-        codes = self._stored(weight.tensor, start, count, np.dtype(np.uint8))
+    def _decode(self, weight: SourceWeight, start: int, count: int) -> Array:
+        codes = self._read_stored(weight.tensor, start, count, np.dtype(np.uint8))
         out = self.scratch.array("decoded", count, numpy_dtype(DType.BF16))
         tensor = weight.companions[".scale"]
         *_, rows, cols = weight.shape
@@ -314,7 +316,7 @@ class SourceReaders:
             kernels.decode_blocks_into(codes[place], scales, out[place], run)
         return out
 
-    def _dequantized(self, weight: SourceWeight, start: int, count: int) -> Array:
+    def _dequantize(self, weight: SourceWeight, start: int, count: int) -> Array:
         quantization = weight.quantization
         if quantization is None:
             raise AssertionError("codes are quantized")

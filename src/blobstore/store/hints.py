@@ -69,13 +69,13 @@ class HintFile:
 
     def add(self, hints: Iterable[tuple[str, str]]) -> None:
         """Add hints, which replace those of their keys. Failures are ignored."""
-        text = _encoded(hints)
+        text = _encode(hints)
         if not text or (self._owner is not None and not _is_ours(self._path, self._owner)):
             return
         with _writing(self._path):
             make_folder(self._path.parent, durable=False)
             if self._size() > _LARGEST // 2:
-                newest = _encoded(self.read().items())
+                newest = _encode(self.read().items())
                 # Else it would be written anew each time.
                 replace_file(self._path, newest if len(newest) < _LARGEST // 4 else b"")
             append_file(self._path, b"\n" + text)  # the last line may be torn
@@ -85,7 +85,7 @@ class HintFile:
 
         Raises: StorageError.
         """
-        text = _encoded((key, value) for key, value in self.read().items() if is_needed(key, value))
+        text = _encode((key, value) for key, value in self.read().items() if is_needed(key, value))
         if len(text) < self._size():
             with os_errors("write", self._path):
                 replace_file(self._path, text)
@@ -97,7 +97,7 @@ class HintFile:
             return 0
 
 
-def _encoded(hints: Iterable[tuple[str, str]]) -> bytes:
+def _encode(hints: Iterable[tuple[str, str]]) -> bytes:
     lines = [f"{key} {value}".encode() for key, value in hints]
     return b"".join([b"%b %08x\n" % (line, zlib.crc32(line)) for line in lines])
 

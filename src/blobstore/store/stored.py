@@ -180,8 +180,8 @@ def _quantization(
             f"the scale of the quantized tensor {name!r} is missing", tensor=name
         )
     if not is_described:
-        return _inferred(name, entries, settings)
-    quantization = _described(name, metadata, prefix)
+        return _infer(name, entries, settings)
+    quantization = _quantization_in(name, metadata, prefix)
     if wrong := next(_faults(entries, quantization), None):
         kind = UnclearTypeError if _possible(entries) else CorruptDataError
         raise kind(f"tensor {name!r} of type {quantization}: {wrong}", tensor=name)
@@ -199,7 +199,7 @@ def _check_transposed(tensor: StoredTensor, metadata: Mapping[str, str]) -> None
         )
 
 
-def _described(name: str, metadata: Mapping[str, str], prefix: str) -> Quantization:
+def _quantization_in(name: str, metadata: Mapping[str, str], prefix: str) -> Quantization:
     try:
         return Quantization.described(metadata, prefix)
     except UsageError as error:
@@ -209,10 +209,10 @@ def _described(name: str, metadata: Mapping[str, str], prefix: str) -> Quantizat
         ) from None
 
 
-def _inferred(name: str, entries: Mapping[str, TensorEntry], settings: Settings) -> Quantization:
+def _infer(name: str, entries: Mapping[str, TensorEntry], settings: Settings) -> Quantization:
     """Return the only type that the shapes allow, else the one of those that config.json names."""
     possible = _possible(entries)
-    if len(possible) > 1 and (named := _named(name, settings())) in possible:
+    if len(possible) > 1 and (named := _config_type(name, settings())) in possible:
         return named
     if len(possible) != 1:
         answers = ", ".join(map(str, possible)) or "none"
@@ -235,7 +235,7 @@ def _possible(entries: Mapping[str, TensorEntry]) -> list[Quantization]:
     ]
 
 
-def _named(name: str, settings: QuantizationSettings | None) -> Quantization | None:
+def _config_type(name: str, settings: QuantizationSettings | None) -> Quantization | None:
     """Return the type that config.json names for a weight; None for none or an unknown one."""
     module = settings.of(name.removesuffix(".weight")) if settings is not None else None
     try:

@@ -108,7 +108,7 @@ def kept_verify(home: Readable) -> KeptVerify:
     names = {str(name) for name in store.manifests.names()}
 
     def stands(name: str, models: Iterable[str]) -> bool:
-        changed = _changed(store, name)
+        changed = _modification_time(store, name)
         if changed is None:
             return not names.isdisjoint(models)
         return changed < verified.timestamp() + 1  # recorded in whole seconds
@@ -129,7 +129,7 @@ def kept_verify(home: Readable) -> KeptVerify:
     )
 
 
-def _changed(store: Any, name: str) -> float | None:
+def _modification_time(store: Any, name: str) -> float | None:
     """Return when a blob or manifest was written; None without such a file.
 
     ``name``: a digest, or a model's name.

@@ -206,12 +206,12 @@ class ApiRoute:
         Raises: UsageError for a parameter that is missing, unknown, or given too often, and for
         text that is not UTF-8; as the library.
         """
-        given = self._parsed(query)
+        given = self._parse(query)
         names = [name for key in self.takes if key != "tensor" for name in given[key]]
         document = self.answer(served, *map(served.find, names), *given.get("tensor", ()))
         return document if isinstance(document, bytes) else in_json(document)
 
-    def _parsed(self, query: bytes) -> dict[str, list[str]]:
+    def _parse(self, query: bytes) -> dict[str, list[str]]:
         try:
             text = query.decode("ascii")
             given = parse_qs(text, keep_blank_values=True, errors="strict", max_num_fields=_FIELDS)
@@ -246,7 +246,7 @@ def _usage(served: Served) -> Usage:
 
 def _point(served: Served, model: ServedModel) -> ModelPoint:
     """Return a model's place; one whose weights are all zeros has no error."""
-    error = _kept(served, model)["model"]["relative_rmse"] or 0.0
+    error = _quality_record(served, model)["model"]["relative_rmse"] or 0.0
     facts = json.loads(served.open(model).facts)
     return ModelPoint(str(model.name), facts["quant_type"] or "", facts["size"], error)
 
@@ -255,7 +255,7 @@ def _quality(served: Served, model: ServedModel) -> KeptQuality:
     return kept_quality(served.home, model.name, model.digest)
 
 
-def _kept(served: Served, model: ServedModel) -> Mapping[str, Any]:
+def _quality_record(served: Served, model: ServedModel) -> Mapping[str, Any]:
     """Return what `quality` kept of a model. Raises: UnsupportedSourceError without one."""
     result = _quality(served, model).result
     if result is None:
@@ -325,7 +325,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     _plot(
         "errors",
         "Errors by layer, as `blobstore quality` kept them",
-        lambda *asked: errors(map(TensorError.of_document, _kept(*asked)["tensors"])),
+        lambda *asked: errors(map(TensorError.of_document, _quality_record(*asked)["tensors"])),
         "model",
     ),
     _plot(

@@ -208,7 +208,7 @@ def application(home: Readable, hosts: Hosts, *, more: Iterable[BaseRoute] = ())
         *more,
     ]
     app = Starlette(
-        routes=routes, exception_handlers=dict.fromkeys((HTTPException, Exception), _refused)
+        routes=routes, exception_handlers=dict.fromkeys((HTTPException, Exception), _refuse)
     )
     app.router.redirect_slashes = False
     return Guard(app, hosts)
@@ -237,7 +237,7 @@ def _document(content_type: str, body: bytes) -> _Handler:
     return handle
 
 
-async def _refused(_request: Request, error: Exception) -> Response:
+async def _refuse(_request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         return problem(FAILED, "an error of the server, which its log describes")
     status = error.status_code
@@ -264,7 +264,7 @@ def serve_at(app: ASGIApp, host: str, port: int, *, ready: Callable[[str], None]
     Raises: UsageError for an address that is not the machine's; AccessError for a port that needs
     root; StorageError for one that is taken.
     """
-    listening = _listening(host, port)
+    listening = _listen(host, port)
     allow_open_files(2 * _CONNECTIONS)  # a socket and a blob each
     name = f"[{host}]" if ":" in host else host
     with listening:
@@ -276,7 +276,7 @@ def serve_at(app: ASGIApp, host: str, port: int, *, ready: Callable[[str], None]
 
 def check_address(host: str, port: int) -> None:
     """Raise as `serve_at` for an address that can't be listened at, before work that takes long."""
-    _listening(host, port).close()
+    _listen(host, port).close()
 
 
 def _config(app: ASGIApp) -> uvicorn.Config:
@@ -317,7 +317,7 @@ def _signals(server: uvicorn.Server) -> Iterator[None]:
             signal.signal(kind, handler)
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

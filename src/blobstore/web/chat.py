@@ -103,9 +103,9 @@ class Chat:
             return _refusal(BUSY, BusyError("too many requests at once"))
         await self._free.acquire()
         stack.callback(self._free.release)
-        return await self._written(path, request, stack)
+        return await self._respond(path, request, stack)
 
-    async def _written(self, path: str, request: Request, stack: ExitStack) -> Response:
+    async def _respond(self, path: str, request: Request, stack: ExitStack) -> Response:
         body = bytearray()
         async for part in request.stream():
             body += part

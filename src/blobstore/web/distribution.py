@@ -133,14 +133,14 @@ def distribution_routes(home: Readable) -> list[BaseRoute]:
     return [Mount("/v2", app)]
 
 
-def _unsupported(*_: object) -> Response:
+def _unsupported_reply(*_: object) -> Response:
     message = "this registry is only read: use GET or HEAD"
     return RefusedError(405, "UNSUPPORTED", message, allow=", ".join(_READS)).answer
 
 
 _HANDLERS: dict[Any, Any] = {
     RefusedError: lambda _, error: error.answer,
-    HTTPException: _unsupported,
+    HTTPException: _unsupported_reply,
 }
 
 
@@ -160,7 +160,7 @@ class ServedModels:
         def repositories() -> Iterable[str]:
             return {_key(name): path_of(name) for name in all_names(self._home)}.values()
 
-        return _listed(request, "repositories", repositories)
+        return _list_page(request, "repositories", repositories)
 
     def tags(self, request: Request) -> Response:
         """Answer with the tags of a repository, without those of signatures."""
@@ -170,7 +170,7 @@ class ServedModels:
         def tags() -> list[str]:
             return [name.tag for name in self._models(repository)]
 
-        return _listed(request, "tags", tags, {"name": path})
+        return _list_page(request, "tags", tags, {"name": path})
 
     def manifest(self, request: Request) -> Response:
         repository = _repository(request.path_params["name"])
@@ -181,7 +181,7 @@ class ServedModels:
                 oci = prefers_oci(request.headers.getlist("accept"))
                 found = self.tagged(replace(repository, tag=reference), oci=oci)
             else:
-                found = self._digested(repository, _digest(reference))
+                found = self._manifest_by_digest(repository, _digest(reference))
         except BlobStoreError as error:
             raise _refusal(error, "MANIFEST_UNKNOWN") from error
         fields = _fields(found.digest)
@@ -195,7 +195,7 @@ class ServedModels:
         path = request.path_params["name"]
         repository, digest = _repository(path), _digest(request.path_params["reference"])
         try:
-            reader = self._opened(repository, digest)
+            reader = self._open_blob(repository, digest)
         except BlobStoreError as error:
             raise _refusal(error, "BLOB_UNKNOWN") from error
         is_get = request.method == "GET"
@@ -242,7 +242,7 @@ class ServedModels:
         model = self._read(name)
         return model.twin if oci else model.own
 
-    def _digested(self, repository: ModelName, digest: Digest) -> Manifest:
+    def _manifest_by_digest(self, repository: ModelName, digest: Digest) -> Manifest:
         def picked(model: _Tagged) -> Manifest | None:
             for found in (model.own, model.twin, model.signed()[0]):
                 if found is not None and found.digest == digest:
@@ -251,7 +251,7 @@ class ServedModels:
 
         return self._first(repository, picked)
 
-    def _opened(self, repository: ModelName, digest: Digest) -> OpenReader:
+    def _open_blob(self, repository: ModelName, digest: Digest) -> OpenReader:
         """Return a reader of a blob that a manifest of the repository names.
 
         Raises: NotFoundError if none names it, or it is missing; CorruptDataError if its size
@@ -300,7 +300,7 @@ def _key(name: ModelName) -> tuple[str, ...]:
     return name.folded[:-1]
 
 
-def _listed(
+def _list_page(
     request: Request,
     key: str,
     names: Callable[[], Iterable[str]],

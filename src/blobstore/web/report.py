@@ -141,7 +141,7 @@ def model_report(
             plots |= {"errors": errors_plot(errors), "scatter": scatter(errors)}
             answers["plots/errors"] = plots["errors"]
         drawn = []
-        for key in _chosen(answers["tensors"], errors or ()):
+        for key in _choose_tensors(answers["tensors"], errors or ()):
             with suppress(UnsupportedSourceError):  # a type that is not drawn: the page says why
                 drawn.append(distribution_plot(distribution_of(model[key], beside.get(key))))
                 answers[f"plots/distribution {key}"] = drawn[-1]
@@ -178,7 +178,7 @@ def source_label(source: Source) -> str:
     return name.partition("?")[0] if is_address(name) else Path(name).resolve().name
 
 
-def _chosen(tensors: Mapping[str, Any], errors: Sequence[TensorError]) -> list[str]:
+def _choose_tensors(tensors: Mapping[str, Any], errors: Sequence[TensorError]) -> list[str]:
     """Return names of tensors: the one with the largest error, and the largest of each type."""
     types: dict[str, str] = {}
     for name, type_name, *_ in _largest(tensors):

@@ -258,7 +258,7 @@ def test_an_edit_that_takes_long_makes_others_wait_and_then_give_up(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata, "_WAIT_S", 0)
-    with metadata._locked(file), pytest.raises(BusyError, match="edited by another process"):
+    with metadata._lock(file), pytest.raises(BusyError, match="edited by another process"):
         blobstore.edit_metadata(file, {"a": "2"})
 
 

@@ -30,7 +30,7 @@ PATIENCE_S = 300
 def running(app: Any) -> Iterator[int]:
     """Run the server in a thread; yield its port."""
     found = uvicorn.Server(server._config(app))
-    with server._listening("127.0.0.1", 0) as listening:
+    with server._listen("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=found.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

@@ -62,7 +62,7 @@ def test_a_port_for_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_small_answers_do_not_wait_for_confirmations() -> None:
-    with server._listening("127.0.0.1", 0) as listening:
+    with server._listen("127.0.0.1", 0) as listening:
         assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 

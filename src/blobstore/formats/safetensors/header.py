@@ -228,7 +228,7 @@ def scan_header(text: bytes, data_size: int | None) -> Header | None:
     """
     if data_size is not None and not 0 <= data_size <= MAX_U64:
         return None
-    scanned = _native.scan(text, data_size, _unescaped)
+    scanned = _native.scan(text, data_size, _unescape)
     return None if scanned is None else _header_from(scanned, len(text))
 
 
@@ -383,7 +383,7 @@ class ScannedFiles(Sequence[Header | None]):
         return len(self._found)
 
     def __getitem__(self, index: int) -> Header | None:  # type: ignore[override]  # no slices
-        scanned = self._found.header(index, _unescaped)
+        scanned = self._found.header(index, _unescape)
         return None if scanned is None else _header_from(*scanned)
 
 
@@ -423,7 +423,7 @@ def _header_from(scanned: _native.Scanned, nbytes: int) -> Header | None:
     return Header(entries, metadata, PREFIX.size + nbytes, within_limits=True)
 
 
-def _unescaped(literal: bytes) -> str:
+def _unescape(literal: bytes) -> str:
     name: str = json.loads(literal.decode())
     name.encode()
     return name

@@ -346,7 +346,7 @@ class HttpClient(Closing):
         Raises: NotFoundError for 404; RemoteError for every other status, a server that can't be
         reached, a reply that breaks rule R1, a redirect that breaks rule R2; as the body.
         """
-        answered = partial(self._answered, request, target, limits)
+        answered = partial(self._request_with_login, request, target, limits)
         with self._slots:
             reply, at = self.retrying(answered, limits) if request.retries else answered()
             try:
@@ -428,11 +428,11 @@ class HttpClient(Closing):
     def close(self) -> None:
         self._kept.close()
 
-    def _answered(
+    def _request_with_login(
         self, request: Request, target: RequestTarget, limits: RequestLimits
     ) -> tuple[Reply, RequestTarget]:
         try:
-            reply, at = self._followed(request, target, limits)
+            reply, at = self._follow(request, target, limits)
             if reply.status not in request.accept:
                 reply.close()
                 raise reply.failure()
@@ -443,7 +443,7 @@ class HttpClient(Closing):
             raise
         return reply, at
 
-    def _followed(
+    def _follow(
         self, request: Request, target: RequestTarget, limits: RequestLimits
     ) -> tuple[Reply, RequestTarget]:
         has_credentials = request.body is not None and request.body.has_credentials

@@ -215,7 +215,7 @@ class Connections:
         Raises: RemoteError (rule R2); UsageError for credentials in the clear on the internet;
         OSError, UnicodeError.
         """
-        connection = self._kept(target.address) or self._connected(target, limits)
+        connection = self._idle_connection(target.address) or self._connect(target, limits)
         try:
             target.check(public=connection.public, link_local=connection.link_local)
             if has_credentials and connection.public:
@@ -240,7 +240,7 @@ class Connections:
                 while True:
                     connections.pop().disconnect()
 
-    def _kept(self, address: WebAddress) -> Connection | None:
+    def _idle_connection(self, address: WebAddress) -> Connection | None:
         connections = self._idle[address.origin]
         while True:
             try:
@@ -251,7 +251,7 @@ class Connections:
                 return connection
             connection.disconnect()
 
-    def _connected(self, target: RequestTarget, limits: RequestLimits) -> Connection:
+    def _connect(self, target: RequestTarget, limits: RequestLimits) -> Connection:
         address = target.address
         failure: Exception = OSError("it has no address")
         context = _tls_context(self._ca_file) if address.scheme == "https" else None

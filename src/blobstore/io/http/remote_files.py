@@ -227,12 +227,12 @@ class RemoteFile(SourceReader):
             request = Request("GET", accept, fields, retries=False)
             with self._client.request(request, target, limits) as (reply, at):
                 if reply.status in _KNOWN:
-                    nbytes = self._checked(reply, begin, end)
+                    nbytes = self._check_range(reply, begin, end)
                     self._target = at
                     yield from reply.body(nbytes)
                     return
 
-    def _checked(self, reply: Reply, begin: int, end: int) -> int:
+    def _check_range(self, reply: Reply, begin: int, end: int) -> int:
         size = self.size
         if reply.status == _PART:
             stop, size = check_part(reply, begin, end)
@@ -264,7 +264,7 @@ class Remote(HttpClient):
         request = Request("GET", _KNOWN, (("Range", f"bytes=0-{FIRST_READ - 1}"),))
         with ExitStack() as opened:
             reply, at = opened.enter_context(self.request(request, start, own))
-            head, size = _beginning(reply)
+            head, size = _read_first(reply)
             is_whole = reply.status == _OK and size == UNKNOWN_SIZE
             kept = own if is_whole else limits
             file = RemoteFile(self, start, at, Version.of(reply, size), head, kept)
@@ -314,7 +314,7 @@ class Remote(HttpClient):
         return self.retrying(read, own)
 
 
-def _beginning(reply: Reply) -> tuple[bytes, int]:
+def _read_first(reply: Reply) -> tuple[bytes, int]:
     """Return the first bytes of a file, or fewer if the connection breaks, and the file's size."""
     if reply.status == _OK:
         if reply.length is None or reply.length > FIRST_READ:

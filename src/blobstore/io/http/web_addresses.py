@@ -78,10 +78,10 @@ class WebAddress:
         password, a host or port that can't be.
         """
         if len(text) > _MAX_TEXT:
-            raise _refused("it is too long", text)
+            raise _invalid_address("it is too long", text)
         match = _ADDRESS.fullmatch(text)
         if match is None or not text.isprintable():
-            raise _refused("it is neither http nor https", text)
+            raise _invalid_address("it is neither http nor https", text)
         scheme, authority, path, query = match.groups("")
         if "@" in authority:
             raise UsageError(
@@ -91,10 +91,10 @@ class WebAddress:
         place = _AUTHORITY.fullmatch(authority)
         host = "" if place is None else _in_ascii(place[1].strip("[]"))
         if place is None or _HOST.fullmatch(host) is None:
-            raise _refused("its host is neither a name nor an IP address", text)
+            raise _invalid_address("its host is neither a name nor an IP address", text)
         port = int(place[2] or _DEFAULT_PORTS[scheme.lower()])
         if not 0 < port <= _MAX_PORT:
-            raise _refused(f"{port} is not a port", text)
+            raise _invalid_address(f"{port} is not a port", text)
         target = _without_dots(quote(path or "/", _IN_PATH)) + quote(query, _IN_QUERY)
         return cls(scheme.lower(), host, port, target)
 
@@ -227,5 +227,5 @@ def _without_dots(path: str) -> str:
     return path if path.startswith("//") else urljoin("http://h", path).removeprefix("http://h")
 
 
-def _refused(why: str, text: str) -> UsageError:
+def _invalid_address(why: str, text: str) -> UsageError:
     return UsageError(f"not a web address: {quoted(text)}: {why} (rule R2)", rule="R2")

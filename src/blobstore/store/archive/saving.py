@@ -85,7 +85,7 @@ def opened_output(
     path = Path(target)
     _check_place(path, replace=replace)
     temporary = path.with_name(f".{path.name}.saving")
-    fd = _locked(temporary, path)
+    fd = _lock_temporary(temporary, path)
     try:
         yield partial(_write, fd, os.fspath(target))
         with os_errors("write", temporary):
@@ -119,7 +119,7 @@ def _check_place(path: Path, *, replace: bool) -> None:
         raise UsageError(f"{path} already exists", path=str(path), hint=hint)
 
 
-def _locked(temporary: Path, path: Path) -> int:
+def _lock_temporary(temporary: Path, path: Path) -> int:
     """Return the temporary file, empty and locked.
 
     Raises: BusyError if another process has it, or has just renamed it.

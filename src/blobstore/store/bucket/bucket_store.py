@@ -242,7 +242,7 @@ class BucketSession(Session):
 
     def recall(self, key: str, size: int, *, verify: bool) -> Descriptor | None:
         """See `Session`: one request for the note, one for the blob."""
-        digest = self._noted(key, size) or Digest.from_file_name(f"sha256-{key}")
+        digest = self._read_note(key, size) or Digest.from_file_name(f"sha256-{key}")
         if digest is None or self._home.blobs.size(digest) != size:
             return None
         blob = Descriptor(media_type="", digest=digest, size=size)
@@ -254,7 +254,7 @@ class BucketSession(Session):
                     return blob
         return None
 
-    def _noted(self, key: str, size: int) -> Digest | None:
+    def _read_note(self, key: str, size: int) -> Digest | None:
         """Return the digest in a note, None if it is missing, of another size, or not a note."""
         try:
             raw, _ = self._bucket.get(MADE + key, limit=_MAX_NOTE)

@@ -223,11 +223,11 @@ def open_lease(bucket: Bucket, lease_s: float, wait_s: float | None) -> Lease:
             raise
         lease.close()  # else a clean-up that waits for sessions would wait for this one
         if elapsed_s() >= until:
-            raise _being_pruned(bucket, running)
+            raise _prune_error(bucket, running)
         time.sleep(min(_LOOK_S, lease_s / 8))
 
 
-def _being_pruned(bucket: Bucket, running: LeaseState | None) -> BusyError:
+def _prune_error(bucket: Bucket, running: LeaseState | None) -> BusyError:
     holder = "another process" if running is None else running.holder
     message = f"{bucket.address} is being pruned by {holder}"
     return BusyError(message, path=bucket.address, hint="Try again when it has ended.")
@@ -243,7 +243,7 @@ class SweepLease(Lease):
         """``now``: the server's time. Raises: BusyError while another clean-up runs."""
         self._version, running = read_sweep(bucket)
         if running is not None and running.is_live(now):
-            raise _being_pruned(bucket, running)
+            raise _prune_error(bucket, running)
         super().__init__(bucket, lease_s, SWEEP)
 
     def _write(self) -> None:
@@ -251,7 +251,7 @@ class SweepLease(Lease):
         try:
             self._version = self._bucket.replace(SWEEP, document, self._version)
         except ConflictError:
-            raise _being_pruned(self._bucket, read_sweep(self._bucket)[1]) from None
+            raise _prune_error(self._bucket, read_sweep(self._bucket)[1]) from None
 
     def _end(self) -> None:
         self._bucket.replace(SWEEP, lease_document(0, phase=_IDLE, blobs=[]), self._version)

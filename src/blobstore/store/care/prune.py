@@ -165,7 +165,7 @@ def _decide(
     digests = care.digests()
     references = care.references(known)
     needed = references.needed()
-    blobs = _unneeded(care, digests - needed)
+    blobs = _unneeded_blobs(care, digests - needed)
     # A clock that was set back gives blobs a negative age: they stay.
     removed = tuple(blob for blob in blobs if blob.age_s >= grace_s)
     spared = tuple(replace(blob, kept=True) for blob in blobs if blob.age_s < grace_s)
@@ -193,7 +193,7 @@ def _without_blobs(
     return StorageError(message, path=place, hint=hint)
 
 
-def _unneeded(care: Care, digests: AbstractSet[str]) -> list[UnneededBlob]:
+def _unneeded_blobs(care: Care, digests: AbstractSet[str]) -> list[UnneededBlob]:
     """Return those blobs that are there, sorted by digest."""
     states, now = care.states(digests), care.now()
     return [

@@ -254,7 +254,7 @@ class _Run:
                 self._suspects.append(name)
 
     def damaged(self) -> Iterator[DamagedBlob]:
-        yield from _damaged(self.checks)
+        yield from _damaged_blobs(self.checks)
 
     def broken(self) -> Iterator[BrokenManifest]:
         """Yield the models that are still broken, and those with two tensors of one name."""
@@ -274,7 +274,7 @@ class _Run:
             yield OddFile(self.care.place(digest), reason)
 
 
-def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
+def _damaged_blobs(checks: BlobChecks) -> Iterator[DamagedBlob]:
     """Yield the blobs that are still damaged, and still needed."""
 
     @cache

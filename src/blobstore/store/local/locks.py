@@ -98,14 +98,14 @@ class StoreLock:
 
         Raises: BusyError if another process holds it alone for ``wait_s`` seconds; StorageError.
         """
-        return self._held(fcntl.LOCK_SH, wait_s)
+        return self._lock(fcntl.LOCK_SH, wait_s)
 
     def exclusive(self, wait_s: float = 1) -> AbstractContextManager[None]:
         """Hold the lock alone.
 
         Raises: BusyError if another process holds it for ``wait_s`` seconds; StorageError.
         """
-        return self._held(fcntl.LOCK_EX, wait_s)
+        return self._lock(fcntl.LOCK_EX, wait_s)
 
     def reading(self, wait_s: float = 2) -> AbstractContextManager[bool]:
         """Share the lock if that needs no write; yield whether it was taken.
@@ -116,7 +116,7 @@ class StoreLock:
         return locked(self._path, os.O_NONBLOCK, fcntl.LOCK_SH, wait_s)
 
     @contextmanager
-    def _held(self, kind: int, wait_s: float) -> Iterator[None]:
+    def _lock(self, kind: int, wait_s: float) -> Iterator[None]:
         if self._wait_s is not None and wait_s > 0:
             wait_s = self._wait_s
         fd = self._open()
@@ -290,7 +290,7 @@ class KeptBlobs:
         """
         for folder in self._folders():
             is_left = False
-            with _owned(folder) as is_mine, suppress(OSError):
+            with _lock_folder(folder) as is_mine, suppress(OSError):
                 is_left = is_mine and not (
                     folder.name.startswith(_UNOWNED) and is_young(folder, _LEFT_S)
                 )
@@ -350,7 +350,7 @@ class KeptBlobs:
         """
         for folder in self._folders():
             if _OURS.fullmatch(folder.name):
-                with _owned(folder) as is_mine, suppress(OSError):
+                with _lock_folder(folder) as is_mine, suppress(OSError):
                     if is_mine and not is_young(folder, grace_s):
                         nbytes = sum(path.lstat().st_size for path in folder.iterdir())
                         yield Leftover(folder, nbytes, "left by a killed import")
@@ -363,7 +363,7 @@ class KeptBlobs:
             yield from sorted(path for path in self.sessions.iterdir() if not path.is_symlink())
 
 
-def _owned(folder: Path) -> AbstractContextManager[bool]:
+def _lock_folder(folder: Path) -> AbstractContextManager[bool]:
     """Hold a folder's lock; yield False if it has an owner."""
     owner = folder / _OWNER
     if os.path.lexists(owner):

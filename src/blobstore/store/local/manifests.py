@@ -97,13 +97,13 @@ class NewerManifests:
             is_link = path.is_symlink()
         if is_link:
             try:
-                return self._read_blob(self._linked(path))
+                return self._read_blob(self._link_target(path))
             except NotFoundError as error:
                 raise StorageError(f"{path}: {error.message}", path=str(path)) from None
         with FileReader(path, follow=False) as reader:
             return _text(reader, reader.name)
 
-    def _linked(self, path: Path) -> Digest:
+    def _link_target(self, path: Path) -> Digest:
         """Return the digest of the blob that a link leads to; the link is not followed to read."""
         target = Path(real_path(path))
         digest = Digest.from_file_name(target.name)
@@ -234,13 +234,13 @@ class ManifestFolder(Manifests):
             ]
             if not deeper:  # the rest does not exist; with several folders for it, it gets its own
                 above = parts[:depth] if len(found) > 1 else found[0]
-                return _respelled(name, (*above, *parts[depth:]))
+                return _existing_spelling(name, (*above, *parts[depth:]))
             found = deeper
         if parts in found:
             return name
         if len(found) > 1:
-            raise ambiguous(name, [_respelled(name, several) for several in sorted(found)])
-        return _respelled(name, found[0])
+            raise ambiguous(name, [_existing_spelling(name, several) for several in sorted(found)])
+        return _existing_spelling(name, found[0])
 
     def _spellings(self, above: tuple[str, ...], part: str) -> list[str]:
         """Return the entries of a folder that differ from ``part`` at most in case.
@@ -440,6 +440,6 @@ def _older(temporary: Path) -> Path:
     return temporary.with_suffix(".older")
 
 
-def _respelled(name: ModelName, parts: tuple[str, ...]) -> ModelName:
+def _existing_spelling(name: ModelName, parts: tuple[str, ...]) -> ModelName:
     host, namespace, model, tag = parts
     return replace(name, host=host, namespace=namespace, model=model, tag=tag)

@@ -131,7 +131,7 @@ class PackedBlobs(Blobs):
     def _reader(self, digest: Digest) -> FramesReader:
         for name in self._names(digest):
             try:
-                return self._opened(self.path / name, digest)
+                return self._open_frames(self.path / name, digest)
             except NotFoundError:
                 continue
             except BlobStoreError as error:
@@ -147,7 +147,7 @@ class PackedBlobs(Blobs):
             if digest.hex in index.frames:
                 yield name
 
-    def _opened(self, path: Path, digest: Digest) -> FramesReader:
+    def _open_frames(self, path: Path, digest: Digest) -> FramesReader:
         file = FileReader(path, follow=False)
         try:
             index = self._many.get(path.name) or read_index(file)

@@ -302,7 +302,7 @@ class LocalSession(Session):
             how = How.CLONED
         elif reader.fileno() is not None and link(reader, place):
             how = How.LINKED
-        blob = self.copy(reader) if how is How.COPIED else self._shared(place, descriptor)
+        blob = self.copy(reader) if how is How.COPIED else self._share_blocks(place, descriptor)
         if blob.digest != descriptor.digest:
             if self._made.get(blob.digest) is blob:  # else another blob has its bytes
                 del self._made[blob.digest]
@@ -315,7 +315,7 @@ class LocalSession(Session):
     def _number(self) -> str:
         return str(next(self._numbers))
 
-    def _shared(self, place: Path, descriptor: Descriptor) -> FinishedBlob:
+    def _share_blocks(self, place: Path, descriptor: Descriptor) -> FinishedBlob:
         """Return the blob of a file that shares another's blocks, named for its digest."""
         with FileReader(place, follow=False) as reader:
             reader.read_ahead()
@@ -367,7 +367,7 @@ class LocalSession(Session):
             return None
         if blob is None:
             blob = made.at(self._store.kept.path, self._stage, verify=verify)
-            blob = blob or self._left(made, verify=verify)
+            blob = blob or self._take_leftover(made, verify=verify)
         if blob is not None:
             with self._mutex:
                 self._keyed[key] = blob
@@ -375,7 +375,7 @@ class LocalSession(Session):
                 self._made.setdefault(blob.digest, blob)
         return blob
 
-    def _left(self, made: MadeBlob, *, verify: bool) -> FinishedBlob | None:
+    def _take_leftover(self, made: MadeBlob, *, verify: bool) -> FinishedBlob | None:
         if (path := self._store.kept.take(made.digest, self._folder)) is None:
             return None
         if made.stamp is None:

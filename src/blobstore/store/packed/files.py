@@ -167,10 +167,10 @@ def packed_frames(file: FileReader) -> Frames:
     mark = file.read(0, min(file.size, _MARK.size)).ljust(_MARK.size)
     *skippable, ours, width = _MARK.unpack(mark)
     if (*skippable, ours) != (*_SKIPPABLE, _OURS) or width not in _WIDTHS:
-        raise _damaged("it does not begin as one")
+        raise _damage_error("it does not begin as one")
     table = seek_table(file)
     if table is None or not table.has_small_frames:
-        raise _damaged("it has no seek table of small frames")
+        raise _damage_error("it has no seek table of small frames")
     frames = zstd_frames(file, table)
 
     def decoded(number: int) -> bytes:
@@ -340,21 +340,21 @@ def read_index(file: OpenReader) -> PackedIndex | None:
     if file.read(0, min(file.size, len(_MAGIC))) != _MAGIC:
         return None
     if file.size < len(_MAGIC) + _TRAILER.size:
-        raise _damaged("its end is not that of a packed file")
+        raise _damage_error("its end is not that of a packed file")
     trailer = file.read(file.size - _TRAILER.size, _TRAILER.size)
     offset, length, sha256, end = _TRAILER.unpack(trailer)
     if end != _END or length > _MAX_INDEX or offset + length + _TRAILER.size != file.size:
-        raise _damaged("its end is not that of a packed file")
+        raise _damage_error("its end is not that of a packed file")
     raw = file.read(offset, length)
     if hashlib.sha256(raw).digest() != sha256:
-        raise _damaged("its index is damaged")
+        raise _damage_error("its index is damaged")
     try:
         blobs, bases, fields = _tables(raw)
     except struct.error:
-        raise _damaged("its index has the wrong length") from None
+        raise _damage_error("its index has the wrong length") from None
     frames = list(_frames(fields, len(bases)))
     if len(_MAGIC) + sum(sum(frame.lengths) for frame in frames) != offset:
-        raise _damaged("its frames do not end where its index begins")
+        raise _damage_error("its frames do not end where its index begins")
     rest = iter(frames)
     return PackedIndex(
         {digest.hex(): list(islice(rest, count)) for digest, _, count in blobs},
@@ -377,7 +377,7 @@ def _frames(rows: Sequence[tuple[int, ...]], bases: int) -> Iterator[Frame]:
     place = len(_MAGIC)
     for nbytes, width, coded, base, base_offset, checksum, *lengths in rows:
         if not 0 < nbytes <= FRAME or width not in _WIDTHS or nbytes % width or base > bases:
-            raise _damaged("its index describes an impossible frame")
+            raise _damage_error("its index describes an impossible frame")
         yield Frame(nbytes, place, lengths[:width], coded, checksum, base, base_offset)
         place += sum(lengths[:width])
 
@@ -438,5 +438,5 @@ def _join_rotated(planes: bytes, width: int, base: bytes | None) -> bytes:
     return items.tobytes()
 
 
-def _damaged(what: str) -> CorruptDataError:
+def _damage_error(what: str) -> CorruptDataError:
     return CorruptDataError(f"packed file is damaged: {what}")

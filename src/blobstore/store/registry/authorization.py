@@ -409,7 +409,7 @@ class Authorization:
                 f"redirects to {reply.address}, which asks for credentials: they are not for it",
             )
         if reply.authorization is not None and self._was_refused(scope, reply.authorization):
-            raise self._denied(scope, reply)
+            raise self._denial(scope, reply)
         self._wants = self._wanted(reply)
 
     def _was_refused(self, scope: Scope | None, sent: str) -> bool:
@@ -442,7 +442,7 @@ class Authorization:
             )
         login = self._login
         if login is None:
-            raise self._denied(None, reply)
+            raise self._denial(None, reply)
         if login.basic is None:
             raise refused(self._registry, f"asks for a user name and a password, not for {login}")
         return login.basic
@@ -488,7 +488,7 @@ class Authorization:
                 raise
             return self._tokens[scope]
 
-    def _denied(self, scope: Scope | None, reply: Reply) -> AuthenticationError:
+    def _denial(self, scope: Scope | None, reply: Reply) -> AuthenticationError:
         host = self._registry.authority
         access, login = scope or "access", self._login
         if login is None:

@@ -313,7 +313,7 @@ class RegistryManifests(Manifests):
         budget = Budget(
             f"the list of models at {self._host}", received=_MAX_NAMES, seconds=_NAMES_S
         )
-        repositories = list(self._listed(address, CATALOG, "repositories", budget))
+        repositories = list(self._list(address, CATALOG, "repositories", budget))
         found = (
             ModelName.of_path((self._host, *repository.split("/"), tag))
             for repository in repositories
@@ -341,7 +341,7 @@ class RegistryManifests(Manifests):
     def text(self, name: ModelName) -> bytes:
         pinned = self._pinned.get(name)
         address = self._address(name, str(pinned or name.tag))
-        with self.api.request(address, _scope(name), _asked("GET"), MAX_MANIFEST) as reply:
+        with self.api.request(address, _scope(name), _request("GET"), MAX_MANIFEST) as reply:
             if reply.status == NOT_FOUND:
                 raise self._missing(name)
             raw = reply.whole(MAX_MANIFEST)
@@ -363,7 +363,7 @@ class RegistryManifests(Manifests):
         "" if the registry does not say it.
         """
         address = self._address(name, name.tag)
-        with self.api.request(address, _scope(name), _asked("HEAD")) as reply:
+        with self.api.request(address, _scope(name), _request("HEAD")) as reply:
             return (reply.field(_DIGEST) or "") if reply.status == OK else None
 
     def put(self, name: ModelName, manifest: Manifest) -> None:
@@ -411,9 +411,9 @@ class RegistryManifests(Manifests):
 
     def _tags(self, repository: str, budget: Budget) -> Iterator[str]:
         address = self.api.address(repository, "tags", "list", query="n=1000")
-        return self._listed(address, Scope(repository), "tags", budget)
+        return self._list(address, Scope(repository), "tags", budget)
 
-    def _listed(self, address: WebAddress, scope: Scope, key: str, budget: Budget) -> Iterator[str]:
+    def _list(self, address: WebAddress, scope: Scope, key: str, budget: Budget) -> Iterator[str]:
         """Yield the texts of a list, which comes in pages; nothing if the list does not exist."""
         seen: set[WebAddress] = set()
         following: WebAddress | None = address
@@ -457,7 +457,7 @@ def check_manifest_size(manifest: Manifest, model: str) -> None:
     check_limit(what, len(manifest.raw), "bytes", MAX_MANIFEST, "M1")
 
 
-def _asked(method: str) -> Request:
+def _request(method: str) -> Request:
     return Request(method, (OK, NOT_FOUND), _ACCEPTED_TYPES)
 
 
@@ -512,7 +512,7 @@ class RegistrySignatures:
         raise ConflictError(message, model=str(name), hint="Try again.")
 
     def _manifest(self, name: ModelName, digest: Digest) -> SignatureManifest | None:
-        raw = self._manifests.raw(_tagged(name, digest))
+        raw = self._manifests.raw(_with_tag(name, digest))
         return None if raw is None else SignatureManifest.parse(raw, f"the signatures of {name}")
 
     def _put(
@@ -527,8 +527,8 @@ class RegistrySignatures:
             blob = Descriptor(media_type="", digest=Digest.of(data), size=len(data))
             if uploads.size(blob.digest) != blob.size:
                 uploads.send(blob, BytesReader(data))
-        self._manifests.put(_tagged(name, digest), Manifest.parse(manifest.raw))
+        self._manifests.put(_with_tag(name, digest), Manifest.parse(manifest.raw))
 
 
-def _tagged(name: ModelName, digest: Digest) -> ModelName:
+def _with_tag(name: ModelName, digest: Digest) -> ModelName:
     return replace(name, tag=tag_of(digest))

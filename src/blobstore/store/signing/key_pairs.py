@@ -61,17 +61,17 @@ class PublicKey:
         Raises: UsageError if it is not one, or not supported, or if cryptography is missing.
         """
         serialization = _module("cryptography.hazmat.primitives.serialization")
-        return cls(_parsed(lambda: serialization.load_pem_public_key(raw), name, "public"), name)
+        return cls(_parse(lambda: serialization.load_pem_public_key(raw), name, "public"), name)
 
     @property
     def digest(self) -> Digest:
         """The sha256 of the key's SubjectPublicKeyInfo in DER."""
-        return Digest.of(self._encoded("der"))
+        return Digest.of(self._encode("der"))
 
     @property
     def pem(self) -> bytes:
         """The key in PEM."""
-        return self._encoded("pem")
+        return self._encode("pem")
 
     def verifies(self, data: bytes, value: bytes) -> bool:
         """Return True if ``value`` is a signature of ``data`` by this key."""
@@ -83,7 +83,7 @@ class PublicKey:
             return False
         return True
 
-    def _encoded(self, form: str) -> bytes:
+    def _encode(self, form: str) -> bytes:
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
         encoding = Encoding.DER if form == "der" else Encoding.PEM
@@ -109,12 +109,12 @@ class PrivateKey:
         serialization = _module("cryptography.hazmat.primitives.serialization")
         match = _COSIGN.fullmatch(raw)
         if match is not None:
-            der = _decrypted(match["text"], name, password())
+            der = _decrypt(match["text"], name, password())
             load = lambda: serialization.load_der_private_key(der, None)  # noqa: E731
         else:
             secret = password().encode() if b"ENCRYPTED" in raw else None
             load = lambda: serialization.load_pem_private_key(raw, secret)  # noqa: E731
-        return cls(_parsed(load, name, "private"), name)
+        return cls(_parse(load, name, "private"), name)
 
     @classmethod
     def generate(cls) -> PrivateKey:
@@ -142,7 +142,7 @@ class PrivateKey:
 
         der = self._key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
         salt, nonce = os.urandom(_SALT_BYTES), os.urandom(_NONCE_BYTES)
-        box = _module("nacl.secret").SecretBox(_derived(password, salt, _NEW_COST))
+        box = _module("nacl.secret").SecretBox(_derive(password, salt, _NEW_COST))
         params = {"N": _NEW_COST, "r": _BLOCK, "p": _LANES}
         sealed = {
             "kdf": {"name": "scrypt", "params": params, "salt": _text(salt)},
@@ -178,7 +178,7 @@ def _scheme(key: Any, name: str) -> tuple[Any, ...]:
     raise UsageError(f"{name} is {kind}, which is not supported", path=name, hint=hint)
 
 
-def _parsed(load: Callable[[], Any], name: str, kind: str) -> Any:
+def _parse(load: Callable[[], Any], name: str, kind: str) -> Any:
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
@@ -189,7 +189,7 @@ def _parsed(load: Callable[[], Any], name: str, kind: str) -> Any:
         raise UsageError(message, path=name) from None
 
 
-def _decrypted(text: bytes, name: str, password: str) -> bytes:
+def _decrypt(text: bytes, name: str, password: str) -> bytes:
     secret, crypto = _module("nacl.secret"), _module("nacl.exceptions")
     try:
         sealed = parse_object(base64.b64decode(text), name, rule="S1", limit=MAX_KEY_FILE)
@@ -204,13 +204,13 @@ def _decrypted(text: bytes, name: str, password: str) -> bytes:
     if not is_known or len(nonce) != _NONCE_BYTES:
         raise UsageError(f"{name} is encrypted in a way that cosign does not use", path=name)
     try:
-        box = secret.SecretBox(_derived(password, salt, cost))
+        box = secret.SecretBox(_derive(password, salt, cost))
         return bytes(box.decrypt(ciphertext, nonce))
     except crypto.CryptoError:
         raise UsageError(f"{name}: wrong password, or the file is damaged", path=name) from None
 
 
-def _derived(password: str, salt: bytes, cost: int) -> bytes:
+def _derive(password: str, salt: bytes, cost: int) -> bytes:
     memory = 128 * cost * _BLOCK + 2**20  # RFC 7914, section 5, and some room
     return hashlib.scrypt(
         password.encode(), salt=salt, n=cost, r=_BLOCK, p=_LANES, maxmem=memory, dklen=32

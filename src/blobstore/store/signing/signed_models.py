@@ -111,7 +111,7 @@ class SignedBy:
         Raises: SignatureError without one; UsageError for a key that can't be read.
         """
         keys = self.keys()
-        found = [self._judged(signature, name, digest, keys) for signature in signatures]
+        found = [self._judge(signature, name, digest, keys) for signature in signatures]
         accepted = [one for one in found if isinstance(one, Accepted)]
         if not accepted:
             reasons = [one for one in found if isinstance(one, str)]
@@ -120,7 +120,7 @@ class SignedBy:
             raise SignatureError(message, model=str(name), hint=_hint(name, reasons))
         return accepted
 
-    def _judged(
+    def _judge(
         self, signature: Signature, name: ModelName, digest: Digest, keys: Sequence[PublicKey]
     ) -> Accepted | str:
         try:
@@ -267,7 +267,7 @@ def _requirements(value: Any, place: str) -> list[Requirement]:
 def _requirement(value: Any, place: str) -> Requirement:
     kind = _object(value, place).get("type")
     if kind == "sigstoreSigned":
-        return _signed(value, place)
+        return _key_requirement(value, place)
     if kind in _UNSUPPORTED_TYPES:
         return f"the policy requires {kind!r}, which is not supported"
     if kind not in ("insecureAcceptAnything", "reject"):
@@ -276,7 +276,7 @@ def _requirement(value: Any, place: str) -> Requirement:
     return "the policy rejects it" if kind == "reject" else None
 
 
-def _signed(value: dict[str, Any], place: str) -> Requirement:
+def _key_requirement(value: dict[str, Any], place: str) -> Requirement:
     _check_keys(value, place, ("type",), (*_KEY_SOURCES, *_UNSUPPORTED_KEYS, "signedIdentity"))
     match = _match(value.get("signedIdentity"), place)
     if unsupported := [key for key in _UNSUPPORTED_KEYS if key in value]:
@@ -316,7 +316,7 @@ def _match(value: Any, place: str) -> Match:
         return _equal_to(exact)
     if kind == "remapIdentity":
         _check_keys(value, place, ("type", "prefix", "signedPrefix"))
-        return _remapped(str(value["prefix"]), str(value["signedPrefix"]))
+        return _remap(str(value["prefix"]), str(value["signedPrefix"]))
     raise InvalidError(f"unknown signedIdentity {quoted(kind)}", place)
 
 
@@ -336,7 +336,7 @@ def _check_keys(
             raise InvalidError(f"no {key}", place)
 
 
-def _remapped(prefix: str, signed_prefix: str) -> Match:
+def _remap(prefix: str, signed_prefix: str) -> Match:
     def matches(model: DockerReference, signed: DockerReference) -> bool:
         repository = model.repository
         if repository == prefix or repository.startswith(f"{prefix}/"):
@@ -439,10 +439,12 @@ def check_signatures(
     kept = _signatures(home)
     holders = [(home.holder(name), name) for name in list(names) or all_names(home)]
     found = [(holder, holder.find(name)) for holder, name in holders]
-    return [_checked(name, one.manifests.read(name).digest, kept, policy) for one, name in found]
+    return [
+        _check_model(name, one.manifests.read(name).digest, kept, policy) for one, name in found
+    ]
 
 
-def _checked(
+def _check_model(
     name: ModelName, digest: Digest, kept: Signatures, policy: SignaturePolicy
 ) -> CheckedModel:
     signatures = kept.read(name, digest)
