@@ -26,8 +26,8 @@ from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Finished, Home, Session
 
-SIZES = (0, 1, 511, 4095, 4096, 4097, 65_537, 2**20, 2**20 + 1)
-"""Sizes of blobs: around pages, sectors and buffers."""
+SIZES = (0, 1, 4097, 2**20 + 1)
+"""Sizes of blobs: below and beyond pages and buffers."""
 HOSTILE = (
     "",
     ".",
@@ -144,8 +144,8 @@ class BlobTests(HomeTests):
             with pytest.raises(NotFoundError):
                 ask("m")
 
-    @pytest.mark.parametrize("size", SIZES[2:])
-    def test_pieces_in_any_order(self, home: Home, session: Session, size: int) -> None:
+    def test_pieces_in_any_order(self, home: Home, session: Session) -> None:
+        size = 2**20 + 1
         data = data_of(size)
         cuts = sorted({0, size, *(random.Random(size).randrange(1, size) for _ in range(5))})
         pieces = list(pairwise(cuts))
@@ -160,27 +160,26 @@ class BlobTests(HomeTests):
         assert (blob.digest, blob.size, len(told)) == (Digest.of(data), size, len(pieces))
         check_published(home, session, data)
 
-    @pytest.mark.parametrize("size", SIZES[2:])
-    def test_buffers_of_early_pieces_do_not_wait(self, session: Session, size: int) -> None:
-        data = data_of(size)
-        at, made = size // 2, list[Finished]()
+    def test_buffers_of_early_pieces_do_not_wait(self, session: Session) -> None:
+        data = data_of(2**20 + 1)
+        at, made = 2**19, list[Finished]()
         buffer = bytearray(data[at:])
 
         def clear() -> None:
             buffer[:] = bytes(len(buffer))
 
-        with closing(session.writer(size, made.append)) as writer:
+        with closing(session.writer(len(data), made.append)) as writer:
             writer.put(at, buffer, waits=False, hashed=clear)
             assert not any(buffer), "the buffer was not released"
             writer.put(0, data[:at])
         (blob,) = made
-        assert (blob.digest, blob.size) == (Digest.of(data), size)
+        assert (blob.digest, blob.size) == (Digest.of(data), len(data))
 
-    @pytest.mark.parametrize("gap", [1, 4096, 100_000])
     def test_a_gap_is_written_before_the_piece_before_it(
-        self, home: Home, session: Session, gap: int
+        self, home: Home, session: Session
     ) -> None:
-        data, half = data_of(8192 + gap), gap // 2
+        gap, half = 100_000, 50_000
+        data = data_of(8192 + gap)
         made: list[Finished] = []
         with closing(session.writer(len(data), made.append)) as writer:
             writer.put(4096 + gap, data[4096 + gap :], beside=[(4096, data[4096 : 4096 + half])])
@@ -250,14 +249,12 @@ class BlobTests(HomeTests):
 
     # A blob from elsewhere
 
-    @pytest.mark.parametrize("size", [0, 1, 2**20 + 1])
-    def test_a_copy_of_all_that_a_reader_gives(
-        self, home: Home, session: Session, size: int
-    ) -> None:
-        data = data_of(size)
-        blob = session.copy(BytesReader(data))
-        assert (blob.digest, blob.size) == (Digest.of(data), size)
-        check_published(home, session, data)
+    def test_a_copy_of_all_that_a_reader_gives(self, home: Home, session: Session) -> None:
+        blobs = [data_of(size) for size in SIZES]
+        for data in blobs:
+            blob = session.copy(BytesReader(data))
+            assert (blob.digest, blob.size) == (Digest.of(data), len(data))
+        check_published(home, session, *blobs)
 
     def test_damage_that_has_the_bytes_of_another_blob(self, home: Home, session: Session) -> None:
         session.put(b"one")
@@ -265,19 +262,15 @@ class BlobTests(HomeTests):
             session.add(descriptor_of(b"two"), BytesReader(b"one"))
         check_published(home, session, b"one")
 
-    @pytest.mark.parametrize("size", [0, 5, 70_000])
-    def test_other_bytes_from_elsewhere(self, home: Home, session: Session, size: int) -> None:
-        wrong = bytes(size) if size else b""
-        said = replace(descriptor_of(data_of(max(size, 1))), size=size)
-        with pytest.raises(DigestMismatchError):
-            session.add(said, BytesReader(wrong))
-        with pytest.raises(NotFoundError):
-            session.publish(M, Manifest(layers=(said,)))
+    def test_other_bytes_from_elsewhere(self, home: Home, session: Session) -> None:
+        for size in (0, 5, 70_000):
+            said = replace(descriptor_of(data_of(max(size, 1))), size=size)
+            with pytest.raises(DigestMismatchError):
+                session.add(said, BytesReader(bytes(size)))
+            with pytest.raises(NotFoundError):
+                session.publish(M, Manifest(layers=(said,)))
         check_empty(home)
-
-    @pytest.mark.parametrize("more", [-1, 1])
-    def test_another_size_from_elsewhere(self, session: Session, more: int) -> None:
         data = data_of(1000)
-        said = replace(descriptor_of(data), size=len(data) + more)
-        with pytest.raises(CorruptDataError):
-            session.add(said, BytesReader(data))
+        for size in (999, 1001):
+            with pytest.raises(CorruptDataError):
+                session.add(replace(descriptor_of(data), size=size), BytesReader(data))

@@ -68,14 +68,12 @@ class ModelTests(HomeTests):
         assert seen.manifests.names() == [M]
         assert blobs_of(seen, "m") == [b"one", b"two"]
 
-    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-    def test_a_session_that_fails_leaves_nothing(
-        self, home: Home, error: type[BaseException]
-    ) -> None:
-        with suppress(error), home.session() as session:
-            session.put(b"one")
-            raise error
-        check_empty(home)
+    def test_a_session_that_fails_leaves_nothing(self, home: Home) -> None:
+        for error in (ValueError, KeyboardInterrupt):
+            with suppress(error), home.session() as session:
+                session.put(b"one")
+                raise error
+            check_empty(home)
 
     def test_what_no_manifest_names_stays_invisible(self, home: Home) -> None:
         with home.session() as session:
@@ -106,13 +104,18 @@ class ModelTests(HomeTests):
         assert commit(home, "n", b"one", b"three") == {Digest.of(b"three")}
         assert commit(home, "n", b"one", b"three") == set()
 
-    def test_a_session_may_publish_twice(self, home: Home) -> None:
+    def test_a_session_may_publish_again(self, home: Home) -> None:
         with home.session() as session:
             session.put(b"one")
             assert session.publish(M, manifest_of(b"one")) == {Digest.of(b"one")}
             session.put(b"two")
             assert session.publish(N, manifest_of(b"one", b"two")) == {Digest.of(b"two")}
+            for _ in range(2):
+                with pytest.raises(ConflictError):
+                    session.publish(N, manifest_of(b"two"), expected=(None,))
+            session.publish(N, manifest_of(b"two"))
         assert home.manifests.names() == [M, N]
+        assert blobs_of(home, "n") == [b"two"]
 
     def test_a_model_of_no_blobs(self, home: Home) -> None:
         if self.checks_manifests:
@@ -202,12 +205,12 @@ class ModelTests(HomeTests):
 
     # Names
 
-    @pytest.mark.parametrize("name", HOSTILE)
-    def test_hostile_names(self, home: Home, tmp_path: Path, name: str) -> None:
+    def test_hostile_names(self, home: Home, tmp_path: Path) -> None:
         before = sorted(tmp_path.rglob("*"))
-        for ask in (home.target, home.remove):  # find: see `ReadingTests`
-            with pytest.raises(InvalidNameError):
-                ask(name)
+        for name in HOSTILE:
+            for ask in (home.target, home.remove):  # find: see `ReadingTests`
+                with pytest.raises(InvalidNameError):
+                    ask(name)
         assert sorted(tmp_path.rglob("*")) == before
 
     def test_case_tells_no_models_apart(self, home: Home) -> None:
@@ -264,24 +267,22 @@ class TransferTests(HomeTests):
 
     # Faults
 
-    @pytest.mark.parametrize("at", [0, 1, 2])
-    def test_a_reader_that_fails(self, home: Home, at: int) -> None:
+    def test_a_reader_that_fails(self, home: Home) -> None:
         blobs = [data_of(3000, number) for number in range(3)]
         with suppress(BlobStoreError), home.session() as session:
             for number, data in enumerate(blobs):
-                reader = _Failing(data) if number == at else BytesReader(data)
+                reader = _Failing(data) if number == 1 else BytesReader(data)
                 session.add(descriptor_of(data), reader)
             session.publish(M, manifest_of(*blobs))
         assert home.manifests.names() == []
         commit(home, "m", *blobs)
         assert blobs_of(home, "m") == blobs
 
-    @pytest.mark.parametrize("at", [0, 1, 2])
-    def test_a_transfer_that_fails_goes_on(self, home: Home, at: int) -> None:
+    def test_a_transfer_that_fails_goes_on(self, home: Home) -> None:
         blobs = [data_of(3000, number) for number in range(3)]
         source = MemoryStore()
         commit(source, "m", *blobs)
-        lost = source.blobs.all.pop(Digest.of(blobs[at]))
+        lost = source.blobs.all.pop(Digest.of(blobs[1]))
         with pytest.raises(NotFoundError):
             transfer(["m"], source, home, jobs=1)
         assert home.manifests.names() == []

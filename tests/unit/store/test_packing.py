@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 from support.checkpoints import BF16, normal, safetensors_bytes, write_checkpoint
 from support.packed_format import decoded
-from support.stores import commit_model, manifest_path
+from support.stores import commit_model
 
 import blobstore
 from blobstore.errors import (
@@ -24,16 +22,11 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.inspection.listing import ListedModel, list_models
-from blobstore.io.durable import os_errors
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import prune
-from blobstore.store.care.usage import measure_usage
-from blobstore.store.care.verify import Sample, verify
-from blobstore.store.layered import LayeredStore
+from blobstore.store.care.verify import verify
 from blobstore.store.local import packed
-from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.store import Store, open_store, pack, unpack
-from blobstore.store.memory import MemoryStore
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -111,15 +104,6 @@ def test_any_number_of_threads_makes_the_same_files(one: Store) -> None:
     assert files(one.root / ".blobstore" / "packed") == first
 
 
-def test_a_model_keeps_the_time_of_its_manifest(one: Store) -> None:
-    os.utime(one.manifests.path.joinpath(*M.path_parts), (10**9, 10**9))
-    before = one.manifests.modified(M)
-    pack(one, M)
-    assert one.packed.manifests.modified(M) == before
-    unpack(one, M)
-    assert one.manifests.modified(M) == before
-
-
 def test_a_blob_that_another_model_needs_stays(one: Store, tmp_path: Path) -> None:
     one.copy("m", "n")
     before = visible(one)
@@ -191,37 +175,6 @@ def test_opening_a_packed_model_brings_it_back(one: Store) -> None:
         blobstore.open_model("other", store=one)
 
 
-def test_opening_through_layers_unpacks_in_the_upper_store(one: Store) -> None:
-    pack(one, "m")
-    assert LayeredStore(one, [MemoryStore()]).whole("m") == M
-    assert not one.is_packed("m")
-
-
-def test_a_removed_packed_model_is_gone(one: Store, tmp_path: Path) -> None:
-    add(one, tmp_path, "n", 1e-4)
-    pack(one, "m")
-    pack(one, "n")
-    sizes = {path.name: path.stat().st_size for path in packed_files(one)}
-    removal = one.remove("m")
-    left = {path.name for path in packed_files(one)}
-    assert sum(blob.size for blob in removal.removed) == sum(
-        size for name, size in sizes.items() if name not in left
-    )
-    unpack(one, "n")
-    assert verify(one, ["n"]).is_sound
-    with pytest.raises(ModelNotFoundError):
-        one.remove("m")
-
-
-def test_an_import_over_a_packed_name_replaces_it(one: Store, tmp_path: Path) -> None:
-    pack(one, "m")
-    add(one, tmp_path, "m", 0.5)
-    assert not one.packed.has("m")
-    assert [model.name for model in list_models(one)] == [M]
-    prune(one, grace_s=0, sole_owner=True)
-    assert packed_files(one) == []
-
-
 def test_copies_and_moves_of_packed_models(one: Store) -> None:
     before = visible(one)
     pack(one, "m")
@@ -285,16 +238,6 @@ def test_damage_is_found_and_never_unpacked(one: Store) -> None:
         assert one.is_packed("m")
 
 
-def test_a_missing_file_is_damage(one: Store) -> None:
-    pack(one, "m")
-    path = packed_files(one)[0]
-    path.unlink()
-    result = verify(open_store(one.root), ["m"])
-    assert {blob.digest.file_name for blob in result.damaged} == {path.name}
-    with pytest.raises(blobstore.errors.NotFoundError):
-        unpack(open_store(one.root), "m")
-
-
 def test_a_damaged_packed_file_does_not_take_the_place_of_whole_blobs(
     one: Store, tmp_path: Path
 ) -> None:
@@ -318,8 +261,7 @@ def test_a_damaged_packed_file_does_not_take_the_place_of_whole_blobs(
     assert not verify(one).damaged
 
 
-@pytest.mark.parametrize("place", ["", "blobs", "manifests"])
-@pytest.mark.parametrize("is_link", [True, False])
+@pytest.mark.parametrize(("place", "is_link"), [("", True), ("blobs", True), ("manifests", False)])
 def test_nothing_is_packed_into_anything_but_our_own_folders(
     one: Store, tmp_path: Path, place: str, *, is_link: bool
 ) -> None:
@@ -392,44 +334,6 @@ def test_a_damaged_plain_blob_is_not_packed(one: Store) -> None:
 # Care
 
 
-def test_usage_counts_packed_files(one: Store) -> None:
-    plain = measure_usage(one)
-    pack(one, "m")
-    usage = measure_usage(one)
-    on_disk = sum(path.stat().st_size for path in packed_files(one))
-    assert (usage.blobs, usage.nbytes, usage.packed) == (0, 0, on_disk)
-    [model] = usage.models
-    assert (model.name, model.nbytes, model.unique, model.is_packed) == (M, on_disk, on_disk, True)
-    one.copy("m", "n")
-    assert [one.unique for one in measure_usage(one, ["m"]).models] == [0]
-    assert plain.packed == 0
-
-
-def test_no_packed_file_is_removed_because_a_folder_closes_meanwhile(
-    one: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The files that may be manifests are listed first; the names may be refused then."""
-    pack(one, "m")
-    monkeypatch.setattr(ManifestFolder, "names", refuses)
-    assert one.packed.manifests.names() == []
-    assert "permission denied" in str(one.packed.remove_unneeded().reason)
-    assert packed_files(one)
-
-
-def refuses(folder: ManifestFolder) -> list[ModelName]:
-    with os_errors("list", folder.path):
-        raise PermissionError(errno.EACCES, "permission denied")
-
-
-def test_verify_counts_packed_blobs_in_parts(one: Store) -> None:
-    nbytes = verify(one).nbytes
-    pack(one, "m")
-    assert verify(one).nbytes == nbytes
-    parts = [verify(one, sample=Sample(number, 3)) for number in (1, 2, 3)]
-    assert sum(part.nbytes for part in parts) == nbytes
-    assert verify(one, quick=True).nbytes < nbytes
-
-
 def test_prune_removes_what_a_killed_pack_left(one: Store) -> None:
     before = visible(one)
     pack(one, "m")
@@ -443,23 +347,6 @@ def test_prune_removes_what_a_killed_pack_left(one: Store) -> None:
     prune(one)
     assert packed_files(one) == []
     assert visible(one) == before
-
-
-def test_a_killed_pack_is_continued(one: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    class KilledError(Exception):
-        pass
-
-    def killed(*_: object) -> None:
-        raise KilledError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "become_packed", killed)
-        with pytest.raises(KilledError):
-            pack(one, "m")
-    left = {path: path.stat().st_ino for path in packed_files(one)}
-    assert left
-    pack(one, "m")
-    assert {path: path.stat().st_ino for path in packed_files(one)} == left
 
 
 def test_a_full_disk_leaves_the_store_as_it_was(
@@ -521,15 +408,6 @@ def test_an_import_meanwhile_is_not_overwritten(
             pack(one, "m")
     assert one.manifest("m").layers[0].size == 3
     assert not one.packed.has("m")
-
-
-def test_a_model_of_documents_only_is_packed(store: Store) -> None:
-    commit_model(store, "m", b"text " * 1000, b"")
-    before = visible(store)
-    pack(store, "m")
-    assert not manifest_path(store, "m").exists()
-    unpack(store, "m")
-    assert visible(store) == before
 
 
 def test_a_blob_without_a_valid_header_is_packed_as_text(store: Store) -> None:

@@ -410,7 +410,7 @@ class LocalSession(Session):
         manifest.check_limits()
         named = [blob for blob in manifest.descriptors if blob.digest not in below]
         created = {blob.digest for blob in self._blobs.missing(named)}
-        prepared = self._folder / "manifest"
+        prepared = self._folder / f"manifest-{self._number()}"  # a refused one may be there
         self._manifests.prepare(name, manifest, prepared)
         is_new = self._copies.write(name, manifest.raw)
         try:

@@ -11,7 +11,7 @@ from support.checkpoints import small_tensors, write_checkpoint
 from support.stores import blob_path, commit_model, layer_by_hand, link_by_hand, manifest_path
 
 import blobstore
-from blobstore.errors import NotFoundError, StorageError
+from blobstore.errors import StorageError
 from blobstore.importer.repair import repair_model
 from blobstore.names import ModelName
 from blobstore.store.care.prune import PruneResult, prune, undo_prune
@@ -71,7 +71,7 @@ def is_refused(store: Store, snapshot: Snapshot, *texts: str) -> None:
     assert snapshot(store) == before
 
 
-@pytest.mark.parametrize("names", [("a",), ("a", "b"), tuple("abcdefgh")])
+@pytest.mark.parametrize("names", [("a",), tuple("abcdefgh")])
 def test_an_empty_folder_of_manifests_is_refused_and_all_is_there_when_it_is_mounted(
     store: Store, snapshot: Snapshot, names: tuple[str, ...]
 ) -> None:
@@ -89,17 +89,6 @@ def test_an_empty_folder_of_manifests_is_refused_and_all_is_there_when_it_is_mou
     mount(store, "manifests")
     assert prune_all(store).removed == ()
     assert [str(name) for name in store.manifests.names()] == [f"{name}:latest" for name in names]
-
-
-def test_a_missing_folder_of_manifests_is_refused(store: Store, snapshot: Snapshot) -> None:
-    fill(store, *"abcdefg")
-    (store.root / "manifests").rename(store.root / "elsewhere")
-    is_refused(
-        store,
-        snapshot,
-        "7 of the 7 models",
-        "a:latest, b:latest, c:latest, d:latest, e:latest and 2 more",
-    )
 
 
 def test_manifests_of_ollama_alone_are_refused_too(store: Store, snapshot: Snapshot) -> None:
@@ -128,7 +117,7 @@ def test_more_than_half_is_too_many(store: Store, snapshot: Snapshot) -> None:
     )
 
 
-@pytest.mark.parametrize("gone", ["a", "ab", "abcd", "abcde"])
+@pytest.mark.parametrize("gone", ["a", "abcde"])
 def test_models_that_ollama_removed_are_no_alarm(store: Store, gone: str) -> None:
     """It deletes the blobs that only they need with their manifests."""
     fill(store, *"abcde")
@@ -138,14 +127,6 @@ def test_models_that_ollama_removed_are_no_alarm(store: Store, gone: str) -> Non
         blob_path(store, b"shared").unlink()
     assert [str(name) for name in prune_all(store).forgotten] == [f"{name}:latest" for name in gone]
     assert prune_all(store).forgotten == ()
-
-
-def test_models_that_were_removed_here_are_no_alarm(store: Store) -> None:
-    fill(store, *"abc")
-    for name in "abc":
-        store.remove(ModelName.parse(name))
-    result = prune_all(store)
-    assert (result.removed, result.forgotten) == ((), ())
 
 
 def test_blobs_on_a_disk_that_is_not_mounted(
@@ -203,18 +184,6 @@ def test_copies_wait_for_the_last_of_their_blobs(store: Store) -> None:
     os.utime(blob_path(store, b"a"), (0, 0))
     assert [str(name) for name in prune(store).forgotten] == ["a:latest"]
     assert [str(name) for name in undo_prune(store).without_manifest] == ["a:latest"]
-
-
-def test_the_prune_after_deletes_the_copies(store: Store) -> None:
-    fill(store, *"abc")
-    manifest_path(store, "a").unlink()
-    assert len(prune_all(store).removed) == 1
-    assert list(store.root.glob(".blobstore/copies/*/*/a/latest/*"))
-    prune_all(store)
-    assert not list(store.root.glob(".blobstore/copies/*/*/a/latest/*"))
-    with pytest.raises(NotFoundError, match="empty"):
-        undo_prune(store)
-    assert [str(name) for name in store.copies.names()] == ["b:latest", "c:latest"]
 
 
 def test_copies_are_not_removed_through_a_link(store: Store, tmp_path: Path) -> None:

@@ -9,15 +9,13 @@ import errno
 import json
 import os
 import re
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_checkpoint
-from support.faults import make_device
+from support.checkpoints import normal, safetensors_bytes, write_checkpoint
 from support.stores import (
     blob_path,
     commit_model,
@@ -71,10 +69,6 @@ def test_an_empty_store_is_sound_and_an_absent_one_is_an_error(store: Store) -> 
     assert verify(store).is_sound
 
 
-def test_more_threads_than_blobs(model: Store) -> None:
-    assert verify(model, jobs=10**20).is_sound
-
-
 @pytest.mark.parametrize("at", [8, -1])
 def test_a_bit_that_flipped(model: Store, at: int) -> None:
     layer = next(
@@ -95,16 +89,6 @@ def test_a_bit_that_flipped(model: Store, at: int) -> None:
     assert verify(model, quick=True).is_sound == (at == -1)
 
 
-def _bind(path: Path) -> None:
-    before = Path.cwd()
-    os.chdir(path.parent)  # a socket's address holds 107 bytes
-    try:
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(path.name)
-    finally:
-        os.chdir(before)
-
-
 def _replaced(make: Change) -> Change:
     def replace(path: Path) -> None:
         path.unlink()
@@ -118,30 +102,23 @@ def _replaced(make: Change) -> Change:
     [
         (Path.unlink, "missing"),
         (lambda path: os.truncate(path, 50), "do not match its digest"),
-        (lambda path: os.truncate(path, 0), "do not match its digest"),
-        (lambda path: path.write_bytes(A + b" "), "do not match its digest"),
         (lambda path: path.chmod(0), "mode is 000|permission denied"),
         (
             _replaced(lambda path: path.symlink_to("/dev/zero")),
             "symbolic link|too many levels",
         ),
         (_replaced(os.mkfifo), "not a regular file"),
-        (_replaced(Path.mkdir), "not a regular file"),
-        (_replaced(_bind), "no such device|not a regular file"),
-        pytest.param(_replaced(make_device), "not a regular file", marks=pytest.mark.lab),
     ],
 )
-@pytest.mark.parametrize("quick", [False, True])
-def test_a_blob_that_is_not_what_it_should_be(
-    store: Store, change: Change, says: str, quick: bool
-) -> None:
+def test_a_blob_that_is_not_what_it_should_be(store: Store, change: Change, says: str) -> None:
+    """More kinds of files: test_corpus_store.py."""
     link_by_hand(store, "m", {"layer": A, "other": B})
     change(blob_path(store, A))
-    result = verify(store, quick=quick)
-    reason, models, tensors = only(result)
-    assert models == ["m:latest"]
-    assert tensors in (["layer"], ["a"])  # its name in the manifest, where its header can't be read
-    assert quick or re.search(says, reason)
+    for quick in (True, False):
+        reason, models, tensors = only(verify(store, quick=quick))
+        assert models == ["m:latest"]
+        assert tensors in (["layer"], ["a"])  # in the manifest, where no header can be read
+    assert re.search(says, reason)
 
 
 def test_a_blob_of_another_size_than_a_manifest_says(store: Store) -> None:
@@ -166,7 +143,6 @@ def test_a_header_or_companions_that_are_wrong_although_the_bytes_are_the_digest
         assert "scale" in reasons[1]
 
 
-@pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize(
     ("metadata", "reason"),
     [
@@ -175,20 +151,20 @@ def test_a_header_or_companions_that_are_wrong_although_the_bytes_are_the_digest
     ],
 )
 def test_a_type_that_metadata_do_not_name_is_odd(
-    store: Store, metadata: dict[str, str], reason: str, *, quick: bool
+    store: Store, metadata: dict[str, str], reason: str
 ) -> None:
     """As in fixtures/ollama-records: the head of d_mlx_mixed_4_8, and d_mlx_int4."""
     arrays, _ = stored_arrays("w", normal("w", 4, 128), "int8")
     content = safetensors_bytes(arrays, metadata)
     link_by_hand(store, "m", {"w": content})
     for names in ([], ["m"]):
-        result = verify(store, names, quick=quick)
+        result = verify(store, names)
         assert result.is_sound
         (odd,) = result.odd
         assert odd.path == blob_path(store, content)
         assert odd.reason.startswith(f"its bytes are whole, but {reason}")
     odd.path.write_bytes(content[:-1] + b"\xff")
-    assert only(verify(store, quick=quick))[0] == "its bytes do not match its digest"
+    assert only(verify(store))[0] == "its bytes do not match its digest"
 
 
 def test_documents_that_are_read_here_and_are_none(store: Store) -> None:
@@ -208,18 +184,6 @@ def test_documents_that_are_read_here_and_are_none(store: Store) -> None:
         assert any("config.json is not a JSON object" in reason for reason in reasons)
 
 
-def test_models_of_another_kind_are_hashed(store: Store) -> None:
-    layer = layer_by_hand(store, "", b"GGUF" + bytes(100)) | {
-        "mediaType": "application/vnd.ollama.image.model"
-    }
-    path = manifest_path(store, "m")
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
-    assert verify(store).is_sound
-    blob_path(store, b"GGUF" + bytes(100)).write_bytes(b"GGUF" + bytes(99) + b"x")
-    assert only(verify(store))[0] == "its bytes do not match its digest"
-
-
 def test_blobs_that_nobody_needs_are_checked_too(store: Store) -> None:
     link_by_hand(store, "m", {"layer": A})
     layer_by_hand(store, "", b"orphan")
@@ -236,15 +200,10 @@ def test_a_manifest_that_can_not_be_read(store: Store) -> None:
     assert "not valid JSON" in broken.reason
 
 
-@pytest.mark.parametrize(
-    "change", [(b"layer0", b"layer1"), (b"image.tensor", b"image.tensos"), (b"\n", b" ")]
-)
-def test_a_manifest_that_is_valid_but_not_the_one_that_was_written(
-    store: Store, change: tuple[bytes, bytes]
-) -> None:
+def test_a_manifest_that_is_valid_but_not_the_one_that_was_written(store: Store) -> None:
     commit_model(store, "m", A)
     path = manifest_path(store, "m")
-    path.write_bytes(path.read_bytes().replace(*change))
+    path.write_bytes(path.read_bytes().replace(b"\n", b" "))
     (broken,) = verify(store).broken
     assert "from what was written" in broken.reason
 
@@ -255,23 +214,15 @@ def test_a_manifest_that_another_program_replaced_is_no_damage(store: Store) -> 
     assert verify(store).is_sound
 
 
-@pytest.mark.parametrize("change", [("sha256:", "\\u0073ha256:"), ('"digest"', '"d\\u0069gest"')])
-def test_a_digest_that_is_written_with_escapes(store: Store, change: tuple[str, str]) -> None:
+def test_a_digest_that_is_written_with_escapes(store: Store) -> None:
     link_by_hand(store, "m", {"a": A})
     path = manifest_path(store, "m")
     start, middle, end = re.findall(r"sha256-(.{20})(.)(.*)", blob_path(store, A).name)[0]
     escaped = f"{start}\\u{ord(middle):04x}{end}"
-    path.write_text(path.read_text().replace(*change).replace(f"{start}{middle}{end}", escaped))
+    path.write_text(path.read_text().replace(f"{start}{middle}{end}", escaped))
     assert verify(store).is_sound
     blob_path(store, A).unlink()
     assert only(verify(store, ["m"])) == ("it is missing", ["m:latest"], ["a"])
-
-
-def test_two_blobs_that_hold_one_tensor(store: Store) -> None:
-    link_by_hand(store, "m", {"x": A, "y": safetensors_bytes({"a": np.arange(3.0)})})
-    assert [broken.reason for broken in verify(store, quick=True).broken] == [
-        "two of its blobs hold the tensor 'a'"
-    ]
 
 
 def test_odd_files_are_shown_and_no_damage(store: Store, tmp_path: Path) -> None:
@@ -316,16 +267,6 @@ def test_odd_files_are_shown_and_no_damage(store: Store, tmp_path: Path) -> None
     assert verify(store, ["m"]).odd == ()
 
 
-def test_the_mode_of_what_a_link_leads_to_is_not_that_of_a_blob(
-    model: Store, tmp_path: Path
-) -> None:
-    (tmp_path / "other").write_bytes(b"")
-    (tmp_path / "other").chmod(0o666)
-    blob_path(model, A).symlink_to(tmp_path / "other")
-    result = verify(model)
-    assert (result.odd, len(result.damaged)) == ((), 1)
-
-
 def test_a_manifest_that_is_lost_is_shown_and_no_damage(model: Store, tmp_path: Path) -> None:
     model.remove(ModelName.parse("n"))
     manifest_path(model, "m").unlink()
@@ -362,12 +303,10 @@ def test_the_parts_of_a_sample_are_all_blobs(model: Store) -> None:
     assert sorted(found) == [False, True, True]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0/3", "4/3", "1", "1/", "/3", "1/0", "-1/3", "1/3/3", "a/b", "1.0/3", "¹/3"]
-)
-def test_what_is_no_part(text: str) -> None:
-    with pytest.raises(UsageError):
-        Sample.parse(text)
+def test_what_is_no_part() -> None:
+    for text in ("", "0/3", "4/3", "1", "1/", "1/0", "-1/3", "1/3/3", "1.0/3", "¹/3"):
+        with pytest.raises(UsageError):
+            Sample.parse(text)
 
 
 def test_names_that_are_not_there(model: Store) -> None:
@@ -400,10 +339,10 @@ def test_what_is_removed_or_made_again_meanwhile_is_no_damage(
     assert verify(store).is_sound
 
 
-@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
 def test_what_says_nothing_about_a_blob_is_no_damage(
-    store: Store, monkeypatch: pytest.MonkeyPatch, code: int
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    code = errno.EMFILE
     commit_model(store, "m", A, B)
     real = os.open
 
@@ -416,32 +355,3 @@ def test_what_says_nothing_about_a_blob_is_no_damage(
     with pytest.raises(StorageError) as caught:
         verify(store)
     assert caught.value.errno == code
-
-
-def test_any_number_of_threads_finds_the_same(model: Store) -> None:
-    for path in sorted((model.root / "blobs").iterdir())[::3]:
-        path.write_bytes(path.read_bytes()[:-1] + b"?")
-    results = [verify(model, jobs=jobs) for jobs in (1, 2, 7)]
-    assert results[0] == results[1] == results[2]
-    assert len(results[0].damaged) >= 3
-
-
-def test_the_config_of_the_source_is_not_mistaken(tmp_path: Path, store: Store) -> None:
-    """Large and odd but legal documents raise no alarm."""
-    source = write_checkpoint(
-        tmp_path / "s", config={**LLAMA_CONFIG, "é": "<&>\u2028", "deep": [[[1]]]}
-    )
-    (source / "other.json").write_text("NaN")
-    blobstore.import_model(source, "m", store=store)
-    assert verify(store).is_sound
-
-
-def test_missing_blobs_are_not_opened(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A manifest may name a hundred thousand."""
-    link_by_hand(store, "m", {f"t{number}": b"%d" % number for number in range(30)})
-    for path in store.blobs.path.iterdir():
-        path.unlink()
-    monkeypatch.setattr(type(store.blobs), "reader", None)
-    result = verify(store)
-    assert {blob.reason for blob in result.damaged} == {"it is missing"}
-    assert len(result.damaged) == 30

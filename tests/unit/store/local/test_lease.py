@@ -127,13 +127,6 @@ def test_a_model_that_is_removed_while_it_is_opened_is_not_found(
         blobstore.open_model("m", store=store)
 
 
-def test_a_blob_that_is_missing_for_good_is_called_missing(store: Store) -> None:
-    link_by_hand(store, "m", {"first": FIRST, "second": SECOND})
-    blob_path(store, SECOND).unlink()
-    with pytest.raises(NotFoundError, match=r"blob sha256:.* is missing"):
-        blobstore.open_model("m", store=store)
-
-
 @pytest.mark.usefixtures("mapped")
 def test_a_blob_that_is_cut_under_an_open_model_is_an_error_and_no_signal(store: Store) -> None:
     link_by_hand(store, "m", {"first": FIRST})
@@ -148,14 +141,6 @@ def test_a_blob_that_is_cut_under_an_open_model_is_an_error_and_no_signal(store:
         ):
             with pytest.raises(CorruptDataError, match="was cut since it was opened"):
                 use()
-
-
-def test_a_small_blob_that_is_cut_under_an_open_model_stays_whole(store: Store) -> None:
-    link_by_hand(store, "m", {"first": FIRST})
-    with blobstore.open_model("m", store=store) as model:
-        os.truncate(blob_path(store, FIRST), 100)
-        assert plain(model["first"])[8] == 8
-        model.verify()
 
 
 @pytest.mark.parametrize(("how", "says"), [("read", "ends before"), ("mapped", "was cut")])

@@ -13,9 +13,9 @@ import pytest
 from support.newer import PLACE, linked, list_of, manifest_of, reference, written
 from support.stores import blob_path, commit_model, layer_by_hand
 
-from blobstore.errors import BlobStoreError, NotFoundError, StorageError
+from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.names import ModelName
-from blobstore.store.care.prune import prune, undo_prune
+from blobstore.store.care.prune import prune
 from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store
@@ -38,16 +38,10 @@ def as_hard_link(path: Path) -> None:
     os.link(blob, path)
 
 
-def as_copy(path: Path) -> None:
-    blob = path.resolve()
-    path.unlink()
-    shutil.copyfile(blob, path)
-
-
 def as_copy_without_blob(path: Path) -> None:
     blob = path.resolve()
-    as_copy(path)
-    blob.unlink()
+    path.unlink()
+    blob.rename(path)
 
 
 FORMS: dict[str, Callable[[Store], Document]] = {
@@ -58,9 +52,6 @@ FORMS: dict[str, Callable[[Store], Document]] = {
     "a list of references": lambda store: list_of(
         reference(store, manifest_of(store, b"one", b"two")),
         reference(store, manifest_of(store, b"three")),
-    ),
-    "a list of lists": lambda store: list_of(
-        reference(store, list_of(reference(store, manifest_of(store, b"one", b"two"))))
     ),
     "a list within a list": lambda store: list_of(
         list_of(reference(store, manifest_of(store, b"one", b"two")))
@@ -83,8 +74,14 @@ FORMS: dict[str, Callable[[Store], Document]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", [as_link, as_hard_link, as_copy, as_copy_without_blob])
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [
+        *((form, as_link) for form in FORMS),
+        ("a list of references", as_hard_link),
+        ("a manifest", as_copy_without_blob),
+    ],
+)
 def test_what_can_be_reached_stays_and_the_rest_goes(
     store: Store, form: str, kind: Callable[[Path], None]
 ) -> None:
@@ -104,13 +101,6 @@ def test_what_can_be_reached_stays_and_the_rest_goes(
     assert blobs(store) == needed - {blob_path(store, b"mine").name}
     result = verify(store)
     assert (result.is_sound, result.odd) == (True, ())
-
-
-def test_without_its_name_it_goes(store: Store) -> None:
-    path = linked(store, FORMS["a list of references"](store))
-    count = len(blobs(store))
-    path.unlink()
-    assert len(prune(store, grace_s=0, sole_owner=True, forget=True).removed) == count
 
 
 def test_a_manifest_of_a_list_may_be_missing(store: Store) -> None:
@@ -163,24 +153,15 @@ def document(value: object) -> Callable[[Store], object]:
 
 DAMAGE: dict[str, Callable[[Store], object]] = {
     "a link to nothing": lambda store: linked(store, manifest_of(store, b"one")).resolve().unlink(),
-    "a link to no blob": lambda store: (
-        linked(store, {}).with_name("other").symlink_to("/etc/hostname")
-    ),
     "a link to a blob of another store": of_other_place,
     "a folder that is a link": linked_folder,
     "a tree that is not there": dangling_tree,
     "bytes that are not the digest's": damaged_blob,
     "bytes of a list's manifest that are not": damaged_child,
-    "a name that is none": lambda store: linked(
-        store, manifest_of(store, b"one"), "ollama.com/library/new/.manifest-1"
-    ),
     "a file at another depth": lambda store: linked(
         store, manifest_of(store, b"one"), "ollama.com/new/latest"
     ),
     "no JSON": document(b"{"),
-    "weights": document(b"\x00" * 100),
-    "manifests that are no list": document({"schemaVersion": 2, "manifests": {}}),
-    "a manifest that is no object": document({"schemaVersion": 2, "manifests": [1]}),
     "a manifest of nothing": document({"schemaVersion": 2}),
     "a reference that is no digest": document(
         {"schemaVersion": 2, "manifests": [{"digest": "sha256:../../x"}]}
@@ -205,28 +186,6 @@ def test_nothing_goes_while_one_can_not_be_read(store: Store, damage: str) -> No
         assert removal.removed == ()
         assert "manifests-v2" in (removal.reason or "")
     assert blobs(store) == before
-
-
-def test_a_tree_that_is_not_there_stops_a_removal(store: Store) -> None:
-    commit_model(store, "m", b"mine")
-    dangling_tree(store)
-    with pytest.raises(StorageError, match="which does not exist"):
-        store.remove(M)
-    assert blob_path(store, b"mine").exists()
-
-
-def test_a_tree_that_is_not_there_stops_no_write(store: Store) -> None:
-    commit_model(store, "m", b"mine")
-    dangling_tree(store)
-    store.copy(M, ModelName.parse("other"))
-    assert [str(name) for name in store.manifests.names()] == ["m:latest", "other:latest"]
-
-
-def test_what_a_prune_took_comes_back_beside_a_newer_ollama(store: Store) -> None:
-    linked(store, manifest_of(store, b"one"))
-    layer_by_hand(store, "", b"orphan")
-    prune(store, grace_s=0, sole_owner=True)
-    assert [size for _, size in undo_prune(store).restored] == [len(b"orphan")]
 
 
 def test_names_are_those_that_manifests_would_have(store: Store) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.stores import HOLD_LOCK, blob_path, commit_model, descriptor, process
 
-from blobstore.errors import BlobStoreError, BusyError, StorageError, UsageError
+from blobstore.errors import BlobStoreError, BusyError, UsageError
 from blobstore.formats.documents import Manifest
 from blobstore.io import durable
 from blobstore.names import ModelName
@@ -92,8 +92,6 @@ def test_a_model_that_is_made_while_another_is_moved_to_its_name_stays(
     "change",
     [
         lambda store: commit_model(store, "n", b"two"),
-        lambda store: store.copy(M, ModelName.parse("n")),
-        lambda store: store.move(M, ModelName.parse("n")),
         lambda store: store.remove(M),
     ],
 )
@@ -114,7 +112,7 @@ def test_names_change_one_after_the_other(
 
 
 def test_siblings_removed_at_once(store: Store) -> None:
-    for _ in range(20):
+    for _ in range(5):
         tags = [ModelName.parse(f"x:{number}") for number in range(4)]
         for tag in tags:
             commit_model(store, str(tag), str(tag).encode())
@@ -133,52 +131,6 @@ def test_siblings_removed_at_once(store: Store) -> None:
             thread.join()
         assert errors == []
         assert store.manifests.names() == []
-
-
-def test_a_folder_in_the_way_of_a_manifest(store: Store) -> None:
-    (store.root / "manifests/registry.ollama.ai/library/m/latest").mkdir(parents=True)
-    with pytest.raises(StorageError, match="in the way"):
-        commit_model(store, "m", b"one")
-    assert not list(store.root.glob("blobs/*"))
-
-
-def test_a_lock_held_for_a_moment_is_waited_for(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit_model(store, "m", b"one")
-    with process(HOLD_LOCK, store.root / ".blobstore/lock", "exclusive") as child:
-
-        def sleep(_seconds: float) -> None:
-            """Let the lock go as soon as it is waited for."""
-            child.kill()
-            child.wait()
-
-        monkeypatch.setattr("blobstore.store.local.locks.time.sleep", sleep)
-        commit_model(open_store(store.root, wait_s=600), "n", b"two")
-        assert child.returncode is not None
-    assert len(list(store.models())) == 2
-
-
-def test_a_lock_held_on_is_an_error(store: Store) -> None:
-    commit_model(store, "m", b"one")
-    with (
-        process(HOLD_LOCK, store.root / ".blobstore/lock", "exclusive"),
-        pytest.raises(BusyError, match="in use"),
-        store._lock.shared(wait_s=0.1),
-    ):
-        pass
-
-
-def test_a_reading_of_a_vast_document_is_refused(store: Store) -> None:
-    commit_model(store, "m", b"one")
-    path = store.root / "manifests/registry.ollama.ai/library/m/latest"
-    digest = "sha256:" + "0" * 64
-    config = f'{{"mediaType":"x","digest":"{digest}","size":{3 * 2**30}}}'
-    path.write_text(f'{{"schemaVersion":2,"config":{config},"layers":[]}}')
-    manifest = store.manifest(ModelName.parse("m"))
-    assert manifest.config is not None
-    with pytest.raises(BlobStoreError, match="limit exceeded"):
-        store.blobs.read(manifest.config)
 
 
 def test_a_blob_that_is_replaced_while_it_is_opened_is_there(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,26 +63,6 @@ def test_it_is_durable_before_it_is_visible(store: Store, monkeypatch: pytest.Mo
     assert done == []
 
 
-def test_a_failed_write_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    digest = signed(store)
-
-    def fails(_fd: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(durable, "sync", fails)
-    with pytest.raises(StorageError):
-        store.signatures.add(M, digest, [Signature.of(b"three", b"\x03")])
-    assert len(list(folder_of(store, digest).iterdir())) == 2
-
-
-def test_processes_add_at_once(store: Store) -> None:
-    digest = commit_model(store, "m", b"blob").digest
-    each = [[Signature.of(b"%d" % (number % 7), b"x"), ONE] for number in range(40)]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda some: Store(store.root).signatures.add(M, digest, some), each))
-    assert len(store.signatures.read(M, digest)) == 8
-
-
 # Damage
 
 
@@ -96,19 +75,14 @@ def test_a_damaged_file_is_an_error(store: Store) -> None:
     assert caught.value.path == str(path)
 
 
-@pytest.mark.parametrize("raw", [b"{}", b"[]", b"\xff", b"x" * (MAX_FILE + 1)])
+@pytest.mark.parametrize("raw", [b"{}", b"x" * (MAX_FILE + 1)])
 def test_files_that_others_made(store: Store, raw: bytes) -> None:
     digest = signed(store)
+    (folder_of(store, digest) / "README").write_bytes(b"its name is not a digest: it is ignored")
+    assert len(store.signatures.read(M, digest)) == 2
     (folder_of(store, digest) / Digest.of(raw).hex).write_bytes(raw)
     with pytest.raises((CorruptDataError, LimitExceededError)):
         store.signatures.read(M, digest)
-
-
-def test_files_of_other_names_are_ignored(store: Store) -> None:
-    digest = signed(store)
-    for name in (f"new-{'0' * 16}", "README", "A" * 64):
-        (folder_of(store, digest) / name).write_bytes(b"x")
-    assert len(store.signatures.read(M, digest)) == 2
 
 
 def test_links_are_not_followed(store: Store, tmp_path: Path) -> None:
@@ -166,12 +140,6 @@ def test_prune_removes_those_of_the_last_model(store: Store) -> None:
     assert len(store.signatures.read(M, other)) == 2
 
 
-def test_they_move_with_the_model(store: Store) -> None:
-    digest = signed(store)
-    store.move("m", "n")
-    assert len(store.signatures.read(ModelName.parse("n"), digest)) == 2
-
-
 def test_they_stay_while_a_copy_of_the_manifest_exists(store: Store) -> None:
     """A lost model can be repaired, and is signed again then."""
     digest = signed(store)
@@ -212,12 +180,3 @@ def test_prune_leaves_what_is_not_ours(store: Store, tmp_path: Path) -> None:
     (root / ("cd" * 32)).symlink_to(tmp_path / "x")
     aged(root / "other", tmp_path / "x")
     assert prune(store).leftovers == ()
-
-
-def test_an_old_manifest_s_signatures_go_with_the_next_prune(store: Store) -> None:
-    old = signed(store)
-    new = signed(store, "m", b"changed")
-    aged(folder_of(store, old), folder_of(store, new))
-    prune(store)
-    assert store.signatures.read(M, old) == []
-    assert len(store.signatures.read(M, new)) == 2

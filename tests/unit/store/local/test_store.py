@@ -6,10 +6,8 @@ A session shows nothing before it publishes, and nothing after an error.
 from __future__ import annotations
 
 import errno
-import json
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -17,14 +15,10 @@ import pytest
 from support.stores import (
     blob_path,
     commit_model,
-    descriptor,
-    layer_by_hand,
     manifest_path,
-    wrong_digests,
 )
 
 from blobstore.errors import (
-    CorruptDataError,
     DocumentError,
     NotFoundError,
     StorageError,
@@ -38,14 +32,6 @@ from blobstore.store.local.store import Store, open_store
 
 Snapshot = Callable[[Store], dict[str, str]]
 NAME = ModelName.parse("m")
-
-
-@pytest.fixture
-def umask(request: pytest.FixtureRequest) -> Iterator[int]:
-    """The process's umask, for one test."""
-    before = os.umask(request.param)
-    yield request.param
-    os.umask(before)
 
 
 def files(folder: Path) -> list[str]:
@@ -66,11 +52,6 @@ def test_a_model_lies_in_ollamas_folders_and_everything_else_in_ours(store: Stor
     )
 
 
-def test_defaults_of_a_name_are_folders_too(store: Store) -> None:
-    commit_model(store, "m", b"one")
-    assert (store.root / "manifests/registry.ollama.ai/library/m/latest").is_file()
-
-
 def test_the_manifest_is_one_line_in_ollamas_key_order(store: Store) -> None:
     commit_model(store, "m", b"one")
     digest = "sha256:7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"
@@ -79,23 +60,6 @@ def test_the_manifest_is_one_line_in_ollamas_key_order(store: Store) -> None:
         b'"application/vnd.ollama.image.tensor","digest":"%s","size":3,"name":"layer0"}]}\n'
         % digest.encode()
     )
-
-
-@pytest.mark.parametrize(
-    ("umask", "file_mode", "folder_mode"),
-    [(0o000, 0o644, 0o755), (0o077, 0o600, 0o700)],
-    indirect=["umask"],
-)
-def test_modes_respect_the_umask(
-    store: Store, umask: int, file_mode: int, folder_mode: int
-) -> None:
-    commit_model(store, "m", b"one")
-    with store.session() as session:
-        session.put(b"waiting")
-        for path in [store.root, *store.root.rglob("*")]:
-            assert path.stat().st_mode & 0o7777 == (folder_mode if path.is_dir() else file_mode), (
-                path
-            )
 
 
 def test_reading_creates_nothing(tmp_path: Path) -> None:
@@ -119,12 +83,6 @@ def test_a_store_may_be_reached_through_a_link(tmp_path: Path) -> None:
     assert open_store(tmp_path / "real").manifest(NAME).layers[0].size == 3
 
 
-def test_a_root_that_is_a_loop_of_links_is_a_typed_error(tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(StorageError):
-        commit_model(open_store(tmp_path / "loop"), "m", b"one")
-
-
 def test_a_root_that_is_a_file_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"mine")
     with pytest.raises(StorageError, match="file"):
@@ -132,26 +90,7 @@ def test_a_root_that_is_a_file_is_a_typed_error(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"mine"
 
 
-def test_nothing_is_visible_before_the_commit(store: Store) -> None:
-    with store.session() as session:
-        session.put(b"one")
-        with closing(session.writer(3, lambda _: None)) as writer:
-            writer.put(0, b"two")
-        assert all(path.startswith(".blobstore/") for path in files(store.root))
-        session.publish(NAME, Manifest(layers=(descriptor(b"one"),)))
-        assert blob_path(store, b"one").read_bytes() == b"one"
-    assert not blob_path(store, b"two").exists()
-    assert {path.split("/")[0] for path in files(store.root / ".blobstore")} == {
-        "copies",
-        "lock",
-        "names",
-    }
-
-
-@pytest.mark.parametrize("error", [ValueError, SystemExit, StorageError])
-def test_an_ingest_that_fails_leaves_nothing(
-    store: Store, snapshot: Snapshot, error: type[BaseException]
-) -> None:
+def test_an_ingest_that_fails_leaves_nothing(store: Store, snapshot: Snapshot) -> None:
     commit_model(store, "old", b"one")
     before = snapshot(store)
 
@@ -160,51 +99,15 @@ def test_an_ingest_that_fails_leaves_nothing(
             session.put(b"two")
             with closing(session.writer(100, lambda _: None)) as writer:
                 writer.put(0, b"three")
-            raise error("in the middle")
+            raise SystemExit("in the middle")
 
-    with pytest.raises(error):
+    with pytest.raises(SystemExit):
         fail()
     assert snapshot(store) == before
     assert list((store.root / ".blobstore/tmp").iterdir()) == []
 
 
-def test_a_manifest_that_names_a_missing_blob_is_refused_and_the_old_one_stays(
-    store: Store,
-) -> None:
-    commit_model(store, "m", b"one")
-    before = manifest_path(store, "m").read_bytes()
-    with store.session() as session:
-        session.put(b"two")
-        with pytest.raises(NotFoundError) as caught:
-            session.publish(NAME, Manifest(layers=(descriptor(b"two"), descriptor(b"three"))))
-    assert caught.value.blob == str(descriptor(b"three").digest)
-    assert manifest_path(store, "m").read_bytes() == before
-
-
-@pytest.mark.parametrize("found", [b"", b"thre", b"threee"])
-def test_a_manifest_that_names_a_blob_of_another_size_is_refused(
-    store: Store, found: bytes
-) -> None:
-    commit_model(store, "m", b"one")
-    before = manifest_path(store, "m").read_bytes()
-    blob_path(store, b"three").write_bytes(found)
-    with store.session() as session, pytest.raises(CorruptDataError) as caught:
-        session.publish(NAME, Manifest(layers=(descriptor(b"three"),)))
-    assert caught.value.blob == str(descriptor(b"three").digest)
-    assert manifest_path(store, "m").read_bytes() == before
-
-
-def test_a_missing_config_blob_is_refused_too(store: Store) -> None:
-    with store.session() as session:
-        session.put(b"one")
-        with pytest.raises(NotFoundError):
-            session.publish(
-                NAME, Manifest(config=descriptor(b"config"), layers=(descriptor(b"one"),))
-            )
-    assert not manifest_path(store, "m").exists()
-
-
-@pytest.mark.parametrize("damaged", [b"", b"on", b"eno", b"ones"])
+@pytest.mark.parametrize("damaged", [b"on", b"eno"])
 def test_a_commit_heals_a_damaged_blob(store: Store, damaged: bytes) -> None:
     commit_model(store, "m", b"one")
     blob_path(store, b"one").write_bytes(damaged)
@@ -222,45 +125,11 @@ def test_a_commit_replaces_a_link_that_lies_where_a_blob_goes(store: Store, tmp_
     assert outside.read_bytes() == b"eno"
 
 
-def test_publish_tells_new_blobs_from_those_that_were_there(store: Store) -> None:
-    def created(*blobs: bytes) -> set[str]:
-        with store.session() as session:
-            for data in blobs:
-                session.put(data)
-            digests = session.publish(NAME, Manifest(layers=tuple(map(descriptor, blobs))))
-            return {digest.file_name for digest in digests}
-
-    assert created(b"one", b"two", b"one") == {
-        blob_path(store, b"one").name,
-        blob_path(store, b"two").name,
-    }
-    assert created(b"one", b"three") == {blob_path(store, b"three").name}
-    blob_path(store, b"one").write_bytes(b"short")
-    assert created(b"one", b"two") == {blob_path(store, b"one").name}
-    assert created(b"one", b"two", b"three") == set()
-
-
 def test_what_was_committed_is_young_again(store: Store) -> None:
     commit_model(store, "m", b"one")
     os.utime(blob_path(store, b"one"), (1, 1))
     commit_model(store, "m", b"one")
     assert blob_path(store, b"one").stat().st_mtime > 1
-
-
-def test_many_ingests_at_once_end_with_every_model(store: Store) -> None:
-    names = [f"m{number}" for number in range(8)]
-    threads = [
-        threading.Thread(target=commit_model, args=(store, name, b"shared", name.encode()))
-        for name in names
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [
-        name.model for name, manifest in store.models() if isinstance(manifest, Manifest)
-    ] == names
-    assert wrong_digests(store) == []
 
 
 @pytest.mark.parametrize("older", [b"older", None])
@@ -289,10 +158,7 @@ def test_a_manifest_whose_name_can_not_be_made_durable_is_taken_back(
     assert len(store.copies.of(NAME)) == (older is not None)
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [b"", b"{", b"[]", b"\0\0\0", b'{"schemaVersion":1,"layers":[]}', b'{"schemaVersion":2}'],
-)
+@pytest.mark.parametrize("broken", [b"", b'{"schemaVersion":1,"layers":[]}'])
 def test_a_broken_manifest_is_listed_with_its_error_beside_the_others(
     store: Store, broken: bytes
 ) -> None:
@@ -328,15 +194,6 @@ def test_files_at_another_depth_or_with_odd_names_are_no_models(store: Store) ->
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_bytes(raw)
     assert [str(name) for name, _ in store.models()] == ["a:latest", "a:x"]
-
-
-def test_a_digest_of_a_manifest_can_not_be_a_path(store: Store) -> None:
-    layer = layer_by_hand(store, "x", b"x") | {"digest": f"sha256:{'../' * 18}etc/passwd"}
-    path = manifest_path(store, "m")
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
-    with pytest.raises(DocumentError, match="digest"):
-        store.manifest(NAME)
 
 
 def test_models_are_sorted_by_full_name(store: Store) -> None:

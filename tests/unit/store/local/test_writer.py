@@ -72,18 +72,21 @@ def blob_of(*lengths: tuple[int, int, bool], seed: int = 0) -> list[Piece]:
     return cut(DATA[:size], list(lengths), random.Random(seed))
 
 
-@pytest.mark.parametrize(
-    "size", [0, 1, PAGE - 1, PAGE, DIRECT - 1, DIRECT, DIRECT + 1, DIRECT + PAGE, 3 * DIRECT + 17]
-)
-@pytest.mark.parametrize("aligned", [False, True])
-def test_a_blob_of_one_piece(tmp_path: Path, size: int, *, aligned: bool) -> None:
-    write(tmp_path, blob_of((size, 0, aligned)))
+@pytest.mark.parametrize("size", [0, 1, PAGE, DIRECT - 1, DIRECT, 3 * DIRECT + 17])
+def test_a_blob_of_one_piece(tmp_path: Path, size: int) -> None:
+    write(tmp_path, blob_of((size, 0, True)))
 
 
-@pytest.mark.parametrize("first", [1, 7, PAGE - 1, PAGE, PAGE + 1, DIRECT - 1, DIRECT + 5])
 @pytest.mark.parametrize(
-    "second",
-    [DIRECT - 1, DIRECT, DIRECT + PAGE - 1, DIRECT + PAGE, DIRECT + 2 * PAGE - 1, 2 * DIRECT],
+    ("first", "second"),
+    [
+        (1, DIRECT),
+        (PAGE - 1, DIRECT + 2 * PAGE - 1),
+        (PAGE, DIRECT + PAGE - 1),
+        (PAGE + 1, DIRECT + PAGE),
+        (DIRECT - 1, DIRECT - 1),
+        (DIRECT + 5, 2 * DIRECT),
+    ],
 )
 def test_pieces_that_begin_and_end_within_pages(tmp_path: Path, first: int, second: int) -> None:
     """A large piece bypasses the page cache, except its ends, which share pages."""
@@ -93,29 +96,21 @@ def test_pieces_that_begin_and_end_within_pages(tmp_path: Path, first: int, seco
     write(tmp_path, pieces[::-1])
 
 
-@pytest.mark.parametrize("threads", [1, 2, 8])
-@pytest.mark.parametrize("seed", range(4))
-def test_many_threads_in_any_order(tmp_path: Path, threads: int, seed: int) -> None:
-    chance = random.Random(seed)
+def test_many_threads_in_any_order(tmp_path: Path) -> None:
+    chance = random.Random(1)
     lengths = [(chance.choice([1, 100, PAGE, 30_000]), 0, bool(number % 2)) for number in range(40)]
     pieces = blob_of(*lengths)
     chance.shuffle(pieces)
-    write(tmp_path, pieces, threads)
+    write(tmp_path, pieces, 8)
 
 
-@pytest.mark.parametrize("gap", [1, 100, PAGE, DIRECT - 1, DIRECT, DIRECT + 1, 2 * DIRECT + 3])
-@pytest.mark.parametrize("seed", range(2))
-def test_a_gap_is_read_back_when_its_turn_comes(tmp_path: Path, gap: int, seed: int) -> None:
-    chance = random.Random(seed)
+@pytest.mark.parametrize("gap", [1, PAGE, 2 * DIRECT + 3])
+def test_a_gap_is_read_back_when_its_turn_comes(tmp_path: Path, gap: int) -> None:
     pieces = blob_of(
-        (100, 0, True), (DIRECT + 9, gap, True), (1000, 0, True), (PAGE, gap // 3, True), seed=seed
+        (100, 0, True), (DIRECT + 9, gap, True), (1000, 0, True), (PAGE, gap // 3, True)
     )
-    chance.shuffle(pieces)
+    random.Random(1).shuffle(pieces)
     write(tmp_path, pieces, 2)
-
-
-def test_a_blob_may_end_with_a_gap(tmp_path: Path) -> None:
-    write(tmp_path, blob_of((5000, 3000, True)))
 
 
 def test_a_buffer_that_is_not_aligned_as_said_is_written_all_the_same(tmp_path: Path) -> None:
@@ -142,26 +137,6 @@ def test_writers_take_any_contiguous_buffer(tmp_path: Path) -> None:
     assert blob.path.read_bytes() == b"abcdefghijkl"
 
 
-def test_only_the_last_byte_finishes_a_blob(tmp_path: Path) -> None:
-    with writing(tmp_path, 3) as (writer, made):
-        writer.put(2, b"c")
-        writer.put(0, b"a")
-        assert made == []
-        assert [path.name for path in tmp_path.iterdir()] == ["x"]
-        writer.put(1, b"b")
-        assert len(made) == 1
-    assert [path.name for path in tmp_path.iterdir()] == [
-        f"sha256-{hashlib.sha256(b'abc').hexdigest()}"
-    ]
-
-
-def test_a_blob_that_is_not_finished_has_its_whole_size_and_no_digest(tmp_path: Path) -> None:
-    with writing(tmp_path, DIRECT) as (writer, _):
-        writer.put(0, b"abc")
-        assert (tmp_path / "x").read_bytes() == b"abc" + bytes(DIRECT - 3)
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
-
-
 @pytest.mark.parametrize("end", ["release", "close"])
 def test_what_waits_is_given_back_when_the_blob_is_given_up(tmp_path: Path, end: str) -> None:
     back: list[str] = []
@@ -176,9 +151,8 @@ def test_what_waits_is_given_back_when_the_blob_is_given_up(tmp_path: Path, end:
     assert sorted(back) == ["cd", "ef"]
 
 
-@pytest.mark.parametrize("size", [3, DIRECT])
-def test_two_blobs_of_the_same_bytes_are_one_file(tmp_path: Path, size: int) -> None:
-    stamps = []
+def test_two_blobs_of_the_same_bytes_are_one_file(tmp_path: Path) -> None:
+    size, stamps = DIRECT, []
     for name in ("x", "y", "z"):
         with writing(tmp_path, size, name) as (writer, made):
             writer.put(0, bytes(size))
@@ -214,7 +188,7 @@ def test_a_file_that_ends_in_a_gap_is_an_error(tmp_path: Path) -> None:
     assert back == [1]
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "link", "dangling link"])
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
 def test_what_is_in_the_way_is_an_error_and_stays(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "x"
     if kind == "folder":
@@ -222,7 +196,7 @@ def test_what_is_in_the_way_is_an_error_and_stays(tmp_path: Path, kind: str) -> 
     elif kind == "file":
         path.write_bytes(b"mine")
     else:
-        path.symlink_to("/dev/null" if kind == "link" else "nowhere")
+        path.symlink_to("nowhere")
     before = path.lstat().st_ino
     with (
         writing(tmp_path, 3) as (writer, _),
