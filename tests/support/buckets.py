@@ -39,10 +39,13 @@ def put_lease(bucket: Bucket, name: str, *, lease_s: float) -> str:
 
 
 class HookedBucket(Bucket):
-    """A bucket in memory that calls ``before`` and ``after`` around each write, with its key."""
+    """A bucket in memory that calls ``before`` and ``after`` around each write, with its key.
 
-    def __init__(self) -> None:
-        plain = memory_bucket()
+    ``of``: the bucket that it is, by default a new one.
+    """
+
+    def __init__(self, of: Bucket | None = None) -> None:
+        plain = of or memory_bucket()
         super().__init__(plain.address, plain.store, "a/prefix")
         self.before: Callable[[str], None] = lambda _key: None
         self.after: Callable[[str], None] = lambda _key: None

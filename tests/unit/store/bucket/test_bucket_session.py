@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import PYCODE
 from support.buckets import CarelessBucket, HookedBucket, keys_of, memory_store, same
-from support.checkpoints import normal, safetensors_bytes
-from support.stores import commit_model, stored_arrays
 
 from blobstore.errors import (
     ConflictError,
     CorruptDataError,
     DigestMismatchError,
+    NotFoundError,
     RemoteError,
     StorageError,
 )
 from blobstore.formats.documents import Descriptor
-from blobstore.importer.run import make_blob, plan_import, run_plan
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest
 from blobstore.store.bucket import objects
@@ -55,18 +52,6 @@ def test_a_copy_of_the_prefix_is_a_store(tmp_path: Path) -> None:
     assert (found.broken, found.odd) == ((), ())
 
 
-@pytest.mark.parametrize("quick", [False, True])
-def test_a_wrong_type_in_metadata_is_odd(*, quick: bool) -> None:
-    store = memory_store()
-    arrays, metadata = stored_arrays("w", normal("w", 4, 128), "int8")
-    commit_model(store, "m", safetensors_bytes(arrays, metadata | {"quant_type": "int4"}))
-    for names in ([], ["m"]):
-        result = verify(store, names, quick=quick)
-        assert result.is_sound
-        (odd,) = result.odd
-        assert odd.reason.startswith("its bytes are whole, but tensor 'w' of type int4")
-
-
 def test_a_killed_session_leaves_nothing_visible() -> None:
     store = memory_store()
     with store.session() as session:
@@ -97,17 +82,22 @@ def test_a_service_without_conditions_is_refused(checks_absence: bool) -> None:
 # A tag
 
 
+def once(key: str, work: Callable[[], object]) -> Callable[[str], None]:
+    """Return a hook that does something at the first write of an object."""
+    waiting = [key]
+
+    def hook(written: str) -> None:
+        if written in waiting:
+            waiting.remove(written)
+            work()
+
+    return hook
+
+
 def test_a_lost_race_says_which_model_won() -> None:
     bucket = HookedBucket()
     slow, fast = BucketStore(bucket), BucketStore(bucket)
-    waiting = [manifest_key(M)]
-
-    def race(key: str) -> None:
-        if key in waiting:
-            waiting.remove(key)
-            commit(fast, "m", b"fast", b"er")
-
-    bucket.before = race
+    bucket.before = once(manifest_key(M), lambda: commit(fast, "m", b"fast", b"er"))
     with pytest.raises(ConflictError) as caught:
         commit(slow, "m", b"slow")
     assert str(manifest_of(b"fast", b"er").digest) in caught.value.message
@@ -119,33 +109,10 @@ def test_a_race_against_a_removal() -> None:
     bucket = HookedBucket()
     store = BucketStore(bucket)
     commit(store, "m", b"one")
-    waiting = [manifest_key(M)]
-
-    def remove(key: str) -> None:
-        if key in waiting:
-            waiting.remove(key)
-            store.manifests.remove(M)
-
-    bucket.before = remove
+    bucket.before = once(manifest_key(M), lambda: store.manifests.remove(M))
     with pytest.raises(ConflictError, match="removed m:latest meanwhile"):
         commit(store, "m", b"two")
     assert store.manifests.names() == []
-
-
-def test_an_answer_that_is_lost_is_not_a_lost_race() -> None:
-    bucket = HookedBucket()
-    waiting = [manifest_key(M)]
-
-    def lose(key: str) -> None:
-        """The service wrote it, and the retry finds it: obstore raises as if another had."""
-        if key in waiting:
-            waiting.remove(key)
-            raise ConflictError("it is there")
-
-    bucket.after = lose
-    store = BucketStore(bucket)
-    assert commit(store, "m", b"one", expected=(None,)) == {Digest.of(b"one")}
-    assert blobs_of(store, "m") == [b"one"]
 
 
 @pytest.mark.parametrize("folder", [PROBES, MANIFESTS])
@@ -161,8 +128,7 @@ def test_no_lost_answer_is_another_writer(folder: str) -> None:
 
     bucket.after = lose
     store = BucketStore(bucket)
-    commit(store, "m", b"one")
-    assert written
+    commit(store, "m", b"one", expected=(None,))
     written.clear()
     commit(store, "m", b"two")
     assert blobs_of(store, "m") == [b"two"]
@@ -188,11 +154,10 @@ def test_a_manifest_that_can_not_be_written_changes_nothing() -> None:
     store = BucketStore(bucket)
     commit(store, "m", b"one")
 
-    def fail(key: str) -> None:
-        if key == manifest_key(M):
-            raise RemoteError("no answer", temporary=True)
+    def fail() -> None:
+        raise RemoteError("no answer", temporary=True)
 
-    bucket.before = fail
+    bucket.before = once(manifest_key(M), fail)
     with pytest.raises(RemoteError):
         commit(store, "m", b"two")
     assert blobs_of(store, "m") == [b"one"]
@@ -203,7 +168,6 @@ def test_moved_and_copied_names() -> None:
     store = memory_store()
     commit(store, "m", b"one")
     assert store.copy("m", "n") == N
-    assert blobs_of(store, "n") == [b"one"]
     store.remove("m")
     assert store.move("n", "m") == M
     assert store.manifests.names() == [M]
@@ -223,17 +187,12 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_large_blob_in_parts() -> None:
     store, data = memory_store(), data_of(5_000_000)
     with store.session() as session:
+        with pytest.raises(DigestMismatchError):
+            session.add(descriptor_of(data), BytesReader(bytes(len(data))))
+        assert keys_of(store.bucket, "blobs/") == set()
         session.add(descriptor_of(data), BytesReader(data))
         session.publish(M, manifest_of(data))
     assert blobs_of(same(store), "m") == [data]
-
-
-@pytest.mark.usefixtures("parts")
-def test_a_large_blob_of_other_bytes_never_appears() -> None:
-    store, data = memory_store(), data_of(5_000_000)
-    with store.session() as session, pytest.raises(DigestMismatchError):
-        session.add(descriptor_of(data), BytesReader(bytes(len(data))))
-    assert keys_of(store.bucket) == set()
 
 
 @pytest.mark.parametrize("size", [1, 3000])
@@ -248,26 +207,25 @@ def test_an_object_of_another_size_is_replaced(size: int) -> None:
 
 
 def test_a_blob_that_is_there_is_not_written_again() -> None:
-    bucket = HookedBucket()
-    commit(BucketStore(bucket), "m", b"one")
-    version = bucket.head(blob_key(Digest.of(b"one"))).version
-    assert commit(BucketStore(bucket), "n", b"one") == set()
-    assert bucket.head(blob_key(Digest.of(b"one"))).version == version
+    store = memory_store()
+    commit(store, "m", b"one")
+    version = store.bucket.head(blob_key(Digest.of(b"one"))).version
+    assert commit(same(store), "n", b"one") == set()
+    assert store.bucket.head(blob_key(Digest.of(b"one"))).version == version
 
 
 def test_a_blob_that_is_removed_before_the_model_is_published() -> None:
     store = memory_store()
     with store.session() as session:
-        assert session.missing([descriptor_of(b"one")]) != []
         commit(same(store), "n", b"one")
         assert session.missing([descriptor_of(b"one")]) == []
         store.bucket.delete([blob_key(Digest.of(b"one"))])
-        with pytest.raises(Exception, match="is missing"):
+        with pytest.raises(NotFoundError, match="is missing"):
             session.publish(M, manifest_of(b"one"))
     assert store.manifests.names() == [N]
 
 
-# What other machines find
+# Notes: what other machines find
 
 
 def test_notes_are_found_by_other_machines() -> None:
@@ -277,13 +235,10 @@ def test_notes_are_found_by_other_machines() -> None:
         session.note(key, blob)
         session.keep()
         with same(store).session() as other:
-            for verify_it in (False, True):
-                found = other.recall(key, 3, verify=verify_it)
+            for by, is_checked in ((key, False), (key, True), (blob.digest.hex, True)):
+                found = other.recall(by, 3, verify=is_checked)
                 assert found is not None
                 assert (found.digest, found.size) == (blob.digest, 3)
-            by_digest = other.recall(blob.digest.hex, 3, verify=True)
-            assert by_digest is not None
-            assert by_digest.digest == blob.digest
             assert other.recall(key, 4, verify=False) is None
             assert other.recall("b" * 64, 3, verify=False) is None
             other.publish(M, manifest_of(b"one"))
@@ -293,12 +248,8 @@ def test_notes_are_found_by_other_machines() -> None:
 @pytest.mark.parametrize(
     "note",
     [
-        b"",
         b"{",
-        b"[]",
         b'{"digest": "sha256:x", "size": 3}',
-        b'{"size": 3}',
-        b'{"digest": 7, "size": 3}',
         b'{"size": 3, "digest": "' + b"x" * 9000 + b'"}',
     ],
 )
@@ -325,33 +276,3 @@ def test_many_notes_are_written_together() -> None:
         for number in range(100):
             session.note(f"{number:064x}", session.put(b"%d" % number))
     assert len(keys_of(store.bucket, MADE)) == 100
-
-
-def test_two_writers_of_one_blob() -> None:
-    store, data = memory_store(), data_of(100_000)
-    meet = threading.Barrier(4)
-
-    def write(number: int) -> None:
-        with same(store).session() as session:
-            meet.wait()
-            session.put(data)
-            session.publish(N if number % 2 else M, manifest_of(data))
-
-    workers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert blobs_of(store, "m") == blobs_of(store, "n") == [data]
-
-
-def test_blobs_of_one_plan_by_several_machines() -> None:
-    store = memory_store()
-    plan = plan_import(PYCODE, quant="int4")
-    names = [blob.name for blob in plan.blobs]
-    for name in names[::2]:
-        make_blob(plan, name, same(store))
-    assert store.manifests.names() == []
-    result = run_plan(plan, "m", same(store))
-    assert result.recalled == len(names[::2])
-    assert verify(store).is_sound

