@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,17 +16,21 @@ import blobstore
 from blobstore.errors import (
     BlobStoreError,
     BusyError,
+    ConflictError,
     CorruptDataError,
     ModelNotFoundError,
+    NotFoundError,
     StorageError,
     UsageError,
 )
 from blobstore.inspection.listing import ListedModel, list_models
-from blobstore.names import Digest, ModelName
+from blobstore.names import ModelName
 from blobstore.store.care.prune import prune
-from blobstore.store.care.verify import verify
-from blobstore.store.local import packed
+from blobstore.store.care.usage import measure_usage
+from blobstore.store.care.verify import Sample, verify
+from blobstore.store.layered import LayeredStore
 from blobstore.store.local.store import Store, open_store, pack, unpack
+from blobstore.store.memory import MemoryStore
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -73,35 +77,40 @@ M = ModelName.parse("m")
 
 
 def test_a_model_comes_back_byte_for_byte(one: Store) -> None:
-    before = visible(one)
+    os.utime(one.manifests.path.joinpath(*M.path_parts), (10**9, 10**9))
+    before, modified = visible(one), one.manifests.modified(M)
+    blobs = {name[-71:]: data for name, data in before.items() if name.startswith("blobs/")}
     done = pack(one, "m")
     assert visible(one) == {}
-    assert not list((one.root / "manifests").rglob("latest"))
-    assert done.nbytes == sum(map(len, before.values())) - len(
-        before[next(name for name in before if name.startswith("manifests"))]
-    )
+    assert {path.name: decoded(path.read_bytes()) for path in packed_files(one)} == blobs
+    assert done.nbytes == sum(map(len, blobs.values()))
     assert done.stored < 0.8 * done.nbytes
-    assert {blob.digest for blob in done.removal.removed} == {
-        Digest(name[-64:]) for name in before if name.startswith("blobs/")
-    }
+    assert {blob.digest.file_name for blob in done.removal.removed} == blobs.keys()
+    assert one.packed.manifests.modified(M) == modified
     assert unpack(one, "m").nbytes == done.nbytes
-    assert visible(one) == before
+    assert (visible(one), one.manifests.modified(M)) == (before, modified)
     assert packed_files(one) == []
     assert verify(one).is_sound
 
 
-def test_the_files_are_as_the_docs_say(one: Store) -> None:
-    blobs = {name[-71:]: data for name, data in visible(one).items() if name.startswith("blobs/")}
-    pack(one, "m")
-    assert {path.name: decoded(path.read_bytes()) for path in packed_files(one)} == blobs
+@pytest.mark.parametrize(
+    "blobs", [(b"text " * 1000, b""), (safetensors_bytes({"w": normal("w", 8)})[:-1],)]
+)
+def test_blobs_without_tensors_are_packed_as_text(store: Store, blobs: tuple[bytes, ...]) -> None:
+    commit_model(store, "m", *blobs)
+    before = visible(store)
+    pack(store, "m")
+    assert visible(store) == {}
+    unpack(store, "m")
+    assert visible(store) == before
 
 
 def test_any_number_of_threads_makes_the_same_files(one: Store) -> None:
     pack(one, "m", jobs=1)
-    first = files(one.root / ".blobstore" / "packed")
+    first = kept(one)
     unpack(one, "m")
     pack(one, "m", jobs=4)
-    assert files(one.root / ".blobstore" / "packed") == first
+    assert kept(one) == first
 
 
 def test_a_blob_that_another_model_needs_stays(one: Store, tmp_path: Path) -> None:
@@ -132,8 +141,8 @@ def test_packing_twice_and_unpacking_twice_change_nothing(one: Store) -> None:
         unpack(one, "other")
 
 
-def test_what_can_not_be_read_is_not_a_whole_model(one: Store) -> None:
-    """Not a socket, nor a damaged manifest: the packed model would be lost."""
+def test_a_damaged_manifest_is_not_a_whole_model(one: Store) -> None:
+    """The packed model would be lost."""
     pack(one, "m")
     path = one.manifests.path.joinpath(*M.path_parts)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,17 +180,43 @@ def test_opening_a_packed_model_brings_it_back(one: Store) -> None:
         for name, value in values.items():
             assert np.array_equal(model[name].array("numpy"), value)
     assert visible(one) == before
+    pack(one, "m")
+    assert LayeredStore(one, [MemoryStore()]).whole("m") == M
+    assert not one.is_packed("m")
+
+
+def test_a_removed_packed_model_is_gone(one: Store, tmp_path: Path) -> None:
+    add(one, tmp_path, "n", 1e-4)
+    pack(one, "m")
+    pack(one, "n")
+    sizes = {path.name: path.stat().st_size for path in packed_files(one)}
+    removal = one.remove("m")
+    left = {path.name for path in packed_files(one)}
+    assert sum(blob.size for blob in removal.removed) == sum(
+        size for name, size in sizes.items() if name not in left
+    )
+    unpack(one, "n")
+    assert verify(one, ["n"]).is_sound
     with pytest.raises(ModelNotFoundError):
-        blobstore.open_model("other", store=one)
+        one.remove("m")
+
+
+def test_an_import_over_a_packed_name_replaces_it(one: Store, tmp_path: Path) -> None:
+    pack(one, "m")
+    add(one, tmp_path, "m", 0.5)
+    assert not one.packed.has("m")
+    assert [model.name for model in list_models(one)] == [M]
+    prune(one, grace_s=0, sole_owner=True)
+    assert packed_files(one) == []
 
 
 def test_copies_and_moves_of_packed_models(one: Store) -> None:
     before = visible(one)
     pack(one, "m")
-    stored = files(one.root / ".blobstore" / "packed" / "blobs")
-    assert one.copy("m", "n") == ModelName.parse("n")
-    assert one.move("m", "o") == ModelName.parse("o")
-    assert files(one.root / ".blobstore" / "packed" / "blobs") == stored
+    stored = packed_files(one)
+    one.copy("m", "n")
+    one.move("m", "o")
+    assert packed_files(one) == stored
     assert [str(name) for name in one.packed.manifests.names()] == ["n:latest", "o:latest"]
     commit_model(one, "x", b"x")
     pack(one, "x")
@@ -195,20 +230,74 @@ def test_copies_and_moves_of_packed_models(one: Store) -> None:
         one.move("n", "m", replace=True)
 
 
-def test_a_moved_model_leaves_no_packed_one_behind(one: Store) -> None:
-    """A crash of `unpack` leaves both; then the whole one is moved away."""
-    raw = one.manifest("m").raw
-    pack(one, "m")
-    kept = files(one.root / ".blobstore" / "packed")
-    unpack(one, "m")
-    for name, data in kept.items():
-        path = one.root / ".blobstore" / "packed" / name
+# Processes that were killed, and others meanwhile
+
+
+def kept(store: Store) -> dict[str, bytes]:
+    return files(store.root / ".blobstore" / "packed")
+
+
+def put_back(store: Store, packed: Mapping[str, bytes]) -> None:
+    """Write packed files that were there before, as a killed process leaves them."""
+    for name, data in packed.items():
+        path = store.root / ".blobstore" / "packed" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+
+
+def test_what_a_killed_unpack_left_is_not_seen(one: Store) -> None:
+    pack(one, "m")
+    packed = kept(one)
+    unpack(one, "m")
+    put_back(one, packed)
     assert [getattr(model, "is_packed", None) for model in list_models(one)] == [False]
-    assert one.manifest("m").raw == raw
     one.move("m", "n")
     assert [str(model.name) for model in list_models(one)] == ["n:latest"]
+
+
+def test_what_a_killed_pack_left_is_removed_or_used(one: Store) -> None:
+    before = visible(one)
+    pack(one, "m")
+    blobs = {name: data for name, data in kept(one).items() if name.startswith("blobs/")}
+    unpack(one, "m")
+    put_back(one, blobs)
+    left = {path: path.stat().st_ino for path in packed_files(one)}
+    pack(one, "m")
+    assert {path: path.stat().st_ino for path in packed_files(one)} == left
+    unpack(one, "m")
+    put_back(one, blobs)
+    leftovers = prune(one, dry_run=True).leftovers
+    assert {left.reason for left in leftovers} == {"no packed model needs it"}
+    prune(one)
+    assert packed_files(one) == []
+    assert visible(one) == before
+
+
+def test_one_packs_at_a_time(one: Store) -> None:
+    other = open_store(one.root, wait_s=0)
+    with one.packing():
+        for work in (pack, unpack):
+            with pytest.raises(BusyError):
+                work(other, "m")
+        with pytest.raises(BusyError):
+            prune(other, grace_s=0, sole_owner=True)
+    pack(other, "m")
+
+
+@pytest.mark.parametrize(("place", "is_link"), [("", True), ("blobs", True), ("manifests", False)])
+def test_nothing_is_packed_into_anything_but_our_own_folders(
+    one: Store, tmp_path: Path, place: str, *, is_link: bool
+) -> None:
+    folder = one.root / ".blobstore" / "packed" / place
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder.symlink_to(elsewhere) if is_link else folder.touch()
+    sound = visible(one)
+    with pytest.raises(StorageError):
+        pack(one, "m")
+    assert visible(one) == sound
+    assert not list(elsewhere.iterdir())
 
 
 # Damage
@@ -238,6 +327,16 @@ def test_damage_is_found_and_never_unpacked(one: Store) -> None:
         assert one.is_packed("m")
 
 
+def test_a_missing_file_is_damage(one: Store) -> None:
+    pack(one, "m")
+    path = packed_files(one)[0]
+    path.unlink()
+    result = verify(open_store(one.root), ["m"])
+    assert {blob.digest.file_name for blob in result.damaged} == {path.name}
+    with pytest.raises(NotFoundError):
+        unpack(open_store(one.root), "m")
+
+
 def test_a_damaged_packed_file_does_not_take_the_place_of_whole_blobs(
     one: Store, tmp_path: Path
 ) -> None:
@@ -261,63 +360,21 @@ def test_a_damaged_packed_file_does_not_take_the_place_of_whole_blobs(
     assert not verify(one).damaged
 
 
-@pytest.mark.parametrize(("place", "is_link"), [("", True), ("blobs", True), ("manifests", False)])
-def test_nothing_is_packed_into_anything_but_our_own_folders(
-    one: Store, tmp_path: Path, place: str, *, is_link: bool
-) -> None:
-    folder = one.root / ".blobstore" / "packed" / place
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    if is_link:
-        folder.symlink_to(elsewhere)
-    else:
-        folder.touch()
-    sound = visible(one)
-    with pytest.raises(StorageError):
-        pack(one, "m")
-    assert visible(one) == sound
-    assert not list(elsewhere.iterdir())
-
-
 def test_nothing_packed_is_removed_while_a_packed_manifest_is_damaged(
     one: Store, tmp_path: Path
 ) -> None:
     add(one, tmp_path, "n", 1e-4)
     pack(one, "m")
     pack(one, "n")
-    kept = packed_files(one)
+    before = packed_files(one)
     path = one.root.joinpath(".blobstore", "packed", "manifests", *M.path_parts)
     path.write_bytes(b"{")
     with pytest.raises(CorruptDataError):
         prune(one, grace_s=0, sole_owner=True)
     assert one.remove("n").reason is not None
-    assert packed_files(one) == kept
+    assert packed_files(one) == before
     assert [broken.name for broken in verify(one).broken] == [M]
     assert one.remove("m").reason is None
-    assert packed_files(one) == []
-
-
-def test_nothing_is_removed_while_a_packed_file_can_not_be_read(
-    one: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An I/O error while it is asked which blobs a file needs: they may be packed, too."""
-    add(one, tmp_path, "n", 1e-4)
-    pack(one, "m")
-    pack(one, "n")
-    kept = packed_files(one)
-
-    def fails(*_: object) -> None:
-        raise StorageError("can't read: input/output error")
-
-    other = open_store(one.root)
-    monkeypatch.setattr(packed, "read_index", fails)
-    assert "can't read: input/output error" in str(other.remove("n").reason)
-    with pytest.raises(StorageError):
-        prune(other, grace_s=0, sole_owner=True)
-    assert packed_files(one) == kept
-    monkeypatch.undo()
-    unpack(one, "m")
     assert packed_files(one) == []
 
 
@@ -334,86 +391,40 @@ def test_a_damaged_plain_blob_is_not_packed(one: Store) -> None:
 # Care
 
 
-def test_prune_removes_what_a_killed_pack_left(one: Store) -> None:
-    before = visible(one)
+def test_usage_counts_packed_files(one: Store) -> None:
+    plain = measure_usage(one)
     pack(one, "m")
-    kept = files(one.root / ".blobstore" / "packed" / "blobs")
-    unpack(one, "m")
-    for name, data in kept.items():
-        (one.root / ".blobstore" / "packed" / "blobs" / name).write_bytes(data)
-    assert {left.reason for left in prune(one, dry_run=True).leftovers} == {
-        "no packed model needs it"
-    }
-    prune(one)
-    assert packed_files(one) == []
-    assert visible(one) == before
+    usage = measure_usage(one)
+    on_disk = sum(path.stat().st_size for path in packed_files(one))
+    assert (usage.blobs, usage.nbytes, usage.packed) == (0, 0, on_disk)
+    [model] = usage.models
+    assert (model.name, model.nbytes, model.unique, model.is_packed) == (M, on_disk, on_disk, True)
+    one.copy("m", "n")
+    assert [one.unique for one in measure_usage(one, ["m"]).models] == [0]
+    assert plain.packed == 0
 
 
-def test_a_full_disk_leaves_the_store_as_it_was(
-    one: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = visible(one)
-
-    def full(*_: object) -> None:
-        raise StorageError("no space")
-
-    for owner, name in ((type(one.packed.blobs), "settle"), (Store, "become_packed")):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, full)
-            with pytest.raises(StorageError, match="no space"):
-                pack(one, "m")
-        assert visible(one) == before
-        assert packed_files(one) == []
-
-
-def test_two_at_once_wait_for_each_other(one: Store) -> None:
-    other = open_store(one.root, wait_s=0)
-    with one.packing():
-        for work in (pack, unpack):
-            with pytest.raises(BusyError):
-                work(other, "m")
-        with pytest.raises(BusyError):
-            prune(other, grace_s=0, sole_owner=True)
-    errors: list[BaseException] = []
-
-    def turn(number: int) -> None:
-        try:
-            (pack if number % 2 else unpack)(open_store(one.root, wait_s=600), "m")
-        except BaseException as error:  # noqa: BLE001
-            errors.append(error)
-
-    threads = [threading.Thread(target=turn, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [error for error in errors if not isinstance(error, ModelNotFoundError)] == []
-    unpack(one, "m")
-    assert verify(one).is_sound
+def test_verify_counts_packed_blobs_in_parts(one: Store) -> None:
+    nbytes = verify(one).nbytes
+    pack(one, "m")
+    assert verify(one).nbytes == nbytes
+    parts = [verify(one, sample=Sample(number, 3)) for number in (1, 2, 3)]
+    assert sum(part.nbytes for part in parts) == nbytes
+    assert verify(one, quick=True).nbytes < nbytes
 
 
 def test_an_import_meanwhile_is_not_overwritten(
-    one: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process gives the name a new model while the old one is packed, or unpacked."""
+    """Another process gives the name a new model while the old one is packed."""
     real = Store.become_packed
 
     def beaten(self: Store, *rest: object) -> None:
         commit_model(open_store(self.root), "m", b"new")
         real(self, *rest)  # type: ignore[arg-type]
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "become_packed", beaten)
-        with pytest.raises(blobstore.errors.ConflictError):
-            pack(one, "m")
+    monkeypatch.setattr(Store, "become_packed", beaten)
+    with pytest.raises(ConflictError):
+        pack(one, "m")
     assert one.manifest("m").layers[0].size == 3
     assert not one.packed.has("m")
-
-
-def test_a_blob_without_a_valid_header_is_packed_as_text(store: Store) -> None:
-    layer = safetensors_bytes({"w": normal("w", 8)})[:-1]
-    commit_model(store, "m", layer)
-    before = visible(store)
-    pack(store, "m")
-    unpack(store, "m")
-    assert visible(store) == before

@@ -5,14 +5,12 @@ from __future__ import annotations
 import gzip
 import io
 import itertools
-import json
 import mmap
 import os
 import random
 import struct
 import tarfile
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -35,7 +33,7 @@ from blobstore.errors import (
     ShortReadError,
     UsageError,
 )
-from blobstore.formats.oci import blob_path, encode_index
+from blobstore.formats.oci import blob_path
 from blobstore.formats.seekable import encode_table
 from blobstore.formats.tar import BLOCK, member_header
 from blobstore.names import Digest, ModelName
@@ -78,24 +76,23 @@ def check(target: MemoryStore) -> None:
 # What others write
 
 
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress])
+@pytest.mark.parametrize(
+    ("form", "pack", "seed"),
+    [
+        (tarfile.USTAR_FORMAT, gzip.compress, 0),
+        (tarfile.GNU_FORMAT, bytes, 1),
+        (tarfile.PAX_FORMAT, zstandard.compress, 2),
+    ],
+)
 def test_any_order_form_and_compression(
-    tmp_path: Path, files: Files, form: int, seed: int, pack: Callable[[bytes], bytes]
+    tmp_path: Path, files: Files, form: int, pack: Callable[[bytes], bytes], seed: int
 ) -> None:
-    files = [("blobs/", b""), ("blobs/sha256/", b""), *files]
+    files = [("./", b""), ("blobs/", b""), *((f"./{name}", data) for name, data in files)]
     random.Random(seed).shuffle(files)
     path = tmp_path / "any"
     path.write_bytes(pack(tar_of(files, form)))
     check(loaded(path))
     assert blobs_of(loaded(path, "n"), "n") == [THREE, TWO]
-
-
-def test_names_with_a_dot_in_front(tmp_path: Path, files: Files) -> None:
-    path = tmp_path / "a.tar"
-    path.write_bytes(tar_of([("./", b""), *((f"./{name}", data) for name, data in files)]))
-    check(loaded(path))
 
 
 def test_files_that_are_no_part_of_a_model_are_ignored(tmp_path: Path, files: Files) -> None:
@@ -205,57 +202,50 @@ def one(store: MemoryStore) -> Files:
     return files_of(store, "m")
 
 
-def test_other_bytes_of_a_blob(tmp_path: Path, one: Files) -> None:
-    wrong = changed(one, blob_path(Digest.of(ONE)), bytes(len(ONE)))
-    refused(tmp_path, tar_of(wrong), DigestMismatchError)
+def test_contents_that_lie(tmp_path: Path, one: Files, store: MemoryStore) -> None:
+    blob, raw = blob_path(Digest.of(ONE)), store.manifests.text(M)
+    manifest = blob_path(Digest.of(raw))
+    nested = {"mediaType": "application/vnd.oci.image.index.v1+json", "size": 2}
+    index = index_of(nested | {"digest": str(Digest.of(b"{}"))})
+    for files, error, match in (
+        (changed(one, blob, bytes(len(ONE))), DigestMismatchError, "sha256"),
+        (changed(one, blob, ONE[:-1]), CorruptDataError, "bytes, not"),
+        (changed(one, blob, ONE + b"x"), CorruptDataError, "bytes, not"),
+        (changed(one, manifest, raw.replace(b"layer0", b"layer9")), DigestMismatchError, "sha256"),
+        (without(one, blob), NotFoundError, "sha256"),
+        (without(one, manifest), NotFoundError, "sha256"),
+        (without(one, "oci-layout"), CorruptDataError, "A2"),
+        (without(one, "index.json"), CorruptDataError, "A2"),
+        (changed(one, "index.json", index), DocumentError, "A2"),
+        (changed(one, "index.json", bytes(16 * 2**20 + 1)), LimitExceededError, "index.json"),
+    ):
+        refused(tmp_path, tar_of(files), error, match)
 
 
-def test_another_size_of_a_blob(tmp_path: Path, one: Files) -> None:
-    for data in (ONE[:-1], ONE + b"x", b""):
-        wrong = changed(one, blob_path(Digest.of(ONE)), data)
-        refused(tmp_path, tar_of(wrong), CorruptDataError, "bytes, not")
+def test_paths_that_are_refused(tmp_path: Path, one: Files) -> None:
+    path, data = one[-1]
+    for more, match in (
+        ((path, data), "twice"),
+        ((f"./{path}", b""), "twice"),
+        (("/index.json", b"x"), "A1"),
+        (("blobs/../../x", b"x"), "A1"),
+        (("x/" * 2**20 + "y", b""), "1 MiB"),
+    ):
+        refused(tmp_path, tar_of([*one, more]), CorruptDataError, match)
 
 
-def test_other_bytes_of_a_manifest(tmp_path: Path, one: Files, store: MemoryStore) -> None:
-    raw = store.manifests.text(M)
-    wrong = changed(one, blob_path(Digest.of(raw)), raw.replace(b"layer0", b"layer9"))
-    refused(tmp_path, tar_of(wrong), DigestMismatchError)
+def without(files: Files, name: str) -> Files:
+    return [(path, data) for path, data in files if path != name]
 
 
-def test_a_missing_blob(tmp_path: Path, one: Files) -> None:
-    left = [(path, data) for path, data in one if data != ONE]
-    refused(tmp_path, tar_of(left), NotFoundError)
-
-
-@pytest.mark.parametrize("path", ["oci-layout", "index.json"])
-def test_a_missing_document(tmp_path: Path, one: Files, path: str) -> None:
-    left = [(name, data) for name, data in one if name != path]
-    refused(tmp_path, tar_of(left), CorruptDataError, "A2")
-
-
-def test_a_manifest_that_is_missing(tmp_path: Path, one: Files, store: MemoryStore) -> None:
-    left = [(path, data) for path, data in one if data != store.manifests.text(M)]
-    refused(tmp_path, tar_of(left), NotFoundError)
-
-
-def test_a_path_twice(tmp_path: Path, one: Files) -> None:
-    refused(tmp_path, tar_of([*one, one[-1]]), CorruptDataError, "twice")
-    refused(tmp_path, tar_of([*one, (f"./{one[-1][0]}", b"")]), CorruptDataError, "twice")
-
-
-@pytest.mark.parametrize("path", ["/index.json", "../x", "blobs/../../x"])
-def test_a_path_that_leads_elsewhere(tmp_path: Path, one: Files, path: str) -> None:
-    refused(tmp_path, tar_of([*one, (path, b"x")]), CorruptDataError, "A1")
-
-
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.FIFOTYPE])
 def test_a_link(tmp_path: Path, one: Files, kind: bytes) -> None:
     info = tarfile.TarInfo("blobs/sha256/" + 64 * "0")
     info.type, info.linkname = kind, "/etc/passwd"
     refused(tmp_path, info.tobuf() + tar_of(one), CorruptDataError, "A1")
 
 
-@pytest.mark.parametrize("data", [b"x", b"\0" * 5000 + b"x", bytes(2**20 + 1024)])
+@pytest.mark.parametrize("data", [b"\0" * 5000 + b"x", bytes(2**20 + 1024)])
 def test_data_after_the_end(tmp_path: Path, one: Files, data: bytes) -> None:
     refused(tmp_path, tar_of(one) + data, CorruptDataError, "follow its end")
 
@@ -270,29 +260,9 @@ def test_every_cut_is_noticed(tmp_path: Path, one: Files) -> None:
             loaded(path)
     path.write_bytes(raw[: end + 2 * BLOCK])
     assert blobs_of(loaded(path), "m") == [ONE, TWO]
-
-
-def test_a_size_beyond_the_file(tmp_path: Path, one: Files) -> None:
-    raw = b"".join(member_header(path, 2**40) + data for path, data in one[:1])
-    path = tmp_path / "a.tar"
-    path.write_bytes(raw + bytes(10_000))
+    path.write_bytes(member_header("oci-layout", 2**40) + bytes(10_000))
     with pytest.raises(CorruptDataError, match="more than are left"):
         loaded(path)
-
-
-def test_an_index_in_an_index(tmp_path: Path, one: Files) -> None:
-    entry = {"mediaType": "application/vnd.oci.image.index.v1+json", "size": 2}
-    nested = index_of(entry | {"digest": str(Digest.of(b"{}"))})
-    refused(tmp_path, tar_of(changed(one, "index.json", nested)), DocumentError, "A2")
-
-
-def test_a_document_beyond_its_limit(tmp_path: Path, one: Files) -> None:
-    large = changed(one, "index.json", bytes(16 * 2**20 + 1))
-    refused(tmp_path, tar_of(large), LimitExceededError)
-
-
-def test_paths_of_a_megabyte(tmp_path: Path, one: Files) -> None:
-    refused(tmp_path, tar_of([("x/" * 2**20 + "y", b""), *one]), CorruptDataError, "1 MiB")
 
 
 # Frames
@@ -402,7 +372,7 @@ def test_bombs_take_no_memory(tmp_path: Path, one: Files) -> None:
 # Work without an end
 
 
-def compressed(path: Path, parts: Iterable[bytes]) -> Path:
+def endless(path: Path, parts: Iterable[bytes]) -> Path:
     """Write a stream of one frame, whose parts are made one after the other."""
     compressor = zstandard.ZstdCompressor().compressobj()
     with path.open("wb") as file:
@@ -414,12 +384,13 @@ def compressed(path: Path, parts: Iterable[bytes]) -> Path:
 
 def test_extensions_without_an_end(tmp_path: Path) -> None:
     extension = member_header("x", 8**11)[:-BLOCK]  # PAX records, and not the file
-    records = b"6 a=b\n" * 2**17
+    size = 1954 * BLOCK
+    records = b"%d a=" % size + bytes(size - 11) + b"\n"
     header = bytearray(extension[:BLOCK])
     header[124:136] = b"%011o\0" % len(records)
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
-    path = compressed(tmp_path / "b.tar.zst", itertools.repeat(bytes(header) + records, 30))
+    path = endless(tmp_path / "b.tar.zst", itertools.repeat(bytes(header) + records, 30))
     with pytest.raises(LimitExceededError, match="PAX records"):
         open_archive(path)
 
@@ -427,23 +398,20 @@ def test_extensions_without_an_end(tmp_path: Path) -> None:
 def test_headers_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blobstore.store.archive.archive.MAX_MEMBERS", 100)
     folders = (member_header(f"{number}/", 0) for number in itertools.count())
-    path = compressed(tmp_path / "a.tar.zst", itertools.islice(folders, 101))
+    path = endless(tmp_path / "a.tar.zst", itertools.islice(folders, 101))
     with pytest.raises(LimitExceededError, match="100 headers of files"):
         open_archive(path)
 
 
-def test_many_names_of_a_model_take_time_for_each_once(tmp_path: Path, store: MemoryStore) -> None:
-    raw = store.manifests.text(M)
-    entry = json.loads(encode_index([(M, raw)]))["manifests"][0]
-    (key,) = (key for key in entry["annotations"] if "ref.name" in key)
-    entries = [{**entry, "annotations": {key: f"m:{number}"}} for number in range(2000)]
-    files = dict(files_of(store, "m")) | {"index.json": index_of(*entries)}
-    path = tmp_path / "a.tar"
-    path.write_bytes(tar_of(files.items()))
-    with open_archive(path) as archive:
-        begin = time.process_time()
-        assert [str(archive.find(f"M:{number}")) for number in range(2000)][-1] == "m:1999"
-        assert time.process_time() - begin < 2  # comparing each with all takes 10 s and more
+def test_a_stream_that_gives_much_more_than_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many bytes as archives may have uncompressed, and then 200 times what came."""
+    monkeypatch.setattr("blobstore.store.archive.archive._MAX_PLAIN", 2**20)
+    parts = itertools.chain([member_header("x", 2**26)], itertools.repeat(bytes(2**20), 64))
+    path = endless(tmp_path / "a.tar.zst", parts)
+    with pytest.raises(LimitExceededError, match="were decompressed from"):
+        open_archive(path)
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.zst"])
@@ -451,22 +419,11 @@ def test_a_blob_ends_where_its_header_says(tmp_path: Path, store: MemoryStore, s
     """What follows it in the archive is not its bytes."""
     path = tmp_path / f"a{suffix}"
     save_models(["m"], path, store=store)
-    with open_archive(path) as archive:
-        for layer in archive.manifests.read(M).layers:
-            with archive.blobs.open(layer) as reader:
-                assert len(reader.read(0, layer.size)) == layer.size
-                with pytest.raises(ShortReadError):
-                    reader.read(layer.size - 1, 2)
-                with pytest.raises(ShortReadError):
-                    reader.readinto(layer.size - 1, memoryview(bytearray(2)))
-
-
-def test_a_stream_that_gives_much_more_than_it_has(tmp_path: Path) -> None:
-    zeros = itertools.repeat(bytes(2**24), 300)
-    parts = itertools.chain([member_header("x", 300 * 2**24)], zeros)
-    path = compressed(tmp_path / "a.tar.zst", parts)
-    with pytest.raises(LimitExceededError, match="were decompressed from"):
-        open_archive(path)
+    with open_archive(path) as archive, archive.blobs.open(descriptor_of(ONE)) as reader:
+        with pytest.raises(ShortReadError):
+            reader.read(len(ONE) - 1, 2)
+        with pytest.raises(ShortReadError):
+            reader.readinto(len(ONE) - 1, memoryview(bytearray(2)))
 
 
 def test_a_seek_table_that_lies_is_an_error(tmp_path: Path, files: Files) -> None:
@@ -488,32 +445,18 @@ def test_a_seek_table_that_lies_is_an_error(tmp_path: Path, files: Files) -> Non
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.zst"])
-@pytest.mark.parametrize("names", [["m", "n"], ["n"], ["m"], ["n", "m"]])
+@pytest.mark.parametrize("names", [["m", "n"], ["n"]])
 def test_a_pipe(tmp_path: Path, store: MemoryStore, suffix: str, names: list[str]) -> None:
     path, target = tmp_path / f"a{suffix}", MemoryStore()
     save_models(["m", "n"], path, store=store)
     with open_archive(piped(path.read_bytes())) as archive:
         assert archive.manifests.in_order() == [M, N]
-        chosen = [name for name in archive.manifests.in_order() if str(name)[0] in names]
-        transfer(chosen, archive, target)
-    assert target.manifests.names() == sorted(map(ModelName.parse, names))
+        transfer(names, archive, target)
     for name in names:
         assert blobs_of(target, name) == blobs_of(store, name)
-
-
-def test_a_pipe_whose_blobs_are_there(tmp_path: Path, store: MemoryStore) -> None:
-    path = tmp_path / "a.tar"
-    save_models(["m", "n"], path, store=store)
     with open_archive(piped(path.read_bytes())) as archive:
-        (done, _) = transfer(["m", "n"], archive, store)
-    assert not done.blobs.get(How.COPIED)
-
-
-def test_a_pipe_in_another_order(files: Files) -> None:
-    for order in (files[::-1], [*files[2:], *files[:2]], [*files[:2], *files[4:], *files[2:4]]):
-        target = MemoryStore()
-        load_piped(tar_of(order), target)
-        check(target)
+        done = transfer(names, archive, target)
+    assert not any(one.blobs.get(How.COPIED) for one in done)
 
 
 def test_a_pipe_that_is_cut_is_named(one: Files) -> None:

@@ -7,7 +7,6 @@ import io
 import os
 import tarfile
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,21 +15,18 @@ import zstandard
 from blobstore.errors import (
     BusyError,
     ConflictError,
-    CorruptDataError,
     DigestMismatchError,
     NotFoundError,
     StorageError,
     UsageError,
 )
-from blobstore.formats.documents import Descriptor
 from blobstore.formats.oci import blob_path
 from blobstore.formats.seekable import seek_table
 from blobstore.io.ranges import BytesReader
-from blobstore.names import Digest, ModelName
+from blobstore.names import Digest
 from blobstore.store.archive.saving import (
     FRAME,
     compressed,
-    opened_output,
     save_models,
 )
 from blobstore.store.memory import MemoryStore
@@ -71,7 +67,7 @@ def test_the_files_of_an_archive(tmp_path: Path, store: MemoryStore) -> None:
 
 def test_the_same_bytes_for_any_number_of_threads(tmp_path: Path, store: MemoryStore) -> None:
     for name in ("a.tar", "a.tar.zst"):
-        assert len({saved(tmp_path, store, name, jobs) for jobs in (1, 2, 5, 1)}) == 1
+        assert len({saved(tmp_path, store, name, jobs) for jobs in (1, 5)}) == 1
 
 
 def test_what_a_frame_holds(tmp_path: Path, store: MemoryStore) -> None:
@@ -104,18 +100,22 @@ def test_what_does_not_get_smaller_is_stored() -> None:
         assert len(frame) <= len(data) + 30
 
 
-def test_the_name_says_whether_it_is_compressed(tmp_path: Path, store: MemoryStore) -> None:
-    magic = b"\x28\xb5\x2f\xfd"
-    for name, compress, is_compressed in (
+@pytest.mark.parametrize(
+    ("name", "compress", "is_compressed"),
+    [
         ("a.tar", None, False),
-        ("a.tar.zst", None, True),
         ("a.TZST", None, True),
         ("a", None, False),
         ("b.tar.zst", False, False),
         ("b.tar", True, True),
-    ):
-        save_models("n", tmp_path / name, store=store, compress=compress)
-        assert (tmp_path / name).read_bytes().startswith(magic) == is_compressed
+    ],
+)
+def test_the_name_says_whether_it_is_compressed(
+    tmp_path: Path, store: MemoryStore, name: str, compress: bool | None, is_compressed: bool
+) -> None:
+    save_models("n", tmp_path / name, store=store, compress=compress)
+    magic = b"\x28\xb5\x2f\xfd"
+    assert (tmp_path / name).read_bytes().startswith(magic) == is_compressed
     with pytest.raises(UsageError, match=r"\.gz"):
         save_models("n", tmp_path / "a.tar.gz", store=store)
 
@@ -181,27 +181,29 @@ def test_only_files_are_replaced(tmp_path: Path, store: MemoryStore, kind: str) 
             save_models("m", path, store=store, replace=replace)
 
 
-def test_a_folder_that_is_missing(tmp_path: Path, store: MemoryStore) -> None:
-    with pytest.raises(NotFoundError):
-        save_models("m", tmp_path / "missing" / "a.tar", store=store)
-
-
-def test_two_at_once(tmp_path: Path, store: MemoryStore) -> None:
-    path = tmp_path / "a.tar"
-    with suppress(KeyboardInterrupt), opened_output(path, replace=False):
+def test_two_at_once_and_what_a_killed_one_left(tmp_path: Path, store: MemoryStore) -> None:
+    path, left = tmp_path / "a.tar", tmp_path / ".a.tar.saving"
+    left.write_bytes(bytes(10_000_000))
+    with left.open("rb+") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
         with pytest.raises(BusyError):
             save_models("m", path, store=store)
-        raise KeyboardInterrupt
     save_models("m", path, store=store)
     assert list(tmp_path.iterdir()) == [path]
+    assert path.stat().st_size < 10_000_000
 
 
-def test_what_a_killed_process_left_is_written_anew(tmp_path: Path, store: MemoryStore) -> None:
-    left = tmp_path / ".a.tar.saving"
-    left.write_bytes(bytes(10_000_000))
-    first = saved(tmp_path, store)
-    assert not left.exists()
-    assert first == saved(tmp_path, store)
+def test_models_that_are_named_and_asked_for(tmp_path: Path, store: MemoryStore) -> None:
+    (done,) = save_models(["m", "M", "m:latest"], tmp_path / "a.tar", store=store)
+    assert done.name == M
+    for names, folder, error in (
+        ([], tmp_path, UsageError),
+        (["m", "missing"], tmp_path, NotFoundError),
+        (["m"], tmp_path / "missing", NotFoundError),
+    ):
+        with pytest.raises(error):
+            save_models(names, folder / "b.tar", store=store)
+    assert list(tmp_path.iterdir()) == [tmp_path / "a.tar"]
 
 
 def test_a_temporary_file_that_is_a_link(tmp_path: Path, store: MemoryStore) -> None:
@@ -213,58 +215,10 @@ def test_a_temporary_file_that_is_a_link(tmp_path: Path, store: MemoryStore) -> 
     assert other.read_bytes() == b"mine"
 
 
-def test_a_temporary_file_that_is_a_fifo_is_not_waited_for(
-    tmp_path: Path, store: MemoryStore
-) -> None:
-    os.mkfifo(tmp_path / ".a.tar.saving")
-    with pytest.raises(StorageError):
-        save_models("m", tmp_path / "a.tar", store=store)
-
-
-def test_a_renamed_file_is_not_written(
-    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between opening and locking, another process completes the file."""
-    path, left = tmp_path / "a.tar", tmp_path / ".a.tar.saving"
-    left.write_bytes(b"theirs")
-    lock = fcntl.flock
-
-    def renamed(fd: int, how: int) -> None:
-        left.rename(path)
-        lock(fd, how)
-
-    monkeypatch.setattr(fcntl, "flock", renamed)
-    with pytest.raises(BusyError):
-        save_models("m", path, store=store, replace=True)
-    assert path.read_bytes() == b"theirs"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 # Failures
 
 
-class _Bad(BytesReader):
-    def readinto(self, offset: int, buffer: memoryview) -> None:
-        raise CorruptDataError(f"{self.name}: an I/O error")
-
-
-@pytest.mark.parametrize("name", ["a.tar", "a.tar.zst"])
-def test_a_blob_that_fails(
-    tmp_path: Path, store: MemoryStore, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = store.blobs.open
-
-    def opened(descriptor: Descriptor) -> BytesReader:
-        return _Bad(TWO) if descriptor.size == len(TWO) else plain(descriptor)
-
-    monkeypatch.setattr(store.blobs, "open", opened)
-    with pytest.raises(CorruptDataError):
-        save_models("m", tmp_path / name, store=store)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["a.tar", "a.tar.zst"])
-@pytest.mark.parametrize("at", [0, len(BF16) // 2, len(BF16) - 1])
+@pytest.mark.parametrize(("name", "at"), [("a.tar", len(BF16) - 1), ("a.tar.zst", 0)])
 def test_damage_anywhere_in_a_blob(tmp_path: Path, store: MemoryStore, name: str, at: int) -> None:
     damaged = bytearray(BF16)
     damaged[at] ^= 1
@@ -282,16 +236,3 @@ def test_a_model_that_is_replaced_meanwhile(tmp_path: Path, store: MemoryStore) 
     with pytest.raises(ConflictError):
         save_models(["m", "n"], tmp_path / "a.tar", store=store, progress=progress)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_no_models(tmp_path: Path, store: MemoryStore) -> None:
-    with pytest.raises(UsageError):
-        save_models([], tmp_path / "a.tar", store=store)
-    with pytest.raises(NotFoundError):
-        save_models(["m", "missing"], tmp_path / "a.tar", store=store)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_model_is_saved_once(tmp_path: Path, store: MemoryStore) -> None:
-    (done,) = save_models(["m", "M", "m:latest"], tmp_path / "a.tar", store=store)
-    assert done.name == ModelName.parse("m")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import shutil
-import subprocess
-from collections.abc import Callable
+import struct
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from support import ROOT
 from support.checkpoints import BF16, normal, safetensors_bytes
 from support.packed_format import decoded
@@ -22,9 +23,9 @@ from blobstore.names import Digest
 from blobstore.store.care.prune import prune
 from blobstore.store.care.verify import verify
 from blobstore.store.local.packed import PackedBlobs
-from blobstore.store.local.store import Store, open_store, pack, unpack
+from blobstore.store.local.store import Store, open_store, unpack
 from blobstore.store.packed import files
-from blobstore.store.packed.files import write_packed
+from blobstore.store.packed.files import join_planes, split_planes, write_packed
 
 BEFORE = ROOT / "fixtures" / "before" / "packed"
 
@@ -46,34 +47,37 @@ def tensors(dtype: object, *shape: int) -> bytes:
 
 
 KINDS = {
-    "bf16": tensors(BF16, 1100, 1024),  # three frames
-    "f16": tensors(np.float16, 256, 256),
-    "f32": tensors(np.float32, 700, 512),
-    "e4m3": safetensors_bytes(
-        {"w": normal("w", 256, 256, scale=50).astype(ml_dtypes.float8_e4m3fn)}
+    "bf16": (tensors(BF16, 1100, 1024), 0.69),  # three frames
+    "f16": (tensors(np.float16, 256, 256), 0.87),
+    "f32": (tensors(np.float32, 700, 512), 0.85),
+    "e4m3": (
+        safetensors_bytes({"w": normal("w", 256, 256, scale=50).astype(ml_dtypes.float8_e4m3fn)}),
+        0.86,
     ),
-    "codes": safetensors_bytes(
-        {
-            "w": np.random.default_rng(1).integers(0, 2**32, (64, 64), np.uint32),
-            "w.scale": normal("s", 64, 8),
-        }
+    "mixed": (
+        safetensors_bytes(
+            {"a": normal("a", 33), "b": normal("b", 5, dtype=np.float32), "c": np.ones(7, np.int8)}
+        ),
+        2,
     ),
-    "mixed": safetensors_bytes(
-        {"a": normal("a", 33), "b": normal("b", 5, dtype=np.float32), "c": np.ones(7, np.int8)}
+    "empty tensor": (
+        safetensors_bytes({"w": np.zeros((0, 3), np.float32), "b": normal("b", 3)}),
+        2,
     ),
-    "empty tensor": safetensors_bytes({"w": np.zeros((0, 3), np.float32), "b": normal("b", 3)}),
-    "a header that is cut": tensors(BF16, 8)[:-1],
-    "noise": random.Random(0).randbytes(300_000),
-    "one byte": b"x",
-    "nothing": b"",
+    "a header that is cut": (tensors(BF16, 8)[:-1], 2),
+    "noise": (random.Random(0).randbytes(300_000), 1.01),
+    "nothing": (b"", 100),
 }
+"""Blobs, and the part of their bytes that their packed files take at most."""
+BF16_BLOB, MIXED = KINDS["bf16"][0], KINDS["mixed"][0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_blob_comes_back(tmp_path: Path, kind: str) -> None:
-    data = KINDS[kind]
+    data, part = KINDS[kind]
     path = packed(tmp_path, data)
     assert decoded(path.read_bytes()) == data
+    assert path.stat().st_size <= max(100, part * len(data))
     with PackedBlobs(tmp_path).open(descriptor_of(data)) as reader:
         assert reader.read(0, len(data)) == data
         assert reader.digest() == Digest.of(data)
@@ -84,21 +88,17 @@ def test_a_document_comes_back_and_other_programs_can_read_it(tmp_path: Path) ->
     path = packed(tmp_path, data, "application/vnd.ollama.image.json")
     assert path.stat().st_size < 200
     assert decoded(path.read_bytes()) == data
-    if zstd := shutil.which("zstd"):
-        done = subprocess.run([zstd, "-dc", path], check=True, capture_output=True)
-        assert done.stdout == data
 
 
 def test_every_range_of_a_blob_is_read(tmp_path: Path) -> None:
-    data = KINDS["bf16"]
-    packed(tmp_path, data)
-    chance = random.Random(1)
-    with PackedBlobs(tmp_path).open(descriptor_of(data)) as reader:
-        for _ in range(200):
-            begin, end = sorted(chance.randrange(len(data) + 1) for _ in range(2))
-            assert reader.read(begin, end - begin) == data[begin:end]
+    packed(tmp_path, BF16_BLOB)
+    chance, size = random.Random(1), len(BF16_BLOB)
+    with PackedBlobs(tmp_path).open(descriptor_of(BF16_BLOB)) as reader:
+        for _ in range(50):
+            begin, end = sorted(chance.randrange(size + 1) for _ in range(2))
+            assert reader.read(begin, end - begin) == BF16_BLOB[begin:end]
         with pytest.raises(ShortReadError):
-            reader.read(len(data) - 1, 2)
+            reader.read(size - 1, 2)
 
 
 def test_after_a_damaged_frame_nothing_else_is_read_in_its_place(tmp_path: Path) -> None:
@@ -114,56 +114,38 @@ def test_after_a_damaged_frame_nothing_else_is_read_in_its_place(tmp_path: Path)
                 reader.read(2**20, 100)
 
 
-@pytest.mark.parametrize(
-    ("kind", "share"),
-    [("bf16", 0.69), ("f16", 0.87), ("f32", 0.85), ("e4m3", 0.86), ("codes", 1.03)],
-)
-def test_weights_shrink(tmp_path: Path, kind: str, share: float) -> None:
-    assert packed(tmp_path, KINDS[kind]).stat().st_size <= share * len(KINDS[kind])
-
-
-def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
+def test_every_flipped_bit_and_every_cut_is_found(tmp_path: Path) -> None:
     """A bit of a frame's header is not used by zstandard: the bytes are right then."""
-    data = safetensors_bytes({"w": normal("w", 24, 8), "s": normal("s", 7, dtype=np.float32)})
-    path = packed(tmp_path, data)
-    raw = path.read_bytes()
-    errors = []
-    for place in range(len(raw)):
-        path.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << place % 8]) + raw[place + 1 :])
+    path = packed(tmp_path, MIXED)
+    raw, errors = path.read_bytes(), []
+    flipped = [raw[:at] + bytes([raw[at] ^ 1 << at % 8]) + raw[at + 1 :] for at in range(len(raw))]
+    for other in (*flipped, *(raw[:length] for length in range(len(raw)))):
+        path.write_bytes(other)
         try:
-            with PackedBlobs(tmp_path).open(descriptor_of(data)) as reader:
-                assert reader.read(0, len(data)) == data
+            with PackedBlobs(tmp_path).open(descriptor_of(MIXED)) as reader:
+                assert reader.read(0, len(MIXED)) == MIXED
         except CorruptDataError as error:
             errors.append(error)
-    assert len(errors) >= len(raw) - 1
-    assert {error.blob for error in errors} == {str(Digest.of(data))}
+    assert len(errors) >= 2 * len(raw) - 1
     assert all(str(path) in str(error.path) for error in errors)
 
 
-def test_every_cut_is_an_error(tmp_path: Path) -> None:
-    data = KINDS["mixed"]
-    path = packed(tmp_path, data)
-    raw = path.read_bytes()
-    for length in range(len(raw)):
-        path.write_bytes(raw[:length])
-        with pytest.raises(CorruptDataError) as caught:
-            PackedBlobs(tmp_path).open(descriptor_of(data))
-        assert caught.value.path == str(path)
-
-
 def test_a_blob_whose_bytes_do_not_match_its_digest_is_not_packed(tmp_path: Path) -> None:
-    data = KINDS["mixed"]
     with pytest.raises(DigestMismatchError) as caught:
-        write_packed(tmp_path / "file", descriptor_of(data), BytesReader(data[:-1] + b"!"))
-    assert caught.value.blob == str(Digest.of(data))
+        write_packed(tmp_path / "file", descriptor_of(MIXED), BytesReader(MIXED[:-1] + b"!"))
+    assert caught.value.blob == str(Digest.of(MIXED))
+
+
+@given(data=st.binary(max_size=300), width=st.sampled_from([1, 2, 4]))
+def test_planes_are_joined_to_what_was_split(data: bytes, width: int) -> None:
+    assert join_planes(b"".join(split_planes(data, width)), width) == data
 
 
 def test_the_written_file_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coder that makes a mistake is found before the plain blob is given up."""
-    split: Callable[[bytes, int], list[bytes]] = files.split_planes
-    monkeypatch.setattr(files, "split_planes", lambda data, width: split(data, width)[::-1])
+    monkeypatch.setattr(files, "split_planes", lambda data, width: split_planes(data, width)[::-1])
     with pytest.raises(DigestMismatchError):
-        packed(tmp_path, KINDS["mixed"])
+        packed(tmp_path, MIXED)
 
 
 # Packed files of earlier versions: "base", and "tuned" that was packed against it
@@ -196,41 +178,27 @@ def test_a_base_of_before_stays_while_it_is_needed(old: Store) -> None:
     assert old_files(old) == []
 
 
-def test_a_model_that_was_packed_before_is_packed_anew(old: Store) -> None:
-    unpack(old, "tuned")
-    done = pack(old, "tuned")
-    assert done.stored < 0.7 * done.nbytes
-    assert verify(old).is_sound
-    unpack(old, "base")
-    assert unpack(old, "tuned").blobs == 3
-
-
 def test_damage_of_a_file_of_before_is_found(old: Store) -> None:
     """In some bytes: never other bytes, and never an error without the file."""
     for path in old_files(old):
         raw = path.read_bytes()
-        for place in range(0, len(raw), 1 + len(raw) // 8):
-            path.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
-            result = verify(open_store(old.root))
-            assert result.damaged, (path.name, place)
-        for length in (0, 7, 60, len(raw) - 1):
-            path.write_bytes(raw[:length])
-            assert verify(open_store(old.root)).damaged, (path.name, length)
+        middle, size = len(raw) // 2, len(raw)
+        flipped = raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :]
+        for damaged in (flipped, raw[:7], raw[:60], raw[: size - 1]):
+            path.write_bytes(damaged)
+            assert verify(open_store(old.root)).damaged, (path.name, len(damaged))
         path.write_bytes(raw)
     assert verify(open_store(old.root)).is_sound
 
 
 def test_an_index_of_before_that_lies_is_refused(old: Store) -> None:
     """Words of the index are replaced, and its sha256 is made right again."""
-    import hashlib
-    import struct
-
     [path, *_] = [path for path in old_files(old) if path.name.startswith("many-")]
     raw = path.read_bytes()
     offset, length = struct.unpack_from("<QQ", raw, len(raw) - 56)
     index = raw[offset : offset + length]
     digests = {Digest(digest) for digest in PackedBlobs(path.parent).files()[path.name]}
-    for place in range(0, length, 6):
+    for place in range(0, length, 18):
         for word in (0, 2**32 - 1):
             other = (index[:place] + struct.pack("<I", word) + index[place + 4 :])[:length]
             trailer = struct.pack("<QQ32s", offset, length, hashlib.sha256(other).digest())
