@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import threading
-import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +40,6 @@ from blobstore.store.registry import authorization as authorization_module
 from blobstore.store.registry.api import check_login
 from blobstore.store.registry.authorization import (
     CATALOG,
-    MAX_REPLY,
     MAX_TOKEN,
     Authorization,
     Scope,
@@ -92,6 +90,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def authorization(
     client: HttpClient, api: GuardedApi, login: Login | None, *realms: str
 ) -> Authorization:
+    """Return the authorization at a registry, whose token servers are named by the user."""
     registry = WebAddress.parse(f"http://{api.host}")
     return Authorization(client, registry, login, realms=realms)
 
@@ -122,10 +121,12 @@ def test_a_token_is_fetched_once_for_a_scope(
     assert ask(client, api, asked, PULL) == first
     assert ask(client, api, asked, PUSH) != first
     assert ask(client, api, asked, CATALOG)
+    ask(client, api, asked, Scope("a/b", ("pull", "push"), mounted=("c/d",)))
     assert [one.scopes for one in tokens.asked] == [
         ["repository:a/b:pull"],
         ["repository:a/b:pull,push"],
         ["registry:catalog:*"],
+        ["repository:a/b:pull,push", "repository:c/d:pull"],
     ]
     assert {one.authorization for one in tokens.asked} == {basic(USER, PASSWORD)}
     assert tokens.asked[0].fields == {
@@ -134,14 +135,8 @@ def test_a_token_is_fetched_once_for_a_scope(
         "scope": ["repository:a/b:pull"],
     }
     # One 401 in all: later tokens are fetched before they are asked for.
-    assert [one.authorization is None for one in api.asked] == [True, False, False, False, False]
+    assert [one.authorization is None for one in api.asked] == [True, *[False] * 5]
     assert not [one for one in api.asked if PASSWORD in (one.authorization or "")]
-
-
-def test_a_mount_needs_two_scopes(client: HttpClient, api: GuardedApi, tokens: TokenServer) -> None:
-    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
-    ask(client, api, asked, Scope("a/b", ("pull", "push"), mounted=("c/d",)))
-    assert tokens.asked[0].fields["scope"] == ["repository:a/b:pull,push", "repository:c/d:pull"]
 
 
 def test_without_a_login(client: HttpClient, api: GuardedApi, tokens: TokenServer) -> None:
@@ -174,36 +169,11 @@ def test_an_identity_token(client: HttpClient, api: GuardedApi, tokens: TokenSer
     }
 
 
-def test_one_connection_is_enough(api: GuardedApi, tokens: TokenServer) -> None:
-    """The client's connections may all wait for the same token."""
-    with HttpClient(retry_policy=POLICY, connections=1) as client, ThreadPoolExecutor(4) as pool:
-        asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
-        sent = [pool.submit(ask, client, api, asked, PULL) for _ in range(4)]
-        assert len({one.result(60) for one in sent}) == 1
-
-
-def test_a_login_is_found_when_it_is_needed(
-    client: HttpClient, api: GuardedApi, tokens: TokenServer
-) -> None:
-    found: list[Login | None] = []
-
-    def find() -> Login:
-        found.append(LOGIN)
-        return LOGIN
-
-    registry = WebAddress.parse(f"http://{api.host}")
-    asked = Authorization(client, registry, find, realms=[f"127.0.0.1:{tokens.port}"])
-    assert asked.field(PULL) is None
-    assert found == []
-    ask(client, api, asked, PULL)
-    ask(client, api, asked, PUSH)
-    assert found == [LOGIN]
-
-
 @pytest.mark.parametrize("login", [Login(USER, Secret("wrong-1")), Login(None, Secret("wrong-1"))])
 def test_a_wrong_login(
     client: HttpClient, api: GuardedApi, tokens: TokenServer, login: Login
 ) -> None:
+    api.challenges.insert(0, 'Basic realm="x"')  # Bearer is taken before it
     asked = authorization(client, api, login, f"127.0.0.1:{tokens.port}")
     error = refusal(lambda: ask(client, api, asked, PULL))
     assert isinstance(error, AuthenticationError)
@@ -211,10 +181,9 @@ def test_a_wrong_login(
     assert f"{tokens.realm} refuses the {what} (it answers 401" in error.message
     assert error.hint == f"Log in: blobstore login {api.host}"
     assert len(tokens.asked) == len(api.asked) == 1
-    assert asked.field is not None
 
 
-@pytest.mark.parametrize("status", [400, 403, 404])
+@pytest.mark.parametrize("status", [400, 403])
 def test_other_refusals_of_the_token_server(client: HttpClient, status: int) -> None:
     def answer(_: TokenRequest) -> Answer:
         return status, {}, b'{"error":"secret-detail"}'
@@ -227,19 +196,6 @@ def test_other_refusals_of_the_token_server(client: HttpClient, status: int) -> 
             assert isinstance(error, AuthenticationError)
             assert error.status == status
             assert f"(it answers {status}" in error.message
-
-
-def test_a_401_for_ever(client: HttpClient, tokens: TokenServer) -> None:
-    """corpus: registry-auth-401-loop."""
-    with guarded_api(lambda *_: False, tokens.challenge) as api:
-        for login in (LOGIN, None):
-            asked = authorization(client, api, login, f"127.0.0.1:{tokens.port}")
-            before = len(api.asked), len(tokens.asked)
-            error = refusal(partial(ask, client, api, asked, PULL, tries=9))
-            assert isinstance(error, AuthenticationError)
-            assert "denies pull of a/b" in error.message
-            assert f"blobstore login {api.host}" in str(error.hint)
-            assert (len(api.asked), len(tokens.asked)) == (before[0] + 2, before[1] + 1)
 
 
 def test_basic(client: HttpClient) -> None:
@@ -260,28 +216,13 @@ def test_basic(client: HttpClient) -> None:
         assert len(api.asked) == before + 2
 
 
-def test_bearer_is_taken_before_basic(
-    client: HttpClient, api: GuardedApi, tokens: TokenServer
-) -> None:
-    api.challenges.insert(0, 'Basic realm="x"')
-    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
-    sent = ask(client, api, asked, PULL)
-    assert sent is not None
-    assert sent.startswith("Bearer ")
-
-
 @pytest.mark.parametrize(
     ("challenge", "reason"),
     [
-        ('Bearer realm="x', "malformed"),  # corpus: registry-auth-realm-unquoted-garbage
         ('Bearer service="x"', "names no token server"),
         ("Negotiate", "schemes negotiate"),
         ("", "schemes none"),
-        ('Bearer realm="file:///etc/passwd"', "not a web address"),
-        ('Bearer realm="http://169.254.169.254/"', "on another host"),
         ('Bearer realm="https://evil.example/token"', "not known to belong to it"),
-        # The next is registry-auth-scope-widened of the corpus.
-        ('Bearer realm="REALM",scope="repository:*:*"', "for all repositories"),
         ('Bearer realm="REALM",scope="repository:a/b:pull repository:*:pull"', "all repositories"),
     ],
 )
@@ -296,16 +237,6 @@ def test_challenges_that_are_refused(
         assert error.rule == "R3"
         assert len(api.asked) == 1
         assert tokens.asked == []
-
-
-def test_a_realm_elsewhere_gets_nothing(client: HttpClient, tokens: TokenServer) -> None:
-    """corpus: registry-auth-realm-other-host. The second origin sees no request at all."""
-    with guarded_api(lambda *_: False, tokens.challenge) as api:
-        for login in (LOGIN, TOKEN, None):
-            asked = authorization(client, api, login)
-            error = refusal(partial(ask, client, api, asked, PULL))
-            assert isinstance(error, AuthenticationError)
-    assert tokens.asked == []
 
 
 def test_a_401_of_another_server_is_refused(
@@ -331,28 +262,18 @@ def test_a_scope_does_not_contain_another() -> None:
         assert isinstance(refusal(partial(Scope, "a", mounted=(name,))), UsageError)
 
 
-def b(text: str) -> bytes:
-    return text.encode()
-
-
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        ({"token": ""}, "without a token"),  # corpus: registry-auth-token-empty
-        ({}, "without a token"),
         ({"token": None, "access_token": ""}, "without a token"),
         ({"token": "a\r\nX-Evil: 1"}, "invalid character"),
-        ({"token": "a b"}, "invalid character"),
         ({"token": "é"}, "invalid character"),
         ({"token": "x" * (MAX_TOKEN + 1)}, "16,385 characters"),
-        ({"token": ["t"]}, "expected keys"),
         ({"token": "t", "expires_in": "300"}, "expected keys"),
-        ({"token": "t", "expires_in": True}, "expected keys"),
         (["t"], "expected keys"),
-        (b(""), "expected keys"),
-        (b("token"), "expected keys"),
-        (b('{"token":"a","token":"b"}'), "expected keys"),
-        (b('{"token":' * 5000 + "1" + "}" * 5000), "expected keys"),
+        (b"", "expected keys"),
+        (b'{"token":"a","token":"b"}', "expected keys"),
+        (b'{"token":' * 5000 + b"1" + b"}" * 5000, "expected keys"),
     ],
 )
 def test_replies_that_are_not_tokens(
@@ -366,35 +287,11 @@ def test_replies_that_are_not_tokens(
     assert len(tokens.asked) == 1
 
 
-def test_a_large_reply_is_not_read(
-    client: HttpClient, api: GuardedApi, tokens: TokenServer
-) -> None:
-    """corpus: registry-auth-token-100MB."""
-    tokens.change = lambda _: b'{"token":"' + b"x" * 100_000_000
-    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
-    error = refusal(lambda: ask(client, api, asked, PULL))
-    assert isinstance(error, RemoteError)
-    assert "sends more than was asked for" in error.message
-    assert f"{MAX_REPLY + 2**14:,} bytes" in error.message
-    assert len(tokens.asked) == 1
-
-
-def test_access_token_is_another_name(
-    client: HttpClient, api: GuardedApi, tokens: TokenServer
-) -> None:
-    tokens.change = lambda document: {"access_token": document["token"], "token": "", "more": [1]}
-    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
-    assert ask(client, api, asked, PULL)
-
-
 @pytest.mark.parametrize(
     ("fields", "at_30", "at_1000"),
     [
         ({"expires_in": None}, True, False),  # 60 s
-        ({"expires_in": 5}, True, False),  # as docker: never less than 60 s
-        ({"expires_in": 0}, True, False),
-        ({"expires_in": -1}, True, False),
-        ({"expires_in": 2000}, True, True),
+        ({"expires_in": -1}, True, False),  # as docker: never less than 60 s
         ({"expires_in": 10**40}, True, True),
     ],
 )
@@ -407,7 +304,7 @@ def test_when_a_token_is_replaced(
     at_30: bool,
     at_1000: bool,
 ) -> None:
-    tokens.change = lambda document: document | fields
+    tokens.change = lambda one: {"access_token": one["token"], "token": "", **fields}
     asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
     ask(client, api, asked, PULL)
     for seconds, lasts in ((30, at_30), (1000, at_1000)):
@@ -456,34 +353,9 @@ def test_threads_share_one_request_for_a_token(
     assert len(tokens.asked) == 1
 
 
-def test_threads_share_a_failure(client: HttpClient, api: GuardedApi, tokens: TokenServer) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def fail(_: dict[str, Any]) -> bytes:
-        begun.set()
-        assert go_on.wait(60)
-        return b"not a token"
-
-    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
-    ask(client, api, asked, PUSH)
-    tokens.change = fail
-    with ThreadPoolExecutor(4) as pool:
-        fields = [pool.submit(asked.field, PULL)]
-        assert begun.wait(60)
-        fields += [pool.submit(asked.field, PULL) for _ in range(3)]
-        while len(pool._threads) < 4 or pool._work_queue.qsize():
-            time.sleep(0.001)
-        time.sleep(0.05)  # the threads are about to wait; a late one asks again, and fails too
-        go_on.set()
-        assert {type(one.exception()) for one in fields} == {AuthenticationError}
-    tokens.change = lambda document: document
-    assert asked.field(PULL)  # the failure is not kept
-
-
-@pytest.mark.parametrize("status", [302, 307, 308])
-@pytest.mark.parametrize("login", [LOGIN, TOKEN, None])
+@pytest.mark.parametrize(("login", "status"), [(LOGIN, 302), (TOKEN, 307), (TOKEN, 308)])
 def test_a_token_request_does_not_leave_its_server(
-    client: HttpClient, tokens: TokenServer, login: Login | None, status: int
+    client: HttpClient, tokens: TokenServer, login: Login, status: int
 ) -> None:
     def answer(_: TokenRequest) -> Answer:
         return status, {"Location": tokens.realm}, b""

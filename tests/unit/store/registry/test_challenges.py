@@ -24,7 +24,6 @@ HUB_FIELDS = {
     ("fields", "expected"),
     [
         ([HUB], [("bearer", HUB_FIELDS)]),
-        (['Basic realm="x"', HUB], [("basic", {"realm": "x"}), ("bearer", HUB_FIELDS)]),
         ([f'Basic realm="x", {HUB}'], [("basic", {"realm": "x"}), ("bearer", HUB_FIELDS)]),
         (
             ['Basic realm="simple", Newauth realm="apps", type=1, title="Login to \\"apps\\""'],
@@ -33,13 +32,10 @@ HUB_FIELDS = {
                 ("newauth", {"realm": "apps", "type": "1", "title": 'Login to "apps"'}),
             ],
         ),  # the example of RFC 9110
-        (["Negotiate, Basic realm=x"], [("negotiate", {}), ("basic", {"realm": "x"})]),
         (["Negotiate oYIBSjCC==, Basic"], [("negotiate", {}), ("basic", {})]),
         (['bEaReR ReAlM = "a,b" , Scope=c'], [("bearer", {"realm": "a,b", "scope": "c"})]),
         ([", ,\tBasic realm=x ,, "], [("basic", {"realm": "x"})]),
-        (['Bearer realm=""'], [("bearer", {"realm": ""})]),
         ([], []),
-        ([""], []),
     ],
 )
 def test_what_is_read(fields: list[str], expected: list[tuple[str, dict[str, str]]]) -> None:
@@ -50,18 +46,11 @@ def test_what_is_read(fields: list[str], expected: list[tuple[str, dict[str, str
     "text",
     [
         'Bearer realm="x',  # corpus: registry-auth-realm-unquoted-garbage
-        'Bearer realm="x\\',
-        'Bearer realm="x"y',
         'Bearer realm="x" service="y"',
         "Bearer realm=https://auth.docker.io/token",
-        'realm="x"',
-        'Bearer realm="x",realm="y"',
         'Bearer realm="x",REALM="y"',
-        '="x"',
         "Bearer Basic realm=x",
-        "Bearer\x00",
         "Bearer ;",
-        '"Bearer"',
         "a " * 50_000,
         'a b="' + "\\" * 100_000,
     ],
@@ -72,8 +61,6 @@ def test_what_is_refused(text: str) -> None:
 
 
 @given(st.text(alphabet='aB1 \t,="\\;:/?é\x00~', max_size=40))
-@example('a "')
-@example("a" * 100_000)
 @example("," * 100_000)
 @example("a b=c," * 15_000)
 def test_garbage_is_read_or_refused(text: str) -> None:

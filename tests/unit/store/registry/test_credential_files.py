@@ -1,11 +1,14 @@
-"""Files with logins: docker's and podman's keys, damaged files, and what is written."""
+"""Logins, and the files that have them: docker's and podman's keys, damage, and what is written."""
 
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import os
+import pickle
 import stat
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,6 @@ import pytest
 from support.corpus import refusal
 
 from blobstore.errors import (
-    BlobStoreError,
     DocumentError,
     LimitExceededError,
     NotFoundError,
@@ -50,32 +52,46 @@ def write(file: Credentials, content: object) -> None:
     file.path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
+def test_a_secret_is_not_shown_and_does_not_leave_the_process() -> None:
+    secret = Secret(HIDDEN)
+    login = Login("bob", secret, "a file")
+    shown = [str(secret), repr(secret), f"{secret!r:>9}", f"{secret:10}", repr({secret: [login]})]
+    assert not [text for text in shown if HIDDEN in text]
+    assert str(login) == "user 'bob' (from a file)"
+    assert str(Login(None, secret)) == "an identity token"
+    for leave in (pickle.dumps, copy.copy, copy.deepcopy, json.dumps):
+        with pytest.raises(TypeError):
+            leave(secret)
+    with pytest.raises(TypeError):
+        asdict(login)
+
+
+def test_basic_is_that_of_rfc_7617() -> None:
+    assert Login("Aladdin", Secret("open sesame")).basic == "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="
+    assert Login("test", Secret("123£")).basic == "Basic dGVzdDoxMjPCow=="
+    assert Login(None, Secret("token")).basic is None
+
+
+PODMAN = ["h/a/b/c", "h/a/b", "h/a", "h"]
+"""The longest path wins, by whole segments."""
+
+
 @pytest.mark.parametrize(
     ("keys", "host", "repository", "index"),
     [
-        (["ghcr.io"], "ghcr.io", "", 0),
         (["ghcr.io"], "GHCR.io", "a/b", 0),
-        (["localhost:5000"], "localhost:5000", "", 0),
         (["localhost:5000"], "localhost", "", None),
         (["localhost"], "localhost:5000", "", None),
-        (["https://ghcr.io"], "ghcr.io", "", 0),
         (["http://localhost:5000/v1/"], "localhost:5000", "a/b", 0),
-        (["ghcr.io/v1/"], "ghcr.io", "a/b", 0),
         ([HUB], "docker.io", "library/x", 0),
         ([HUB], "registry-1.docker.io", "", 0),
-        (["docker.io"], "index.docker.io", "", 0),
         (["https://ghcr.io/v1/", "ghcr.io"], "ghcr.io", "", 1),
-        # podman: the longest path wins, by whole segments
-        (["h/a/b/c", "h/a/b", "h/a", "h"], "h", "a/b", 1),
-        (["h/a/b/c", "h/a/b", "h/a", "h"], "h", "a/b/c", 0),
-        (["h/a/b/c", "h/a/b", "h/a", "h"], "h", "a/bc", 2),
-        (["h/a/b/c", "h/a/b", "h/a", "h"], "h", "", 3),
+        (PODMAN, "h", "a/b", 1),
+        (PODMAN, "h", "a/bc", 2),
+        (PODMAN, "h", "", 3),
         (["h/a"], "h", "", None),
-        (["h/a"], "h", "ab/c", None),
         (["docker.io/library", HUB], "docker.io", "library/x", 0),
-        (["evil.example"], "ghcr.io", "", None),
         (["ghcr.io.evil.example", "https://ghcr.io@evil.example/"], "ghcr.io", "", None),
-        ([], "ghcr.io", "", None),
     ],
 )
 def test_which_key_is_found(
@@ -90,56 +106,42 @@ def test_which_key_is_found(
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        ({"auth": auth("bob")}, Login("bob", Secret(HIDDEN))),
         ({"auth": auth("bob", "a:b:c")}, Login("bob", Secret("a:b:c"))),
         ({"auth": auth("bob", f"{HIDDEN}\0\0")}, Login("bob", Secret(HIDDEN))),
-        ({"auth": auth("bob", "pässword")}, Login("bob", Secret("pässword"))),
+        ({"auth": auth("bob", "pässword"), "other": [1]}, Login("bob", Secret("pässword"))),
         ({"auth": auth("bob", "")}, Login("bob", Secret(""))),
         ({"identitytoken": HIDDEN, "auth": auth("bob")}, Login(None, Secret(HIDDEN))),
-        ({"identitytoken": HIDDEN, "auth": ""}, Login(None, Secret(HIDDEN))),
-        (
-            {"auth": auth("bob"), "email": "bob@example.com", "other": [1]},
-            Login("bob", Secret(HIDDEN)),
-        ),
-        ({}, None),
         ({"auth": None, "email": ""}, None),
     ],
 )
 def test_what_an_entry_says(
     file: Credentials, entry: dict[str, Any], expected: Login | None
 ) -> None:
-    write(file, {"auths": {"h": entry}})
+    write(file, {"auths": {"h": entry, "damaged": 1}})
     assert file.find("h") == expected
 
 
-@pytest.mark.parametrize("content", ["", " \n", "{}", '{"auths": null}', '{"auths": {}}'])
-def test_files_without_logins(file: Credentials, content: str) -> None:
+def test_files_without_logins(file: Credentials) -> None:
     assert file.find("h") is None
-    write(file, content)
-    assert file.find("h") is None
+    for content in (" \n", "{}", '{"auths": null}'):
+        write(file, content)
+        assert file.find("h") is None
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         ("{", "not valid JSON"),
-        ("[]", "not a JSON object"),
         ('{"auths": {}, "auths": {}}', "'auths' appears twice"),
-        ("\ufeff{}", "not valid JSON"),
         ('{"a":' * 70 + "1" + "}" * 70, "64 levels"),
         ({"auths": [1]}, "'auths' is not an object"),
         ({"auths": {"h": HIDDEN}}, "'auths[h]' is not an object"),
         ({"auths": {"h": {"auth": {"x": HIDDEN}}}}, "'auths[h]' has a value"),
         ({"auths": {"h": {"identitytoken": [HIDDEN]}}}, "'auths[h]' has a value"),
         ({"auths": {"h": {"auth": HIDDEN}}}, "'auths[h]' has an auth that is not base64"),
-        ({"auths": {"h": {"auth": auth(HIDDEN)[:-1]}}}, "not base64"),
         ({"auths": {"h": {"auth": "/w=="}}}, "not base64 of a text"),
         ({"auths": {"h": {"auth": base64.b64encode(HIDDEN.encode()).decode()}}}, "USER:PASSWORD"),
-        ({"auths": {"h": {"auth": auth("")}}}, "USER:PASSWORD"),
-        ({"credsStore": 1}, "'credsStore' is not the name"),
-        ({"credsStore": "a/b"}, "'credsStore' is not the name"),
         ({"credsStore": "../x"}, "'credsStore' is not the name"),
-        ({"credsStore": "x; rm -rf ~"}, "'credsStore' is not the name"),
         ({"credHelpers": {"h": ["x"]}}, "'credHelpers[h]' is not the name"),
         ({"credHelpers": "x"}, "'credHelpers' is not an object"),
     ],
@@ -159,11 +161,6 @@ def test_damaged_files(file: Credentials, content: object, says: str) -> None:
         assert file.path.read_bytes() == before
 
 
-def test_another_entry_may_be_damaged(file: Credentials) -> None:
-    write(file, {"auths": {"h": {"auth": auth("bob")}, "other": 1}})
-    assert file.find("h") == Login("bob", Secret(HIDDEN))
-
-
 def test_what_is_not_a_small_file(file: Credentials) -> None:
     write(file, '{"a": "' + "x" * 2**20 + '"}')
     assert isinstance(refusal(lambda: file.find("h")), LimitExceededError)
@@ -175,8 +172,13 @@ def test_what_is_not_a_small_file(file: Credentials) -> None:
     assert isinstance(refusal(lambda: file.find("h")), StorageError)
 
 
-@pytest.mark.parametrize("login", [Login("bob", Secret("a:b")), Login(None, Secret("t"))])
-@pytest.mark.parametrize("host", ["ghcr.io", "localhost:5000", "docker.io"])
+@pytest.mark.parametrize(
+    ("host", "login"),
+    [
+        ("localhost:5000", Login("bob", Secret("a:b"))),
+        ("docker.io", Login(None, Secret("t"))),
+    ],
+)
 def test_what_is_kept_is_found(file: Credentials, host: str, login: Login) -> None:
     assert file.keep(host, login) == str(file.path)
     assert file.find(host) == login
@@ -227,17 +229,6 @@ def test_a_link_to_the_file_stays(tmp_path: Path, dangling: bool) -> None:
     assert written.get("x") == (None if dangling else 1)
 
 
-def test_a_link_to_itself(tmp_path: Path) -> None:
-    link = tmp_path / "config.json"
-    link.symlink_to(link)
-    for call in (
-        lambda: Credentials(link).find("h"),
-        lambda: Credentials(link).keep("h", Login("bob", Secret(HIDDEN))),
-    ):
-        assert isinstance(refusal(call), BlobStoreError)
-    assert link.is_symlink()
-
-
 def test_a_failed_write_leaves_the_old_file(
     file: Credentials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,22 +245,21 @@ def test_a_failed_write_leaves_the_old_file(
     assert [*file.path.parent.iterdir()] == [file.path]
 
 
-def places(tmp_path: Path, **variables: str) -> list[str]:
-    upper = {name.upper(): value for name, value in variables.items()}
-    paths = login_files(upper, tmp_path, 7)
-    return [str(path).replace(str(tmp_path), "~") for path in paths]
-
-
-def test_the_order_of_files(tmp_path: Path) -> None:
-    others = ["/run/containers/7/auth.json", "~/.config/containers/auth.json"]
-    assert places(tmp_path) == ["~/.docker/config.json", *others]
-    assert places(tmp_path, docker_config="/d") == ["/d/config.json", *others]
-    assert places(tmp_path, xdg_runtime_dir="/r", xdg_config_home="/c") == [
-        "~/.docker/config.json",
-        "/r/containers/auth.json",
-        "/c/containers/auth.json",
-    ]
-    assert places(tmp_path, registry_auth_file="/a", docker_config="/d") == ["/a"]
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, ["~/.docker/config.json", "/run/containers/7", "~/.config/containers"]),
+        ({"DOCKER_CONFIG": "/d"}, ["/d/config.json", "/run/containers/7", "~/.config/containers"]),
+        (
+            {"XDG_RUNTIME_DIR": "/r", "XDG_CONFIG_HOME": "/c"},
+            ["~/.docker/config.json", "/r/containers", "/c/containers"],
+        ),
+        ({"REGISTRY_AUTH_FILE": "/a", "DOCKER_CONFIG": "/d"}, ["/a"]),
+    ],
+)
+def test_the_order_of_files(variables: dict[str, str], expected: list[str]) -> None:
+    paths = [str(path) for path in login_files(variables, Path("/home"), 7)]
+    assert [path.replace("/home", "~").removesuffix("/auth.json") for path in paths] == expected
 
 
 def test_the_first_file_that_has_a_login_decides(tmp_path: Path) -> None:
@@ -311,8 +301,13 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("login", [Login("bob", Secret(HIDDEN)), Login(None, Secret("t"))])
-@pytest.mark.parametrize("config", [{"credsStore": "lab"}, {"credHelpers": {"h": "lab"}}])
+@pytest.mark.parametrize(
+    ("config", "login"),
+    [
+        ({"credsStore": "lab"}, Login("bob", Secret(HIDDEN))),
+        ({"credHelpers": {"h": "lab"}}, Login(None, Secret("t"))),
+    ],
+)
 def test_a_helper_keeps_logins(
     file: Credentials, helper: Path, config: dict[str, Any], login: Login
 ) -> None:
@@ -346,12 +341,4 @@ def test_a_helper_for_one_registry_goes_before_that_for_all(
     assert error.message == (
         f"the credential helper docker-credential-is-not-there (credsStore of {file.path}) is not"
         " installed"
-    )
-
-
-def test_the_bytes_that_are_written(file: Credentials) -> None:
-    """They are those of docker's encoder, with tabs."""
-    file.keep("h:5000", Login("bob", Secret(HIDDEN)))
-    assert file.path.read_text() == (
-        '{\n\t"auths": {\n\t\t"h:5000": {\n\t\t\t"auth": "' + auth("bob") + '"\n\t\t}\n\t}\n}'
     )

@@ -44,7 +44,6 @@ def says(text: str) -> str:
         (says('{"Username":"","Secret":""}'), None),
         ('printf \'%s\' \'{"Username":"bob","Secret":"s"}\'', Login("bob", Secret("s"))),
         (NOT_FOUND, None),
-        ("echo credentials not found in native keychain", None),
         (
             """read -r key; printf '{"Username":"%s","Secret":"%s"}' "$1" "$key" """,
             Login("get", Secret("ghcr.io")),
@@ -59,13 +58,8 @@ def test_what_a_program_answers(programs: Path, script: str, expected: Login | N
     ("script", "reason"),
     [
         (f"echo '{HIDDEN}'; exit 3", "fails for h (exit code 3)"),
-        ("kill -9 $$", "fails for h (exit code -9)"),
         (f"echo '{HIDDEN}'", "invalid JSON object"),
         (says(f'{{"Username":1,"Secret":"{HIDDEN}"}}'), "invalid JSON object"),
-        (says(f'{{"Username":"bob","Secret":["{HIDDEN}"]}}'), "invalid JSON object"),
-        (says(f'{{"Secret":"{HIDDEN}"}}'), "invalid JSON object"),
-        (says(f'[\\"{HIDDEN}\\"]'), "invalid JSON object"),
-        ("exit 0", "invalid JSON object"),
         (f"yes {HIDDEN} | head -c 1000000", f"prints more than {MAX_OUTPUT:,} bytes"),
     ],
 )
@@ -79,9 +73,7 @@ def test_programs_that_break_the_protocol(programs: Path, script: str, reason: s
     assert HIDDEN not in f"{error!r} {vars(error)} {error.__cause__!r}"
 
 
-@pytest.mark.parametrize(
-    "script", ["exec sleep 60", "exec >&-; exec sleep 60", f"echo {HIDDEN}; exec sleep 60"]
-)
+@pytest.mark.parametrize("script", ["exec >&-; exec sleep 600", f"echo {HIDDEN}; exec sleep 600"])
 def test_a_program_that_takes_too_long_is_ended(programs: Path, script: str) -> None:
     note = programs / "pid"
     for timeout_s in (0.5, 5, 50):  # until it has come as far as to say which process it is
@@ -122,7 +114,7 @@ def test_the_secret_is_not_an_argument(programs: Path) -> None:
     assert HIDDEN not in seen.read_text()
 
 
-@pytest.mark.parametrize("name", ["", ".", "a/b", "../x", "-x", "a b", "a\nb", "x" * 65, "$(x)"])
+@pytest.mark.parametrize("name", ["", "../x", "-x", "x" * 65, "$(x)"])
 def test_names_that_are_not_plain(name: str) -> None:
     assert isinstance(refusal(lambda: CredentialHelper(name)), UsageError)
 

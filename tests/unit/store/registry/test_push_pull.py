@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.servers import Script, Server, reply, server as run_server
+from support.servers import Server, reply, server as run_server
 from support.small_registry import SmallRegistry
 
 from blobstore.errors import (
     ConflictError,
     CorruptDataError,
-    DigestMismatchError,
     InvalidDigestError,
     LimitExceededError,
     ModelNotFoundError,
@@ -62,13 +61,6 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def asked(server: Server) -> list[str]:
-    """Return the methods of all requests so far."""
-    script = server._script
-    assert isinstance(script, Script)
-    return [one.method for one in script.asked]
-
-
 def test_there_and_back(store: Store, host: str, tmp_path: Path) -> None:
     done = push("m", store, to=f"{host}/ns/m:a")
     assert (str(done.name), done.blobs) == (f"{host}/ns/m:a", {How.COPIED: 3})
@@ -76,27 +68,30 @@ def test_there_and_back(store: Store, host: str, tmp_path: Path) -> None:
     pulled = pull(f"{host}/ns/m:a", other, name="n")
     assert (pulled.digest, pulled.blobs) == (done.digest, {How.COPIED: 3})
     assert blobs_of(other, "n") == BLOBS
-    assert other.manifests.text(ModelName.parse("n")) == store.manifests.text(ModelName.parse("m"))
+    assert other.manifest("n").raw == store.manifest("m").raw
 
 
-def test_a_second_push_sends_no_blob(store: Store, host: str, server: Server) -> None:
+def test_a_second_push_sends_no_blob(store: Store, host: str, registry: SmallRegistry) -> None:
     push("m", store, to=f"{host}/ns/m:a")
-    before = len(asked(server))
+    methods = noted(registry)
     again = push("m", store, to=f"{host}/ns/m:b")
     assert again.blobs == {How.THERE: 3}
-    assert asked(server)[before:].count("PUT") == 1  # the manifest
-    assert "POST" not in asked(server)[before:]
+    assert methods.count("PUT") == 1  # the manifest
+    assert "POST" not in methods
 
 
-def test_blobs_are_mounted_from_where_they_were_pushed(store: Store, host: str) -> None:
-    push("m", store, to=f"{host}/ns/m:a")
-    assert push("m", Store(store.root), to=f"{host}/other/n:a").blobs == {How.THERE: 3}
+def noted(registry: SmallRegistry) -> list[str]:
+    """Return a list of the methods of all requests from now on."""
+    methods: list[str] = []
+    registry.changes.append(lambda asked: methods.append(asked.method))
+    return methods
 
 
-def test_blobs_are_mounted_from_where_they_were_pulled(
+def test_blobs_are_mounted_from_where_they_were_pushed_or_pulled(
     store: Store, host: str, tmp_path: Path
 ) -> None:
     push("m", store, to=f"{host}/ns/m:a")
+    assert push("m", Store(store.root), to=f"{host}/other/n:a").blobs == {How.THERE: 3}
     other = Store(tmp_path / "other")
     pull(f"{host}/ns/m:a", other, name="n")
     assert push("n", other, to=f"{host}/third/n:a").blobs == {How.THERE: 3}
@@ -126,16 +121,6 @@ def test_a_manifest_that_is_asked_for_by_digest(store: Store, host: str, tmp_pat
     with pytest.raises(ModelNotFoundError):
         pull(f"{host}/ns/m:a@{Digest.of(b'nothing')}", other)
     assert other.manifest(f"{host}/ns/m:a").digest == first
-
-
-def test_another_manifest_than_its_digest_is_refused(
-    store: Store, host: str, registry: SmallRegistry, tmp_path: Path
-) -> None:
-    wanted = Digest.of(b"wanted")
-    push("m", store, to=f"{host}/ns/m:a")
-    registry.manifests["ns/m", str(wanted)] = registry.manifests["ns/m", "a"]
-    with pytest.raises(DigestMismatchError, match="not those of"):
-        pull(f"{host}/ns/m:a@{wanted}", Store(tmp_path / "other"))
 
 
 def test_what_a_name_expects(store: Store, host: str, server: Server) -> None:
@@ -172,16 +157,15 @@ def test_a_blob_of_another_size_is_refused(
 @pytest.mark.parametrize(
     ("reference", "address"),
     [
-        ("localhost:5000/n/m", "http://localhost:5000/v2/"),
-        ("127.0.0.1/n/m", "http://127.0.0.1/v2/"),
-        ("https://localhost/n/m", "https://localhost/v2/"),
-        ("example.com/n/m", "https://example.com/v2/"),
-        ("m", "https://registry.ollama.ai/v2/"),
+        ("localhost:5000/n/m", "http://localhost:5000"),
+        ("https://localhost/n/m", "https://localhost"),
+        ("example.com/n/m", "https://example.com"),
+        ("m", "https://registry.ollama.ai"),
     ],
 )
 def test_tls_except_on_this_machine(reference: str, address: str) -> None:
     with RegistryAccess().open(Reference.parse(reference)) as home:
-        assert f"{home.address}/v2/" == address
+        assert home.address == address
 
 
 def test_http_elsewhere_has_to_be_allowed() -> None:
@@ -192,29 +176,27 @@ def test_http_elsewhere_has_to_be_allowed() -> None:
         assert home.address == "http://example.com"
 
 
-def test_a_digest_is_no_place_to_push_to(store: Store, host: str) -> None:
+def test_digests_in_references(store: Store, host: str) -> None:
     with pytest.raises(UsageError, match="tag"):
         push("m", store, to=f"{host}/n/m@{Digest.of(b'')}")
-
-
-def test_half_a_digest() -> None:
     with pytest.raises(InvalidDigestError):
         Reference.parse("m@sha256:00")
 
 
 def test_a_manifest_that_is_too_large_is_refused_before_any_blob(
-    store: Store, host: str, server: Server
+    store: Store, host: str, registry: SmallRegistry
 ) -> None:
+    methods = noted(registry)
     with store.session() as session:
         session.put(b"one")
-        layers = [descriptor_of(b"one", f"layer{number}" + "x" * 200) for number in range(15_000)]
+        layers = [descriptor_of(b"one", f"layer{number}" + "x" * 2000) for number in range(2000)]
         session.publish(ModelName.parse("m"), Manifest(layers=tuple(layers)))
     with pytest.raises(LimitExceededError, match="at most 4,194,304"):
         push("m", store, to=f"{host}/ns/m:a")
-    assert set(asked(server)) <= {"GET", "HEAD"}
+    assert set(methods) <= {"GET", "HEAD"}
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
+@pytest.mark.parametrize("status", [401, 404])
 def test_a_blob_that_may_not_be_mounted_is_sent(
     status: int, store: Store, host: str, registry: SmallRegistry
 ) -> None:
@@ -224,8 +206,9 @@ def test_a_blob_that_may_not_be_mounted_is_sent(
 
 
 def test_the_lists_of_all_repositories_have_one_limit(
-    registry: SmallRegistry, host: str, server: Server, monkeypatch: pytest.MonkeyPatch
+    registry: SmallRegistry, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    methods = noted(registry)
     monkeypatch.setattr(repositories, "_MAX_NAMES", 100_000)
     for repository in range(40):
         for tag in range(10):
@@ -235,4 +218,4 @@ def test_the_lists_of_all_repositories_have_one_limit(
         pytest.raises(LimitExceededError, match="the list of models at"),
     ):
         home.manifests.names()
-    assert len(asked(server)) < 12
+    assert len(methods) < 12
