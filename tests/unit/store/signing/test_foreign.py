@@ -138,7 +138,7 @@ def copies(folder: Path, name: ModelName, policy: Path) -> str:
     (folder / "registries.d").mkdir(exist_ok=True)
     text = "default-docker:\n  use-sigstore-attachments: true\n"
     (folder / "registries.d" / "default.yaml").write_text(text)
-    line = [SKOPEO, "--registries.d", folder / "registries.d", "--policy", policy, "copy"]
+    line = (SKOPEO, "--registries.d", folder / "registries.d", "--policy", policy, "copy")
     words = ("--src-tls-verify=false", f"docker://{name}", f"dir:{folder / 'copy'}")
     done = run(*line, *words, check=False)
     return done.stderr if done.returncode else ""
