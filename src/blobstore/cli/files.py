@@ -178,8 +178,8 @@ def _list(archive: blobstore.Archive, names: Sequence[ModelName], as_json: bool)
 
 def _show_models(models: list[ArchivedModel]) -> None:
     rows = [
-        (one.name, one.manifest.digest.short, size(one.manifest.size), f"{one.blobs:,}")
-        for one in models
+        (model.name, model.manifest.digest.short, size(model.manifest.size), f"{model.blobs:,}")
+        for model in models
     ]
     show_table(["NAME", "ID", "SIZE", "BLOBS"], rows)
 

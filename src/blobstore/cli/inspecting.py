@@ -148,14 +148,14 @@ def _show(found: blobstore.Inspection, of: int) -> None:
 def _show_quantizations(found: blobstore.Inspection) -> None:
     rows = [
         (
-            one.type,
-            f"{one.bits:g}",
-            "" if one.group_size is None else one.group_size,
-            one.format,
-            f"{one.tensors:,}",
-            count(one.parameters),
+            quantization.type,
+            f"{quantization.bits:g}",
+            "" if quantization.group_size is None else quantization.group_size,
+            quantization.format,
+            f"{quantization.tensors:,}",
+            count(quantization.parameters),
         )
-        for one in found.quantizations
+        for quantization in found.quantizations
     ]
     if rows:
         emit()

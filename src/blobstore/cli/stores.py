@@ -118,7 +118,7 @@ def stores_at(
         raise UsageError("--lower is empty", hint="Is a variable unset?")
     folders = lower or [part for part in places_of(os.environ.get("BLOBSTORE_LOWER", "")) if part]
     upper = store_at(folder, wait_s, may_be_new=may_be_new or bool(folders), cache=cache)
-    below = [store_at(one, cache=cache) for one in folders]
+    below = [store_at(folder, cache=cache) for folder in folders]
     if lower is None:  # an exported variable may name the store itself
         below = [store for store in below if store.address != upper.address]
     if not below:

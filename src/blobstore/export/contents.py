@@ -261,7 +261,7 @@ def _plan_shards(
     shards: list[PlannedShard] = []
     unequal: set[str] = set()
     for name, names in files.items():
-        members = [by_name[one] for one in names]
+        members = [by_name[name] for name in names]
         metadata, differing = _metadata(checkpoint, members, options)
         unequal |= differing
         ordered = _in_order(checkpoint.origin, members)
@@ -551,7 +551,7 @@ def with_files(
         if path not in {folder + INDEX_NAME for folder in folders}:
             copies.append(file)
             continue
-        made = next((one for one in documents if one.path == path), None)
+        made = next((document for document in documents if document.path == path), None)
         if not isinstance(made, PlannedDocument):
             notes.append(f"{file.path} was left out: there is one file of weights")
         elif same_weights and _weight_map(file.blob.read()) == _weight_map(made.data):

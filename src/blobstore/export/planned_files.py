@@ -142,9 +142,9 @@ def read_weights(model: StoredModel, *, verify: bool = False) -> dict[str, Weigh
         with model.opened(layer, weights) as (reader, header, tensors):
             blob = TensorBlob.of(layer.digest, reader, header)
             blob.require_file()
-        for one in tensors:
-            weights[one.name] = Weight(
-                one.name, one.entries, one.quantization, one.transposed, blob
+        for tensor in tensors:
+            weights[tensor.name] = Weight(
+                tensor.name, tensor.entries, tensor.quantization, tensor.transposed, blob
             )
     if verify:
         model.verify(model.weight_layers)

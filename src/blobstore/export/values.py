@@ -269,7 +269,7 @@ def _quantization(
 ) -> dict[str, Any] | None:
     if not settings:
         return None
-    counts = Counter(tuple(one.values()) for one in settings.values())
+    counts = Counter(tuple(setting.values()) for setting in settings.values())
 
     def rank(one: Mapping[str, Any]) -> tuple[bool, int]:
         name = f"int{one['bits']}" if one["mode"] == "affine" else one["mode"]

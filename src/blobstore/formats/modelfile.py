@@ -354,13 +354,15 @@ class Modelfile(Document):
             source=texts["from"],
             template=texts.get("template"),
             system=texts.get("system"),
-            licenses=_licenses(one.text for one in commands if one.name == "license"),
+            licenses=_licenses(command.text for command in commands if command.name == "license"),
             parameters=parameters,
             parser=texts.get("parser"),
             renderer=texts.get("renderer"),
             requires=None if requires is None else check_requires(requires),
             draft=texts.get("draft") or None,
-            messages=tuple((one.key, one.text) for one in commands if one.name == "message"),
+            messages=tuple(
+                (command.key, command.text) for command in commands if command.name == "message"
+            ),
             notes=tuple(notes),
         )
 

@@ -331,7 +331,7 @@ def check_of(kind: Any) -> Check:
     elif origin is Literal:
         check = partial(_one_of, arguments)
     elif origin in (Union, UnionType):
-        check = partial(_any_of, [check_of(one) for one in arguments])
+        check = partial(_any_of, [check_of(argument) for argument in arguments])
     elif origin in (list, tuple):
         check = partial(_items, check_of(arguments[0]), origin)
     elif origin is not None:  # a mapping

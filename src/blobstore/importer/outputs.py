@@ -161,7 +161,9 @@ def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> Mapp
 
     They say which tensors are transposed, too.
     """
-    described = {one.name: _metadata_of(one, options) for one in tensors if one.quantization}
+    described = {
+        tensor.name: _metadata_of(tensor, options) for tensor in tensors if tensor.quantization
+    }
     turned = {f"{tensor.name}.transposed": "true" for tensor in tensors if tensor.transposed}
     if len(set(described.values())) == 1:
         shared = _shared_mapping(next(iter(described.values())))

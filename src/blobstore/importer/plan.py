@@ -174,13 +174,15 @@ def check_readable(blobs: Iterable[PlannedBlob]) -> None:
 def _kind(blob: PlannedBlob) -> object:
     """Return what decides how a blob is read; None if names do, too."""
     # Metadata with a dot in their key are about a tensor, and long names may be beyond a limit.
-    is_long = any(len(one.name) > _LONG_NAME for one in blob.tensors)
+    is_long = any(len(tensor.name) > _LONG_NAME for tensor in blob.tensors)
     if is_long or any("." in key for key in blob.metadata):
         return None
     prefix = blob.name if blob.tensors[1:] else blob.tensors[0].name
-    if blob.tensors[1:] and not all(one.name.startswith(f"{prefix}.") for one in blob.tensors):
+    if blob.tensors[1:] and not all(
+        tensor.name.startswith(f"{prefix}.") for tensor in blob.tensors
+    ):
         return None
-    forms = tuple((one.name[len(prefix) :], one.stored) for one in blob.tensors)
+    forms = tuple((tensor.name[len(prefix) :], tensor.stored) for tensor in blob.tensors)
     return forms, tuple(blob.metadata.items())
 
 
@@ -402,16 +404,18 @@ class _Chooser:
         # Without a type asked for, only FP8 is quantized.
         quant_type = self.options.quant_type or QuantType.MXFP8
         asked: Quantization | None = self.options.quantization(quant_type)
-        misfits = (one for one in weights if not self.options.fits(quant_type, one.shape))
+        misfits = (weight for weight in weights if not self.options.fits(quant_type, weight.shape))
         if (misfit := next(misfits, None)) is not None:
             asked, why = None, self.options.misfit(quant_type, misfit.shape)
             why = f"is in a group with {quoted(misfit.name)}, which {why}"
-            tensors = [replace(one, kept=why) if one.name in wanted else one for one in tensors]
+            tensors = [
+                replace(tensor, kept=why) if tensor.name in wanted else tensor for tensor in tensors
+            ]
         return [
-            self.decide(one)
-            if one.name in ruled
-            else self.quantized(one, asked if one.name in wanted else None)
-            for one in tensors
+            self.decide(tensor)
+            if tensor.name in ruled
+            else self.quantized(tensor, asked if tensor.name in wanted else None)
+            for tensor in tensors
         ]
 
     def quantized(self, tensor: OutputTensor, quantization: Quantization | None) -> OutputTensor:
@@ -500,7 +504,8 @@ def _plan_stacked(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterato
         group
         for group, tensors in stacks.items()
         for tensor in tensors
-        if tensor.copies_codes and any(one.global_scale_shape is not None for one in tensor.sources)
+        if tensor.copies_codes
+        and any(source.global_scale_shape is not None for source in tensor.sources)
     }
     singles = [*plain, *(weight for group in apart for weight in groups[group])]
     yield from (

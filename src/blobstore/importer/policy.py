@@ -71,7 +71,9 @@ class Policy:
         tower.
         """
         decisions = ((types_of(name, self.asked), why) for types_of, why in self.rules)
-        types, why = next((one for one in decisions if one[0] is not None), (None, ""))
+        types, why = next(
+            (decision for decision in decisions if decision[0] is not None), (None, "")
+        )
         if types == KEEP:
             return KEEP, why
         if types is None and (role := self.roles.kept_as(name, shape)) is not None:

@@ -254,12 +254,12 @@ class DeclaredFiles:
         with self._mutex:
             self._finished[number] = blob
             files = [self._files[path] for path in self._extents.get(number, ())]
-            is_verified = all(one.is_verified for one in files)
+            is_verified = all(file.is_verified for file in files)
             key = self._keys[number]
             key = key if is_verified else self._unverified_key(number, self._number)
             self._session.note(key, blob)
-            for one in files:
-                self._go_on(one)
+            for file in files:
+                self._go_on(file)
 
     def _go_on(self, one: _File) -> None:
         """Note the last state before which all bytes belong to finished blobs."""
@@ -274,9 +274,9 @@ class DeclaredFiles:
     def note_states(self) -> None:
         """Note how far the files were hashed. Raises: StorageError."""
         with self._mutex:
-            for one in self._files.values():
-                if not one.is_noted:
-                    self._note(one)
+            for file in self._files.values():
+                if not file.is_noted:
+                    self._note(file)
             self._noted_at = time.monotonic()
 
     def _note(self, one: _File) -> None:
@@ -497,7 +497,9 @@ class FarWork:
                 until = max(until, last)
                 self._pending[last].append((number, run))
                 for need, numbers in needs:
-                    for segment in (self._segments.all[one] for one in numbers if one < last):
+                    for segment in (
+                        self._segments.all[number] for number in numbers if number < last
+                    ):
                         span = max(need.begin, segment.begin), min(need.end, segment.end)
                         early[segment.number].append(span)
             if early:

@@ -78,7 +78,7 @@ class Candidate:
             for kind, size in self.nbytes.items()
             if kind is None or all(kind in of_tensor for of_tensor in errors)
         }
-        return replace(self, nbytes=nbytes, errors=tuple({None: 0.0, **one} for one in errors))
+        return replace(self, nbytes=nbytes, errors=tuple({None: 0.0, **error} for error in errors))
 
     def choices(self) -> tuple[Choice, ...]:
         """Return what each type takes and loses: relative errors, times the weights' counts."""
@@ -114,10 +114,12 @@ def candidates_of(inventory: Inventory, options: ImportOptions) -> list[Candidat
         laid_out = (tensor.laid_out(turned) for tensor in blob.tensors)
         tensors = tuple(tensor for tensor in laid_out if is_wanted(tensor))
         for members in [tensors] if together and tensors else [(tensor,) for tensor in tensors]:
-            nbytes: dict[Quantization | None, int] = {None: sum(one.nbytes for one in members)}
+            nbytes: dict[Quantization | None, int] = {
+                None: sum(member.nbytes for member in members)
+            }
             for kind in types:
                 if all(_fits(kind, tensor, options) for tensor in members):
-                    nbytes[kind] = sum(_nbytes(one, kind, options) for one in members)
+                    nbytes[kind] = sum(_nbytes(member, kind, options) for member in members)
             found.append(Candidate(members, _patterns(blob, members), nbytes))
     return found
 
@@ -205,7 +207,9 @@ def plan_for_target(
     if task.size(kept) <= budget:
         plan = replace(
             kept,
-            relative_errors={tensor.name: 0.0 for one in task.candidates for tensor in one.tensors},
+            relative_errors={
+                tensor.name: 0.0 for candidate in task.candidates for tensor in candidate.tensors
+            },
         )
     else:
         overhead = task.size(kept) - sum(candidate.nbytes[None] for candidate in task.candidates)
@@ -299,7 +303,9 @@ def _measure(
     ]
     shown = begun(progress, sum(question.source_bytes for question in questions))
     found = iter(measure(questions, options, jobs, shown, fetch))
-    return tuple(one.measured([next(found) for _ in one.tensors]) for one in candidates)
+    return tuple(
+        candidate.measured([next(found) for _ in candidate.tensors]) for candidate in candidates
+    )
 
 
 def _choose(task: _Task, budget: int, overhead: int) -> ImportPlan:

@@ -187,7 +187,9 @@ class SharedPlan:
             replace_file(path, self._encode(task, blobs))
 
     def _encode(self, task: Task, blobs: Iterable[Descriptor]) -> bytes:
-        listed = [{"name": one.name, "digest": str(one.digest), "size": one.size} for one in blobs]
+        listed = [
+            {"name": blob.name, "digest": str(blob.digest), "size": blob.size} for blob in blobs
+        ]
         document = {"version": 3, "plan": str(self.digest), "task": task.number, "blobs": listed}
         return strictjson.encode(document) + b"\n"
 

@@ -180,11 +180,11 @@ def _messages(messages: Any, beginning: Sequence[Message]) -> list[dict[str, Any
     if not isinstance(messages, list) or not messages:
         raise UsageError("messages is missing, or not a list with a message")
     given = []
-    for one in messages:
-        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise UsageError("a message is not an object with a role")
-        _check_functions("tool_calls", one.get("tool_calls") or [])
-        given.append({**one, "content": _text(one.get("content"))})
+        _check_functions("tool_calls", message.get("tool_calls") or [])
+        given.append({**message, "content": _text(message.get("content"))})
     has_system = any(one["role"] == "system" for one in given)
     own = [dict(one) for one in beginning if not (has_system and one["role"] == "system")]
     return own + given
@@ -198,19 +198,20 @@ def _text(content: Any) -> str:
     if content is None:
         return ""
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    for one in parts:
-        is_text = isinstance(one, dict) and one.get("type") == "text"
-        if not (is_text and isinstance(one.get("text"), str)):
+    for part in parts:
+        is_text = isinstance(part, dict) and part.get("type") == "text"
+        if not (is_text and isinstance(part.get("text"), str)):
             raise UsageError(
                 "the content of a message is not text: images and files are not served"
             )
-    return "".join(one["text"] for one in parts)
+    return "".join(part["text"] for part in parts)
 
 
 def _check_functions(key: str, values: Any) -> None:
     """Raise UsageError for what is not a list of objects; their functions are objects too."""
     if not isinstance(values, list) or not all(
-        isinstance(one, dict) and isinstance(one.get("function") or {}, dict) for one in values
+        isinstance(value, dict) and isinstance(value.get("function") or {}, dict)
+        for value in values
     ):
         raise UsageError(f"{key} is not a list of objects with functions")
 

@@ -327,9 +327,9 @@ class ChatService:
             mx.random.seed(job.document["seed"])
         cache = self._model.new_cache() if cache is None else cache
         written, rest = list(prompt.tokens), prompt.tokens[prompt.cached :]
-        for one in self._model.responses(rest, job.document, limit, cache, job.check):
-            written.append(one.token)
-            answer.write(one.token, one.logprobs, one.finish_reason)
+        for response in self._model.responses(rest, job.document, limit, cache, job.check):
+            written.append(response.token)
+            answer.write(response.token, response.logprobs, response.finish_reason)
             if answer.has_stopped or job.is_stopped or self._is_closed:
                 break
         self._caches.keep(written, cache)
@@ -361,7 +361,9 @@ class ChatService:
         prompts, tokens = self._generator.next()
         for done in prompts:
             self._answers[done.uid].job.put(done.progress)
-        self._keep(one.uid for one in prompts if one.end_of_segment and not one.end_of_prompt)
+        self._keep(
+            prompt.uid for prompt in prompts if prompt.end_of_segment and not prompt.end_of_prompt
+        )
         for response in tokens:
             answer = self._answers[response.uid]
             try:

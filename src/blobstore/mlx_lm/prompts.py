@@ -120,7 +120,7 @@ def _messages(data: bytes | None) -> tuple[Message, ...]:
         if not is_message or not isinstance(one.get("content"), str):
             message = f"the messages contain {quoted(one)}, expected a role and a text"
             raise DocumentError(f"{message} (rule {RULE})", rule=RULE)
-    return tuple({"role": one["role"], "content": one["content"]} for one in messages)
+    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
 
 
 def _context(model: Model) -> int | None:
@@ -181,7 +181,11 @@ class Prompts:
         if self.continues:
             return []
         text = self.texts.system if system is None else system
-        own = [one for one in self.texts.messages if system is None or one["role"] != "system"]
+        own = [
+            message
+            for message in self.texts.messages
+            if system is None or message["role"] != "system"
+        ]
         return [{"role": "system", "content": text}, *own] if text else own
 
     def tokens(self, messages: Sequence[Message]) -> list[int]:
@@ -201,7 +205,9 @@ class Prompts:
         try:
             return list(
                 self.tokenizer.apply_chat_template(
-                    [dict(one) for one in messages], tokenize=True, add_generation_prompt=True
+                    [dict(message) for message in messages],
+                    tokenize=True,
+                    add_generation_prompt=True,
                 )
             )
         except Exception as error:  # a template can raise anything

@@ -107,7 +107,15 @@ class ExpertGroup:
     def mixed_projection(self) -> str | None:
         """A projection whose experts differ in type, so that they can't be stacked, or None."""
         for name, tensors in self.projections.items():
-            if len({(one.quantization, one.dtype, one.double_scaled) for one in tensors}) > 1:
+            if (
+                len(
+                    {
+                        (tensor.quantization, tensor.dtype, tensor.double_scaled)
+                        for tensor in tensors
+                    }
+                )
+                > 1
+            ):
                 return name
         return None
 

@@ -495,7 +495,7 @@ def opened_tensor(model: StoredModel, layer: Descriptor, name: str) -> Iterator[
     with model.home.lease():
         model.home.prefetch([layer])
         with model.opened(layer, ()) as (reader, header, tensors):
-            found = next((one for one in tensors if one.name == name), None)
+            found = next((tensor for tensor in tensors if tensor.name == name), None)
             if found is None:
                 message = f"blob {layer.digest} has no tensor {quoted(name)}"
                 raise TensorNotFoundError(message, tensor=name, blob=str(layer.digest))

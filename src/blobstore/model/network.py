@@ -458,9 +458,9 @@ class OpenTensors:
 def computed_arrays(plan: NetworkPlan, tensors: OpenTensors) -> dict[str, Any]:
     """Return the parameters that ``sanitize`` computes, as mlx arrays that are not evaluated."""
     computed = {
-        one.name: one.expression.of
-        for one in plan.parameters
-        if isinstance(one.expression, Computed)
+        parameter.name: parameter.expression.of
+        for parameter in plan.parameters
+        if isinstance(parameter.expression, Computed)
     }
     if not computed:
         return {}

@@ -83,9 +83,9 @@ def module_for(config: Config) -> str | None:
         return None
     architectures = named if isinstance(named, list) else [named]
     own = (
-        REMAPPED_ARCHITECTURES.get((model_type, one))
-        for one in architectures
-        if isinstance(one, str)
+        REMAPPED_ARCHITECTURES.get((model_type, architecture))
+        for architecture in architectures
+        if isinstance(architecture, str)
     )
     module = next(filter(None, own), None) or REMAPPED.get(model_type, model_type)
     return module if module in MODULES else None
@@ -131,7 +131,7 @@ def _obstacles(model: ModelFacts, module: str | None) -> Iterator[str]:
     # names experts ``.weight`` only where they are quantized; models/bitlinear_layers.py.
     fused = [group for group in model.experts if group.layout is Layout.FUSED]
     for group in fused if module == "gpt_oss" else ():
-        plain = next((one.name for one in group.tensors if one.quantization is None), None)
+        plain = next((tensor.name for tensor in group.tensors if tensor.quantization is None), None)
         if plain is not None:
             yield (
                 "it reads experts of gate and up in one tensor only when they are quantized, and"

@@ -71,7 +71,7 @@ class Cell(NamedTuple):
 
 def worst_first(tensors: Iterable[TensorError]) -> list[TensorError]:
     """Return the tensors that have an error, the largest first."""
-    changed = (one for one in tensors if one.error and not one.kept)
+    changed = (tensor for tensor in tensors if tensor.error and not tensor.kept)
     return sorted(changed, key=lambda one: (-one.error, one.name))
 
 
@@ -335,9 +335,9 @@ def shared(models: Iterable[ModelUsage]) -> Specification:
     too.
     """
     sizes = [
-        (str(one.name), one.unique, one.shared)
-        for one in models
-        if one.unique is not None and one.shared is not None
+        (str(model.name), model.unique, model.shared)
+        for model in models
+        if model.unique is not None and model.shared is not None
     ]
     sizes.sort(key=lambda one: (-one[1] - one[2], one[0]))
     if not sizes or not any(sizes[0][1:]):

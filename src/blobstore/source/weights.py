@@ -99,7 +99,9 @@ class SourceWeight:
 
     @property
     def nbytes(self) -> int:
-        return self.tensor.nbytes + sum([one.nbytes for one in self.companions.values()])
+        return self.tensor.nbytes + sum(
+            [companion.nbytes for companion in self.companions.values()]
+        )
 
     def as_transposed(self) -> SourceWeight:
         *lead, rows, cols = self.shape

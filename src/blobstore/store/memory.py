@@ -82,7 +82,7 @@ class _Signatures:
             there = self.read(name, digest)
             # One by one: the same signature may be given twice.
             whole = list(there)
-            whole += (each for each in signatures if each not in whole)
+            whole += (signature for signature in signatures if signature not in whole)
             check_limit(
                 f"{digest} with the new ones", len(whole), "signatures", MAX_SIGNATURES, "S1"
             )

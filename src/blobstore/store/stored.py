@@ -135,7 +135,7 @@ def stored_tensors(header: Header, settings: Settings = lambda: None) -> Iterato
         for name, entry in items
         if entry.dtype is DType.U32 and name + ".scale" in tensors
     }
-    companions = {name + one for name, entries in scaled.items() for one in entries if one}
+    companions = {name + entry for name, entries in scaled.items() for entry in entries if entry}
     quantized = False
     for name, entry in sorted(items, key=lambda item: item[1].begin):
         if name in companions:

@@ -345,7 +345,7 @@ def _forms(
             tensors = model.tensors_in(layers[index], headers[index], lambda: settings.append(None))
         except BlobStoreError:
             return {}
-        return {} if settings else {one.name: one for one in tensors}
+        return {} if settings else {tensor.name: tensor for tensor in tensors}
 
     def form(key: bytes, example: tuple[int, str]) -> StoredTensor | None:
         if key not in known:

@@ -249,7 +249,7 @@ class ModelTests(HomeTests):
         assert (found.is_sound, found.checked, found.nbytes) == (True, 4, 16)
         usage = measure_usage(home)
         assert (usage.blobs, usage.nbytes) == (4, 16)
-        counted = {one.name.model: (one.nbytes, one.unique) for one in usage.models}
+        counted = {model.name.model: (model.nbytes, model.unique) for model in usage.models}
         assert counted == {"m": (11, 3), "n": (13, 5)}
         home.remove("m")
         if home.upper.care().can_prune:

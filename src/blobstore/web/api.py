@@ -339,7 +339,9 @@ ROUTES: tuple[ApiRoute, ...] = (
     _plot(
         "frontier",
         "Error against size of models, as `blobstore quality` kept them",
-        lambda served, *models: frontier(_point(served, one) for one in dict.fromkeys(models)),
+        lambda served, *models: frontier(
+            _point(served, fromkey) for fromkey in dict.fromkeys(models)
+        ),
         "model",
         most=_MOST_MODELS,
     ),

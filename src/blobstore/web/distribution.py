@@ -69,7 +69,7 @@ class _Tagged:
         self.own = Manifest.parse(holder.manifests.text(name), f"the manifest of {name}")
         self.name = name
         self.holder = holder
-        self.blobs = {one.digest: one for one in self.own.descriptors}
+        self.blobs = {descriptor.digest: descriptor for descriptor in self.own.descriptors}
         self._kept = holder.signatures or home.signatures
 
     @cached_property
@@ -391,7 +391,9 @@ def prefers_oci(accept: Sequence[str]) -> bool:
     for number, entry in enumerate(",".join(accept).split(",")):
         kind, *parameters = (part.strip() for part in entry.lower().split(";"))
         if kind in best:
-            weights = [found[1] for one in parameters if (found := _WEIGHT.fullmatch(one))]
+            weights = [
+                found[1] for parameter in parameters if (found := _WEIGHT.fullmatch(parameter))
+            ]
             weight = float(weights[0]) if weights else 1.0
             best[kind] = max(best[kind], (weight, -number))
     oci = best[OCI_MANIFEST_MEDIA_TYPE]

@@ -104,7 +104,7 @@ def markup_of(value: object) -> str:
 
 def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return values as a table of texts, with its caption."""
-    head = "".join(f'<th scope="col">{markup_of(one)}</th>' for one in columns)
+    head = "".join(f'<th scope="col">{markup_of(column)}</th>' for column in columns)
     body = "".join(
         f"<tr>{''.join(f'<td>{markup_of(one)}</td>' for one in row)}</tr>" for row in rows
     )

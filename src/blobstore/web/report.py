@@ -287,8 +287,8 @@ def _choices(asked: ImportPlan, options: ImportOptions) -> dict[str, Any]:
 def _choice(plan: ImportPlan, kind: _Kind) -> dict[str, Any]:
     """Return what the page shows of a plan, which is not kept: it may have 100,000 tensors."""
     tensors = [
-        (one.name, str(one.quantization or one.dtype), one.shape, one.nbytes)
-        for one in plan.tensors
+        (tensor.name, str(tensor.quantization or tensor.dtype), tensor.shape, tensor.nbytes)
+        for tensor in plan.tensors
     ]
     largest = nsmallest(_MOST_ROWS, tensors, key=lambda row: (-row[3], row[0]))
     drawn = ((name, type_name, nbytes) for name, type_name, _, nbytes in tensors)
@@ -300,7 +300,7 @@ def _choice(plan: ImportPlan, kind: _Kind) -> dict[str, Any]:
         "bits": f"{plan.bits_per_weight:.2f}",
         "blobs": len(plan.blobs),
         "tensors": len(tensors),
-        "quantized": sum(one.quantization is not None for one in plan.tensors),
+        "quantized": sum(tensor.quantization is not None for tensor in plan.tensors),
         "runs_in": [(one.runtime, one.sentence) for one in plan.runs_in],
         "notes": list(plan.notes),
         "largest": _cells(largest),

@@ -262,7 +262,9 @@ class BucketSignatures:
         return results_of(self._keys(digest), self._signature, REQUESTS, name="signatures")
 
     def add(self, _name: ModelName, digest: Digest, signatures: Sequence[Signature]) -> int:
-        encoded = {_key(digest, raw): raw for raw in (each.encode() for each in signatures)}
+        encoded = {
+            _key(digest, raw): raw for raw in (signature.encode() for signature in signatures)
+        }
         there = set(self._keys(digest))
         new = {key: raw for key, raw in encoded.items() if key not in there}
         what = f"{digest} with the new ones"

@@ -297,7 +297,9 @@ class SignatureFolder:
         return [_signature(path) for path in self._files(digest)]
 
     def add(self, _name: ModelName, digest: Digest, signatures: Sequence[Signature]) -> int:
-        encoded = {Digest.of(raw).hex: raw for raw in (each.encode() for each in signatures)}
+        encoded = {
+            Digest.of(raw).hex: raw for raw in (signature.encode() for signature in signatures)
+        }
         with self._lock.shared():
             there = {path.name for path in self._files(digest)}
             new = {name: raw for name, raw in encoded.items() if name not in there}

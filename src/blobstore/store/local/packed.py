@@ -289,7 +289,7 @@ class PackedModels(Readable):
     def _files_of(self, wanted: AbstractSet[str], files: Mapping[str, Collection[str]]) -> set[str]:
         """Return those of ``files`` that have blobs, or the base blobs that decoding needs."""
         needed: set[str] = set()
-        while new := {one for one in files if not wanted.isdisjoint(files[one])} - needed:
+        while new := {file for file in files if not wanted.isdisjoint(files[file])} - needed:
             needed |= new
             wanted = set().union(*map(self.blobs.bases_of, new))
         return needed

@@ -128,7 +128,7 @@ class RegistryBlobs(Blobs):
 
         def is_missing(blob: Descriptor) -> bool:
             places = self._places.known(blob.digest)
-            return all(Uploads(self._api, one).size(blob.digest) != blob.size for one in places)
+            return all(Uploads(self._api, place).size(blob.digest) != blob.size for place in places)
 
         return list(compress(wanted, self._api.at_once(wanted, is_missing)))
 
@@ -523,7 +523,7 @@ class RegistrySignatures:
         signatures: Sequence[Signature],
     ) -> None:
         uploads = Uploads(self._api, repository_of(name))
-        for data in (*(one.payload for one in signatures), manifest.config or b""):
+        for data in (*(signature.payload for signature in signatures), manifest.config or b""):
             blob = Descriptor(media_type="", digest=Digest.of(data), size=len(data))
             if uploads.size(blob.digest) != blob.size:
                 uploads.send(blob, BytesReader(data))

@@ -286,12 +286,12 @@ def _key_requirement(value: dict[str, Any], place: str) -> Requirement:
         raise InvalidError(f"expected one of {', '.join(_KEY_SOURCES)}", place)
     (source,) = given
     texts = value[source] if source.endswith("s") else [value[source]]
-    if not (isinstance(texts, list) and texts and all(isinstance(one, str) for one in texts)):
+    if not (isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)):
         raise InvalidError(f"{source}: expected text", place)
     is_path = source.startswith("keyPath")
     load = _key_at if is_path else partial(_key_in, name=f"the key of {place}")
     # Once for all models: a store may have thousands.
-    return SignedBy(cache(lambda: [load(one) for one in texts]), match)
+    return SignedBy(cache(lambda: [load(text) for text in texts]), match)
 
 
 def _match(value: Any, place: str) -> Match:
