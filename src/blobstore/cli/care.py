@@ -119,21 +119,21 @@ def verify(
     return 0 if result.is_sound else EXIT_DAMAGED
 
 
-def _show_verify(found: VerifyResult) -> None:
-    for broken in found.broken:
+def _show_verify(result: VerifyResult) -> None:
+    for broken in result.broken:
         emit(printable(f"{broken.name}: {broken.reason}"))
-    for blob in found.damaged:
+    for blob in result.damaged:
         emit(printable(f"{blob.digest}: {blob.reason}"))
         if blob.models:
             emit(printable(f"  models: {shortened(blob.models, _SHOWN)}"))
         if blob.tensors:
             emit(printable(f"  tensors: {shortened(blob.tensors, _SHOWN)}"))
-    for odd in found.odd:
+    for odd in result.odd:
         emit(printable(f"Odd: {odd.path}: {odd.reason}"))
-    damage = len(found.damaged) + len(found.broken)
+    damage = len(result.damaged) + len(result.broken)
     verdict = f"{damage} damaged" if damage else "all sound"
-    verdict += f", {len(found.odd)} odd" if found.odd else ""
-    emit(f"Checked {counted(found.checked, 'blob')}, hashed {size(found.nbytes)}: {verdict}")
+    verdict += f", {len(result.odd)} odd" if result.odd else ""
+    emit(f"Checked {counted(result.checked, 'blob')}, hashed {size(result.nbytes)}: {verdict}")
 
 
 def repair(

@@ -410,9 +410,9 @@ def work(
     if batch is not None:
         from blobstore.importer.batch import Batch
 
-        found = Batch(blobstore.work_on_batch(batch, **settings))
-        show_result(found, _show_batch, as_json)
-        return _FAILED if found.failed else 0
+        batch_result = Batch(blobstore.work_on_batch(batch, **settings))
+        show_result(batch_result, _show_batch, as_json)
+        return _FAILED if batch_result.failed else 0
     if plan is None:
         raise UsageError("work needs a PLAN", hint="blobstore plan SOURCE -o PLAN writes it.")
     result = with_bar(blobstore.work_on_plan, plan, source=source, **settings)

@@ -105,47 +105,52 @@ def inspect(
         everything = inspect_model(name, target, stores_at(store, lower, may_be_new=True))
     else:
         everything = inspect_source(source_at(target), target)
-    found = everything.only(filters) if filters else everything
+    inspection = everything.only(filters) if filters else everything
     if as_json:
-        show_json(found, compact=True)
+        show_json(inspection, compact=True)
         return
-    _show(found, len(everything.tensors))
+    _show(inspection, len(everything.tensors))
     if tensors:
         emit()
-        _show_tensors(found, sort)
+        _show_tensors(inspection, sort)
     if tree:
         emit()
-        _show_tree(found, depth)
+        _show_tree(inspection, depth)
 
 
-def _show(found: blobstore.Inspection, of: int) -> None:
+def _show(inspection: blobstore.Inspection, of: int) -> None:
     from blobstore.inspection.inspection import MODELSPEC
     from blobstore.store.stored import weights_by_type
 
     facts = {
-        "name": cut_text(found.name, _LONGEST_VALUE),
-        "kind": found.kind.value,
-        "files": f"{len(found.files):,}",
-        "tensors": f"{len(found.tensors):,}" + (f" of {of:,}" if len(found.tensors) != of else ""),
-        "parameters": f"{count(found.parameters)} ({found.parameters:,})",
-        "dtypes": counts(found.parameter_count),
-        "types": counts(weights_by_type(found.tensors)) if found.quantizations else "",
-        "size": size(found.nbytes),
-        "bits per weight": "" if found.bits_per_weight is None else f"{found.bits_per_weight:.2f}",
+        "name": cut_text(inspection.name, _LONGEST_VALUE),
+        "kind": inspection.kind.value,
+        "files": f"{len(inspection.files):,}",
+        "tensors": f"{len(inspection.tensors):,}"
+        + (f" of {of:,}" if len(inspection.tensors) != of else ""),
+        "parameters": f"{count(inspection.parameters)} ({inspection.parameters:,})",
+        "dtypes": counts(inspection.parameter_count),
+        "types": counts(weights_by_type(inspection.tensors)) if inspection.quantizations else "",
+        "size": size(inspection.nbytes),
+        "bits per weight": ""
+        if inspection.bits_per_weight is None
+        else f"{inspection.bits_per_weight:.2f}",
     }
     show_facts({key: value for key, value in facts.items() if value})
-    _show_quantizations(found)
-    modelspec = found.modelspec
+    _show_quantizations(inspection)
+    modelspec = inspection.modelspec
     _show_values("MODELSPEC", modelspec)
-    others = {key: value for key, value in found.metadata.items() if not key.startswith(MODELSPEC)}
+    others = {
+        key: value for key, value in inspection.metadata.items() if not key.startswith(MODELSPEC)
+    }
     _show_values("METADATA", others)
-    if found.notes:
+    if inspection.notes:
         emit()
-    for note in found.notes:
+    for note in inspection.notes:
         emit(f"Note: {printable(note)}")
 
 
-def _show_quantizations(found: blobstore.Inspection) -> None:
+def _show_quantizations(inspection: blobstore.Inspection) -> None:
     rows = [
         (
             quantization.type,
@@ -155,7 +160,7 @@ def _show_quantizations(found: blobstore.Inspection) -> None:
             f"{quantization.tensors:,}",
             count(quantization.parameters),
         )
-        for quantization in found.quantizations
+        for quantization in inspection.quantizations
     ]
     if rows:
         emit()
@@ -184,11 +189,11 @@ def _value(text: str) -> str:
     )
 
 
-def _show_tensors(found: blobstore.Inspection, sort: str) -> None:
-    in_files = len(found.files) > 1
+def _show_tensors(inspection: blobstore.Inspection, sort: str) -> None:
+    in_files = len(inspection.files) > 1
     headings = ("TENSOR", "TYPE", "SHAPE", "PARAMETERS", "SIZE", *(("FILE",) if in_files else ()))
     rows = []
-    for tensor in _ORDERS[sort](found.tensors):
+    for tensor in _ORDERS[sort](inspection.tensors):
         row = (
             cut_text(tensor.name, _LONGEST_NAME),
             tensor.type_name,
@@ -216,10 +221,10 @@ _ORDERS: Mapping[str, Callable[[Iterable[LogicalTensor]], Iterable[LogicalTensor
 }
 
 
-def _show_tree(found: blobstore.Inspection, depth: int | None) -> None:
+def _show_tree(inspection: blobstore.Inspection, depth: int | None) -> None:
     from blobstore.inspection.inspection import tree_of
 
-    rows = [_branch_row(branch) for branch in tree_of(found.tensors, depth)]
+    rows = [_branch_row(branch) for branch in tree_of(inspection.tensors, depth)]
     show_table(("MODULE", "TYPE", "SHAPE", "PARAMETERS", "SIZE"), rows)
 
 
@@ -333,28 +338,28 @@ def diff(
 
     Lists tensors added, removed and changed, types, and shared bytes.
     """
-    found = blobstore.diff_models(
+    result = blobstore.diff_models(
         a, b, store=stores_at(store, lower, cache=CACHE), error=error, jobs=jobs
     )
     heading = "RMSE, RELATIVE, LARGEST, COSINE" if error else ""
-    show_result(found, partial(_show_diff, heading), as_json)
+    show_result(result, partial(_show_diff, heading), as_json)
 
 
-def _show_diff(heading: str, found: ModelDiff) -> None:
-    rows = [("-", *_fact_cells(fact), "") for fact in found.removed]
-    rows += [("+", *_fact_cells(fact), "") for fact in found.added]
-    rows += [("~", *_change_cells(change)) for change in found.changed]
+def _show_diff(heading: str, difference: ModelDiff) -> None:
+    rows = [("-", *_fact_cells(fact), "") for fact in difference.removed]
+    rows += [("+", *_fact_cells(fact), "") for fact in difference.added]
+    rows += [("~", *_change_cells(change)) for change in difference.changed]
     if rows:
         headings = ("", "TENSOR", "TYPE", "SHAPE", "SIZE", heading)
         show_table(headings, sorted(rows, key=lambda row: row[1]))
-    documents = found.documents
+    documents = difference.documents
     for sign, names in (("-", documents.removed), ("+", documents.added), ("~", documents.changed)):
         for name in names:
             emit(printable(f"{sign} {name}"))
-    added = f"{counted(len(found.added), 'tensor')} added"
-    changes = f"{added}, {len(found.removed)} removed, {len(found.changed)} changed"
-    both = " and ".join(map(size, found.nbytes))
-    emit(f"{changes}, {found.equal} equal; {size(found.shared_bytes)} shared of {both}")
+    added = f"{counted(len(difference.added), 'tensor')} added"
+    changes = f"{added}, {len(difference.removed)} removed, {len(difference.changed)} changed"
+    both = " and ".join(map(size, difference.nbytes))
+    emit(f"{changes}, {difference.equal} equal; {size(difference.shared_bytes)} shared of {both}")
 
 
 def _fact_cells(fact: TensorFact) -> tuple[str, ...]:
@@ -420,32 +425,32 @@ def report(
         check_place(output, force=force)
     opened = stores_at(store, lower, cache=CACHE)
     other = None if against is None else _side(against)
-    found = with_bar(model_report, name, store=opened, against=other, jobs=jobs)
-    show_result(_write_report(found, output, png, date, force), _show_report, as_json)
+    result = with_bar(model_report, name, store=opened, against=other, jobs=jobs)
+    show_result(_write_report(result, output, png, date, force), _show_report, as_json)
 
 
 def _write_report(
-    found: ModelReport, output: str | None, png: str | None, date: str | None, force: bool
+    result: ModelReport, output: str | None, png: str | None, date: str | None, force: bool
 ) -> WrittenReport:
     from blobstore.plots.specification import drawn_png
     from blobstore.views.results import WrittenReport
     from blobstore.web.report import check_place, model_page, place_file
 
     pictures = (
-        {} if png is None else {Path(png, f"{key}.png"): found.plots[key] for key in found.plots}
+        {} if png is None else {Path(png, f"{key}.png"): result.plots[key] for key in result.plots}
     )
     for path in pictures:
         check_place(str(path), force=force)
-    page = None if output is None else model_page(found, date)
+    page = None if output is None else model_page(result, date)
     if output is not None and page is not None:
         place_file(Path(output), page, force=force)
     for path, plot in pictures.items():
         place_file(path, drawn_png(plot), force=force)
     return WrittenReport(
-        name=found.name,
+        name=result.name,
         page=output,
         nbytes=None if page is None else len(page),
-        plots=list(found.plots),
+        plots=list(result.plots),
         pictures=list(map(str, pictures)),
     )
 

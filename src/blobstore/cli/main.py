@@ -139,11 +139,11 @@ class LightCommand(TyperCommand):
 @cache
 def _command(name: str) -> Any:
     module, _, function = _PLACES[name].partition(":")
-    found = getattr(importlib.import_module(f"blobstore.cli.{module}"), function)
-    if isinstance(found, typer.Typer):
-        return typer.main.get_command(found)
+    command = getattr(importlib.import_module(f"blobstore.cli.{module}"), function)
+    if isinstance(command, typer.Typer):
+        return typer.main.get_command(command)
     app = typer.Typer(**PLAIN)
-    app.command(name, cls=LightCommand, hidden=name in _HIDDEN)(found)
+    app.command(name, cls=LightCommand, hidden=name in _HIDDEN)(command)
     return typer.main.get_command(app)
 
 

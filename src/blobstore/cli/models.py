@@ -74,11 +74,11 @@ def list_(
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
     opened = stores_at(store, lower, cache=CACHE)
-    found = sorted(blobstore.list_models(opened), key=_ORDERS[sort])
+    listed = sorted(blobstore.list_models(opened), key=_ORDERS[sort])
     if as_json:
-        show_json(found)
-    elif found:
-        _show_list(found)
+        show_json(listed)
+    elif listed:
+        _show_list(listed)
     else:
         emit(printable(f"No models in {opened.address} yet. Import one: blobstore import FOLDER"))
     with _note_unreadable():
@@ -108,16 +108,16 @@ _ORDERS: Mapping[str, Callable[[ListedModel | BrokenModel], float]] = {
 }
 
 
-def _show_list(found: Sequence[ListedModel | BrokenModel]) -> None:
+def _show_list(models: Sequence[ListedModel | BrokenModel]) -> None:
     headings = ["NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"]
-    rows = [_list_row(model) for model in found]
-    if any(model.is_packed for model in found):
+    rows = [_list_row(model) for model in models]
+    if any(model.is_packed for model in models):
         headings.append("STATE")
-        packed = ["packed" if model.is_packed else "" for model in found]
+        packed = ["packed" if model.is_packed else "" for model in models]
         rows = [(*row, state) for row, state in zip(rows, packed, strict=True)]
-    if any(model.store for model in found):
+    if any(model.store for model in models):
         headings.append("STORE")
-        rows = [(*row, model.store or "") for row, model in zip(rows, found, strict=True)]
+        rows = [(*row, model.store or "") for row, model in zip(rows, models, strict=True)]
     show_table(headings, rows)
 
 
@@ -158,11 +158,11 @@ def show(
     with _note_unreadable():
         if (newest := opened.upper.newer) is not None and newest.has(full):
             note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
-    found = ShownModel(replace(details, is_packed=home is opened.packed), manifest, stored, covered)
+    shown = ShownModel(replace(details, is_packed=home is opened.packed), manifest, stored, covered)
     if as_json:
-        show_json(found)
+        show_json(shown)
         return
-    _show_model(found)
+    _show_model(shown)
     if covered is not None:
         emit()
         show_coverage(covered)
@@ -175,10 +175,10 @@ def show(
         show_table(("TENSOR", "TYPE", "SHAPE", "SIZE"), rows)
 
 
-def _show_model(found: ShownModel) -> None:
+def _show_model(model: ShownModel) -> None:
     from blobstore.store.stored import weights_by_type
 
-    details = found.details
+    details = model.details
     parameters = f"{count(details.parameters)} ({details.parameters:,})"
     facts = {
         "name": details.name,
@@ -186,13 +186,13 @@ def _show_model(found: ShownModel) -> None:
         "architecture": details.architecture,
         "parameters": parameters if details.parameters else None,
         "type": details.quant_type or None,
-        "weights": counts(weights_by_type(found.tensors)) or None,
+        "weights": counts(weights_by_type(model.tensors)) or None,
         "context length": details.context_length,
         "embedding length": details.embedding_length,
         "capabilities": ", ".join(details.capabilities) or None,
         "size": size(details.size),
-        "layers": len(found.manifest.layers),
-        "tensors": len(found.tensors),
+        "layers": len(model.manifest.layers),
+        "tensors": len(model.tensors),
         "state": "packed" if details.is_packed else None,
     }
     for verdict in details.runs_in:
@@ -283,9 +283,9 @@ def _copy_to(
         what = "is" if source.address == target.address else "is in"
         message = f"{target.address} {what} the store that the model is in"
         raise UsageError(message, hint="Leave --to out, and give a NEW_NAME.")
-    found = target.target(wanted)
-    if not replace and id_of(target, found) not in (None, id_of(source, source.find(name))):
-        raise already_exists(found)  # before gigabytes are copied
+    target_name = target.target(wanted)
+    if not replace and id_of(target, target_name) not in (None, id_of(source, source.find(name))):
+        raise already_exists(target_name)  # before gigabytes are copied
     pairs = {str(name): str(wanted)}
     (done,) = with_bar(blobstore.transfer, pairs, source, target, jobs=jobs)
     return CopiedModel(done, target.address)

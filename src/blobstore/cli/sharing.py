@@ -263,12 +263,12 @@ def logout(host: Host) -> None:
 
     _, host = _split(host)
     check_host(host)
-    found = credentials()
-    if not found.drop(host):
+    keyring = credentials()
+    if not keyring.drop(host):
         note(f"Not logged in to {host}.")
     else:
         emit(printable(f"Logged out of {host}"))
-    if (other := found.find(host)) is not None:
+    if (other := keyring.find(host)) is not None:
         note(f"{other.place} still has a login for {host}.")
 
 
@@ -442,9 +442,11 @@ def sign(
 
     opened = store_at(store, wait)
     signed_for = identity_of(identity)
-    found = [opened.holder(name).find(name) for name in names]
+    full_names = [opened.holder(name).find(name) for name in names]
     private = blobstore.PrivateKey.parse(_read_key(key), key, lambda: _password(key))
-    signed = [blobstore.sign_model(name, opened, private, identity=signed_for) for name in found]
+    signed = [
+        blobstore.sign_model(name, opened, private, identity=signed_for) for name in full_names
+    ]
     show_result(signed, _show_signatures, as_json)
 
 

@@ -199,8 +199,10 @@ def bucket_options(address: str) -> dict[str, str]:
         "gs": ("GOOGLE_BASE_URL",),
         "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
     }.get(address.partition("://")[0].lower(), ())
-    found = [os.environ[name] for name in names if os.environ.get(name)]
-    options = {"base_url" if "GOOGLE_BASE_URL" in names else "endpoint": found[0]} if found else {}
+    values = [os.environ[name] for name in names if os.environ.get(name)]
+    options = (
+        {"base_url" if "GOOGLE_BASE_URL" in names else "endpoint": values[0]} if values else {}
+    )
     allowed = [f"{kind}_ALLOW_HTTP" for kind in ("AWS", "GOOGLE", "AZURE")]
     if said := next(filter(None, map(os.environ.get, allowed if names else ())), None):
         options["allow_http"] = said

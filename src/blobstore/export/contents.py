@@ -315,15 +315,15 @@ def _metadata(
 ) -> tuple[dict[str, str], set[str]]:
     if options.is_mlx:
         return {"format": "mlx"}, set()
-    found, unequal = checkpoint.origin.metadata_of(array.weight for array in arrays)
+    metadata, unequal = checkpoint.origin.metadata_of(array.weight for array in arrays)
     described = dict(_array_metadata(arrays))
     if described and checkpoint.file_type in FILE_TYPES:
         described[FILE_TYPE] = checkpoint.file_type
     # transformers 4 refuses a file whose metadata have no format (modeling_utils.py
     # `load_state_dict`).
-    if not checkpoint.origin.files or (described and not found):
-        found = {"format": "pt"}
-    return {**found, **described}, unequal
+    if not checkpoint.origin.files or (described and not metadata):
+        metadata = {"format": "pt"}
+    return {**metadata, **described}, unequal
 
 
 def _array_metadata(arrays: Iterable[OutputArray]) -> Iterator[tuple[str, str]]:

@@ -201,8 +201,8 @@ class Origin:
         """
         numbers = sorted({place[0] for name in names if (place := self.place(name)) is not None})
         files = [self.files[number] for number in numbers] or self.files
-        found, unequal = common_metadata(file.metadata for file in files)
-        kept = {key: value for key, value in found.items() if not self._describes(key, value)}
+        metadata, unequal = common_metadata(file.metadata for file in files)
+        kept = {key: value for key, value in metadata.items() if not self._describes(key, value)}
         return kept, set(unequal)
 
     def _describes(self, key: str, value: str) -> bool:

@@ -230,13 +230,13 @@ def _output(
 
 def _stored_pieces(array: PlannedArray, weights: Mapping[str, Weight]) -> tuple[Piece, ...] | None:
     """Return the ranges of blobs that an array consists of; None when it has to be made."""
-    found = runs(array.expression) if array.factors is None else None
-    if found is None:
+    pieces = runs(array.expression) if array.factors is None else None
+    if pieces is None:
         return None
     # Values of a transposed weight are counted in the order of its source.
-    if array.suffix is None and any(weights[name].transposed for name, _, _ in found):
+    if array.suffix is None and any(weights[name].transposed for name, _, _ in pieces):
         return None
-    return tuple(_piece(weights[name], array, start, count) for name, start, count in found)
+    return tuple(_piece(weights[name], array, start, count) for name, start, count in pieces)
 
 
 def _piece(weight: Weight, array: PlannedArray, start: int, count: int) -> Piece:

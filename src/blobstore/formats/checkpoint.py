@@ -250,14 +250,14 @@ class SourceConfig(Document):
         """
         settings, *groups = self._settings_and_groups
         named = [key for key in settings if _CODING.search(key) and key not in _KNOWN_CODINGS]
-        found = [key for key in named if settings[key]]
+        keys = [key for key in named if settings[key]]
         for group in groups:
-            found += [f"config_groups: {key}" for key in group if key not in _GROUP and group[key]]
+            keys += [f"config_groups: {key}" for key in group if key not in _GROUP and group[key]]
         for weights in self.group_weights:
-            found += [f"weights: {key}" for key in weights if key not in _ARGS and weights[key]]
+            keys += [f"weights: {key}" for key in weights if key not in _ARGS and weights[key]]
             if weights.get("actorder") in (True, "group", "dynamic"):
-                found.append("weights: actorder")  # columns are permuted
-        return min(found, default=None)
+                keys.append("weights: actorder")  # columns are permuted
+        return min(keys, default=None)
 
     @property
     def group_weights(self) -> list[dict[str, Any]]:
@@ -402,8 +402,8 @@ class TokenizerFacts:
         x/tokenizer/tokenizer_load.go `rewritePatternForRE2`).
         """
         for split in self.splits:
-            found = _NOT_IN_RE2.finditer(split.replace(_WHITESPACE, r"\s+"))
-            if any(match[1] or match[2] for match in found):
+            matches = _NOT_IN_RE2.finditer(split.replace(_WHITESPACE, r"\s+"))
+            if any(match[1] or match[2] for match in matches):
                 return split
         return None
 

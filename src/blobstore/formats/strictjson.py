@@ -297,13 +297,13 @@ class Document:
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
-        found = {}
+        values = {}
         for field, key, check, is_needed in cls.json_keys():
             if key in value:
-                found[field] = checked_at(key, check, value[key])
+                values[field] = checked_at(key, check, value[key])
             elif is_needed:
                 raise InvalidError("Field required", key)
-        return found
+        return values
 
 
 def validated(model: type[_D], value: Any, what: str, rule: str) -> _D:
@@ -353,10 +353,10 @@ def _digest(value: Any) -> Digest:
 
 
 def _check_bounds(check: Check, bounds: list[Between], value: Any) -> Any:
-    found = check(value)
+    checked = check(value)
     for bound in bounds:
-        bound.check(found)
-    return found
+        bound.check(checked)
+    return checked
 
 
 def _one_of(choices: tuple[str | int, ...], value: Any) -> Any:

@@ -158,8 +158,8 @@ class HashStage:
         The pieces are hashed together with those that other threads have at the same time. Each is
         hashed when the next is requested.
         """
-        found: list[bytes] = []
-        blob, hashed = BlobHash(self, size, found.append), threading.Event()
+        digests: list[bytes] = []
+        blob, hashed = BlobHash(self, size, digests.append), threading.Event()
         offset = 0
         for piece in pieces:
             hashed.clear()
@@ -167,4 +167,4 @@ class HashStage:
             self.work_while(lambda: not hashed.is_set())
             hashed.wait()
             offset += len(piece)
-        return found[0] if found else blob.stream.digest()
+        return digests[0] if digests else blob.stream.digest()

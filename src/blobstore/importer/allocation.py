@@ -159,15 +159,15 @@ def measure(
     ):
 
         def answer(question: Question) -> dict[Quantization, float]:
-            found = _measure(question, options, readers)
+            errors = _measure(question, options, readers)
             progress(question.source_bytes, f"measuring {question.tensor.name}")
-            return found
+            return errors
 
         workers = max(jobs, min(AT_ONCE, fetcher.at_once)) if is_far else jobs
         stop = _Cancelling(fetcher)
-        found = results_of(questions, answer, workers, name="measure", stop=stop)
+        errors = results_of(questions, answer, workers, name="measure", stop=stop)
         readers.check_unchanged()
-    return found
+    return errors
 
 
 def _measure(
@@ -259,8 +259,8 @@ def _squares(
     Each square counts as often as its column's importance. Infinity or NaN if a value is.
     """
     if choice.importance is None:
-        found = kernels.compare(values, parts)
-        return found.squared_error, found.squared_weight
+        compared = kernels.compare(values, parts)
+        return compared.squared_error, compared.squared_weight
     weights = values.astype(np.float64)
     columns = choice.importance.astype(np.float64)
     if weights.size % columns.size or choice.first_column:

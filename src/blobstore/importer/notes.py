@@ -146,20 +146,20 @@ def _files(inventory: Inventory, folder: str = "") -> Tally:
 def _tensors(inventory: Inventory, outputs: Iterable[OutputTensor]) -> Tally:
     """Return what became of each tensor: every one is counted exactly once."""
     derived: Counter[str] = Counter()
-    found: set[str] = set()
+    names: set[str] = set()
     for output in outputs:
         for source in output.sources:
             applied = source.form is not Form.PLAIN and not output.copies_codes
             for suffix, part in source.parts.items():
-                found.add(part.name)
+                names.add(part.name)
                 if suffix and applied:
                     derived[_APPLIED] += 1
                 elif len(output.sources) > 1:
                     derived[_STACKED] += 1
-    left_out = Counter(map(_name_parts, inventory.tensors.keys() - found))
+    left_out = Counter(map(_name_parts, inventory.tensors.keys() - names))
     return Tally(
         len(inventory.tensors),
-        len(found) - derived.total(),
+        len(names) - derived.total(),
         dict(sorted(derived.items())),
         tuple(LeftOut(name, reason, count) for (name, reason), count in sorted(left_out.items())),
     )

@@ -60,13 +60,13 @@ class PlanSource(Document):
     left_out: tuple[LeftOut, ...]
 
     def inventory(self, source: Source, without: Folder | None = None) -> Inventory:
-        found = read_inventory(source, without=without)
-        documents = {name: data for name, data in found.documents.items() if name in self.files}
-        kept = tuple(file for file in found.kept if file.name in self.files)
+        current = read_inventory(source, without=without)
+        documents = {name: data for name, data in current.documents.items() if name in self.files}
+        kept = tuple(file for file in current.kept if file.name in self.files)
         inventory = replace(
-            found,
+            current,
             documents=documents,
-            config=found.config if CONFIG_NAME in documents else None,
+            config=current.config if CONFIG_NAME in documents else None,
             kept=kept,
             left_out=self.left_out,
         )

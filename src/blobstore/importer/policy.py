@@ -142,8 +142,8 @@ def _table(layers: int, *rows: _Row) -> TypesOf:
     patterns = [(re.compile(row.names, re.DOTALL), row) for row in rows]
 
     def types(name: str, asked: QuantType) -> Types | None:
-        found = (row for names, row in patterns if asked in row.asked and names.search(name))
-        if (row := next(found, None)) is None:
+        rows = (row for names, row in patterns if asked in row.asked and names.search(name))
+        if (row := next(rows, None)) is None:
             return None
         if row.gets in ("nothing", "8"):
             return KEEP if row.gets == "nothing" else (asked.eight_bit,)

@@ -368,11 +368,11 @@ def _made_again(
         only, means = replace(plan, layers=tuple(chosen)), Means(jobs, None, shown, verify=True)
         made += write_blobs(only, session, means, checks_source=False)[0]
     right = [blob for blob in made if blob.digest in damaged]
-    found = {blob.digest for blob in right}
+    digests = {blob.digest for blob in right}
     return right, {
         digest: _reason(blob, plan, chosen)
         for digest, blob in damaged.items()
-        if digest not in found
+        if digest not in digests
     }
 
 

@@ -259,7 +259,7 @@ def inputs_first(
     if config is None or profile.is_ollama or (row := _ROWS.get(config.model_type or "")) is None:
         return frozenset()
     pattern = re.compile(f"{row.from_hidden}|{row.to_hidden}", re.ASCII)
-    found = {
+    shapes = {
         weight.name: weight.shape
         for weight in weights
         if weight.form is Form.PLAIN
@@ -267,9 +267,9 @@ def inputs_first(
         and pattern.fullmatch(weight.name)
     }
     contradicts = any(
-        row.says_otherwise(name, shape, config.width) for name, shape in found.items()
+        row.says_otherwise(name, shape, config.width) for name, shape in shapes.items()
     )
-    return frozenset() if contradicts else frozenset(found)
+    return frozenset() if contradicts else frozenset(shapes)
 
 
 NUMBERED = re.compile(r"(?P<expert>[0-9]+)\.(?P<projection>.+)", re.ASCII | re.DOTALL)

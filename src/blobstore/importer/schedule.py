@@ -154,19 +154,19 @@ class DeclaredFiles:
             if part.file.path in self._extents[number]
         }
         states = {path: self._noted_state(file) for path, file in files.items()}
-        found = self._find(states, verify=verify)
-        if found is None:
-            states, found = dict.fromkeys(files, _FIRST), {}
+        finished = self._find(states, verify=verify)
+        if finished is None:
+            states, finished = dict.fromkeys(files, _FIRST), {}
         for path, file in files.items():
             self._files[path] = self._open_file(file, states[path]._replace(number=self._number))
-        for number, blob in found.items():
+        for number, blob in finished.items():
             self.finished(number, blob)
         for one in self._files.values():
             if one.state.offset:
                 self._note(one)
             if one.state.offset == one.file.size:
                 self._end(one, one.hash.stream)
-        return found
+        return finished
 
     def _noted_state(self, file: SourceFile) -> _State:
         blob = self._session.recall(_key_of(file), _STATE_NBYTES, verify=True)
@@ -185,17 +185,17 @@ class DeclaredFiles:
         if len(numbers) != 1:
             return None
         (noted_by,) = numbers
-        found = {}
+        blobs = {}
         for number, extents in self._extents.items():
             blob = None
             if all(end <= states[path].offset for path, (_, end) in extents.items()):
                 key = self._unverified_key(number, noted_by)
                 blob = self._session.recall(key, self._sizes[number], verify=verify)
             if blob is not None:
-                found[number] = blob
+                blobs[number] = blob
             elif any(begin < states[path].offset for path, (begin, _) in extents.items()):
                 return None
-        return found
+        return blobs
 
     def _open_file(self, file: SourceFile, state: _State) -> _File:
         stream = Sha256.resumed(state.stream) if state.offset else Sha256()
@@ -291,13 +291,13 @@ class DeclaredFiles:
 
 def _extents(blob: PlannedBlob) -> dict[str, tuple[int, int]]:
     """Return where a blob's bytes begin and end in each file that has a declared digest."""
-    found: dict[str, tuple[int, int]] = {}
+    extents: dict[str, tuple[int, int]] = {}
     for part in blob.parts:
         if part.file.declared is not None and part.nbytes:
             begin, end = part.offset, part.offset + part.nbytes
-            first, last = found.get(part.file.path, (begin, end))
-            found[part.file.path] = (min(begin, first), max(end, last))
-    return found
+            first, last = extents.get(part.file.path, (begin, end))
+            extents[part.file.path] = (min(begin, first), max(end, last))
+    return extents
 
 
 def _key_of(file: SourceFile) -> str:
@@ -440,8 +440,8 @@ class FarWork:
         """Where the runs of each blob end that follow each other, of those yielded so far."""
 
     def _first(self, blob: PlannedBlob) -> int:
-        found = (self._segments.numbers(whole(part)) for part in blob.parts)
-        return min((numbers[0] for numbers in found if numbers), default=-1)
+        groups = (self._segments.numbers(whole(part)) for part in blob.parts)
+        return min((numbers[0] for numbers in groups if numbers), default=-1)
 
     def works(self, stopped: threading.Event) -> Iterator[Work]:
         """Yield the work, each as soon as its segments have come, until ``stopped`` is set.

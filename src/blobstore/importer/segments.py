@@ -166,7 +166,7 @@ def _spans(blobs: Iterable[PlannedBlob]) -> dict[str, set[Span]]:
 
     Global scales are left out, which are found in all bytes of a tensor: a run waits for these.
     """
-    found: dict[str, set[Span]] = {}
+    by_file: dict[str, set[Span]] = {}
     for blob in blobs:
         for run in runs_of(blob):
             spans: dict[str, list[Span]] = {}
@@ -176,8 +176,8 @@ def _spans(blobs: Iterable[PlannedBlob]) -> dict[str, set[Span]]:
             for path, several in spans.items():
                 hull = (min(begin for begin, _ in several), max(end for _, end in several))
                 is_one = hull[1] - hull[0] <= SEGMENT
-                found.setdefault(path, set()).update([hull] if is_one else several)
-    return found
+                by_file.setdefault(path, set()).update([hull] if is_one else several)
+    return by_file
 
 
 def _cut(spans: Collection[Span], hashed: int | None, size: int) -> Iterator[Span]:

@@ -109,7 +109,7 @@ def candidates_of(inventory: Inventory, options: ImportOptions) -> list[Candidat
     types = list(_types(options))
     turned = inputs_first(inventory.weights, inventory.config, options.profile)
     together = form_of_experts(inventory.config, options) is Experts.PACKED
-    found = []
+    candidates = []
     for blob in plan_blobs(inventory, undecided):
         laid_out = (tensor.laid_out(turned) for tensor in blob.tensors)
         tensors = tuple(tensor for tensor in laid_out if is_wanted(tensor))
@@ -120,8 +120,8 @@ def candidates_of(inventory: Inventory, options: ImportOptions) -> list[Candidat
             for kind in types:
                 if all(_fits(kind, tensor, options) for tensor in members):
                     nbytes[kind] = sum(_nbytes(member, kind, options) for member in members)
-            found.append(Candidate(members, _patterns(blob, members), nbytes))
-    return found
+            candidates.append(Candidate(members, _patterns(blob, members), nbytes))
+    return candidates
 
 
 def _selection(inventory: Inventory, options: ImportOptions) -> Callable[[OutputTensor], bool]:
@@ -235,10 +235,10 @@ def target_range(
     No weight is read, so it is not known which types a target in between leads to. Raises: as
     `make_plan`.
     """
-    found = tuple(candidates_of(inventory, options))
-    task = _Task(inventory, options, SizeTarget(1, None), draft, found)
-    smallest = task.plan([candidate.smallest for candidate in found])
-    return smallest.stored_bytes, task.plan([None for _ in found]).stored_bytes
+    candidates = tuple(candidates_of(inventory, options))
+    task = _Task(inventory, options, SizeTarget(1, None), draft, candidates)
+    smallest = task.plan([candidate.smallest for candidate in candidates])
+    return smallest.stored_bytes, task.plan([None for _ in candidates]).stored_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,9 +302,9 @@ def _measure(
         for tensor in candidate.tensors
     ]
     shown = begun(progress, sum(question.source_bytes for question in questions))
-    found = iter(measure(questions, options, jobs, shown, fetch))
+    errors = iter(measure(questions, options, jobs, shown, fetch))
     return tuple(
-        candidate.measured([next(found) for _ in candidate.tensors]) for candidate in candidates
+        candidate.measured([next(errors) for _ in candidate.tensors]) for candidate in candidates
     )
 
 

@@ -92,18 +92,18 @@ def _recall(
     keys: Sequence[str], sizes: Sequence[int], session: Session, means: Means
 ) -> dict[int, Finished]:
     """Return the blobs that an earlier import has made, by number. Raises: StorageError."""
-    found: dict[int, Finished] = {}
+    finished: dict[int, Finished] = {}
 
     def find_one(number: int) -> None:
         blob = session.recall(keys[number], sizes[number], verify=means.verify)
         if blob is not None:
-            found[number] = blob
+            finished[number] = blob
 
     if session.remembers:
         # A thread hashes one blob at a time, together with those of the others.
         jobs = min(means.jobs * hashing.width(), len(keys))
         each(range(len(keys)), find_one, jobs, name="recall")
-    return found
+    return finished
 
 
 def _state(file: SourceFile) -> str:

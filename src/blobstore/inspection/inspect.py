@@ -241,8 +241,8 @@ def read_files(
     `ShardCheck.add`.
     """
     files = []
-    with headers(folder, names) as found:
-        for name, (reader, header) in zip(names, found, strict=True):
+    with headers(folder, names) as parsed:
+        for name, (reader, header) in zip(names, parsed, strict=True):
             if check is not None:
                 check.add(reader.name, name, header.tensors.keys())
             size = None if reader.size == UNKNOWN_SIZE else reader.size

@@ -348,11 +348,11 @@ class Inspection:
         for tensor in self.tensors:
             if tensor.packing is not None and tensor.format is not None:
                 groups[tensor.packing, tensor.format].append(tensor.parameters)
-        found = [
+        rows = [
             FoundQuantization(kind.kind, kind.bits, kind.group_size, form, len(each), sum(each))
             for (kind, form), each in groups.items()
         ]
-        return tuple(sorted(found, key=lambda one: (-one.parameters, one.type, one.format)))
+        return tuple(sorted(rows, key=lambda one: (-one.parameters, one.type, one.format)))
 
     @property
     def modelspec(self) -> dict[str, str]:

@@ -180,10 +180,10 @@ def _exact(source: SourceWeight) -> SourceWeight:
 
 def _range(arrays: list[Array]) -> tuple[float, float]:
     finite = [values[np.isfinite(values)] for values in arrays]
-    found = [values for values in finite if values.size]
-    if not found:
+    samples = [values for values in finite if values.size]
+    if not samples:
         return 0.0, 0.0
-    return float(min(v.min() for v in found)), float(max(v.max() for v in found))
+    return float(min(v.min() for v in samples)), float(max(v.max() for v in samples))
 
 
 def _histogram(values: Array, low: float, high: float) -> Histogram:
@@ -206,10 +206,10 @@ def _codes(parts: list[Any], kind: QuantType) -> tuple[int, ...]:
     counts = np.zeros(2**kind.bits, np.int64)
     for part in parts:
         stored = np.ascontiguousarray(part.weight).reshape(-1).view(np.uint8)
-        found = np.bincount(stored, minlength=256)
+        occurrences = np.bincount(stored, minlength=256)
         # The first code of two is in the lower bits.
-        table = found.reshape(16, 16) if kind.bits == 4 else None  # noqa: PLR2004
-        counts += found if table is None else table.sum(axis=0) + table.sum(axis=1)
+        table = occurrences.reshape(16, 16) if kind.bits == 4 else None  # noqa: PLR2004
+        counts += occurrences if table is None else table.sum(axis=0) + table.sum(axis=1)
     return tuple(counts.tolist())
 
 

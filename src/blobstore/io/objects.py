@@ -416,9 +416,9 @@ class Bucket:
     def folder(self, prefix: str = "") -> tuple[list[str], list[ObjectState]]:
         """Return the names of the folders in the folder ``prefix``, and the objects in it."""
         with object_errors("list", self.place(prefix)):
-            found = self.store.list_with_delimiter(self._prefix + prefix or None)
-        folders = [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
-        return sorted(folders), [self._state(meta) for meta in found["objects"]]
+            listing = self.store.list_with_delimiter(self._prefix + prefix or None)
+        folders = [path.rstrip("/").rpartition("/")[2] for path in listing["common_prefixes"]]
+        return sorted(folders), [self._state(meta) for meta in listing["objects"]]
 
     def put(
         self,
@@ -455,10 +455,10 @@ class Bucket:
             try:
                 return self.put(key, data, if_match=expected, if_absent=expected is None)
             except (ConflictError, NotFoundError):
-                found = self._found(key, len(data))
-            if found is not None and found[0] == data:
-                return found[1]
-            if (found and found[1]) != expected:
+                state = self._found(key, len(data))
+            if state is not None and state[0] == data:
+                return state[1]
+            if (state and state[1]) != expected:
                 break
         raise ConflictError(f"{self.place(key)} was changed meanwhile")
 

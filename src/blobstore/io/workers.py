@@ -101,13 +101,13 @@ def results_of(
     stop: threading.Event | None = None,
 ) -> list[_R]:
     """Return what ``do`` gives for each of ``items``, in their order. As `each`."""
-    found: dict[int, _R] = {}
+    results: dict[int, _R] = {}
 
     def work(number: int) -> None:
-        found[number] = do(items[number])
+        results[number] = do(items[number])
 
     each(range(len(items)), work, min(jobs, len(items)), name=name, stop=stop)
-    return [found[number] for number in range(len(items))]
+    return [results[number] for number in range(len(items))]
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class NativeKernel:
     def compare_stored(
         self, weights: Array, parts: QuantizedArray[Array], global_scale: float
     ) -> Comparison:
-        found = _native.compare_stored(
+        sums = _native.compare_stored(
             self.name,
             dtype_of(weights).value,
             parts.quant_type.value,
@@ -76,7 +76,7 @@ class NativeKernel:
             parts.group_size,
             global_scale,
         )
-        return Comparison(*found)
+        return Comparison(*sums)
 
 
 def _stored(parts: QuantizedArray[Array]) -> tuple[Array, Array, Array | None]:

@@ -157,8 +157,8 @@ def _quantize_ranges(
 
     if jobs == 1:
         return quantize_range((0, groups))
-    found = results_of(ranges, quantize_range, jobs, name="quantize")
-    return next((bad for bad in found if bad >= 0), -1)
+    counts = results_of(ranges, quantize_range, jobs, name="quantize")
+    return next((bad for bad in counts if bad >= 0), -1)
 
 
 def group_range(parts: QuantizedArray[Array], start: int, stop: int) -> QuantizedArray[Array]:

@@ -333,7 +333,7 @@ def _search_fp(groups: Array, importance: Array, minmax: Array, quant_type: Quan
         difference = magnitudes - rounded * scale[:, None]
         return _sum(_counted(difference * difference, importance))
 
-    found, least = minmax.astype(np.int64), error_of(relative(minmax.astype(np.int64))) * _CLEARLY
+    best, least = minmax.astype(np.int64), error_of(relative(minmax.astype(np.int64))) * _CLEARLY
     is_open = least > 0
     code = top.copy()
     while True:
@@ -341,10 +341,10 @@ def _search_fp(groups: Array, importance: Array, minmax: Array, quant_type: Quan
         lost = np.maximum(peak - scale * largest_code, 0)
         is_open = is_open & ((lost * lost) * share < least) & (code >= lowest)
         if not is_open.any():
-            return found.astype(np.uint8)
+            return best.astype(np.uint8)
         error = error_of(scale)
         better = is_open & (error < least)
-        least, found = np.where(better, error, least), np.where(better, code, found)
+        least, best = np.where(better, error, least), np.where(better, code, best)
         code = code - 1
 
 

@@ -67,7 +67,7 @@ class Sampling:
 
     def document(self) -> dict[str, Any]:
         """Return these as parameters of OpenAI's protocol, by mlx-lm's names, without a seed."""
-        found: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
@@ -79,10 +79,10 @@ class Sampling:
             repetition = 0.0 if self.repeat_penalty == 1 else self.repeat_penalty
             penalties = (repetition, self.presence_penalty, self.frequency_penalty)
             for name, penalty in zip(PENALTIES, penalties, strict=True):
-                found[f"{name}_context_size"] = size
+                settings[f"{name}_context_size"] = size
                 if penalty:
-                    found[f"{name}_penalty"] = penalty
-        return found
+                    settings[f"{name}_penalty"] = penalty
+        return settings
 
     def room(self, prompt: int, max_tokens: int | None = None) -> int:
         """Return the most tokens of an answer to a prompt of that many tokens.

@@ -375,8 +375,8 @@ class Model(Mapping[str, Tensor]):
 
         Raises: NotFoundError, CorruptDataError.
         """
-        found = [layer for layer in self.manifest.layers if layer.media_type == media_type]
-        return self._model.read(found[-1]) if found else None
+        layers = [layer for layer in self.manifest.layers if layer.media_type == media_type]
+        return self._model.read(layers[-1]) if layers else None
 
     def _found(self, layer: Descriptor | None, what: str) -> bytes:
         if layer is None:
@@ -495,9 +495,9 @@ def opened_tensor(model: StoredModel, layer: Descriptor, name: str) -> Iterator[
     with model.home.lease():
         model.home.prefetch([layer])
         with model.opened(layer, ()) as (reader, header, tensors):
-            found = next((tensor for tensor in tensors if tensor.name == name), None)
-            if found is None:
+            stored = next((tensor for tensor in tensors if tensor.name == name), None)
+            if stored is None:
                 message = f"blob {layer.digest} has no tensor {quoted(name)}"
                 raise TensorNotFoundError(message, tensor=name, blob=str(layer.digest))
             blob = MappedBlob(TensorBlob.of(layer.digest, reader, header), MappedFile(reader))
-    yield Tensor.of(found, blob)
+    yield Tensor.of(stored, blob)

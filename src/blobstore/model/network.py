@@ -240,9 +240,9 @@ def _check(made: Mapping[str, Expression], network: Any) -> None:
             )
     for name, shape in wanted.items():
         if made[name].shape != shape:
-            found = list(made[name].shape)
+            actual = list(made[name].shape)
             raise UnsupportedSourceError(
-                f"{quoted(name)} is {found}, and mlx-lm's network needs {list(shape)}", tensor=name
+                f"{quoted(name)} is {actual}, and mlx-lm's network needs {list(shape)}", tensor=name
             )
 
 
@@ -298,10 +298,10 @@ def global_scales_of(expression: Expression) -> list[tuple[str, int]]:
     parts: Sequence[Expression] = [expression]
     if isinstance(expression, Joined) and expression.axis == 0:
         parts = expression.parts
-    found = [(set(leaves(part)), part.shape[0]) for part in parts]
-    if any(len(names) != 1 for names, _ in found):
+    scales = [(set(leaves(part)), part.shape[0]) for part in parts]
+    if any(len(names) != 1 for names, _ in scales):
         return []
-    return [(names.pop(), count) for names, count in found]
+    return [(names.pop(), count) for names, count in scales]
 
 
 def _scaled_rows(

@@ -275,9 +275,9 @@ def runs(expression: Expression) -> list[tuple[str, int, int]] | None:
         case Reshaped(of):
             return runs(of)
         case Sliced(of, ranges) if _rows_of(expression) is not None:
-            found = runs(of)
-            if found is not None and len(found) == 1:
-                name, first, _ = found[0]
+            pieces = runs(of)
+            if pieces is not None and len(pieces) == 1:
+                name, first, _ = pieces[0]
                 start = first + ranges[0].start * math.prod(of.shape[1:])
                 return [(name, start, math.prod(expression.shape))]
         case Joined(parts, axis) if axis == 0:
@@ -508,7 +508,7 @@ def row_factors(
             for name, shape in shapes.items()
         }
         made.append(make_network().sanitize({**stand_ins, **probes}))
-    found: dict[str, Array] = {}
+    factors_of: dict[str, Array] = {}
     for parameter, tensor in weights.items():
         ones, ramp = (np.array(arrays[parameter].astype(mx.float32)) for arrays in made)
         if ones.shape != shapes[tensor]:
@@ -516,5 +516,5 @@ def row_factors(
         factors = ones[..., :1]
         products = factors * (np.arange(ones.shape[-1], dtype=np.float32) % 7 + 1)
         if np.allclose(ones, factors, _SAME, 0) and np.allclose(ramp, products, _SAME, 0):
-            found[parameter] = factors[..., 0]
-    return found
+            factors_of[parameter] = factors[..., 0]
+    return factors_of

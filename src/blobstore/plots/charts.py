@@ -90,33 +90,33 @@ def cells(tensors: Iterable[TensorError]) -> list[Cell]:
     Rows of layers are first, in the order of their names; columns from left to right. Rows beyond
     the sixty worst are left out.
     """
-    found: dict[tuple[int | None, str], Cell] = {}
+    by_place: dict[tuple[int | None, str], Cell] = {}
     for one in tensors:
         if one.kept or one.relative_rmse is None:
             continue
         place = layer, row = layer_and_projection(one.name)
-        before = found.get(place, Cell(row, layer, one, 0))
+        before = by_place.get(place, Cell(row, layer, one, 0))
         worst = max(before.worst, one, key=lambda tensor: tensor.error)
-        found[place] = Cell(row, layer, worst, before.tensors + 1)
-    rows = _worst_rows(found.values(), MOST_ROWS)
+        by_place[place] = Cell(row, layer, worst, before.tensors + 1)
+    rows = _worst_rows(by_place.values(), MOST_ROWS)
     return sorted(
-        (cell for cell in found.values() if cell.row in rows),
+        (cell for cell in by_place.values() if cell.row in rows),
         key=lambda cell: (cell.column is None, natural([cell.row]), cell.column or 0),
     )
 
 
-def _worst_rows(found: Iterable[Cell], most: int) -> dict[str, float]:
+def _worst_rows(items: Iterable[Cell], most: int) -> dict[str, float]:
     """Return the largest errors of the rows where they are largest."""
-    errors = {cell.row: cell.error for cell in sorted(found, key=lambda cell: cell.error)}
+    errors = {cell.row: cell.error for cell in sorted(items, key=lambda cell: cell.error)}
     rows = sorted(errors, key=lambda row: (-errors[row], row))
     return {row: errors[row] for row in rows[:most]}
 
 
-def row_labels(found: list[Cell]) -> dict[str, str]:
+def row_labels(items: list[Cell]) -> dict[str, str]:
     """Return short names of the rows, which are all different."""
     labels: dict[str, str] = {}
     for is_alone in (False, True):
-        rows = (cell.row for cell in found if (cell.column is None) == is_alone)
+        rows = (cell.row for cell in items if (cell.column is None) == is_alone)
         labels |= _short_labels(list(dict.fromkeys(rows)))
     return labels if len(set(labels.values())) == len(labels) else {row: row for row in labels}
 
@@ -135,21 +135,21 @@ def _short_labels(names: list[str]) -> dict[str, str]:
 def errors(tensors: Iterable[TensorError]) -> Specification:
     """Return the heat map of the relative rmse of tensors against their source."""
     listed = list(tensors)
-    found = cells(listed)
+    drawn_cells = cells(listed)
     kept = sum(one.kept for one in listed)
     same = f" {counted(kept, 'tensor')} stored unchanged." if kept else ""
-    if not found:
+    if not drawn_cells:
         return empty(f"Errors by layer: no tensor was changed.{same}", "No tensor was changed.")
-    order = sorted(found, key=lambda cell: (-cell.error, cell.worst.name))
+    order = sorted(drawn_cells, key=lambda cell: (-cell.error, cell.worst.name))
     low, high = order[-1].error, order[0].error
     description = (
         f"Heat map: relative rmse of each tensor, by layer and projection, from {low:.3%} to"
         f" {high:.3%} in {order[0].worst.name}.{same}"
     )
-    labels = row_labels(found)
-    rows = [labels[row] for row in dict.fromkeys(cell.row for cell in found)]
-    columns = sorted({cell.column for cell in found if cell.column is not None})
-    drawn = [_cell_mark(cell, labels[cell.row]) for cell in found]
+    labels = row_labels(drawn_cells)
+    rows = [labels[row] for row in dict.fromkeys(cell.row for cell in drawn_cells)]
+    columns = sorted({cell.column for cell in drawn_cells if cell.column is not None})
+    drawn = [_cell_mark(cell, labels[cell.row]) for cell in drawn_cells]
     plot = specification(
         "heatmap",
         description,
@@ -202,13 +202,15 @@ def error_lines(
     Bars grow from 0 to the largest relative rmse. If there are more layers than fit, a bar is the
     worst of several. Only the thirty worst projections are shown.
     """
-    found = cells(tensors)
-    largest = _worst_rows(found, _MOST_LINES)
+    drawn_cells = cells(tensors)
+    largest = _worst_rows(drawn_cells, _MOST_LINES)
     highest = max(largest.values(), default=0.0)
     if not highest:
         return []
-    labels = {row: printable(label) for row, label in row_labels(found).items() if row in largest}
-    layers = sorted({cell.column for cell in found if cell.column is not None})
+    labels = {
+        row: printable(label) for row, label in row_labels(drawn_cells).items() if row in largest
+    }
+    layers = sorted({cell.column for cell in drawn_cells if cell.column is not None})
     room_of_names = max(12, width - _FIGURE - 2 - max(_LEAST_BARS, len(layers)))
     names = min(max(map(len, labels.values())), room_of_names)
     room = max(1, width - names - _FIGURE - 2)
@@ -224,7 +226,7 @@ def error_lines(
         return f"\x1b[{_COLOURS[level]}m{sign}\x1b[0m" if colours else sign
 
     heights: dict[tuple[str, int], float] = {}
-    for cell in found:
+    for cell in drawn_cells:
         bar = 0 if cell.column is None else layers.index(cell.column) * bars // len(layers)
         heights[cell.row, bar] = max(heights.get((cell.row, bar), 0.0), cell.error)
     first = f" of layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else ""
@@ -298,12 +300,12 @@ def frontier(models: Iterable[ModelPoint]) -> Specification:
 
     A model is on the front if no other is both smaller and better.
     """
-    found = sorted(models, key=lambda one: (one.nbytes, one.relative_rmse, one.name))
-    if not found:
+    ordered = sorted(models, key=lambda one: (one.nbytes, one.relative_rmse, one.name))
+    if not ordered:
         return empty("Error against size: no model was measured.", "No model was measured.")
     front: list[ModelPoint] = []
     points, rows = [], []
-    for one in found:
+    for one in ordered:
         is_better = not front or one.relative_rmse < front[-1].relative_rmse
         if is_better:
             front.append(one)
@@ -312,7 +314,7 @@ def frontier(models: Iterable[ModelPoint]) -> Specification:
         points.append(_point(one.nbytes, one.relative_rmse, one.type_name, one.name, says))
         rows.append((one.name, one.type_name, nbytes, error, "yes" if is_better else "no"))
     description = (
-        f"Scatter plot: relative rmse of {counted(len(found), 'model')} against their size. No"
+        f"Scatter plot: relative rmse of {counted(len(ordered), 'model')} against their size. No"
         " model is both smaller and better than one of these: "
         f"{', '.join(one.name for one in front)}."
     )
@@ -366,19 +368,19 @@ def shared(models: Iterable[ModelUsage]) -> Specification:
     )
 
 
-def distribution(found: ValueDistribution) -> Specification:
+def distribution(given: ValueDistribution) -> Specification:
     """Return the histograms of a tensor's values and, of a quantized one, of its codes."""
-    if not sum(found.values.counts):
-        return empty(_description(found), "No finite values to show.")
-    low, high = found.values.low, found.values.high
+    if not sum(given.values.counts):
+        return empty(_description(given), "No finite values to show.")
+    low, high = given.values.low, given.values.high
     if low == high:
         low, high = low - 1, high + 1
-    source, codes, values = found.source, found.codes or (), found.code_values or ()
+    source, codes, values = given.source, given.codes or (), given.code_values or ()
     # By the numbers that codes stand for: NaN last, -0 before 0.
     order = sorted(
         range(len(values)), key=lambda code: (math.isnan(values[code]), values[code], -code)
     )
-    data = {"stored": _bins(found.values, "stored")}
+    data = {"stored": _bins(given.values, "stored")}
     data["codes"] = [
         {
             "place": place,
@@ -392,12 +394,12 @@ def distribution(found: ValueDistribution) -> Specification:
         data["source"] = [*bins, {**bins[-1], "low": bins[-1]["high"]}]
     plot = specification(
         "histograms",
-        _description(found),
+        _description(given),
         height=_LOW + (_WITH_CODES if codes else 0) + (_LEGEND if source else 0),
-        table=(("from", "to", "stored", *(["source"] if source else [])), _rows(found)),
+        table=(("from", "to", "stored", *(["source"] if source else [])), _rows(given)),
         data=data,
         domains={"value": [low, high]},
-        signals=_code_axis(found, order),
+        signals=_code_axis(given, order),
     )
     if not codes:
         plot["marks"].pop()
@@ -406,35 +408,35 @@ def distribution(found: ValueDistribution) -> Specification:
     return plot
 
 
-def _code_axis(found: ValueDistribution, order: Sequence[int]) -> dict[str, Any]:
+def _code_axis(of: ValueDistribution, order: Sequence[int]) -> dict[str, Any]:
     """Return what the axis of codes says: the number of each place, and which it names."""
-    values = found.code_values or ()
+    values = of.code_values or ()
     labels = [f"{values[code]:g}" for code in order]
     marked = list(range(0, len(order), max(1, len(order) // 8)))
-    if found.type_name.startswith("mxfp8"):
+    if of.type_name.startswith("mxfp8"):
         marked = [place for place, label in enumerate(labels) if label in _MARKED]
-    return {"labels": labels, "marked": marked, "affine": found.type_name.startswith("int")}
+    return {"labels": labels, "marked": marked, "affine": of.type_name.startswith("int")}
 
 
-def _description(found: ValueDistribution) -> str:
-    values = found.values
+def _description(of: ValueDistribution) -> str:
+    values = of.values
     odd = read = used = ""
     if values.infinite or values.nan:
         odd = f", {values.infinite:,} infinite and {values.nan:,} NaN"
-    if found.is_sample:
-        read = f"a sample of {found.read:,} of "
-    if found.codes is not None:
-        used = f" {sum(map(bool, found.codes))} of {len(found.codes)} codes occur."
+    if of.is_sample:
+        read = f"a sample of {of.read:,} of "
+    if of.codes is not None:
+        used = f" {sum(map(bool, of.codes))} of {len(of.codes)} codes occur."
     return (
-        f"Histogram of {found.name} ({found.type_name}): {read}{found.size:,} values"
+        f"Histogram of {of.name} ({of.type_name}): {read}{of.size:,} values"
         f" between {values.low:.4g} and {values.high:.4g}, root mean square"
         f" {values.rms:.4g}{odd}.{used}"
     )
 
 
-def _rows(found: ValueDistribution) -> list[tuple[Any, ...]]:
-    counts = [one.counts for one in (found.values, found.source) if one is not None]
-    bins = zip(pairwise(found.values.edges), zip_longest(*counts, fillvalue=0), strict=False)
+def _rows(of: ValueDistribution) -> list[tuple[Any, ...]]:
+    counts = [one.counts for one in (of.values, of.source) if one is not None]
+    bins = zip(pairwise(of.values.edges), zip_longest(*counts, fillvalue=0), strict=False)
     return [(f"{low:.4g}", f"{high:.4g}", *numbers) for (low, high), numbers in bins]
 
 

@@ -93,12 +93,12 @@ def rectangles(
     rows = [(*module_and_part(name), kind, nbytes) for name, kind, nbytes in tensors]
     for coarser in _COARSENESS:
         parts = {part: coarser(part) for part in {row[1] for row in rows}}  # few: layers repeat
-        found = _sums((module, parts[part], kind, nbytes) for module, part, kind, nbytes in rows)
-        if len(found) <= most:
+        sums = _sums((module, parts[part], kind, nbytes) for module, part, kind, nbytes in rows)
+        if len(sums) <= most:
             break
     else:
-        found = _sums((_ALL, "", kind, nbytes) for _, _, kind, nbytes in rows)
-    return sorted(found, key=natural)
+        sums = _sums((_ALL, "", kind, nbytes) for _, _, kind, nbytes in rows)
+    return sorted(sums, key=natural)
 
 
 def _sums(rows: Iterable[tuple[str, str, str, int]]) -> list[Rectangle]:
@@ -114,17 +114,17 @@ def treemap(tensors: Iterable[tuple[str, str, int]], most: int = MOST_RECTANGLES
     ``tensors``: names, types in words (``int4/64``) and bytes. ``most``: rectangles, as for
     `rectangles`.
     """
-    found = rectangles(tensors, most)
-    total = sum(one.nbytes for one in found)
-    number = sum(one.tensors for one in found)
+    drawn = rectangles(tensors, most)
+    total = sum(one.nbytes for one in drawn)
+    number = sum(one.tensors for one in drawn)
     if not total:
         return empty("Bytes by module: no bytes to show.", "No bytes to show.")
-    modules = list(dict.fromkeys(one.module for one in found))
+    modules = list(dict.fromkeys(one.module for one in drawn))
     description = (
         f"Treemap: {size(total)} in {counted(number, 'tensor')} by module,"
-        f" coloured by type. {_shares(found, total)}."
+        f" coloured by type. {_shares(drawn, total)}."
     )
-    largest = sorted(found, key=lambda one: (-one.nbytes, one))[:_ROWS]
+    largest = sorted(drawn, key=lambda one: (-one.nbytes, one))[:_ROWS]
     return specification(
         "treemap",
         description,
@@ -133,19 +133,19 @@ def treemap(tensors: Iterable[tuple[str, str, int]], most: int = MOST_RECTANGLES
             ("module", "part", "type", "tensors", "size", "share"),
             [(*one[:4], size(one.nbytes), f"{one.nbytes / total:.1%}") for one in largest],
         ),
-        data={"tree": _tree(found, total, modules)},
+        data={"tree": _tree(drawn, total, modules)},
         signals={"header": _HEADER if len(modules) <= _MOST_LABELLED else 0},
     )
 
 
-def _shares(found: list[Rectangle], total: int) -> str:
+def _shares(rows: list[Rectangle], total: int) -> str:
     sums: Counter[str] = Counter()
-    for one in found:
+    for one in rows:
         sums[one.type_name] += one.nbytes
     return ", ".join(f"{name} {nbytes / total:.1%}" for name, nbytes in sums.most_common())
 
 
-def _tree(found: list[Rectangle], total: int, modules: list[str]) -> list[dict[str, Any]]:
+def _tree(items: list[Rectangle], total: int, modules: list[str]) -> list[dict[str, Any]]:
     """Return the model, its modules and the rectangles in them, each with its parent."""
     numbers = {module: number for number, module in enumerate(modules, 1)}
     rows: list[dict[str, Any]] = [{"id": 0}]
@@ -153,7 +153,7 @@ def _tree(found: list[Rectangle], total: int, modules: list[str]) -> list[dict[s
         words = module.split(".")
         name, short = _cut(".".join(words[-2:])), _cut(words[-1])
         rows.append({"id": number, "parent": 0, "name": name, "short": short})
-    for index, one in enumerate(found, len(numbers) + 1):
+    for index, one in enumerate(items, len(numbers) + 1):
         name = one.part or one.module.rpartition(".")[2]
         place = f"{one.module}.{one.part}" if one.part else one.module
         says = f"{one.type_name}, {counted(one.tensors, 'tensor')}, {size(one.nbytes)}"

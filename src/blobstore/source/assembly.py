@@ -118,11 +118,11 @@ def source_weights(
     Raises: UnsupportedSourceError, with tensor, format and reason, if a weight is packed in another
     way, if its parts do not fit together or one is missing, or if two weights have one name.
     """
-    found = {name: row for name in tensors if (row := row_of(name, tensors, IMPORTED))}
-    consumed = set(found)
+    rows = {name: row for name in tensors if (row := row_of(name, tensors, IMPORTED))}
+    consumed = set(rows)
     unknown = config.unknown_coding if config is not None else None
     weights = []
-    for name, producer in found.items():
+    for name, producer in rows.items():
         if unknown is not None and producer not in (MLX, OWN):
             reason = f"config.json has {quoted(unknown)}, which is not understood"
             raise _refused(tensors[name], producer.name, reason)
@@ -147,22 +147,22 @@ def source_weights(
 _Found: TypeAlias = Found[SourceTensor]
 
 
-def _companions(found: _Found) -> dict[str, SourceTensor]:
+def _companions(match: _Found) -> dict[str, SourceTensor]:
     """Return the other tensors of a weight by the suffix of the array that they become."""
-    parts = {stored: found.beside(suffix) for suffix, stored in found.row.companions.items()}
+    parts = {stored: match.beside(suffix) for suffix, stored in match.row.companions.items()}
     return {stored: part for stored, part in parts.items() if part is not None}
 
 
-def _refusal(found: _Found, reason: str, hint: str | None = None) -> UnsupportedSourceError:
-    return _refused(found.tensor, found.row.name, reason, hint)
+def _refusal(match: _Found, reason: str, hint: str | None = None) -> UnsupportedSourceError:
+    return _refused(match.tensor, match.row.name, reason, hint)
 
 
-def _unclear_error(found: _Found, what: str, then: str = "") -> UnsupportedSourceError:
+def _unclear_error(match: _Found, what: str, then: str = "") -> UnsupportedSourceError:
     """Return the error for what config.json, or its absence, leaves open."""
-    if found.read_config() is None:
+    if match.read_config() is None:
         hint = "Import the folder with its config.json."
-        return _refusal(found, f"no config.json says {what}{then}", hint)
-    return _refusal(found, f"config.json does not say {what}{then}")
+        return _refusal(match, f"no config.json says {what}{then}", hint)
+    return _refusal(match, f"config.json does not say {what}{then}")
 
 
 def _refused(
@@ -176,9 +176,9 @@ def _refused(
     )
 
 
-def _codes(found: _Found, quantization: Quantization) -> SourceWeight:
+def _codes(match: _Found, quantization: Quantization) -> SourceWeight:
     """Return a weight whose codes have our layout; its companions must have our sizes."""
-    parts, tensor, producer = _companions(found), found.tensor, found.row
+    parts, tensor, producer = _companions(match), match.tensor, match.row
     *lead, last = tensor.shape or (0,)
     if producer.joined:
         last = last * lead.pop() if lead else 0
@@ -188,11 +188,11 @@ def _codes(found: _Found, quantization: Quantization) -> SourceWeight:
     dtype = scale.dtype if quantization.quant_type.is_affine else DType.BF16
     if not dtype.is_float:
         raise _refusal(
-            found,
+            match,
             f"its scale {quoted(scale.name)} is {dtype}, and those of {quantization} are floats",
         )
     weight = SourceWeight(
-        found.weight_name,
+        match.weight_name,
         dtype,
         shape,
         tensor,
@@ -203,17 +203,17 @@ def _codes(found: _Found, quantization: Quantization) -> SourceWeight:
         producer.inverse_global_scale,
     )
     if math.prod(words) * _WORD_BYTES != tensor.nbytes or not quantization.divides(shape):
-        raise _refusal(found, f"{list(tensor.shape)} are not whole groups of {quantization}")
+        raise _refusal(match, f"{list(tensor.shape)} are not whole groups of {quantization}")
     wanted = {
         part.suffix: part
         for part in quantization.parts(shape, dtype, global_scale=weight.global_scale_shape)
     }
     for suffix, part in wanted.items():
         if suffix and (reason := _unfit(parts.get(suffix), part)) is not None:
-            raise _refusal(found, reason)
+            raise _refusal(match, reason)
     if ".bias" in parts.keys() - wanted.keys():
         raise _refusal(
-            found, f"it has biases, {quoted(parts['.bias'].name)}, and {quantization} has none"
+            match, f"it has biases, {quoted(parts['.bias'].name)}, and {quantization} has none"
         )
     return weight
 
@@ -235,30 +235,30 @@ def _unfit(tensor: SourceTensor | None, part: Part) -> str | None:
     return f"its {what} {quoted(tensor.name)} is {tensor.dtype} {list(tensor.shape)}{wanted}"
 
 
-def _mlx(found: _Found) -> SourceWeight:
-    if (scale := found.tensors.get(f"{found.base}.global_scale")) is not None:
+def _mlx(match: _Found) -> SourceWeight:
+    if (scale := match.tensors.get(f"{match.base}.global_scale")) is not None:
         # mlx_lm 0.32.2 models/switch_layers.py `_quantize_experts`; left out, all weights would be
         # wrong by a factor.
         raise _refusal(
-            found,
+            match,
             f"its global scale {quoted(scale.name)}, which MLX counts in 2688ths, is not imported",
         )
-    module = found.mlx
+    module = match.mlx
     if module is None:
-        return _codes(found, _infer(found))
+        return _codes(match, _infer(match))
     try:
         quantization = module.quantization
     except UsageError as error:
         raise _refusal(
-            found,
+            match,
             f"{module.bits} bits in groups of {module.group_size} ({module.mode}) have no type"
             " here",
             error.hint,
         ) from None
-    return _codes(found, quantization)
+    return _codes(match, quantization)
 
 
-def _infer(found: _Found) -> Quantization:
+def _infer(match: _Found) -> Quantization:
     """Return the only quantization that the tensors' shapes allow.
 
     Raises: UnsupportedSourceError if the shapes allow none, or several.
@@ -267,75 +267,75 @@ def _infer(found: _Found) -> Quantization:
     for quantization in (
         Quantization(kind, size) for kind in QuantType for size in kind.group_sizes
     ):
-        if quantization.quant_type.is_affine == (".bias" in _companions(found)):
+        if quantization.quant_type.is_affine == (".bias" in _companions(match)):
             with suppress(UnsupportedSourceError):
-                _codes(found, quantization)
+                _codes(match, quantization)
                 possible.append(quantization)
     if len(possible) != 1:
         answers = ", ".join(map(str, possible)) or "none"
-        raise _unclear_error(found, "how it was quantized", f", and its shapes fit {answers}")
+        raise _unclear_error(match, "how it was quantized", f", and its shapes fit {answers}")
     return possible[0]
 
 
-def _nvfp4(found: _Found) -> SourceWeight:
-    if (scale := found.tensors.get(f"{found.base}.pre_quant_scale")) is not None:
+def _nvfp4(match: _Found) -> SourceWeight:
+    if (scale := match.tensors.get(f"{match.base}.pre_quant_scale")) is not None:
         # ModelOpt's NVFP4_AWQ: the weights were divided by it, and no layernorm took it up
         # (unified_export_hf.py).
         raise _refusal(
-            found, f"its inputs are scaled by {quoted(scale.name)} (AWQ), which no stored form has"
+            match, f"its inputs are scaled by {quoted(scale.name)} (AWQ), which no stored form has"
         )
-    formats = found.config.packed_formats
-    if formats and found.row is COMPRESSED_NVFP4 and formats.isdisjoint(PACKED_FORMATS):
-        raise _refusal(found, f"config.json says that its format is {', '.join(sorted(formats))}")
-    if sizes := found.config.float_group_sizes - {_NVFP4.group_size}:
+    formats = match.config.packed_formats
+    if formats and match.row is COMPRESSED_NVFP4 and formats.isdisjoint(PACKED_FORMATS):
+        raise _refusal(match, f"config.json says that its format is {', '.join(sorted(formats))}")
+    if sizes := match.config.float_group_sizes - {_NVFP4.group_size}:
         raise _refusal(
-            found,
+            match,
             f"config.json says that its groups have {min(sizes)} values, and those of NVFP4 have"
             f" {_NVFP4.group_size}",
         )
-    return _codes(found, _NVFP4)
+    return _codes(match, _NVFP4)
 
 
-def _block_fp8(found: _Found) -> SourceWeight:
-    block = found.config.fp8_block_size
+def _block_fp8(match: _Found) -> SourceWeight:
+    block = match.config.fp8_block_size
     if block not in (None, (FP8_BLOCK, FP8_BLOCK)):
         raise _refusal(
-            found, f"its blocks are {'x'.join(map(str, block))}, and only 128x128 is decoded"
+            match, f"its blocks are {'x'.join(map(str, block))}, and only 128x128 is decoded"
         )
-    shape, scale = found.tensor.shape, found.scale
+    shape, scale = match.tensor.shape, match.scale
     if len(shape) < 2:  # noqa: PLR2004
-        raise _refusal(found, f"{list(shape)} is not a matrix")
+        raise _refusal(match, f"{list(shape)} is not a matrix")
     wanted = (*shape[:-2], -(-shape[-2] // FP8_BLOCK), -(-shape[-1] // FP8_BLOCK))
     if scale.shape != wanted:
         raise _refusal(
-            found,
+            match,
             f"its scale {quoted(scale.name)} is {list(scale.shape)}, and 128x128 blocks need"
             f" {list(wanted)}",
         )
     if block is None:
-        raise _unclear_error(found, "which weights share a scale", " (weight_block_size)")
+        raise _unclear_error(match, "which weights share a scale", " (weight_block_size)")
     return SourceWeight(
-        found.name,
+        match.name,
         DType.BF16,
         shape,
-        found.tensor,
-        _companions(found),
+        match.tensor,
+        _companions(match),
         Form.BLOCK_FP8,
-        found.row.name,
+        match.row.name,
     )
 
 
-def _own(found: _Found) -> SourceWeight:
-    metadata = found.tensors[found.name].file.metadata
-    prefix = f"{found.name}." if f"{found.name}.quant_type" in metadata else ""
+def _own(match: _Found) -> SourceWeight:
+    metadata = match.tensors[match.name].file.metadata
+    prefix = f"{match.name}." if f"{match.name}.quant_type" in metadata else ""
     try:
         quantization = Quantization.described(metadata, prefix)
     except KeyError:
-        raise _refusal(found, "the metadata of its file do not say how it was quantized") from None
+        raise _refusal(match, "the metadata of its file do not say how it was quantized") from None
     except UsageError as error:
-        raise _refusal(found, str(error), error.hint) from None
-    weight = _codes(found, quantization)
-    return replace(weight, transposed=metadata.get(f"{found.name}.transposed") == "true")
+        raise _refusal(match, str(error), error.hint) from None
+    weight = _codes(match, quantization)
+    return replace(weight, transposed=metadata.get(f"{match.name}.transposed") == "true")
 
 
 _READERS: Mapping[Producer, Callable[[_Found], SourceWeight]] = {

@@ -296,8 +296,8 @@ def set_of(name: str) -> str | None:
 def folder_with_weights(folder: Folder) -> Path | None:
     """Return the first subfolder of a local folder that has weights, as in diffusers pipelines."""
     try:
-        found = sorted(folder.path.glob(f"*/*{SUFFIX}")) if isinstance(folder, LocalFolder) else []
-        return found[0].parent if found else None
+        paths = sorted(folder.path.glob(f"*/*{SUFFIX}")) if isinstance(folder, LocalFolder) else []
+        return paths[0].parent if paths else None
     except OSError:
         return None
 
@@ -521,17 +521,17 @@ class _Walk:
             raise entry.error
         return self._keep(entry.found, name)
 
-    def _keep(self, found: Found | None, name: str) -> bool:
-        if found is None:
+    def _keep(self, entry: Found | None, name: str) -> bool:
+        if entry is None:
             return self._leave(name, "not a regular file")
-        if found.size > MAX_FILE:
+        if entry.size > MAX_FILE:
             return self._leave(name, f"larger than {MAX_FILE // 2**20} MiB")
-        if self.nbytes + found.size > MAX_BYTES:
+        if self.nbytes + entry.size > MAX_BYTES:
             return self._leave(
                 name, f"beyond the {MAX_BYTES // 2**30} GiB that are kept of such files"
             )
-        self.nbytes += found.size
-        self.kept.append(KeptFile(name, self.folder, found))
+        self.nbytes += entry.size
+        self.kept.append(KeptFile(name, self.folder, entry))
         return False
 
     def _leave(self, name: str, reason: str) -> bool:

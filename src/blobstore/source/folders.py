@@ -465,8 +465,8 @@ class BucketFolder(Folder):
 
     def _read(self, name: str, limit: int) -> bytes:
         key = relative_path(name)
-        found = self._listed.get(key)
-        version = _version_of(found.identity) if found is not None else None
+        listing = self._listed.get(key)
+        version = _version_of(listing.identity) if listing is not None else None
         data, _ = self.bucket.get(key, version, limit=limit)
         self.budget.receive(len(data))
         self._take_text(len(data), name)

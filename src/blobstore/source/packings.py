@@ -73,19 +73,19 @@ def read_packing(
 
     Raises: UnclearPackingError; DocumentError when config.json is read and is not valid.
     """
-    found = Found(row, name, tensors, config)
-    shape, packing, *form = _READERS[row](found)
-    return found.weight_name, shape, packing, form[0] if form else row.name
+    match = Found(row, name, tensors, config)
+    shape, packing, *form = _READERS[row](match)
+    return match.weight_name, shape, packing, form[0] if form else row.name
 
 
-def _mlx(found: _Found) -> _Unpacked:
-    *lead, words = found.tensor.shape or (0,)
-    *scale_lead, groups = found.scale.shape or (0,)
+def _mlx(match: _Found) -> _Unpacked:
+    *lead, words = match.tensor.shape or (0,)
+    *scale_lead, groups = match.scale.shape or (0,)
     if lead != scale_lead or not groups:
         raise UnclearPackingError("MLX's scales do not have the rows of their weights")
-    module = found.mlx
-    possible = _AFFINE if found.beside(".biases") is not None else _SMALL_FLOATS
-    if (found.scale.dtype.bits == 8) == (possible is _AFFINE):  # noqa: PLR2004
+    module = match.mlx
+    possible = _AFFINE if match.beside(".biases") is not None else _SMALL_FLOATS
+    if (match.scale.dtype.bits == 8) == (possible is _AFFINE):  # noqa: PLR2004
         possible = ()  # 8-bit scales are those of small floats
     if module is not None:
         kind = f"int{module.bits}" if module.mode == "affine" else module.mode
@@ -98,44 +98,44 @@ def _mlx(found: _Found) -> _Unpacked:
     return (*lead, words * _WORD_BITS // int(fitting[0].bits)), fitting[0]
 
 
-def _nvfp4(found: _Found) -> _Unpacked:
-    formats, end = found.config.packed_formats, "-pack-quantized"
+def _nvfp4(match: _Found) -> _Unpacked:
+    formats, end = match.config.packed_formats, "-pack-quantized"
     kinds = {text.removesuffix(end) for text in formats if text.endswith(end)}
     # Other formats have NVFP4's tensors with another meaning of the scales, such as mixfp4, and as
     # many values.
     kind = kinds.pop() if len(kinds) == 1 else "nvfp4"
-    return _pairs(found, kind, _TILE)
+    return _pairs(match, kind, _TILE)
 
 
-def _pairs(found: _Found, kind: str, size: int) -> _Shaped:
+def _pairs(match: _Found, kind: str, size: int) -> _Shaped:
     """Return a weight of two 4-bit floats a byte, with one scale for ``size`` values of a row."""
-    shape, packing = _double(found.tensor.shape or (0,)), Packing(kind, 4, size)
+    shape, packing = _double(match.tensor.shape or (0,)), Packing(kind, 4, size)
     *lead, last = shape
-    if found.scale.shape != (*lead, last // size) or last % size:
+    if match.scale.shape != (*lead, last // size) or last % size:
         raise UnclearPackingError(f"the scales do not have the groups of {packing}")
     return shape, packing
 
 
-def _gpt_oss(found: _Found) -> _Unpacked:
-    shape = found.tensor.shape
-    if len(shape) < 2 or found.scale.shape != shape[:-1] or shape[-1] != _TILE:  # noqa: PLR2004
+def _gpt_oss(match: _Found) -> _Unpacked:
+    shape = match.tensor.shape
+    if len(shape) < 2 or match.scale.shape != shape[:-1] or shape[-1] != _TILE:  # noqa: PLR2004
         raise UnclearPackingError("unknown layout: gpt-oss has other shapes of blocks and scales")
     *lead, groups, _ = shape
     return (*lead, groups * 32), Packing("mxfp4", 4, 32)
 
 
-def _compressed_tensors(found: _Found) -> _Unpacked:
-    dtype = found.tensor.dtype
+def _compressed_tensors(match: _Found) -> _Unpacked:
+    dtype = match.tensor.dtype
     if dtype is DType.I32:
-        return _packed_words(found)
+        return _packed_words(match)
     if dtype is DType.I8:
-        return _double(found.tensor.shape), Packing("int4", 4, _group_size(found, 2))
-    return _fp4(found)
+        return _double(match.tensor.shape), Packing("int4", 4, _group_size(match, 2))
+    return _fp4(match)
 
 
-def _fp4(found: _Found) -> _Shaped:
+def _fp4(match: _Found) -> _Shaped:
     """Return a weight whose scales are exponents for 32 values, or E4M3 for 16."""
-    return _pairs(found, *(("mxfp4", 32) if found.scale.dtype in _EXPONENTS else ("nvfp4", _TILE)))
+    return _pairs(match, *(("mxfp4", 32) if match.scale.dtype in _EXPONENTS else ("nvfp4", _TILE)))
 
 
 def _double(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -144,30 +144,30 @@ def _double(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:-1], shape[-1] * 2)
 
 
-def _group_size(found: _Found, codes: int) -> int | None:
+def _group_size(match: _Found, codes: int) -> int | None:
     """Return how many values of a row share a scale; None for a whole row, or more."""
-    shape, scale = found.tensor.shape, found.scale.shape
+    shape, scale = match.tensor.shape, match.scale.shape
     groups = scale[-1] if shape and len(scale) == len(shape) and scale[:-1] == shape[:-1] else 1
     return shape[-1] * codes // groups if groups > 1 and not shape[-1] * codes % groups else None
 
 
-def _packed_words(found: _Found) -> _Unpacked:
+def _packed_words(match: _Found) -> _Unpacked:
     """Return a weight of codes packed without gaps into words, row by row.
 
     The last word of a row may be padded. If the scales do not give the length of rows, the padding
     is counted as values.
     """
-    if len(found.tensor.shape) < 2:  # noqa: PLR2004
+    if len(match.tensor.shape) < 2:  # noqa: PLR2004
         raise UnclearPackingError("compressed-tensors' packed weights are not matrices")
-    *lead, rows, words = found.tensor.shape
-    groups = found.scale.shape[-1] if len(found.scale.shape) > 1 else 1
-    zero_points = found.beside(".weight_zero_point")
+    *lead, rows, words = match.tensor.shape
+    groups = match.scale.shape[-1] if len(match.scale.shape) > 1 else 1
+    zero_points = match.beside(".weight_zero_point")
     zeros_are_packed = (
         zero_points is not None and zero_points.dtype is DType.I32 and len(zero_points.shape) > 1
     )
     packed_rows = zero_points.shape[-2] if zero_points is not None and zeros_are_packed else None
     fitting = set()
-    for bits, size in _weight_groups(found.config) or [(bits, None) for bits in _CODE_BITS]:
+    for bits, size in _weight_groups(match.config) or [(bits, None) for bits in _CODE_BITS]:
         if packed_rows is not None and -(-rows * bits // _WORD_BITS) != packed_rows:
             continue
         in_groups = size is not None and groups > 1
@@ -193,20 +193,20 @@ def _weight_groups(config: SourceConfig) -> list[tuple[int, int | None]]:
     ]
 
 
-def _scaled_bytes(found: _Found) -> _Unpacked:
-    shape, scale = found.tensor.shape, found.scale.shape
-    form = _FORMATS.get(found.config.quant_method or "", found.row.name)
-    if found.tensor.dtype is DType.I8:
-        return shape, Packing("int8", 8, _group_size(found, 1)), form
+def _scaled_bytes(match: _Found) -> _Unpacked:
+    shape, scale = match.tensor.shape, match.scale.shape
+    form = _FORMATS.get(match.config.quant_method or "", match.row.name)
+    if match.tensor.dtype is DType.I8:
+        return shape, Packing("int8", 8, _group_size(match, 1)), form
     if form == "BitNet" and len(shape) > 1:
         return (*shape[:-2], shape[-2] * 4, shape[-1]), Packing("bitnet", 2), form
     if len(shape) > 1 and len(scale) == len(shape):
         if scale[:-1] == shape[:-1] and (
-            found.scale.dtype in _EXPONENTS or found.scale.dtype is DType.F8_E4M3
+            match.scale.dtype in _EXPONENTS or match.scale.dtype is DType.F8_E4M3
         ):
-            return *_fp4(found), form
+            return *_fp4(match), form
         if scale[:-1] == shape[:-1]:
-            return _double(shape), Packing("int4", 4, _group_size(found, 2)), form
+            return _double(shape), Packing("int4", 4, _group_size(match, 2)), form
         if (
             scale[:-2] == shape[:-2] and scale[-2] == 2 * shape[-2]
         ):  # ModelOpt packs two rows into one
@@ -215,8 +215,8 @@ def _scaled_bytes(found: _Found) -> _Unpacked:
     raise UnclearPackingError("nothing says how many codes are in a byte")
 
 
-def _stacked_nvfp4(found: _Found) -> _Unpacked:
-    shape, scale = found.tensor.shape, found.scale.shape
+def _stacked_nvfp4(match: _Found) -> _Unpacked:
+    shape, scale = match.tensor.shape, match.scale.shape
     if len(shape) < 2 or math.prod(shape) * 2 != math.prod(scale) * _TILE:  # noqa: PLR2004
         raise UnclearPackingError("the scales do not have the groups of nvfp4/16")
     *lead, rows, cols = shape
@@ -225,9 +225,9 @@ def _stacked_nvfp4(found: _Found) -> _Unpacked:
     return (*lead, *unpacked), Packing("nvfp4", 4, _TILE)
 
 
-def _qweight(found: _Found) -> _Unpacked:
+def _qweight(match: _Found) -> _Unpacked:
     """Return a weight of AWQ or GPTQ, stored transposed: AWQ packs outputs, GPTQ inputs."""
-    shape, scales = found.tensor.shape, found.scale.shape
+    shape, scales = match.tensor.shape, match.scale.shape
     if (
         len(shape) < 2  # noqa: PLR2004
         or len(scales) != len(shape)
@@ -237,17 +237,17 @@ def _qweight(found: _Found) -> _Unpacked:
         raise UnclearPackingError("unknown layout: AWQ and GPTQ have other scales beside qweight")
     *lead, rows, cols = shape
     groups, out = scales[-2:]
-    bits, inputs, form = _awq_or_gptq(found, rows, cols, out)
+    bits, inputs, form = _awq_or_gptq(match, rows, cols, out)
     size = inputs // groups if groups > 1 and not inputs % groups else None
     return (*lead, out, inputs), Packing(f"int{bits}", bits, size), form
 
 
-def _awq_or_gptq(found: _Found, rows: int, cols: int, out: int) -> tuple[int, int, str]:
+def _awq_or_gptq(match: _Found, rows: int, cols: int, out: int) -> tuple[int, int, str]:
     """Return bits, inputs and the convention's name."""
-    zeros, order = found.beside(".qzeros"), found.beside(".g_idx")
+    zeros, order = match.beside(".qzeros"), match.beside(".g_idx")
     if cols != out and cols * _WORD_BITS % out == 0 and cols * _WORD_BITS // out in _CODE_BITS:
         return cols * _WORD_BITS // out, rows, "AWQ"
-    said = found.settings.get("bits", found.settings.get("w_bit"))
+    said = match.settings.get("bits", match.settings.get("w_bit"))
     possible = {said} if type(said) is int and said in _CODE_BITS else set(_CODE_BITS)
     if zeros is not None and zeros.shape:
         possible = {
@@ -260,49 +260,49 @@ def _awq_or_gptq(found: _Found, rows: int, cols: int, out: int) -> tuple[int, in
     raise UnclearPackingError("unknown layout: AWQ and GPTQ have other shapes of qweight")
 
 
-def _bitsandbytes(found: _Found) -> _Unpacked:
+def _bitsandbytes(match: _Found) -> _Unpacked:
     """Return a weight of 4-bit codes in blocks.
 
     Its shape is in the data, not in the header, so here it is flat.
     """
-    count = found.tensor.nbytes * 2
-    kind = next(kind for kind, row in producers.BITSANDBYTES.items() if row is found.row)
-    blocks = math.prod(found.scale.shape)
+    count = match.tensor.nbytes * 2
+    kind = next(kind for kind, row in producers.BITSANDBYTES.items() if row is match.row)
+    blocks = math.prod(match.scale.shape)
     sizes = [2**power for power in range(5, 13) if -(-count // 2**power) == blocks]
     return (count,), Packing(kind, 4, sizes[0] if len(sizes) == 1 else None)
 
 
-def _int8(found: _Found) -> _Unpacked:
-    return found.tensor.shape, Packing("int8", 8)
+def _int8(match: _Found) -> _Unpacked:
+    return match.tensor.shape, Packing("int8", 8)
 
 
-def _exl2(found: _Found) -> _Unpacked:
+def _exl2(match: _Found) -> _Unpacked:
     """Return a weight of several widths.
 
     Its outputs are padded to a multiple of 32, and the padding is counted.
     """
-    shape, inputs = found.tensor.shape, math.prod(found.tensors[f"{found.base}.q_invperm"].shape)
+    shape, inputs = match.tensor.shape, math.prod(match.tensors[f"{match.base}.q_invperm"].shape)
     if len(shape) != 2 or not inputs:  # noqa: PLR2004
         raise UnclearPackingError("unknown layout: EXL2 has other codes")
     return (shape[1], inputs), Packing("exl2", round(shape[0] * _WORD_BITS / inputs, 2))
 
 
-def _exl3(found: _Found) -> _Unpacked:
-    if len(found.tensor.shape) != 3:  # noqa: PLR2004
+def _exl3(match: _Found) -> _Unpacked:
+    if len(match.tensor.shape) != 3:  # noqa: PLR2004
         raise UnclearPackingError("unknown layout: EXL3 has another trellis")
-    inputs, outputs, width = found.tensor.shape
+    inputs, outputs, width = match.tensor.shape
     bits = width // _TILE if width % _TILE == 0 else width / _TILE
     return (outputs * _TILE, inputs * _TILE), Packing("exl3", bits)
 
 
-def _fp4_experts(found: _Found) -> _Unpacked:
-    if found.scale.dtype in _EXPONENTS:
-        return _fp4(found)
+def _fp4_experts(match: _Found) -> _Unpacked:
+    if match.scale.dtype in _EXPONENTS:
+        return _fp4(match)
     raise UnclearPackingError("nothing says how many codes are in a byte")
 
 
-def _fp8(found: _Found) -> _Unpacked:
-    shape, scale = found.tensor.shape, found.scale
+def _fp8(match: _Found) -> _Unpacked:
+    shape, scale = match.tensor.shape, match.scale
     if scale.dtype in _EXPONENTS and shape and scale.shape == (*shape[:-1], shape[-1] // 32):
         return shape, Packing("mxfp8", 8, 32), "MXFP8"
     blocks = len(scale.shape) > 1 and scale.shape[-1] > 1

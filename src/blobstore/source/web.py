@@ -169,10 +169,10 @@ class WebFolder(Folder):
         return file
 
     def _identify(self, file: RemoteFile) -> Identity:
-        found = self._found(file)
-        file.declared = found.declared
-        self._files[self._name_of(file), found.identity.key] = file
-        return found.identity
+        entry = self._found(file)
+        file.declared = entry.declared
+        self._files[self._name_of(file), entry.identity.key] = file
+        return entry.identity
 
     def _found(self, file: RemoteFile) -> Found:
         """Return the state of a file; its identity is its validator and size as text.
@@ -504,17 +504,17 @@ class HubFolder(WebFolder):
         return documents
 
     def _found(self, file: RemoteFile) -> Found:
-        found = self._listing_by_name.get(self._name_of(file))
-        if found is None or file.size == UNKNOWN_SIZE:
+        entry = self._listing_by_name.get(self._name_of(file))
+        if entry is None or file.size == UNKNOWN_SIZE:
             return super()._found(file)
-        if file.size != found.size:
+        if file.size != entry.size:
             raise RemoteError(
-                f"{file.name} has {file.size} bytes, and {found.size:,} in the"
+                f"{file.name} has {file.size} bytes, and {entry.size:,} in the"
                 " repository's listing (rule R1)",
                 rule="R1",
                 path=file.name,
             )
-        return found
+        return entry
 
 
 def _query_of(address: str, place: str) -> str:

@@ -81,8 +81,8 @@ class _Manifests(Manifests):
         """See `Manifests`: a name hides those below that differ from it only in case."""
         seen: dict[tuple[str, ...], ModelName] = {}
         for home in self._homes:
-            found = [name for name in home.manifests.names() if name.folded not in seen]
-            seen |= {name.folded: name for name in found}
+            added = [name for name in home.manifests.names() if name.folded not in seen]
+            seen |= {name.folded: name for name in added}
         return sorted(seen.values())
 
     def home_of(self, name: ModelName) -> Readable:
@@ -109,11 +109,13 @@ class _Signatures:
         self.add = upper.add
 
     def read(self, name: ModelName, digest: Digest) -> list[Signature]:
-        found: list[Signature] = []
+        signatures: list[Signature] = []
         for home in self._homes:
             if home.signatures is not None:
-                found += (one for one in home.signatures.read(name, digest) if one not in found)
-        return found
+                signatures += (
+                    one for one in home.signatures.read(name, digest) if one not in signatures
+                )
+        return signatures
 
 
 @dataclass(eq=False)
@@ -252,11 +254,11 @@ class LayeredStore(Home):
         return False
 
     def _own(self, name: str | ModelName) -> ModelName:
-        found = self.find(name)
-        if (home := self.manifests.home_of(found)) is not self.upper:
-            message = f"{found} is in {home.address}, a lower store, which is only read"
-            raise UsageError(message, model=str(found), hint="Change it there.")
-        return found
+        stored = self.find(name)
+        if (home := self.manifests.home_of(stored)) is not self.upper:
+            message = f"{stored} is in {home.address}, a lower store, which is only read"
+            raise UsageError(message, model=str(stored), hint="Change it there.")
+        return stored
 
 
 def _first(ask: Iterable[Callable[[Descriptor], _T]], descriptor: Descriptor) -> _T:

@@ -190,10 +190,10 @@ class MemoryStore(Home):
         return nullcontext(True)  # noqa: FBT003  # what the block gets
 
     def remove(self, name: str | ModelName) -> Removal:
-        found = self.find(name)
+        stored = self.find(name)
         with self.mutex:
-            gone = self.manifests.read(found)
-            del self.manifests.all[found]
+            gone = self.manifests.read(stored)
+            del self.manifests.all[stored]
             others = [self.manifests.read(other) for other in self.manifests.names()]
             needed = {blob.digest for other in others for blob in other.descriptors}
             removed = tuple(blob for blob in gone.descriptors if blob.digest not in needed)

@@ -208,9 +208,9 @@ class Readable:
 
         Raises: InvalidNameError; NotFoundError; AmbiguousNameError.
         """
-        found = self.manifests.spelled(ModelName.of(name))
-        self.manifests.text(found)
-        return found
+        stored = self.manifests.spelled(ModelName.of(name))
+        self.manifests.text(stored)
+        return stored
 
     def whole(self, name: str | ModelName) -> ModelName:
         """Return the name of an existing model, whose blobs can be read in place from now on.

@@ -76,12 +76,12 @@ def _plain_needs(raw: bytes) -> Needs | None:
     text = line.decode()
     if _PLAIN_MANIFEST.fullmatch(text) is None:
         return None
-    found = _REFERENCE.findall(text)
-    if len(found) > MAX_LAYERS or len(found) != text.count('"digest":'):  # an invalid digest
+    matches = _REFERENCE.findall(text)
+    if len(matches) > MAX_LAYERS or len(matches) != text.count('"digest":'):  # an invalid digest
         return None
-    needs = {digest: int(size) for digest, size in found}
+    needs = {digest: int(size) for digest, size in matches}
     # The parser decides about a blob with two sizes.
-    has_two_sizes = len(needs) < len(found) and len(needs) < len(set(found))
+    has_two_sizes = len(needs) < len(matches) and len(needs) < len(set(matches))
     return None if has_two_sizes else needs
 
 

@@ -308,9 +308,9 @@ def checked_pieces(descriptor: Descriptor, reader: OpenReader) -> Iterator[bytes
         yield data
 
 
-def ambiguous(name: ModelName, found: Iterable[ModelName]) -> AmbiguousNameError:
+def ambiguous(name: ModelName, spellings: Iterable[ModelName]) -> AmbiguousNameError:
     """Return the error for a name that a home has in several other spellings."""
-    message = f"{str(name)!r} may be {' or '.join(map(str, found))}: they differ only in case"
+    message = f"{str(name)!r} may be {' or '.join(map(str, spellings))}: they differ only in case"
     return AmbiguousNameError(message, model=str(name), hint="Spell it as one of them.")
 
 
@@ -319,12 +319,12 @@ def spelled_among(names: Iterable[ModelName], name: ModelName) -> ModelName:
 
     Raises: AmbiguousNameError if there are several other spellings.
     """
-    found = sorted(other for other in names if other.folded == name.folded)
-    if name in found:
+    spellings = sorted(other for other in names if other.folded == name.folded)
+    if name in spellings:
         return name
-    if len(found) > 1:
-        raise ambiguous(name, found)
-    return found[0] if found else name
+    if len(spellings) > 1:
+        raise ambiguous(name, spellings)
+    return spellings[0] if spellings else name
 
 
 def other_spelling(name: ModelName, spelled: ModelName) -> UsageError:

@@ -266,7 +266,7 @@ def _faults(entries: Mapping[str, TensorEntry], quantization: Quantization) -> I
         elif suffix == ".bias" and not is_affine:
             yield "it has a bias"
         elif suffix and (entry.dtype is not dtype or entry.shape != groups):
-            found, what = f"{entry.dtype} {list(entry.shape)}", suffix[1:]
-            yield f"its {what} is {found}, not {dtype} {list(groups)}"
+            shown, what = f"{entry.dtype} {list(entry.shape)}", suffix[1:]
+            yield f"its {what} is {shown}, not {dtype} {list(groups)}"
     if is_affine and ".bias" not in entries:
         yield "its bias is missing"

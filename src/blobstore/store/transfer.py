@@ -189,18 +189,18 @@ def add_missing(
 def _signatures(
     source: Readable, name: ModelName, digest: Digest, policy: SignaturePolicy | None
 ) -> Sequence[Signature]:
-    found: Sequence[Signature] = ()
+    signatures: Sequence[Signature] = ()
     try:
         if source.signatures is not None:
-            found = source.signatures.read(name, digest)
+            signatures = source.signatures.read(name, digest)
     except (CorruptDataError, LimitExceededError, NotFoundError, RemoteError) as error:
         # A registry may refuse the tag of signatures. One that can't be reached is another matter.
         if policy is not None or getattr(error, "temporary", False):
             raise
         _log.warning("the signatures of %s are not copied: %s", name, error)
     if policy is not None:
-        policy.check(name, digest, found)
-    return found
+        policy.check(name, digest, signatures)
+    return signatures
 
 
 @contextmanager

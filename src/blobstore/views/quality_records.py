@@ -37,17 +37,17 @@ class KeptQuality:
     result: Annotated[Mapping[str, Any] | None, ModelQuality | None] = None
 
 
-def keep_quality(home: Readable, found: ModelQuality, source: str | Folder) -> None:
+def keep_quality(home: Readable, quality: ModelQuality, source: str | Folder) -> None:
     """Keep the result of a model's `quality` in its store, if that keeps results.
 
     It is kept for the manifest that was measured: the name may be another model's by now. A lower
     store is only read. Of ``source`` the address or the folder's name is kept.
     """
-    owner = _owner(home, found.name)
+    owner = _owner(home, quality.name)
     if owner.results is not None and owner not in home.lower:
         against = Path(source).resolve().name if isinstance(source, str) else source.name
-        record = _Record(1, datetime.now(UTC), against, found)
-        owner.results.keep(_key(found.manifest), to_json(record).encode())
+        record = _Record(1, datetime.now(UTC), against, quality)
+        owner.results.keep(_key(quality.manifest), to_json(record).encode())
 
 
 def kept_quality(home: Readable, name: ModelName, digest: Digest) -> KeptQuality:

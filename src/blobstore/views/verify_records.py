@@ -30,13 +30,13 @@ def read_record(results: ResultFolder | None, key: str, kind: type) -> dict[str,
     definitions: dict[str, Any] = {}
     schema = schema_of(kind, definitions)
     try:
-        found: dict[str, Any] = json.loads(text)
-        check(found, schema, definitions)
+        record: dict[str, Any] = json.loads(text)
+        check(record, schema, definitions)
     except (ValueError, RecursionError) as error:
         message = f"{path} is damaged: {error}"
         hint = f"Run {key.partition('/')[0]} again: it is replaced."
         raise DocumentError(message, path=path, hint=hint) from error
-    return found
+    return record
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,8 +125,8 @@ class Hosts:
 
     def __init__(self, bound: str, allowed: Iterable[str] = ()) -> None:
         self._names = frozenset(map(_plain, (*LOOPBACK, bound, *allowed)))
-        found = _address(bound)
-        self._takes_addresses = found is not None and found.is_unspecified
+        address = _address(bound)
+        self._takes_addresses = address is not None and address.is_unspecified
 
     def accept(self, host: str) -> bool:
         """Return True if the value of a ``Host`` header is one of the names, with any port."""

@@ -79,11 +79,11 @@ class _Tagged:
 
     def signed(self) -> tuple[Manifest | None, dict[Digest, bytes]]:
         """Return the manifest of the signatures, None without any, and its blobs."""
-        found = list(self._kept.read(self.name, self.own.digest)) if self._kept else []
-        if not found:
+        signatures = list(self._kept.read(self.name, self.own.digest)) if self._kept else []
+        if not signatures:
             return None, {}
-        manifest = SignatureManifest.of(found)
-        blobs = [*(one.payload for one in found), manifest.config or b""]
+        manifest = SignatureManifest.of(signatures)
+        blobs = [*(one.payload for one in signatures), manifest.config or b""]
         return Manifest.parse(manifest.raw), {Digest.of(data): data for data in blobs}
 
 
@@ -179,17 +179,17 @@ class ServedModels:
         try:
             if tagged:
                 oci = prefers_oci(request.headers.getlist("accept"))
-                found = self.tagged(replace(repository, tag=reference), oci=oci)
+                document = self.tagged(replace(repository, tag=reference), oci=oci)
             else:
-                found = self._manifest_by_digest(repository, _digest(reference))
+                document = self._manifest_by_digest(repository, _digest(reference))
         except BlobStoreError as error:
             raise _refusal(error, "MANIFEST_UNKNOWN") from error
-        fields = _fields(found.digest)
+        fields = _fields(document.digest)
         if tagged:
             fields |= {"cache-control": "no-cache", "vary": "Accept"}
-        if is_known(str(found.digest), request):
+        if is_known(str(document.digest), request):
             return Response(status_code=304, headers=fields)
-        return Response(found.raw, headers={**fields, "content-type": _type_of(found)})
+        return Response(document.raw, headers={**fields, "content-type": _type_of(document)})
 
     def blob(self, request: Request) -> Response:
         path = request.path_params["name"]

@@ -375,9 +375,9 @@ class ScannedFiles(Sequence[Header | None]):
     the tensors of each header; -1 where the header has to be read alone.
     """
 
-    def __init__(self, found: _native.FileHeaders) -> None:
-        self._found = found
-        self.outline = found.outline
+    def __init__(self, scanned: _native.FileHeaders) -> None:
+        self._found = scanned
+        self.outline = scanned.outline
 
     def __len__(self) -> int:
         return len(self._found)
@@ -403,10 +403,10 @@ def headers_in(
     except OSError:
         return [None] * len(files)
     try:
-        found = _native.scan_files(opened, files)
+        scanned = _native.scan_files(opened, files)
     finally:
         close_quietly(opened)
-    return ScannedFiles(found) if budget.took_headers(*found.totals()) else [None] * len(files)
+    return ScannedFiles(scanned) if budget.took_headers(*scanned.totals()) else [None] * len(files)
 
 
 def _header_from(scanned: _native.Scanned, nbytes: int) -> Header | None:

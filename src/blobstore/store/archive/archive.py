@@ -347,8 +347,10 @@ class _Blobs(Blobs):
         return MemberReader(self._contents, member, name)
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        found = ((blob, self._members.get(blob_path(blob.digest))) for blob in unique(descriptors))
-        return [blob for blob, member in found if member is None or member.size != blob.size]
+        members = (
+            (blob, self._members.get(blob_path(blob.digest))) for blob in unique(descriptors)
+        )
+        return [blob for blob, member in members if member is None or member.size != blob.size]
 
     def digests(self) -> set[str]:
         length = len(_PREFIX) + 64

@@ -141,10 +141,10 @@ class BucketStore(Home):
 
     def find(self, name: _Name) -> ModelName:
         """See `Readable`: the manifest is not read, so one that is too large can be removed."""
-        found = self.manifests.spelled(ModelName.of(name))
-        if not self.manifests.has(found):
-            self.manifests.text(found)  # raises the error of a missing one
-        return found
+        stored = self.manifests.spelled(ModelName.of(name))
+        if not self.manifests.has(stored):
+            self.manifests.text(stored)  # raises the error of a missing one
+        return stored
 
     def session(
         self,
@@ -170,12 +170,12 @@ class BucketStore(Home):
 
     def remove(self, name: _Name) -> Removal:
         """See `Home`: the tag goes, and `prune` removes blobs that no model needs."""
-        found = self.find(name)
+        stored = self.find(name)
         try:
-            blobs = self.manifests.read(found).descriptors
+            blobs = self.manifests.read(stored).descriptors
         except BlobStoreError:
             blobs = ()  # a manifest that can't be read can still be removed
-        self.manifests.remove(found)
+        self.manifests.remove(stored)
         return Removal((), tuple(unique(blobs)), "prune removes them, if no other model needs them")
 
 
@@ -380,10 +380,10 @@ class BucketCare(Care):
         return self._listing.keys()
 
     def open(self, digest: str, size: int | None) -> OpenReader:  # noqa: ARG002  # of any size
-        found = self.home.blobs.size(Digest(digest))
-        if found is None:
+        nbytes = self.home.blobs.size(Digest(digest))
+        if nbytes is None:
             raise blob_not_found(Digest(digest), self.home.address)
-        return ObjectReader(self._bucket, blob_key(Digest(digest)), found)
+        return ObjectReader(self._bucket, blob_key(Digest(digest)), nbytes)
 
     def place(self, digest: str) -> Path:
         return Path(blob_key(Digest(digest)))

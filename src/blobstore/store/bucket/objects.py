@@ -108,8 +108,8 @@ class BucketManifests(Manifests):
 
     def names(self) -> list[ModelName]:
         """See `Manifests`. Objects whose keys are not those of a model are left out."""
-        found = [(model_of(state.key), state) for state in self._bucket.objects(MANIFESTS)]
-        self._modified = {name: state.modified for name, state in found if name is not None}
+        pairs = [(model_of(state.key), state) for state in self._bucket.objects(MANIFESTS)]
+        self._modified = {name: state.modified for name, state in pairs if name is not None}
         return sorted(self._modified)
 
     def strays(self) -> list[ObjectState]:
@@ -178,8 +178,8 @@ class BucketBlobs(Blobs):
 
     def open(self, descriptor: Descriptor) -> OpenReader:
         """See `Blobs`: the server is asked for the blob's size."""
-        if self._cache is not None and (found := self._cache.find(descriptor)) is not None:
-            return found
+        if self._cache is not None and (cached := self._cache.find(descriptor)) is not None:
+            return cached
         key = blob_key(descriptor.digest)
         check_blob_size(descriptor, self.size(descriptor.digest), self._bucket.place(key))
         return ObjectReader(self._bucket, key, descriptor.size)
@@ -219,8 +219,8 @@ class BucketBlobs(Blobs):
 
     def listing(self) -> dict[Digest, ObjectState]:
         """Return the objects of all blobs. Other objects are left out."""
-        found = ((digest_in(state.key), state) for state in self._bucket.objects(BLOBS))
-        return {digest: state for digest, state in found if digest is not None}
+        pairs = ((digest_in(state.key), state) for state in self._bucket.objects(BLOBS))
+        return {digest: state for digest, state in pairs if digest is not None}
 
     def write(self, descriptor: Descriptor, reader: OpenReader) -> bool:
         """Write a blob whose bytes ``reader`` has, unless it is there; return whether it was not.
@@ -283,9 +283,9 @@ class BucketSignatures:
         """Return the keys of a manifest's signatures, sorted. Raises: LimitExceededError."""
         folder = f"{SIGNATURES}{digest.hex}/"
         keys = sorted(state.key for state in self._bucket.objects(folder))
-        found = [key for key in keys if Digest.from_file_name(f"sha256-{key[len(folder) :]}")]
-        check_limit(f"{digest}", len(found), "signatures", MAX_SIGNATURES, "S1")
-        return found
+        digests = [key for key in keys if Digest.from_file_name(f"sha256-{key[len(folder) :]}")]
+        check_limit(f"{digest}", len(digests), "signatures", MAX_SIGNATURES, "S1")
+        return digests
 
     def _signature(self, key: str) -> Signature:
         raw, _ = self._bucket.get(key, limit=MAX_FILE)

@@ -288,15 +288,15 @@ def _damaged_blobs(checks: BlobChecks) -> Iterator[DamagedBlob]:
         return parts[0] if len(parts) == 1 else tuple(sorted(set().union(*parts)))
 
     for digest, check in sorted(checks.damaged.items()):
-        found = {
+        uses = {
             use: models for use in checks.uses.get(digest, ()) if (models := current(use.users))
         }
-        if (reason := checks.again(digest, list(found))) is not None:
+        if (reason := checks.again(digest, list(uses))) is not None:
             names = check.tensors or tuple(
-                dict.fromkeys(use.name for use in found if use.name is not None)
+                dict.fromkeys(use.name for use in uses if use.name is not None)
             )
             yield DamagedBlob(
-                Digest(digest), reason, union(tuple(dict.fromkeys(found.values()))), names
+                Digest(digest), reason, union(tuple(dict.fromkeys(uses.values()))), names
             )
 
 

@@ -64,22 +64,22 @@ class ManifestCopies:
 
     def of(self, name: ModelName) -> list[bytes]:
         """Return the intact copies of a model's manifest: one or two, none if Ollama made it."""
-        found = []
+        copies = []
         for path in self._paths(name):
             with suppress(BlobStoreError):
                 raw = read_own(path, MAX_MANIFEST)
                 if Digest.of(raw).hex == path.name:
-                    found.append(raw)
-        return found
+                    copies.append(raw)
+        return copies
 
     def needs(self, name: ModelName, known: KnownNeeds) -> AbstractSet[str]:
         """Return the hex digits of the blobs that the intact copies of a model's manifest name.
 
         ``known``: the needs of other models' copies, whose bytes may be the same.
         """
-        found = map(known.of, self.of(name))
+        needs_of = map(known.of, self.of(name))
         # A manifest of a later version may be unreadable.
-        needs = [each.keys() for each in found if not isinstance(each, BlobStoreError)]
+        needs = [each.keys() for each in needs_of if not isinstance(each, BlobStoreError)]
         return needs[0] if len(needs) == 1 else frozenset().union(*needs)
 
     def write(self, name: ModelName, raw: bytes) -> bool:
@@ -123,12 +123,12 @@ class ManifestCopies:
     def names(self) -> list[ModelName]:
         """Return the models that have a folder of copies, sorted. Raises: StorageError."""
         with os_errors("list", self._folder):
-            found = (
+            copies = (
                 ModelName.of_path(Path(entry.path).parts[-DEPTH:])
                 for level, entry in walk(self._folder, DEPTH)
                 if level == DEPTH and entry.is_dir(follow_symlinks=False)
             )
-            return sorted(filter(None, found))
+            return sorted(filter(None, copies))
 
     def digests(self) -> set[str]:
         """Return the sha256 of the manifests that have copies. Raises: StorageError."""
@@ -190,14 +190,14 @@ class Trash:
 
     def contents(self) -> list[TrashedBlob]:
         """Return the blobs that can be restored, sorted by digest. Raises: StorageError."""
-        found = []
+        blobs = []
         for folder in self._folders():
             with os_errors("list", folder):
                 names = [entry.name for entry in listed(folder)]
             for match in filter(None, map(_NAME.fullmatch, names)):
                 size = int(match["size"])
-                found.append(TrashedBlob(Digest(match["hex"]), size, folder / match[0]))
-        return sorted(found, key=lambda blob: (blob.digest, blob.path))
+                blobs.append(TrashedBlob(Digest(match["hex"]), size, folder / match[0]))
+        return sorted(blobs, key=lambda blob: (blob.digest, blob.path))
 
     def nbytes(self) -> int:
         return sum(blob.size for blob in self.contents())

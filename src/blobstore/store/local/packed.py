@@ -232,9 +232,9 @@ class PackedModels(Readable):
         self._lease = lease
 
     def find(self, name: str | ModelName) -> ModelName:
-        found = self.manifests.spelled(ModelName.of(name))
-        self.manifests.require(found)
-        return found
+        stored = self.manifests.spelled(ModelName.of(name))
+        self.manifests.require(stored)
+        return stored
 
     def lease(self) -> AbstractContextManager[bool]:
         return self._lease()
@@ -338,11 +338,11 @@ class PackedModels(Readable):
         holder of the lock of packing or of the store's alone. Raises: StorageError.
         """
         try:
-            found = self.unneeded()
+            leftovers = self.unneeded()
         except BlobStoreError as error:
             return Removal((), (), error.message)
         removed = []
-        for file in found:
+        for file in leftovers:
             remove_leftover(file)
             digest = Digest(file.path.name.rpartition("-")[2])
             removed.append(Descriptor("", digest, file.nbytes))

@@ -220,14 +220,14 @@ class Store(StoreFolder, Home):
         Raises: InvalidNameError; NotFoundError, also for a packed model; AmbiguousNameError if the
         store has several spellings, but not this one; StorageError.
         """
-        found = self.manifests.spelled(ModelName.of(name))
-        if not self.manifests.has(found):
-            if self.packed.has(found):
-                hint = f"blobstore unpack {found} restores it."
-                raise ModelNotFoundError(f"model {found} is packed", model=str(found), hint=hint)
+        stored = self.manifests.spelled(ModelName.of(name))
+        if not self.manifests.has(stored):
+            if self.packed.has(stored):
+                hint = f"blobstore unpack {stored} restores it."
+                raise ModelNotFoundError(f"model {stored} is packed", model=str(stored), hint=hint)
             hint = "A newer Ollama has it, in manifests-v2/, which is not read here."
-            raise self.manifests.missing(found, hint if self.newer.has(found) else None)
-        return found
+            raise self.manifests.missing(stored, hint if self.newer.has(stored) else None)
+        return stored
 
     def whole(self, name: str | ModelName) -> ModelName:
         """See `Readable`: a packed model is unpacked first. Raises: as `unpack`."""
@@ -239,14 +239,14 @@ class Store(StoreFolder, Home):
         A model of the name that a newer Ollama has is logged as a warning: a write loses nothing.
         Raises: InvalidNameError; AmbiguousNameError; StorageError.
         """
-        found = self.manifests.spelled(ModelName.of(name))
-        if self.is_packed(found):
-            found = self.packed.find(found)
+        stored = self.manifests.spelled(ModelName.of(name))
+        if self.is_packed(stored):
+            stored = self.packed.find(stored)
         with suppress(StorageError):
-            if self.newer.has(found):
+            if self.newer.has(stored):
                 what = "a newer Ollama has its own %s, in manifests-v2/, and will not read this one"
-                _log.warning(what, found)
-        return found
+                _log.warning(what, stored)
+        return stored
 
     def manifest(self, name: str | ModelName) -> Manifest:
         """Return a model's manifest. Raises: NotFoundError; DocumentError; StorageError."""

@@ -80,7 +80,7 @@ def parse_challenges(fields: Iterable[str]) -> list[Challenge]:
     Raises: ChallengeError for anything else than the grammar allows, and for a parameter that
     comes twice in a challenge (section 11.2).
     """
-    found = []
+    challenges = []
     for text in fields:
         parameters = None
         position = len(text) - len(text.lstrip(" \t,"))
@@ -91,12 +91,12 @@ def parse_challenges(fields: Iterable[str]) -> list[Challenge]:
                     raise ChallengeError(f"{name[:40]} appears twice")
                 parameters[name.lower()] = _ESCAPED.sub(r"\1", quote) if token is None else token
             elif match := _SCHEME.match(text, position):
-                found.append(Challenge(match[1].lower()))
-                parameters = found[-1].parameters
+                challenges.append(Challenge(match[1].lower()))
+                parameters = challenges[-1].parameters
             else:
                 raise ChallengeError(f"invalid at character {position}")
             position = match.end()
-    return found
+    return challenges
 
 
 RULE = "R3"

@@ -154,13 +154,13 @@ class CredentialHelper:
         if code != 0:
             raise self._error(f"fails for {key} (exit code {code})")
         try:
-            found = validated(_Kept, parse_object(output, str(self), rule=RULE), str(self), RULE)
+            document = validated(_Kept, parse_object(output, str(self), rule=RULE), str(self), RULE)
         except DocumentError:
             raise self._error(f"answers for {key} with an invalid JSON object") from None
-        if not found.secret:
+        if not document.secret:
             return None
-        user = None if found.user == _IDENTITY else found.user
-        return Login(user, Secret(found.secret), str(self))
+        user = None if document.user == _IDENTITY else document.user
+        return Login(user, Secret(document.secret), str(self))
 
     def keep(self, key: str, login: Login) -> None:
         kept = {
@@ -201,14 +201,14 @@ class CredentialHelper:
         return done.returncode, done.stdout
 
     def _path(self) -> str:
-        found = shutil.which(str(self))
-        if found is None or not Path(found).is_absolute():  # never a program of the current folder
+        path = shutil.which(str(self))
+        if path is None or not Path(path).is_absolute():  # never a program of the current folder
             raise NotFoundError(
                 f"the credential helper {self}{self._shown_place} is not installed",
                 path=str(self),
                 hint="Install it, or remove its name from that file.",
             )
-        return found
+        return path
 
     @property
     def _shown_place(self) -> str:
@@ -257,10 +257,10 @@ class Credentials:
         Raises: DocumentError (rule K1) for a damaged file or entry; LimitExceededError for a file
         over 1 MiB; StorageError; as `CredentialHelper.get`.
         """
-        found = self._find(host, repository)
-        if found is None and self._others:
+        login = self._find(host, repository)
+        if login is None and self._others:
             return Credentials(*self._others).find(host, repository)
-        return found
+        return login
 
     def _find(self, host: str, repository: str) -> Login | None:
         content = self._read()
@@ -382,15 +382,15 @@ def _keys(entries: Mapping[str, Any], host: str, repository: str = "") -> list[s
     """Return the keys that stand for a repository: the longest path first, then addresses."""
     hosts = set(HUB_HOSTS) if host.lower() in HUB_HOSTS else {host.lower()}
     parts = repository.split("/") if repository else []
-    found = []
+    keys = []
     for key in entries:
         place = key.removeprefix("https://").removeprefix("http://")
         is_address = place != key or key.endswith("/")
         named, _, path = place.partition("/")
         segments = path.split("/") if path and not is_address else []
         if named.lower() in hosts and segments == parts[: len(segments)]:
-            found.append((-len(segments), is_address, key))
-    return [key for *_, key in sorted(found)]
+            keys.append((-len(segments), is_address, key))
+    return [key for *_, key in sorted(keys)]
 
 
 def login_files(variables: Mapping[str, str], home: Path, user_id: int) -> list[Path]:

@@ -314,13 +314,13 @@ class RegistryManifests(Manifests):
             f"the list of models at {self._host}", received=_MAX_NAMES, seconds=_NAMES_S
         )
         repositories = list(self._list(address, CATALOG, "repositories", budget))
-        found = (
+        models = (
             ModelName.of_path((self._host, *repository.split("/"), tag))
             for repository in repositories
             for tag in self._tags(repository, budget)
             if not is_tag_of_signatures(tag)
         )
-        return sorted(name for name in found if name is not None)
+        return sorted(name for name in models if name is not None)
 
     def spelled(self, name: ModelName) -> ModelName:
         """See `Manifests`. A registry tells tags apart by case; a repository is written in one."""
@@ -482,15 +482,15 @@ class RegistrySignatures:
         self._manifests = manifests
 
     def read(self, name: ModelName, digest: Digest) -> list[Signature]:
-        found = self._manifest(name, digest)
-        if found is None:
+        manifest = self._manifest(name, digest)
+        if manifest is None:
             return []
-        blobs = unique(found.layers)  # several keys: one payload
+        blobs = unique(manifest.layers)  # several keys: one payload
         payloads = {
             blob.digest: BlobReader(self._api, repository_of(name), blob).read(0, blob.size)
             for blob in blobs
         }
-        return [layer.signature(payloads[layer.digest]) for layer in found.layers]
+        return [layer.signature(payloads[layer.digest]) for layer in manifest.layers]
 
     def add(self, name: ModelName, digest: Digest, signatures: Sequence[Signature]) -> int:
         """See `Signatures`. Those that are there are kept.

@@ -101,12 +101,12 @@ class RegistryStore(Closing, Home):
 
     def remove(self, name: str | ModelName) -> Removal:
         """See `Home`: the tag is removed, and the registry removes blobs by its own rules."""
-        found = self.target(name)
+        stored = self.target(name)
         try:
-            blobs = self.manifests.read(found).descriptors
+            blobs = self.manifests.read(stored).descriptors
         except BlobStoreError:
             blobs = ()  # a manifest that can't be read can still be removed
-        self.manifests.remove(found)
+        self.manifests.remove(stored)
         return Removal((), tuple(unique(blobs)), "the registry removes them itself")
 
 
@@ -375,11 +375,11 @@ def _repositories(store: Readable, host: str) -> dict[Digest, list[str]]:
     for share in sorted(shares, key=lambda share: share.repository):
         if share.host == host:
             by_manifest[share.manifest].append(share.repository)
-    found: dict[Digest, list[str]] = {}
+    by_digest: dict[Digest, list[str]] = {}
     for name, raw in store.manifests.texts() if by_manifest else ():
         repositories = by_manifest.get(Digest.of(raw)) if isinstance(raw, bytes) else None
         if repositories:
             with suppress(BlobStoreError):  # a manifest that can't be read is skipped
                 blobs = store.manifests.read(name).descriptors
-                found |= {blob.digest: repositories for blob in blobs}
-    return found
+                by_digest |= {blob.digest: repositories for blob in blobs}
+    return by_digest

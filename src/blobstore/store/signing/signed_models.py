@@ -111,10 +111,10 @@ class SignedBy:
         Raises: SignatureError without one; UsageError for a key that can't be read.
         """
         keys = self.keys()
-        found = [self._judge(signature, name, digest, keys) for signature in signatures]
-        accepted = [one for one in found if isinstance(one, Accepted)]
+        judgements = [self._judge(signature, name, digest, keys) for signature in signatures]
+        accepted = [one for one in judgements if isinstance(one, Accepted)]
         if not accepted:
-            reasons = [one for one in found if isinstance(one, str)]
+            reasons = [one for one in judgements if isinstance(one, str)]
             wanted = " or ".join(key.name for key in keys)
             message = f"{name} ({digest}) is not signed by {wanted}: {_summary(reasons)}"
             raise SignatureError(message, model=str(name), hint=_hint(name, reasons))
@@ -201,9 +201,9 @@ class SignaturePolicy:
 
         Raises: SignatureError if the model is refused; UsageError for a key that can't be read.
         """
-        found = (self.scopes[scope] for scope in _scopes_of(name) if scope in self.scopes)
+        scopes = (self.scopes[scope] for scope in _scopes_of(name) if scope in self.scopes)
         accepted: list[Accepted] = []
-        for requirement in next(found, self.default):
+        for requirement in next(scopes, self.default):
             if isinstance(requirement, str):
                 raise SignatureError(f"{name} is refused: {requirement}", model=str(name))
             if requirement is not None:
@@ -417,14 +417,14 @@ def sign_model(
     home that keeps no signatures; LimitExceededError; StorageError.
     """
     holder = home.holder(name)
-    found = holder.find(name)
-    digest = holder.manifests.read(found).digest
-    whole = DockerReference.of(found)
+    stored = holder.find(name)
+    digest = holder.manifests.read(stored).digest
+    whole = DockerReference.of(stored)
     wanted = DockerReference(whole.repository) if identity is None else identity
     payload = Payload(digest, wanted).encode()
     signature = Signature.of(payload, key.sign(payload))
-    added = _signatures(home).add(found, digest, [signature])
-    return SignedModel(found, digest, wanted, key.public.digest, is_new=added > 0)
+    added = _signatures(home).add(stored, digest, [signature])
+    return SignedModel(stored, digest, wanted, key.public.digest, is_new=added > 0)
 
 
 def check_signatures(
@@ -438,9 +438,9 @@ def check_signatures(
     """
     kept = _signatures(home)
     holders = [(home.holder(name), name) for name in list(names) or all_names(home)]
-    found = [(holder, holder.find(name)) for holder, name in holders]
+    stored = [(holder, holder.find(name)) for holder, name in holders]
     return [
-        _check_model(name, one.manifests.read(name).digest, kept, policy) for one, name in found
+        _check_model(name, one.manifests.read(name).digest, kept, policy) for one, name in stored
     ]
 
 
