@@ -1,6 +1,7 @@
 """The fp kernels store, bit for bit, what the number formats of ml_dtypes say.
 
 The reference below was written from that text alone: it shares no step with quantize.h or its twin.
+The scale of a search is the best of all, tried one by one in float64.
 """
 
 from __future__ import annotations
@@ -11,15 +12,25 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from support.weights import TARGETS
+from support.weights import (
+    BF16,
+    DTYPES,
+    F16,
+    F32,
+    TARGETS,
+    edge_weights,
+    every_16_bit_value,
+    random_importance,
+    random_weights,
+    shaped_groups,
+    squared_errors,
+)
 
 from blobstore import kernels
 
 Array = np.ndarray[Any, Any]
 
-BF16, F16, F32 = (np.dtype(kind) for kind in (ml_dtypes.bfloat16, np.float16, np.float32))
-DTYPES = [BF16, F16, F32]
-ROWS, COLS = 1024, 1280
+E2M1, E4M3, E8M0 = ml_dtypes.float4_e2m1fn, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
 
 
 @dataclass(frozen=True)
@@ -36,12 +47,21 @@ class Format:
         """Bits of one code."""
         return int(ml_dtypes.finfo(self.code).bits)
 
+    @property
+    def scales(self) -> Array:
+        """All scales above 0 in float64, the smallest first."""
+        values = np.arange(256, dtype=np.uint8).view(self.scale).astype(np.float64)
+        return np.unique(values[np.isfinite(values) & (values > 0)])
+
 
 FORMATS = {
-    "nvfp4": Format(ml_dtypes.float4_e2m1fn, 6.0, ml_dtypes.float8_e4m3fn, 16),
-    "mxfp4": Format(ml_dtypes.float4_e2m1fn, 6.0, ml_dtypes.float8_e8m0fnu, 32),
-    "mxfp8": Format(ml_dtypes.float8_e4m3fn, 448.0, ml_dtypes.float8_e8m0fnu, 32),
+    "nvfp4": Format(E2M1, 6.0, E4M3, 16),
+    "mxfp4": Format(E2M1, 6.0, E8M0, 32),
+    "mxfp8": Format(E4M3, 448.0, E8M0, 32),
 }
+
+any_type = pytest.mark.parametrize("quant_type", FORMATS)
+any_e8m0 = pytest.mark.parametrize("quant_type", ["mxfp4", "mxfp8"])
 
 
 def rounded(values: Array, kind: Any) -> Array:
@@ -61,10 +81,9 @@ def expected_parts(weights: Array, form: Format) -> tuple[Array, Array]:
     """Return codes ``[rows, cols]`` and scales ``[rows, cols / group]`` in ml_dtypes' types."""
     groups = weights.astype(np.float32).reshape(len(weights), -1, form.group_size)
     ratio = np.abs(groups).max(axis=-1) / np.float32(form.largest)
-    if form.scale is ml_dtypes.float8_e4m3fn:
-        scales = rounded(ratio, form.scale)
-    else:
-        scales = power_of_two_at_least(ratio).astype(form.scale)
+    scales = (
+        rounded(ratio, E4M3) if form.scale is E4M3 else power_of_two_at_least(ratio).astype(E8M0)
+    )
     divisor = scales.astype(np.float32)[..., None]
     with np.errstate(all="ignore"):
         quotient = np.where(divisor == 0, np.float32(0), groups / divisor)
@@ -89,140 +108,70 @@ def assert_equals_reference(weights: Array, quant_type: str) -> None:
         np.testing.assert_array_equal(quantized.weight, words, err_msg=name)
 
 
-def random_weights(dtype: np.dtype[Any], *seed: int) -> Array:
-    """Return ``[1024, 1280]`` finite weights: rows of scales 1e-6 to 1e3.
-
-    Uniform, heavy-tailed, or full of ties.
-    """
-    generator = np.random.default_rng(seed)
-    values = generator.random((ROWS, COLS), dtype=np.float32) * 2 - 1
-    values[1::3] = np.tan(values[1::3] * np.float32(1.55))
-    values[2::3] = np.rint(values[2::3] * 48) / 8
-    scales = 10.0 ** generator.uniform(-6, 3, (ROWS, 1))
-    scales[2::3] = 2.0 ** generator.integers(-20, 10, scales[2::3].shape)
-    values *= scales.astype(np.float32)
-    limit = float(ml_dtypes.finfo(dtype).max)
-    return np.clip(values, -limit, limit).astype(dtype)
+def around(values: Array, ulps: int) -> Array:
+    """Return the float32 values up to some ulps from ``values``, as a column."""
+    bits = values.astype(np.float32).view(np.uint32) + np.arange(-ulps, ulps + 1)[:, None]
+    return bits.astype(np.uint32).view(np.float32).reshape(-1, 1)
 
 
-def edge_weights(dtype: np.dtype[Any]) -> Array:
-    """Return ``[rows, 32]`` weights, one row a corner of the number format or of the arithmetic."""
-    info = ml_dtypes.finfo(dtype)
-    largest, normal, subnormal = (
-        float(info.max),
-        float(info.smallest_normal),
-        float(info.smallest_subnormal),
-    )
-    generator = np.random.default_rng(32)
-    noise = generator.standard_normal(32)
-    whole = generator.integers(-8, 9, 32)
-    one_hot = np.eye(1, 32, 9)[0]
-    alternating = np.where(np.arange(32) % 3, 1.0, -1.0)
-    constants = [
-        0.0,
-        -0.0,
-        1.0,
-        -1.0,
-        3.3,
-        -3.3,
-        largest,
-        -largest,
-        normal,
-        -normal,
-        subnormal,
-        -subnormal,
-    ]
-    rows = [np.full(32, value) for value in constants]
-    rows += [
-        -np.abs(noise),
-        np.abs(noise),
-        noise * 0.01 + one_hot * 50,
-        noise * 0.01 - one_hot * 50,
-    ]
-    rows += [
-        one_hot * largest,
-        one_hot * -largest,
-        alternating * largest,
-        alternating * normal,
-        alternating * 0.0,
-    ]
-    rows += [
-        noise * 0.2 * largest,
-        noise * normal,
-        whole * subnormal,
-        whole * normal,
-        whole / 2,
-        whole / 4,
-    ]
-    rows += [
-        np.where(noise < 0, -0.0, noise),
-        np.where(noise > 0, 0.0, noise),
-        noise * 1e-30,
-        noise * 1e-42,
-    ]
-    groups: Array = np.clip(np.array(rows), -largest, largest).astype(dtype)
-    return groups
+@any_type
+def test_random_weights_and_edges(quant_type: str) -> None:
+    for dtype in DTYPES:
+        assert_equals_reference(random_weights(dtype, 192, 640), quant_type)
+        assert_equals_reference(edge_weights(dtype), quant_type)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("quant_type", FORMATS)
-def test_random_weights(quant_type: str, dtype: np.dtype[Any], seed: int) -> None:
-    assert_equals_reference(
-        random_weights(dtype, seed, dtype.itemsize, FORMATS[quant_type].bits), quant_type
-    )
+@any_type
+def test_every_16_bit_value_as_the_largest_of_a_group(quant_type: str) -> None:
+    for dtype in (BF16, F16):
+        every = every_16_bit_value(dtype)
+        with np.errstate(invalid="ignore"):
+            largest = every[np.isfinite(every)].astype(np.float32)[:, None]
+        inner = np.random.default_rng(16).uniform(-1, 1, (len(largest), 31)).astype(np.float32)
+        assert_equals_reference(np.hstack([largest, largest * inner]).astype(dtype), quant_type)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("quant_type", FORMATS)
-def test_edge_groups(quant_type: str, dtype: np.dtype[Any]) -> None:
-    assert_equals_reference(edge_weights(dtype), quant_type)
-
-
-@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
-@pytest.mark.parametrize("quant_type", FORMATS)
-def test_every_16_bit_value_as_the_largest_of_a_group(
-    quant_type: str, dtype: np.dtype[Any]
-) -> None:
-    every = np.arange(2**16, dtype=np.uint16).view(dtype)
-    with np.errstate(invalid="ignore"):
-        largest = every[np.isfinite(every)].astype(np.float32)[:, None]
-    inner = np.random.default_rng(16).uniform(-1, 1, (len(largest), 31)).astype(np.float32)
-    assert_equals_reference(np.hstack([largest, largest * inner]).astype(dtype), quant_type)
-
-
-@pytest.mark.parametrize("exponent", [-100, -1, 0, 7])
-@pytest.mark.parametrize("quant_type", ["mxfp4", "mxfp8"])
-def test_every_midpoint_between_codes_and_its_neighbours(quant_type: str, exponent: int) -> None:
+@any_e8m0
+def test_every_midpoint_between_codes_and_its_neighbours(quant_type: str) -> None:
     form = FORMATS[quant_type]
     every = np.arange(2**form.bits, dtype=np.uint8).view(form.code).astype(np.float32)
     values = np.sort(every[np.isfinite(every)])
-    midpoints = (values[1:] + values[:-1]) / 2
-    infinity = np.float32(np.inf)
-    around = np.concatenate(
-        [midpoints, np.nextafter(midpoints, infinity), np.nextafter(midpoints, -infinity)]
-    )
-    weights = np.zeros((-(-len(around) // 31), 32), np.float32)
+    middle = (values[1:] + values[:-1]) / 2
+    ends = (np.float32(np.inf), np.float32(-np.inf))
+    near = np.concatenate([middle, *(np.nextafter(middle, end) for end in ends)])
+    weights = np.zeros((-(-len(near) // 31), 32), np.float32)
     weights[:, 0] = form.largest
-    weights[:, 1:] = np.resize(around, (len(weights), 31))
+    weights[:, 1:] = np.resize(near, (len(weights), 31))
     codes, _ = expected_parts(weights, form)
-    assert len(np.unique(codes.view(np.uint8))) == 2**form.bits - (
-        2 if quant_type == "mxfp8" else 0
-    )
-    assert_equals_reference(np.ldexp(weights, exponent), quant_type)
+    assert len(np.unique(codes.view(np.uint8))) == len(every) - 2 * (quant_type == "mxfp8")
+    for exponent in (-100, -1, 0, 7):
+        assert_equals_reference(np.ldexp(weights, exponent), quant_type)
 
 
 def test_every_midpoint_between_nvfp4_scales_and_its_neighbours() -> None:
-    scales = np.arange(0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    midpoints = (scales[1:] + scales[:-1]) / 2 * 6
-    around = midpoints.view(np.uint32) + np.arange(-4, 5, dtype=np.int32)[:, None]
-    amax = around.astype(np.uint32).view(np.float32).reshape(-1, 1)
+    scales = np.arange(0x7F, dtype=np.uint8).view(E4M3).astype(np.float32)
+    amax = around((scales[1:] + scales[:-1]) / 2 * 6, 4)
     inner = np.random.default_rng(6).uniform(-1, 1, (len(amax), 15)).astype(np.float32)
     weights = np.hstack([amax, amax * inner])
-    assert set(range(0x7F)) == set(
-        expected_parts(weights, FORMATS["nvfp4"])[1].view(np.uint8).ravel().tolist()
-    )
+    found = expected_parts(weights, FORMATS["nvfp4"])[1].view(np.uint8)
+    assert set(found.ravel().tolist()) == set(range(0x7F))
     assert_equals_reference(weights, "nvfp4")
+
+
+def test_nvfp4_scales_saturate_at_448_and_then_the_codes_at_6() -> None:
+    scales = np.array([447, 448, 449, 463, 464, 465, 479, 480, 481, 512, 1e6, 1e30])[:, None]
+    weights = np.zeros((len(scales), 16), np.float32)
+    weights[:, :3] = np.hstack([scales, -scales, scales / 2]) * 6
+    weights[:, 3:6] = np.array([448 / 4, 448 * 5 / 6, 448 * 5.001 / 6]) * 6
+    assert set(expected_parts(weights, FORMATS["nvfp4"])[1].view(np.uint8).ravel()) == {0x7E}
+    assert_equals_reference(weights, "nvfp4")
+
+
+@any_e8m0
+def test_e8m0_scales_around_every_power_of_two_down_to_the_clamp(quant_type: str) -> None:
+    amax = around(np.ldexp(np.float32(FORMATS[quant_type].largest), np.arange(-140, 119)), 3)
+    inner = np.linspace(-1, 1, 31, dtype=np.float32)
+    assert_equals_reference(np.hstack([amax, amax * inner]), quant_type)
 
 
 # Eight weights that no other nvfp4 scale than 1 meets all: a search in which only they count must
@@ -230,97 +179,81 @@ def test_every_midpoint_between_nvfp4_scales_and_its_neighbours() -> None:
 ANCHORS = np.array([0.5, 1, 1.5, 2, 3, 4, 6, -6], np.float32)
 
 
-@pytest.mark.parametrize("scale_bits", range(1, 0x7F))
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
-def test_every_16_bit_weight_over_every_nvfp4_scale_has_the_code_of_the_quotient(
-    dtype: np.dtype[Any], scale_bits: int
+def test_every_16_bit_weight_over_some_nvfp4_scales_has_the_code_of_the_quotient(
+    dtype: np.dtype[Any],
 ) -> None:
     # quantize.h (fp_code) multiplies by the inverse and drops the product's last bits. Minmax gives
     # a scale only to weights that need it; here half of a group fixes the scale, and the other
     # half, which counts nothing, is anything.
-    scale = np.array([scale_bits], np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    every = np.arange(2**16, dtype=np.uint16).view(dtype)
+    every = every_16_bit_value(dtype)
     with np.errstate(invalid="ignore"):
         # Beyond 2^60 (BF16) squares overflow, and a search finds nothing; those saturate whatever
         # the scale is.
         kept = every[np.abs(every.astype(np.float32)) <= np.float32(2.0**60)]
     anything = np.resize(kept, (-(-len(kept) // 8), 8))
-    weights = np.hstack(
-        [np.repeat((ANCHORS * scale).astype(dtype)[None], len(anything), axis=0), anything]
-    )
-    importance = np.repeat([1, 0], 8)
-    codes = rounded(weights.astype(np.float32) / scale, ml_dtypes.float4_e2m1fn)
-    words = packed(codes, 4)
-    for name, kernel in TARGETS.items():
-        quantized = kernels.quantize(
-            weights, "nvfp4", method="search", importance=importance, kernel=kernel
-        )
-        assert set(quantized.scale.ravel().tolist()) == {scale_bits}, name
-        np.testing.assert_array_equal(quantized.weight, words, err_msg=name)
+    for scale_bits in (1, 7, 8, 0x2D, 0x3F, 0x53, 0x7E):
+        scale = np.array([scale_bits], np.uint8).view(E4M3).astype(np.float32)
+        anchors = np.repeat((ANCHORS * scale).astype(dtype)[None], len(anything), axis=0)
+        weights = np.hstack([anchors, anything])
+        words = packed(rounded(weights.astype(np.float32) / scale, E2M1), 4)
+        options: dict[str, Any] = {"method": "search", "importance": np.repeat([1, 0], 8)}
+        for kernel in TARGETS.values():
+            quantized = kernels.quantize(weights, "nvfp4", kernel=kernel, **options)
+            assert set(quantized.scale.ravel().tolist()) == {scale_bits}
+            np.testing.assert_array_equal(quantized.weight, words)
 
 
-@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
-def test_every_16_bit_weight_beside_the_largest_of_each_nvfp4_scale_has_the_code_of_the_quotient(
-    dtype: np.dtype[Any],
-) -> None:
-    every = np.arange(2**16, dtype=np.uint16).view(dtype)
-    with np.errstate(invalid="ignore"):
-        finite = np.sort(every[np.isfinite(every)].astype(np.float32))
-    for scale in (
-        np.arange(1, 0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    ):
-        inside = finite[np.abs(finite) <= 6 * scale] if scale < 448 else finite
-        weights = np.full((-(-len(inside) // 15), 16), 6 * scale, np.float32)
-        weights[:, 1:] = np.resize(inside, (len(weights), 15))
-        assert_equals_reference(weights.astype(dtype), "nvfp4")
-
-
-@pytest.mark.parametrize("scale", [447, 448, 449, 463, 464, 465, 479, 480, 481, 512, 1e6, 1e30])
-def test_nvfp4_scales_saturate_at_448_and_then_the_codes_at_6(scale: float) -> None:
-    weights = np.zeros((1, 16), np.float32)
-    weights[0, :6] = np.array([scale, -scale, scale / 2, 448 / 4, 448 * 5 / 6, 448 * 5.001 / 6]) * 6
-    assert expected_parts(weights, FORMATS["nvfp4"])[1].view(np.uint8).tolist() == [[0x7E]]
-    assert_equals_reference(weights, "nvfp4")
-
-
-def test_mxfp8_codes_never_pass_448_because_the_scale_is_rounded_up() -> None:
-    bits = np.float32(448).view(np.uint32) + np.arange(-64, 65, dtype=np.int32)
-    amax = bits.astype(np.uint32).view(np.float32)[:, None]
-    weights = np.hstack([amax, -amax, np.repeat(amax / 3, 30, axis=1)])
-    quantized = kernels.quantize(weights, "mxfp8")
-    assert quantized.scale.ravel().tolist() == [127] * 65 + [128] * 64
-    assert set(quantized.weight.view(np.uint8)[:, 0].tolist()) == {0x7E, 0x76}
-    assert_equals_reference(weights, "mxfp8")
-
-
-@pytest.mark.parametrize("ulps", range(-3, 4))
-@pytest.mark.parametrize("quant_type", ["mxfp4", "mxfp8"])
-def test_e8m0_scales_around_every_power_of_two_down_to_the_clamp(
-    quant_type: str, ulps: int
-) -> None:
-    powers = np.ldexp(np.float32(FORMATS[quant_type].largest), np.arange(-140, 119))
-    amax = (powers.view(np.uint32) + np.int32(ulps)).astype(np.uint32).view(np.float32)[:, None]
-    inner = np.linspace(-1, 1, 31, dtype=np.float32)
-    assert_equals_reference(np.hstack([amax, amax * inner]), quant_type)
-
-
-@pytest.mark.parametrize("quant_type", FORMATS)
+@any_type
 def test_every_scale_and_code_dequantizes_to_their_product(quant_type: str) -> None:
     form = FORMATS[quant_type]
     codes = np.repeat(np.arange(2**form.bits, dtype=np.uint8)[None], 256, axis=0)
     codes = np.tile(codes, (1, max(1, form.group_size // 2**form.bits)))
     octets = np.arange(256, dtype=np.uint8)[:, None]
-    template = kernels.quantize(np.zeros(codes.shape, np.float32), quant_type)
-    template.weight[:] = packed(codes, form.bits)
-    template.scale[:] = octets
+    stored = kernels.quantize(np.zeros(codes.shape, np.float32), quant_type)
+    stored.weight[:] = packed(codes, form.bits)
+    stored.scale[:] = octets
     with np.errstate(all="ignore"):
-        product = codes.view(form.code).astype(np.float32) * octets.view(form.scale).astype(
-            np.float32
-        )
+        scales = octets.view(form.scale).astype(np.float32)
+        product = codes.view(form.code).astype(np.float32) * scales
     finite = np.isfinite(product)
-    for name, kernel in TARGETS.items():
-        values = kernels.dequantize(template, kernel=kernel)
-        np.testing.assert_array_equal(values, product, err_msg=name)
-        np.testing.assert_array_equal(
-            np.signbit(values[finite]), np.signbit(product[finite]), err_msg=name
-        )
+    for kernel in TARGETS.values():
+        values = kernels.dequantize(stored, kernel=kernel)
+        np.testing.assert_array_equal(values, product)
+        np.testing.assert_array_equal(np.signbit(values[finite]), np.signbit(product[finite]))
+
+
+def least_errors(weights: Array, form: Format, importance: Array | float) -> Array:
+    """Return the smallest error of each group over all scales, and over a scale of zero."""
+    magnitudes = np.abs(weights.astype(np.float64))
+    least: Array = (magnitudes**2 * importance).sum(axis=1)
+    for scale in form.scales:
+        codes = np.minimum(magnitudes / scale, form.largest).astype(form.code).astype(np.float64)
+        errors = ((codes * scale - magnitudes) ** 2 * importance).sum(axis=1)
+        np.minimum(least, errors, out=least)
+    return least
+
+
+@any_type
+def test_no_scale_is_better_than_the_one_that_a_search_finds(quant_type: str) -> None:
+    form = FORMATS[quant_type]
+    few = random_importance(form.group_size, 2)
+    few[2:] = 0
+    noise = np.random.default_rng(60).standard_normal((40, form.group_size))
+    ends = [
+        np.ldexp(np.round(noise * 2**12), exponent - 12 * (exponent > 0)).astype(np.float32)
+        for exponent in (-149, -130, -126, -60, -20, 20, 59)
+    ]
+    cases: list[tuple[Array, Array | None]]
+    cases = [(shaped_groups(dtype, 300, form.group_size), None) for dtype in DTYPES]
+    cases += [(np.concatenate(ends), None), (shaped_groups(BF16, 300, form.group_size), few)]
+    cases += [(shaped_groups(F32, 300, form.group_size), random_importance(form.group_size))]
+    for weights, importance in cases:
+        quantized = kernels.quantize(weights, quant_type, method="search", importance=importance)
+        errors = squared_errors(weights, quantized, importance)
+        counted = 1.0 if importance is None else importance.astype(np.float64)
+        optimum = least_errors(weights, form, counted)
+        # A candidate must be better by 2^-14 to replace another of minmax; float32 rounds the sums.
+        worse = np.flatnonzero(errors > optimum * (1 + 1e-4))
+        assert worse.size == 0, f"group {worse[0]}: {errors[worse[0]]} > {optimum[worse[0]]}"
+        assert (errors >= optimum * (1 - 1e-12)).all()

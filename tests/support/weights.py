@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from blobstore import kernels
-from blobstore.kernels.arrays import QuantizedArray
+from blobstore.kernels.arrays import QuantizedArray, mapped
 
 Array = np.ndarray[Any, Any]
 
@@ -26,6 +26,7 @@ TWIN = kernels.KERNELS["reference"]
 TARGETS = {
     name: kernel for name, kernel in kernels.KERNELS.items() if name not in {"native", "reference"}
 }
+KERNELS = [*TARGETS.values(), TWIN]
 
 
 def random_weights(dtype: np.dtype[Any], *shape: int, seed: tuple[int, ...] = ()) -> Array:
@@ -47,56 +48,22 @@ def random_weights(dtype: np.dtype[Any], *shape: int, seed: tuple[int, ...] = ()
 def edge_weights(dtype: np.dtype[Any]) -> Array:
     """Return ``[rows, 128]`` weights: one corner of the number format or arithmetic a row."""
     info = ml_dtypes.finfo(dtype)
-    largest, normal, subnormal = (
-        float(info.max),
-        float(info.smallest_normal),
-        float(info.smallest_subnormal),
-    )
+    ends_of_type = (info.max, info.smallest_normal, info.smallest_subnormal)
+    largest, normal, subnormal = map(float, ends_of_type)
     generator = np.random.default_rng(128)
     noise = generator.standard_normal(128)
     whole = generator.integers(-8, 9, 128)
     one_hot = np.eye(1, 128, 5)[0]
     alternating = np.where(np.arange(128) % 2, 1.0, -1.0)
-    constants = [
-        0.0,
-        -0.0,
-        1.0,
-        -1.0,
-        3.3,
-        -3.3,
-        1e-7,
-        -1e-7,
-        largest,
-        -largest,
-        normal,
-        -normal,
-        subnormal,
-        -subnormal,
-    ]
-    rows = [np.full(128, value) for value in constants]
-    rows += [-np.abs(noise), np.abs(noise), -1 - np.abs(noise), 1 + np.abs(noise)]
-    rows += [
-        noise * 0.01 + one_hot * 50,
-        noise * 0.01 - one_hot * 50,
-        one_hot * largest,
-        one_hot * -largest,
-    ]
-    rows += [
-        alternating * largest,
-        alternating * normal,
-        alternating * 0.0,
-        -alternating * 0.0,
-        noise * normal,
-    ]
-    rows += [noise * 0.2 * largest]
-    rows += [whole * subnormal, whole * normal, whole / 2, whole / 4, whole * 1.0, whole * 2.0**-13]
-    rows += [
-        noise * 1e-7,
-        noise * 1e-9,
-        noise * 1e-6 + 1,
-        noise * 1e-6 - 1,
-        generator.integers(-127, 129, 128) * 1.0,
-    ]
+    ends = (0.0, 1.0, 3.3, 1e-7, largest, normal, subnormal)
+    rows = [np.full(128, sign * value) for value in ends for sign in (1, -1)]
+    rows += [sign * (by + np.abs(noise)) for by in (0, 1) for sign in (1, -1)]
+    rows += [sign * (noise * 0.01 + one_hot * 50) for sign in (1, -1)]
+    rows += [sign * one_hot * largest for sign in (1, -1)]
+    rows += [alternating * value for value in (largest, normal, 0.0, -0.0)]
+    rows += [noise * value for value in (normal, 0.2 * largest, 1e-7, 1e-9)]
+    rows += [whole * value for value in (subnormal, normal, 0.5, 0.25, 1.0, 2.0**-13)]
+    rows += [noise * 1e-6 + 1, noise * 1e-6 - 1, generator.integers(-127, 129, 128) * 1.0]
     rows += [np.where(noise < 0, -0.0, noise), np.where(noise > 0, 0.0, noise)]
     groups: Array = np.clip(np.array(rows), -largest, largest).astype(dtype)
     return groups
@@ -141,6 +108,11 @@ def every_16_bit_value(dtype: np.dtype[Any]) -> Array:
 def raw(array: Array) -> Array:
     """Return the bit patterns."""
     return array.view(f"u{array.dtype.itemsize}")
+
+
+def flat(parts: QuantizedArray[Array]) -> QuantizedArray[Array]:
+    """Return flat views of new parts."""
+    return mapped(parts, lambda part: part.reshape(-1))
 
 
 def raw_or_nan(values: Array) -> Array:

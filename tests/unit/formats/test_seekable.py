@@ -78,7 +78,7 @@ def test_a_table_in_another_frame() -> None:
         parsed(bytes(table), 35 + len(table))
 
 
-@pytest.mark.parametrize("size", [0, 1, 2**17 - 1, 2**17, 2**17 + 1, 300_000])
+@pytest.mark.parametrize("size", [0, 1, 2**17, 2**17 + 1, 300_000])
 def test_stored_frames_are_decompressed_by_zstandard(size: int) -> None:
     data = bytes(number % 251 for number in range(size))
     frame = b"".join(stored_frame(memoryview(data)))

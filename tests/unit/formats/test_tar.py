@@ -25,7 +25,7 @@ from blobstore.formats.tar import (
 WHAT = "a.tar"
 
 
-@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 8**11 - 1])
+@pytest.mark.parametrize("size", [0, 513, 8**11 - 1])
 def test_headers_are_those_of_tarfile(size: int) -> None:
     path = "blobs/sha256/" + 64 * "a"
     block = member_header(path, size)
@@ -38,7 +38,7 @@ def test_headers_are_those_of_tarfile(size: int) -> None:
     assert parse_block(block, WHAT) == TarHeader(b"0", path, size)
 
 
-@pytest.mark.parametrize("size", [8**11, 10**10, 2**48])
+@pytest.mark.parametrize("size", [8**11, 2**48])
 def test_large_sizes_are_pax_records(size: int) -> None:
     blocks = member_header("blob", size)
     assert len(blocks) == 3 * BLOCK
@@ -60,9 +60,8 @@ def test_the_end_is_two_blocks_of_zeros() -> None:
     assert parse_block(bytes(BLOCK), WHAT) is None
 
 
-@pytest.mark.parametrize(("size", "takes"), [(0, 0), (1, 512), (512, 512), (513, 1024)])
-def test_contents_take_whole_blocks(size: int, takes: int) -> None:
-    assert in_blocks(size) == takes
+def test_contents_take_whole_blocks() -> None:
+    assert list(map(in_blocks, (0, 1, 512, 513))) == [0, 512, 512, 1024]
 
 
 def made(change: Callable[[tarfile.TarInfo], object], form: Any = tarfile.GNU_FORMAT) -> bytes:
@@ -86,32 +85,25 @@ def read(blocks: bytes) -> tuple[str | None, int]:
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-@pytest.mark.parametrize("path", ["short", "a/" * 60 + "b", "käse"])
-def test_paths_of_all_forms(form: int, path: str) -> None:
-    assert read(made(lambda info: setattr(info, "name", path), form)) == (path, 0)
+def test_paths_and_sizes_of_all_forms(form: int) -> None:
+    is_old = form == tarfile.USTAR_FORMAT
+    for path in (
+        "short",
+        "a/" * 60 + "b",
+        "käse",
+        *(() if is_old else ("/".join(["x" * 90] * 5),)),
+    ):
+        assert read(tarfile.TarInfo(path).tobuf(form, "utf-8", "surrogateescape")) == (path, 0)
+    assert read(made(lambda info: setattr(info, "name", "./a"), form)) == ("a", 0)
+    if not is_old:
+        assert read(made(lambda info: setattr(info, "size", 2**40), form)) == ("some/file", 2**40)
 
 
-@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_a_long_name(form: int) -> None:
-    path = "/".join(["x" * 90] * 5)
-    assert read(made(lambda info: setattr(info, "name", path), form)) == (path, 0)
-
-
-@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_large_sizes_of_all_forms(form: int) -> None:
-    assert read(made(lambda info: setattr(info, "size", 2**40), form)) == ("some/file", 2**40)
-
-
-def test_a_leading_dot_is_dropped() -> None:
-    assert read(made(lambda info: setattr(info, "name", "./index.json"))) == ("index.json", 0)
-
-
-@pytest.mark.parametrize("name", ["blobs/", "./", "."])
-def test_folders_have_no_path(name: str) -> None:
-    def change(info: tarfile.TarInfo) -> None:
-        info.name, info.type = name, tarfile.DIRTYPE
-
-    assert read(made(change)) == (None, 0)
+def test_folders_have_no_path() -> None:
+    for name in ("blobs/", "./", "."):
+        info = tarfile.TarInfo(name)
+        info.type = tarfile.DIRTYPE
+        assert read(info.tobuf(tarfile.GNU_FORMAT)) == (None, 0)
 
 
 def test_other_pax_records_are_ignored() -> None:
@@ -130,13 +122,12 @@ def test_paths_that_lead_elsewhere(name: str) -> None:
         read(block)
 
 
-@pytest.mark.parametrize("kind", [b"1", b"2", b"3", b"4", b"6", b"7", b"S", b"K", b"M", b"?"])
-def test_links_devices_and_the_like(kind: bytes) -> None:
-    def change(info: tarfile.TarInfo) -> None:
+def test_links_devices_and_the_like() -> None:
+    for kind in (b"1", b"2", b"3", b"4", b"6", b"7", b"S", b"K", b"M", b"?"):
+        info = tarfile.TarInfo("some/file")
         info.type = kind
-
-    with pytest.raises(CorruptDataError, match="A1"):
-        read(made(change))
+        with pytest.raises(CorruptDataError, match="A1"):
+            read(info.tobuf(tarfile.GNU_FORMAT))
 
 
 def test_a_folder_with_contents() -> None:

@@ -13,20 +13,24 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from numpy.lib.stride_tricks import as_strided
-from support.weights import BF16, DTYPES, F32, assert_same_parts, random_weights, raw
+from support.weights import BF16, DTYPES, F32, KERNELS, assert_same_parts, random_weights
 
 import blobstore
 from blobstore import QuantizedArray
-from blobstore.errors import BlobStoreError, UsageError
+from blobstore.errors import (
+    BlobStoreError,
+    NonFiniteWeightError,
+    UnsupportedSourceError,
+    UsageError,
+)
 from blobstore.formats.quant import Quantization, QuantType
 
 Array = np.ndarray[Any, Any]
 
 WEIGHTS = random_weights(F32, 4, 64)
-INT4, NVFP4 = (
-    blobstore.quantize(WEIGHTS, "int4"),
-    blobstore.quantize(WEIGHTS, "nvfp4", global_scale=True),
-)
+INT4 = blobstore.quantize(WEIGHTS, "int4")
+NVFP4 = blobstore.quantize(WEIGHTS, "nvfp4", global_scale=True)
+TYPES = [member.value for member in QuantType]
 
 
 class Unreadable:
@@ -36,7 +40,6 @@ class Unreadable:
         raise RuntimeError("no array")
 
 
-MASKED = np.ma.masked_less(WEIGHTS, 0)
 NO_ARRAYS: dict[str, Any] = {
     "rows of different lengths": [[1.0], [1.0, 2.0]],
     "a string": "weights",
@@ -50,7 +53,7 @@ NO_ARRAYS: dict[str, Any] = {
     "on no device": torch.ones(2, 64, device="meta"),
     "sparse": torch.ones(2, 64).to_sparse(),
     "bfloat16 of MLX": mx.ones((2, 64), dtype=mx.bfloat16),
-    "masked": MASKED,
+    "masked": np.ma.masked_less(WEIGHTS, 0),
     "objects": np.full((4, 64), None),
     "strings": np.full((4, 64), "1", np.dtypes.StringDType()),
     "structures": np.zeros((4, 64), [("a", "f4")]),
@@ -58,42 +61,27 @@ NO_ARRAYS: dict[str, Any] = {
     "4-bit floats": np.ones((4, 64), ml_dtypes.float4_e2m1fn),
 }
 
-any_of_no_array = pytest.mark.parametrize("given", NO_ARRAYS.values(), ids=NO_ARRAYS)
 
-
-def laid_out() -> dict[str, Array]:
-    """Return the weights in memory as callers may have them: each equal to `WEIGHTS`."""
-    odd = np.frombuffer(b"." + WEIGHTS.tobytes(), np.uint8)[1:].view(F32).reshape(WEIGHTS.shape)
-    wide = np.zeros((8, 128), F32)
-    wide[::2, ::2] = WEIGHTS
-    return {
-        "read-only at an odd address": odd,
-        "by columns": np.asfortranarray(WEIGHTS),
-        "negative strides": WEIGHTS[::-1, ::-1].copy()[::-1, ::-1],
-        "every second value": wide[::2, ::2],
-        "big-endian": WEIGHTS.astype(">f4"),
-        "a matrix": WEIGHTS.view(np.matrix),
-        "masked without a masked value": np.ma.masked_array(WEIGHTS),
-    }
-
-
-@pytest.mark.parametrize("layout", laid_out())
-@pytest.mark.parametrize("options", [{}, {"jobs": 3}, {"method": "search"}], ids=str)
-def test_the_layout_of_an_array_does_not_change_its_bits(
-    layout: str, options: dict[str, Any]
-) -> None:
-    for quant_type in ("int4", "nvfp4"):
-        expected = blobstore.quantize(WEIGHTS, quant_type, **options)
-        assert_same_parts(
-            blobstore.quantize(laid_out()[layout], quant_type, **options), expected, layout
-        )
+@pytest.mark.parametrize("given", NO_ARRAYS.values(), ids=NO_ARRAYS)
+def test_what_is_not_an_array_of_numbers_is_refused(given: Any) -> None:
+    several: dict[str, Any] = {"method": "search", "jobs": 2}
+    for options in ({}, several):
+        with pytest.raises(BlobStoreError):
+            blobstore.quantize(given, "nvfp4", **options)
+    if given is not None:
+        with pytest.raises(UsageError, match="importance"):
+            blobstore.quantize(WEIGHTS, "int4", method="search", importance=given)
+    for whole in (INT4, NVFP4):
+        for part in ("weight", "scale", "bias", "global_scale", "quantization"):
+            if given is not None or (getattr(whole, part) is not None and part != "global_scale"):
+                with pytest.raises(BlobStoreError):
+                    blobstore.dequantize(replace(whole, **{part: given}))
 
 
 @pytest.mark.parametrize(
     "array",
     [
         as_strided(np.zeros(1, F32), (0, 64), (2**40, 2**40)),
-        as_strided(np.zeros(1, F32), (0, 2**40), (2**40, 4)),
         np.zeros((4, 0), F32),
         np.zeros((0, 2**20, 64), F32),
     ],
@@ -110,112 +98,167 @@ def test_a_row_of_an_array_with_a_stride_of_a_terabyte() -> None:
     assert_same_parts(blobstore.quantize(row, "int4"), blobstore.quantize(WEIGHTS[:1], "int4"))
 
 
-@any_of_no_array
-def test_what_is_not_an_array_of_numbers_is_refused(given: Any) -> None:
-    several: dict[str, Any] = {"method": "search", "jobs": 2}
-    for options in ({}, several):
-        with pytest.raises(BlobStoreError):
-            blobstore.quantize(given, "nvfp4", **options)
-    if given is None:
-        return  # no importance
-    with pytest.raises(UsageError, match="importance"):
-        blobstore.quantize(WEIGHTS, "int4", method="search", importance=given)
+@pytest.mark.parametrize("quant_type", TYPES)
+def test_the_index_of_the_first_non_finite_weight_is_said(quant_type: str) -> None:
+    for kernel in KERNELS:
+        for number, bad in enumerate((np.nan, np.inf, -np.inf)):
+            weights = random_weights(DTYPES[number], 2, 3, 64)
+            weights[1, 0, 63] = weights[1, 2, 0] = weights[1, 0, 62] = bad
+            for options in ({}, {"method": "search"}, {"jobs": 3}):
+                with pytest.raises(NonFiniteWeightError, match=r"\[1, 0, 62\] is -?(nan|inf)") as e:
+                    blobstore.quantize(weights, quant_type, kernel=kernel, **options)
+                assert e.value.index == (1, 0, 62)
 
 
-@any_of_no_array
-@pytest.mark.parametrize("part", ["weight", "scale", "bias", "global_scale", "quantization"])
-@pytest.mark.parametrize("whole", [INT4, NVFP4], ids=["int4", "nvfp4"])
-def test_parts_that_are_not_arrays_of_the_type_are_refused(
-    whole: QuantizedArray[Array], part: str, given: Any
+@pytest.mark.parametrize("method", ["minmax", "search"])
+def test_a_non_finite_weight_is_found_wherever_it_is(method: str) -> None:
+    for kernel in KERNELS:
+        for group in (0, 1, 7, 8, 15, 16, 31, 32, 39):
+            weights = np.ones((40, 32), BF16)
+            weights[group, 31] = np.nan
+            with pytest.raises(NonFiniteWeightError) as caught:
+                blobstore.quantize(weights, "mxfp4", kernel=kernel, method=method)
+            assert caught.value.index == (group, 31)
+    turned = np.ones((64, 32), np.float32).T
+    turned[31, 0] = np.inf
+    with pytest.raises(NonFiniteWeightError) as caught:
+        blobstore.quantize(turned, "nvfp4", method=method, global_scale=True)
+    assert caught.value.index == (31, 0)
+
+
+ONES = np.ones((2, 64), np.float32)
+REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
+    (np.ones(64, np.float32), "int4", {}, "rank 2"),
+    (np.ones((2, 64), np.float64), "mxfp8", {}, "F64"),
+    (np.ones((2, 64), np.bool_), "int4", {}, "BOOL"),
+    (np.ones((2, 64), ml_dtypes.float8_e4m3fn), "int4", {}, "F8_E4M3"),
+    (np.ones((2, 72), np.float32), "int4", {}, "32 do not divide"),
+    ([[1.0] * 64], "int4", {}, "F64"),
+    (ONES, "int3", {}, "unknown quantization type"),
+    (ONES, "", {}, "unknown quantization type"),
+    (ONES, QuantType, {}, "unknown quantization type"),
+    (ONES, b"int4", {}, "unknown quantization type"),
+    (ONES, "int4", {"method": "serach", "importance": np.ones(64)}, "method 'serach'"),
+    (ONES, "int4", {"method": None}, "method None"),
+    (ONES, "int4", {"method": ["search"]}, "unknown quantization method"),
+    (ONES, "int4", {"importance": np.ones(64)}, "importance needs the method search"),
+    (ONES, "int4", {"jobs": 0}, "jobs is 0: .* whole number of threads"),
+    (ONES, "int4", {"jobs": True}, "whole number of threads"),
+    (ONES, "int4", {"jobs": 2.0}, "whole number of threads"),
+    (ONES, "mxfp8", {"global_scale": True}, "only nvfp4 has a global scale, not mxfp8"),
+    (ONES, "nvfp4", {"global_scale": 1}, "global_scale is 1"),
+    (ONES, "nvfp4", {"global_scale": np.array([1, 2])}, "global_scale is"),
+    (ONES, "int4", {"kernel": "plain"}, "'plain' is not a kernel"),
+]
+
+
+@pytest.mark.parametrize(("array", "quant_type", "options", "message"), REFUSED)
+def test_what_can_not_be_quantized_is_a_usage_error(
+    array: Any, quant_type: Any, options: dict[str, Any], message: str
 ) -> None:
-    if given is None and getattr(whole, part) is None:
-        return
-    if given is None and part == "global_scale":
-        return  # it is optional
-    with pytest.raises(BlobStoreError):
-        blobstore.dequantize(replace(whole, **{part: given}))
+    with pytest.raises(UsageError, match=message):
+        blobstore.quantize(array, quant_type, **options)
+
+
+def test_a_dtype_that_safetensors_does_not_have_is_an_unsupported_source() -> None:
+    for array in (np.full((2, 64), "1"), np.ones((2, 64), np.complex128)):
+        with pytest.raises(UnsupportedSourceError, match="safetensors has no dtype"):
+            blobstore.quantize(array, "int4")
 
 
 @pytest.mark.parametrize(
-    "given",
-    [None, 3, "int4", WEIGHTS, (INT4.weight, INT4.scale)],
-    ids=lambda given: type(given).__name__,
+    ("quant_type", "sizes"),
+    [
+        ("int4", [48, 16, 256, 0, -32, 32.0, True, "32"]),
+        ("int8", [48, 16, 256]),
+        ("nvfp4", [32, 64]),
+        ("mxfp4", [16, 64]),
+        ("mxfp8", [16, 64]),
+    ],
 )
+def test_a_group_size_that_the_type_does_not_have_is_a_usage_error(
+    quant_type: str, sizes: list[Any]
+) -> None:
+    for size in sizes:
+        with pytest.raises(UsageError, match=f"{quant_type} has no groups of {size!r}"):
+            blobstore.quantize(np.ones((2, 768), np.float32), quant_type, group_size=size)
+
+
+@pytest.mark.parametrize(
+    ("importance", "message"),
+    [
+        (np.ones(63), "63 values for 64 columns"),
+        (np.ones(0), "0 values for 64 columns"),
+        (np.ones((1, 64)), r"of shape \[1, 64\], not a vector"),
+        (1.0, r"of shape \[\], not a vector"),
+        (-np.eye(1, 64, 7)[0], r"column 7 is -1.0: it must be finite and at least 0"),
+        (np.where(np.arange(64) == 9, np.nan, 1), r"column 9 is nan"),
+        (np.where(np.arange(64) == 63, np.inf, 1), r"column 63 is inf"),
+        (np.full(64, 1j), "complex128"),
+        (np.ones(64, bool), "bool"),
+        (["1"] * 64, "not a vector of floats"),
+    ],
+)
+def test_importance_is_a_vector_of_finite_numbers_at_least_0(importance: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        blobstore.quantize(ONES, "int4", method="search", importance=importance)
+
+
+def test_importance_may_have_any_real_number_type() -> None:
+    values = np.arange(64) % 5
+
+    def searched(importance: Any) -> QuantizedArray[Array]:
+        return blobstore.quantize(WEIGHTS, "int4", method="search", importance=importance)
+
+    kinds = (np.float16, np.float64, ml_dtypes.bfloat16, np.int32, np.uint8, ">f4")
+    for importance in (values.tolist(), *(values.astype(kind) for kind in kinds)):
+        assert_same_parts(searched(importance), searched(values.astype(np.float32)))
+
+
+@pytest.mark.parametrize("given", [None, 3, WEIGHTS, (INT4.weight, INT4.scale)], ids=type)
 def test_what_is_not_quantized_is_refused(given: Any) -> None:
     with pytest.raises(UsageError, match="is not a QuantizedArray"):
         blobstore.dequantize(given)
 
 
-@pytest.mark.parametrize(
-    "given", [None, 4, b"int4", ["int4"], QuantType, INT4.quantization], ids=repr
-)
-def test_a_type_that_is_not_a_word_is_refused(given: Any) -> None:
-    with pytest.raises(UsageError, match="unknown quantization type"):
-        blobstore.quantize(WEIGHTS, given)
+@pytest.mark.parametrize("dtype", [None, b"float32", np.float32, "float64", "int8", ""])
+def test_values_of_another_dtype_are_a_usage_error(dtype: Any) -> None:
+    with pytest.raises(UsageError, match=r"unknown dtype|values can be"):
+        blobstore.dequantize(INT4, dtype)
 
 
 @pytest.mark.parametrize(
-    "given", [None, 4, b"float32", ["float32"], np.float32, np.dtype("f4")], ids=repr
-)
-def test_a_dtype_that_is_not_a_word_is_refused(given: Any) -> None:
-    with pytest.raises(UsageError, match="unknown dtype"):
-        blobstore.dequantize(INT4, given)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
+    ("whole", "changes"),
     [
-        ({"global_scale": np.array([1, 2])}, "global_scale is"),
-        ({"global_scale": 1}, "global_scale is 1"),
-        ({"method": np.array(["minmax"])}, "unknown quantization method"),
-        ({"method": ["search"]}, "unknown quantization method"),
-        ({"kernel": "plain"}, "'plain' is not a kernel"),
-        ({"kernel": 1}, "1 is not a kernel"),
+        (INT4, {"bias": None}),
+        (INT4, {"bias": np.asarray(INT4.bias)[:, :1]}),
+        (INT4, {"scale": INT4.scale.astype(np.uint8)}),
+        (INT4, {"global_scale": np.ones(1, np.float32)}),
+        (NVFP4, {"bias": NVFP4.scale}),
+        (NVFP4, {"global_scale": np.ones(2, np.float32)}),
+        (NVFP4, {"global_scale": np.ones((1, 1), np.float32)}),
     ],
-    ids=str,
 )
-def test_an_option_of_another_type_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        blobstore.quantize(WEIGHTS, "nvfp4", **options)
+def test_parts_that_do_not_fit_each_other_are_a_usage_error(
+    whole: QuantizedArray[Array], changes: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match="do not fit"):
+        blobstore.dequantize(replace(whole, **changes))
 
 
-@pytest.mark.parametrize(
-    ("quant_type", "group_size"),
-    [("int4", 32), ("int4", 128), ("int8", 64), ("nvfp4", 16), ("mxfp8", 32)],
-)
+@pytest.mark.parametrize(("quant_type", "group_size"), [("int4", 32), ("int8", 64), ("nvfp4", 16)])
 def test_parts_whose_groups_do_not_divide_their_rows_are_refused(
     quant_type: str, group_size: int
 ) -> None:
     quantization = Quantization(QuantType(quant_type), group_size)
     words = group_size * quantization.quant_type.bits // 32
-    for cols in set(range(3 * words)) - {0, words, 2 * words}:
+    for cols in (1, words - 1, words + 1, 3 * words - 1):
         for groups in {cols // words, -(-cols // words)}:
             scale = np.ones((2, groups), F32 if quantization.quant_type.is_affine else np.uint8)
             bias = scale if quantization.quant_type.is_affine else None
             parts = QuantizedArray(np.zeros((2, cols), np.uint32), scale, bias, None, quantization)
             with pytest.raises(UsageError, match=f"groups of {group_size} do not divide"):
                 blobstore.dequantize(parts)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_parts_may_be_big_endian_matrices_or_views(dtype: Any) -> None:
-    parts = blobstore.quantize(random_weights(dtype, 4, 64), "int4")
-    expected = raw(blobstore.dequantize(parts))
-    for change in (
-        lambda part: part.view(np.matrix),
-        np.asfortranarray,
-        lambda part: part[::-1].copy()[::-1],
-    ):
-        weight, scale, bias = (change(part) for part in (parts.weight, parts.scale, parts.bias))
-        changed = QuantizedArray(weight, scale, bias, None, parts.quantization)
-        np.testing.assert_array_equal(raw(blobstore.dequantize(changed)), expected)
-    if dtype != BF16:  # ml_dtypes has no byte order
-        scale, bias = (
-            np.asarray(part).astype(np.asarray(part).dtype.newbyteorder(">"))
-            for part in (parts.scale, parts.bias)
-        )
-        changed = QuantizedArray(parts.weight.astype(">u4"), scale, bias, None, parts.quantization)
-        np.testing.assert_array_equal(raw(blobstore.dequantize(changed)), expected)
 
 
 shapes: st.SearchStrategy[tuple[int, ...]] = st.lists(
@@ -238,18 +281,9 @@ def arrays(draw: st.DrawFn) -> Array:
     return array
 
 
-def ends_well(call: Any) -> None:
-    """Call, and accept a typed error."""
-    with suppress(BlobStoreError):
-        call()
-
-
-quant_types = st.sampled_from([member.value for member in QuantType])
-
-
 @given(
     arrays(),
-    quant_types,
+    st.sampled_from(TYPES),
     st.sampled_from([None, 16, 32, 64]),
     st.sampled_from(["minmax", "search"]),
     st.integers(0, 3),
@@ -257,20 +291,15 @@ quant_types = st.sampled_from([member.value for member in QuantType])
 def test_any_array_is_quantized_or_refused(
     array: Array, quant_type: str, group_size: int | None, method: str, jobs: int
 ) -> None:
-    ends_well(
-        lambda: blobstore.quantize(
-            array, quant_type, group_size=group_size, method=method, jobs=jobs
-        )
-    )
+    options: dict[str, Any] = {"group_size": group_size, "method": method, "jobs": jobs}
+    with suppress(BlobStoreError):
+        blobstore.quantize(array, quant_type, **options)
 
 
-@given(
-    arrays(), arrays(), st.one_of(st.none(), arrays()), st.one_of(st.none(), arrays()), quant_types
-)
+@given(arrays(), arrays(), st.none() | arrays(), st.none() | arrays(), st.sampled_from(TYPES))
 def test_any_parts_are_dequantized_or_refused(
     weight: Array, scale: Array, bias: Array | None, factor: Array | None, quant_type: str
 ) -> None:
     quantization = blobstore.kernels.quantization_of(quant_type)
-    ends_well(
-        lambda: blobstore.dequantize(QuantizedArray(weight, scale, bias, factor, quantization))
-    )
+    with suppress(BlobStoreError):
+        blobstore.dequantize(QuantizedArray(weight, scale, bias, factor, quantization))

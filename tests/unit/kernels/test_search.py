@@ -32,241 +32,187 @@ from blobstore.kernels.arrays import QuantizedArray
 
 Array = np.ndarray[Any, Any]
 
-GROUPS = 40_000  # for each of 27 types and float formats: 1,080,000 in all
+DEFAULTS = [("int4", 32), ("int8", 64), *FP]
 
-any_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 any_form = pytest.mark.parametrize(("quant_type", "group_size"), EVERY)
+any_default = pytest.mark.parametrize(("quant_type", "group_size"), DEFAULTS)
 
 
 def both(
-    weights: Array, quant_type: str, group_size: int, **options: Any
-) -> tuple[QuantizedArray[Array], ...]:
+    weights: Array, quant_type: str, group_size: int, importance: Array | None = None
+) -> tuple[QuantizedArray[Array], QuantizedArray[Array]]:
     """Return what a search and what minmax gives."""
-    searched = kernels.quantize(
-        weights, quant_type, group_size=group_size, method="search", **options
+    options: dict[str, Any] = {"method": "search", "importance": importance}
+    return (
+        kernels.quantize(weights, quant_type, group_size=group_size, **options),
+        kernels.quantize(weights, quant_type, group_size=group_size),
     )
-    return searched, kernels.quantize(weights, quant_type, group_size=group_size)
 
 
 def assert_never_worse(
     weights: Array, quant_type: str, group_size: int, importance: Array | None = None
-) -> Array:
-    """Fail if any group's error is larger than minmax's; return which groups' errors are smaller.
+) -> None:
+    """Fail if any group's error is larger than minmax's, or a scale is NaN.
 
     Where float32 overflows, minmax reads back as infinities or NaN, which nothing is worse than.
     """
+    searched, minmax = both(weights, quant_type, group_size, importance)
     with np.errstate(over="ignore", invalid="ignore"):
-        searched, minmax = (
-            squared_errors(weights, quantized, importance)
-            for quantized in both(weights, quant_type, group_size, importance=importance)
-        )
-    bounded = np.isfinite(minmax)
-    worse = bounded & ~(searched <= minmax)
-    assert not worse.any(), (
-        f"groups {np.flatnonzero(worse)[:5]}: {searched[worse][:5]} > {minmax[worse][:5]}"
-    )
-    return searched < minmax
-
-
-@any_dtype
-@any_form
-def test_search_is_never_worse_than_minmax(
-    quant_type: str, group_size: int, dtype: np.dtype[Any]
-) -> None:
-    better = assert_never_worse(shaped_groups(dtype, GROUPS, group_size), quant_type, group_size)
-    assert better.any() or quant_type == "mxfp8"
-
-
-@any_dtype
-@any_form
-def test_search_is_never_worse_on_groups_far_from_zero(
-    quant_type: str, group_size: int, dtype: np.dtype[Any]
-) -> None:
-    noise = shaped_groups(F32, 8000, group_size, seed=(1,))
-    offsets = np.resize(np.array([1, -1, 30, 1000], np.float32), (8000, 1))
-    for unit in (1, 1e-3, 1e-6):
-        weights = np.clip(offsets + noise * np.float32(unit), -65504, 65504).astype(dtype)
-        assert_never_worse(weights, quant_type, group_size)
-
-
-@any_dtype
-@any_form
-def test_search_is_never_worse_at_any_magnitude(
-    quant_type: str, group_size: int, dtype: np.dtype[Any]
-) -> None:
-    noise = np.random.default_rng(group_size).standard_normal((20, 128))
-    limit = float(ml_dtypes.finfo(dtype).max)
-    with np.errstate(over="ignore"):
-        powers = 2.0 ** np.arange(-150, 129)[:, None, None]
-        weights = np.clip((noise * powers).reshape(-1, 128), -limit, limit).astype(dtype)
-    assert_never_worse(weights, quant_type, group_size)
-    assert_never_worse(weights, quant_type, group_size, random_importance(128))
-
-
-@any_dtype
-@any_form
-def test_search_is_never_worse_on_edge_groups_and_no_scale_is_nan(
-    quant_type: str, group_size: int, dtype: np.dtype[Any]
-) -> None:
-    weights = edge_weights(dtype)
-    for importance in (None, random_importance(128)):
-        assert_never_worse(weights, quant_type, group_size, importance)
-        searched, _ = both(weights, quant_type, group_size, importance=importance)
-        assert_no_nan(searched)
-
-
-def assert_no_nan(quantized: QuantizedArray[Array]) -> None:
-    if quantized.bias is not None:
-        assert not np.isnan(quantized.scale.astype(np.float32)).any()
-        assert not np.isnan(quantized.bias.astype(np.float32)).any()
+        found = squared_errors(weights, searched, importance)
+        bound = squared_errors(weights, minmax, importance)
+    worse = np.isfinite(bound) & ~(found <= bound)
+    assert not worse.any(), f"groups {np.flatnonzero(worse)[:5]}: {found[worse][:5]}"
+    if searched.bias is not None:
+        assert not np.isnan(searched.scale).any()
+        assert not np.isnan(searched.bias).any()
     else:
-        nan = {0x7F, 0xFF} if quantized.quant_type.value == "nvfp4" else {0xFF}
-        assert not nan & set(np.unique(quantized.scale).tolist())
+        nan = {0x7F, 0xFF} if quant_type == "nvfp4" else {0xFF}
+        assert not nan & set(np.unique(searched.scale).tolist())
 
 
-@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @any_form
-def test_search_is_never_worse_for_constants_and_spikes_of_every_16_bit_value(
-    quant_type: str, group_size: int, dtype: np.dtype[Any]
-) -> None:
-    every = every_16_bit_value(dtype)
-    with np.errstate(invalid="ignore"):
-        finite = every[np.isfinite(every)][:, None]
-    constants = np.repeat(finite[::5], group_size, axis=1)
-    spikes, two_values = np.zeros_like(constants), constants.copy()
-    spikes[:, group_size // 2] = finite[::5, 0]
-    two_values[:, ::2] = finite[
-        np.random.default_rng(5).integers(len(finite), size=(len(constants), 1)), 0
-    ]
-    for weights in (constants, spikes, two_values):
+def test_usual_groups(quant_type: str, group_size: int) -> None:
+    for dtype in DTYPES:
+        weights = shaped_groups(dtype, 2400, group_size)
         assert_never_worse(weights, quant_type, group_size)
-        assert_no_nan(kernels.quantize(weights, quant_type, group_size=group_size, method="search"))
+        rows = weights.reshape(-1, 5 * group_size)
+        for seed in range(2):
+            importance = random_importance(5 * group_size, seed)
+            assert_never_worse(rows, quant_type, group_size, importance)
 
 
-@pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -2.5, 448.0, 2.0**-9], ids=str)
-@any_dtype
+@any_default
+def test_groups_far_from_zero(quant_type: str, group_size: int) -> None:
+    noise = shaped_groups(F32, 2000, group_size, seed=(1,))
+    offsets = np.resize(np.array([1, -1, 30, 1000], np.float32), (2000, 1))
+    for dtype in DTYPES:
+        for unit in (1, 1e-3, 1e-6):
+            weights = np.clip(offsets + noise * np.float32(unit), -65504, 65504).astype(dtype)
+            assert_never_worse(weights, quant_type, group_size)
+
+
+@any_default
+def test_any_magnitude_and_the_edges_of_the_format(quant_type: str, group_size: int) -> None:
+    noise = np.random.default_rng(group_size).standard_normal((5, 128))
+    powers = 2.0 ** np.arange(-150, 129)[:, None, None]
+    for dtype in DTYPES:
+        limit = float(ml_dtypes.finfo(dtype).max)
+        with np.errstate(over="ignore"):
+            scaled = np.clip((noise * powers).reshape(-1, 128), -limit, limit).astype(dtype)
+        for weights in (scaled, edge_weights(dtype)):
+            for importance in (None, random_importance(128)):
+                assert_never_worse(weights, quant_type, group_size, importance)
+
+
+@any_default
+def test_constants_and_spikes_of_every_16_bit_value(quant_type: str, group_size: int) -> None:
+    for dtype in (BF16, F16):
+        every = every_16_bit_value(dtype)
+        with np.errstate(invalid="ignore"):
+            finite = every[np.isfinite(every)][::17, None]
+        constants = np.repeat(finite, group_size, axis=1)
+        spikes, pairs = np.zeros_like(constants), constants.copy()
+        spikes[:, group_size // 2] = finite[:, 0]
+        pairs[:, ::2] = finite[np.random.default_rng(5).permutation(len(finite))]
+        for weights in (constants, spikes, pairs):
+            assert_never_worse(weights, quant_type, group_size)
+
+
 @any_form
 def test_a_group_that_minmax_stores_exactly_is_stored_as_minmax_stores_it(
-    quant_type: str, group_size: int, dtype: np.dtype[Any], value: float
+    quant_type: str, group_size: int
 ) -> None:
-    weights = np.full((20, group_size), value, dtype)
-    searched, minmax = both(weights, quant_type, group_size)
-    exact = squared_errors(weights, minmax) == 0
-    np.testing.assert_array_equal(
-        raw(searched.scale).ravel()[exact], raw(minmax.scale).ravel()[exact]
-    )
-    assert (squared_errors(weights, searched)[exact] == 0).all()
-    assert exact.all() or value not in {0.0, -0.0}
+    for dtype in DTYPES:
+        values = np.array([[0.0], [-0.0], [1.0], [-2.5], [448.0], [2.0**-9]], dtype)
+        weights = np.repeat(values, group_size, axis=1)
+        searched, minmax = both(weights, quant_type, group_size)
+        exact = squared_errors(weights, minmax) == 0
+        assert exact[:2].all()
+        np.testing.assert_array_equal(raw(searched.scale)[exact], raw(minmax.scale)[exact])
+        assert (squared_errors(weights, searched)[exact] == 0).all()
 
 
-@any_dtype
+@any_default
+def test_only_the_ratios_of_importance_count(quant_type: str, group_size: int) -> None:
+    for dtype in DTYPES:
+        weights = random_weights(dtype, 12, 640)
+        importance = random_importance(640).astype(np.float64)
+        weighted, _ = both(weights, quant_type, group_size, importance)
+        for factor in (2, 2.0**40, 2.0**-90, 2.0**200, 2.0**-200):
+            scaled, _ = both(weights, quant_type, group_size, importance * factor)
+            assert_same_parts(scaled, weighted)
+        plain, _ = both(weights, quant_type, group_size)
+        for constant in (1, 1.3, 7e30, 1e-20):
+            assert_same_parts(
+                both(weights, quant_type, group_size, np.full(640, constant))[0], plain
+            )
+
+
 @any_form
-def test_with_importance_the_weighted_error_is_never_worse(
-    quant_type: str, group_size: int, dtype: np.dtype[Any]
+def test_importance_of_0_everywhere_gives_what_minmax_gives(
+    quant_type: str, group_size: int
 ) -> None:
-    groups = 1600 * 5
-    weights = shaped_groups(dtype, groups, group_size, seed=(2,)).reshape(-1, 5 * group_size)
-    searched = kernels.quantize(weights, quant_type, group_size=group_size, method="search")
-    for seed in range(3):
-        importance = random_importance(5 * group_size, seed)
-        assert_never_worse(weights, quant_type, group_size, importance)
-        weighted = kernels.quantize(
-            weights, quant_type, group_size=group_size, method="search", importance=importance
-        )
-        sums = [
-            squared_errors(weights, quantized, importance).sum()
-            for quantized in (weighted, searched)
-        ]
-        assert sums[0] < sums[1] or quant_type == "mxfp8"
+    weights = random_weights(F32, 24, 128)
+    found, minmax = both(weights, quant_type, group_size, np.zeros(128))
+    assert_same_parts(found, minmax)
+    importance = random_importance(128)
+    importance[:group_size] = 0  # all of a group's columns, and others count
+    found, _ = both(weights, quant_type, group_size, importance)
+    np.testing.assert_array_equal(found.scale[:, 0], minmax.scale[:, 0])
+    words = group_size * found.quant_type.bits // 32
+    np.testing.assert_array_equal(found.weight[:, :words], minmax.weight[:, :words])
 
 
-@pytest.mark.parametrize("factor", [1, 2, 0.5, 2.0**40, 2.0**-90], ids=str)
-@any_dtype
-@any_form
-def test_importance_times_a_power_of_two_gives_the_same_bits(
-    quant_type: str, group_size: int, dtype: np.dtype[Any], factor: float
-) -> None:
-    weights = random_weights(dtype, 30, 640)
-    options: dict[str, Any] = {"group_size": group_size, "method": "search"}
-    for importance, same in (
-        (np.ones(640), None),
-        (random_importance(640), random_importance(640)),
-    ):
-        scaled = kernels.quantize(weights, quant_type, importance=importance * factor, **options)
-        assert_same_parts(scaled, kernels.quantize(weights, quant_type, importance=same, **options))
-
-
-@pytest.mark.parametrize("constant", [1.3, 0.37, 7e30, 1e-20], ids=str)
-@any_form
-def test_any_constant_importance_gives_the_bits_of_none(
-    quant_type: str, group_size: int, constant: float
-) -> None:
-    weights = shaped_groups(BF16, 4000, group_size)
-    importance = np.full(group_size, constant)
-    options: dict[str, Any] = {"group_size": group_size, "method": "search"}
-    weighted = kernels.quantize(weights, quant_type, importance=importance, **options)
-    assert_same_parts(weighted, kernels.quantize(weights, quant_type, **options))
-
-
-@any_dtype
 @pytest.mark.parametrize(("quant_type", "group_size"), FP)
 def test_weights_of_importance_0_do_not_keep_the_others_from_their_best_scale(
-    quant_type: str, group_size: int, dtype: np.dtype[Any]
+    quant_type: str, group_size: int
 ) -> None:
-    weights = np.random.default_rng(9).standard_normal((300, group_size)).astype(dtype)
+    weights = np.random.default_rng(9).standard_normal((300, group_size))
     importance = np.where(np.arange(group_size) % 2, 1.0, 0.0)
     spiked = weights.copy()
     spiked[:, 0] = 3e4
-    options: dict[str, Any] = {
-        "group_size": group_size,
-        "method": "search",
-        "importance": importance,
-    }
-    alone, beside = (
-        squared_errors(values, kernels.quantize(values, quant_type, **options), importance)
-        for values in (weights, spiked)
-    )
-    np.testing.assert_allclose(beside, alone, rtol=2e-4, atol=0)
+    for dtype in DTYPES:
+        alone, beside = (
+            squared_errors(values, both(values, quant_type, group_size, importance)[0], importance)
+            for values in (weights.astype(dtype), spiked.astype(dtype))
+        )
+        np.testing.assert_allclose(beside, alone, rtol=2e-4, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("quant_type", "group_size", "dtype", "bound"),
-    [
-        *(("int4", 32, dtype, 0.87) for dtype in DTYPES),
-        *(("int4", 64, dtype, 0.90) for dtype in DTYPES),
-        *(("int4", 128, dtype, 0.92) for dtype in DTYPES),
-        (
-            "int8",
-            64,
-            BF16,
-            0.75,
-        ),  # of which most is minmax's rounding of scale and bias after it chose the codes
-        *(("int8", 64, dtype, 0.89) for dtype in (F16, F32)),
-        *(("nvfp4", 16, dtype, 0.87) for dtype in DTYPES),
-        *(("mxfp4", 32, dtype, 0.96) for dtype in DTYPES),
-        *(("mxfp8", 32, dtype, 1.0) for dtype in DTYPES),
-    ],
-)
-def test_the_error_of_a_search_on_normal_weights_is_at_most_this_part_of_minmax_s(
-    quant_type: str, group_size: int, dtype: np.dtype[Any], bound: float
-) -> None:
-    weights = (np.random.default_rng(7).standard_normal((512, 2560)) * 0.7).astype(dtype)
-    searched, minmax = (
-        squared_errors(weights, quantized).sum()
-        for quantized in both(weights, quant_type, group_size)
-    )
-    assert np.sqrt(searched / minmax) <= bound
-
-
-@pytest.mark.parametrize(("quant_type", "group_size"), [("int4", 32), ("int8", 64), *FP])
+@any_default
 def test_a_huge_weight_of_importance_0_does_not_stop_the_search(
     quant_type: str, group_size: int
 ) -> None:
     weights = np.random.default_rng(4).standard_normal((64, group_size)).astype(np.float32)
     weights[:, 3] = 1e22  # its squared error is infinite
     importance = np.where(np.arange(group_size) == 3, 0.0, 1.0)
-    quantized = kernels.quantize(
-        weights, quant_type, group_size=group_size, method="search", importance=importance
-    )
+    quantized, _ = both(weights, quant_type, group_size, importance)
     error = (kernels.dequantize(quantized).astype(np.float64) - weights) * importance
     assert np.sqrt(np.mean(error**2)) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("quant_type", "group_size", "bound"),
+    [
+        ("int4", 32, 0.87),
+        ("int4", 64, 0.90),
+        ("int4", 128, 0.92),
+        ("int8", 64, 0.89),
+        ("nvfp4", 16, 0.87),
+        ("mxfp4", 32, 0.96),
+        ("mxfp8", 32, 1.0),
+    ],
+)
+def test_the_error_on_normal_weights_is_at_most_this_part_of_minmax_s(
+    quant_type: str, group_size: int, bound: float
+) -> None:
+    weights = np.random.default_rng(7).standard_normal((256, 1280)) * 0.7
+    importance = random_importance(1280)
+    for dtype in DTYPES:
+        values = weights.astype(dtype)
+        searched, minmax = both(values, quant_type, group_size)
+        sums = [squared_errors(values, parts).sum() for parts in (searched, minmax)]
+        assert np.sqrt(sums[0] / sums[1]) <= bound
+        weighted, _ = both(values, quant_type, group_size, importance)
+        sums = [squared_errors(values, parts, importance).sum() for parts in (weighted, searched)]
+        assert sums[0] < sums[1] or quant_type == "mxfp8"

@@ -30,9 +30,8 @@ EVERY_ASCII = "".join(map(chr, range(128)))
 def test_headers_are_canonical_and_read_back(
     tensors: dict[str, Any], metadata: dict[str, str], random: Any
 ) -> None:
-    entries = list(
-        lay_out((name, dtype, shape) for name, (dtype, shape) in tensors.items()).items()
-    )
+    laid_out = lay_out((name, dtype, shape) for name, (dtype, shape) in tensors.items())
+    entries = list(laid_out.items())
     random.shuffle(entries)
     size = sum(entry.nbytes for _, entry in entries)
     try:
@@ -63,9 +62,7 @@ def canonical_text(tensors: dict[str, TensorEntry], metadata: dict[str, str]) ->
 
 
 @pytest.mark.parametrize(
-    "name",
-    [EVERY_ASCII, "\u2027\u2028\u2029\u202a", "\x7f\x80é✓😀", "\ufffe", "â\u2028", ""],
-    ids=ascii,
+    "name", [EVERY_ASCII, "\u2027\u2028\u2029\u202a\ufffe", "é✓😀â", ""], ids=ascii
 )
 def test_every_name_is_written(name: str) -> None:
     entries = lay_out([(name, DType.F32, (2, 3))])
@@ -115,12 +112,12 @@ def test_rare_entries_are_written(shape: tuple[int, ...]) -> None:
     assert parse_header(encode_header(entries, {}, 8)[8:], None).tensors == entries
 
 
-@pytest.mark.parametrize("length", range(1, 18))
 @pytest.mark.parametrize("align", [8, 64, 4096])
-def test_data_start_at_a_multiple(length: int, align: int) -> None:
-    written = encode_header(lay_out([("n" * length, DType.F32, (2,))]), {}, align)
-    assert len(written) % align == 0
-    assert len(written) - len(written.rstrip(b" ")) < align
+def test_data_start_at_a_multiple(align: int) -> None:
+    for length in range(1, 18):
+        written = encode_header(lay_out([("n" * length, DType.F32, (2,))]), {}, align)
+        assert len(written) % align == 0
+        assert len(written) - len(written.rstrip(b" ")) < align
 
 
 def test_two_arrays_of_one_name_are_refused() -> None:

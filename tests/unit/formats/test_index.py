@@ -1,0 +1,79 @@
+"""Every index of shards of the corpus gets its verdict, by the public reader."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.corpus import (
+    Case,
+    accepted,
+    case_id,
+    find,
+    index_tensor,
+    refusal,
+    rejected,
+    write_index_folder,
+)
+
+from blobstore.errors import CorruptDataError, NotFoundError
+from blobstore.source.inventory import read_inventory
+
+
+@pytest.mark.parametrize("case", accepted("index"), ids=case_id)
+def test_indexes_to_accept(case: Case, tmp_path: Path) -> None:
+    shards = write_index_folder(case, tmp_path / "model")
+    inventory = read_inventory(tmp_path / "model")
+    assert {tensor.file.name: name for name, tensor in inventory.tensors.items()} == shards
+    assert list(inventory.tensors) == sorted(shards.values())
+    for name, tensor in inventory.tensors.items():
+        values = index_tensor(name, len(shards))
+        stored = Path(tensor.file.path).read_bytes()[tensor.offset : tensor.offset + tensor.nbytes]
+        assert (tensor.dtype.value, tensor.shape) == ("F32", values.shape)
+        assert stored == values.tobytes()
+    assert inventory.left_out == ()
+
+
+@dataclass
+class Bomb:
+    """A pickle that leaves a file behind when anything unpickles it."""
+
+    path: Path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Say what unpickling calls."""
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize("case", rejected("index"), ids=case_id)
+def test_indexes_to_refuse(case: Case, tmp_path: Path) -> None:
+    shards = write_index_folder(case, tmp_path / "model")
+    bomb = pickle.dumps(Bomb(tmp_path / "unpickled"))
+    (tmp_path / "model" / "pytorch_model.bin").write_bytes(bomb)
+    error = refusal(lambda: read_inventory(tmp_path / "model"))
+    is_missing = case.id == "index-missing-shard"
+    assert isinstance(error, NotFoundError if is_missing else CorruptDataError)
+    assert error.rule == case.rule
+    assert str(tmp_path / "model") in str(error)
+    assert not (tmp_path / "unpickled").exists()
+    for file, name in shards.items():  # nothing is wrong with the shards
+        assert list(read_inventory(tmp_path / "model" / file).tensors) == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "empty", "tensor"),
+    [
+        ("index-missing-tensor", "model-00001-of-00002.safetensors", "zzz"),
+        ("index-wrong-shard", "model-00002-of-00002.safetensors", "a"),
+    ],
+)
+def test_a_shard_without_the_tensor_that_the_index_promises(
+    name: str, empty: str, tensor: str, tmp_path: Path
+) -> None:
+    write_index_folder(find("index", name), tmp_path / "model", empty)
+    error = refusal(lambda: read_inventory(tmp_path / "model"))
+    assert isinstance(error, CorruptDataError)
+    assert (error.rule, error.tensor) == ("I1", tensor)
+    assert empty in str(error)

@@ -1,0 +1,270 @@
+"""Block FP8: every kernel decodes runs of it to the bits of a computation with ml_dtypes."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from support.weights import BF16, DTYPES, F16, F32, KERNELS, every_16_bit_value, raw
+
+from blobstore import kernels
+from blobstore.errors import UsageError
+from blobstore.kernels.scales import BlockRun
+
+Array = np.ndarray[Any, Any]
+
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+NAN = 0x7FC0
+# Matrices ``[number, rows, cols]`` from one value a scale to several blocks, cut at both edges;
+# rows shorter than a block or than any vector.
+STACKS = [(700, 1, 1), (350, 2, 1), (9, 3, 31), (3, 257, 33), (2, 130, 129), (1, 300, 260)]
+
+any_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+
+
+def decoded(codes: Array, scales: Array, run: BlockRun, kernel: kernels.Kernel) -> Array:
+    out = np.empty(run.count, BF16)
+    kernels.decode_blocks_into(codes, scales, out, run, kernel=kernel)
+    return out
+
+
+def expected_bits(codes: Array, scales: Array) -> Array:
+    """Return the BF16 bits of codes with a scale each.
+
+    Exact products in float64 are rounded to float32, then to BF16.
+    """
+    with np.errstate(all="ignore"):
+        products = codes.view(E4M3).astype(np.float64) * scales.astype(np.float64)
+        values = products.astype(np.float32).astype(BF16)
+    return np.where(np.isnan(values), np.uint16(NAN), raw(values))
+
+
+def stacked(stack: tuple[int, int, int], dtype: Any = F32) -> tuple[Array, Array, Array]:
+    """Return random codes, scales that make usual weights, and the bits of the values, all flat."""
+    number, rows, cols = stack
+    generator = np.random.default_rng(stack)
+    codes = generator.integers(0, 256, stack, dtype=np.uint8)
+    blocks = number, -(-rows // 128), -(-cols // 128)
+    scales = (10.0 ** generator.uniform(-7, 1, blocks)).astype(dtype)
+    of_each = scales.repeat(128, axis=1).repeat(128, axis=2)[:, :rows, :cols]
+    return codes.reshape(-1), scales.reshape(-1), expected_bits(codes, of_each).reshape(-1)
+
+
+def decoding_scales() -> Array:
+    """Return float32 scales of every exponent, corners, and those between BF16 neighbours."""
+    corners = [0, 1, 2, 3, 0x7FFFFF, 0x800000, 0x800001, 0x3F800000, 0x3F808000, 0x7F000000]
+    corners += [0x7F7F7FFF, 0x7F7F8000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FBFFFFF, 0x7FC00000]
+    positive = np.array([*corners, 0x7FFFFFFF], np.uint32)
+    random = np.random.default_rng(0).integers(0, 2**23, 1024, dtype=np.uint32)
+    exponents = np.arange(1024, dtype=np.uint32) % 512 << 23
+    # Products of these with powers of two are ties, which go to the even neighbour.
+    halves = np.arange(0, 2**16, 97, dtype=np.uint32) << 16
+    bits = [positive, positive | 2**31, random | exponents, halves, halves | 0x8000]
+    return np.concatenate(bits).view(np.float32)
+
+
+@any_kernel
+def test_every_code_with_scales_of_every_kind(kernel: kernels.Kernel) -> None:
+    sixteen_bits = (every_16_bit_value(dtype)[::89].copy() for dtype in (BF16, F16))
+    for scales in (decoding_scales(), *sixteen_bits):
+        codes = np.repeat(np.arange(256, dtype=np.uint8)[None], len(scales), axis=0)
+        run = BlockRun(rows=1, cols=256, first=0, count=codes.size)  # two scales a matrix
+        values = decoded(codes.reshape(-1), scales.repeat(2), run, kernel)
+        found = raw(values).reshape(codes.shape)
+        np.testing.assert_array_equal(found, expected_bits(codes, scales[:, None]))
+        run = BlockRun(rows=1, cols=1, first=0, count=codes.size)  # a scale each
+        values = decoded(codes.reshape(-1), scales.repeat(256), run, kernel)
+        np.testing.assert_array_equal(raw(values), found.reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("code", "scale", "bits"),
+    [
+        pytest.param(0x38, 1.0, 0x3F80, id="one"),
+        pytest.param(0xB8, 0.5, 0xBF00, id="minus a half"),
+        pytest.param(0x00, -1.0, 0x8000, id="zero by a negative scale"),
+        pytest.param(0x38, 1 + 2.0**-8, 0x3F80, id="tie to the even value below"),
+        pytest.param(0x38, 1 + 3 * 2.0**-8, 0x3F82, id="tie to the even value above"),
+        pytest.param(0x39, float.fromhex("0x1.d38e38p-1"), 0x3F84, id="rounded to float32 first"),
+        pytest.param(0x01, 2.0**-124, 0x0001, id="smallest BF16"),
+        pytest.param(0x01, 2.0**-125, 0x0000, id="half of it"),
+        pytest.param(0x7E, 2.0**-140, 0x0004, id="three and a half of it"),
+        pytest.param(0xFE, 1e38, 0xFF80, id="beyond float32, negative"),
+        pytest.param(0x38, 3.4e38, 0x7F80, id="finite in float32, beyond BF16"),
+        pytest.param(0x38, 3.39e38, 0x7F7F, id="rounds to the largest BF16"),
+        pytest.param(0x00, np.inf, NAN, id="zero times infinity"),
+        pytest.param(0xFF, 0.0, NAN, id="NaN times zero"),
+        pytest.param(0xB8, -np.nan, NAN, id="negative NaN scale"),
+    ],
+)
+def test_values_computed_by_hand(code: int, scale: float, bits: int) -> None:
+    for kernel in KERNELS:
+        run = BlockRun(rows=1, cols=70, first=0, count=70)
+        values = decoded(np.full(70, code, np.uint8), np.full(1, scale, F32), run, kernel)
+        assert set(raw(values).tolist()) == {bits}
+
+
+@any_kernel
+@pytest.mark.parametrize("stack", STACKS, ids=str)
+def test_runs_have_the_bits_of_the_whole_and_nothing_around_them_is_written(
+    stack: tuple[int, int, int], kernel: kernels.Kernel
+) -> None:
+    _, rows, cols = stack
+    for dtype in DTYPES:
+        codes, scales, expected = stacked(stack, dtype)
+        near = {start + by for start in (0, cols, 128 * cols, rows * cols) for by in (-1, 0, 1, 33)}
+        generator = np.random.default_rng(codes.size)
+        ends = sorted(end for end in near if 0 <= end <= codes.size)
+        spans = [(0, codes.size), *pairwise(ends), (ends[0], ends[-1])]
+        spans += [tuple(sorted(generator.integers(0, codes.size, 2).tolist())) for _ in range(9)]
+        buffer = np.empty(2 * (codes.size + 128), np.uint8)
+        for start, stop in spans:
+            buffer.fill(0x55)
+            out = buffer.view(BF16)[64 : 64 + stop - start]
+            run = BlockRun(rows=rows, cols=cols, first=start, count=stop - start)
+            needed = scales[run.scales.start : run.scales.stop]
+            kernels.decode_blocks_into(codes[start:stop], needed, out, run, kernel=kernel)
+            np.testing.assert_array_equal(raw(out), expected[start:stop], f"{start}:{stop}")
+            assert (buffer[:128] == 0x55).all()
+            assert (buffer[128 + 2 * (stop - start) :] == 0x55).all()
+
+
+@any_kernel
+def test_threads_decode_pieces_of_one_run(kernel: kernels.Kernel) -> None:
+    codes, scales, expected = stacked((2, 130, 129))
+    out = np.empty(codes.size, BF16)
+
+    def decode(run: BlockRun) -> None:
+        place = slice(run.first, run.first + run.count)
+        needed = scales[run.scales.start : run.scales.stop]
+        kernels.decode_blocks_into(codes[place], needed, out[place], run, kernel=kernel)
+
+    run = BlockRun(rows=130, cols=129, first=0, count=codes.size)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(decode, run.pieces(3)))
+    np.testing.assert_array_equal(raw(out), expected)
+
+
+sizes = st.one_of(st.integers(1, 400), st.sampled_from([127, 128, 129, 256, 257, 5000]))
+runs = st.builds(
+    BlockRun, rows=sizes, cols=sizes, first=st.integers(0, 10**6), count=st.integers(0, 3000)
+)
+
+
+def scales_of_codes(run: BlockRun) -> Any:
+    """Return the flat index of each code's scale."""
+    row, column = np.divmod(np.arange(run.first, run.first + run.count), run.cols)
+    matrix, row = np.divmod(row, run.rows)
+    rows, columns = -(-run.rows // 128), -(-run.cols // 128)
+    return (matrix * rows + row // 128) * columns + column // 128
+
+
+@settings(max_examples=100)
+@given(runs)
+def test_the_scales_of_a_run_hold_those_of_its_codes_and_no_row_of_scales_without_one(
+    run: BlockRun,
+) -> None:
+    of_codes = scales_of_codes(run)
+    if not run.count:
+        assert len(run.scales) == 0
+        return
+    assert (run.scales.start, run.scales.stop) <= (of_codes.min(), of_codes.max() + run.blocks[1])
+    assert run.scales.start <= of_codes.min() <= of_codes.max() < run.scales.stop
+    if run.first // run.cols == (run.first + run.count - 1) // run.cols:
+        assert list(run.scales) == sorted(set(of_codes.tolist()))
+
+
+@settings(max_examples=100)
+@given(runs, st.sampled_from([1, 2, 16, 300, 10**6]))
+def test_pieces_are_the_run_in_order_and_need_few_scales_whatever_the_shape(
+    run: BlockRun, most: int
+) -> None:
+    end = run.first
+    for piece in run.pieces(most):
+        assert (piece.rows, piece.cols, piece.first) == (run.rows, run.cols, end)
+        assert piece.count > 0
+        assert len(piece.scales) <= most + piece.count // 16 + 4
+        end += piece.count
+    assert end == run.first + run.count
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "pieces"), [(1, 1, 8), (2, 1, 4), (128, 128, 1), (2**21, 1, 1), (1, 2**40, 1)]
+)
+def test_a_run_of_an_import_takes_few_pieces(rows: int, cols: int, pieces: int) -> None:
+    run = BlockRun(rows=rows, cols=cols, first=0, count=2**21)
+    assert len(list(run.pieces(2**18))) == pieces
+
+
+def test_the_rows_of_a_piece_are_whole_where_their_scales_are_far_more_than_it_needs() -> None:
+    run = BlockRun(rows=128, cols=2**40, first=2**40 - 1000, count=2000)
+    assert len(run.scales) == 2**33
+    pieces = [(piece.first, piece.count, len(piece.scales)) for piece in run.pieces(2**18)]
+    assert pieces == [(2**40 - 1000, 1000, 8), (2**40, 1000, 8)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"first": -1}, "first is -1"),
+        ({"first": True}, "first is True"),
+        ({"first": 2**63 - 300}, "the run ends at"),
+        ({"rows": 0}, r"300 codes, but its matrices \[0, 200\]"),
+        ({"cols": 2**64}, "cols is"),
+        ({"count": "300"}, "count is '300'"),
+    ],
+)
+def test_a_run_that_can_not_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        BlockRun(**{"rows": 3, "cols": 200, "first": 0, "count": 300, **changes})
+
+
+U8 = np.uint8
+RUN = BlockRun(rows=300, cols=200, first=0, count=300)  # two rows of the first blocks
+FITS: dict[str, Any] = {
+    "codes": np.zeros(300, U8),
+    "scales": np.ones(2, F32),
+    "out": np.zeros(300, BF16),
+    "run": RUN,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"codes": np.zeros(300, np.int8)}, "codes is int8 of shape"),
+        ({"codes": np.zeros((2, 150), U8)}, r"codes is uint8 of shape \[2, 150\]"),
+        ({"codes": np.zeros(299, U8)}, r"codes is uint8 of shape \[299\]"),
+        ({"codes": np.zeros(600, U8)[::2]}, "codes is not a contiguous"),
+        ({"codes": bytes(300)}, "codes is bytes, not an array"),
+        ({"scales": np.ones(2, np.float64)}, "scales is float64 of shape"),
+        ({"scales": np.ones(2, np.dtype(">f4"))}, "scales is >f4"),
+        ({"scales": np.zeros(9, U8)[1:].view(F32)}, "scales is not a contiguous, aligned"),
+        ({"scales": np.ones(1, F32)}, r"of shape \[1\], not"),
+        ({"scales": np.ones(3, F32)}, r"of shape \[3\], not"),
+        ({"out": np.zeros(299, BF16)}, r"out is bfloat16 of shape \[299\]"),
+        ({"out": np.zeros(300, F16)}, "out is float16"),
+        ({"out": np.zeros(600, BF16)[::2]}, "out is not a contiguous"),
+        ({"out": np.frombuffer(bytes(600), BF16)}, "out is read-only"),
+        ({"out": FITS["codes"].repeat(2).view(BF16)[::-1]}, "out is not a contiguous"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
+    kernels.decode_blocks_into(**FITS)
+    with pytest.raises(UsageError, match=message):
+        kernels.decode_blocks_into(**{**FITS, **changes})
+
+
+def test_values_are_not_written_over_what_they_are_made_of() -> None:
+    buffer, scales = np.zeros(900, U8), np.ones(2, F32)
+    kernels.decode_blocks_into(buffer[:300], scales, buffer[300:].view(BF16), RUN)
+    with pytest.raises(UsageError, match="shares memory"):
+        kernels.decode_blocks_into(buffer[:300], scales, buffer[298:898].view(BF16), RUN)
+    few = BlockRun(rows=1, cols=4, first=0, count=4)
+    with pytest.raises(UsageError, match="shares memory"):
+        kernels.decode_blocks_into(buffer[:4], scales[:1], scales.view(BF16), few)

@@ -1,0 +1,275 @@
+"""Every native target stores and reads the bits of the NumPy twin, for every type and float format.
+
+Not only the best target of this machine: a processor of a lower level runs another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.weights import (
+    AFFINE,
+    BF16,
+    DTYPES,
+    EVERY,
+    F16,
+    F32,
+    FP,
+    KERNELS,
+    TARGETS,
+    TWIN,
+    assert_same_parts,
+    edge_weights,
+    every_16_bit_value,
+    flat,
+    parts_of,
+    random_importance,
+    random_weights,
+    raw,
+    raw_or_nan,
+    shaped_groups,
+)
+
+from blobstore import kernels
+from blobstore.formats.quant import Quantization, QuantType
+from blobstore.kernels.arrays import QuantizedArray
+
+Array = np.ndarray[Any, Any]
+
+DEFAULTS = [("int4", 32), ("int8", 64), *FP]
+# Blocks of 16, 8, 4 and 1 groups: one more and one less than whole blocks, and single groups.
+FEW = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 33, 40)
+
+any_form = pytest.mark.parametrize(("quant_type", "group_size"), EVERY)
+any_default = pytest.mark.parametrize(("quant_type", "group_size"), DEFAULTS)
+
+
+def assert_dequantized_alike(quantized: QuantizedArray[Array]) -> None:
+    for dtype in ("float32", "bfloat16", "float16"):
+        expected = raw_or_nan(kernels.dequantize(quantized, dtype, kernel=TWIN))
+        for name, kernel in TARGETS.items():
+            values = raw_or_nan(kernels.dequantize(quantized, dtype, kernel=kernel))
+            np.testing.assert_array_equal(values, expected, err_msg=f"{name} {dtype}")
+
+
+def assert_quantized_alike(
+    weights: Array, quant_type: str, group_size: int, **options: Any
+) -> QuantizedArray[Array]:
+    """Fail unless all targets store what the twin stores; return that."""
+    options["group_size"] = group_size
+    expected = kernels.quantize(weights, quant_type, kernel=TWIN, **options)
+    for name, kernel in TARGETS.items():
+        found = kernels.quantize(weights, quant_type, kernel=kernel, **options)
+        assert_same_parts(found, expected, f"{name} {weights.dtype} {weights.shape} {options}")
+    return expected
+
+
+def assert_filled_alike(
+    weights: Array, quantization: Quantization, choice: kernels.ScaleChoice
+) -> tuple[int, QuantizedArray[Array]]:
+    """Fail unless `quantize_into` fills and returns the same with all kernels; return that."""
+    template = kernels.quantize(
+        np.zeros((1, weights.size), weights.dtype),
+        quantization.quant_type,
+        group_size=quantization.group_size,
+    )
+    results = []
+    for kernel in (TWIN, *TARGETS.values()):
+        bias = None if template.bias is None else template.bias.copy()
+        parts = QuantizedArray(
+            template.weight.copy(), template.scale.copy(), bias, None, quantization
+        )
+        for part in parts_of(parts):
+            raw(part).fill(77)
+        bad = kernels.quantize_into(weights.reshape(-1), flat(parts), choice, kernel=kernel)
+        results.append((bad, parts))
+    expected = results[0]
+    for bad, parts in results[1:]:
+        assert bad == expected[0]
+        if bad < 0:
+            assert_same_parts(parts, expected[1])
+    return expected
+
+
+@any_form
+def test_random_weights_and_edges(quant_type: str, group_size: int) -> None:
+    for dtype in DTYPES if (quant_type, group_size) in DEFAULTS else [BF16]:
+        for weights in (random_weights(dtype, 9, 384), edge_weights(dtype)):
+            quantized = assert_quantized_alike(weights, quant_type, group_size)
+            assert_dequantized_alike(quantized)
+            for importance in (None, random_importance(weights.shape[1])):
+                options = {"method": "search", "importance": importance}
+                quantized = assert_quantized_alike(weights, quant_type, group_size, **options)
+            assert_dequantized_alike(quantized)
+
+
+@any_default
+def test_searches_side_by_side_that_end_at_different_times(
+    quant_type: str, group_size: int
+) -> None:
+    for dtype in DTYPES:
+        weights = shaped_groups(dtype, 5 * 67, group_size).reshape(-1, 5 * group_size)
+        for importance in (None, random_importance(5 * group_size)):
+            options = {"method": "search", "importance": importance}
+            assert_quantized_alike(weights, quant_type, group_size, **options)
+
+
+@any_default
+def test_1_to_40_groups(quant_type: str, group_size: int) -> None:
+    for groups in FEW:
+        dtype = DTYPES[groups % 3]
+        weights = shaped_groups(dtype, groups, group_size, seed=(groups,))
+        for method in kernels.METHODS:
+            quantized = assert_quantized_alike(weights, quant_type, group_size, method=method)
+            assert_dequantized_alike(quantized)
+
+
+@any_default
+def test_runs_that_start_in_any_column(quant_type: str, group_size: int) -> None:
+    cols = 3 * group_size
+    importance = kernels.checked_importance(random_importance(cols), cols)
+    kind = Quantization(QuantType(quant_type), group_size)
+    for dtype in DTYPES:
+        weights = random_weights(dtype, 8, cols)
+        for column in (0, 1, group_size, 2 * group_size + 5, cols - 1):
+            choice = kernels.ScaleChoice("search", importance, column)
+            assert assert_filled_alike(weights, kind, choice)[0] == -1
+
+
+def test_a_global_scale() -> None:
+    for dtype in DTYPES:
+        small = (random_weights(F32, 7, 640) * np.float32(1e-4)).astype(dtype)
+        for weights in (small, random_weights(dtype, 9, 384), edge_weights(dtype)):
+            for method in kernels.METHODS:
+                options = {"method": method, "global_scale": True}
+                assert_dequantized_alike(assert_quantized_alike(weights, "nvfp4", 16, **options))
+            options["importance"] = random_importance(weights.shape[1])
+            assert_quantized_alike(weights, "nvfp4", 16, **options)
+
+
+@any_default
+def test_16_bit_values_as_the_edge_of_a_group(quant_type: str, group_size: int) -> None:
+    for dtype in (BF16, F16):
+        every = every_16_bit_value(dtype)
+        with np.errstate(invalid="ignore"):
+            edges = every[np.isfinite(every)].astype(np.float32)[:, None]
+        weights = (edges[::11] * np.linspace(-0.5, 1, group_size, dtype=np.float32)).astype(dtype)
+        quantized = assert_quantized_alike(weights, quant_type, group_size)
+        if quant_type != "int8":
+            assert_dequantized_alike(quantized)
+        assert_quantized_alike(weights[::5], quant_type, group_size, method="search")
+
+
+@pytest.mark.parametrize("quant_type", ["int4", "int8"])
+def test_16_bit_scales_and_biases_of_any_bits(quant_type: str) -> None:
+    kind = QuantType(quant_type)
+    words = np.random.default_rng(0).integers(0, 2**32, (32, 256 * kind.bits), dtype=np.uint32)
+    for dtype, every in ((BF16, BF16), (F16, F16), (F32, BF16)):
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            scales = every_16_bit_value(every).reshape(256, 256)[::8].astype(dtype)
+        biases = np.ascontiguousarray(scales[::-1, ::-1])
+        assert_dequantized_alike(
+            QuantizedArray(words, scales, biases, None, Quantization(kind, 32))
+        )
+
+
+@pytest.mark.parametrize(("quant_type", "group_size"), FP)
+def test_every_fp_scale_and_code(quant_type: str, group_size: int) -> None:
+    octets = np.arange(256, dtype=np.uint8)
+    quantization = Quantization(QuantType(quant_type), group_size)
+    cols = 256 * 8 // quantization.quant_type.bits
+    scales = np.repeat(octets[:, None], cols // group_size, axis=1)
+    words = np.repeat(octets.view(np.uint32)[None], 256, axis=0)
+    factors = (0.7, -0.0, 1e30, 1e-44) if quant_type == "nvfp4" else ()
+    for factor in (None, *(np.array([value], np.float32) for value in factors)):
+        assert_dequantized_alike(QuantizedArray(words, scales, None, factor, quantization))
+
+
+def test_values_are_rounded_to_16_bits_half_to_even_whatever_their_bits() -> None:
+    # Codes of 0: the values are the biases, here float32 halfway between 16-bit neighbours and
+    # around it.
+    for dtype, output in ((BF16, "bfloat16"), (F16, "float16")):
+        with np.errstate(invalid="ignore"):
+            exact = every_16_bit_value(dtype)[::5].astype(np.float32)
+            after = every_16_bit_value(dtype)[1::5].astype(np.float32)
+            halfway = exact[:-1] * np.float32(0.5) + after * np.float32(0.5)
+        beside = [np.nextafter(halfway, np.float32(end)) for end in (np.inf, -np.inf)]
+        biases = np.concatenate([exact, halfway, *beside]).reshape(1, -1)
+        words = np.zeros((1, biases.size * 4), np.uint32)
+        quantized = QuantizedArray(
+            words, np.ones_like(biases), biases, None, Quantization(QuantType.INT4, 32)
+        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            expected = (biases + np.float32(0)).astype(dtype)  # 0 * 1 + -0 is 0
+        for kernel in KERNELS:
+            values = kernels.dequantize(quantized, output, kernel=kernel).reshape(-1, 32)
+            np.testing.assert_array_equal(
+                raw_or_nan(values), np.repeat(raw_or_nan(expected).reshape(-1, 1), 32, axis=1)
+            )
+
+
+@pytest.mark.parametrize(("quant_type", "group_size"), AFFINE)
+def test_the_candidates_of_a_search_are_those_it_is_given(quant_type: str, group_size: int) -> None:
+    weights = shaped_groups(BF16, 43, group_size)
+    kind = Quantization(QuantType(quant_type), group_size)
+    usual = kernels.quantize(weights, quant_type, group_size=group_size, method="search")
+    for factors in ((), (1.0,), (0.5, 1.0, 1.5)):
+        for neighbours in (False, True):
+            given = kernels.AffineCandidates(factors, (-0.5, 0.0, 0.25)[: len(factors)], neighbours)
+            choice = kernels.ScaleChoice("search", candidates=given)
+            bad, parts = assert_filled_alike(weights, kind, choice)
+            assert bad == -1
+            assert (raw(parts.scale).ravel() != raw(usual.scale).ravel()).any()
+
+
+LAST = 40
+"""Of 41 groups: a tile of 32, blocks of some lanes, and one group alone."""
+
+
+def with_overflow(dtype: np.dtype[Any], *groups: int) -> Array:
+    """Return 41 groups; these of them span more than the largest float."""
+    weights = random_weights(dtype, LAST + 1, 32)
+    for group in groups:
+        weights[group, [7, 11]] = 3e38, -2e38
+    return weights
+
+
+@pytest.mark.parametrize("method", kernels.METHODS)
+@pytest.mark.parametrize("quant_type", ["int4", "int8"])
+def test_quantize_into_says_which_group_has_an_infinite_scale(quant_type: str, method: str) -> None:
+    kind, choice = Quantization(QuantType(quant_type), 32), kernels.ScaleChoice(method)
+    for dtype in (BF16, F32):
+        for groups in ((), (0,), (17, 23), (31, 33), (LAST - 1,), (0, LAST)):
+            weights = with_overflow(dtype, *groups)
+            for kernel in KERNELS:
+                options: dict[str, Any] = {"method": method, "kernel": kernel}
+                stored = kernels.quantize(weights, quant_type, group_size=32, **options)
+                assert np.flatnonzero(~np.isfinite(stored.scale)).tolist() == list(groups)
+            bad, parts = assert_filled_alike(weights, kind, choice)
+            assert bad == (groups[0] * 32 if groups else -1)
+            assert_same_parts(flat(parts), flat(stored))
+        for overflow, place in ((0, 0), (0, 20), (20, 0), (20, LAST), (LAST, LAST)):
+            weights = with_overflow(dtype, overflow)
+            weights[place, 5] = np.nan  # wherever it is, it comes first
+            assert assert_filled_alike(weights, kind, choice)[0] == place * 32 + 5
+
+
+@any_default
+def test_only_affine_scales_overflow_at_the_edges_of_the_format(
+    quant_type: str, group_size: int
+) -> None:
+    """A bias never overflows: it is a weight or zero, or a search had a finite error with it."""
+    kind = Quantization(QuantType(quant_type), group_size)
+    for dtype in DTYPES:
+        most = float(ml_dtypes.finfo(dtype).max)
+        below, half = float(np.nextafter(dtype.type(most), dtype.type(0))), most / 2
+        pairs = [(half, -half), (half, -below), (most, -below), (-most, most), (most, below)]
+        ends = np.array(pairs).repeat(64, axis=0).reshape(-1, 128).astype(dtype)
+        for method in kernels.METHODS:
+            weights = np.concatenate([edge_weights(dtype), ends])
+            bad, parts = assert_filled_alike(weights, kind, kernels.ScaleChoice(method))
+            assert parts.bias is None or np.isfinite(parts.bias).all()
+            assert (bad == -1) == (parts.bias is None or dtype == F16)
