@@ -11,26 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.calls import note_calls
 from support.checkpoints import LLAMA_CONFIG, raw_safetensors, safetensors_bytes, write_checkpoint
 from support.stores import commit_model
 
 from blobstore import open_model
-from blobstore.errors import (
-    BlobStoreError,
-    CorruptDataError,
-    DocumentError,
-    LimitExceededError,
-)
+from blobstore.errors import BlobStoreError, CorruptDataError, LimitExceededError
 from blobstore.export.planned_files import read_weights
-from blobstore.formats import provenance as own_document
-from blobstore.formats.safetensors.header import header_of as read_header
+from blobstore.formats import provenance
+from blobstore.formats.safetensors.header import header_of
 from blobstore.importer import plan
-from blobstore.importer.outputs import PlannedBlob
 from blobstore.importer.run import plan_import
-from blobstore.inspection import listing
 from blobstore.inspection.inspect import inspect
-from blobstore.inspection.listing import stored_coverage, summarize
+from blobstore.inspection.listing import BrokenModel, list_models, stored_coverage, summarize
 from blobstore.io import budget as limits
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader
@@ -84,14 +76,6 @@ def test_a_stored_model_has_half_the_text_of_a_checkpoint() -> None:
     Budget("m").take_text(200_000_000, "the headers")
 
 
-def test_tensors_are_counted() -> None:
-    budget = Budget("m", tensors=3)
-    budget.take_tensors(2, "a")
-    assert "has 2 tensors, which makes 4 in m; at most 3" in str(
-        refused(lambda: budget.take_tensors(2, "the header"))
-    )
-
-
 def test_servers_get_more_time_while_they_send(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -105,29 +89,26 @@ def test_servers_get_more_time_while_they_send(monkeypatch: pytest.MonkeyPatch) 
     now += 60
     error = refused(budget.seconds_left)
     assert "servers sent 20,000,000 bytes for m in 119 seconds" in str(error)
-    assert "limit exceeded: servers sent" in str(
-        refused(lambda: budget.receive(limits.MAX_RECEIVED))
-    )
+    refused(lambda: budget.receive(limits.MAX_RECEIVED))
     assert pickle.loads(pickle.dumps(error)).hint == error.hint
 
 
-def test_padding_is_not_counted() -> None:
+def test_the_padding_of_headers_is_not_counted() -> None:
     text = json.dumps({"a": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}).encode()
     budget = Budget("m", text=9000)
     for _ in range(20):
-        read_header(BytesReader(raw_safetensors(text + b" " * 4000)), budget)
+        header_of(BytesReader(raw_safetensors(text + b" " * 4000)), budget)
     error = refused(
-        lambda: [read_header(BytesReader(raw_safetensors(text), "x"), budget) for _ in range(150)]
+        lambda: [header_of(BytesReader(raw_safetensors(text), "x"), budget) for _ in range(150)]
     )
     assert error.path == "x"
-    assert str(error).startswith("x: limit exceeded: the header has ")
 
 
 def test_without_a_budget_a_header_may_be_as_large_as_the_format_allows(
     least: Callable[..., None],
 ) -> None:
     least(text=10, tensors=0)
-    assert len(read_header(BytesReader(ONE)).tensors) == 1
+    assert len(header_of(BytesReader(ONE)).tensors) == 1
 
 
 # Checkpoints
@@ -145,7 +126,7 @@ def shards(folder: Path, count: int, data: bytes = EMPTY) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("read", [inspect, read_inventory, plan_import])
+@pytest.mark.parametrize("read", [inspect, plan_import])
 def test_the_headers_of_a_checkpoint_together(
     read: Callable[[Path], object], tmp_path: Path, least: Callable[..., None]
 ) -> None:
@@ -155,18 +136,14 @@ def test_the_headers_of_a_checkpoint_together(
     error = refused(lambda: read(folder))
     assert str(folder) in str(error)
     assert str(error.path).endswith("-of-00030.safetensors")
-    assert "at most 20,000" in str(error)
 
 
-@pytest.mark.parametrize("read", [inspect, read_inventory])
-def test_the_tensors_of_a_checkpoint_together(
-    read: Callable[[Path], object], tmp_path: Path, least: Callable[..., None]
-) -> None:
+def test_the_tensors_of_a_checkpoint_together(tmp_path: Path, least: Callable[..., None]) -> None:
     folder = write_checkpoint(tmp_path / "m")
     least(tensors=6)
-    read(folder)
+    read_inventory(folder)
     least(tensors=5)
-    assert "has 6 tensors" in str(refused(lambda: read(folder)))
+    assert "has 6 tensors, which makes 6" in str(refused(lambda: read_inventory(folder)))
 
 
 def test_the_documents_of_a_checkpoint_together(tmp_path: Path) -> None:
@@ -185,49 +162,49 @@ def test_a_record_that_could_not_be_read_again_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shards(tmp_path / "m", 10)
-    monkeypatch.setattr(own_document, "MAX_DOCUMENT", 10_000)
-    error = refused(lambda: plan_import(folder))
-    assert "would have a blobstore.json of" in str(error)
+    monkeypatch.setattr(provenance, "MAX_DOCUMENT", 10_000)
+    assert "would have a blobstore.json of" in str(refused(lambda: plan_import(folder)))
     assert plan_import(folder, profile="ollama").blobs
 
 
 def test_links_to_one_file_are_counted_once(tmp_path: Path) -> None:
     """Without an index and a usual name each file counts for itself, but no file twice."""
     (tmp_path / "a.safetensors").write_bytes(ONE)
-    for name in ("b", "c"):
-        os.link(tmp_path / "a.safetensors", tmp_path / f"{name}.safetensors")
+    os.link(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     (tmp_path / "d.safetensors").symlink_to("a.safetensors")
     (tmp_path / "e.safetensors").write_bytes(ONE)
     found = inspect(tmp_path)
     assert [file.name for file in found.files] == ["a.safetensors", "e.safetensors"]
-    assert (
-        found.notes[0] == "no index and no model.safetensors: 2 files are counted, each for itself"
-    )
-    assert (
-        "links to files that are: 'b.safetensors', 'c.safetensors', 'd.safetensors'"
-        in found.notes[1]
-    )
+    assert "2 files are counted, each for itself" in found.notes[0]
+    assert "links to files that are: 'b.safetensors', 'd.safetensors'" in found.notes[1]
 
 
-# The first shard that is wrong
-
-
-@pytest.mark.parametrize("read", [inspect, read_inventory])
-@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize(("read", "indexed"), [(inspect, True), (read_inventory, False)])
 def test_no_shard_is_opened_after_one_that_is_wrong(
     read: Callable[[Path], object], indexed: bool, tmp_path: Path
 ) -> None:
-    folder = shards(tmp_path / "m", 4, ONE)  # the second shard holds the first one's tensor
+    folder = shards(tmp_path / "m", 4, ONE)  # the second shard has the first one's tensor
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     (folder / names[3]).unlink()
     (folder / names[3]).write_bytes(b"no header")
     if indexed:
-        weight_map = {"a": names[0], "b": names[1], "c": names[2], "d": names[3]}
+        weight_map = dict(zip("abcd", names, strict=True))
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(CorruptDataError) as caught:
         read(folder)
     assert (caught.value.tensor, caught.value.rule) == ("a", "I1")
-    assert isinstance(caught.value, DocumentError) is not indexed
+
+
+@pytest.mark.parametrize(
+    ("most", "says"), [(3, "needs more than 3 layers"), (6, "needs 7 layers, at most 6")]
+)
+def test_documents_count_as_layers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, says: str
+) -> None:
+    """A manifest may name only so many; six blobs and a document are too many for six."""
+    monkeypatch.setattr(plan, "MAX_LAYERS", most)
+    source = write_checkpoint(tmp_path / "m")
+    assert says in str(refused(lambda: plan_import(source, profile="ollama")))
 
 
 # Stored models
@@ -235,9 +212,7 @@ def test_no_shard_is_opened_after_one_that_is_wrong(
 
 READERS: dict[str, Callable[[Store], object]] = {
     "list": lambda store: [
-        model.error
-        for model in listing.list_models(store)
-        if isinstance(model, listing.BrokenModel)
+        model.error for model in list_models(store) if isinstance(model, BrokenModel)
     ],
     "show": lambda store: summarize(
         store, ModelName.parse("m"), store.manifest(ModelName.parse("m"))
@@ -249,39 +224,17 @@ READERS: dict[str, Callable[[Store], object]] = {
 }
 
 
-@pytest.mark.parametrize("limit", ["text", "tensors"])
 @pytest.mark.parametrize("reader", READERS)
 def test_the_headers_of_a_stored_model_together(
-    reader: str, limit: str, store: Store, least: Callable[..., None]
+    reader: str, store: Store, least: Callable[..., None]
 ) -> None:
-    commit_model(
-        store, "m", *(safetensors_bytes({f"t{number}": np.arange(8.0)}) for number in range(9))
-    )
-    least(**{limit: {"text": 500, "tensors": 8}[limit]})
+    blobs = [safetensors_bytes({f"t{number}": np.arange(8.0)}) for number in range(9)]
+    commit_model(store, "m", *blobs)
+    least(**({"text": 500} if reader in ("list", "inspect", "export") else {"tensors": 8}))
     try:
         found = READERS[reader](store)
     except BlobStoreError as error:
         found = [error]
     assert isinstance(found, list)
     assert isinstance(found[0], LimitExceededError)
-    assert "limit exceeded" in str(found[0])
     assert "m:latest" in f"{found[0]} {found[0].model}" or reader == "show --coverage"
-
-
-def test_documents_count_as_layers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = write_checkpoint(tmp_path / "m")
-    planned = plan_import(source)
-    assert len(planned.layers) > len(planned.blobs)
-    monkeypatch.setattr(plan, "MAX_LAYERS", len(planned.layers) - 1)
-    error = refused(lambda: plan_import(source))
-    assert f"needs {len(planned.layers)} layers, at most {len(planned.layers) - 1}" in str(error)
-
-
-def test_no_more_blobs_are_planned_than_a_manifest_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "MAX_LAYERS", 3)
-    made = note_calls(monkeypatch, PlannedBlob, "of")
-    error = refused(lambda: plan_import(write_checkpoint(tmp_path / "m")))
-    assert "needs more than 3 layers" in str(error)
-    assert len(made) == 4

@@ -34,7 +34,7 @@ def test_a_tree_that_is_too_deep_is_an_error(tmp_path: Path) -> None:
     subprocess.run(["rm", "-r", tmp_path / "tree"], check=True)
 
 
-def test_what_is_no_folder_is_removed_and_not_followed(tmp_path: Path) -> None:
+def test_what_is_not_a_folder_is_removed_and_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_bytes(b"mine")
@@ -43,19 +43,12 @@ def test_what_is_no_folder_is_removed_and_not_followed(tmp_path: Path) -> None:
         (folder / "link").symlink_to(outside)
         (folder / "dangling").symlink_to("nowhere")
         os.mkfifo(folder / "pipe")
-        (folder / "empty").mkdir()
-    remove_tree(tmp_path / "tree")
-    assert [path.name for path in tmp_path.rglob("*")] == ["outside", "file"]
-
-
-def test_a_link_is_no_tree_and_what_is_gone_is_removed(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "file").write_bytes(b"mine")
-    (tmp_path / "link").symlink_to("folder")
+    (tmp_path / "link").symlink_to("outside")
     with pytest.raises(OSError, match="not a folder"):
         remove_tree(tmp_path / "link")
-    remove_tree(tmp_path / "nothing")
-    assert {path.name for path in tmp_path.rglob("*")} == {"folder", "file", "link"}
+    remove_tree(tmp_path / "tree")
+    remove_tree(tmp_path / "missing")
+    assert {path.name for path in tmp_path.rglob("*")} == {"outside", "file", "link"}
 
 
 def test_what_may_not_be_removed_is_an_error(tmp_path: Path) -> None:
@@ -74,17 +67,7 @@ def test_what_may_not_be_removed_is_an_error(tmp_path: Path) -> None:
     shutil.rmtree(tree)
 
 
-def test_no_folder_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On overlayfs that fails for one in a lower layer."""
-    monkeypatch.setattr(os, "rename", None)
-    for path in ("a/b/c", "a/d", "e/f/g/h"):
-        (tmp_path / "tree" / path).mkdir(parents=True)
-        (tmp_path / "tree" / path / "file").write_bytes(b"x")
-    remove_tree(tmp_path / "tree")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_link_to_what_has_replaced_the_file_is_none(tmp_path: Path) -> None:
+def test_a_file_that_was_replaced_is_not_linked(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"one")
     with FileReader(tmp_path / "a") as reader:
         assert link(reader, tmp_path / "b")
@@ -92,7 +75,6 @@ def test_a_link_to_what_has_replaced_the_file_is_none(tmp_path: Path) -> None:
         (tmp_path / "c").write_bytes(b"two")
         (tmp_path / "c").rename(tmp_path / "a")
         assert not link(reader, tmp_path / "b")
-    assert not (tmp_path / "b").exists()
     with BytesReader(b"one", str(tmp_path / "a")) as memory:
         assert not link(memory, tmp_path / "b")
         assert not clone(memory, tmp_path / "b")
@@ -116,9 +98,18 @@ def copied_around(folder: Path, start: int, at: int, length: int, *, has_direct:
     return target.read_bytes()
 
 
-@pytest.mark.parametrize("has_direct", [True, False])
-@pytest.mark.parametrize("length", [0, 1, 4095, 4096, 8192, 8193, 30_000])
-@pytest.mark.parametrize(("start", "at"), [(0, 0), (1, 0), (0, 1), (136, 5003), (4099, 8191)])
+@pytest.mark.parametrize(
+    ("start", "at", "length", "has_direct"),
+    [
+        (0, 0, 0, True),
+        (0, 0, 8192, True),
+        (1, 0, 4095, True),
+        (0, 1, 8193, True),
+        (136, 5003, 30_000, True),
+        (4099, 8191, 1, True),
+        (136, 5003, 30_000, False),
+    ],
+)
 def test_bytes_are_copied_around_the_page_cache(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -128,13 +119,14 @@ def test_bytes_are_copied_around_the_page_cache(
     *,
     has_direct: bool,
 ) -> None:
-    real, starts = _native.write_parts, list[int]()
+    """Only whole pages go there: O_DIRECT refuses others on some file systems."""
+    real, odd = _native.write_parts, set[int]()
 
     def write_parts(parts: list[tuple[int, int, memoryview]]) -> None:
         for fd, offset, data in parts:
             if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
                 address = ctypes.addressof(ctypes.c_char.from_buffer(data))
-                starts.extend((address % PAGE, offset % PAGE, len(data) % PAGE))
+                odd.update((address % PAGE, offset % PAGE, len(data) % PAGE))
         real(parts)
 
     monkeypatch.setattr(durable, "DIRECT_FROM", 1)
@@ -142,15 +134,14 @@ def test_bytes_are_copied_around_the_page_cache(
     found = copied_around(tmp_path, start, at, length, has_direct=has_direct)
     rest = b"x" * (40_000 - at - length)
     assert found == b"x" * at + DATA[start : start + length] + rest
-    assert set(starts) <= {0}
+    assert odd <= {0}
 
 
-def test_a_file_that_ends_before_the_copy_does(tmp_path: Path) -> None:
+def test_a_source_that_ends_before_the_copy_does_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ShortReadError, match=r"can't copy to .*target.*ends before byte 40,001"):
         copied_around(tmp_path, 30_000, 0, 10_001, has_direct=False)
 
 
-@pytest.mark.parametrize(("start", "at", "is_shared"), [(8, 4104, True), (8, 16, False)])
-def test_where_blocks_may_be_shared(start: int, at: int, *, is_shared: bool) -> None:
-    assert shares_blocks(start, at) is is_shared
-    assert shares_blocks(at, start) is is_shared
+def test_blocks_are_shared_between_equal_places_of_pages() -> None:
+    assert shares_blocks(8, PAGE + 8)
+    assert not shares_blocks(8, 16)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -80,13 +80,13 @@ def test_ranges_are_of_one_version(bucket: Bucket) -> None:
     error_of(LimitExceededError, lambda: bucket.get("f", limit=3))
 
 
-@pytest.mark.parametrize("key", ["", "../x", "a//b", "/a", "a/./b"])
-def test_keys_stay_in_the_prefix(bucket: Bucket, key: str) -> None:
-    error_of(UsageError, lambda: bucket.get(key))
+def test_keys_stay_in_the_prefix(bucket: Bucket) -> None:
+    for key in ("", "../x", "a//b", "/a", "a/./b"):
+        error_of(UsageError, partial(bucket.get, key))
 
 
 @pytest.mark.parametrize(
-    "address", ["s3://", "s3:///x", "s3://a/../b", "ftp://x/y", "s3:x", "x", "az://?x", "s3://u@b"]
+    "address", ["s3://", "s3:///x", "s3://a/../b", "ftp://x/y", "az://?x", "s3://u@b"]
 )
 def test_other_addresses_are_refused(address: str) -> None:
     error_of(UsageError, lambda: open_bucket(address))
@@ -154,7 +154,7 @@ def test_messages_have_the_kind_and_no_secret(text: str, kind: type, says: str) 
 
 def test_a_connection_that_was_idle_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its server may be about to close it, and a write with a condition is not repeated."""
-    monkeypatch.setattr(objects, "_IDLE", timedelta(seconds=0.05))
+    monkeypatch.setattr(objects, "_IDLE", timedelta(0))
     used: list[int] = []
 
     def answer(asked: Asked) -> list[bytes]:
@@ -167,6 +167,5 @@ def test_a_connection_that_was_idle_is_not_used_again(monkeypatch: pytest.Monkey
         running.play(answer)
         bucket = open_bucket("s3://b/p", keys | {"endpoint": running.at("").rstrip("/")})
         first = bucket.put("k", b"1", if_absent=True)
-        time.sleep(0.1)  # longer than connections are kept
         bucket.put("k", b"2", if_match=first)
     assert len(set(used)) == len(used) == 2

@@ -48,34 +48,23 @@ def test_a_write_of_a_part_of_the_bytes_goes_on(tmp_path: Path) -> None:
     assert path.read_bytes() == b"a" * 600 + b"b" * 400
 
 
-def test_the_first_error_ends_it(tmp_path: Path, fd: int) -> None:
+def test_the_first_error_ends_it_and_releases_all_memory(tmp_path: Path, fd: int) -> None:
+    parts = [bytearray(b"a"), bytearray(b"b"), bytearray(b"c")]
     with pytest.raises(OSError, match="Bad file descriptor") as caught:
-        _native.write_parts([(fd, 0, b"a"), (-1, 0, b"b"), (fd, 1, b"c")])
+        _native.write_parts([(fd, 0, parts[0]), (-1, 0, parts[1]), (fd, 1, parts[2])])
     assert caught.value.errno == errno.EBADF
     assert (tmp_path / "file").read_bytes() == b"a"
-
-
-def test_memory_is_given_back(fd: int) -> None:
-    data, other = bytearray(10), bytearray(10)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        _native.write_parts([(fd, 0, data), (-1, 0, other)])
-    data.clear()  # fails while something holds its memory
-    other.clear()
+    for part in parts:
+        part.clear()  # fails while something holds its memory
 
 
 @pytest.mark.parametrize(
-    "parts",
-    [
-        [(0, 0)],
-        [(0, 0, "text")],
-        [("0", 0, b"")],
-        [(0, 2**64, b"")],
-        [(0, 0, memoryview(b"abc")[::2])],
-    ],
+    "part",
+    [(0, 0), (0, 0, "text"), ("0", 0, b""), (0, 2**64, b""), (0, 0, memoryview(b"abc")[::2])],
 )
-def test_what_is_no_part_is_refused(parts: list[tuple[int, int, bytes]]) -> None:
+def test_what_is_not_a_part_is_refused(part: tuple[int, int, bytes]) -> None:
     with pytest.raises((TypeError, ValueError, BufferError, RuntimeError, OverflowError)):
-        _native.write_parts(parts)
+        _native.write_parts([part])
 
 
 def test_where_the_page_cache_can_not_be_passed_it_is_used(
@@ -85,10 +74,9 @@ def test_where_the_page_cache_can_not_be_passed_it_is_used(
     real = _native.write_parts
 
     def write_parts(parts: list[tuple[int, int, memoryview]]) -> None:
-        for part in parts:
-            if part[0] == direct:
-                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-            real([part])
+        if any(part[0] == direct for part in parts):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(parts)
 
     monkeypatch.setattr(_native, "write_parts", write_parts)
     monkeypatch.setattr(durable, "DIRECT_FROM", 1)

@@ -1,13 +1,20 @@
-"""Sets of weights: which files of a folder are a checkpoint's, by the names that loaders know."""
+"""Which files of a folder are a checkpoint's weights, by the names that loaders know."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.arrays import bits
-from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, small_tensors
+from support.checkpoints import (
+    LLAMA_CONFIG,
+    normal,
+    safetensors_bytes,
+    small_tensors,
+    write_checkpoint,
+)
 
 import blobstore
 from blobstore.errors import NotFoundError, UnsupportedSourceError
@@ -16,29 +23,25 @@ from blobstore.source.inventory import read_inventory
 from blobstore.store.local.store import Store
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("model.safetensors", "model"),
-        ("model-00001-of-00002.safetensors", "model"),
-        ("model-extra.safetensors", "model"),
-        ("model.safetensors.index.json", "model"),
-        ("model.fp16.safetensors", "model.fp16"),
-        ("model.fp16-00001-of-00002.safetensors", "model.fp16"),
-        ("model-00001-of-00002.fp16.safetensors", "model.fp16"),
-        ("model.safetensors.index.fp16.json", "model.fp16"),
-        ("diffusion_pytorch_model.non_ema.safetensors", "diffusion_pytorch_model.non_ema"),
-        ("diffusion_pytorch_model-00001-of-00003.safetensors", "diffusion_pytorch_model"),
-        ("consolidated-00001-of-00039.safetensors", "consolidated"),
-        ("adapter_model.safetensors", None),
-        ("models.safetensors", None),
-        ("model.gguf", None),
-        ("model.json", None),
-        ("model.safetensors.index.a.b.json", None),
-    ],
-)
-def test_the_set_of_a_file(name: str, expected: str | None) -> None:
-    assert set_of(name) == expected
+def test_the_set_of_a_file() -> None:
+    expected = {
+        "model.safetensors": "model",
+        "model-00001-of-00002.safetensors": "model",
+        "model-extra.safetensors": "model",
+        "model.safetensors.index.json": "model",
+        "model.fp16.safetensors": "model.fp16",
+        "model.fp16-00001-of-00002.safetensors": "model.fp16",
+        "model-00001-of-00002.fp16.safetensors": "model.fp16",
+        "model.safetensors.index.fp16.json": "model.fp16",
+        "diffusion_pytorch_model.non_ema.safetensors": "diffusion_pytorch_model.non_ema",
+        "diffusion_pytorch_model-00001-of-00003.safetensors": "diffusion_pytorch_model",
+        "consolidated-00001-of-00039.safetensors": "consolidated",
+        "adapter_model.safetensors": None,
+        "models.safetensors": None,
+        "model.gguf": None,
+        "model.safetensors.index.a.b.json": None,
+    }
+    assert {name: set_of(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -48,10 +51,6 @@ def test_the_set_of_a_file(name: str, expected: str | None) -> None:
         (["model.fp16.safetensors", "model.safetensors", "consolidated.safetensors"], ["model"]),
         (["model.fp16.safetensors", "other.safetensors"], ["model.fp16"]),
         (["model.bf16.safetensors", "model.fp16.safetensors"], ["model.bf16", "model.fp16"]),
-        (
-            ["diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.safetensors"],
-            ["diffusion_pytorch_model"],
-        ),
         (["consolidated.safetensors", "model.fp16.safetensors"], ["consolidated", "model.fp16"]),
     ],
 )
@@ -65,10 +64,8 @@ def write(folder: Path, *names: str, index: str | None = None) -> Path:
     (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     places = {tensor: names[number % len(names)] for number, tensor in enumerate(small_tensors())}
     for name in names:
-        held = {
-            tensor: array for tensor, array in small_tensors().items() if places[tensor] == name
-        }
-        (folder / name).write_bytes(safetensors_bytes(held))
+        own = {tensor: array for tensor, array in small_tensors().items() if places[tensor] == name}
+        (folder / name).write_bytes(safetensors_bytes(own))
     if index is not None:
         (folder / index).write_text(json.dumps({"weight_map": places}))
     return folder
@@ -78,20 +75,11 @@ def write(folder: Path, *names: str, index: str | None = None) -> Path:
     ("names", "index"),
     [
         (["model.fp16.safetensors"], None),
-        (["consolidated.safetensors"], None),
-        (["diffusion_pytorch_model.safetensors"], None),
         (["diffusion_pytorch_model.fp16.safetensors"], None),
-        (["model.fp16-00001-of-00002.safetensors", "model.fp16-00002-of-00002.safetensors"], None),
+        (["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], None),
         (
             ["model.fp16-00001-of-00002.safetensors", "model.fp16-00002-of-00002.safetensors"],
             "model.safetensors.index.fp16.json",
-        ),
-        (
-            [
-                "diffusion_pytorch_model-00001-of-00002.safetensors",
-                "diffusion_pytorch_model-00002-of-00002.safetensors",
-            ],
-            "diffusion_pytorch_model.safetensors.index.json",
         ),
     ],
 )
@@ -100,13 +88,14 @@ def test_the_only_weights_are_imported(
 ) -> None:
     source = write(tmp_path / "m", *names, index=index)
     (source / "adapter.safetensors").write_bytes(safetensors_bytes({"other": normal("o", 3)}))
-    assert [one.name for one in read_inventory(source).left_out] == ["adapter.safetensors"]
+    inventory = read_inventory(source)
+    assert [one.name for one in inventory.files] == names
+    assert [one.name for one in inventory.left_out] == ["adapter.safetensors"]
     blobstore.import_model(source, "m", store=store)
     with blobstore.open_model("m", store=store, verify=True) as model:
         assert {name: bits(tensor.numpy()) for name, tensor in model.items()} == {
             name: bits(array) for name, array in small_tensors().items()
         }
-        assert model.documents() == ["config.json", "blobstore.json"]
     assert blobstore.inspect(source).parameters == sum(
         array.size for array in small_tensors().values()
     )
@@ -129,10 +118,7 @@ def test_several_sets_are_offered(tmp_path: Path) -> None:
 
 
 def test_a_variant_may_hold_what_the_index_names(tmp_path: Path) -> None:
-    """Another file with a tensor of the index is an error.
-
-    The same model in another dtype is not.
-    """
+    """Another file with a tensor of the index is an error; the model in another dtype is not."""
     shards = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
     folder = write(tmp_path / "m", *shards, index="model.safetensors.index.json")
     write(folder, "model.fp16.safetensors")
@@ -140,7 +126,50 @@ def test_a_variant_may_hold_what_the_index_names(tmp_path: Path) -> None:
     assert [one.name for one in read_inventory(folder).left_out] == ["model.fp16.safetensors"]
 
 
-def test_a_missing_shard_of_a_variant(tmp_path: Path) -> None:
-    folder = write(tmp_path / "m", "model.fp16-00001-of-00002.safetensors")
-    with pytest.raises(NotFoundError, match=r"model\.fp16-00002-of-00002\.safetensors is missing"):
-        read_inventory(folder)
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors"),
+        ("model.fp16-00001-of-00002.safetensors", "model.fp16-00002-of-00002.safetensors"),
+        ("model-000001-of-999999.safetensors", "model-000002-of-999999.safetensors"),
+    ],
+)
+def test_a_missing_shard_is_named(tmp_path: Path, name: str, missing: str) -> None:
+    """The shards' own names say how many there must be; a claimed million costs nothing."""
+    with pytest.raises(NotFoundError, match=f"{missing} is missing"):
+        read_inventory(write(tmp_path / "m", name))
+
+
+# Adapters
+
+Q = "layers.0.self_attn.q_proj"
+PEFT = {f"base_model.model.model.{Q}.lora_{part}.weight": normal(part, 8, 64) for part in "AB"}
+MLX = {f"model.{Q}.lora_{part}": normal(part, 8, 64) for part in "ab"}
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "is_file"),
+    [
+        ("adapter_model.safetensors", PEFT, False),
+        ("adapters.safetensors", MLX, True),
+        ("x.safetensors", PEFT, True),
+        ("x.safetensors", MLX, True),
+    ],
+)
+def test_an_adapter_is_refused_with_what_to_do(
+    tmp_path: Path, name: str, tensors: dict[str, Any], is_file: bool
+) -> None:
+    (tmp_path / name).write_bytes(safetensors_bytes(tensors))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    with pytest.raises(UnsupportedSourceError, match="is an adapter, not a model") as caught:
+        read_inventory(tmp_path / name if is_file else tmp_path)
+    assert caught.value.path == str(tmp_path / name)
+    assert "Merge it into its model first" in (caught.value.hint or "")
+
+
+def test_a_model_with_an_adapter_beside_it_or_in_it_is_a_model(tmp_path: Path) -> None:
+    speech = {f"model.{Q}.lora_A.speech.weight": normal("l", 8, 64)}
+    folder = write_checkpoint(tmp_path / "m", {**small_tensors(), **speech})
+    (folder / "adapter_model.safetensors").write_bytes(safetensors_bytes(PEFT))
+    inventory = read_inventory(folder)
+    assert [one.name for one in inventory.left_out] == ["adapter_model.safetensors"]

@@ -1,15 +1,24 @@
-"""Servers on loopback, and a `Remote` that does not wait long."""
+"""Servers on loopback, clients that do not wait long between attempts, and files to serve."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import socket
+import ssl
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
+from support import FIXTURES
 from support.remotes import Remote
 from support.retry_policies import patient_clients, patient_policy
-from support.servers import Server, server as run_server
+from support.servers import Server, reply, server as run_server
 
-RETRY_POLICY = patient_policy(backoff_s=0.001, longest_wait_s=0.05)
+KIB = 2**10
+RETRY_POLICY = patient_policy(attempts=3, backoff_s=0.001, longest_wait_s=0.05)
+CERTIFICATE = FIXTURES / "tls" / "certificate.pem"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,6 +43,38 @@ def other_server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def remote() -> Iterator[Remote]:
-    """A client with a token for whatever it is asked for first."""
-    with Remote("secret", retry_policy=RETRY_POLICY) as made:
+    """A client without a token."""
+    with Remote(retry_policy=RETRY_POLICY) as made:
         yield made
+
+
+@contextmanager
+def tls_server() -> Iterator[Server]:
+    """Run a server whose certificate is for ``localhost`` and 127.0.0.1, and not trusted."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATE, FIXTURES / "tls" / "key.pem")
+    with run_server(context=context) as running:
+        running.play(lambda _: reply(200, body=b"x"))
+        yield running
+
+
+def resolving(table: dict[str, list[str]]) -> Callable[..., Any]:
+    """Return a ``getaddrinfo`` that gives some names addresses of its own.
+
+    Of several addresses it removes the one that it gives, so a name may change what it means.
+    """
+    system = socket.getaddrinfo
+
+    def getaddrinfo(host: str, *arguments: Any, **options: Any) -> Any:
+        found = table.get(host, [host])
+        return system(found.pop(0) if len(found) > 1 else found[0], *arguments, **options)
+
+    return getaddrinfo
+
+
+def safetensors_file(header: int, data: int = 4) -> bytes:
+    """Return a file of one U8 tensor whose header, without its length, has ``header`` bytes."""
+    entry = {"dtype": "U8", "shape": [data], "data_offsets": [0, data]}
+    text = json.dumps({"a": entry}).encode().ljust(header)
+    body = (bytes(range(251)) * (data // 251 + 1))[:data]
+    return struct.pack("<Q", len(text)) + text + body

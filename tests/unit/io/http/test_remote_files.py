@@ -1,12 +1,11 @@
-"""Ranges of a file in memory: what goes on, what ends it; connections that are used again."""
+"""Files on servers: which bytes are asked for, and what ends or repeats a read."""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -26,27 +25,205 @@ from support.servers import (
     reply,
 )
 
-from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, RemoteError
+from blobstore.errors import (
+    BlobStoreError,
+    CorruptDataError,
+    NotFoundError,
+    RemoteError,
+    ShortReadError,
+)
+from blobstore.formats.safetensors.header import header_of
 from blobstore.io.budget import Cancellation
 from blobstore.io.http.remote_files import RemoteFile, Version
+from blobstore.io.ranges import UNKNOWN_SIZE
 
-KIB = 2**10
+from .conftest import KIB, safetensors_file
+
+FIRST = 64 * KIB
+SMALL = safetensors_file(1000)
+LARGE = safetensors_file(200 * KIB)
 DATA = random.Random(1).randbytes(640 * KIB)
 ETAG = 'ETag: "v1"'
 ATTEMPTS = 8
-POLICY = patient_policy(backoff_s=0.001)
-SAME = Version(len(DATA), '"v1"', None)
+
+
+# Opening a file: its first bytes
+
+
+def test_a_small_header_takes_one_request_and_a_large_one_two(
+    server: Server, remote: Remote
+) -> None:
+    for header, ranges in (
+        (FIRST - 8, [(0, FIRST)]),
+        (FIRST - 7, [(0, FIRST), (FIRST, FIRST + 1)]),
+        (300 * KIB, [(0, FIRST), (FIRST, 300 * KIB + 8)]),
+    ):
+        data = safetensors_file(header)
+        script = server.play(partial(part, data=data))
+        reader = remote.open(server.url)
+        assert list(header_of(reader).tensors) == ["a"]
+        assert (reader.size, reader.name) == (len(data), server.url)
+        assert script.ranges == ranges
+
+
+def test_a_read_after_the_header_asks_for_what_is_missing_and_no_more(
+    server: Server, remote: Remote
+) -> None:
+    script = server.play(lambda asked: part(asked, DATA))
+    reader = remote.open(server.url)
+    assert reader.read(FIRST - 10, 30) == DATA[FIRST - 10 : FIRST + 20]
+    assert reader.read(10**5, 1) == DATA[10**5 : 10**5 + 1]
+    assert reader.read(0, FIRST) == DATA[:FIRST]
+    assert isinstance(refusal(lambda: reader.read(len(DATA) - 1, 2)), ShortReadError)
+    assert script.ranges == [(0, FIRST), (FIRST, FIRST + 20), (10**5, 10**5 + 1)]
+    assert script.connections == 1
+
+
+def test_an_empty_file(server: Server, remote: Remote) -> None:
+    for answer in (lambda asked: part(asked, b""), lambda _: reply(200)):
+        server.play(answer)
+        assert remote.open(server.url).size == 0
+    server.play(lambda _: reply(416, "Content-Range: bytes */66"))
+    assert refusal(lambda: remote.open(server.url)).rule == "R1"
+
+
+def _large(line: str, asked: Asked) -> list[bytes]:
+    return part(asked, LARGE, line)
+
+
+def test_if_range_is_sent_with_a_strong_validator_only(server: Server, remote: Remote) -> None:
+    for line, condition in (
+        ('ETag: "v1"', '"v1"'),
+        ('ETag: W/"v1"', None),
+        ("ETag: v1", None),
+        ('ETag: "\xff"', None),
+        ("Last-Modified: Sat, 21 Nov 2026 10:00:00 GMT", None),
+    ):
+        script = server.play(partial(_large, line))
+        header_of(remote.open(server.url))
+        assert [asked.fields.get("if-range") for asked in script.asked] == [None, condition]
+
+
+# Servers that do not say a size, or have no ranges
+
+
+def of_unknown_size(asked: Asked, data: bytes) -> list[bytes]:
+    whole = part(asked, data)
+    return [whole[0].replace(b"/%d\r\n" % len(data), b"/*\r\n"), *whole[1:]]
+
+
+def whole_file(how: str, data: bytes) -> Answer:
+    """Answer any request with the whole file, with a length, in chunks, or up to the end."""
+    fields = {"length": [f"Content-Length: {len(data)}"], "chunks": ["Transfer-Encoding: chunked"]}
+
+    def answer(_: Asked) -> Iterator[bytes]:
+        yield head(200, *fields.get(how, []))
+        for begin in range(0, len(data), 10_000):
+            piece = data[begin : begin + 10_000]
+            yield b"%x\r\n%b\r\n" % (len(piece), piece) if how == "chunks" else piece
+        yield b"0\r\n\r\n" if how == "chunks" else b""
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        partial(of_unknown_size, data=LARGE),
+        whole_file("length", LARGE + bytes(10**6)),
+        whole_file("chunks", LARGE),
+        whole_file("closed", SMALL),
+    ],
+)
+def test_the_header_of_a_file_whose_size_is_unknown(
+    answer: Answer, server: Server, remote: Remote
+) -> None:
+    server.play(answer)
+    reader = remote.open(server.url)
+    assert reader.size == UNKNOWN_SIZE
+    assert list(header_of(reader).tensors) == ["a"]
+
+
+def test_a_small_file_whose_size_is_unknown(server: Server, remote: Remote) -> None:
+    """The first read asks for more than the file has."""
+    server.play(partial(of_unknown_size, data=SMALL))
+    assert header_of(remote.open(server.url), first_nbytes=FIRST).data_start == len(SMALL) - 4
+
+
+def test_a_file_that_ends_too_early_is_an_error(server: Server, remote: Remote) -> None:
+    def answer(asked: Asked) -> list[bytes]:
+        if asked.range is not None and asked.range[0] >= 100 * KIB:
+            return reply(416)
+        return of_unknown_size(asked, LARGE[: 100 * KIB])
+
+    server.play(answer)
+    error = refusal(lambda: header_of(remote.open(server.url)))
+    assert isinstance(error, ShortReadError)
+    assert str(error) == f"{server.url} ends before byte {len(LARGE) - 4:,}"
+    server.play(lambda _: [head(200, "Content-Length: 5000") + SMALL[:500]])
+    assert isinstance(refusal(lambda: remote.open(server.url)), RemoteError)
+
+
+# Replies that bring other bytes than they say
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Content-Range: bytes 0-65/66\r\nContent-Range: bytes 0-65/66",
+        "Content-Range: bytes=0-65/66",
+        "Content-Range: bytes 0-65/66, bytes 0-65/66",
+        "Content-Range: bytes 65-0/66",
+        "Content-Range: bytes +0-65/66",
+        "Content-Range: bytes */66",
+        "Content-Range: bytes 0-65/66\r\nContent-Encoding: gzip, identity",
+    ],
+)
+def test_an_invalid_range_is_refused(line: str, server: Server, remote: Remote) -> None:
+    server.play(lambda _: [head(206, "Content-Length: 66", line) + SMALL[:66], KEEP_ALIVE])
+    assert refusal(lambda: remote.open(server.url)).rule == "R1"
+
+
+def chunked_part(said: str, data: bytes) -> list[bytes]:
+    lines = (f"Content-Range: bytes {said}", "Transfer-Encoding: chunked")
+    return [head(206, *lines) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data), KEEP_ALIVE]
+
+
+def test_a_part_that_begins_elsewhere_is_refused_though_it_has_as_many_bytes(
+    server: Server, remote: Remote
+) -> None:
+    """Without a Content-Length only the Content-Range says which bytes they are."""
+    server.play(lambda _: chunked_part("1-65/66", SMALL[:66]))
+    error = refusal(lambda: remote.open(server.url))
+    assert error.rule == "R1"
+    assert "with the Content-Range 'bytes 1-65/66'" in str(error)
+
+
+@pytest.mark.parametrize("size", [50, 80])
+def test_a_part_of_another_length_than_its_range_is_refused(
+    size: int, server: Server, remote: Remote
+) -> None:
+    server.play(lambda _: chunked_part("0-65/66", SMALL[:size]))
+    error = refusal(lambda: remote.open(server.url))
+    assert (error.rule, "another number of bytes" in str(error)) == ("R1", True)
+    length = f"Content-Length: {size}"
+    server.play(lambda _: [head(206, "Content-Range: bytes 0-65/66", length) + SMALL[:66]])
+    error = refusal(lambda: remote.open(server.url))
+    assert (error.rule, f"a Content-Length of {size} beside" in str(error)) == ("R1", True)
+
+
+# Ranges into memory
 
 
 @pytest.fixture
 def client() -> Iterator[Remote]:
-    with Remote("secret", connections=4, retry_policy=POLICY) as made:
+    with Remote("secret", connections=4, retry_policy=patient_policy(backoff_s=0.001)) as made:
         yield made
 
 
-def opened(client: Remote, url: str, version: Version = SAME) -> RemoteFile:
+def opened(client: Remote, url: str) -> RemoteFile:
     start = client.start(url)
-    return RemoteFile(client, start, start, version)
+    return RemoteFile(client, start, start, Version(len(DATA), '"v1"', None))
 
 
 def filled(file: RemoteFile, begin: int = 0, end: int = len(DATA)) -> bytes:
@@ -55,8 +232,8 @@ def filled(file: RemoteFile, begin: int = 0, end: int = len(DATA)) -> bytes:
     return bytes(buffer)
 
 
-def filled_by_threads(file: RemoteFile, step: int) -> bytes:
-    with ThreadPoolExecutor(4) as pool:
+def filled_in_steps(file: RemoteFile, step: int, threads: int = 1) -> bytes:
+    with ThreadPoolExecutor(threads) as pool:
         parts = pool.map(lambda at: filled(file, at, at + step), range(0, len(DATA), step))
         return b"".join(parts)
 
@@ -69,7 +246,7 @@ def cut(nbytes: int) -> Answer:
     """Answer rightly, and break off after so many bytes of the body."""
 
     def answer(asked: Asked) -> Iterator[bytes]:
-        whole = part(asked, DATA, ETAG)[0]
+        whole = right(asked)[0]
         yield whole[: whole.index(b"\r\n\r\n") + 4 + nbytes]
 
     return answer
@@ -83,14 +260,12 @@ def chunked(asked: Asked) -> Iterator[bytes]:
         piece = DATA[at : min(end, at + 10_000)]
         yield b"%x\r\n%b\r\n" % (len(piece), piece)
     yield b"0\r\n\r\n"
+    yield KEEP_ALIVE
 
 
-def test_ranges_come_over_kept_connections_with_their_version(
-    server: Server, client: Remote
-) -> None:
-    script, file = server.play(right), opened(client, server.url)
-    step = 64 * KIB
-    assert b"".join(filled(file, at, at + step) for at in range(0, len(DATA), step)) == DATA
+def test_ranges_come_over_one_connection_with_their_version(server: Server, client: Remote) -> None:
+    script, step = server.play(right), 64 * KIB
+    assert filled_in_steps(opened(client, server.url), step) == DATA
     assert script.connections == 1
     assert script.ranges == [(at, at + step) for at in range(0, len(DATA), step)]
     assert {asked.fields.get("if-range") for asked in script.asked} == {'"v1"'}
@@ -98,7 +273,7 @@ def test_ranges_come_over_kept_connections_with_their_version(
 
 def test_many_threads_fill_many_ranges(server: Server, client: Remote) -> None:
     script = server.play(right)
-    assert filled_by_threads(opened(client, server.url), 16 * KIB) == DATA
+    assert filled_in_steps(opened(client, server.url), 16 * KIB, threads=8) == DATA
     assert script.connections <= 4
 
 
@@ -109,11 +284,10 @@ def test_a_broken_body_goes_on_where_it_broke(server: Server, client: Remote) ->
     assert begins == [0, 100 * KIB, 100 * KIB, 400 * KIB]
 
 
-def test_a_server_that_brings_little_is_not_asked_for_ever(server: Server, client: Remote) -> None:
+def test_a_server_that_brings_little_is_not_asked_forever(server: Server, client: Remote) -> None:
     for answer in (cut(100), lambda asked: part(asked, DATA, ETAG, longest=100)):
         script = server.play(answer)
-        error = refusal(lambda: filled(opened(client, server.url)))
-        assert isinstance(error, RemoteError)
+        assert isinstance(refusal(lambda: filled(opened(client, server.url))), RemoteError)
         assert len(script.asked) == ATTEMPTS
 
 
@@ -135,7 +309,6 @@ def a_206(begin: int, *fields: str, size: int = len(DATA), length: int = 10) -> 
     [
         (a_206(1), RemoteError, "R1"),
         (a_206(0, length=11), RemoteError, "R1"),
-        (reply(206, "Content-Range: bytes 0-9/9", body=DATA[:10]), RemoteError, "R1"),
         (reply(206, body=DATA[:10]), RemoteError, "R1"),
         (reply(200, ETAG, body=DATA), CorruptDataError, "changed"),
         (reply(416, "Content-Range: bytes */5"), CorruptDataError, "changed"),
@@ -147,7 +320,7 @@ def a_206(begin: int, *fields: str, size: int = len(DATA), length: int = 10) -> 
         (redirect("/model.safetensors"), RemoteError, "redirects"),
     ],
 )
-def test_wrong_replies_are_typed_errors(
+def test_a_wrong_reply_is_a_typed_error(
     server: Server, client: Remote, answer: list[bytes], kind: type, says: str
 ) -> None:
     script = server.play(lambda _: answer)
@@ -156,121 +329,87 @@ def test_wrong_replies_are_typed_errors(
     assert len(script.asked) <= 6
 
 
-@pytest.mark.parametrize("nbytes", [1000, 200 * KIB])  # with the head, or behind it
-@pytest.mark.parametrize("interim", [b"", b"HTTP/1.1 103 x\r\nA: b\r\n\r\n"])
-def test_bytes_behind_a_reply_are_not_the_next_one(
-    server: Server, client: Remote, nbytes: int, interim: bytes
+@pytest.mark.parametrize("field", ['ETag: W/"{}"', "Last-Modified: Sat, 21 Nov 2026 10:00:0{} GMT"])
+def test_a_weak_validator_shows_another_version_too(
+    field: str, server: Server, remote: Remote
 ) -> None:
-    def answer(asked: Asked) -> Iterator[bytes]:
-        first, *_ = part(asked, DATA, ETAG)
-        wrong = part(replace(asked, fields={"range": f"bytes=0-{nbytes - 1}"}), DATA, ETAG)[0]
-        yield interim + first + wrong
-        yield KEEP_ALIVE
-
-    script = server.play(answer)
-    file = opened(client, server.url)
-    for begin in (0, nbytes, 2 * nbytes):
-        assert filled(file, begin, begin + nbytes) == DATA[begin : begin + nbytes]
-    assert script.connections == 3
+    server.play(lambda asked: part(asked, LARGE, field.format(min(asked.number, 1))))
+    assert isinstance(refusal(lambda: header_of(remote.open(server.url))), CorruptDataError)
 
 
 def test_a_connection_is_used_again_after_exactly_a_body(server: Server, client: Remote) -> None:
-    """Also after an interim reply; not after chunks, in which more may be hidden."""
-
-    def interim(asked: Asked) -> Iterator[bytes]:
-        yield b"HTTP/1.1 103 x\r\nTransfer-Encoding: chunked\r\n\r\n"
-        yield from right(asked)
-
-    def with_end(asked: Asked) -> Iterator[bytes]:
-        yield from chunked(asked)
-        yield KEEP_ALIVE
-
-    answers: list[tuple[Answer, int]] = [(right, 1), (interim, 1), (with_end, 3)]
+    """Also after an interim reply; not after chunks or other bytes, which may hide a reply."""
+    early = b"HTTP/1.1 103 x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answers: list[tuple[Answer, int]] = [
+        (right, 1),
+        (lambda asked: [early, *right(asked)], 1),
+        (chunked, 3),
+        (lambda asked: [right(asked)[0] + a_206(5)[0], KEEP_ALIVE], 3),
+    ]
     for answer, expected in answers:
         client.close()
         script = server.play(answer)
-        for _ in range(3):
-            assert filled(opened(client, server.url), 5, 100) == DATA[5:100]
+        for begin in (5, 5, 300):
+            assert filled(opened(client, server.url), begin, begin + 100) == DATA[begin:][:100]
         assert script.connections == expected
 
 
 def test_a_server_that_closes_kept_connections(server: Server, client: Remote) -> None:
     """It does not say so before, so each connection is found closed when it is used."""
-
-    def answer(asked: Asked) -> Iterator[bytes]:
-        yield part(asked, DATA, ETAG)[0]
-        raise OSError("closed")
-
-    script, file = server.play(answer), opened(client, server.url)
-    step = 64 * KIB
-    assert b"".join(filled(file, at, at + step) for at in range(0, len(DATA), step)) == DATA
+    script = server.play(lambda asked: right(asked)[:1])
+    assert filled_in_steps(opened(client, server.url), 64 * KIB) == DATA
     assert script.connections >= 10
 
 
-class SignedAddresses:
-    """A server whose files lie on another one, at addresses that are good for a few requests."""
+def sign(server: Server, other_server: Server, lasts: int) -> Callable[[], int]:
+    """Let files lie on another server, at addresses that are good for ``lasts`` requests.
 
-    def __init__(self, lasts: int) -> None:
-        self.lasts = lasts
-        self.given = self.uses = 0
-        self.lock = threading.Lock()
+    Returns a function that returns how many addresses were given out.
+    """
+    given = uses = 0
+    lock = threading.Lock()
 
-    def origin(self, other: Server) -> Answer:
-        def answer(_: Asked) -> list[bytes]:
-            with self.lock:
-                self.given += 1
-                self.uses = 0
-                where = other.at(f"signed?n={self.given}")
-            return redirect(where)
+    def origin(_: Asked) -> list[bytes]:
+        nonlocal given, uses
+        with lock:
+            given, uses = given + 1, 0
+            return redirect(other_server.at(f"signed?n={given}"))
 
-        return answer
+    def content(asked: Asked) -> list[bytes]:
+        nonlocal uses
+        assert "authorization" not in asked.fields
+        with lock:
+            uses += 1
+            return right(asked) if uses <= lasts else reply(403, body=b"Request has expired")
 
-    def content(self, asked: Asked) -> list[bytes]:
-        with self.lock:
-            self.uses += 1
-            is_good = self.uses <= self.lasts
-        return right(asked) if is_good else reply(403, body=b"Request has expired")
+    server.play(origin)
+    other_server.play(content)
+    return lambda: given
 
 
 def test_a_signed_address_is_used_until_it_expires(
     server: Server, other_server: Server, client: Remote
 ) -> None:
-    signed = SignedAddresses(lasts=24)
-    start = server.play(signed.origin(other_server))
-    content = other_server.play(signed.content)
-    step = 16 * KIB
-    file = opened(client, server.url)
-    assert b"".join(filled(file, at, at + step) for at in range(0, len(DATA), step)) == DATA
-    assert (len(start.asked), signed.given) == (2, 2)
-    assert [asked.fields.get("authorization") for asked in start.asked] == ["Bearer secret"] * 2
-    assert {asked.fields.get("authorization") for asked in content.asked} == {None}
+    given = sign(server, other_server, lasts=24)
+    assert filled_in_steps(opened(client, server.url), 16 * KIB) == DATA
+    assert given() == 2
 
 
 def test_a_signed_address_that_is_never_good_is_an_error(
     server: Server, other_server: Server, client: Remote
 ) -> None:
-    signed = SignedAddresses(lasts=0)
-    server.play(signed.origin(other_server))
-    other_server.play(signed.content)
+    given = sign(server, other_server, lasts=0)
     error = refusal(lambda: filled(opened(client, server.url)))
-    assert (type(error), isinstance(error, RemoteError) and error.status) == (RemoteError, 403)
-    assert signed.given <= 2
-    assert "?" not in str(error)
+    assert isinstance(error, RemoteError)
+    assert (error.status, "?" in str(error)) == (403, False)
+    assert given() <= 2
 
 
-@pytest.mark.parametrize("fields", [(), ("Retry-After: 0",), ('RateLimit: "x";r=1;t=300',)])
-def test_a_busy_server_is_asked_again(
-    server: Server, client: Remote, fields: tuple[str, ...]
-) -> None:
-    script = server.play(one_after_another(*[reply(429, *fields)] * 3, right))
-    assert filled_by_threads(opened(client, server.url), 64 * KIB) == DATA
+@pytest.mark.parametrize("field", ["Retry-After: 0", 'RateLimit: "x";r=1;t=300'])
+def test_a_busy_server_is_asked_again(server: Server, client: Remote, field: str) -> None:
+    script = server.play(one_after_another(*[reply(429, field)] * 3, right))
+    assert filled_in_steps(opened(client, server.url), 64 * KIB, threads=4) == DATA
     assert len(script.asked) == 13
-
-
-def test_a_wait_that_is_too_long_is_an_error_with_a_hint(server: Server, client: Remote) -> None:
-    script = server.play(lambda _: reply(429, 'RateLimit: "resolvers";r=0;t=600'))
-    assert "asks to wait for 601" in str(refusal(lambda: filled(opened(client, server.url))).hint)
-    assert len(script.asked) == 1
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
@@ -279,7 +418,7 @@ def test_cancelling_ends_all(server: Server, client: Remote, *, is_begun: bool) 
 
     def answer(asked: Asked) -> Iterator[bytes]:
         if is_begun:
-            yield next(iter(cut(1000)(asked)))
+            yield from cut(1000)(asked)
         waiting.wait(600)
         while True:
             yield WAIT
@@ -301,10 +440,9 @@ def test_cancelling_ends_all(server: Server, client: Remote, *, is_begun: bool) 
 FAULTS: list[Answer] = [
     *[right] * 12,
     *(cut(0), cut(70 * KIB), cut(100 * KIB), chunked),
-    lambda asked: right(asked)[:1],  # the connection ends behind a right reply
+    lambda asked: right(asked)[:1],  # the connection ends after a right reply
     lambda _: [],
     lambda _: reply(500, body=b"broken"),
-    lambda _: reply(503, "Retry-After: 0"),
     lambda _: reply(429, 'RateLimit: "x";r=1;t=300'),
     lambda asked: part(asked, DATA, ETAG, longest=65 * KIB),
     lambda asked: [right(asked)[0][:30]],
@@ -314,17 +452,15 @@ FATAL: list[Answer] = [
     lambda asked: part(asked, DATA, 'ETag: "v2"'),
     lambda _: reply(404),
     lambda _: reply(206, body=b"x"),
-    lambda _: reply(412),
-    lambda _: redirect("/elsewhere", 308),
 ]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_faults_in_any_order_give_the_bytes_or_a_typed_error(
     server: Server, client: Remote, seed: int
 ) -> None:
     choose, lock = random.Random(seed), threading.Lock()
-    has_fatal = seed % 4 == 0
+    has_fatal = seed == 0
 
     def answer(asked: Asked) -> Iterable[bytes]:
         with lock:
@@ -333,26 +469,14 @@ def test_faults_in_any_order_give_the_bytes_or_a_typed_error(
 
     server.play(answer)
     file, step = opened(client, server.url), 160 * KIB
-    outcomes: list[bytes | BlobStoreError] = []
 
-    def fetch(begin: int) -> None:
+    def is_right(begin: int) -> bool | BlobStoreError:
         try:
-            outcomes.append(filled(file, begin, begin + step))
-        except (RemoteError, CorruptDataError, NotFoundError) as error:
-            outcomes.append(error)
+            return filled(file, begin, begin + step) == DATA[begin : begin + step]
+        except BlobStoreError as error:
+            return error
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(fetch, range(0, len(DATA), step)))
-    expected = {DATA[begin : begin + step] for begin in range(0, len(DATA), step)}
-    assert {one for one in outcomes if isinstance(one, bytes)} <= expected
-    assert len(outcomes) == 4
-    errors = [str(one) for one in outcomes if not isinstance(one, bytes)]
-    assert has_fatal or not errors
-
-
-def test_a_chunk_whose_length_wraps_around_elsewhere(server: Server, client: Remote) -> None:
-    script = server.play(
-        lambda _: [head(200, "Transfer-Encoding: chunked") + b"8000000000000000\r\n"]
-    )
-    assert refusal(lambda: client.read_page(server.url, 1000)).rule == "R1"
-    assert len(script.asked) == 1
+        outcomes = list(pool.map(is_right, range(0, len(DATA), step)))
+    assert False not in outcomes
+    assert has_fatal or outcomes == [True] * 4

@@ -1,0 +1,235 @@
+"""Where redirects may lead: public and private networks, and which origin gets the token."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from support.corpus import refusal
+from support.remotes import Remote
+from support.servers import (
+    Asked,
+    Server,
+    one_after_another,
+    part,
+    redirect,
+    reply,
+    server as run_server,
+)
+
+from blobstore.errors import RemoteError
+from blobstore.formats.safetensors.header import header_of
+from blobstore.io.http.web_addresses import RequestTarget, WebAddress, redirected
+
+from .conftest import KIB, RETRY_POLICY, resolving, safetensors_file
+
+TARGET = "x"
+
+
+@contextmanager
+def public(*addresses: str, token: str | None = None) -> Iterator[Remote]:
+    """Give a client for which these addresses are out on the internet and all others are not."""
+    with Remote(
+        token, retry_policy=RETRY_POLICY, is_public=lambda address: address in addresses
+    ) as made:
+        yield made
+
+
+def get(client: Remote, url: str) -> bytes:
+    """Return a document."""
+    return client.read_page(url, 1000)[0]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_are_followed(status: int, server: Server, remote: Remote) -> None:
+    script = server.play(one_after_another(redirect("/b?c", status), reply(200, body=b"x")))
+    assert get(remote, server.at("a")) == b"x"
+    assert [asked.target for asked in script.asked] == ["/a", "/b?c"]
+    assert script.connections == 1
+
+
+def test_five_redirects_are_followed_and_six_are_not(server: Server, remote: Remote) -> None:
+    def answer(asked: Asked) -> list[bytes]:
+        left = int(asked.target[1:])
+        return redirect(f"/{left - 1}") if left else reply(200, body=b"x")
+
+    server.play(answer)
+    assert get(remote, server.at("5")) == b"x"
+    assert refusal(lambda: get(remote, server.at("6"))).rule == "R2"
+
+
+@pytest.mark.parametrize(
+    "lines", [[], ["Location: /a", "Location: /b"], ["Location: "], ["Location: ftp://h/"]]
+)
+def test_a_redirect_without_a_usable_location_is_refused(
+    lines: list[str], server: Server, remote: Remote
+) -> None:
+    server.play(lambda _: reply(302, *lines))
+    assert refusal(lambda: get(remote, server.url)).rule in ("R1", "R2")
+
+
+def test_an_error_names_both_addresses_and_no_secret(server: Server, remote: Remote) -> None:
+    server.play(one_after_another(redirect("/signed?key=secret"), reply(403)))
+    error = refusal(lambda: get(remote, server.at("asked")))
+    assert server.at("asked") in str(error)
+    assert server.at("signed") in str(error)
+    assert "secret" not in f"{error} {error.path}"
+
+
+# Credentials
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept"),
+    [
+        ("https://h/a", "https://h:443/b", True),
+        ("http://h/a", "https://h/b", False),
+        ("https://h/a", "https://h:444/b", False),
+        ("https://h/a", "https://sub.h/b", False),
+    ],
+)
+def test_credentials_stay_with_their_origin(before: str, after: str, kept: bool) -> None:
+    start = RequestTarget(WebAddress.parse(before), "Bearer secret")
+    target = redirected(start, after, from_public=False)
+    assert (target.authorization is not None) is kept
+    back = redirected(target, before.replace("http:", "https:"), from_public=False)
+    assert (back.authorization is not None) is kept
+    assert "secret" not in repr(start)
+
+
+def test_no_redirect_from_https_to_http() -> None:
+    target = RequestTarget(WebAddress.parse("https://h/a"))
+    error = refusal(lambda: redirected(target, "http://h/a", from_public=False))
+    assert (error.rule, "https to http" in str(error)) == ("R2", True)
+
+
+def test_a_token_is_for_the_first_origin_only(server: Server, other_server: Server) -> None:
+    data = safetensors_file(100 * KIB)
+    here = server.play(
+        lambda asked: redirect(other_server.url) if asked.target == "/away" else part(asked, data)
+    )
+    there = other_server.play(lambda asked: part(asked, data))
+    with Remote("secret", retry_policy=RETRY_POLICY) as remote:
+        for url in (server.url, other_server.url, server.at("away")):
+            remote.open(url)
+    assert {asked.fields.get("authorization") for asked in here.asked} == {"Bearer secret"}
+    assert {asked.fields.get("authorization") for asked in there.asked} == {None}
+
+
+def test_a_token_does_not_come_back_from_another_origin(
+    server: Server, other_server: Server
+) -> None:
+    """A redirects to B, and B to A: B chose what is asked there."""
+    data = safetensors_file(100 * KIB)
+    here = server.play(
+        lambda asked: part(asked, data) if asked.target == "/2" else redirect(other_server.url)
+    )
+    other_server.play(lambda _: redirect(server.at("2")))
+    with Remote("secret", retry_policy=RETRY_POLICY) as remote:
+        header_of(remote.open(server.at("1")))
+    seen = [(asked.target, asked.fields.get("authorization")) for asked in here.asked]
+    assert seen == [("/1", "Bearer secret"), ("/2", None), ("/2", None)]
+
+
+def test_a_token_is_not_sent_in_the_clear_to_a_public_server(server: Server) -> None:
+    script = server.play(lambda _: reply(200, body=b"x"))
+    with public("127.0.0.1", token="secret") as client:  # noqa: S106
+        assert "without TLS" in str(refusal(lambda: get(client, server.url)))
+    with public("127.0.0.1") as client:
+        assert get(client, server.url) == b"x"
+    assert [asked.fields.get("authorization") for asked in script.asked] == [None]
+
+
+# Public and private networks
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "localhost", "[::1]", "[fe80::1]", "0x7f000002"])
+def test_a_public_server_may_not_redirect_to_a_private_one(
+    host: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", resolving({"localhost": ["127.0.0.2"]}))
+    script = server.play(lambda _: redirect(f"http://{host}:{server.port}/x"))
+    with public("127.0.0.1") as client:
+        assert "private network" in str(refusal(lambda: get(client, server.at("a"))))
+    assert [asked.target for asked in script.asked] == ["/a"]
+
+
+def test_a_private_server_may_redirect_anywhere_and_a_public_one_to_itself(
+    server: Server, other_server: Server
+) -> None:
+    server.play(
+        lambda asked: reply(200, body=b"x") if asked.target == "/b" else redirect(other_server.url)
+    )
+    other_server.play(lambda _: redirect(server.at("b")))
+    with public() as client:
+        assert get(client, server.at("a")) == b"x"
+    with public("127.0.0.1") as client:
+        assert get(client, server.at("a")) == b"x"
+
+
+@pytest.mark.parametrize("host", ["169.254.169.254", "[fe80::1]", "metadata.test"])
+def test_no_server_may_redirect_to_a_link_local_address(
+    host: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", resolving({"metadata.test": ["169.254.1.1"]}))
+    server.play(lambda _: redirect(f"http://{host}/latest/meta-data"))
+    with public() as client:
+        assert "link-local" in str(refusal(lambda: get(client, server.url)))
+
+
+def test_what_was_public_stays_public() -> None:
+    """A private address may not follow after a public one, however many redirects are between."""
+    target = redirected(RequestTarget(WebAddress.parse("https://h/")), "/b", from_public=True)
+    assert target.public_only
+    assert redirected(target, "/c", from_public=False).public_only
+
+
+def test_a_name_that_resolves_to_something_else_a_moment_later(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DNS rebinding: a name is looked up once a connection, and the checked address is used."""
+    script = server.play(lambda _: redirect(f"http://rebinding.test:{server.port}/x"))
+    table = {"rebinding.test": ["127.0.0.1", "127.0.0.2"]}
+    monkeypatch.setattr(socket, "getaddrinfo", resolving(table))
+    with public("127.0.0.1") as client:
+        error = refusal(lambda: get(client, server.at("a")))
+    assert "more than 5 redirects" in str(error)
+    assert len(script.asked) == 6
+
+
+def test_of_a_name_with_both_kinds_of_addresses_the_public_one_is_taken(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = socket.getaddrinfo
+
+    def both(host: str, *arguments: Any, **options: Any) -> Any:
+        hosts = ("127.0.0.9", "127.0.0.1") if host == "both.test" else (host,)
+        return [found for one in hosts for found in system(one, *arguments, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    far = redirect(f"http://both.test:{server.port}/x")
+    server.play(one_after_another(far, reply(200, body=b"x")))
+    with public("127.0.0.1") as client:
+        assert get(client, server.url) == b"x"
+
+
+def test_a_kept_alive_connection_is_checked_again(server: Server) -> None:
+    """A user asked for the private server; a public one that redirects to it gains nothing."""
+    is_public = {"127.0.0.1": False}
+    with (
+        run_server("127.0.0.1") as private,
+        Remote(retry_policy=RETRY_POLICY, is_public=lambda address: is_public[address]) as client,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(socket, "getaddrinfo", resolving({"private.test": ["127.0.0.1"]}))
+        script = private.play(lambda _: reply(200, body=b"x"))
+        server.play(lambda _: redirect(f"http://private.test:{private.port}/"))
+        assert get(client, f"http://private.test:{private.port}/") == b"x"
+        is_public["127.0.0.1"] = True
+        error = refusal(lambda: get(client, server.url))
+        assert isinstance(error, RemoteError)
+        assert "private network" in str(error)
+        assert len(script.asked) == 1

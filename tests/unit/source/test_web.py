@@ -1,0 +1,559 @@
+"""A checkpoint that lies behind a server or on the Hub is imported as one that lies here."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.checkpoints import LLAMA_CONFIG, safetensors_bytes, small_tensors, write_checkpoint
+from support.corpus import accepted, refusal, rejected
+from support.hub import COMMIT, hub
+from support.servers import (
+    Answer,
+    Asked,
+    Server,
+    files,
+    part,
+    redirect,
+    reply,
+    server as run_server,
+)
+from support.sparse import write_sparse_folder
+
+import blobstore
+from blobstore.cli.main import run
+from blobstore.errors import (
+    BlobStoreError,
+    CorruptDataError,
+    DigestMismatchError,
+    InvalidNameError,
+    LimitExceededError,
+    NotFoundError,
+    RemoteError,
+    UnsupportedSourceError,
+    UsageError,
+)
+from blobstore.inspection.inspection import TargetKind
+from blobstore.io.budget import Budget
+from blobstore.io.http.remote_files import Remote
+from blobstore.names import Digest
+from blobstore.source.folders import HUB
+from blobstore.source.inventory import read_inventory
+from blobstore.source.web import HubFolder, HubTarget, WebFolder
+from blobstore.source.weights import FetchOptions, fetching
+from blobstore.store.local.store import Store
+
+ETAG = 'ETag: "v1"'
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server; every test gives it a script of its own."""
+    with run_server() as running:
+        yield running
+
+
+@pytest.fixture
+def endpoint(server: Server) -> str:
+    return server.at("").rstrip("/")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint with files beside it: a large one, one in a folder, one that is left out."""
+    folder = write_checkpoint(tmp_path / "name", config=LLAMA_CONFIG)
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {}}}))
+    (folder / "tokenizer.model").write_bytes(bytes(range(256)) * 300)
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    (folder / "optimizer.pt").write_bytes(b"\0" * 100)
+    return folder
+
+
+def table(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of files below ``name/``."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {f"name/{path.relative_to(folder)}": path.read_bytes() for path in paths}
+
+
+def served(folder: Path, line: str = ETAG) -> Answer:
+    """Answer as a web server does that lists nothing."""
+    return files(table(folder), line)
+
+
+def instead(answer: Answer, ending: str, other: list[bytes]) -> Answer:
+    """Answer as ``answer``, but with ``other`` to targets with this ending."""
+    return lambda asked: other if asked.target.endswith(ending) else answer(asked)
+
+
+def layers(store: Store, name: str) -> dict[str | None, str]:
+    return {
+        layer.name: str(layer.digest)
+        for layer in store.manifests.read(store.find(name)).layers
+        if layer.name != "blobstore.json"
+    }
+
+
+def open_hub(endpoint: str, address: str = "hf://org/name") -> HubFolder:
+    folder = blobstore.open_folder(address, endpoint=endpoint)
+    assert isinstance(folder, HubFolder)
+    return folder
+
+
+def contents(store: Store) -> list[str]:
+    return sorted(str(path) for path in store.root.rglob("*") if ".blobstore" not in path.parts)
+
+
+# Names
+
+
+def test_names_of_files_stay_below_their_folder() -> None:
+    with Remote() as remote:
+        folder = WebFolder(remote, "https://h/a")
+        for case in accepted("path"):
+            url = folder.url(case.data.decode())
+            assert url.startswith("https://h/a/"), case.id
+            assert not set(url) & set("?#")
+        for case in rejected("path"):
+            name = case.data.decode("utf-8", "surrogatepass")
+            assert isinstance(refusal(partial(folder.url, name)), InvalidNameError), case.id
+        assert folder.url("x #1%.json") == "https://h/a/x%20%231%25.json"
+        assert WebFolder(remote, "https://h/a/").url("c") == folder.url("c")
+        assert refusal(lambda: WebFolder(remote, "https://h/a?b")).rule == "R2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a/", "/a", "a/b/c", "a/..", ".a", "a.", "a--b", "a b", "a#b", "ä", "a%2fb", "a/b.git"),
+        "a" * 97,
+    ],
+)
+def test_what_is_not_a_repository_is_refused(text: str) -> None:
+    with Remote() as remote:
+        folder = refusal(lambda: HubFolder(remote, HubTarget(text, "main", ""), HUB))
+    assert folder.rule == "R2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "/a", "a..b", "-a", "a b", "a?", "a~1", "a//b", "a\\b", "a/.b", "a.lock/b", "a@{b", "@"],
+)
+def test_what_is_not_a_revision_is_refused(text: str) -> None:
+    with Remote() as remote:
+        assert refusal(lambda: HubFolder(remote, HubTarget("a/b", text, ""), HUB)).rule == "R2"
+
+
+def test_addresses_of_the_hub() -> None:
+    assert HubTarget("gpt2", "main", "").url(HUB) == "https://huggingface.co/gpt2/resolve/main/"
+    target = HubTarget("org-1/some_model.v2-x", "refs/pr/1@b", "")
+    assert target.url(HUB) == f"{HUB}/org-1/some_model.v2-x/resolve/refs%2Fpr%2F1%40b/"
+    with pytest.raises(UsageError):
+        blobstore.open_folder("http://u:p@[::1/x")
+
+
+# Imports
+
+
+def test_a_repository_is_imported_as_its_folder(
+    server: Server, endpoint: str, checkpoint: Path, store: Store
+) -> None:
+    server.play(hub(checkpoint, page=2))
+    here = blobstore.import_model(checkpoint, "here", store=store, quant="int4")
+    there = blobstore.import_model(open_hub(endpoint), "there", store=store, quant="int4")
+    assert layers(store, "there") == layers(store, "here")
+    assert there.coverage == here.coverage
+    assert {"tokenizer.model", "1_Pooling/config.json"} <= layers(store, "there").keys()
+    with blobstore.open_model("there", store=store) as model:
+        document = json.loads(model.document("blobstore.json"))
+    assert document["revision"] == COMMIT
+    digest = Digest.of((checkpoint / WEIGHTS).read_bytes())
+    assert [file["version"] for file in document["sources"]] == [digest.hex]
+
+
+def test_a_web_folder_gives_what_checkpoints_usually_have(
+    server: Server, checkpoint: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.play(served(checkpoint))
+    blobstore.import_model(checkpoint, "here", store=store, quant="int8")
+    result = blobstore.import_model(server.at("name/"), store=store, quant="int8")
+    assert str(result.name) == "name:int8"
+    here = layers(store, "here")
+    del here["1_Pooling/config.json"]  # its name is not known
+    assert layers(store, "name:int8") == here
+    assert run(["plan", server.at("name/")]) == 0
+    assert "files of other names: their server does not list them" in capsys.readouterr().out
+
+
+def test_shards_and_files_by_their_addresses(
+    server: Server, endpoint: str, tmp_path: Path, store: Store
+) -> None:
+    tensors = {f"layers.{number}.weight": ("BF16", (8, number + 1)) for number in range(10)}
+    folder = write_sparse_folder(tmp_path / "name", tensors, LLAMA_CONFIG, shards=3)
+    index, shard = "model.safetensors.index.json", "model-00001-of-00003.safetensors"
+    blobstore.import_model(folder, "here", store=store)
+    server.play(hub(folder))
+    for address in ("HF://org/name", f"hf://org/name/{index}", f"{endpoint}/org/name/tree/main"):
+        blobstore.import_model(open_hub(endpoint, address), "there", store=store)
+        assert layers(store, "there") == layers(store, "here")
+    one = blobstore.import_model(
+        open_hub(f"{endpoint.replace('http', 'HTTP')}/", f"hf://org/name/{shard}"), store=store
+    )
+    assert str(one.name) == "model-00001-of-00003:latest"
+    server.play(served(folder))
+    for target in (f"name/{index}", "name"):
+        blobstore.import_model(server.at(target), "web", store=store)
+        assert layers(store, "web") == layers(store, "here")
+
+
+def test_an_address_without_a_suffix_may_be_a_file(
+    server: Server, checkpoint: Path, store: Store
+) -> None:
+    data = (checkpoint / WEIGHTS).read_bytes()
+    server.play(files({"blobs/7": data, "x?sig=1%2F2": data}, ETAG))
+    blobstore.import_model(checkpoint / WEIGHTS, "here", store=store)
+    for target in ("blobs/7", "x?sig=1%2F2"):
+        blobstore.import_model(server.at(target), "there", store=store)
+        assert layers(store, "there") == layers(store, "here")
+
+
+def test_a_plan_names_the_commit_and_its_content(
+    server: Server, endpoint: str, checkpoint: Path, store: Store, tmp_path: Path
+) -> None:
+    def read() -> blobstore.ImportPlan:
+        return blobstore.read_plan(
+            tmp_path / "plan.json", open_source=lambda address: open_hub(endpoint, address)
+        )
+
+    server.play(hub(checkpoint, revision="v1"))
+    plan = blobstore.plan_import(open_hub(endpoint, "hf://org/name@v1"))
+    blobstore.write_plan(plan, tmp_path / "plan.json")
+    address = json.loads((tmp_path / "plan.json").read_text())["source"]["address"]
+    assert address == f"hf://org/name@{COMMIT}"
+    script = server.play(hub(checkpoint, revision=COMMIT))
+    blobstore.run_plan(read(), "there", store)
+    blobstore.import_model(checkpoint, "here", store=store)
+    assert layers(store, "there") == layers(store, "here")
+    fetched = [asked.target for asked in script.asked if "/resolve/" in asked.target]
+    assert all(target.startswith(f"/org/name/resolve/{COMMIT}/") for target in fetched)
+
+    changed = {name: array * 2 for name, array in small_tensors().items()}
+    (checkpoint / WEIGHTS).write_bytes(safetensors_bytes(changed))
+    server.play(hub(checkpoint, revision=COMMIT))
+    with pytest.raises(CorruptDataError, match="since the plan was made"):
+        read()
+
+
+def test_a_plan_with_a_signed_address_is_private(
+    server: Server, checkpoint: Path, tmp_path: Path
+) -> None:
+    server.play(files({f"name/{WEIGHTS}?key=secret": (checkpoint / WEIGHTS).read_bytes()}, ETAG))
+    place = tmp_path / "plan.json"
+    for address, mode in ((server.at(f"name/{WEIGHTS}?key=secret"), 0o600), (checkpoint, 0o644)):
+        blobstore.write_plan(blobstore.plan_import(address), place)
+        assert stat.S_IMODE(place.stat().st_mode) == mode
+
+
+def test_the_commands_take_addresses(
+    server: Server,
+    endpoint: str,
+    checkpoint: Path,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    script = server.play(hub(checkpoint))
+    at = ["--store", str(store.root)]
+    assert run(["plan", "hf://org/name", "--quant", "int4"]) == 0
+    assert run(["import", "hf://org/name", "--quant", "int4", *at]) == 0
+    assert run(["quality", "name:int4", "--against", "hf://org/name", *at]) == 0
+    assert {asked.fields.get("authorization") for asked in script.asked} == {"Bearer hf_secret"}
+    assert "hf_secret" not in "".join(capsys.readouterr())
+
+
+def test_a_modelfile_and_a_repair_name_addresses(
+    server: Server,
+    endpoint: str,
+    checkpoint: Path,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_checkpoint(checkpoint / "draft", config=LLAMA_CONFIG)
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    server.play(hub(checkpoint))
+    modelfile, at = tmp_path / "Modelfile", ["--store", str(store.root)]
+    modelfile.write_text("FROM hf://org/name\nDRAFT hf://org/name/draft\n")
+    assert run(["import", "there", "-f", str(modelfile), *at]) == 0
+    blobstore.import_model(checkpoint, "here", store=store, draft=checkpoint / "draft")
+    assert layers(store, "there") == layers(store, "here")
+    for name in ("draft.lm_head.weight", "lm_head.weight"):
+        (store.root / "blobs" / layers(store, "there")[name].replace(":", "-")).unlink()
+    draft = ["--draft", "hf://org/name/draft"]
+    assert run(["repair", "there", "--from", "hf://org/name", *draft, *at]) == 0
+    assert run(["verify", "there", *at]) == 0
+
+
+def test_a_folder_is_read_again_within_new_limits(
+    server: Server, endpoint: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(Budget.__init__.__kwdefaults__ or {}, "received", 200_000)
+    server.play(hub(checkpoint))
+    folder = open_hub(endpoint)
+    assert len({len(blobstore.plan_import(folder).blobs) for _ in range(20)}) == 1
+
+
+def test_documents_are_asked_for_at_once(server: Server, endpoint: str, checkpoint: Path) -> None:
+    """Each waits until all are asked for, once."""
+    documents = {"config.json", "generation_config.json", "tokenizer.json"}
+    for name in documents:
+        (checkpoint / name).write_text("{}" + " " * 2**17)
+    api, together = hub(checkpoint), threading.Barrier(len(documents))
+
+    def answer(asked: Asked) -> list[bytes]:
+        if asked.target.rpartition("/")[2] in documents:
+            together.wait(600)
+        return list(api(asked))
+
+    script = server.play(answer)
+    assert read_inventory(open_hub(endpoint)).documents.keys() >= documents
+    asked = [one.target.rpartition("/")[2] for one in script.asked]
+    assert sorted(name for name in asked if name in documents) == sorted(documents)
+
+
+# Weights
+
+
+def fetched(folder: blobstore.source.folders.Folder) -> bytes:
+    (file,) = read_inventory(folder).files
+    buffer = bytearray(file.size)
+    with fetching([file], FetchOptions(connections=2)) as fetcher:
+        fetcher.fill(file, 0, memoryview(buffer))
+    return bytes(buffer)
+
+
+def test_weights_are_fetched_through_one_signed_address(
+    server: Server, endpoint: str, checkpoint: Path
+) -> None:
+    """The Hub redirects large files to another server. The header needs the address already."""
+    data, api = (checkpoint / WEIGHTS).read_bytes(), hub(checkpoint)
+
+    def answer(asked: Asked) -> list[bytes]:
+        if asked.target == "/signed?key=secret":
+            return part(asked, data, 'ETag: "content"')
+        if asked.target.endswith(f"/{WEIGHTS}"):
+            return redirect(server.at("signed?key=secret"))
+        return list(api(asked))
+
+    script = server.play(answer)
+    with open_hub(endpoint) as folder:
+        assert [file.declared for file in read_inventory(folder).files] == [Digest.of(data)]
+        assert fetched(folder) == data
+    targets = [asked.target for asked in script.asked]
+    assert sum(target.endswith(f"/{WEIGHTS}") for target in targets) == 2  # one an inventory
+    assert targets.count("/signed?key=secret") == 3
+
+
+def test_another_version_is_not_fetched(server: Server, checkpoint: Path) -> None:
+    server.play(served(checkpoint))
+    with blobstore.open_folder(server.at(f"name/{WEIGHTS}")) as folder:
+        (file,) = read_inventory(folder).files
+        script = server.play(served(checkpoint, 'ETag: "v2"'))
+        with fetching([file], FetchOptions()) as fetcher:
+            error = refusal(lambda: fetcher.fill(file, 0, memoryview(bytearray(10))))
+    assert isinstance(error, CorruptDataError)
+    assert script.asked[0].fields["if-range"] == '"v1"'
+
+
+# What servers may not do
+
+
+def test_a_file_that_changes_on_its_server(server: Server, checkpoint: Path, store: Store) -> None:
+    big = small_tensors()["lm_head.weight"].repeat(64, 0).repeat(64, 1)
+    (checkpoint / WEIGHTS).write_bytes(safetensors_bytes({"big.weight": big}))
+    one, other = served(checkpoint), served(checkpoint, 'ETag: "v2"')
+    asked_for: list[str] = []
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        asked_for.append(asked.target)
+        yield from (other if asked_for.count(f"/name/{WEIGHTS}") > 2 else one)(asked)
+
+    server.play(answer)
+    with pytest.raises(CorruptDataError, match="changed while it was read"):
+        blobstore.import_model(server.at("name/"), store=store, quant="int4")
+    assert contents(store) == []
+
+
+def test_a_server_whose_files_could_change_unseen_or_come_whole_only(
+    server: Server, checkpoint: Path
+) -> None:
+    server.play(served(checkpoint, "X-Other: 1"))
+    with pytest.raises(UnsupportedSourceError, match="ETag or Last-Modified"):
+        blobstore.plan_import(server.at("name/"))
+    assert blobstore.inspect(server.at("name/")).kind is TargetKind.FOLDER
+    whole = table(checkpoint)
+
+    def answer(asked: Asked) -> list[bytes]:
+        data = whole.get(asked.target.removeprefix("/"))
+        return reply(404) if data is None else reply(200, ETAG, body=data)
+
+    server.play(answer)
+    with pytest.raises(UnsupportedSourceError, match="parts of it"):
+        blobstore.plan_import(server.at("name/"))
+
+
+def test_what_may_not_be_read_is_not_called_missing(server: Server, checkpoint: Path) -> None:
+    server.play(instead(served(checkpoint), ".jinja", reply(403)))
+    with pytest.raises(RemoteError, match="403"):
+        blobstore.plan_import(server.at("name/"))
+
+
+Rows = list[dict[str, object]]
+
+
+def listing(answer: Answer, change: Callable[[Rows], object]) -> Answer:
+    """Answer as ``answer``, with another listing: what ``change`` returns, or made of the rows."""
+
+    def changed(asked: Asked) -> Iterator[bytes]:
+        chunks = list(answer(asked))
+        if "/tree/" not in asked.target:
+            yield from chunks
+            return
+        body = json.loads(chunks[0].partition(b"\r\n\r\n")[2])
+        yield from reply(200, body=json.dumps(change(body) or body).encode())
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda rows: rows[0].update(path="../x"), RemoteError),
+        (lambda rows: rows[0].update(path="/etc/passwd"), RemoteError),
+        (lambda rows: rows[0].update(size=-1), RemoteError),
+        (lambda rows: rows[0].update(size=True), RemoteError),
+        (lambda rows: rows[0].pop("oid"), RemoteError),
+        (lambda rows: rows[0].update(lfs={"oid": "xyz"}), RemoteError),
+        (lambda _: {"error": "no"}, RemoteError),
+        (lambda _: [1], RemoteError),
+        (lambda rows: [row | {"size": 5} for row in rows], RemoteError),
+        (lambda rows: [row for row in rows if row["path"] == "config.json"], NotFoundError),
+    ],
+    ids=range(10),
+)
+def test_a_listing_that_is_wrong_is_refused(
+    server: Server,
+    endpoint: str,
+    checkpoint: Path,
+    store: Store,
+    change: Callable[[Rows], object],
+    kind: type[BlobStoreError],
+) -> None:
+    server.play(listing(hub(checkpoint), change))
+    with pytest.raises(kind):
+        blobstore.import_model(open_hub(endpoint), "m", store=store)
+    assert contents(store) == []
+
+
+def test_odd_names_and_deep_folders_are_left_out(
+    server: Server, endpoint: str, checkpoint: Path
+) -> None:
+    def odd(rows: Rows) -> None:
+        row = {"type": "file", "size": 1, "oid": "0" * 40}
+        deep = "/".join(["a"] * 2000)
+        names = ("a:b.txt", ".git/x", *[f"{deep}{number}/x" for number in range(300)])
+        rows += [row | {"path": path} for path in names]
+
+    server.play(listing(hub(checkpoint), odd))
+    coverage = blobstore.plan_import(open_hub(endpoint)).coverage
+    left_out = {one.name: one.reason for one in coverage.left_out}
+    assert "name can't be stored" in left_out["a:b.txt"]
+    assert any("folders deep" in reason for reason in left_out.values())
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_a_file_that_is_not_the_declared_one(
+    server: Server, endpoint: str, checkpoint: Path, store: Store, *, is_large: bool
+) -> None:
+    """A large file has a SHA-256, and others the name that git has for their bytes."""
+
+    def other(rows: Rows) -> None:
+        for row in rows:
+            if row["path"] == "tokenizer.model" and is_large:
+                row["lfs"] = {"oid": "0" * 64, "size": row["size"], "pointerSize": 1}
+            elif row["path"] == "tokenizer.model":
+                row["oid"] = "0" * 40
+                row.pop("lfs", None)
+
+    server.play(listing(hub(checkpoint), other))
+    with pytest.raises(DigestMismatchError, match=r"tokenizer\.model: its bytes are not those of"):
+        blobstore.import_model(open_hub(endpoint), "m", store=store)
+    assert list(store.manifests.names()) == []
+
+
+def test_a_document_that_is_not_the_listed_one(
+    server: Server, endpoint: str, checkpoint: Path, store: Store
+) -> None:
+    right = hub(checkpoint)
+    document = (checkpoint / "tokenizer.json").read_bytes()
+    for answer, kind in (
+        (reply(200, body=b"<html>login</html>"), BlobStoreError),
+        (reply(200, body=document.replace(b"vocab", b"Vocab")), DigestMismatchError),
+    ):
+        server.play(instead(right, "tokenizer.json", answer))
+        with pytest.raises(kind, match=r"tokenizer\.json"):
+            blobstore.import_model(open_hub(endpoint), "m", store=store)
+    assert list(store.manifests.names()) == []
+
+
+def pages(link: str) -> Answer:
+    """Answer as the Hub, with an empty page and a link to the next one."""
+
+    def answer(asked: Asked) -> list[bytes]:
+        if "/revision/" in asked.target:
+            return reply(200, body=json.dumps({"sha": COMMIT}).encode())
+        return reply(200, f'Link: <{link}>; rel="next"', body=b"[]")
+
+    return answer
+
+
+def test_a_listing_without_an_end_or_a_valid_next_page(server: Server, endpoint: str) -> None:
+    script = server.play(pages("http://169.254.169.254/?recursive=true&cursor=1"))
+    with pytest.raises(LimitExceededError, match="more than 100 pages"):
+        blobstore.plan_import(open_hub(endpoint))
+    assert len(script.asked) == 101  # and none of them elsewhere: a server does not say where
+    for link in ("http://[", "x", "http://x/?a\x7f"):
+        server.play(pages(link))
+        with pytest.raises(RemoteError, match="the address of its next page is invalid"):
+            blobstore.plan_import(open_hub(endpoint))
+
+
+def test_an_answer_that_names_no_commit(server: Server, endpoint: str, checkpoint: Path) -> None:
+    for sha in (None, 1, "", "main", "../x", "Z" * 40):
+        answer = reply(200, body=json.dumps({"sha": sha}).encode())
+        server.play(instead(served(checkpoint), "/revision/main?expand=sha", answer))
+        with pytest.raises(RemoteError, match="names no commit"):
+            blobstore.plan_import(open_hub(endpoint))
+
+
+def test_a_mirror_without_the_api_is_a_web_folder(
+    server: Server, endpoint: str, checkpoint: Path
+) -> None:
+    mirrored = {
+        f"org/name/resolve/main/{name[5:]}": data for name, data in table(checkpoint).items()
+    }
+    server.play(files(mirrored, ETAG))
+    plan = blobstore.plan_import(open_hub(endpoint))
+    assert "tokenizer.model" in {layer.name for layer in plan.layers}
+    server.play(files({}))
+    with pytest.raises(NotFoundError, match="no weights in hf://org/name") as caught:
+        blobstore.plan_import(open_hub(endpoint))
+    assert caught.value.hint == "Check the address; a private repository needs a token."
