@@ -96,7 +96,7 @@ MLX_REFUSALS: dict[str, tuple[Tensors, dict[str, Any], str]] = {
         "F16 [4, 2], not BF16 [4, 2]",
     ),
     "no biases": (without(INT4, ".biases"), mlx(4, 64), "its bias is missing"),
-    "no scales": (without(INT4, ".scales"), mlx(4, 64), "its scales are missing, beside"),
+    "no scales": (without(INT4, ".scales"), mlx(4, 64), "its scales are missing"),
     "no scales and biases": (without(INT4, ".scales", ".biases"), mlx(4, 64), "scales are missing"),
     "scales of F64": (
         other(INT4, _scales=ones(4, 2, dtype=np.float64)),
@@ -147,11 +147,11 @@ NVFP4_REFUSALS: dict[str, tuple[Tensors, dict[str, Any], str]] = {
         {},
         "F32 [4], and not one F32",
     ),
-    "modelopt without a scale": (without(MODELOPT, ".weight_scale"), {}, "X.weight_scale_2 beside"),
+    "modelopt without a scale": (without(MODELOPT, ".weight_scale"), {}, "and X.weight_scale_2"),
     "modelopt without a global scale": (
         without(MODELOPT, ".weight_scale_2"),
         {},
-        "X.weight_scale_2 beside",
+        "and X.weight_scale_2",
     ),
     "modelopt awq": (
         other(MODELOPT, _pre_quant_scale=ones(128, dtype=BF16)),

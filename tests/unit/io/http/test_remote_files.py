@@ -209,7 +209,7 @@ def test_a_part_of_another_length_than_its_range_is_refused(
     length = f"Content-Length: {size}"
     server.play(lambda _: [head(206, "Content-Range: bytes 0-65/66", length) + SMALL[:66]])
     error = refusal(lambda: remote.open(server.url))
-    assert (error.rule, f"a Content-Length of {size} beside" in str(error)) == ("R1", True)
+    assert (error.rule, f"Content-Length of {size}" in str(error)) == ("R1", True)
 
 
 # Ranges into memory
