@@ -1,13 +1,100 @@
-"""Names and digests that differ from right ones in one character."""
+"""Names, digests and paths: the verdicts of the corpus, and what is wrong in one character."""
 
 from __future__ import annotations
 
-import pytest
+import json
+from collections.abc import Callable
+from pathlib import Path
 
-from blobstore.errors import InvalidDigestError, InvalidNameError
-from blobstore.names import Digest, ModelName, relative_path
+import pytest
+from support.corpus import Case, accepted, find, load, refusal, rejected
+
+from blobstore.errors import DocumentError, InvalidDigestError, InvalidNameError, UsageError
+from blobstore.names import (
+    DEFAULT_HOST,
+    DEFAULT_NAMESPACE,
+    DEFAULT_TAG,
+    Digest,
+    ModelName,
+    file_name,
+    relative_path,
+)
+from blobstore.source.files import ShardIndex
 
 HEX = "0123456789abcdef" * 4
+OURS = (DEFAULT_HOST, DEFAULT_NAMESPACE)
+NAME_PARTS = {
+    "name-short": (*OURS, "llama3", DEFAULT_TAG),
+    "name-tagged": (*OURS, "llama3", "8b"),
+    "name-full": (*OURS, "llama3", "8b-q4_K_M"),
+    "name-scheme": ("localhost:5000", "me", "m", "t"),
+    "name-underscore-start": (DEFAULT_HOST, "_a", "_b", "_c"),
+    "name-80": (*OURS, "m" * 80, DEFAULT_TAG),
+    "name-tag-80": (*OURS, "m", "t" * 80),
+    "name-hf-prefix": ("hf.co", "user", "repo", "Q4_K_M"),
+    "name-con": (DEFAULT_HOST, "con", "nul", "aux"),
+    "name-tmp-suffix": (*OURS, "m", "x.tmp"),
+    "name-tag-digest-like": (*OURS, "m", "sha256-" + "a3f5" * 16),
+}
+
+
+def text(case: Case) -> str:
+    return case.data.decode("utf-8", "surrogatepass")
+
+
+def digest_value(case: Case) -> object:
+    return json.loads(case.data)["digest"] if case.id.startswith("digest-json-") else text(case)
+
+
+def test_names() -> None:
+    found = {case.id: ModelName.parse(text(case)) for case in accepted("name")}
+    assert {case: name.path_parts for case, name in found.items()} == NAME_PARTS
+    for name in found.values():
+        assert ModelName.parse(str(name)).path_parts == name.path_parts
+    assert [case for case, name in found.items() if name.scheme == "http"] == ["name-scheme"]
+
+
+def test_names_to_refuse() -> None:
+    for case in rejected("name"):
+        error = refusal(lambda case=case: ModelName.parse(text(case)))  # type: ignore[misc]
+        assert isinstance(error, InvalidNameError), case.id
+        assert isinstance(error, UsageError)
+        assert error.rule == "N1"  # N2 and N3: where Ollama's grammar is too wide
+        assert len(str(error)) < 2000
+
+
+@pytest.mark.parametrize("part", ["model", "tag", "namespace"])
+def test_parts_of_names_to_refuse(part: str) -> None:
+    for case in rejected("name"):
+        if not set("/:") & set(text(case)):
+            values = {"model": "m", part: text(case)}
+            assert refusal(lambda values=values: ModelName(**values)).rule == "N1"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("namespace", ["name.space", ".name", "-name", "name\n", "näme", ""])
+def test_a_namespace_has_no_dots(namespace: str) -> None:
+    assert ModelName(namespace="name-space_1", model="m").namespace == "name-space_1"
+    with pytest.raises(InvalidNameError):
+        ModelName(namespace=namespace, model="m")
+
+
+def test_digests() -> None:
+    for case in accepted("digest"):
+        digest = Digest.parse(digest_value(case))
+        assert str(digest) == text(case)
+        assert Digest.from_file_name(digest.file_name) == digest
+
+
+def test_digests_to_refuse() -> None:
+    for case in rejected("digest"):
+        value = digest_value(case)
+        error = refusal(lambda value=value: Digest.parse(value))  # type: ignore[misc]
+        assert isinstance(error, InvalidDigestError), case.id
+        assert error.rule == case.rule
+        assert len(str(error)) < 500
+        if isinstance(value, str):
+            found = Digest.from_file_name(value.replace(":", "-", 1))
+            assert (found is not None) == (case.id == "digest-file-form"), case.id
 
 
 @pytest.mark.parametrize(
@@ -19,11 +106,18 @@ def test_a_digest_is_64_digits_and_no_more(digits: str) -> None:
         Digest(digits)
 
 
-@pytest.mark.parametrize("namespace", ["name.space", ".name", "-name", "name\n", "näme", ""])
-def test_a_namespace_has_no_dots(namespace: str) -> None:
-    assert ModelName(namespace="name-space_1", model="m").namespace == "name-space_1"
-    with pytest.raises(InvalidNameError):
-        ModelName(namespace=namespace, model="m")
+def test_paths() -> None:
+    for case in accepted("path"):
+        assert relative_path(text(case)) == text(case)
+        assert Path("/folder", text(case)).is_relative_to("/folder")
+
+
+@pytest.mark.parametrize("parse", [relative_path, file_name])
+def test_paths_to_refuse(parse: Callable[[str], str]) -> None:
+    for case in rejected("path"):
+        error = refusal(lambda case=case: parse(text(case)))  # type: ignore[misc]
+        assert isinstance(error, InvalidNameError), case.id
+        assert error.rule == case.rule
 
 
 @pytest.mark.parametrize("path", [".git/config", ".GIT/config", "a/.Git", "a/.git/b"])
@@ -31,3 +125,15 @@ def test_a_path_has_no_git_folder_however_it_is_spelled(path: str) -> None:
     assert relative_path("a/.gitattributes") == "a/.gitattributes"
     with pytest.raises(InvalidNameError):
         relative_path(path)
+
+
+def test_a_shard_is_a_plain_file_name() -> None:
+    plain = text(find("path", "path-ok"))
+    raw = b'{"weight_map": {"a": %s}}'
+    assert ShardIndex.parse(raw % json.dumps(plain).encode()).weight_map == {"a": plain}
+    for case in load("path"):
+        if case.id != "path-ok":
+            index = raw % json.dumps(text(case)).encode()
+            error = refusal(lambda index=index: ShardIndex.parse(index))  # type: ignore[misc]
+            assert isinstance(error, DocumentError), case.id
+            assert error.rule == "I1"

@@ -13,6 +13,7 @@ import tokenize
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 Rows = dict[str, dict[str, Any]]
 
 
+@cache
 def table() -> dict[str, Rows]:
     return tomllib.loads(TABLE.read_text())
 
@@ -51,6 +53,7 @@ def sizes() -> dict[str, dict[str, int]]:
     return {"package": package, "rooms": dict(rooms)}
 
 
+@cache
 def room_of(path: Path) -> str:
     """Return the room with the longest path that contains a file."""
     relative = path.relative_to(SOURCE)

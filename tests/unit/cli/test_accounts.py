@@ -66,8 +66,8 @@ def blobstore(
         return Printed(code, out, err)
 
     yield command
-    secrets = (PASSWORD, IDENTITY, basic(USER, PASSWORD)[6:], "wrong")
-    assert not [secret for secret in secrets if secret in "".join(seen)]
+    for secret in (PASSWORD, IDENTITY, basic(USER, PASSWORD)[6:], "wrong"):
+        assert secret not in "".join(seen)
 
 
 @pytest.fixture
@@ -159,20 +159,15 @@ def test_other_places(
     [
         (["h", "--password-stdin"], PASSWORD, "--password-stdin needs --username USER"),
         (["h", "-u", USER, "--token-stdin"], IDENTITY, "excludes"),
-        (["h", "--token-stdin", "--password-stdin"], IDENTITY, "excludes"),
         (["h", "-u", USER], "", "the password can't be asked for"),
-        (["h"], "", "the password can't be asked for"),
         (["h", "-u", USER, "--password-stdin"], "", "the password is empty"),
-        (["h", "-u", USER, "--password-stdin"], "\n", "the password is empty"),
         (["h", "-u", USER, "--password-stdin"], f"{PASSWORD}\n\n", "line break"),
         (["h", "-u", USER, "--password-stdin"], "x" * 20_000, "longer than 16,384 bytes"),
         (["h", "-u", "a:b", "--password-stdin"], PASSWORD, "colon"),
         (["h", "-u", "", "--password-stdin"], PASSWORD, "the user name is empty"),
         (["a/b", "-u", USER, "--password-stdin"], PASSWORD, "not a registry: 'a/b'"),
-        (["ftp://h", "-u", USER, "--password-stdin"], PASSWORD, "neither http nor https"),
         (["http://h", "-u", USER, "--password-stdin"], PASSWORD, "without TLS"),
         (["u:p@h", "-u", USER, "--password-stdin"], PASSWORD, "not a registry"),
-        (["h", "-u", USER, "-p", "x"], "", "No such option"),
         (["h", "-u", USER, "--password", "x"], "", "No such option"),
     ],
 )
@@ -185,37 +180,33 @@ def test_wrong_use(
     assert not config.exists()
 
 
-@pytest.mark.parametrize("answers", [[], [b"alice\n"]])
-def test_a_prompt_that_is_not_answered(config: Path, answers: list[bytes]) -> None:
+def answered(host: str, answers: dict[bytes, bytes]) -> tuple[int, bytes]:
+    """Log in at a terminal, answering prompts; return the exit code and what is shown."""
     ours, theirs = os.openpty()
-    line = [sys.executable, "-m", "blobstore", "login", "localhost:1"]
+    line = [sys.executable, "-m", "blobstore", "login", host]
     with subprocess.Popen(
         line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     ) as process:
         os.close(theirs)
-        printed = b""
-        for prompt, answer in zip((b"User: ", b"Password: "), [*answers, b"\x04"], strict=False):
-            while prompt not in printed:
-                printed += os.read(ours, 4096)
+        shown = b""
+        for prompt, answer in answers.items():
+            while prompt not in shown:
+                shown += os.read(ours, 4096)
             os.write(ours, answer)
-        assert process.wait(120) == 2
+        code = process.wait(120)
     os.close(ours)
+    return code, shown
+
+
+def test_a_prompt_that_is_not_answered(config: Path) -> None:
+    code, _ = answered("localhost:1", {b"User: ": b"alice\n", b"Password: ": b"\x04"})
+    assert code == 2
     assert not config.exists()
 
 
 def test_a_password_is_asked_for_without_echo(registry: GuardedApi, config: Path) -> None:
-    ours, theirs = os.openpty()
-    line = [sys.executable, "-m", "blobstore", "login", registry.host]
-    with subprocess.Popen(
-        line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    ) as process:
-        os.close(theirs)
-        printed = b""
-        for prompt, answer in ((b"User: ", USER), (b"Password: ", PASSWORD), (b"kept in", "")):
-            while prompt not in printed:
-                printed += os.read(ours, 4096)
-            os.write(ours, f"{answer}\n".encode() if answer else b"")
-        assert process.wait(120) == 0
-    os.close(ours)
-    assert PASSWORD.encode() not in printed
+    answers = {b"User: ": f"{USER}\n".encode(), b"Password: ": f"{PASSWORD}\n".encode()}
+    code, shown = answered(registry.host, answers | {b"kept in": b""})
+    assert code == 0
+    assert PASSWORD.encode() not in shown
     assert credentials().find(registry.host) == Login(USER, Secret(PASSWORD), str(config))

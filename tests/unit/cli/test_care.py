@@ -1,142 +1,120 @@
-"""The commands that care for a store: their output, JSON and exit codes."""
+"""``verify``, ``repair``, ``prune``, ``du``, ``pack`` and ``unpack``."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from support.checkpoints import small_tensors, write_checkpoint
-from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifest_path, process
+import pytest
+from support.commands import Cli, cells, damage_largest_blob
+from support.stores import blob_path, commit_model, layer_by_hand, manifest_path
 
-import blobstore
-from blobstore.store.local.store import Store
 from blobstore.views.verify_records import kept_verify
 
-Run = Callable[..., tuple[int, str, str]]
+ALL = ("--grace", "0", "--sole-owner")
 
 
-def document(done: tuple[int, str, str], code: int = 0) -> Any:
-    assert (done[0], done[2]) == (code, "")
-    return json.loads(done[1])
-
-
-def test_verify_says_what_is_damaged_and_exits_with_3(
-    cli: Run, store: Store, tmp_path: Path
-) -> None:
-    assert cli("import", write_checkpoint(tmp_path / "s"), "m", "--quant", "int4")[0] == 0
-    code, out, _ = cli("verify")
-    assert (code, out.splitlines()[-1].split(": ")[1]) == (0, "all sound")
-    found = document(cli("verify", "m", "--json"))
+def test_verify_names_damage_and_exits_with_3(cli: Cli, source: Path) -> None:
+    cli.text("import", source, "m", "--quant", "int4")
+    assert cli.text("verify").splitlines()[-1].endswith("all sound")
+    found = cli.json("verify", "m")
     assert found["damaged"] == found["broken"] == found["odd"] == []
-    path = max((store.root / "blobs").iterdir(), key=lambda path: path.stat().st_size)
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 8
-    path.write_bytes(data)
-    found = document(cli("verify", "--json"), 3)
+    path = damage_largest_blob(cli.store)
+    found = cli.json("verify", code=3)
     (blob,) = found["damaged"]
     assert blob["digest"] == path.name.replace("-", ":")
     assert blob["models"] == ["m:latest"]
-    assert blob["tensors"] == ["lm_head.weight"] or blob["tensors"] == ["model.embed_tokens.weight"]
-    assert found["checked"] == len(list((store.root / "blobs").iterdir()))
-    code, out, _ = cli("verify")
-    assert code == 3
+    assert blob["tensors"][0] in ("lm_head.weight", "model.embed_tokens.weight")
+    assert found["checked"] == len(list(path.parent.iterdir()))
+    out = cli.text("verify", code=3)
     assert out.splitlines()[-1].endswith(": 1 damaged")
     assert "  models: m:latest" in out
-    parts = [cli("verify", "--sample", f"{number}/2")[0] for number in (1, 2)]
-    assert sorted(parts) == [0, 3]
-    assert cli("verify", "--quick")[0] == 0
-    kept = kept_verify(store)
+    assert sorted(cli("verify", "--sample", f"{part}/2")[0] for part in (1, 2)) == [0, 3]
+    cli.text("verify", "--quick")
+    kept = kept_verify(cli.store)
     assert (kept.quick, kept.damaged) == (False, 1)  # a quick one has not read what is damaged
 
 
-def test_verify_prints_no_control_characters(cli: Run, store: Store) -> None:
-    (store.root / "blobs").mkdir(parents=True)
-    (store.root / "blobs" / "\x1b[31mred").write_bytes(b"")
-    code, out, _ = cli("verify")
-    assert (code, "\x1b" in out, "\\x1b[31mred" in out) == (0, False, True)
+def test_verify_shows_odd_files_and_broken_models(cli: Cli) -> None:
+    cli.store.blobs.path.mkdir(parents=True)
+    (cli.store.blobs.path / "\x1b[31mred").write_bytes(b"")
+    out = cli.text("verify")
+    assert "\x1b" not in out
+    assert "\\x1b[31mred" in out
+    commit_model(cli.store, "m", b"one")
+    blob_path(cli.store, b"one").unlink()
+    for word in ("show", "run"):
+        error = cli.refused(word, "m", *(["prompt"] if word == "run" else []), code=1)
+        assert blob_path(cli.store, b"one").name.split("-")[1] in error
+    manifest_path(cli.store, "m").write_bytes(b"{")
+    assert "m:latest" in cli.refused("show", "m", code=1)
+    assert "m:latest" in cli.text("verify", code=3)
 
 
-def test_prune_and_undo(cli: Run, store: Store) -> None:
-    commit_model(store, "m", b"one")
+def test_repair_from_the_source(cli: Cli, source: Path) -> None:
+    cli.text("import", source, "m", "--quant", "int4")
+    damage_largest_blob(cli.store)
+    assert "1 made again" in cli.text("repair", "m", "--from", source)
+    cli.text("verify")
+
+
+def test_prune_and_undo(cli: Cli) -> None:
+    commit_model(cli.store, "m", b"one")
     for data in (b"orphan", b"young one"):
-        layer_by_hand(store, "", data)
-    os.utime(blob_path(store, b"orphan"), (0, 0))
-    dry = document(cli("prune", "--dry-run", "--json"))
-    assert (dry["dry_run"], dry["removed"], dry["bytes"], dry["kept"], dry["kept_bytes"]) == (
-        True,
-        1,
-        6,
-        1,
-        9,
-    )
+        layer_by_hand(cli.store, "", data)
+    os.utime(blob_path(cli.store, b"orphan"), (0, 0))
+    dry = cli.json("prune", "--dry-run")
+    counts = [dry[key] for key in ("dry_run", "removed", "bytes", "kept", "kept_bytes")]
+    assert counts == [True, 1, 6, 1, 9]
     assert [(blob["size"], blob["kept"]) for blob in dry["blobs"]] == [(6, False), (9, True)]
-    assert blob_path(store, b"orphan").exists()
-    code, out, _ = cli("prune")
-    assert (code, out.splitlines()[-2:]) == (
-        0,
-        [
-            (
-                "Moved 1 blob (6 B) to the trash: prune --undo brings back what is there, the "
-                "next prune deletes it"
-            ),
-            "Spared 1 blob (9 B) within the grace time",
-        ],
-    )
-    assert document(cli("prune", "--undo", "--json"))["restored"] == 1
-    code, _, err = cli("prune", "--undo")
-    assert (code, "is empty" in err) == (1, True)
-    assert cli("prune", "--grace", "0")[0] == 2
-    assert cli("prune", "--grace", "soon")[0] == 2
-    for option in (("--grace", "2h"), ("--dry-run",), ("--sole-owner",), ("--forget",)):
-        assert cli("prune", "--undo", *option)[0] == 2
-    assert document(cli("prune", "--grace", "0", "--sole-owner", "--json"))["removed"] == 2
+    assert blob_path(cli.store, b"orphan").exists()
+    moved, spared = cli.text("prune").splitlines()[-2:]
+    assert moved.startswith("Moved 1 blob (6 B) to the trash: prune --undo brings back what is")
+    assert spared == "Spared 1 blob (9 B) within the grace time"
+    assert cli.json("prune", "--undo")["restored"] == 1
+    assert "is empty" in cli.refused("prune", "--undo", code=1)
+    assert cli.json("prune", *ALL)["removed"] == 2
 
 
-def test_prune_refuses_while_a_manifest_can_not_be_read(cli: Run, store: Store) -> None:
-    commit_model(store, "m", b"one")
-    manifest_path(store, "m").write_bytes(b"{")
-    code, out, err = cli("prune")
-    assert (code, out) == (1, "")
-    assert err.startswith(
+@pytest.mark.parametrize(
+    "options",
+    ["--grace 0", "--grace soon", "--undo --grace 2h", "--undo --dry-run", "--undo --forget"],
+)
+def test_options_that_prune_refuses(cli: Cli, options: str) -> None:
+    commit_model(cli.store, "m", b"one")
+    cli.refused("prune", *options.split())
+
+
+def test_prune_refuses_while_a_manifest_can_not_be_read(cli: Cli) -> None:
+    commit_model(cli.store, "m", b"one")
+    manifest_path(cli.store, "m").write_bytes(b"{")
+    error = cli.refused("prune", code=1)
+    assert error.startswith(
         "Error: nothing is removed: the manifest of m:latest can't be read\nHint: "
     )
 
 
-def test_prune_of_models_without_manifests_and_back(cli: Run, store: Store, tmp_path: Path) -> None:
-    blobstore.import_model(write_checkpoint(tmp_path / "source", small_tensors()), "m", store=store)
-    manifest_path(store, "m").unlink()
-    everything = ("prune", "--grace", "0", "--sole-owner")
-    code, out, err = cli(*everything)
-    assert (code, out) == (1, "")
-    assert (
-        "1 of the 1 models that were stored here have no manifest: m:latest\nHint: Is the disk of "
-        in err
-    )
-    assert (
-        "Would move the copies of the manifest of 1 model (m:latest) to the trash, too"
-        in cli(*everything, "--forget", "--dry-run")[1]
-    )
-    assert document(cli(*everything, "--forget", "--json"))["forgotten"] == ["m:latest"]
-    lines = cli("prune", "--undo")[1].splitlines()
+def test_prune_of_models_without_manifests_and_back(cli: Cli, source: Path) -> None:
+    cli.text("import", source, "m")
+    manifest_path(cli.store, "m").unlink()
+    error = cli.refused("prune", *ALL, code=1)
+    assert "1 of the 1 models that were stored here have no manifest: m:latest\nHint: " in error
+    copies = "the copies of the manifest of 1 model (m:latest) to the trash, too"
+    assert f"Would move {copies}" in cli.text("prune", *ALL, "--forget", "--dry-run")
+    assert cli.json("prune", *ALL, "--forget")["forgotten"] == ["m:latest"]
+    lines = cli.text("prune", "--undo").splitlines()
     assert lines[1] == "Still without a manifest: 1 model (m:latest)"
     assert "blobstore repair NAME" in lines[2]
-    assert cli("repair", "m")[1].startswith("Restored the manifest of m:latest")
-    manifest_path(store, "m").unlink()
-    assert (
-        cli(*everything, "--forget")[1].splitlines()[-1]
-        == "Moved the copies of the manifest of 1 model (m:latest) to the trash, too"
-    )
-    assert document(cli("prune", "--undo", "--json"))["without_manifest"] == ["m:latest"]
+    assert cli.text("repair", "m").startswith("Restored the manifest of m:latest")
+    manifest_path(cli.store, "m").unlink()
+    assert cli.text("prune", *ALL, "--forget").splitlines()[-1] == f"Moved {copies}"
+    assert cli.json("prune", "--undo")["without_manifest"] == ["m:latest"]
 
 
-def test_du(cli: Run, store: Store) -> None:
-    commit_model(store, "m", b"one", b"both")
-    commit_model(store, "n", b"both")
-    found = document(cli("du", "--json"))
-    assert found == {
+def test_du(cli: Cli) -> None:
+    commit_model(cli.store, "m", b"one", b"both")
+    commit_model(cli.store, "n", b"both")
+    assert cli.json("du") == {
         "blobs": 2,
         "bytes": 7,
         "models": [
@@ -146,58 +124,44 @@ def test_du(cli: Run, store: Store) -> None:
         "reclaimable": 0,
         "trash": 0,
     }
-    assert cli("du", "m")[1].splitlines()[1].split() == ["m:latest", "7", "B", "3", "B", "4", "B"]
-    manifest_path(store, "n").write_bytes(b"{")
-    assert document(cli("du", "--json"))["models"][1]["error"]
-    assert "broken" in cli("du")[1]
+    assert cells(cli.text("du", "m").splitlines()[1]) == ["m:latest", "7 B", "3 B", "4 B"]
+    manifest_path(cli.store, "n").write_bytes(b"{")
+    assert cli.json("du")["models"][1]["error"]
+    assert "broken" in cli.text("du")
 
 
-def test_diff(cli: Run, store: Store, tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "s")
-    for name, kind in (("a", "int4"), ("b", "int8")):
-        assert cli("import", source, name, "--quant", kind)[0] == 0
-    found = document(cli("diff", "a", "b", "--error", "--json"))
-    kinds = {
-        change["name"]: (change["before"]["type"], change["after"]["type"])
-        for change in found["changed"]
-    }
-    assert kinds["model.layers.0.mlp.up_proj.weight"] == ("int4/32", "int8/64")
-    assert all(0 < change["error"]["relative_rmse"] < 0.2 for change in found["changed"])
-    assert found["documents"]["changed"] == ["(config)", "blobstore.json"]
-    assert found["shared_bytes"] < min(found["bytes"].values())
-    code, out, _ = cli("diff", "a", "b")
-    assert code == 0
-    assert "int4/32 → int8/64" in out
-    assert "%" in cli("diff", "a", "b", "--error")[1]
-    assert cli("diff", "a", "a")[1].startswith("0 tensors added, 0 removed, 0 changed")
+def test_pack_and_unpack(cli: Cli) -> None:
+    commit_model(cli.store, "m", bytes(100_000))
+    before = cli.json("du")
+    found = cli.json("pack", "m")
+    assert (found["name"], found["kept"], found["reason"]) == ("m:latest", 0, None)
+    assert found["stored"] < found["size"] == 100_000
+    unpacked = {"name": "m:latest", "blobs": 1, "bytes": 100_000}
+    assert cli.json("unpack", "m") == unpacked
+    assert cli.json("du") == before
+    packed, freed = cli.text("pack", "m").splitlines()
+    assert packed.startswith("Packed m:latest: ")
+    assert freed == "Freed 100 KB"
+    assert cli.text("unpack", "m") == "Unpacked m:latest: 1 blob, 100 KB\n"
 
 
-def test_mv(cli: Run, store: Store) -> None:
-    commit_model(store, "m", b"one")
-    commit_model(store, "n", b"two")
-    assert cli("mv", "m", "o")[1] == "Moved m:latest to o:latest\n"
-    assert cli("mv", "o", "n")[0] == 2
-    assert document(cli("mv", "o", "n", "--force", "--json")) == {
-        "source": "o:latest",
-        "name": "n:latest",
-    }
-    assert [str(name) for name, _ in store.models()] == ["n:latest"]
-    assert cli("mv", "o", "n")[0] == 1
-
-
-def test_wait_and_who_is_waited_for(cli: Run, store: Store) -> None:
-    commit_model(store, "m", b"one")
-    with process(HOLD, store.root, "alone") as child:
-        for words in (
-            ("rm", "m"),
-            ("cp", "m", "n"),
-            ("mv", "m", "n"),
-            ("prune",),
-            ("prune", "--undo"),
-        ):
-            code, out, err = cli(*words, "--wait", "0")
-            assert (code, out) == (1, "")
-            assert f"process {child.pid} " in err
-            assert "Hint: " in err
-    assert cli("rm", "m", "--wait", "-1")[0] == 2
-    assert cli("rm", "m", "--wait", "0.5")[0] == 0
+def test_a_packed_model_is_shown_as_packed_and_needs_unpacking(cli: Cli, source: Path) -> None:
+    cli.text("import", source, "m", "--quant", "int4")
+    cli.text("pack", "m")
+    rows = [cells(line) for line in cli.text("list").splitlines()]
+    assert (rows[0][-1], rows[1][-1]) == ("STATE", "packed")
+    assert cli.json("list")[0]["packed"] is cli.json("show", "m")["packed"] is True
+    assert "state" in cli.text("show", "m")
+    usage = cli.text("du")
+    assert "m:latest (packed)" in usage
+    assert "in packed files" in usage
+    assert cli.refused("export", "m", source / "out", code=1) == (
+        "Error: model m:latest is packed\nHint: blobstore unpack m:latest restores it.\n"
+    )
+    cli.text("cp", "m", "n")
+    cli.text("mv", "n", "o")
+    cli.text("rm", "m")
+    cli.text("verify")
+    cli.text("unpack", "o")
+    assert "STATE" not in cli.text("list")
+    assert "packed" not in cli.json("list")[0]

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from support import PYCODE
 from support.checkpoints import write_checkpoint
+from support.commands import Cli
 from support.servers import server
 from support.small_registry import SmallRegistry
 
@@ -119,22 +120,9 @@ def test_what_is_printed_fits(
     } - ONLY_WITH_MLX
 
 
-@pytest.mark.parametrize("command", DOCUMENTS)
-def test_the_command_prints_a_schema(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["schema", *command.partition(" --")[0].split()]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["type"] in ("object", "array")
-    assert schema(command)["type"] in ("object", "array")
-
-
-@pytest.mark.parametrize(
-    ("line", "says"), [(["schema"], "needs a COMMAND"), (["schema", "bake"], "no command 'bake'")]
-)
-def test_what_has_none(line: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(line) == 2
-    assert says in capsys.readouterr().err
-
-
-def test_the_page_can_be_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run(["schema", "--page"]) == 0
-    assert capsys.readouterr().out == page()
+def test_the_command_prints_a_schema(cli: Cli) -> None:
+    assert json.loads(cli.text("schema", "metadata", "get")) == schema("metadata get")
+    assert {schema(command)["type"] for command in DOCUMENTS} == {"object", "array"}
+    assert "needs a COMMAND" in cli.refused("schema")
+    assert "no command 'bake'" in cli.refused("schema", "bake")
+    assert cli.text("schema", "--page") == page()

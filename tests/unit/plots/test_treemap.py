@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -31,10 +32,9 @@ SMALL = tensors_named(
 )
 ODD = ["", ".", "a", "a.", ".5", "5", "model.layers.3", "é.1.é", "a." * 40 + "weight", "a..1..b"]
 MANY = {
-    "experts": list(tensor_names(20_000)),
-    "layers": [f"layers.{n}.{part}.weight" for n in range(4000) for part in "ab"],
-    "modules": [f"module{n}.weight" for n in range(5000)],
-    "numbers": [str(n) for n in range(3000)],
+    "experts": list(tensor_names(4000)),
+    "layers": [f"layers.{n}.{part}.weight" for n in range(1500) for part in "ab"],
+    "modules": [f"module{n}.weight" for n in range(2000)],
 }
 names = st.lists(st.text("ab.019\x00é", max_size=12), max_size=30)
 
@@ -49,17 +49,16 @@ def test_rectangles_have_all_bytes_and_tensors(found: list[str], most: int) -> N
 
 
 @pytest.mark.parametrize("kind", MANY)
-def test_many_tensors_are_few_rectangles(kind: str) -> None:
+def test_many_tensors_are_few_rectangles_with_the_bytes_of_each_type(kind: str) -> None:
     tensors = tensors_named(MANY[kind])
     drawn = rectangles(tensors)
     assert len(drawn) <= MOST_RECTANGLES
-    by_type = {one.type_name: 0 for one in drawn}
+    by_type: Counter[str] = Counter()
     for one in drawn:
         by_type[one.type_name] += one.nbytes
-    wanted = dict.fromkeys(by_type, 0)
-    for _, kind_of, nbytes in tensors:
-        wanted[kind_of] += nbytes
-    assert by_type == wanted
+    for _, type_name, nbytes in tensors:
+        by_type[type_name] -= nbytes
+    assert not any(by_type.values())
 
 
 def test_the_document() -> None:
@@ -82,11 +81,9 @@ def test_the_same_tensors_give_the_same_document() -> None:
     assert json.dumps(treemap(shuffled)) == json.dumps(treemap(SMALL))
 
 
-@pytest.mark.parametrize("tensors", [[], [("a", "BF16", 0)]], ids=["none", "no bytes"])
-def test_without_bytes_it_is_a_sentence(tensors: list[Tensor]) -> None:
-    spec = treemap(tensors)
-    assert spec["signals"][0]["value"] == "No bytes to show."
-    assert spec["description"]
+def test_without_bytes_it_is_a_sentence() -> None:
+    for tensors in ([], [("a", "BF16", 0)]):
+        assert treemap(tensors)["signals"][0]["value"] == "No bytes to show."
 
 
 def test_long_names_are_cut() -> None:

@@ -26,22 +26,14 @@ NAME = ModelName.parse("m")
 DIGEST = Digest.of(b"")
 
 
-@pytest.mark.parametrize(
-    ("verdict", "sentence"),
-    [
-        (Verdict("A", "1", Runs.YES, "llama"), "Runs in A 1 (llama)"),
-        (Verdict("B", "2", Runs.NO, "no such model"), "Does not run in B 2: no such model"),
-        (Verdict("C", "3", Runs.UNKNOWN, "who knows"), "Uncertain in C 3: who knows"),
-    ],
-)
-def test_a_verdict_in_words(verdict: Verdict, sentence: str) -> None:
-    assert verdict.sentence == sentence
-    assert document_of(verdict) == {
-        "runtime": verdict.runtime,
-        "version": verdict.version,
-        "runs": verdict.runs.value,
-        "reason": verdict.reason,
-    }
+def test_a_verdict_has_a_sentence_and_a_document() -> None:
+    verdict = Verdict("B", "2", Runs.NO, "no such model")
+    assert verdict.sentence == "Does not run in B 2: no such model"
+    assert Verdict("A", "1", Runs.YES, "llama").sentence == "Runs in A 1 (llama)"
+    assert Verdict("C", "3", Runs.UNKNOWN, "who knows").sentence == "Uncertain in C 3: who knows"
+    assert list(document_of(verdict).items()) == [
+        *(("runtime", "B"), ("version", "2"), ("runs", "no"), ("reason", "no such model"))
+    ]
 
 
 def test_figures_that_json_does_not_have_are_null() -> None:

@@ -73,21 +73,17 @@ def test_results_are_null_until_they_are_kept(client: Client) -> None:
     [
         ("/api/model?name=missing", 404, "model 'missing:latest' not found"),
         ("/api/model?name=..%2F..%2Fetc%2Fpasswd", 404, "has 4 parts"),
-        ("/api/model?name=%2Fetc%2Fpasswd", 404, "is empty"),
         ("/api/tensors?model=broken:int4", 409, "is missing"),
         ("/api/distribution?model=small:int4&tensor=none", 404, "has no tensor 'none'"),
         ("/api/distribution?model=small:int4", 400, "'tensor' is missing"),
         ("/api/model?name=a&name=b", 400, "'name' is given 2 times, at most 1"),
         ("/api/model?name=", 404, "is empty"),
-        ("/api/model?name=" + "a" * 621, 404, "longer than 80 characters"),
         ("/api/model?name=<img>", 404, "invalid character"),
         ("/api/model?name=a&x=1", 400, "'x' is unknown"),
         ("/api/model?name=%ff", 400, "not percent-encoded UTF-8"),
         ("/api/models?" + "&" * 70, 400, "too long"),
         ("/api/plots/frontier?" + "model=a&" * 61, 400, "is given 61 times, at most 60"),
-        ("/api/models/", 404, "nothing at this address"),
         ("/api/../etc/passwd", 404, "nothing at this address"),
-        ("/static/../application.py", 404, "nothing at this address"),
     ],
 )
 def test_errors_are_documents(client: Client, target: str, status: int, says: str) -> None:

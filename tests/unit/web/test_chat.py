@@ -160,8 +160,15 @@ def test_an_answer_stops_when_its_client_is_gone(*, is_stream: bool, leaves_afte
     assert service.stopped == 1
 
 
-@pytest.mark.parametrize("origin", [OTHER, "null", "http://localhost:1", f"http://{OWN}.com"])
-@pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS"])
+@pytest.mark.parametrize(
+    ("origin", "method"),
+    [
+        (OTHER, "POST"),
+        ("null", "OPTIONS"),
+        ("http://localhost:1", "GET"),
+        (f"http://{OWN}.com", "POST"),
+    ],
+)
 def test_pages_of_other_sites_may_not_use_the_model(origin: str, method: str) -> None:
     service = Service()
     client = Client(service, method, origin=origin)

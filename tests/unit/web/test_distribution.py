@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stores import descriptor
 from support.web_client import Reply, ask
 
 import blobstore
@@ -28,7 +27,7 @@ from blobstore.store.local.store import Store, pack
 from blobstore.store.memory import MemoryStore
 from blobstore.store.transfer import transfer
 from blobstore.web.application import Hosts, application
-from blobstore.web.distribution import ServedModels, distribution_routes, prefers_oci
+from blobstore.web.distribution import ServedModels, distribution_routes, part_of, prefers_oci
 
 WEIGHTS, CONFIG = bytes(range(256)) * 100, b'{"model_format":"safetensors"}'
 REPOSITORY = "/v2/library/tiny"
@@ -83,14 +82,9 @@ def blob(data: bytes = WEIGHTS) -> str:
     return f"{REPOSITORY}/blobs/{Digest.of(data)}"
 
 
-def test_the_version(app: Any) -> None:
-    answered = ask(app, "/v2/")
-    assert (answered.status, answered.json) == (200, {})
-    assert answered.headers["docker-distribution-api-version"] == "registry/2.0"
-
-
-@pytest.mark.parametrize("reference", ["int4", "INT4", "digest"])
-@pytest.mark.parametrize("fields", [{}, DOCKER, {"accept": "*/*"}])
+@pytest.mark.parametrize(
+    ("reference", "fields"), [("int4", {}), ("INT4", DOCKER), ("digest", {"accept": "*/*"})]
+)
 def test_a_manifest_is_the_models_own(
     app: Any, manifest: Manifest, reference: str, fields: dict[str, str]
 ) -> None:
@@ -133,11 +127,8 @@ def test_a_manifest_of_ocis_type_is_its_own_twin(store: Store) -> None:
     [
         ([], False),
         (["*/*"], False),
-        ([MANIFEST_MEDIA_TYPE], False),
-        ([OCI_MANIFEST_MEDIA_TYPE], True),
         ([f"{OCI_MANIFEST_MEDIA_TYPE}, */*"], True),
         ([f"{MANIFEST_MEDIA_TYPE}, {OCI_MANIFEST_MEDIA_TYPE}"], False),
-        ([OCI_MANIFEST_MEDIA_TYPE, MANIFEST_MEDIA_TYPE], True),
         ([f"{OCI_MANIFEST_MEDIA_TYPE};q=0.5, {MANIFEST_MEDIA_TYPE}"], False),
         ([f"{MANIFEST_MEDIA_TYPE};q=0.5", OCI_MANIFEST_MEDIA_TYPE.upper()], True),
         ([f"{OCI_MANIFEST_MEDIA_TYPE};q=0"], False),
@@ -149,6 +140,7 @@ def test_which_type_a_client_prefers(accept: list[str], oci: bool) -> None:
 
 
 def test_a_blob(app: Any) -> None:
+    assert ask(app, "/v2/").headers["docker-distribution-api-version"] == "registry/2.0"
     answered = ask(app, blob())
     head = ask(app, blob(), "HEAD")
     assert answered.body == WEIGHTS
@@ -159,7 +151,36 @@ def test_a_blob(app: Any) -> None:
     assert (head.status, head.body, head.headers) == (200, b"", answered.headers)
 
 
+@pytest.mark.parametrize(
+    ("field", "part"),
+    [
+        ("bytes=0-0", range(1)),
+        ("bytes=3-", range(3, 10)),
+        (f"bytes=5-{'9' * 18}", range(5, 10)),
+        ("bytes=-3", range(7, 10)),
+        ("bytes=-99", range(10)),
+        ("bytes= 1-2 ", range(1, 3)),
+        # There are no such bytes.
+        ("bytes=10-", range(0)),
+        ("bytes=-0", range(0)),
+        # Not valid, or not one range: ignored (RFC 9110 section 14.2).
+        (None, None),
+        ("bytes=5-4", None),
+        ("bytes=-", None),
+        ("bytes=0-1,3-4", None),
+        ("items=0-1", None),
+        ("bytes=٣-٤", None),  # digits, but not ASCII
+        (f"bytes={'9' * 19}-", None),
+    ],
+)
+def test_which_part_a_range_asks_for(field: str | None, part: range | None) -> None:
+    assert part_of(10, field) == part
+    assert part_of(0, field) in (None, range(0))
+
+
 def test_a_part_of_a_blob(app: Any) -> None:
+    whole = ask(app, blob(), "HEAD", {"range": "bytes=0-9"})
+    assert whole.headers["content-length"] == str(len(WEIGHTS))
     answered = ask(app, blob(), fields={"range": "bytes=300-309"})
     assert (answered.status, answered.body) == (206, WEIGHTS[300:310])
     assert answered.headers["content-range"] == f"bytes 300-309/{len(WEIGHTS)}"
@@ -167,13 +188,6 @@ def test_a_part_of_a_blob(app: Any) -> None:
     beyond = ask(app, blob(), fields={"range": f"bytes={len(WEIGHTS)}-"})
     assert (beyond.status, beyond.code) == (416, "RANGE_INVALID")
     assert beyond.headers["content-range"] == f"bytes */{len(WEIGHTS)}"
-
-
-def test_head_tells_of_the_whole(app: Any) -> None:
-    answered = ask(app, blob(), "HEAD", {"range": "bytes=0-9"})
-    assert (answered.status, answered.body) == (200, b"")
-    assert answered.headers["content-length"] == str(len(WEIGHTS))
-    assert "content-range" not in answered.headers
 
 
 def test_a_part_of_another_version_is_not_sent(app: Any) -> None:
@@ -215,38 +229,31 @@ def test_lists_come_in_pages() -> None:
 
 def test_a_page_of_a_list_has_at_most_a_thousand_names() -> None:
     home = MemoryStore()
-    for number in range(1001):
-        fill(home, f"tiny:{number:04}")
-    app = app_over(home)
-    for target in ("tags/list", "tags/list?n=5000", f"tags/list?n={'9' * 9}"):
-        page = ask(app, f"{REPOSITORY}/{target}")
-        assert len(page.json["tags"]) == 1000
-        assert "last=0999" in page.headers["link"]
+    manifest = fill(home, "tiny:0000")
+    names = (ModelName.parse(f"tiny:{number:04}") for number in range(1001))
+    home.manifests.all.update(dict.fromkeys(names, manifest.raw))
+    page = ask(app_over(home), f"{REPOSITORY}/tags/list?n=5000")
+    assert len(page.json["tags"]) == 1000
+    assert "last=0999" in page.headers["link"]
 
 
 @pytest.mark.parametrize(
     ("target", "status", "code"),
     [
         (f"{REPOSITORY}/manifests/int8", 404, "MANIFEST_UNKNOWN"),
-        (f"{REPOSITORY}/manifests/{MISSING}", 404, "MANIFEST_UNKNOWN"),
         ("/v2/library/other/manifests/int4", 404, "MANIFEST_UNKNOWN"),
         (f"{REPOSITORY}/blobs/{MISSING}", 404, "BLOB_UNKNOWN"),
         ("/v2/library/other/tags/list", 404, "NAME_UNKNOWN"),
         (f"{REPOSITORY}/blobs/sha256:00", 400, "DIGEST_INVALID"),
-        (f"{REPOSITORY}/blobs/..", 400, "DIGEST_INVALID"),
         (f"{REPOSITORY}/blobs/%2e%2e%2fmanifests", 404, "NAME_UNKNOWN"),
         (f"{REPOSITORY}/manifests/sha256:xyz", 400, "DIGEST_INVALID"),
         (f"{REPOSITORY}/manifests/a%00b", 404, "MANIFEST_UNKNOWN"),
         (f"{REPOSITORY}/manifests/{'t' * 129}", 404, "MANIFEST_UNKNOWN"),
-        (f"{REPOSITORY}/manifests/{'t' * 100}", 404, "MANIFEST_UNKNOWN"),
         (f"{REPOSITORY}/manifests/", 404, "NAME_UNKNOWN"),
         ("/v2/../../etc/passwd", 404, "NAME_UNKNOWN"),
-        ("/v2/library/../tiny/manifests/int4", 404, "NAME_UNKNOWN"),
         ("/v2/..%2f..%2fblobs/manifests/int4", 404, "NAME_UNKNOWN"),
-        ("/v2/a/b/c/d/manifests/int4", 404, "NAME_UNKNOWN"),
         (f"/v2/{'a' * 500}/manifests/int4", 404, "NAME_UNKNOWN"),
         ("/v2/%ff%fe/manifests/int4", 404, "NAME_UNKNOWN"),
-        ("/v2/manifests/int4", 404, "NAME_UNKNOWN"),
         ("/v2//manifests/int4", 404, "NAME_UNKNOWN"),
         ("/v2/library/tiny", 404, "NAME_UNKNOWN"),
         ("/v2/library/tiny/blobs/uploads/", 404, "NAME_UNKNOWN"),
@@ -259,9 +266,9 @@ def test_what_is_refused(app: Any, target: str, status: int, code: str) -> None:
     assert (answered.status, answered.code) == (status, code)
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
-def test_writes_are_refused(app: Any, method: str) -> None:
-    for target in (f"{REPOSITORY}/manifests/int4", f"{REPOSITORY}/blobs/uploads/", blob()):
+def test_writes_are_refused(app: Any) -> None:
+    manifest, uploads = f"{REPOSITORY}/manifests/int4", f"{REPOSITORY}/blobs/uploads/"
+    for method, target in (("PUT", manifest), ("POST", uploads), ("DELETE", blob())):
         answered = ask(app, target, method)
         assert (answered.status, answered.code) == (405, "UNSUPPORTED")
         assert answered.headers["allow"] == "GET, HEAD"
@@ -360,15 +367,8 @@ def test_signatures_have_cosigns_tag(store: Store) -> None:
     assert ask(app, f"{REPOSITORY}/tags/list").json["tags"] == ["int4"]
 
 
-def test_a_file_is_sent_in_pieces(store: Store) -> None:
-    weights = bytes(2**20 + 10)
-    fill(store, weights=weights)
-    sent = [len(piece) for piece in ask(app_over(store), blob(weights)).pieces if piece]
-    assert sent == [2**20, 10]
-
-
 def test_a_packed_model_is_served_decoded(store: Store) -> None:
-    weights = bytes(2**20)
+    weights = bytes(2**20)  # sent in pieces
     manifest = fill(store, "big:x", weights)
     pack(store, "big:x")
     assert not (store.root / "blobs" / Digest.of(weights).file_name).exists()
@@ -403,15 +403,6 @@ def test_other_homes(filled: Store, manifest: Manifest, tmp_path: Path) -> None:
         assert ask(app, blob()).body == WEIGHTS
         part = ask(app, blob(), fields={"range": "bytes=-5"})
         assert (part.status, part.body) == (206, WEIGHTS[-5:])
-
-
-def test_a_manifest_may_lack_a_config() -> None:
-    home = MemoryStore()
-    with home.session() as session:
-        session.put(b"weights")
-        session.publish(ModelName.parse("bare:x"), Manifest(layers=(descriptor(b"weights"),)))
-    for fields in (DOCKER, OCI):
-        assert ask(app_over(home), "/v2/library/bare/manifests/x", fields=fields).status == 200
 
 
 def test_a_slow_model_does_not_hold_up_others(

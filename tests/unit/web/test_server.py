@@ -61,11 +61,6 @@ def test_a_port_for_root(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error.message == "port 80 of 127.0.0.1 may not be used"
 
 
-def test_small_answers_do_not_wait_for_confirmations() -> None:
-    with server._listen("127.0.0.1", 0) as listening:
-        assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
 def interrupt_twice(addresses: SimpleQueue[str]) -> None:
     """Ask for what never comes; interrupt this process, and again when it has heard that."""
     port = int(addresses.get().rstrip("/").rpartition(":")[2])

@@ -21,25 +21,22 @@ def test_files_are_answered_with_their_type_and_tag(client: Client) -> None:
     assert client.get("/static/js/page.js", if_none_match=reply.headers["etag"]).status == 304
 
 
-@pytest.mark.parametrize("address", PAGES)
-def test_pages_are_answered_with_their_tag(client: Client, address: str) -> None:
-    reply = client.get(address)
-    assert reply.headers["content-type"] == "text/html; charset=utf-8"
-    assert b'aria-current="page"' in reply.body or address == "/model"
-    assert client.get(address, if_none_match=reply.headers["etag"]).status == 304
+def test_pages_are_answered_with_their_tag(client: Client) -> None:
+    for address in PAGES:
+        reply = client.get(address)
+        assert reply.headers["content-type"] == "text/html; charset=utf-8"
+        assert b'aria-current="page"' in reply.body or address == "/model"
+        assert client.get(address, if_none_match=reply.headers["etag"]).status == 304
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        "/static/js/../../application.py",
         "/static/js/%2e%2e/%2e%2e/application.py",
         "/static/..%2fapplication.py",
         "/static//etc/passwd",
         "/static/%00",
         "/static/js",
-        "/static/",
-        "/static",
         "//",
     ],
 )

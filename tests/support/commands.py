@@ -1,0 +1,66 @@
+"""Commands run in this process, through the entry of the app."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blobstore.cli.main import run
+from blobstore.store.local.store import Store
+
+
+class Cli:
+    """Runs commands on ``store``, which the environment names."""
+
+    def __init__(self, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+        self.store = store
+        self.err = ""
+        self._capsys = capsys
+
+    def __call__(self, *words: object) -> tuple[int, str, str]:
+        """Return the exit code of a command, and what it prints on stdout and stderr."""
+        code = run([*map(str, words)])
+        out, self.err = self._capsys.readouterr()
+        return code, out, self.err
+
+    def text(self, *words: object, code: int = 0) -> str:
+        """Return what a command that ends with ``code`` prints on stdout; ``err`` has its notes."""
+        found, out, err = self(*words)
+        assert found == code, err
+        assert "Error: " not in err
+        return out
+
+    def json(self, *words: object, code: int = 0) -> Any:
+        """Return the document that a command prints with ``--json``."""
+        return json.loads(self.text(*words, "--json", code=code))
+
+    def refused(self, *words: object, code: int = 2) -> str:
+        """Return a refusal: a line ``Error:``, maybe one ``Hint:``, printable, and no output."""
+        found, out, err = self(*words)
+        assert (found, out) == (code, ""), err
+        assert re.fullmatch(r"Error: .*\n(Hint: .*\n)?", err)
+        assert err.replace("\n", "").isprintable()
+        return err
+
+
+def cells(line: str) -> list[str]:
+    """Return the cells of a table's row."""
+    return re.split(r" {2,}", line.strip())
+
+
+def table(text: str) -> list[list[str]]:
+    """Return the rows of a table."""
+    return [cells(line) for line in text.splitlines()]
+
+
+def damage_largest_blob(store: Store) -> Path:
+    """Flip a bit at the end of the largest blob; return its file."""
+    path = max((store.root / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 8
+    path.write_bytes(data)
+    return path

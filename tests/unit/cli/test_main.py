@@ -1,0 +1,169 @@
+"""The command line as a whole: help, how values are read, exit codes, and how its process ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import pytest
+import typer
+from support.commands import Cli
+
+from blobstore import hashing, kernels
+from blobstore.cli.main import LightCommand, app
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+GROUP: Any = typer.main.get_group(app)
+
+
+def test_a_group_alone_prints_its_help(cli: Cli) -> None:
+    for words in ([], ["metadata"]):
+        assert cli(*words) == cli(*words, "--help")
+        assert cli(*words, "-h")[1].startswith("Usage: ")
+
+
+def test_the_help_shows_the_commands_under_headings(cli: Cli) -> None:
+    text = cli.text("--help")
+    assert "..." not in text.replace("[ARGS]...", "")  # no sentence is cut
+    sections = text.split("\n\n")[3:]
+    commands = {text.split(":")[0]: text.split("\n")[1].split()[0] for text in sections}
+    assert commands == {
+        "Models": "import",
+        "Checkpoints and quality": "inspect",
+        "Sharing": "push",
+        "Care": "verify",
+        "Many machines": "work",
+        "Scripts": "schema",
+    }
+    for name in GROUP.commands:
+        assert "[[" not in cli.text(name, "--help")
+
+
+def test_the_version_names_the_kernels_and_the_way_to_hash(cli: Cli, command: Command) -> None:
+    best = kernels.KERNELS["native"].name
+    found = cli.text("--version")
+    assert found.endswith(f" (kernels: {best}; SHA-256: {hashing.in_use()})\n")
+    chosen = {"BLOBSTORE_KERNELS": "reference", "BLOBSTORE_SHA256": "plain"}
+    done = command("--version", env={**os.environ, **chosen})
+    assert f"kernels: {kernels.KERNELS['reference'].name}; SHA-256: plain)" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["BLOBSTORE_KERNELS", "BLOBSTORE_SHA256"])
+def test_an_unknown_implementation_is_wrong_use(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "magic")
+    assert "'magic'" in cli.refused("list")
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "command"),
+    [
+        ("frobnicate", "frobnicate", "blobstore"),
+        ("cp x", "NEW_NAME", "blobstore cp"),
+        ("run x y --max-tokens 0", "--max-tokens", "blobstore run"),
+        ("list extra", "extra", "blobstore list"),
+        ("list --store", "--store", "blobstore"),
+        ("metadata get", "FILE", "blobstore metadata get"),
+        ("plan x --nonsense", "--nonsense", "blobstore plan"),
+        ("plan x --group-size many", "--group-size", "blobstore plan"),
+    ],
+)
+def test_incomplete_commands_name_the_help(cli: Cli, words: str, says: str, command: str) -> None:
+    error, hint, _ = cli.refused(*words.split()).split("\n")
+    assert says in error
+    assert hint == f"Hint: {command} --help shows what is possible."
+
+
+# Values are read without typer's validators, which take time, as typer reads them.
+
+
+def given(
+    name: Annotated[str, typer.Argument()],
+    others: Annotated[list[str] | None, typer.Argument()] = None,
+    *,
+    text: str | None = None,
+    texts: Annotated[list[str] | None, typer.Option("--texts")] = None,
+    number: int | None = None,
+    positive: Annotated[float | None, typer.Option(min=0)] = None,
+    flag: bool = False,
+    parsed: Annotated[str | None, typer.Option(parser=len)] = None,
+    with_default: str = "default",
+) -> list[object]:
+    return [name, others, text, texts, number, positive, flag, parsed, with_default]
+
+
+def answer(words: list[str], kind: type[LightCommand] | None) -> object:
+    """Return what a function is called with, or the message and the exit code of the refusal."""
+    own = typer.Typer(add_completion=False, rich_markup_mode=None)
+    own.command("it", cls=kind)(given)
+    try:
+        return typer.main.get_command(own)(words, standalone_mode=False)
+    except typer.TyperException as error:
+        return error.format_message(), error.exit_code
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "a b c --text x --texts y --texts z --with-default w",
+        "a --number 5 --positive 2.5 --flag --parsed four",
+        "a --number five",
+        "a --positive -1",
+        "a --positive nan",
+        "",
+        "a --text",
+        "a --unknown",
+        "--help",
+    ],
+)
+def test_values_and_messages_are_typers(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ours, printed = answer(words.split(), LightCommand), capsys.readouterr()
+    assert (ours, printed) == (answer(words.split(), None), capsys.readouterr())
+
+
+def test_a_text_is_not_changed() -> None:
+    odd = " \udcff\n"
+    assert answer([odd], LightCommand) == [odd, *[None] * 5, False, None, "default"]
+
+
+# The end of a process
+
+
+@pytest.mark.parametrize(("words", "code"), [(["schema", "rm"], 0), (["nope"], 2)])
+def test_the_exit_code_and_the_output_are_complete(words: list[str], code: int) -> None:
+    program = (
+        f"import sys; sys.argv = ['blobstore', *{words!r}]\n"
+        "sys.stdout.write('before '); sys.stderr.write('first ')\n"
+        "from blobstore.cli.main import main; main(); print('not reached')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert done.stdout.startswith("before ")
+    assert done.stderr.startswith("first ")
+    assert "not reached" not in done.stdout
+
+
+NATIVE = """
+import os, signal, time
+from blobstore.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" lets it be ignored
+main._GRACE_S = 0
+main.end_soon_when_interrupted()
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(600)
+except KeyboardInterrupt:
+    pass
+time.sleep(600)  # as native code that does not give up
+"""
+
+
+def test_ctrl_c_ends_a_command_that_does_not_give_up() -> None:
+    done = subprocess.run([sys.executable, "-c", NATIVE], check=False, capture_output=True)
+    assert done.returncode == 130

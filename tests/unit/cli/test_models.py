@@ -1,0 +1,237 @@
+"""``list``, ``show``, ``cp``, ``mv`` and ``rm``."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from support import PYCODE
+from support.checkpoints import normal, safetensors_bytes
+from support.commands import Cli, table
+from support.newer import linked, manifest_of
+from support.stores import HOLD, commit_model, manifest_path, process
+
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+def names(cli: Cli, *options: str) -> list[str]:
+    return [item["name"] for item in cli.json("list", *options)]
+
+
+def test_a_list(cli: Cli, source: Path) -> None:
+    made = cli.json("import", source, "--quant", "int4")
+    cli.text("import", source, "team/other")
+    rows = table(cli.text("list", "--sort", "size"))
+    assert rows == [
+        ["NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"],
+        ["team/other:latest", rows[1][1], "67.2 KB", "BF16", "32.8K", "just now"],
+        ["tiny:int4", made["digest"][7:19], "37.9 KB", "int4", "32.8K", "just now"],
+    ]
+    assert cli.text("ls", "--sort", "size") == cli.text("list", "--sort", "size")
+    item = cli.json("list", "--sort", "size")[1]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", item.pop("modified"))
+    assert item == {
+        "name": "tiny:int4",
+        "id": made["digest"],
+        "size": made["stored_bytes"],
+        "quant_type": "int4",
+        "parameters": 32_832,
+    }
+
+
+def test_a_list_is_sorted_by_time_name_or_size(cli: Cli) -> None:
+    for name, rows, moment in (("b", 512, 12), ("a", 64, 10), ("c", 64, 14)):
+        blob = safetensors_bytes({"x.weight": normal(name, rows, 64)})
+        commit_model(cli.store, name, blob)
+        os.utime(manifest_path(cli.store, name), (moment * 10**8, moment * 10**8))
+    manifest_path(cli.store, "broken").parent.mkdir()
+    manifest_path(cli.store, "broken").write_bytes(b"{")
+    for options, expected in {
+        (): ["c", "b", "a", "broken"],
+        ("--sort", "name"): ["a", "b", "broken", "c"],
+        ("--sort", "size"): ["b", "a", "c", "broken"],
+    }.items():
+        assert names(cli, *options) == [f"{name}:latest" for name in expected]
+    error = cli.refused("list", "--sort", "age")
+    assert error == "Error: unknown order 'age'\nHint: Use one of: name, time, size.\n"
+
+
+def test_broken_models_are_listed_beside_the_others(cli: Cli, source: Path) -> None:
+    for name in ("a", "b"):
+        cli.text("import", source, name)
+    manifest_path(cli.store, "a").write_bytes(b"{")
+    os.utime(manifest_path(cli.store, "b"), (2**33, 2**33))  # from another age
+    commit_model(cli.store, "c", b"no safetensors file")
+    rows = table(cli.text("list", "--sort", "name"))
+    assert [row[:2] for row in (rows[1], rows[3])] == [
+        ["a:latest", "broken"],
+        ["c:latest", "broken"],
+    ]
+    assert rows[1][2].startswith("the manifest: not valid JSON: ")
+    first, second, _ = cli.json("list", "--sort", "name")
+    assert list(first) == [*second, "error"]
+    assert {key for key, value in first.items() if value is not None} == {"name", "error"}
+
+
+def test_show(cli: Cli) -> None:
+    made = cli.json("import", PYCODE, "--quant", "int4")
+    document = cli.json("show", "pycode-5m:int4")
+    tensors = {tensor.pop("name"): tensor for tensor in document.pop("tensors")}
+    assert document == {
+        "name": "pycode-5m:int4",
+        "id": made["digest"],
+        "architecture": "Qwen3ForCausalLM",
+        "parameters": 5_245_696,
+        "quant_type": "int4",
+        "context_length": 1024,
+        "embedding_length": 256,
+        "capabilities": ["completion"],
+        "size": made["stored_bytes"],
+        "layers": 54,
+        "runs_in": made["runs_in"],
+    }
+    assert [(one["runtime"], one["runs"]) for one in made["runs_in"]] == [
+        ("mlx-lm", "yes"),
+        ("Ollama", "unknown"),
+    ]
+    assert len(tensors) == 47
+    size = 768 * 256 // 2 + 2 * 2 * 768 * 8
+    facts = {"dtype": "U32", "shape": [768, 256], "quant_type": "int4", "group_size": 32}
+    assert tensors[UP] == facts | {"size": size}
+
+
+def test_show_as_text(cli: Cli, source: Path) -> None:
+    digest = cli.json("import", source, "--quant", "int4")["digest"]
+    facts, tensors = cli.text("show", "tiny:int4", "--tensors").split("\n\n")
+    assert dict(table(facts)) == {
+        "name": "tiny:int4",
+        "id": digest,
+        "architecture": "LlamaForCausalLM",
+        "parameters": "32.8K (32,832)",
+        "type": "int4",
+        "weights": "int8 14.3K, int4 12.3K, BF16 6.21K",
+        "embedding length": "64",
+        "capabilities": "completion",
+        "size": "37.9 KB",
+        "layers": "8",
+        "tensors": "6",
+        "runs in mlx-lm": "no: there is no tokenizer (0.32.2)",
+        "runs in Ollama": "no: there is no tokenizer.json (0.33.0-rc2)",
+    }
+    rows = table(tensors)
+    assert (rows[0], len(rows)) == (["TENSOR", "TYPE", "SHAPE", "SIZE"], 7)
+    assert [UP, "int4/32", "128x64", "5.12 KB"] in rows
+
+
+def test_a_bare_file_has_no_architecture(cli: Cli, source: Path) -> None:
+    cli.text("import", source / "model.safetensors", "bare")
+    document = cli.json("show", "bare")
+    keys = ("architecture", "context_length", "embedding_length")
+    assert [document[key] for key in keys] == [None] * 3
+    assert "architecture" not in cli.text("show", "bare")
+
+
+def test_cp_and_mv(cli: Cli) -> None:
+    commit_model(cli.store, "m", b"one")
+    commit_model(cli.store, "n", b"two")
+    assert cli.text("cp", "m", "copy:v2") == "Copied m:latest to copy:v2\n"
+    assert cli.json("cp", "m", "a/b") == {"source": "m:latest", "name": "a/b:latest"}
+    assert cli.text("mv", "m", "o") == "Moved m:latest to o:latest\n"
+    for word in ("cp", "mv"):
+        error = cli.refused(word, "o", "n")
+        assert "already exists" in error
+        assert "--force" in error
+    cli.text("cp", "o", "copy:v2")  # the same model
+    assert cli.json("mv", "o", "n", "--force") == {"source": "o:latest", "name": "n:latest"}
+    assert "'o:latest' not found" in cli.refused("mv", "o", "n", code=1)
+    assert names(cli, "--sort", "name") == ["a/b:latest", "copy:v2", "n:latest"]
+
+
+def test_cp_to_another_store(cli: Cli, tmp_path: Path) -> None:
+    commit_model(cli.store, "m", b"one")
+    commit_model(cli.store, "n", b"two")
+    to = ("--to", tmp_path / "other")
+    assert "1 linked" in cli.text("cp", "m", *to)
+    assert "1 there" in cli.text("cp", "m", *to)
+    assert "already exists" in cli.refused("cp", "n", "m", *to)
+    assert cli.json("cp", "n", "m", *to, "--force")["name"] == "m:latest"
+
+
+def test_rm(cli: Cli) -> None:
+    commit_model(cli.store, "m", b"one", b"both")
+    commit_model(cli.store, "n", b"both")
+    error = cli.refused("rm", "m", "missing", code=1)  # all or none
+    assert "'missing:latest' not found" in error
+    assert cli.text("rm", "m") == "Removed m:latest: 1 blob, 3 B\n"
+    assert cli.json("rm", "n", "n:latest") == [
+        {"name": "n:latest", "removed": 1, "bytes": 4, "kept": 0, "reason": None}
+    ]
+    assert cli.json("list") == []
+    assert list((cli.store.root / "blobs").iterdir()) == []
+
+
+def test_rm_keeps_blobs_while_a_manifest_can_not_be_read(cli: Cli) -> None:
+    for name in ("b", "c"):
+        commit_model(cli.store, name, b"blob")
+    manifest_path(cli.store, "c").write_bytes(b"{")
+    assert cli.text("rm", "b").splitlines() == [
+        "Removed b:latest: 0 blobs, 0 B",
+        "Kept 1 blob (4 B): the manifest of c:latest can't be read",
+    ]
+
+
+def test_a_blocked_command_names_the_process_that_it_waits_for(cli: Cli) -> None:
+    commit_model(cli.store, "m", b"one")
+    with process(HOLD, cli.store.root, "alone") as child:
+        for words in ("rm m", "cp m n", "mv m n", "prune", "prune --undo"):
+            error = cli.refused(*words.split(), "--wait", "0", code=1)
+            assert f"process {child.pid} " in error
+            assert "Hint: " in error
+    cli.refused("rm", "m", "--wait", "-1")
+    cli.text("rm", "m", "--wait", "0.5")
+
+
+# Names in another case, and what a newer Ollama has
+
+
+@pytest.fixture
+def qwen(cli: Cli) -> Cli:
+    """Commands on a store with a model ``Qwen:Int4``."""
+    commit_model(cli.store, "Qwen:Int4", b"blob")
+    return cli
+
+
+def test_each_command_says_how_the_store_spells_a_name(qwen: Cli, source: Path) -> None:
+    assert qwen.json("import", source, "QWEN:INT4", "--quant", "int4")["name"] == "Qwen:Int4"
+    assert qwen.json("show", "qwen:int4")["name"] == "Qwen:Int4"
+    copied = qwen.json("cp", "qwen:int4", "qwen:Other")
+    assert copied == {"source": "Qwen:Int4", "name": "Qwen:Other"}
+    moved = qwen.json("mv", "qwen:other", "QWEN:new")
+    assert moved == {"source": "Qwen:Other", "name": "Qwen:new"}
+    assert "Qwen:int4 is Qwen:Int4" in qwen.refused("mv", "Qwen:Int4", "Qwen:int4")
+    removed = qwen.json("rm", "qwen:int4", "QWEN:INT4", "qwen:NEW")
+    assert [removal["name"] for removal in removed] == ["Qwen:Int4", "Qwen:new"]
+
+
+def test_models_of_a_newer_ollama_are_noted(qwen: Cli, source: Path) -> None:
+    qwen.text("import", source, "Qwen:Int4", "--quant", "int4")
+    linked(qwen.store, manifest_of(qwen.store, b"one"), "ollama.com/library/qwen/int4")
+    assert names(qwen) == ["Qwen:Int4"]
+    listed = "Note: a newer Ollama has 1 model in manifests-v2/, not listed here: qwen:int4\n"
+    assert qwen.err == listed
+    assert qwen.json("show", "qwen:int4")["name"] == "Qwen:Int4"
+    assert qwen.err == (
+        "Note: a newer Ollama has its own Qwen:Int4, in manifests-v2/: it does not read this one\n"
+    )
+    linked(qwen.store, manifest_of(qwen.store, b"one"), "ollama.com/library/only/there")
+    error = qwen.refused("show", "only:there", code=1)
+    assert "Hint: A newer Ollama has it, in manifests-v2/" in error
+
+
+def test_unreadable_models_of_newer_ollamas_are_noted(qwen: Cli) -> None:
+    (qwen.store.root / "manifests-v2").symlink_to("nothing")
+    assert "Qwen:Int4" in qwen.text("list")
+    assert qwen.err.startswith("Note: the models of newer Ollamas are unknown: ")
+    qwen.refused("prune", code=1)

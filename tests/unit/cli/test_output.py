@@ -1,0 +1,185 @@
+"""What is printed: no control characters, one line an error, flags in hints, a bar, any folder."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import typer
+from support.checkpoints import normal, raw_safetensors, small_tensors, write_checkpoint
+from support.commands import Cli
+from support.corpus import find
+from support.stores import unprivileged
+
+import blobstore
+from blobstore.cli.main import app, run
+from blobstore.cli.output import age, duration, parse_size, printable, progress_bar, with_flags
+from blobstore.errors import UsageError
+from blobstore.io.workers import begun
+
+EVIL = "evil\x1b]0;owned\x07\x1b[31m\u202e\n\x9b"
+
+
+def test_characters_that_a_terminal_acts_on_are_escaped() -> None:
+    assert printable("a\x1b[2J\u202eb\n\ud800") == "a\\x1b[2J\\u202eb\\n\\ud800"
+    assert printable("a\n\tb\x07", keep="\n\t") == "a\n\tb\\x07"
+
+
+def test_names_of_files_and_tensors_are_printed_escaped(cli: Cli, tmp_path: Path) -> None:
+    tensors = {**small_tensors(), EVIL: normal("e", 3)}
+    source = write_checkpoint(tmp_path / "m", tensors, {"architectures": [EVIL]})
+    (source / f"{EVIL}.safetensors").write_bytes(b"")
+    texts = [cli.text("plan", source), cli.text("import", source, "m")]
+    texts += [cli.text("show", "m", "--tensors"), cli.text("show", "m", "--json")]
+    texts += [cli.refused("plan", tmp_path / EVIL, code=1), cli.refused("show", EVIL)]
+    for text in texts:
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(text)
+    assert "evil" in texts[0]
+
+
+def test_json_has_names_as_they_are_in_ascii(cli: Cli, tmp_path: Path) -> None:
+    source = find("header", "st-name-rtl-override").write(tmp_path / "m.safetensors")
+    assert "\\u202e" in cli.text("plan", source)
+    out = cli.text("plan", "--json", source)
+    assert out.isascii()
+    names = {tensor["name"] for blob in json.loads(out)["blobs"] for tensor in blob["tensors"]}
+    assert names == {tensor for tensor, _ in safetensors.deserialize(source.read_bytes())}
+
+
+def test_a_file_of_the_corpus_to_refuse_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    source = tmp_path / "model.safetensors"
+    entry = {"dtype": "\x1b[31m", "shape": [], "data_offsets": [0, 0]}
+    source.write_bytes(raw_safetensors({"\x1b[2J\u202e\n\x85": entry}))
+    assert "\\x1b[2J\\u202e\\n\\x85" in cli.refused("plan", source, code=1)
+    find("header", "st-shape-65-dims").write(source)
+    error = cli.refused("import", source, "m", code=1)
+    assert "limit exceeded" in error
+    assert str(source) in error
+    assert not cli.store.root.exists()
+
+
+def test_a_very_long_error_is_cut(cli: Cli, tmp_path: Path) -> None:
+    errors = cli.refused("import", tmp_path, "x" * 5000)
+    errors += cli.refused("import", tmp_path / ("y" * 3000), code=1)
+    assert all(len(line) < 1100 for line in errors.splitlines())
+
+
+def flags_in(group: Any) -> set[str]:
+    """Return the flags of all commands."""
+    own = {flag for parameter in group.params for flag in parameter.opts}
+    names = getattr(group, "commands", ())
+    return own.union(*(flags_in(group.get_command(None, name)) for name in names))
+
+
+@pytest.mark.parametrize(
+    ("hint", "shown"),
+    [
+        ("replace it: replace=True.", "replace it: --force."),
+        ("wait for it: `wait_s=SECONDS`.", "wait for it: --wait SECONDS."),
+        ('(import with experts="stacked")', "(import with --experts stacked)"),
+        ("Leave out in_place=True, and", "Leave out --in-place, and"),
+        ('with target_size=SIZE and rules=["x"]', 'with --target-size SIZE and rules=["x"]'),
+        ("Read /data/x=Y/model instead.", "Read /data/x=Y/model instead."),
+    ],
+)
+def test_an_option_that_a_hint_of_the_library_names_is_shown_as_its_flag(
+    hint: str, shown: str
+) -> None:
+    assert with_flags(hint) == shown
+    flags = {word.strip("(.,") for word in shown.split() if word.strip("(").startswith("--")}
+    assert flags <= flags_in(typer.main.get_command(app))
+
+
+def test_sizes_and_times_are_read_and_shown() -> None:
+    assert [parse_size(text) for text in ("5", "2KB", "1.5 GB")] == [5, 2000, 1_500_000_000]
+    for wrong in ("5 bananas", "", "-1"):
+        with pytest.raises(UsageError):
+            parse_size(wrong)
+    assert age(None) == "unknown"
+    assert [duration(seconds) for seconds in (5, 125, 7200, 200_000)] == [
+        *("5 s", "2 minutes", "2 hours", "2 days")
+    ]
+
+
+def test_a_tensor_name_is_no_markup_of_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_bar() as progress:
+        assert progress is not None
+        begun(progress, 10)
+        for name in ("\\[/foo]", "[bold]", "[/]", "\x1b[2J"):
+            progress(2, name)
+
+
+# Paths in a folder that may not be searched
+
+COMMANDS = [
+    "import {closed}/source m --store {new}",
+    "import {closed}/source/model.safetensors m --store {new}",
+    "import {open} m --store {new} --draft {closed}/source",
+    "import {open} m --store {closed}/store",
+    "plan {open} --policy {closed}/policy.toml",
+    "plan --modelfile {closed}/Modelfile",
+    "plan --modelfile {from}",
+    "plan {open} --quant int4 --method search --importance {closed}/i.safetensors",
+    "plan {closed}/source",
+    "plan {closed}/models--org--name",
+    "inspect {closed}/source",
+    "inspect {closed}/source/model.safetensors",
+    "metadata get {closed}/source/model.safetensors",
+    "metadata set {closed}/source/model.safetensors k v",
+    "metadata rm {closed}/source/model.safetensors k",
+    "export m {closed}/out --store {store}",
+    "quality m --against {closed}/source --store {store}",
+    "repair m --from {closed}/source --store {store}",
+    *(
+        f"{words} --store {{closed}}/store"
+        for words in ("list", "show m", "rm m", "cp m n", "mv m n", "du", "diff m m")
+    ),
+    *(f"{words} --store {{closed}}/store" for words in ("verify", "prune", "prune --undo")),
+]
+
+
+@pytest.fixture(scope="module")
+def places() -> Iterator[dict[str, Path]]:
+    """Folders that other users may enter, and one that they may not, with the same in it."""
+    codecs.lookup("utf-8-sig")  # of a Modelfile: the other user may not read this Python's files
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        root.chmod(0o755)
+        tensors = {"w.weight": np.zeros((64, 64), np.float32)}
+        source, closed = write_checkpoint(root / "open", tensors), root / "closed"
+        write_checkpoint(closed / "source", tensors)
+        (closed / "models--org--name" / "snapshots").mkdir(parents=True)
+        (closed / "policy.toml").write_text('quant = "int4"')
+        (closed / "Modelfile").write_text(f"FROM {source}")
+        (root / "from").write_text(f"FROM {closed / 'source'}")
+        (root / "new").mkdir(mode=0o777)
+        for place in (root, closed):
+            blobstore.import_model(source, "m", store=blobstore.open_store(place / "store"))
+        paths = {name: root / name for name in ("open", "closed", "new", "store", "from")}
+        yield paths
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444], ids=["no right", "only to list"])
+def test_a_folder_that_may_not_be_searched_is_one_sentence(
+    places: dict[str, Path], capsys: pytest.CaptureFixture[str], mode: int
+) -> None:
+    places["closed"].chmod(mode)
+    try:
+        for words in COMMANDS:
+            with unprivileged():
+                code = run(words.format(**places).split())
+            err = capsys.readouterr().err
+            assert code in (1, 2), words
+            assert err.startswith("Error: "), words
+            assert err.count("\n") == 1 + err.count("\nHint: "), words
+    finally:
+        places["closed"].chmod(0o755)

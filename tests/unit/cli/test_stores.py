@@ -1,0 +1,216 @@
+"""Which store a command uses, what it says of one that is missing, and stores in buckets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from support import PYCODE
+from support.commands import Cli
+from support.stores import commit_model, manifest_path
+
+from blobstore.cli.stores import bucket_options, places_of
+from blobstore.io.objects import open_bucket
+from blobstore.names import Digest
+from blobstore.store.bucket.objects import blob_key
+from blobstore.store.local.store import open_store
+
+
+def test_the_store_is_that_of_the_option_the_environment_or_the_home(
+    cli: Cli, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    cli.text("import", source, "a")
+    cli.text("import", source, "b", "--store", tmp_path / "option")
+    monkeypatch.setenv("OLLAMA_MODELS", "")
+    empty = f"No models in {home}/.ollama/models yet. Import one: blobstore import FOLDER\n"
+    assert (cli.text("list"), cli.json("list")) == (empty, [])
+    assert not home.exists()
+    cli.text("import", source, "c")
+    for root, name in ((cli.store.root, "a"), (tmp_path / "option", "b")):
+        assert [str(found) for found in open_store(root).manifests.names()] == [f"{name}:latest"]
+    assert (home / ".ollama/models/blobs").is_dir()
+    assert "--store is empty" in cli.refused("list", "--store", "")
+
+
+def test_a_named_store_that_does_not_exist_is_an_error(cli: Cli, tmp_path: Path) -> None:
+    words = ["list", "show m", "rm m", "cp m n", "mv m n", "verify", "du", "diff a b"]
+    words += ["export m out", "prune", "repair m --from x", "run m x", "serve"]
+    for line in words:
+        error = cli.refused(*line.split(), "--store", tmp_path / "typo", code=1)
+        assert error.startswith(f"Error: there is no store at {tmp_path}/typo\nHint: ")
+        assert not (tmp_path / "typo").exists()
+    assert cli.refused("list", code=1).startswith(f"Error: there is no store at {cli.store.root}\n")
+
+
+@pytest.mark.parametrize("inside", ["models", "documents"])
+def test_a_folder_of_something_else_is_not_a_store(cli: Cli, tmp_path: Path, inside: str) -> None:
+    (tmp_path / "home" / inside / "manifests").mkdir(parents=True)
+    error = cli.refused("verify", "--store", tmp_path / "home", code=1)
+    assert "the folder contains neither blobs nor manifests\n" in error
+    assert (f"Hint: Did you mean {tmp_path}/home/models?" in error) == (inside == "models")
+
+
+@pytest.mark.parametrize("name", ["file", "loop"])
+def test_a_store_that_is_not_a_folder(cli: Cli, source: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "loop").symlink_to("loop")
+    for words in (["import", source], ["list"], ["cp", "a", "b"]):
+        assert name in cli.refused(*words, "--store", tmp_path / name, code=1)
+
+
+# Models that are missing
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", "", "a/b/c/d", "é", "-x/y", "x" * 81])
+def test_invalid_names(cli: Cli, source: Path, name: str) -> None:
+    lines = (["import", "--", source, name], ["show", "--", name], ["cp", "--", "x", name])
+    for words in (*lines, ["rm", "--", name], ["run", "--", name, "prompt"]):
+        assert "not a model name" in cli.refused(*words)
+    assert not cli.store.root.exists()
+
+
+@pytest.fixture
+def models(cli: Cli) -> Cli:
+    """Commands on a store with a model under several names."""
+    for name in ("qwen3:int8", "qwen3:latest", "gemma:int8", "team/qwen3:v1"):
+        commit_model(cli.store, name, b"blob")
+    return cli
+
+
+def test_every_command_names_other_tags_of_a_missing_model(models: Cli, source: Path) -> None:
+    lines = ["show", "rm", "export out", "cp x", "mv x", "run prompt", "verify", "du", "diff gemma"]
+    for line in (*lines, f"quality --against {source}", f"repair --from {source}"):
+        command, *rest = line.split()
+        assert models.refused(command, "qwen3:int4", *rest, code=1) == (
+            "Error: model 'qwen3:int4' not found\nHint: The store has qwen3:int8, qwen3:latest.\n"
+        )
+    error = models.refused("inspect", "qwen3:int4", code=1)
+    assert "The store has qwen3:int8, qwen3:latest. A Hub repository is hf://ORG/NAME." in error
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("qwen", "Did you mean qwen3:int8, qwen3:latest?"),
+        ("GEMMA", "The store has gemma:int8."),
+        ("team/qwen", "Did you mean team/qwen3:v1?"),
+        ("nobody/qwen3", "blobstore list shows the models of the store."),
+    ],
+)
+def test_similar_names_are_offered(models: Cli, name: str, hint: str) -> None:
+    assert models.refused("show", name, code=1).splitlines()[1] == f"Hint: {hint}"
+
+
+def test_hints_follow_no_links_and_show_no_odd_names(models: Cli, tmp_path: Path) -> None:
+    manifests = models.store.manifests.path
+    folder = manifest_path(models.store, "qwen3:int8").parent
+    (folder / "-odd name").write_bytes(b"")
+    (folder / "link").symlink_to(folder / "int8")
+    folder.parent.joinpath("linked").symlink_to(folder)
+    manifests.rename(tmp_path / "elsewhere")
+    manifests.symlink_to(tmp_path / "elsewhere")  # which itself may be a link
+    error = models.refused("show", "qwen3:x", code=1)
+    assert error.endswith("The store has qwen3:int8, qwen3:latest.\n")
+    assert "linked" not in models.refused("show", "linkee", code=1)
+
+
+# Buckets
+
+
+@pytest.fixture
+def address() -> str:
+    return f"memory://{uuid4().hex}/team"
+
+
+@pytest.fixture
+def bucket(cli: Cli, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Commands on a store in a bucket."""
+    monkeypatch.setenv("BLOBSTORE_STORE", address)
+    monkeypatch.setenv("BLOBSTORE_CACHE", str(tmp_path / "cache"))
+    return cli
+
+
+def test_commands_on_a_bucket(bucket: Cli, address: str, source: Path, tmp_path: Path) -> None:
+    assert bucket.text("list").startswith(f"No models in {address} yet.")
+    assert "9 blobs: 9 new" in bucket.text("import", source, "m", "--quant", "int4")
+    (row,) = bucket.json("list")
+    assert (row["name"], row["quant_type"], row["parameters"]) == ("m:latest", "int4", 32_832)
+    assert "LlamaForCausalLM" in bucket.text("show", "m")
+    assert "all sound" in bucket.text("verify")
+    assert "Copied m:latest to n:latest" in bucket.text("cp", "m", "n")
+    assert "Moved n:latest to o:latest" in bucket.text("mv", "n", "o")
+    assert "0 B needed by no model" in bucket.text("du")
+    folder = tmp_path / "folder"
+    assert "9 copied" in bucket.text("cp", "m", "--to", folder)
+    assert "9 there" in bucket.text("cp", "m", "p", "--store", folder, "--to", address)
+    removed = bucket.text("rm", "o", "p", "m")
+    assert "Kept 9 blobs (37.9 KB): prune removes them" in removed
+    everything = ("prune", "--grace", "0", "--sole-owner")
+    error = bucket.refused(*everything, code=1)
+    assert f"{address}: no model has a manifest, and 9 blobs would be removed" in error
+    pruned = bucket.text(*everything, "--forget").splitlines()
+    assert pruned[-1] == "Removed 9 blobs (37.9 KB)"
+    assert bucket.json("du")["blobs"] == 0
+
+
+def test_weights_of_a_bucket_come_through_a_cache(
+    bucket: Cli, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.text("import", PYCODE, "tiny", "--quant", "int4")
+    bucket.text("export", "tiny", tmp_path / "out")
+    assert (tmp_path / "out" / "model.safetensors").stat().st_size > 5_000_000
+    assert len(list((tmp_path / "cache" / "blobs").iterdir())) == 55
+    words = ("export", "tiny", tmp_path / "other")
+    small = ("--cache", tmp_path / "small", "--cache-size", "1MB")
+    assert "Hint: Give it more: --cache-size." in bucket.refused(*words, *small, code=1)
+    assert "is not a cache" in bucket.refused(*words, "--cache", PYCODE)
+    lower = ("--store", tmp_path / "upper", "--lower", address)
+    assert "7 files" in bucket.text("export", "tiny", tmp_path / "third", *lower)
+    monkeypatch.delenv("BLOBSTORE_STORE")
+    bucket.store.blobs.path.mkdir(parents=True)
+    for option in ("--cache", "--cache-size"):
+        error = bucket.refused("run", "tiny", "a", option, "1MB")
+        assert "a cache is for a store in a bucket" in error
+
+
+def test_damage_in_a_bucket(bucket: Cli, address: str, source: Path) -> None:
+    bucket.text("import", source, "m")
+    objects = open_bucket(address)
+    keys = [state.key for state in objects.objects("blobs/")]
+    key = max(keys, key=lambda key: objects.head(key).size)
+    objects.put(key, bytes(objects.head(key).size))
+    objects.put(blob_key(Digest.of(b"x")), b"y")
+    out = bucket.text("verify", code=3)
+    assert "its bytes do not match its digest" in out
+    assert out.splitlines()[-1].endswith("2 damaged")
+
+
+def test_refusals_of_a_bucket(bucket: Cli, address: str) -> None:
+    for words in ("pack m", "unpack m", "repair m", "prune --undo"):
+        error = bucket.refused(*words.split())
+        assert f"is for a store in a folder, and {address} is a bucket" in error
+    error = bucket.refused("prune", "--grace", "5m")
+    assert "Hint: If no worker is between its work and a commit, say so: --sole-owner." in error
+    assert "not a bucket" in bucket.refused("list", "--store", "https://example.com/models")
+
+
+def test_a_list_of_places_may_have_addresses() -> None:
+    assert places_of("/a:s3://b/c:d::gs://e") == ["/a", "s3://b/c", "d", "", "gs://e"]
+
+
+def test_settings_of_buckets_that_obstore_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "AWS_ENDPOINT_URL": "http://a",
+        "AWS_ALLOW_HTTP": "true",
+        "GOOGLE_BASE_URL": "http://g",
+        "AZURE_STORAGE_USE_EMULATOR": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    http = {"allow_http": "true"}
+    assert bucket_options("s3://b") == {"endpoint": "http://a"} | http
+    assert bucket_options("gs://b") == {"base_url": "http://g"} | http
+    assert bucket_options("az://b") == {"use_emulator": "true"} | http
+    assert bucket_options("memory://b") == {}

@@ -1,0 +1,147 @@
+"""Charts: which tensors and models are drawn, where, and the plot of a terminal."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.plotted import HOSTILE, layer_errors, model_bytes
+
+from blobstore.plots.charts import (
+    MOST_POINTS,
+    MOST_ROWS,
+    Cell,
+    ModelPoint,
+    TensorError,
+    cells,
+    error_lines,
+    errors,
+    frontier,
+    layer_and_projection,
+    scatter,
+    shared,
+)
+from blobstore.plots.treemap import module_and_part
+
+
+def an_error(name: str, relative: float | None = 0.1, *, kept: bool = False) -> TensorError:
+    return TensorError(name, "int4", (64, 64), relative, kept)
+
+
+def at(found: list[Cell]) -> list[tuple[str, int | None]]:
+    return [(cell.row, cell.column) for cell in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "module"),
+    [
+        ("model.layers.12.mlp.up.weight", (12, "model.layers.*.mlp.up"), "model.layers.12"),
+        ("layers.1.experts.2.up", (1, "layers.*.experts.*.up"), "layers.1"),
+        ("h.3", (3, "h.*"), "h.3"),
+        ("lm_head.weight", (None, "lm_head"), "lm_head"),
+        ("layers.1234567890.up", (None, "layers.1234567890.up"), "layers.1234567890"),
+        ("", (None, ""), ""),
+    ],
+)
+def test_a_name_gives_layer_projection_and_module(
+    name: str, place: tuple[int | None, str], module: str
+) -> None:
+    assert layer_and_projection(name) == place
+    assert module_and_part(name)[0] == module
+
+
+def test_layers_are_columns_and_other_tensors_are_rows() -> None:
+    found = cells([an_error("norm"), an_error("l.10.up"), an_error("l.2.up"), an_error("l.2.down")])
+    assert at(found) == [("l.*.down", 2), ("l.*.up", 2), ("l.*.up", 10), ("norm", None)]
+
+
+def test_tensors_that_were_not_measured_are_left_out() -> None:
+    assert cells([an_error("a", None), an_error("b", 0.0, kept=True)]) == []
+    assert "1 tensor stored unchanged" in errors([an_error("b", 0.0, kept=True)])["description"]
+
+
+def test_of_many_tensors_the_worst_are_drawn() -> None:
+    (cell,) = cells([an_error(f"l.0.experts.{n}.up", error) for n, error in enumerate((1, 3, 2))])
+    assert (cell.worst.name, cell.error, cell.tensors) == ("l.0.experts.1.up", 3, 3)
+    wide = cells([an_error(f"t{n}", n / 1000) for n in range(1000)])
+    assert sorted(cell.error for cell in wide) == [n / 1000 for n in range(1000 - MOST_ROWS, 1000)]
+    spec = scatter([an_error(f"t{n}", n / 5000) for n in range(5000)])
+    points = spec["data"][0]["values"]
+    assert len(points) == MOST_POINTS
+    assert points[0]["y"] == 4999 / 5000
+    assert "The 1,500 worst are drawn." in spec["description"]
+
+
+def test_the_heat_map_has_a_cell_for_each_tensor_and_a_table_by_error() -> None:
+    spec = errors(layer_errors(3))
+    data = {table["name"]: table["values"] for table in spec["data"]}
+    assert (len(data["cells"]), len(data["rows"])) == (9, 1)
+    scales = {scale["name"]: scale["domain"] for scale in spec["scales"]}
+    assert scales["row"] == ["down", "q_proj", "up", "lm_head"]
+    assert scales["column"] == [0, 1, 2]
+    shown = [float(row[2].rstrip("%")) for row in spec["usermeta"]["table"]["rows"]]
+    assert shown == sorted(shown, reverse=True)
+
+
+def test_rows_of_one_short_name_keep_their_names_apart() -> None:
+    names = ("a.layers.0.up", "a.layers.0.down", "b.up", "b.down")
+    spec = errors([an_error(name) for name in names])
+    (rows,) = (scale["domain"] for scale in spec["scales"] if scale["name"] == "row")
+    assert len(set(rows)) == 4
+
+
+def test_long_and_odd_names_are_drawn() -> None:
+    long = "model.layers.0." + "L" * 60_000  # browsers can't lay it out
+    text = json.dumps(errors([an_error(long)]))
+    assert long[:300] in text
+    assert len(text) < 10_000
+    assert '"__proto__"' not in json.dumps(errors([an_error("__proto__")]))  # Vega would lose it
+
+
+def test_the_front_has_the_models_that_none_beats() -> None:
+    models = [
+        ModelPoint("small", "int4", 10, 0.3),
+        ModelPoint("beaten", "nvfp4", 12, 0.4),
+        ModelPoint("twin", "int4", 10, 0.3),
+        ModelPoint("large", "int8", 20, 0.1),
+        ModelPoint("beaten too", "mxfp8", 30, 0.1),
+    ]
+    spec = frontier(reversed(models))
+    rows = spec["usermeta"]["table"]["rows"]
+    assert {row[0] for row in rows if row[-1] == "yes"} == {"small", "large"}
+    assert spec["data"][1]["values"] == [{"x": 10, "y": 0.3}, {"x": 20, "y": 0.1}]
+
+
+def test_bars_begin_where_the_part_before_ends() -> None:
+    spec = shared([model_bytes("b", 3, 4), model_bytes("a", 5, 6)])
+    bars = [(bar["model"], bar["begin"], bar["end"]) for bar in spec["data"][0]["values"]]
+    assert bars == [("a:latest", 0, 5), ("a:latest", 5, 11), ("b:latest", 0, 3), ("b:latest", 3, 7)]
+
+
+# In a terminal
+
+
+def lines_of(found: list[TensorError], width: int = 80, **options: bool) -> list[str]:
+    return error_lines(found, width, **({"ascii_only": False, "colours": False} | options))
+
+
+@pytest.mark.parametrize(("width", "layers"), [(40, 500), (60, 5), (200, 1)])
+def test_lines_fit_the_terminal(width: int, layers: int) -> None:
+    lines = lines_of(layer_errors(layers), width)
+    assert max(map(len, lines)) <= width
+    assert len(lines) == 5
+
+
+def test_bars_of_a_terminal_are_errors() -> None:
+    (_, line) = lines_of([an_error(f"l.{n}.up", n / 8) for n in range(1, 9)])
+    assert "".join(dict.fromkeys(line.split()[1])) == "▂▃▄▅▆▇█"
+    assert line.endswith("100.000%")
+    assert lines_of([an_error("a", 0.0, kept=True)]) == []
+
+
+def test_a_terminal_gets_ascii_colours_and_harmless_names_as_asked() -> None:
+    plain = "\n".join(lines_of(layer_errors(4), ascii_only=True))
+    assert plain.isascii()
+    assert "\x1b" not in plain
+    assert "\x1b[31m" in "\n".join(lines_of(layer_errors(4), colours=True))
+    assert all(line.isprintable() for line in lines_of(layer_errors(2, HOSTILE), 200))
