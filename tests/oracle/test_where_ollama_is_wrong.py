@@ -1,6 +1,6 @@
 """The cases of docs/formats.md section 8 that no record shows, in both profiles.
 
-The others are in test_ollama_prequantized.py (an MLX config without `mode`, modules of their own
+The others are in test_ollama_records.py (an MLX config without `mode`, modules of their own
 width, the model's type) and test_ollama_refusals.py (cut off data, gaps in the expert numbers,
 tensors that the index does not name).
 """
@@ -27,10 +27,8 @@ every_profile = pytest.mark.parametrize("profile", ["ollama", "default"])
 
 
 @every_profile
-@pytest.mark.parametrize("name", ["rope.inv_freq", "model.layers.0.mlp.up_proj.weight"])
-def test_f64_weights_do_not_vanish_on_load(
-    store: Store, tmp_path: Path, name: str, profile: str
-) -> None:
+def test_f64_weights_do_not_vanish_on_load(store: Store, tmp_path: Path, profile: str) -> None:
+    name = f"{UP}.weight"
     array = np.random.default_rng(64).standard_normal((4, 64))
     blobstore.import_model(
         write_checkpoint(tmp_path / "s", {name: array}), "m", store=store, profile=profile
@@ -56,8 +54,10 @@ def test_an_fp8_weight_without_scale_is_not_copied_as_if_it_were_data(
 
 
 @every_profile
-@pytest.mark.parametrize("config", [{}, FP8_CONFIG])
-@pytest.mark.parametrize("name", [f"{UP}.weight", "model.layers.0.mlp.experts.gate_up_proj"])
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [(f"{UP}.weight", {}), ("model.layers.0.mlp.experts.gate_up_proj", FP8_CONFIG)],
+)
 def test_fp8_weights_without_any_scale_are_not_data_either(
     tmp_path: Path, name: str, config: dict[str, object], profile: str
 ) -> None:

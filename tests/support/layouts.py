@@ -22,11 +22,6 @@ BINARY = bytes(range(256)) * 5 + b"\n\r\n\0"
 """Bytes that no text is."""
 
 
-def weights(*names: str) -> dict[str, np.ndarray[Any, Any]]:
-    """Return float32 weights of those names."""
-    return {name: normal(name, 32, 64, dtype=np.float32) for name in names}
-
-
 def write(folder: Path, files: Mapping[str, bytes | str | dict[str, Any] | list[Any]]) -> Path:
     """Write files by their paths: bytes, texts and JSON documents."""
     for name, content in files.items():
@@ -40,105 +35,66 @@ def write(folder: Path, files: Mapping[str, bytes | str | dict[str, Any] | list[
 def save(path: Path, *names: str) -> None:
     """Write a file of weights as the safetensors library does."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(weights(*names), path, metadata={"format": "pt"})
+    weights = {name: normal(name, 32, 64, dtype=np.float32) for name in names}
+    save_file(weights, path, metadata={"format": "pt"})
 
 
 def model(folder: Path, config: Mapping[str, Any] | None = None) -> Path:
     """Write weights, config.json and generation_config.json."""
-    save(
-        folder / "model.safetensors",
-        "lm_head.weight",
-        "model.embed_tokens.weight",
-        "model.layers.0.mlp.up_proj.weight",
-    )
-    return write(
-        folder,
-        {
-            "config.json": dict(config or LLAMA_CONFIG),
-            "generation_config.json": {"eos_token_id": [7, 9]},
-        },
-    )
+    names = ("lm_head.weight", "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight")
+    save(folder / "model.safetensors", *names)
+    documents = {"config.json": dict(config or LLAMA_CONFIG)}
+    return write(folder, documents | {"generation_config.json": {"eos_token_id": [7, 9]}})
 
 
 def instruct(folder: Path) -> Path:
     """Write a chat model with its template in a file of its own."""
-    return write(
-        model(folder),
-        {"chat_template.jinja": TEMPLATE, "tokenizer_config.json": {"eos_token": "</s>"}},
-    )
-
-
-def templates(folder: Path) -> Path:
-    """Write a model with several named templates."""
-    return write(
-        model(folder),
-        {
-            "chat_template.jinja": TEMPLATE,
-            "chat_templates/tool_use.jinja": TEMPLATE * 2,
-            "chat_templates/rag.jinja": "{}",
-        },
-    )
+    tokenizer = {"tokenizer_config.json": {"eos_token": "</s>"}}
+    return write(model(folder), {"chat_template.jinja": TEMPLATE, **tokenizer})
 
 
 def sentencepiece(folder: Path) -> Path:
     """Write a model with a SentencePiece tokenizer, in shards with transformers' index."""
-    parts = [("model.embed_tokens.weight",), ("lm_head.weight", "model.norm.weight")]
-    names = [
-        f"model-{number:05}-of-{len(parts):05}.safetensors" for number in range(1, len(parts) + 1)
-    ]
-    for name, tensors in zip(names, parts, strict=True):
-        save(folder / name, *tensors)
     places = {
-        tensor: name for name, tensors in zip(names, parts, strict=True) for tensor in tensors
+        "lm_head.weight": "model-00002-of-00002.safetensors",
+        "model.embed_tokens.weight": "model-00001-of-00002.safetensors",
+        "model.norm.weight": "model-00002-of-00002.safetensors",
     }
-    index = {
-        "metadata": {"total_parameters": 6144, "total_size": 24576},
-        "weight_map": dict(sorted(places.items())),
-    }
+    for file in set(places.values()):
+        save(folder / file, *(name for name in places if places[name] == file))
+    metadata = {"total_parameters": 6144, "total_size": 24576}
+    index = json.dumps({"metadata": metadata, "weight_map": places}, indent=2) + "\n"
     return write(
         folder,
         {
             "config.json": LLAMA_CONFIG,
-            "model.safetensors.index.json": json.dumps(index, indent=2) + "\n",
+            "model.safetensors.index.json": index,
             "tokenizer.model": BINARY,
             "added_tokens.json": {"<pad>": 32000},
         },
     )
 
 
-def gpt2(folder: Path) -> Path:
-    """Write a model with the two files of byte-level BPE."""
+def tokenizers(folder: Path) -> Path:
+    """Write a model with templates, and files of byte-level BPE, tiktoken, WordPiece and Mistral.
+
+    Images, sound and film have processors.
+    """
+    processors = ("preprocessor_config.json", "processor_config.json", "audio/config.json")
     return write(
-        model(folder),
+        instruct(folder),
         {
+            "chat_templates/tool_use.jinja": TEMPLATE * 2,
+            "chat_templates/rag.jinja": "{}",
             "vocab.json": {"a": 0},
             "merges.txt": "#version: 0.2\na b\n",
             "vocab.txt": "[UNK]\r\na\r\n",
-        },
-    )
-
-
-def tiktoken(folder: Path) -> Path:
-    """Write a model with a tiktoken tokenizer, the code that reads it and an empty module."""
-    return write(
-        model(folder),
-        {
             "qwen.tiktoken": "IQ== 0\nIg== 1\n",
             "tokenization_qwen.py": "raise SystemExit('run')\n",
             "__init__.py": b"",
-        },
-    )
-
-
-def processors(folder: Path) -> Path:
-    """Write a model of images, sound and film with its processors."""
-    names = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-    return write(
-        model(folder),
-        {
-            **{name: {"size": 224} for name in names},
-            "audio_tokenizer/config.json": {},
-            "mel_filters.txt": "0.5 1.0",
+            "params.json": {"dim": 64},
+            "tokenizer.model.v3": BINARY,
+            **{name: {"size": 224} for name in processors},
         },
     )
 
@@ -149,24 +105,12 @@ def sentence_transformer(folder: Path) -> Path:
     return write(
         model(folder, {"architectures": ["BertModel"], "model_type": "bert"}),
         {
-            "modules.json": [
-                {"idx": 0, "path": ""},
-                {"idx": 1, "path": "1_Pooling"},
-                {"idx": 2, "path": "2_Dense"},
-            ],
+            "modules.json": [{"idx": 0, "path": ""}, {"idx": 1, "path": "2_Dense"}],
             "1_Pooling/config.json": {"pooling_mode_mean_tokens": True},
-            "2_Dense/config.json": {"in_features": 64},
             "vocab.txt": "[PAD]\n",
+            "2_Dense/config.json": {"in_features": 64},
             ".gitattributes": "*.safetensors filter=lfs\n",
         },
-    )
-
-
-def mistral(folder: Path) -> Path:
-    """Write a model with the files of Mistral's own format beside."""
-    return write(
-        model(folder),
-        {"params.json": {"dim": 64}, "tekken.json": {"config": {}}, "tokenizer.model.v3": BINARY},
     )
 
 
@@ -189,7 +133,6 @@ def documented(folder: Path) -> Path:
         model(folder),
         {
             "README.md": "# ä\n",
-            "LICENSE": "MIT",
             "NOTICE.txt": "",
             "modeling_x.py": "import os\n",
             "assets/figure.png": BINARY,
@@ -202,9 +145,7 @@ def documented(folder: Path) -> Path:
 
 def snapshot(folder: Path) -> Path:
     """Write a snapshot of the Hugging Face cache: links to files that are named for their hash."""
-    plain = write(
-        instruct(folder / "plain"), {"chat_templates/a.jinja": TEMPLATE, "tokenizer.model": BINARY}
-    )
+    plain = tokenizers(folder / "plain")
     repository = folder / "models--org--name"
     made = repository / "snapshots" / "0123abc"
     (repository / "blobs").mkdir(parents=True)
@@ -218,6 +159,5 @@ def snapshot(folder: Path) -> Path:
 
 
 LAYOUTS: tuple[Callable[[Path], Path], ...] = (
-    *(instruct, templates, sentencepiece, gpt2, tiktoken, processors),
-    *(sentence_transformer, mistral, with_draft, documented, snapshot),
+    *(sentencepiece, tokenizers, sentence_transformer, with_draft, documented, snapshot),
 )

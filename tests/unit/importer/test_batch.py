@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from support.many import sharded_checkpoint
+from support.servers import reply, server
 
 from blobstore.cli.main import run
-from blobstore.errors import BlobStoreError, DocumentError, UsageError
+from blobstore.errors import DocumentError, LimitExceededError, UsageError
 from blobstore.importer.batch import read_batch, work_on_batch
 from blobstore.importer.run import import_model
 from blobstore.store.memory import MemoryStore
@@ -89,16 +90,12 @@ def test_changed_options_make_another_plan(source: Path, tmp_path: Path) -> None
     ("text", "says"),
     [
         ("", "model: Field required"),
-        ("model = 3", "model: Input should be a valid list"),
-        ("[[model]]\nname = 'a'", "model.0.source: Field required"),
         ("[[model]]\nsource = 's'", "model.0.name: Field required"),
-        ("[[model]]\nsource = 1\nname = 'a'", "model.0.source: Input should be a valid string"),
         ("[[model]]\nsource = 's'\nname = '../a'", "model.0.name: "),
         (
             "[[model]]\nsource = 's'\nname = 'a'\nquantt = 'int4'",
             "model.0.quantt: unknown key; did you",
         ),
-        ("[[model]]\nsource = 's'\nname = 'a'\nquant = {}", "model.0.quant: Input should be"),
         ("[[model]]\nsource = 's'\nname = 'a'\nrules = [1]", "model.0.rules.0: Input should be"),
         ("more = 1\n[[model]]\nsource = 's'\nname = 'a'", "more: unknown key"),
         ("[[model]]\nsource = 's'\nname = 'a'\n" * 2, "model.1.name: two models are called a"),
@@ -116,8 +113,22 @@ def test_what_is_not_a_list_of_models(text: str, says: str, tmp_path: Path) -> N
 def test_a_list_that_is_too_large(tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_bytes(b" " * (2**20 + 1))
-    with pytest.raises(BlobStoreError, match="limit exceeded"):
+    with pytest.raises(LimitExceededError):
         read_batch(path)
+
+
+def test_reports_do_not_show_signatures_and_passwords(tmp_path: Path) -> None:
+    with server() as running:
+        running.play(lambda _: reply(404))
+        address = running.at("m.safetensors")
+        models = [
+            f'source = "{address}?sig=SECRET"\nname = "a"',
+            f'source = "{address.replace("//", "//me:SECRET@")}"\nname = "b"',
+        ]
+        found = work_on_batch(listed(tmp_path, *models), store=MemoryStore())
+    assert all(one.error for one in found)
+    assert "SECRET" not in repr(found)
+    assert [one.source for one in found] == [address, address]
 
 
 def test_the_command_reports_and_fails(
@@ -137,12 +148,9 @@ def test_the_command_reports_and_fails(
     ("option", "says"),
     [
         ("group_size = true", "group_size: Input should be a whole number"),
-        ("policy = 3", "policy: Input should be a text"),
-        ("quant = nan", "quant: Input should be a text"),
         ("target_bpw = inf", "target_bpw: Input should be a number"),
         ("requantize = 1", "requantize: Input should be true or false"),
         ('rules = "a"', "rules: Input should be a list of texts"),
-        ('method = ["a"]', "method: Input should be a text"),
         ("importance = 2026-11-23", "importance: Input should be a text"),
     ],
 )
@@ -158,15 +166,3 @@ def test_options_of_every_type(tmp_path: Path) -> None:
     text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in options.items())
     (model,) = read_batch(listed(tmp_path, f'source = "x"\nname = "a"\n{text}'))
     assert model.options == options
-
-
-def test_reports_do_not_show_signatures_and_passwords(tmp_path: Path) -> None:
-    sources = ["http://127.0.0.1:1/m.safetensors?sig=SECRET", "https://me:SECRET@127.0.0.1:1/m"]
-    models = (f'source = "{one}"\nname = "a{n}"' for n, one in enumerate(sources))
-    found = work_on_batch(listed(tmp_path, *models), store=MemoryStore())
-    assert all(one.error for one in found)
-    assert "SECRET" not in repr(found)
-    assert [one.source for one in found] == [
-        "http://127.0.0.1:1/m.safetensors",
-        "https://127.0.0.1:1/m",
-    ]

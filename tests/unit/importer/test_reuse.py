@@ -18,7 +18,6 @@ from support.stores import process, wrong_digests
 
 import blobstore
 from blobstore.errors import (
-    BlobStoreError,
     CorruptDataError,
     NotFoundError,
     StorageError,
@@ -65,18 +64,11 @@ def test_an_unchanged_source_is_not_read_again(source: Path, store: Store) -> No
     assert (first.recalled, again.recalled) == (0, 6)
     assert (again.digest, again.created, again.reused) == (first.digest, 0, first.blobs)
     assert told == [(first.source_bytes, "")]
-
-
-def test_a_part_is_told_of_first(source: Path, store: Store) -> None:
-    first = import_(source, store)
     tensor_blob(store).unlink()
-    told: list[tuple[int, str]] = []
-    assert (
-        import_(source, store, progress=lambda nbytes, blob: told.append((nbytes, blob))).recalled
-        == 5
-    )
-    head = small_tensors()["lm_head.weight"].nbytes
-    assert told[0] == (first.source_bytes - head, "")
+    told.clear()
+    again = import_(source, store, progress=lambda nbytes, blob: told.append((nbytes, blob)))
+    assert again.recalled == 5
+    assert told[0] == (first.source_bytes - small_tensors()["lm_head.weight"].nbytes, "")
     assert sum(nbytes for nbytes, _ in told) == first.source_bytes
 
 
@@ -88,14 +80,6 @@ def _shorten(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
-def _lengthen(path: Path) -> None:
-    os.truncate(path, path.stat().st_size + 1)
-
-
-def _empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
 def _flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -103,18 +87,12 @@ def _flip(path: Path) -> None:
     os.utime(path)
 
 
-def _link(path: Path) -> None:
-    copy = path.with_name("copy")
-    path.rename(copy)
-    path.symlink_to(copy)
-
-
 def _fifo(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("damage", [_remove, _shorten, _lengthen, _empty, _flip, _link, _fifo])
+@pytest.mark.parametrize("damage", [_remove, _shorten, _flip, _fifo])
 @pytest.mark.parametrize("verify", [False, True])
 def test_a_damaged_blob_is_made_again(
     source: Path, store: Store, damage: Change, *, verify: bool
@@ -172,69 +150,40 @@ def test_an_old_blob_is_made_young_for_ollama(source: Path, store: Store) -> Non
     assert path.stat().st_mtime > time.time() - HOUR_S
 
 
-def test_a_blob_that_can_not_be_made_young_is_made_again(
-    source: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is another user's, or is removed just now."""
-    first = import_(source, store)
-    path = tensor_blob(store)
-    os.utime(path, (1, 1))
-    real = os.utime
-
-    def refuse(which: str | Path, *arguments: Any) -> None:
-        if Path(which) == path:
-            raise PermissionError(1, "Operation not permitted")
-        real(which, *arguments)
-
-    monkeypatch.setattr(os, "utime", refuse)
-    again = import_(source, store)
-    assert (again.digest, again.recalled) == (first.digest, 5)
-
-
-@pytest.mark.parametrize("verify", [False, True])
-def test_a_copied_store_is_hashed_and_used(
-    source: Path, store: Store, tmp_path: Path, *, verify: bool
-) -> None:
+def test_a_copied_store_is_hashed_and_used(source: Path, store: Store, tmp_path: Path) -> None:
     first = import_(source, store)
     shutil.copytree(store.root, tmp_path / "copy")
     copy = open_store(tmp_path / "copy")
     _flip(tensor_blob(copy))
-    again = import_(source, copy, verify_reuse=verify)
+    again = import_(source, copy)
     assert (again.digest, again.recalled) == (first.digest, 5)
     assert wrong_digests(copy) == []
 
 
-def test_a_store_without_its_journal_makes_all_again(source: Path, store: Store) -> None:
+@pytest.mark.parametrize("kind", ["none", "noise", "folder"])
+def test_without_a_sound_journal_all_is_made_again(source: Path, store: Store, kind: str) -> None:
     first = import_(source, store)
-    (store.root / ".blobstore/hints/journal").unlink()
+    journal = store.root / ".blobstore/hints/journal"
+    journal.unlink()
+    if kind == "folder":
+        journal.mkdir()
+    elif kind == "noise":
+        journal.write_bytes(bytes(range(256)) * 100)
     again = import_(source, store)
     assert (again.digest, again.recalled, again.created) == (first.digest, 0, 0)
-
-
-@pytest.mark.parametrize("every_s", [0.0, 1e9])
-@pytest.mark.parametrize("kind", ["folder", "noise"])
-def test_a_broken_journal_is_no_error_for_what_is_imported(
-    source: Path,
-    store: Store,
-    logged: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    every_s: float,
-) -> None:
-    monkeypatch.setattr(
-        "blobstore.store.local.session._NOTE_EVERY_S", every_s
-    )  # during the import, or only at its end
-    first = import_(source, store)
-    path = store.root / ".blobstore/hints/journal"
-    path.unlink()
-    if kind == "folder":
-        path.mkdir()
-    else:
-        path.write_bytes(bytes(range(256)) * 100)
-    again = import_(source, store)
-    assert (again.digest, again.recalled) == (first.digest, 0)
     assert import_(source, store).recalled == (0 if kind == "folder" else 6)
-    assert ("is not noted" in "\n".join(logged)) == (kind == "folder")
+
+
+def test_a_source_that_is_changed_through_a_map_is_imported_again(
+    tmp_path: Path, store: Store
+) -> None:
+    source = write_checkpoint(tmp_path / "mapped")
+    weights = np.memmap(source / "model.safetensors", np.uint8, "r+")
+    # The pages are dirty from here on: later writes alone leave no trace in the file's times.
+    weights[-8192:] = 1
+    first = import_(source, store, quant=None)
+    weights[-8192:] = 2
+    assert import_(source, store, quant=None).digest != first.digest
 
 
 def _touch(path: Path) -> None:
@@ -247,18 +196,13 @@ def _replace(path: Path) -> None:
     other.rename(path)
 
 
-def _rename(path: Path) -> None:
-    path.rename(path.with_name("away"))
-    path.with_name("away").rename(path)
-
-
 def _rewrite(path: Path) -> None:
     tensors = {name: -array for name, array in small_tensors().items()}
     path.write_bytes(safetensors_bytes(tensors))
     os.utime(path, (1, 1))
 
 
-@pytest.mark.parametrize("change", [_touch, _replace, _rename, _rewrite])
+@pytest.mark.parametrize("change", [_touch, _replace, _rewrite])
 def test_a_source_that_may_be_another_is_read_again(
     source: Path, store: Store, tmp_path: Path, change: Change
 ) -> None:
@@ -302,15 +246,6 @@ def test_a_source_that_changes_within_a_tick_of_its_clock_is_read_again(
     assert again.recalled == 0
 
 
-def test_a_source_that_is_older_than_a_tick_is_not_read_again(
-    source: Path, store: Store, tick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    later_ns = time.time_ns() + 3 * 10**9
-    monkeypatch.setattr(time, "time_ns", lambda: later_ns)
-    import_(source, store)
-    assert import_(source, store).recalled == 6
-
-
 def test_a_blob_that_is_damaged_within_a_tick_of_its_clock_is_made_again(
     source: Path, store: Store, tick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,29 +257,7 @@ def test_a_blob_that_is_damaged_within_a_tick_of_its_clock_is_made_again(
     assert (again.digest, again.recalled) == (first.digest, 5)
 
 
-def test_a_source_under_another_name_is_read_again(
-    source: Path, store: Store, tmp_path: Path
-) -> None:
-    first = import_(source, store)
-    renamed = source.rename(tmp_path / "renamed")
-    again = import_(renamed, store)
-    assert (again.digest, again.recalled, again.created) == (first.digest, 0, 0)
-
-
-def test_a_source_with_bytes_behind_its_end_is_refused_as_before(
-    source: Path, store: Store
-) -> None:
-    first = import_(source, store)
-    with (source / "model.safetensors").open("ab") as file:
-        file.write(b"x")
-    with pytest.raises(BlobStoreError):
-        import_(source, store)
-    os.truncate(source / "model.safetensors", (source / "model.safetensors").stat().st_size - 1)
-    assert import_(source, store).digest == first.digest
-
-
 OPTIONS: dict[str, dict[str, Any]] = {
-    "none": {"quant": None},
     "int4": {},
     "int4/64": {"group_size": 64},
     "int4 search": {"method": "search"},
@@ -358,11 +271,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "nvfp4": {"quant": "nvfp4"},
     "nvfp4 global": {"quant": "nvfp4", "global_scale": True},
-    "mxfp4": {"quant": "mxfp4"},
     "float16": {"dtype": "float16"},
-    "float32": {"quant": None, "dtype": "float32"},
     "aligned": {"alignment": 4096},
-    "ollama": {"profile": "ollama"},
     "ruled": {"rules": ["*.up_proj.weight=int8"]},
 }
 
@@ -381,18 +291,7 @@ def test_other_options_use_only_what_is_the_same(
         again = import_(source, store, **options)
         assert (again.digest, again.recalled) == (fresh[name].digest, 6), name
     assert wrong_digests(store) == []
-    digests = {result.digest for result in fresh.values()}
-    assert len(digests) == len(OPTIONS)
-
-
-def test_tensors_of_the_same_bytes_are_all_found(store: Store, tmp_path: Path) -> None:
-    same = normal("same", 64, 64)
-    source = write_checkpoint(
-        tmp_path / "m", {"a.weight": same, "b.weight": same, "c.weight": normal("c", 64, 64)}
-    )
-    first = import_(source, store)
-    again = import_(source, store)
-    assert (again.digest, again.recalled) == (first.digest, 3)
+    assert len({result.digest for result in fresh.values()}) == len(OPTIONS)
 
 
 def test_two_imports_of_a_source_at_once(source: Path, store: Store) -> None:
@@ -405,7 +304,7 @@ def test_two_imports_of_a_source_at_once(source: Path, store: Store) -> None:
             blobstore.import_model(source, f"m{number % 2}", store=store, quant="int4", jobs=2)
         )
 
-    for _ in range(3):
+    for _ in range(2):
         threads = [threading.Thread(target=run, args=[number]) for number in range(4)]
         for thread in threads:
             thread.start()
@@ -418,30 +317,11 @@ def test_two_imports_of_a_source_at_once(source: Path, store: Store) -> None:
                 if path.stat().st_size > 5000
             )
         )
-    assert len(results) == 12
+    assert len(results) == 8
     assert len({result.digest for result in results}) == 1
     assert rest_of(store) == []
     assert import_(source, store, verify_reuse=True).recalled == 5
     assert wrong_digests(store) == []
-
-
-HALF = """
-import os, sys, time
-from pathlib import Path
-import blobstore
-source, root = sys.argv[1:]
-done = 0
-def progress(nbytes, blob):
-    global done
-    done += nbytes
-    time.sleep(0.02)
-    noted = Path(root).glob(".blobstore/hints/journal")
-    if done >= 10 * 2**20 and any(path.stat().st_size for path in noted):
-        os.write(1, b"ready\\n")  # in one piece: two threads may come here at once
-        time.sleep(100)
-store = blobstore.open_store(root)
-blobstore.import_model(source, "m", store=store, quant="int4", jobs=1, progress=progress)
-"""
 
 
 @pytest.fixture
@@ -456,27 +336,40 @@ def larger(tmp_path: Path) -> Path:
     return folder
 
 
+HALF = """
+import signal, sys, blobstore
+from blobstore.store.local import session
+source, root = sys.argv[1:]
+session._NOTE_EVERY_S = 0
+done = 0
+def progress(nbytes, blob):
+    global done
+    done += nbytes
+    if done >= 10 * 2**20:
+        print("ready", flush=True)
+        signal.pause()
+store = blobstore.open_store(root)
+blobstore.import_model(source, "m", store=store, quant="int4", jobs=1, progress=progress)
+"""
+
+
 def test_a_killed_import_goes_on_where_it_stopped(
     larger: Path, store: Store, tmp_path: Path
 ) -> None:
     wanted = import_(larger, open_store(tmp_path / "other")).digest
     with process(HALF, larger, store.root):
         pass
-    assert list(store.models()) == []
-    assert len(rest_of(store)) == 1
+    assert (list(store.models()), len(rest_of(store))) == ([], 1)
     result = import_(larger, store)
     assert result.digest == wanted
     assert 1 <= result.recalled < 40
-    assert (result.created, result.reused) == (result.blobs, 0)
     # What was finished but not noted when it was killed goes after a day.
-    unnoted = rest_of(store)
-    assert set(unnoted) <= {path.name for path in (store.root / "blobs").iterdir()}
-    assert len(unnoted) <= WINDOW
-    assert wrong_digests(store) == []
+    assert set(rest_of(store)) <= {path.name for path in (store.root / "blobs").iterdir()}
+    assert len(rest_of(store)) <= WINDOW
     assert import_(larger, store).recalled == 40
 
 
-@pytest.mark.parametrize("damage", [_remove, _shorten, _flip, _link, _fifo])
+@pytest.mark.parametrize("damage", [_remove, _shorten, _flip])
 def test_what_a_killed_import_left_is_not_believed(
     larger: Path, store: Store, tmp_path: Path, damage: Change
 ) -> None:
@@ -488,21 +381,6 @@ def test_what_a_killed_import_left_is_not_believed(
     result = import_(larger, store)
     assert (result.digest, result.recalled) == (wanted, len(left) - 1)
     assert wrong_digests(store) == []
-    assert set(rest_of(store)) <= {"copy"}, "see `_link`"
-
-
-def test_a_killed_import_of_other_options_is_of_no_use_and_no_harm(
-    larger: Path, store: Store, tmp_path: Path
-) -> None:
-    interrupt(larger, store)
-    result = import_(larger, store, quant="int8")
-    assert (result.digest, result.recalled) == (
-        import_(larger, open_store(tmp_path / "other"), quant="int8").digest,
-        0,
-    )
-    assert len(rest_of(store)) >= 2
-    assert import_(larger, store).recalled >= 2
-    assert rest_of(store) == []
 
 
 def interrupt(source: Path, store: Store) -> None:
@@ -517,6 +395,17 @@ def interrupt(source: Path, store: Store) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         import_(source, store, jobs=1, progress=progress)
+
+
+def test_what_an_interrupted_import_left_is_of_no_use_to_other_options(
+    larger: Path, store: Store, tmp_path: Path
+) -> None:
+    interrupt(larger, store)
+    other = import_(larger, open_store(tmp_path / "other"), quant="int8")
+    result = import_(larger, store, quant="int8")
+    assert (result.digest, result.recalled) == (other.digest, 0)
+    assert import_(larger, store).recalled >= 2
+    assert rest_of(store) == []
 
 
 def test_ctrl_c_keeps_what_is_finished(larger: Path, store: Store, tmp_path: Path) -> None:
@@ -546,8 +435,10 @@ def _write_into(path: Path) -> None:
         file.write(bytes(50))
 
 
-@pytest.mark.parametrize("change", [_truncate, _grow, _replace, _write_into, _remove])
-@pytest.mark.parametrize("jobs", [1, 4])
+@pytest.mark.parametrize(
+    ("change", "jobs"),
+    [(_truncate, 1), (_grow, 4), (_replace, 1), (_write_into, 4), (_remove, 1)],
+)
 def test_after_a_source_that_changed_under_the_import_the_next_run_is_clean(
     larger: Path,
     store: Store,
@@ -568,6 +459,7 @@ def test_after_a_source_that_changed_under_the_import_the_next_run_is_clean(
                 is_changed = True
                 change(path)
 
+    blobstore.import_model(write_checkpoint(tmp_path / "old"), "old", store=store)
     before = snapshot(store)
     with pytest.raises((CorruptDataError, NotFoundError)) as caught:
         import_(larger, store, jobs=jobs, progress=progress)

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import random
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.checkpoints import normal, safetensors_bytes, small_tensors, write_checkpoint
+from support.checkpoints import normal, small_tensors, write_checkpoint
 from support.chunks import LEAST, chunks_of
 from support.inventories import inventory, source_tensor
 from support.stores import wrong_digests
 
 import blobstore
-from blobstore.errors import NonFiniteWeightError, StorageError, UsageError
-from blobstore.formats.dtypes import DType
+from blobstore.errors import StorageError, UsageError
 from blobstore.importer.making import CHUNK, GlobalScale, Values, runs_of
-from blobstore.importer.options import Experts, ImportOptions
+from blobstore.importer.options import ImportOptions
 from blobstore.importer.plan import make_plan
 from blobstore.importer.writing import least_memory
 from blobstore.kernels.arrays import Array
-from blobstore.source.weights import SourceReaders
-from blobstore.store.local.session import BlobWriter, LocalSession
+from blobstore.store.local.session import LocalSession
 from blobstore.store.local.store import Store, open_store
 
 UP = "model.layers.0.mlp.up_proj.weight"
@@ -32,7 +28,7 @@ ODD: dict[str, Array] = {
     "odd.scalar": np.array(3, np.int64),
     "odd.f64": np.arange(3000, dtype=np.float64),
     "odd.bytes": np.arange(5001, dtype=np.uint32).astype(np.uint8),
-    "odd." + "long name " * 500: normal("long", 100, dtype=np.float16),
+    "odd." + "long name " * 5000: normal("long", 100, dtype=np.float16),
 }
 EXPERTS = {
     f"model.layers.1.mlp.experts.{expert}.{name}.weight": normal(f"{expert}{name}", 32, 64)
@@ -40,13 +36,9 @@ EXPERTS = {
     for name in ("down_proj", "gate_proj", "up_proj")
 }
 FORMS: dict[str, dict[str, Any]] = {
-    "none": {},
     "cast": {"dtype": "float32"},
     "int4": {"quant": "int4"},
-    "int8-stacked": {"quant": "int8", "experts": "stacked"},
     "nvfp4-global": {"quant": "nvfp4", "global_scale": True, "experts": "stacked"},
-    "mxfp8-f32": {"quant": "mxfp8", "dtype": "float32"},
-    "int4-search": {"quant": "int4", "method": "search"},
 }
 
 
@@ -66,9 +58,7 @@ def test_the_size_of_runs_and_the_number_of_threads_change_nothing(
         source, store=open_store(tmp_path / "whole"), jobs=1, **FORMS[form]
     ).digest
     told: list[int] = []
-    for number, (chunk, jobs) in enumerate(
-        [(LEAST, 1), (LEAST, 8), (4096, 2), (4096, 8), (65_536, 3)]
-    ):
+    for number, (chunk, jobs) in enumerate([(LEAST, 1), (LEAST, 8), (4096, 2), (65_536, 3)]):
         store = open_store(tmp_path / str(number))
         told.clear()
         with chunks_of(chunk):
@@ -84,8 +74,7 @@ def test_the_size_of_runs_and_the_number_of_threads_change_nothing(
         assert wrong_digests(store) == []
 
 
-@pytest.mark.parametrize("jobs", [1, 2, 8])
-@pytest.mark.parametrize("more", [0, 1, 10_000, 10**7])
+@pytest.mark.parametrize(("jobs", "more"), [(1, 0), (8, 0), (2, 1), (8, 10_000)])
 def test_memory_changes_nothing(source: Path, store: Store, jobs: int, more: int) -> None:
     with chunks_of(4096):
         memory = least_memory(jobs) + more
@@ -110,27 +99,6 @@ def test_too_little_memory_is_a_usage_error_that_says_how_much_is_enough(
     assert not store.root.exists()
 
 
-def test_block_fp8_is_told_of_to_the_last_byte() -> None:
-    name = "model.layers.0.mlp.up_proj.weight"
-    tensors = [
-        source_tensor(name, 1000, 3000, dtype=DType.F8_E4M3),
-        source_tensor(f"{name}_scale_inv", 8, 24, dtype=DType.F32),
-    ]
-    config: dict[str, Any] = {
-        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    }
-    (blob,) = make_plan(inventory(tensors, **config), ImportOptions.parse()).blobs
-    assert not blob.tensors[0].copies
-    with chunks_of(4096):
-        runs = list(runs_of(blob))
-    assert len(runs) > 500
-    assert (
-        sum(run.source_bytes for run in runs)
-        == blob.source_bytes
-        == sum(tensor.nbytes for tensor in tensors)
-    )
-
-
 def test_a_large_weight_is_cut_and_its_companions_lie_in_the_gap_behind_it() -> None:
     tensor = source_tensor(UP, 4096, 8192)
     options = ImportOptions.parse(quant="nvfp4", global_scale=True)
@@ -148,55 +116,15 @@ def test_a_large_weight_is_cut_and_its_companions_lie_in_the_gap_behind_it() -> 
     )
 
 
-def test_a_run_of_many_tensors_takes_time_for_each_one_once() -> None:
-    """30,000 numbers are one run, which took twice as long as their plan; 200,000 took minutes."""
-    tensors = (source_tensor(f"model.layers.0.mlp.experts.{n}.w.weight", 1) for n in range(30_000))
-    begun = time.thread_time()
-    (blob,) = make_plan(inventory(tensors), ImportOptions(experts=Experts.PACKED)).blobs
-    planned = time.thread_time()
-    *_, last = runs_of(blob)
-    assert len(last.steps) > 29_000
-    assert time.thread_time() - planned < (planned - begun) / 1.5
-
-
-def test_a_header_larger_than_a_run_is_cut_too(tmp_path: Path, store: Store) -> None:
-    tensors = {
-        f"model.layers.0.mlp.experts.{'n' * 2000}.{number}": normal("x", 4) for number in range(30)
-    }
-    source = write_checkpoint(tmp_path / "m", tensors)
-    with chunks_of(4096):
-        blobstore.import_model(source, "m", store=store)
-    assert wrong_digests(store) == []
-    with blobstore.open_model("m", store=store, verify=True) as model:
-        assert len(model) == 30
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_error_is_the_same_with_any_number_of_threads(tmp_path: Path, seed: int) -> None:
-    chance = random.Random(seed)
-    tensors = {
-        f"{number:02}.weight": normal(str(number), 64, 64, dtype=np.float32) for number in range(12)
-    }
-    bad = sorted(
-        (chance.randrange(12), chance.randrange(64), chance.randrange(64)) for _ in range(5)
-    )
-    for number, row, column in bad:
-        tensors[f"{number:02}.weight"][row, column] = chance.choice([np.nan, np.inf])
-    source = write_checkpoint(tmp_path / "m", tensors)
-    errors = set()
-    for jobs in (1, 2, 3, 8):
-        store = open_store(tmp_path / f"store{jobs}")
-        with chunks_of(LEAST), pytest.raises(NonFiniteWeightError) as caught:
-            blobstore.import_model(source, store=store, quant="int8", jobs=jobs)
-        errors.add((caught.value.tensor, caught.value.index))
-        assert list(store.models()) == []
-        assert list(store.root.glob(".blobstore/tmp/*")) == []
-    assert len(errors) == 1
-
-
-@pytest.mark.parametrize("jobs", [1, 8])
-@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, SystemExit, StorageError])
-@pytest.mark.parametrize("after", [0, 10_000, 10**6])
+@pytest.mark.parametrize(
+    ("kind", "after", "jobs"),
+    [
+        (ZeroDivisionError, 0, 1),
+        (KeyboardInterrupt, 10_000, 8),
+        (SystemExit, 10**6, 1),
+        (StorageError, 10**6, 8),
+    ],
+)
 def test_an_error_of_the_progress_function_is_that_error(
     source: Path, store: Store, jobs: int, kind: type[BaseException], after: int
 ) -> None:
@@ -212,6 +140,7 @@ def test_an_error_of_the_progress_function_is_that_error(
     with chunks_of(LEAST), pytest.raises(kind):
         blobstore.import_model(source, store=store, quant="int4", jobs=jobs, progress=progress)
     assert list(store.models()) == []
+    assert list(store.root.glob(".blobstore/tmp/*")) == []
 
 
 @pytest.mark.parametrize("jobs", [1, 8])
@@ -225,32 +154,3 @@ def test_an_error_in_noting_a_finished_blob_is_that_error(
     with chunks_of(LEAST), pytest.raises(StorageError, match="the disk is full"):
         blobstore.import_model(source, store=store, jobs=jobs)
     assert list(store.root.glob(".blobstore/tmp/*")) == []
-
-
-@pytest.mark.parametrize("jobs", [1, 8])
-def test_a_blob_that_can_not_be_begun_is_an_error_after_those_of_the_blobs_before_it(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, jobs: int
-) -> None:
-    """The first weight is slow and bad; meanwhile no further file can be made."""
-    tensors = {"0.weight": np.full((64, 64), np.nan, np.float32), "1.weight": normal("1", 64, 64)}
-    (tmp_path / "m.safetensors").write_bytes(safetensors_bytes(tensors))
-    real = LocalSession.writer
-    begun: list[int] = []
-
-    def writer(session: LocalSession, size: int, *arguments: Any) -> BlobWriter:
-        begun.append(size)
-        if len(begun) == 2:
-            raise StorageError("no room for another file")
-        return real(session, size, *arguments)
-
-    monkeypatch.setattr(LocalSession, "writer", writer)
-    read = SourceReaders.readinto
-
-    def slow(*arguments: Any) -> None:
-        time.sleep(0.05)
-        read(*arguments)
-
-    monkeypatch.setattr(SourceReaders, "readinto", slow)
-    with pytest.raises(NonFiniteWeightError) as caught:
-        blobstore.import_model(tmp_path / "m.safetensors", store=store, quant="int8", jobs=jobs)
-    assert caught.value.tensor == "0.weight"

@@ -1,14 +1,25 @@
-"""Segments: they have all needed bytes once, none is too large, and runs are not cut."""
+"""Segments have all needed bytes once, none is too large, and buffers are taken and given back."""
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
+import numpy as np
 import pytest
+from support.inventories import inventory, source_tensor
 
+from blobstore.formats.dtypes import DType
 from blobstore.importer import segments
-from blobstore.importer.segments import Span, _cut
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.plan import make_plan
+from blobstore.importer.segments import BufferPool, Segments
+from blobstore.io.durable import PAGE
+
+SIZE = 4096
+Span = tuple[int, int]
 
 
 @pytest.fixture(autouse=True)
@@ -17,42 +28,58 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "_GAP", 10)
 
 
-def covers(cut: list[Span], span: Span) -> bool:
-    """Return True if all bytes of a span are in segments that touch."""
-    at = span[0]
-    for begin, end in cut:
-        if begin <= at < end:
-            at = end
-    return at >= span[1]
+def segments_of(needs: list[Span], hashed: int | None = None) -> list[Span]:
+    """Return the segments of a file of which tensors at these places are copied."""
+    tensors = [
+        replace(source_tensor(f"t{number}", end - begin, dtype=DType.U8), offset=begin)
+        for number, (begin, end) in enumerate(needs)
+    ]
+    plan = make_plan(inventory(tensors), ImportOptions.parse())
+    (file,) = plan.inventory.files
+    found = Segments([file], plan.blobs, {} if hashed is None else {file.path: hashed})
+    return [(segment.begin, segment.end) for segment in found.all]
 
 
-@pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("hashed", [None, 0, 30])
-def test_any_needs(seed: int, hashed: int | None) -> None:
-    random = Random(seed)
-    first = hashed or 0
-    size = random.randrange(first + 1, 5000)
-    longest = random.choice([20, 150, 1000])
-
-    def span() -> Span:
-        begin = random.randrange(first, size)
-        return begin, min(size, begin + random.randint(1, longest))
-
-    needs = {span() for _ in range(random.randint(1, 100))}
-    cut = list(_cut(needs, hashed, size))
-    assert all(first <= begin < end <= size and end - begin <= 200 for begin, end in cut)
-    assert all(one[1] <= other[0] for one, other in pairwise(cut))
-    assert all(covers(cut, one) for one in needs)
-    assert hashed is None or covers(cut, (hashed, size))
+def test_all_needed_bytes_are_in_segments_that_touch(hashed: int | None) -> None:
+    random = Random(1)
+    for _ in range(20):
+        first, longest = hashed or 0, random.choice([20, 150, 1000])
+        begins = [random.randrange(first, SIZE - longest) for _ in range(random.randint(1, 60))]
+        needs = [(begin, begin + random.randint(1, longest)) for begin in begins]
+        cut = segments_of(needs, hashed)
+        assert all(first <= begin < end <= SIZE and end - begin <= 200 for begin, end in cut)
+        assert all(one[1] <= other[0] for one, other in pairwise(cut))
+        there = {byte for begin, end in cut for byte in range(begin, end)}
+        assert all(there.issuperset(range(*need)) for need in needs)
+        assert hashed is None or there.issuperset(range(hashed, SIZE))
 
 
-def test_consecutive_runs_are_not_cut() -> None:
-    needs = {(begin, begin + 30) for begin in range(0, 3000, 30)}
-    cut = list(_cut(needs, None, 3000))
+def test_runs_that_touch_are_not_cut_and_few_bytes_between_them_are_fetched() -> None:
+    cut = segments_of([(begin, begin + 30) for begin in range(0, 3000, 30)])
     assert cut[:2] == [(0, 180), (180, 360)]
-    assert all(begin % 30 == 0 for begin, _ in cut)
+    assert segments_of([(100, 150), (155, 170), (1000, 1010)]) == [(100, 170), (1000, 1010)]
 
 
-def test_unneeded_bytes_are_left_out_unless_they_are_few() -> None:
-    needs = {(100, 150), (155, 170), (1000, 1010)}
-    assert list(_cut(needs, None, 2000)) == [(100, 170), (1000, 1010)]
+@pytest.mark.parametrize("offset", [0, 1, PAGE - 1, 3 * PAGE + 17, 2**40 + 5])
+def test_a_buffer_lies_in_memory_as_its_bytes_lie_in_the_file(offset: int) -> None:
+    buffer = BufferPool(1, 1024).take(60)
+    assert buffer is not None
+    view = buffer.at(offset, 1024)
+    assert (len(view), view.readonly) == (1024, False)
+    assert np.frombuffer(view, np.uint8).ctypes.data % PAGE == offset % PAGE
+
+
+def test_a_buffer_is_free_when_each_user_has_released_it() -> None:
+    pool = BufferPool(1, 1024)
+    first = pool.take(60)
+    assert first is not None
+    first.use()
+    first.release()
+    assert pool.take(0) is None
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(pool.take(60)))
+    thread.start()
+    first.release()
+    thread.join(60)
+    assert taken == [first]

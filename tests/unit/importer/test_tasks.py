@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from safetensors.numpy import save_file
-from support import PYCODE_MOE
 from support.many import sharded_checkpoint
 
 from blobstore.errors import UsageError
@@ -62,12 +61,6 @@ def test_files_stay_whole_while_there_are_enough(tmp_path: Path) -> None:
         assert len({file for file, _ in owners}) == len(set(owners)) == 5
 
 
-def test_a_file_with_a_declared_digest_is_one_task() -> None:
-    plan = plan_import(PYCODE_MOE)
-    assert len(tasks_of(plan)) > 1
-    assert len(declared(PYCODE_MOE)) == len(plan.inventory.files)
-
-
 @pytest.mark.parametrize("index", [-1, 3, 4])
 def test_a_shard_that_is_not_there(index: int, tmp_path: Path) -> None:
     whole = tasks_of(plan_import(sharded_checkpoint(tmp_path / "m", 2)))
@@ -75,20 +68,14 @@ def test_a_shard_that_is_not_there(index: int, tmp_path: Path) -> None:
         shard_of(whole, index, 3)
 
 
-def test_files_that_share_a_group_belong_to_one_task(tmp_path: Path) -> None:
-    """The tensor of the second file is an expert of a group, most of which is in the first."""
-    (task,) = declared(two_shards_of_experts(tmp_path / "m"))
-    assert len(task.blobs) == 1
-
-
-@pytest.mark.parametrize("least_unit", [0, 3000, 2**30])
+@pytest.mark.parametrize("least_unit", [0, 3000])
 def test_all_blobs_of_a_file_with_a_declared_digest_are_in_one_task(
     least_unit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups of experts lie in four files, so many in each."""
     monkeypatch.setattr(tasks, "_LEAST_UNIT", least_unit)
     random_ = random.Random(17)
-    for case in range(12):
+    for case in range(6):
         shares = [[random_.choice((0, 1, 3)) for _ in range(4)] for _ in range(case // 2 + 1)]
         folder = groups_of_experts(tmp_path / str(case), [[1, 0, 0, 0], *shares])
         whole, blobs = declared(folder), plan_import(folder).blobs
@@ -132,13 +119,3 @@ class Declaring(LocalFolder):
         reader = super().open(name, identity)
         reader.declared = Digest.of(name.encode())
         return reader
-
-
-def two_shards_of_experts(folder: Path) -> Path:
-    """Return a checkpoint of one group of three experts, the last of them in a second shard."""
-    folder.mkdir()
-    names = [f"model.layers.0.mlp.experts.{number}.up_proj.weight" for number in range(3)]
-    for number, held in enumerate((names[:2], names[2:]), 1):
-        tensors = {name: np.ones((64, 64), np.float32) for name in held}
-        save_file(tensors, folder / f"model-0000{number}-of-00002.safetensors")
-    return folder

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PYCODE_MOE, QUANT_TYPES
+from support import PYCODE_MOE
 from support.buckets import memory_store
 from support.many import Forgetful, sharded_checkpoint
 
@@ -43,9 +43,9 @@ HOMES: dict[str, Callable[[Path], Home]] = {
 }
 
 
-@pytest.fixture(params=["local", "memory"])
-def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
-    return HOMES[request.param](tmp_path / "store")
+@pytest.fixture
+def home(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
 
 
 @pytest.fixture
@@ -74,7 +74,9 @@ def work_all(plan: Path, home: Home) -> None:
         work_on_plan(plan, shard=(index, SHARDS), store=home, jobs=2)
 
 
-def test_the_manifest_is_that_of_one_machine(plan: Path, home: Home) -> None:
+@pytest.mark.parametrize("kind", HOMES)
+def test_the_manifest_is_that_of_one_machine(plan: Path, tmp_path: Path, kind: str) -> None:
+    home = HOMES[kind](tmp_path / "store")
     work_all(plan, home)
     assert not home.manifests.names()  # nothing is visible before
     result = commit_plan(plan, "m", store=home)
@@ -83,12 +85,11 @@ def test_the_manifest_is_that_of_one_machine(plan: Path, home: Home) -> None:
     assert commit_plan(plan, "m", store=home, verify=True).created == 0  # again
 
 
-@pytest.mark.parametrize("quant", QUANT_TYPES)
-def test_groups_of_experts(quant: str, tmp_path: Path, home: Home) -> None:
-    plan = written_plan(PYCODE_MOE, tmp_path, quant)
+def test_groups_of_experts(tmp_path: Path, home: Home) -> None:
+    plan = written_plan(PYCODE_MOE, tmp_path, "nvfp4")
     for index in (2, 0, 1):
         work_on_plan(plan, shard=(index, SHARDS), store=home)
-    assert commit_plan(plan, "m", store=home).manifest.raw == alone(PYCODE_MOE, quant)
+    assert commit_plan(plan, "m", store=home).manifest.raw == alone(PYCODE_MOE, "nvfp4")
 
 
 def test_what_is_done_is_found(plan: Path, home: Home) -> None:
@@ -117,14 +118,6 @@ def test_receipts_of_another_plan_are_made_again(plan: Path, home: Home) -> None
     assert commit_plan(plan, "m", store=home).manifest.raw
 
 
-def _cut(text: bytes) -> bytes:
-    return text[: len(text) // 2]
-
-
-def _empty(_: bytes) -> bytes:
-    return b""
-
-
 def _changed(key: str, value: Any) -> Callable[[bytes], bytes]:
     def change(text: bytes) -> bytes:
         return json.dumps({**json.loads(text), key: value}).encode()
@@ -142,20 +135,13 @@ def _blob(key: str, value: Any) -> Callable[[bytes], bytes]:
 
 
 DAMAGE = {
-    "cut": _cut,
-    "empty": _empty,
-    "not JSON": lambda _: b"\0" * 100,
+    "cut": lambda text: text[: len(text) // 2],
     "a list": lambda _: b"[]",
     "another version": _changed("version", 1),
     "another task": _changed("task", 3),
-    "task is true": _changed("task", True),
-    "an unknown key": _changed("more", 1),
     "no blobs": _changed("blobs", []),
     "not a digest": _blob("digest", "sha256:x"),
     "another size": _blob("size", 1),
-    "another name": _blob("name", "x"),
-    "blob with an unknown key": _blob("more", 1),
-    "plan is not a digest": _changed("plan", "x"),
 }
 
 
@@ -215,9 +201,11 @@ def test_a_damaged_blob_is_found_by_verify(plan: Path, tmp_path: Path) -> None:
     assert result.manifest.raw == alone(plan.parent / "m")
 
 
-@pytest.mark.parametrize("home", HOMES, indirect=True)
-@pytest.mark.parametrize("is_published", [False, True])
-def test_swapped_digests_are_found_by_verify(plan: Path, home: Home, *, is_published: bool) -> None:
+@pytest.mark.parametrize(("kind", "is_published"), [("local", False), ("bucket", True)])
+def test_swapped_digests_are_found_by_verify(
+    plan: Path, tmp_path: Path, kind: str, *, is_published: bool
+) -> None:
+    home = HOMES[kind](tmp_path / "store")
     work_all(plan, home)
     if is_published:
         commit_plan(plan, "m", store=home)
@@ -255,6 +243,31 @@ def test_a_clean_up_without_grace_removes_it(plan: Path, tmp_path: Path) -> None
         commit_plan(plan, "m", store=store)
 
 
+def test_the_commands_say_how_to_go_on(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = ["--store", str(tmp_path / "store")]
+    assert run(["work", str(tmp_path / "missing.json"), *store]) == 1
+    assert "blobstore plan SOURCE -o PLAN writes a plan." in capsys.readouterr().err
+    assert run(["work", str(plan), "--shard", "0/2", "--json", *store]) == 0
+    assert json.loads(capsys.readouterr().out)["shard"] == "0/2"
+    assert run(["commit", str(plan), *store]) == 1
+    assert "2 of the 4 tasks" in capsys.readouterr().err
+    assert run(["work", str(plan), *store]) == 0
+    assert "commit PLAN publishes the model" in capsys.readouterr().out
+    assert run(["work", str(plan), *store]) == 0
+    assert "all done before" in capsys.readouterr().out
+    assert run(["commit", str(plan), "m:int4", "--verify", "--json", *store]) == 0
+    for line in (
+        ["work"],
+        ["work", str(plan), "--shard", "2/2"],
+        ["work", str(plan), "--shard", "1"],
+        ["work", str(plan), "--batch", "x"],
+        ["commit", str(plan), "m:int8", *store],
+    ):
+        assert run(line) == 2
+
+
 def test_a_source_that_changed(plan: Path, home: Home) -> None:
     work_on_plan(plan, shard=(0, 2), store=home)
     path = next((plan.parent / "m").glob("*.safetensors"))
@@ -274,32 +287,3 @@ def test_a_source_in_another_place(plan: Path, home: Home, tmp_path: Path) -> No
 def test_a_home_that_does_not_remember(plan: Path) -> None:
     with pytest.raises(UsageError, match="does not remember"):
         work_on_plan(plan, store=Forgetful())
-
-
-def test_commands(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = ["--store", str(tmp_path / "store")]
-    assert run(["work", str(plan), "--shard", "0/2", "--json", *store]) == 0
-    assert json.loads(capsys.readouterr().out)["shard"] == "0/2"
-    assert run(["commit", str(plan), *store]) == 1
-    assert "2 of the 4 tasks" in capsys.readouterr().err
-    assert run(["work", str(plan), "--shard", "1/2", *store]) == 0
-    assert run(["commit", str(plan), "m:int4", "--verify", "--json", *store]) == 0
-    for line in (
-        ["work"],
-        ["work", str(plan), "--shard", "2/2"],
-        ["work", str(plan), "--shard", "1"],
-        ["work", str(plan), "--batch", "x"],
-        ["commit", str(plan), "m:int8", *store],
-    ):
-        assert run(line) == 2
-
-
-def test_the_command_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place, store = str(tmp_path / "plan.json"), str(tmp_path / "store")
-    assert run(["work", place, "--store", store]) == 1
-    assert "blobstore plan SOURCE -o PLAN writes a plan." in capsys.readouterr().err
-    write_plan(plan_import(PYCODE_MOE), place)
-    assert run(["work", place, "--store", store]) == 0
-    assert "commit PLAN publishes the model" in capsys.readouterr().out
-    assert run(["work", place, "--store", store]) == 0
-    assert "all done before" in capsys.readouterr().out

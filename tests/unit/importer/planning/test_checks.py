@@ -17,7 +17,8 @@ from blobstore.importer.plan import check_names, check_readable
 from blobstore.source.weights import SourceWeight
 
 INT4 = Quantization(QuantType.INT4, 32)
-OPTIONS = ImportOptions()
+SAID = {"quant_type": "int4", "group_size": "32"}
+NAMES = ("a", "a.scale", "a.bias", "a.scale.scale", "a.scale.bias", "b", "global", "a.global")
 
 
 def output(name: str, kind: Quantization | None = INT4, dtype: DType = DType.BF16) -> OutputTensor:
@@ -27,44 +28,29 @@ def output(name: str, kind: Quantization | None = INT4, dtype: DType = DType.BF1
 
 
 def blob(name: str, metadata: Mapping[str, str], *tensors: OutputTensor) -> PlannedBlob:
-    return PlannedBlob(name, tensors or (output(name),), metadata, OPTIONS)
+    return PlannedBlob(name, tensors or (output(name),), metadata, ImportOptions())
 
 
-def test_metadata_about_another_tensor_are_not_of_the_same_kind() -> None:
-    about_a = {"a.quant_type": "int4", "a.group_size": "32"}
-    check_readable([blob("a", about_a)])
-    with pytest.raises(UnsupportedSourceError, match="'b' could not be read back") as caught:
-        check_readable([blob("a", about_a), blob("b", about_a)])
-    assert caught.value.tensor == "a"
+def test_blobs_like_each_other_are_read_back_once_and_others_each() -> None:
+    about_a = {f"a.{key}": value for key, value in SAID.items()}
+    check_readable([blob("a", SAID), blob("b", SAID), blob("a", about_a)])
+    for other in (
+        blob("b", {**SAID, "group_size": "64"}),
+        blob("b", SAID, output("b", None)),
+        blob("b", about_a),  # these metadata say nothing of it
+        blob("b", {}, output("a", None, DType.U32), output("a.scale", None)),
+    ):
+        with pytest.raises(UnsupportedSourceError, match="read back"):
+            check_readable([blob("a", SAID), blob("a", about_a), other])
 
 
-def test_a_kind_is_what_is_stored_and_what_is_said_of_it() -> None:
-    said = {"quant_type": "int4", "group_size": "32"}
-    check_readable([blob("a", said), blob("b", said)])
-    for other in (blob("b", {**said, "group_size": "64"}), blob("b", said, output("b", None))):
-        with pytest.raises(UnsupportedSourceError, match="'b' could not be read back"):
-            check_readable([blob("a", said), other])
-
-
-def test_a_long_name_is_checked_itself() -> None:
-    said = {"quant_type": "int4", "group_size": "32"}
+def test_a_name_beyond_the_limit_is_found_in_a_blob_like_others() -> None:
     with pytest.raises(LimitExceededError, match="over 65,536 bytes"):
-        check_readable([blob("a", said), blob("é" * 32_768, said)])
-
-
-def test_codes_that_are_none() -> None:
-    tensors = output("a", None, DType.U32), output("a.scale", None)
-    with pytest.raises(UnsupportedSourceError, match="read back"):
-        check_readable([blob("a", {}, *tensors)])
-
-
-NAMES = ("a", "a.scale", "a.bias", "a.scale.scale", "a.scale.bias", "b", "global", "a.global")
+        check_readable([blob("a", SAID), blob("é" * 32_768, SAID)])
 
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.booleans()), max_size=4), st.booleans())
-def test_equal_names_are_found(
-    tensors: list[tuple[str, bool]], in_one_blob: bool
-) -> None:  # hypothesis
+def test_equal_names_are_found(tensors: list[tuple[str, bool]], in_one_blob: bool) -> None:
     outputs = [output(name, INT4 if quantized else None) for name, quantized in tensors]
     arrays = [one.name + part.suffix for one in outputs for part in one.stored.parts]
     blobs = [blob(one.name, {}, one) for one in outputs]

@@ -32,18 +32,10 @@ def expect_whole(tally: Tally) -> None:
     assert tally.source == tally.covered + sum(one.count for one in tally.left_out)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"quant": "int4"}, {"quant": "nvfp4", "dtype": "float16"}], ids=str
-)
-def test_floats_are_stored(tmp_path: Path, options: dict[str, Any]) -> None:
-    assert coverage(tmp_path, COPIED, **options).tensors == Tally(len(COPIED), len(COPIED))
-
-
-@pytest.mark.parametrize("quant", [None, "int4"])
-def test_stacked_experts_are_derived(tmp_path: Path, quant: str | None) -> None:
-    assert coverage(tmp_path, MOE, quant=quant).tensors == Tally(len(MOE), len(MOE))
+def test_floats_are_stored_and_stacked_experts_derived(tmp_path: Path) -> None:
+    assert coverage(tmp_path, MOE, quant="int4").tensors == Tally(len(MOE), len(MOE))
     experts = sum(".experts." in name for name in MOE)
-    stacked = coverage(tmp_path, MOE, quant=quant, experts="stacked").tensors
+    stacked = coverage(tmp_path, MOE, experts="stacked").tensors
     assert stacked == Tally(len(MOE), len(MOE) - experts, {STACKED: experts})
 
 
@@ -57,6 +49,9 @@ def test_block_scales_are_applied_and_those_of_activations_left_out(tmp_path: Pa
     left_out = (LeftOut("*.input_scale", "activation scales, which no stored form uses", 2),)
     assert found.tensors == Tally(6, 2, {APPLIED: 2}, left_out)
     expect_whole(found.tensors)
+    nvfp4 = coverage(tmp_path, nvfp4_model(COPIED, modelopt=False)).tensors
+    expect_whole(nvfp4)
+    assert [one.name for one in nvfp4.left_out] == ["*.input_global_scale"]
 
 
 def test_companions_of_codes_are_stored_and_when_quantized_again_applied(tmp_path: Path) -> None:
@@ -71,15 +66,6 @@ def test_companions_of_codes_are_stored_and_when_quantized_again_applied(tmp_pat
         name.endswith((".scales", ".biases")) and "embed" not in name for name in tensors
     )
     assert again == Tally(len(tensors), len(tensors) - companions, {APPLIED: companions})
-
-
-@pytest.mark.parametrize("modelopt", [True, False])
-def test_nvfp4(tmp_path: Path, modelopt: bool) -> None:
-    found = coverage(tmp_path, nvfp4_model(COPIED, modelopt=modelopt)).tensors
-    expect_whole(found)
-    assert [one.name for one in found.left_out] == [
-        "*.input_scale" if modelopt else "*.input_global_scale"
-    ]
 
 
 @pytest.mark.parametrize(

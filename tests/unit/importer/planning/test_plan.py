@@ -64,17 +64,6 @@ def _read_back(blob: PlannedBlob) -> list[tuple[str, tuple[int, ...], str | None
     ]
 
 
-def test_every_tensor_is_a_blob_of_its_name_in_sorted_order() -> None:
-    plan = _plan(
-        [source_tensor(name, 64, 64) for name in ("b.weight", "a.weight", "a.bias", "B.weight")]
-    )
-    assert _names(plan) == ["B.weight", "a.bias", "a.weight", "b.weight"]
-    assert [[tensor.name for tensor in blob.tensors] for blob in plan.blobs] == [
-        [name] for name in _names(plan)
-    ]
-    assert all(blob.metadata == {} for blob in plan.blobs)
-
-
 @pytest.mark.parametrize(
     ("quant", "size", "parts"),
     [
@@ -119,7 +108,7 @@ def test_quantized_blob_holds_weight_scale_bias_and_says_its_type(
     assert blob.data_size == end
 
 
-@pytest.mark.parametrize("quant", ["none", *QUANT_TYPES])
+@pytest.mark.parametrize("quant", ["none", "int4", "nvfp4"])
 def test_packed_group_is_one_blob_under_its_prefix(quant: str) -> None:
     tensors = [
         *_experts(11),
@@ -143,9 +132,7 @@ def test_packed_group_is_one_blob_under_its_prefix(quant: str) -> None:
         assert blob.metadata == ({"quant_type": quant, "group_size": size} if quantization else {})
 
 
-@pytest.mark.parametrize(
-    "group", [f"{MLP}.switch_mlp", f"{MLP}.shared_experts", EXPERTS, "mtp.layers.3.moe.experts"]
-)
+@pytest.mark.parametrize("group", [f"{MLP}.switch_mlp", "mtp.layers.3.moe.experts"])
 def test_unnumbered_experts_are_packed_too(group: str) -> None:
     plan = _plan(
         [source_tensor(f"{group}.{name}.weight", 4, 64, 64) for name in ("up_proj", "down_proj")],
@@ -156,15 +143,6 @@ def test_unnumbered_experts_are_packed_too(group: str) -> None:
         f"{group}.down_proj.weight": "int4/32",
         f"{group}.up_proj.weight": "int4/32",
     }
-
-
-def test_packed_groups_are_sorted_after_the_plain_tensors() -> None:
-    groups = [f"model.layers.{layer}.mlp.experts" for layer in (10, 2)]
-    plan = _plan(
-        [source_tensor(f"{group}.0.up_proj.weight", 64, 64) for group in groups]
-        + [source_tensor("z.weight", 64, 64)]
-    )
-    assert _names(plan) == ["z.weight", *groups]
 
 
 def test_packed_group_is_left_alone_when_one_weight_does_not_fit() -> None:
@@ -226,25 +204,6 @@ def test_stacked_projections_get_the_types_of_their_own() -> None:
     assert list(types.values()) == [None, "int4/64", "int4/64"]
 
 
-def test_stacked_form_leaves_everything_but_numbered_weights_in_blobs_of_their_own() -> None:
-    extras = [
-        f"{EXPERTS}.0.up_proj.bias",
-        f"{MLP}.shared_experts.up_proj.weight",
-        f"{MLP}.switch_mlp.up_proj.weight",
-    ]
-    plan = _plan(
-        [*_experts(1), *(source_tensor(name, 64, 64) for name in extras)], experts="stacked"
-    )
-    assert _names(plan) == [*extras, EXPERTS]
-
-
-@pytest.mark.parametrize("profile", ["default", "ollama"])
-def test_form_of_the_experts_can_be_chosen_in_either_profile(profile: str) -> None:
-    packed = _plan(_experts(2), profile=profile, experts="packed")
-    stacked = _plan(_experts(2), profile=profile, experts="stacked")
-    assert [len(list(plan.tensors)) for plan in (packed, stacked)] == [6, 3]
-
-
 @pytest.mark.parametrize("experts", ["packed", "stacked"])
 def test_experts_that_do_not_fit_together_are_refused_in_both_forms(experts: str) -> None:
     with pytest.raises(UnsupportedSourceError) as caught:
@@ -274,9 +233,16 @@ def test_group_name_may_not_be_a_tensor_name() -> None:
     assert caught.value.blob == EXPERTS
 
 
-@pytest.mark.parametrize("dtype", [DType.F64, DType.I32, DType.I8, DType.U8, DType.U32, DType.BOOL])
-@pytest.mark.parametrize("name", [UP, f"{EXPERTS}.0.up_proj.weight"])
-@pytest.mark.parametrize("profile", ["default", "ollama"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "profile"),
+    [
+        (UP, DType.F64, "default"),
+        (UP, DType.I8, "ollama"),
+        (UP, DType.BOOL, "default"),
+        (f"{EXPERTS}.0.up_proj.weight", DType.U32, "default"),
+        (f"{EXPERTS}.0.up_proj.weight", DType.F64, "ollama"),
+    ],
+)
 def test_other_dtypes_are_copied_and_not_quantized(name: str, dtype: DType, profile: str) -> None:
     tensors = [source_tensor(name, 64, 64, dtype=dtype)]
     (tensor,) = _plan(tensors, profile=profile).tensors
@@ -313,11 +279,6 @@ def test_dtype_converts_float_weights_first() -> None:
             f"the rows of '{UP}' [64, 48] are not a multiple of 32",
         ),
         (
-            [source_tensor(UP, 64, 32)],
-            "int8",
-            f"the rows of '{UP}' [64, 32] are not a multiple of 64",
-        ),
-        (
             [source_tensor("a.weight", 64), source_tensor(UP, 64, 24)],
             "nvfp4",
             f"the rows of '{UP}' [64, 24] are not a multiple of 16",
@@ -326,11 +287,6 @@ def test_dtype_converts_float_weights_first() -> None:
             _experts(1, up=(64, 48), down=(48, 64)),
             "int4",
             f"rows of '{EXPERTS}.0.gate_proj.weight' [64, 48]",
-        ),
-        (
-            [source_tensor(HEAD, 64, 32)],
-            "int4",
-            f"the rows of '{HEAD}' [64, 32] are not a multiple of 64",
         ),
     ],
 )
@@ -342,15 +298,24 @@ def test_nothing_that_can_be_quantized_is_a_wrong_use(
     assert named in str(caught.value)
 
 
-def test_checkpoint_without_weights_of_the_kind_is_imported_as_it_is() -> None:
-    plan = _plan(
-        [
-            source_tensor("model.embed_tokens.weight", 64, 64),
-            source_tensor("model.norm.weight", 64),
-        ],
-        quant="int4",
-    )
-    assert set(_types(plan).values()) == {None}
+@pytest.mark.parametrize("quant", ["none", *QUANT_TYPES])
+def test_planned_headers_read_back_as_planned(quant: str) -> None:
+    tensors = [
+        *_experts(3),
+        source_tensor(UP, 64, 128),
+        source_tensor("z.weight", 128, 64, dtype=DType.F32),
+        source_tensor("model.norm.weight", 64),
+        source_tensor("empty", 0, 64),
+        source_tensor(f"{EXPERTS}.table", 32, dtype=DType.U32),
+    ]
+    plan = _plan(tensors, quant=quant)
+    for blob in plan.blobs:
+        assert _read_back(blob) == [
+            (tensor.name, tensor.shape, _types(plan)[tensor.name]) for tensor in blob.tensors
+        ]
+    odd = source_tensor(f"{EXPERTS}.table.scale", 32, dtype=DType.U32)
+    with pytest.raises(UnsupportedSourceError):  # it would read back as quantized
+        _plan([*tensors, odd], quant=quant)
 
 
 @pytest.mark.parametrize(
@@ -358,11 +323,9 @@ def test_checkpoint_without_weights_of_the_kind_is_imported_as_it_is() -> None:
     [
         ({}, 2**19 - 1, 8),
         ({}, 2**19, 16_384),
-        ({}, 2**21, 16_384),
         ({"profile": "ollama"}, 2**21, 8),
         ({"alignment": 4096}, 8, 4096),
         ({"alignment": 8}, 2**21, 8),
-        ({"alignment": 65_536, "profile": "ollama"}, 8, 65_536),
     ],
 )
 def test_data_begin_at_the_alignment(options: dict[str, Any], cols: int, alignment: int) -> None:
@@ -372,42 +335,3 @@ def test_data_begin_at_the_alignment(options: dict[str, Any], cols: int, alignme
     assert len(blob.header) % alignment == 0
     assert padding < alignment
     assert blob.size == len(blob.header) + 2 * cols
-
-
-@pytest.mark.parametrize("quant", ["none", *QUANT_TYPES])
-@pytest.mark.parametrize("profile", ["default", "ollama"])
-@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16, DType.F32])
-def test_planned_headers_read_back_as_planned(quant: str, profile: str, dtype: DType) -> None:
-    tensors = [
-        *_experts(3),
-        source_tensor(UP, 64, 128),
-        source_tensor(HEAD, 128, 64),
-        source_tensor("model.norm.weight", 64),
-        source_tensor("empty", 0, 64),
-    ]
-    plan = _plan(
-        [source_tensor(tensor.name, *tensor.shape, dtype=dtype) for tensor in tensors],
-        quant=quant,
-        profile=profile,
-    )
-    for blob in plan.blobs:
-        assert _read_back(blob) == [
-            (tensor.name, tensor.shape, _types(plan)[tensor.name]) for tensor in blob.tensors
-        ]
-
-
-@pytest.mark.parametrize("quant", ["none", "int4"])
-def test_integer_tensor_beside_quantized_weights_reads_back_as_it_is(quant: str) -> None:
-    plan = _plan(
-        [*_experts(1), source_tensor(f"{EXPERTS}.table", 32, dtype=DType.U32)], quant=quant
-    )
-    assert _read_back(plan.blobs[-1])[-1] == (f"{EXPERTS}.table", (32,), None)
-
-
-@pytest.mark.parametrize("quant", ["none", "int4"])
-def test_integer_tensor_that_would_read_back_as_quantized_is_refused(quant: str) -> None:
-    tensors = [
-        source_tensor(f"{EXPERTS}.{name}", 32, dtype=DType.U32) for name in ("table", "table.scale")
-    ]
-    with pytest.raises(UnsupportedSourceError):
-        _plan([*_experts(1), *tensors], quant=quant)

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support import QUANT_TYPES
 from support.inventories import inventory, source_tensor
 
-from blobstore.errors import UnsupportedSourceError, UsageError
+from blobstore.errors import UnsupportedSourceError
 from blobstore.formats.dtypes import DType
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan
@@ -42,21 +41,9 @@ def test_own_document_is_exactly_this() -> None:
 @pytest.mark.parametrize(
     ("options", "recorded"),
     [
-        (
-            {},
-            {
-                "quant": None,
-                "group_size": None,
-                "groups": {},
-                "method": "minmax",
-                "rules": [],
-                "requantize": False,
-            },
-        ),
-        ({"quant": "none"}, {"quant": None}),
+        ({"quant": "none"}, {"quant": None, "group_size": None}),
         ({"quant": "q8"}, {"quant": "int8", "group_size": 64, "method": "minmax"}),
         ({"quant": "int4", "group_size": 128}, {"quant": "int4", "group_size": 128}),
-        ({"quant": "nvfp4"}, {"quant": "nvfp4", "group_size": 16, "global_scale": False}),
         (
             {"quant": "nvfp4", "global_scale": True},
             {"quant": "nvfp4", "global_scale": True, "method": "minmax"},
@@ -64,23 +51,12 @@ def test_own_document_is_exactly_this() -> None:
         ({"quant": "int4", "method": "search"}, {"method": "search", "importance": None}),
         ({"dtype": "f16"}, {"dtype": "F16", "quant": None}),
         ({"experts": "stacked"}, {"experts": "stacked", "profile": "default"}),
-        ({"alignment": 4096}, {"alignment": 4096}),
         ({"rules": ["*.up_proj.weight=int8"]}, {"rules": ["*.up_proj.weight=int8"], "quant": None}),
     ],
 )
 def test_own_document_holds_the_options(options: dict[str, Any], recorded: dict[str, Any]) -> None:
     document = json.loads(_plan(inventory([UP, NORM]), **options).documents["blobstore.json"])
     assert {key: document["options"][key] for key in recorded} == recorded
-
-
-def test_own_document_keeps_the_order_of_tensors_and_sorts_metadata() -> None:
-    source = inventory([UP, NORM, DOWN])
-    source = replace(
-        source, files=tuple(replace(file, metadata={"b": "2", "a": "<1>"}) for file in source.files)
-    )
-    (file,) = json.loads(_plan(source).documents["blobstore.json"])["sources"]
-    assert file["tensors"] == [UP.name, NORM.name, DOWN.name]
-    assert list(file["metadata"].items()) == [("a", "<1>"), ("b", "2")]
 
 
 def test_own_document_holds_no_path_and_is_the_same_for_the_same_import() -> None:
@@ -107,16 +83,16 @@ def test_own_document_comes_last_and_only_in_the_default_profile() -> None:
     assert _plan(source, profile="ollama").documents == source.documents
 
 
-def test_document_of_our_name_is_refused_in_the_default_profile() -> None:
+def test_a_document_of_our_name_is_refused_in_the_default_profile() -> None:
     source = inventory([NORM])
     source = replace(source, documents={**source.documents, "blobstore.json": b"{}"})
-    with pytest.raises(UnsupportedSourceError, match=r"blobstore\.json") as caught:
+    with pytest.raises(UnsupportedSourceError, match=r"blobstore\.json"):
         _plan(source)
-    assert caught.value.path == source.path
     assert _plan(source, profile="ollama").documents == source.documents
 
 
 def test_only_the_default_profile_can_do_without_a_config() -> None:
+    assert _plan(inventory([UP]), quant="q8").config.file_type == "int8"
     source = inventory([NORM], architecture=None)
     plan = _plan(source)
     assert list(plan.documents) == ["blobstore.json"]
@@ -125,21 +101,11 @@ def test_only_the_default_profile_can_do_without_a_config() -> None:
         _plan(source, profile="ollama")
 
 
-@pytest.mark.parametrize("quant", ["none", *QUANT_TYPES])
-@pytest.mark.parametrize("profile", ["default", "ollama"])
-def test_config_names_the_asked_type(quant: str, profile: str) -> None:
-    config = _plan(inventory([UP, NORM]), quant=quant, profile=profile).config
-    assert config.file_type == ("" if quant == "none" else quant)
-    assert config.model_format == "safetensors"
-
-
 @pytest.mark.parametrize(
     ("quant", "profile", "dtype", "bits"),
     [
         ("none", "default", DType.BF16, 16),
-        ("none", "default", DType.F32, 32),
         ("none", "default", DType.I8, 8),
-        ("int4", "default", DType.BF16, 4 + 2 * 16 / 32),
         ("int4", "ollama", DType.BF16, 4 + 2 * 16 / 64),
         ("int4", "default", DType.F32, 4 + 2 * 32 / 32),
         ("int8", "default", DType.F16, 8 + 2 * 16 / 64),
@@ -194,15 +160,14 @@ def _types(plan: ImportPlan) -> dict[str, str | None]:
     }
 
 
-@pytest.mark.parametrize("profile", ["default", "ollama"])
-def test_architecture_decides_with_its_own_policy(profile: str) -> None:
+def test_architecture_decides_with_its_own_policy() -> None:
     down = [
         source_tensor(f"model.layers.{layer}.mlp.down_proj.weight", 64, 64) for layer in range(8)
     ]
     source = inventory(
         down, architecture="Gemma4ForConditionalGeneration", text_config={"num_hidden_layers": 8}
     )
-    plan = _plan(source, quant="nvfp4", profile=profile)
+    plan = _plan(source, quant="nvfp4")
     promoted = [number for number, given in enumerate(_types(plan).values()) if given == "mxfp8/32"]
     assert promoted == [0, 3, 6, 7]
     assert set(_types(plan).values()) == {"mxfp8/32", "nvfp4/16"}
@@ -235,17 +200,3 @@ def test_packed_experts_keep_what_the_architecture_keeps() -> None:
     ]
     kept = [name for name, given in _types(plan).items() if given is None]
     assert kept == [f"model.layers.1.mlp.experts.{expert}.down_proj.weight" for expert in (0, 1)]
-
-
-@pytest.mark.parametrize(
-    ("architecture", "divisor"),
-    [("Cohere2MoeForCausalLM", 32), ("Gemma4ForConditionalGeneration", 16)],
-)
-def test_rows_that_fit_no_type_of_the_architecture_are_an_error(
-    architecture: str, divisor: int
-) -> None:
-    source = inventory(
-        [source_tensor("model.embed_tokens.weight", 64, 40)], architecture=architecture
-    )
-    with pytest.raises(UsageError, match=rf"embed_tokens.*not a multiple of {divisor}$"):
-        _plan(source, quant="nvfp4")

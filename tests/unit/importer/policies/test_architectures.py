@@ -1,4 +1,8 @@
-"""The policies by architecture beyond the records: names, config.json, layers, shapes."""
+"""Policies of single architectures: names, config.json, layers, shapes; and of drafts.
+
+Those that no record holds (Glimmer, Laguna, drafts) decide what Ollama's own tests ask for
+(ollama/ollama x/create glimmer_test.go, laguna_test.go).
+"""
 
 from __future__ import annotations
 
@@ -7,79 +11,56 @@ from typing import Any
 
 import pytest
 from support import QUANT_TYPES
-from support.policies import (
-    COHERE2,
-    GEMMA4,
-    GLIMMER,
-    LAGUNA,
-    NEMOTRON,
-    QWEN,
-    SHAPE,
-    policy_of,
-    promoted_layers,
-    type_of,
-)
 
 from blobstore.errors import DocumentError
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.quant import QuantType
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.policy import policy_for
+from blobstore.importer.policy import Policy, policy_for
 
-PROFILES = ("default", "ollama")
+SHAPE = (128, 128)
 TEXT = "model.language_model"
 EIGHT_BIT = {"int4": "int8", "int8": "int8", "nvfp4": "mxfp8", "mxfp4": "mxfp8", "mxfp8": "mxfp8"}
-FOUR_BIT = ("int4", "nvfp4", "mxfp4")
-FP4 = ("nvfp4", "mxfp4")
-
+GEMMA4, COHERE2 = "Gemma4ForCausalLM", "Cohere2MoeForCausalLM"
+GLIMMER, LAGUNA = "MuseGlimmerForConditionalGeneration", "LagunaForCausalLM"
+NEMOTRON, QWEN = "NemotronHForCausalLM", "Qwen3_5ForCausalLM"
+DOWN = "model.layers.{layer}.mlp.down_proj.weight"
 
 every_type = pytest.mark.parametrize("asked", QUANT_TYPES)
-every_profile = pytest.mark.parametrize("profile", PROFILES)
 
 
-SPECIAL = (
-    *(
-        "Qwen3_5ForCausalLM",
-        "Qwen3_5MoeForConditionalGeneration",
-        "Qwen3NextForCausalLM",
-        "Qwen3NextMoeForCausalLM",
-    ),
-    *(
-        "Gemma4ForConditionalGeneration",
-        "Gemma4UnifiedForCausalLM",
-        "Gemma4AssistantForCausalLM",
-        "gemma4_unified_text",
-    ),
-    *("NemotronHForCausalLM", "NemotronH_Nano_Omni_Reasoning_V3", GLIMMER, COHERE2, LAGUNA),
-)
-GENERAL = (
-    "LlamaForCausalLM",
-    "Qwen3MoeForCausalLM",
-    "Cohere2ForCausalLM",
-    "Gemma3ForCausalLM",
-    "gemma4",
-    "cohere2_moe",
-    "",
-)
+def policy_of(
+    architecture: str, asked: str, profile: str = "ollama", *, draft: bool = False, **config: Any
+) -> Policy:
+    source = SourceConfig.parse(json.dumps({"architectures": [architecture], **config}).encode())
+    options = ImportOptions.parse(quant=asked, profile=profile)
+    return policy_for(source, QuantType.parse(asked), options, is_draft=draft)
 
 
-@every_profile
-@pytest.mark.parametrize("architecture", SPECIAL)
-def test_architectures_of_ollamas_registry_have_policies_of_their_own(
-    architecture: str, profile: str
-) -> None:
-    assert policy_of(architecture, "int4", profile).rules
+def type_of(policy: Policy, name: str, shape: tuple[int, ...] = SHAPE) -> str | None:
+    quantization = policy.quantization(name, shape)
+    return None if quantization is None else quantization.quant_type.value
 
 
-@every_profile
-@pytest.mark.parametrize("architecture", GENERAL)
-def test_other_architectures_have_the_general_policy_however_they_are_called(
-    architecture: str, profile: str
-) -> None:
-    assert not policy_of(architecture, "int4", profile).rules
+def promoted(policy: Policy, name: str, layers: int) -> list[int]:
+    """Return the layers at which ``name`` gets eight bits."""
+    types = [type_of(policy, name.format(layer=layer)) for layer in range(layers)]
+    return [layer for layer, given in enumerate(types) if given in ("int8", "mxfp8")]
 
 
-def test_model_without_a_config_has_the_general_policy() -> None:
+def test_the_architectures_of_ollamas_registry_have_policies_of_their_own() -> None:
+    special = (
+        *("Qwen3_5ForCausalLM", "Qwen3_5MoeForConditionalGeneration", "Qwen3NextForCausalLM"),
+        *("Gemma4ForConditionalGeneration", "Gemma4UnifiedForCausalLM", "gemma4_unified_text"),
+        *(NEMOTRON, "NemotronH_Nano_Omni_Reasoning_V3", GLIMMER, COHERE2, LAGUNA),
+    )
+    general = (
+        *("LlamaForCausalLM", "Qwen3MoeForCausalLM", "Cohere2ForCausalLM", "Gemma3ForCausalLM"),
+        *("gemma4", "cohere2_moe", ""),
+    )
+    for profile in ("default", "ollama"):
+        assert [name for name in special if not policy_of(name, "int4", profile).rules] == []
+        assert [name for name in general if policy_of(name, "int4", profile).rules] == []
     assert not policy_for(None, QuantType.INT4, ImportOptions.parse(quant="int4")).rules
 
 
@@ -87,68 +68,39 @@ def test_model_without_a_config_has_the_general_policy() -> None:
     "config",
     [
         {"architectures": [], "model_type": "gemma4_unified"},
-        {
-            "architectures": [""],
-            "model_type": "",
-            "text_config": {"model_type": "gemma4_unified_text"},
-        },
+        {"architectures": [""], "text_config": {"model_type": "gemma4_unified_text"}},
     ],
 )
-def test_architecture_is_the_model_type_where_there_is_no_other_name(
-    config: dict[str, Any],
-) -> None:
+def test_an_architecture_is_the_model_type_where_there_is_no_other_name(config: Any) -> None:
     source = SourceConfig.parse(json.dumps(config).encode())
     assert policy_for(source, QuantType.INT4, ImportOptions.parse(quant="int4")).rules
 
 
 @every_type
-@every_profile
-@pytest.mark.parametrize("part", ["in_proj_a", "in_proj_b", "in_proj_ba"])
-def test_qwen_keeps_low_rank_projections_and_nothing_else(
-    part: str, asked: str, profile: str
-) -> None:
-    policy = policy_of(QWEN, asked, profile)
-    assert not policy.wants(f"{TEXT}.layers.0.linear_attn.{part}.weight", SHAPE)
-    assert type_of(policy, f"{TEXT}.layers.0.linear_attn.{part}.weight") is None
-    assert type_of(policy, f"{TEXT}.layers.0.linear_attn.{part}_x.weight") == asked
+def test_qwen_keeps_low_rank_projections(asked: str) -> None:
+    policy = policy_of(QWEN, asked)
+    for part in ("in_proj_a", "in_proj_b", "in_proj_ba"):
+        assert type_of(policy, f"{TEXT}.layers.0.linear_attn.{part}.weight") is None
+        assert type_of(policy, f"{TEXT}.layers.0.linear_attn.{part}_x.weight") == asked
     assert type_of(policy, "lm_head.weight") == EIGHT_BIT[asked]
 
 
 @pytest.mark.parametrize(
-    ("layers", "promoted"),
+    ("layers", "wanted"),
     [
         (30, [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 26, 27, 28, 29]),
         (16, [0, 1, 4, 7, 10, 13, 14, 15]),
         (8, [0, 3, 6, 7]),
-        (7, [2, 5, 6]),
         (1, [0]),
     ],
 )
-@pytest.mark.parametrize("asked", FOUR_BIT)
-@pytest.mark.parametrize("architecture", [GEMMA4, COHERE2, GLIMMER])
-def test_layers_with_more_bits(
-    architecture: str, asked: str, layers: int, promoted: list[int]
+def test_first_and_last_layers_and_every_third_have_more_bits(
+    layers: int, wanted: list[int]
 ) -> None:
-    policy = policy_of(architecture, asked, num_hidden_layers=layers)
-    assert promoted_layers(policy, "model.layers.{layer}.mlp.down_proj.weight", layers) == promoted
-
-
-@pytest.mark.parametrize("asked", FP4)
-def test_nemotron_gives_outputs_more_bits_at_the_same_layers(asked: str) -> None:
-    policy = policy_of(NEMOTRON, asked, num_hidden_layers=8)
-    for name in (
-        "out_proj",
-        "down_proj",
-        "shared_experts.down_proj",
-        "experts.3.down_proj",
-        "experts.down_proj",
-    ):
-        assert promoted_layers(policy, f"backbone.layers.{{layer}}.mixer.{name}.weight", 8) == [
-            0,
-            3,
-            6,
-            7,
-        ]
+    for architecture in (GEMMA4, COHERE2, GLIMMER):
+        for asked in ("int4", "nvfp4", "mxfp4"):
+            policy = policy_of(architecture, asked, num_hidden_layers=layers)
+            assert promoted(policy, DOWN, layers) == wanted
 
 
 @pytest.mark.parametrize(
@@ -156,7 +108,6 @@ def test_nemotron_gives_outputs_more_bits_at_the_same_layers(asked: str) -> None
     [
         (GEMMA4, {"num_hidden_layers": 8, "text_config": {"num_hidden_layers": 80}}),
         (GEMMA4, {"num_hidden_layers": 0, "text_config": {"num_hidden_layers": 8}}),
-        (GEMMA4, {"text_config": {"num_hidden_layers": 8}}),
         (GLIMMER, {"text_config": {"num_hidden_layers": 8}}),
         (COHERE2, {"num_hidden_layers": 8}),
         (
@@ -165,80 +116,61 @@ def test_nemotron_gives_outputs_more_bits_at_the_same_layers(asked: str) -> None
         ),
     ],
 )
-def test_number_of_layers_is_where_the_architecture_has_it(
+def test_the_number_of_layers_is_where_the_architecture_has_it(
     architecture: str, config: dict[str, Any]
 ) -> None:
     block = "mixer" if architecture == NEMOTRON else "mlp"
     policy = policy_of(architecture, "nvfp4", **config)
-    assert promoted_layers(policy, f"model.layers.{{layer}}.{block}.down_proj.weight", 8) == [
-        0,
-        3,
-        6,
-        7,
-    ]
+    assert promoted(policy, DOWN.replace("mlp", block), 8) == [0, 3, 6, 7]
+
+
+def test_without_a_number_of_layers_none_is_chosen() -> None:
+    assert promoted(policy_of(GEMMA4, "int4", num_experts=8), DOWN, 4) == []
+    assert promoted(policy_of(GLIMMER, "int4"), DOWN, 4) == []
+    general = policy_of(COHERE2, "int4", text_config={"num_hidden_layers": 8})
+    assert promoted(general, DOWN, 4) == [0, 1, 2, 3]  # as the general policy does
 
 
 @pytest.mark.parametrize(
-    ("architecture", "config", "promoted"),
+    ("architecture", "key", "value"),
     [
-        (GEMMA4, {"num_experts": 8}, []),
-        (GLIMMER, {}, []),
-        # Without layers, the general policy promotes all of them.
-        (COHERE2, {"text_config": {"num_hidden_layers": 8}}, [0, 1, 2, 3]),
+        (GEMMA4, "num_hidden_layers", "ten"),
+        (COHERE2, "num_hidden_layers", 10.0),
+        (GLIMMER, "num_hidden_layers", True),
+        (LAGUNA, "num_hidden_layers", -1),
+        (NEMOTRON, "num_hidden_layers", [10]),
+        (LAGUNA, "mlp_only_layers", [0, "1"]),
+        (LAGUNA, "mlp_layer_types", "dense"),
     ],
 )
-def test_without_a_number_of_layers_none_is_chosen(
-    architecture: str, config: dict[str, Any], promoted: list[int]
+def test_odd_numbers_and_kinds_of_layers_are_refused(
+    architecture: str, key: str, value: object
 ) -> None:
-    policy = policy_of(architecture, "int4", **config)
-    assert promoted_layers(policy, "model.layers.{layer}.mlp.down_proj.weight", 4) == promoted
-
-
-@pytest.mark.parametrize("value", ["ten", 10.0, True, -1, [10]])
-@pytest.mark.parametrize("architecture", [GEMMA4, COHERE2, GLIMMER, LAGUNA, NEMOTRON])
-def test_number_of_layers_that_is_none_is_refused(architecture: str, value: object) -> None:
-    with pytest.raises(DocumentError, match="num_hidden_layers") as caught:
-        policy_of(architecture, "int4", num_hidden_layers=value)
-    assert caught.value.rule == "Q1"
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("mlp_only_layers", [0, "1"]), ("mlp_layer_types", "dense")]
-)
-def test_kinds_of_layers_that_are_none_are_refused(key: str, value: object) -> None:
     config: dict[str, Any] = {key: value}
-    with pytest.raises(DocumentError, match=key):
-        policy_of(LAGUNA, "nvfp4", **config)
-
-
-def test_odd_numbers_are_in_nobody_elses_way() -> None:
-    policy = policy_of("LlamaForCausalLM", "int4", num_hidden_layers="ten", mlp_only_layers=3)
-    assert not policy.rules
+    with pytest.raises(DocumentError, match=key) as caught:
+        policy_of(architecture, "nvfp4", **config)
+    assert caught.value.rule == "Q1"
+    assert not policy_of("LlamaForCausalLM", "int4", **config).rules  # nobody reads them there
 
 
 @every_type
-@every_profile
-@pytest.mark.parametrize("architecture", [GEMMA4, COHERE2, GLIMMER])
-def test_embedding_gets_eight_bits(architecture: str, asked: str, profile: str) -> None:
-    policy = policy_of(architecture, asked, profile, num_hidden_layers=8)
-    assert policy.wants(f"{TEXT}.embed_tokens.weight", SHAPE)
-    assert type_of(policy, f"{TEXT}.embed_tokens.weight") == EIGHT_BIT[asked]
-    assert type_of(policy, f"{TEXT}.embed_tokens_per_layer.weight") is None
+def test_embeddings_get_eight_bits_in_some_architectures(asked: str) -> None:
+    for architecture in (GEMMA4, COHERE2, GLIMMER):
+        policy = policy_of(architecture, asked, num_hidden_layers=8)
+        assert type_of(policy, f"{TEXT}.embed_tokens.weight") == EIGHT_BIT[asked]
+        assert type_of(policy, f"{TEXT}.embed_tokens_per_layer.weight") is None
 
 
 @pytest.mark.parametrize(
     ("architecture", "name", "cols", "given"),
     [
         (GEMMA4, "model.embed_tokens.weight", 48, "nvfp4"),
-        (GLIMMER, "model.embed_tokens.weight", 48, "nvfp4"),
+        (GEMMA4, "model.embed_tokens.weight", 24, None),
         (COHERE2, "model.embed_tokens.weight", 48, None),
         (NEMOTRON, "backbone.embeddings.weight", 48, None),
         (LAGUNA, "model.embed_tokens.weight", 48, None),
         (GEMMA4, "model.layers.0.mlp.down_proj.weight", 48, "nvfp4"),
-        (COHERE2, "model.layers.0.mlp.down_proj.weight", 48, "nvfp4"),
         (NEMOTRON, "backbone.layers.0.mixer.q_proj.weight", 48, "nvfp4"),
-        (GEMMA4, "model.layers.0.mlp.down_proj.weight", 24, None),
-        (GEMMA4, "model.embed_tokens.weight", 24, None),
     ],
 )
 def test_where_eight_bits_do_not_fit(
@@ -249,79 +181,158 @@ def test_where_eight_bits_do_not_fit(
     assert policy.wants(name, (128, cols))
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("model.layers.0.self_attn.v_proj.bias", (4096,)),
+@pytest.mark.parametrize("architecture", [GEMMA4, COHERE2])
+def test_only_large_matrices_of_weights_are_promoted(architecture: str) -> None:
+    policy = policy_of(architecture, "int4", num_hidden_layers=8)
+    for name, shape in (
         ("model.layers.0.self_attn.v_proj.bias", (64, 64)),
         ("model.layers.0.mlp.down_proj.weight", (4, 64, 64)),
         ("model.layers.0.mlp.down_proj.weight", (15, 64)),
         ("model.embed_tokens.weight", (2, 64, 64)),
-    ],
-)
-@pytest.mark.parametrize("architecture", [GEMMA4, COHERE2])
-def test_only_matrices_of_weights_are_promoted(
-    architecture: str, name: str, shape: tuple[int, ...]
-) -> None:
-    policy = policy_of(architecture, "int4", num_hidden_layers=8)
-    assert not policy.wants(name, shape)
-    assert policy.quantization(name, shape) is None
+    ):
+        assert policy.quantization(name, shape) is None
 
 
-@pytest.mark.parametrize("asked", FOUR_BIT)
-@pytest.mark.parametrize(
-    ("experts", "k", "v"),
-    [(0, [], [0, 3, 6, 7]), (8, [*range(8)], [*range(8)]), (128, [], [0, 3, 6, 7])],
-)
-def test_gemma_promotes_k_only_with_eight_experts(
-    asked: str, experts: int, k: list[int], v: list[int]
-) -> None:
-    policy = policy_of(GEMMA4, asked, text_config={"num_hidden_layers": 8, "num_experts": experts})
-    assert promoted_layers(policy, f"{TEXT}.layers.{{layer}}.self_attn.k_proj.weight", 8) == k
-    assert promoted_layers(policy, f"{TEXT}.layers.{{layer}}.self_attn.v_proj.weight", 8) == v
+def test_gemma_promotes_k_only_with_eight_experts() -> None:
+    for experts, k, v in ((0, [], [0, 3, 6, 7]), (8, [*range(8)], [*range(8)])):
+        config = {"num_hidden_layers": 8, "num_experts": experts}
+        policy = policy_of(GEMMA4, "nvfp4", text_config=config)
+        assert promoted(policy, f"{TEXT}.layers.{{layer}}.self_attn.k_proj.weight", 8) == k
+        assert promoted(policy, f"{TEXT}.layers.{{layer}}.self_attn.v_proj.weight", 8) == v
 
 
 @every_type
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.vision_tower.encoder.layers.0.self_attn.v_proj.linear.weight",
-        "model.audio_tower.layers.0.mlp.down_proj.linear.weight",
-        "model.embed_audio.embedding_projection.weight",
-        "model.layers.0.router.proj.weight",
-        "model.layers.0.input_layernorm.weight",
-    ],
-)
-def test_gemma_leaves_alone_what_the_general_policy_does(name: str, asked: str) -> None:
-    policy = policy_of(GEMMA4, asked, num_hidden_layers=8)
-    assert not policy.wants(name, SHAPE)
-    assert type_of(policy, name) is None
+def test_other_modalities_gates_and_convolutions_are_kept(asked: str) -> None:
+    gemma = policy_of(GEMMA4, asked, num_hidden_layers=8)
+    nemotron = policy_of(NEMOTRON, asked, num_hidden_layers=52)
+    kept = {
+        "model.vision_tower.encoder.layers.0.self_attn.v_proj.linear.weight": gemma,
+        "model.embed_audio.embedding_projection.weight": gemma,
+        "model.layers.0.router.proj.weight": gemma,
+        "vision_model.radio_model.model.patch_generator.proj.weight": nemotron,
+        "mlp1.0.weight": nemotron,
+        "sound_encoder.encoder.layers.0.self_attn.q_proj.weight": nemotron,
+        "language_model.backbone.layers.0.mixer.gate.weight": nemotron,
+        "language_model.backbone.layers.0.mixer.conv1d.weight": nemotron,
+    }
+    assert [name for name, policy in kept.items() if policy.wants(name, SHAPE)] == []
 
 
-@every_type
-@pytest.mark.parametrize(
-    "name",
-    [
-        "vision_model.radio_model.model.patch_generator.proj.weight",
-        "mlp1.0.weight",
-        "sound_encoder.encoder.layers.0.self_attn.q_proj.weight",
-        "sound_projection.adapter.weight",
-        "language_model.backbone.layers.0.mixer.gate.weight",
-        "language_model.backbone.layers.0.mixer.conv1d.weight",
-    ],
-)
-def test_nemotron_keeps_other_modalities_gates_and_convolutions(name: str, asked: str) -> None:
-    policy = policy_of(NEMOTRON, asked, num_hidden_layers=52)
-    assert not policy.wants(name, SHAPE)
-    assert type_of(policy, name) is None
-
-
-@pytest.mark.parametrize("asked", FP4)
-def test_nemotron_gives_attention_eight_bits_at_every_layer(asked: str) -> None:
+@pytest.mark.parametrize("asked", ["nvfp4", "mxfp4"])
+def test_nemotron_gives_attention_eight_bits_and_outputs_at_some_layers(asked: str) -> None:
     policy = policy_of(NEMOTRON, asked, num_hidden_layers=8)
-    for part in "qkvo":
-        assert promoted_layers(
-            policy, f"backbone.layers.{{layer}}.mixer.{part}_proj.weight", 8
-        ) == [*range(8)]
-    assert promoted_layers(policy, "backbone.layers.{layer}.mixer.in_proj.weight", 8) == []
+    mixer = "backbone.layers.{layer}.mixer"
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        assert promoted(policy, f"{mixer}.{name}.weight", 8) == [*range(8)]
+    for name in ("out_proj", "down_proj", "shared_experts.down_proj", "experts.3.down_proj"):
+        assert promoted(policy, f"{mixer}.{name}.weight", 8) == [0, 3, 6, 7]
+    assert promoted(policy, f"{mixer}.in_proj.weight", 8) == []
     assert type_of(policy, "mtp.mixer.out_proj.weight") == "mxfp8"  # no layer at all
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "given"),
+    [
+        ("embed_tokens", "nvfp4", "mxfp8"),
+        ("lm_head", "int4", "int8"),
+        ("layers.6.self_attn.q_proj", "nvfp4", "mxfp8"),
+        ("layers.6.self_attn.k_proj", "int4", "int8"),
+        ("layers.0.mlp.down_proj", "nvfp4", "mxfp8"),
+        ("layers.6.mlp.down_proj", "nvfp4", "nvfp4"),
+        ("layers.8.mlp.down_proj", "nvfp4", "mxfp8"),
+        ("layers.6.mlp.down_proj", "int8", "int8"),
+        ("layers.0.self_attn.gate_proj", "nvfp4", "mxfp8"),
+        ("layers.6.self_attn.gate_proj", "nvfp4", "nvfp4"),
+        ("layers.0.mlp.gate_proj", "nvfp4", "nvfp4"),
+        ("vision_tower.layers.0.self_attn.q_proj", "int4", None),
+        ("vision_adapter.fc1", "int4", None),
+        ("vision_projection", "nvfp4", None),
+    ],
+)
+def test_glimmer(name: str, asked: str, given: str | None) -> None:
+    policy = policy_of(GLIMMER, asked, text_config={"num_hidden_layers": 52})
+    assert type_of(policy, f"{TEXT}.{name}.weight", (6656, 6656)) == given
+
+
+LAGUNA_TYPES = {
+    "model.embed_tokens": ("mxfp8", "mxfp8"),
+    "lm_head": ("mxfp8", "mxfp8"),
+    "model.layers.0.self_attn.v_proj": ("nvfp4", None),
+    "model.layers.0.mlp.gate_proj": ("nvfp4", "mxfp8"),
+    "model.layers.0.mlp.down_proj": ("nvfp4", "mxfp8"),
+    "model.layers.1.mlp.down_proj": (None, None),
+    "model.layers.1.mlp.gate": (None, None),
+    "model.layers.1.mlp.experts.0.gate_proj": ("nvfp4", "mxfp8"),
+    "model.layers.1.mlp.experts.0.down_proj": ("nvfp4", None),
+    "model.layers.5.mlp.experts.0.down_proj": ("nvfp4", "mxfp8"),
+    "model.layers.1.mlp.shared_expert.gate_proj": ("nvfp4", "mxfp8"),
+    "model.layers.1.mlp.shared_expert.down_proj": ("mxfp8", None),
+    "model.layers.5.mlp.shared_expert.down_proj": ("nvfp4", None),
+    "model.layers.13.mlp.shared_expert.down_proj": ("mxfp8", None),
+    "model.layers.16.mlp.shared_expert.down_proj": ("nvfp4", None),
+    "model.layers.39.mlp.shared_expert.down_proj": ("mxfp8", None),
+    "model.layers.1.mlp.shared_expert_gate": (None, None),
+    "model.layers.1.other_proj": (None, None),
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_hidden_layers": 40, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+        {"num_hidden_layers": 40, "mlp_only_layers": [0]},
+        {"mlp_layer_types": ["dense", *["sparse"] * 39]},
+        {},
+    ],
+)
+def test_laguna(config: dict[str, Any]) -> None:
+    for number, asked in enumerate(("nvfp4", "mxfp8")):
+        policy = policy_of(LAGUNA, asked, **config)
+        found = {name: type_of(policy, f"{name}.weight") for name in LAGUNA_TYPES}
+        assert found == {name: types[number] for name, types in LAGUNA_TYPES.items()}
+    stacks = "model.layers.{layer}.mlp.experts.down_proj.weight"
+    assert type_of(policy, stacks.format(layer=1), (2, *SHAPE)) is None
+    assert type_of(policy, stacks.format(layer=5), (2, *SHAPE)) == "mxfp8"
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ({"num_hidden_layers": 42}, [0, 1, 2, 3, 4, 7, 10, 13, 16, 36, 37, 38, 39, 40, 41]),
+        ({"num_hidden_layers": 16, "mlp_layer_types": ["dense"] * 42}, [0, 1, 14, 15]),
+    ],
+)
+def test_laguna_stops_giving_every_third_layer_more_bits_before_the_middle(
+    config: dict[str, Any], wanted: list[int]
+) -> None:
+    name = "model.layers.{layer}.mlp.shared_expert.down_proj.weight"
+    assert promoted(policy_of(LAGUNA, "nvfp4", **config), name, wanted[-1] + 1) == wanted
+
+
+def test_laguna_may_have_other_dense_layers() -> None:
+    config: dict[str, Any] = {"mlp_only_layers": [2], "mlp_layer_types": ["sparse", "dense"]}
+    policy = policy_of(LAGUNA, "nvfp4", num_hidden_layers=40, **config)
+    given = [type_of(policy, f"model.layers.{layer}.mlp.up_proj.weight") for layer in range(4)]
+    assert given == [None, "nvfp4", "nvfp4", None]
+
+
+@pytest.mark.parametrize("asked", ["int4", "int8"])
+def test_laguna_has_the_general_policy_for_integers(asked: str) -> None:
+    policy = policy_of(LAGUNA, asked, num_hidden_layers=40)
+    assert type_of(policy, "lm_head.weight") == "int8"
+    assert type_of(policy, "model.embed_tokens.weight") is None
+    assert type_of(policy, "model.layers.1.other_proj.weight") == asked
+
+
+@every_type
+def test_a_draft_gives_embedding_and_head_the_asked_type_and_the_rest_its_architectures(
+    asked: str,
+) -> None:
+    for architecture in ("LlamaForCausalLM", "Gemma4AssistantForCausalLM", LAGUNA, NEMOTRON):
+        draft = policy_of(architecture, asked, draft=True, num_hidden_layers=8)
+        own = policy_of(architecture, asked, num_hidden_layers=8)
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            assert type_of(draft, name) == asked
+            assert type_of(draft, name, (128, 40)) is None
+        for rest in ("mlp1.0", "backbone.layers.1.mixer.out_proj", "layers.0.mlp.down_proj"):
+            assert draft.types(f"{rest}.weight", SHAPE) == own.types(f"{rest}.weight", SHAPE)

@@ -1,113 +1,143 @@
-"""Mistakes in an import's arguments, odd files and limits of the machine."""
+"""Mistakes in an import's arguments: typed errors, and an unchanged store."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support import PYCODE
 from support.checkpoints import normal, safetensors_bytes, write_checkpoint
 
 import blobstore
-from blobstore.errors import UsageError
-from blobstore.store.local import session
+from blobstore.errors import (
+    BlobStoreError,
+    HeaderError,
+    NotFoundError,
+    StorageError,
+    UnsupportedSourceError,
+    UsageError,
+)
+from blobstore.kernels.arrays import Array
 from blobstore.store.local.store import Store
+
+UP = "model.layers.0.mlp.up_proj.weight"
+NORM = "model.layers.0.input_layernorm.weight"
+SEARCH: dict[str, Any] = {"quant": "int4", "method": "search"}
+ONES = np.ones(64, np.float32)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "tiny")
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "says"),
     [
         ({"qaunt": "int4"}, "no option 'qaunt'"),
-        ({"rule": ["*=int4"]}, "no option 'rule'"),
         ({"rules": "*=int4"}, "rules is"),
         ({"licenses": "MIT"}, "licenses is"),
         ({"parameters": {"temperature": 0.5}}, "parameters is"),
+        ({"rules": ["*q=none/32"]}, "the rule .*'none'"),
+        ({"rules": ["*q=int4/x"]}, "the rule .*groups of 0"),
+        ({"alignment": 2**26}, "power of two"),
+        ({"requantize": True}, "quantizing again needs a quantization type"),
+        ({"importance": {UP: ONES}}, "importance needs the method search"),
+        ({"importance": {UP: ONES}, "quant": "int4"}, "importance needs the method search"),
+        ({"importance": {UP: ONES}, "quant": "none", "method": "search"}, "needs the method"),
+        ({"method": "search"}, "the method search needs a quantization type"),
+        ({"quant": "int4", "method": "Search"}, "unknown quantization method 'Search'"),
+        ({"global_scale": True}, "only nvfp4 has a global scale"),
+        ({"global_scale": True, "quant": "mxfp4"}, "only nvfp4 has a global scale"),
     ],
 )
-def test_what_is_no_option_is_a_usage_error(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(UsageError, match=named):
-        blobstore.plan_import(PYCODE, **options)
+def test_options_that_are_wrong_use(source: Path, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        blobstore.plan_import(source, **options)
 
 
-def test_a_draft_alone_can_be_requantized(tmp_path: Path, store: Store) -> None:
-    source = write_checkpoint(tmp_path / "m", {"a.weight": normal("a", 64, 64)})
-    blobstore.import_model(
-        source, "m", store=store, draft=PYCODE, draft_quant="int4", requantize=True
-    )
-    with blobstore.open_model("m", store=store) as model:
-        assert model["a.weight"].quant_type is None
-        assert str(model["draft.model.layers.0.mlp.up_proj.weight"].quant_type) == "int4"
-    measured = blobstore.measure_quality("m", source, store=store)
-    assert [tensor.name for tensor in measured.tensors] == [
-        "a.weight"
-    ]  # the draft is of another checkpoint
+def changed(value: float) -> Array:
+    vector = ONES.copy()
+    vector[5] = value
+    return vector
 
 
-def test_few_threads_for_little_work(tmp_path: Path, store: Store) -> None:
-    source = write_checkpoint(tmp_path / "m", {"a.weight": normal("a", 64, 64)})
-    one = blobstore.import_model(source, "one", store=store, quant="int4", jobs=1)
-    many = blobstore.import_model(source, "many", store=store, quant="int4", jobs=500, memory=2**34)
-    assert one.digest == many.digest
-
-
-def test_rules_say_what_is_wrong_with_them() -> None:
-    for rule, named in (
-        ("*q=none/32", "'none'"),
-        ("*q=int5", "'int5'"),
-        ("*q=int4/x", "groups of 0"),
-    ):
-        with pytest.raises(UsageError, match=f"the rule .*{named}"):
-            blobstore.plan_import(PYCODE, rules=[rule])
-    plan = blobstore.plan_import(PYCODE, rules=["*.q_proj.weight = int8"])
-    assert {str(tensor.quantization) for tensor in plan.tensors if "q_proj" in tensor.name} == {
-        "int8/64"
-    }
-
-
-def test_every_file_is_synced_where_the_file_system_can_not_be(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("vectors", "says"),
+    [
+        ({"nobody.weight": ONES}, "'nobody.weight'"),
+        ({NORM: ONES}, NORM),
+        ({UP: np.ones(65, np.float32)}, "65 values for 64 columns"),
+        ({UP: np.ones(0, np.float32)}, "0 values for 64 columns"),
+        ({UP: changed(-1.0)}, "column 5"),
+        ({UP: changed(np.nan)}, "column 5"),
+        ({UP: changed(np.inf)}, "column 5"),
+        ({UP: np.ones((1, 64), np.float32)}, "[1, 64]"),
+    ],
+)
+def test_importance_that_does_not_fit(
+    source: Path, tmp_path: Path, vectors: dict[str, Array], says: str
 ) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(session, "syncs_whole", lambda _: False)
-    monkeypatch.setattr(
-        session, "sync_file_system", lambda _: pytest.fail("it would do nothing there")
-    )
-    monkeypatch.setattr(session, "sync", lambda fd: synced.append(os.fstat(fd).st_size))
-    result = blobstore.import_model(PYCODE, "m", store=store, quant="int4")
-    sizes = [layer.size for layer in result.manifest.descriptors]
-    assert sorted(synced) == sorted(sizes)
+    file = tmp_path / "importance.safetensors"
+    file.write_bytes(safetensors_bytes(vectors))
+    for importance in (vectors, file):
+        with pytest.raises(UsageError) as caught:
+            blobstore.plan_import(source, importance=importance, **SEARCH)
+        assert "importance" in caught.value.message
+    assert says in caught.value.message
 
 
-def test_a_source_changed_through_a_map_is_imported_again(tmp_path: Path, store: Store) -> None:
-    source = write_checkpoint(tmp_path / "m", {"a.weight": normal("a", 64, 64)})
-    weights = np.memmap(source / "model.safetensors", np.uint8, "r+")
-    # The pages are dirty from here on: later writes alone leave no trace in the file's times.
-    weights[-8192:] = 1
-    first = blobstore.import_model(source, "m", store=store)
-    weights[-8192:] = 2
-    assert blobstore.import_model(source, "m", store=store).digest != first.digest
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_a_file_of_importance_is_float32(source: Path, tmp_path: Path, dtype: Any) -> None:
+    file = tmp_path / "importance.safetensors"
+    file.write_bytes(safetensors_bytes({UP: ONES.astype(dtype)}))
+    with pytest.raises(UsageError, match=r"\[64\]"):
+        blobstore.plan_import(source, importance=file, **SEARCH)
 
 
-def test_more_shards_than_files_may_be_open(tmp_path: Path, store: Store) -> None:
-    names = [f"model-{number:05d}-of-00080.safetensors" for number in range(1, 81)]
-    (tmp_path / "m").mkdir()
-    for number, name in enumerate(names):
-        (tmp_path / "m" / name).write_bytes(
-            safetensors_bytes({f"{number}.weight": normal(str(number), 4, 4)})
-        )
-    code = (
-        "import resource, sys, blobstore\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, "
-        "resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
-        "blobstore.import_model(sys.argv[1], 'm', store=blobstore.open_store(sys.argv[2]))\n"
-    )
-    subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "m", store.root], check=True
-    )  # our own code
-    with blobstore.open_model("m", store=store) as model:
-        assert len(model) == len(names)
+@pytest.mark.parametrize(
+    "importance",
+    [{1: np.ones(64)}, {"\ud800": np.ones(64)}, {UP: [[1.0], [1.0, 2.0]]}],
+    ids=["int", "text", "ragged"],
+)
+def test_a_mapping_that_is_not_of_names_to_vectors_is_wrong_use(
+    source: Path, importance: Any
+) -> None:
+    with pytest.raises(UsageError):
+        blobstore.plan_import(source, importance=importance, **SEARCH)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(safetensors_bytes({UP: ONES})[:-1])
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda _: None, NotFoundError),
+        (os.mkfifo, StorageError),
+        (Path.mkdir, StorageError),
+        (Path.touch, HeaderError),
+        (_cut, HeaderError),
+    ],
+    ids=["missing", "pipe", "folder", "empty", "cut"],
+)
+def test_importance_that_is_not_a_file_of_vectors(
+    source: Path, tmp_path: Path, make: Callable[[Path], object], kind: type[BlobStoreError]
+) -> None:
+    make(tmp_path / "importance")
+    with pytest.raises(kind, match="importance"):
+        blobstore.plan_import(source, importance=tmp_path / "importance", **SEARCH)
+
+
+def test_a_name_that_a_global_scale_needs_is_refused(
+    store: Store, tmp_path: Path, snapshot: Callable[[Store], dict[str, str]]
+) -> None:
+    tensors = {"x.weight": normal("x", 32, 64), "x.weight.global_scale": normal("g", 1)}
+    source = write_checkpoint(tmp_path / "m", tensors)
+    with pytest.raises(UnsupportedSourceError, match=r"x\.weight\.global_scale"):
+        blobstore.import_model(source, "m", store=store, quant="nvfp4", global_scale=True)
+    assert snapshot(store) == {}

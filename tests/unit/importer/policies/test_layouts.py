@@ -64,11 +64,6 @@ def turned(
             },
         ),
         (
-            "decision_transformer",
-            {"encoder.h.0.mlp.c_fc.weight": (64, 256)},
-            {"embed_return.weight": (64, 1)},
-        ),
-        (
             "dbrx",
             {"transformer.blocks.0.ffn.experts.mlp.w2": (256, 64)},
             {f"transformer.blocks.0.ffn.experts.mlp.{name}": (256, 64) for name in ("w1", "v1")},
