@@ -55,36 +55,26 @@ CONFIG: dict[str, Any] = {
 def layer(number: int) -> dict[str, np.ndarray[Any, Any]]:
     """Return one layer's tensors, its experts in blocks of 32 values."""
     prefix = f"model.layers.{number}."
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         "input_layernorm": (WIDTH,),
         "post_attention_layernorm": (WIDTH,),
         "self_attn.o_proj": (WIDTH, WIDTH),
-    }
-    shapes |= {
         "self_attn.q_proj": (WIDTH, WIDTH),
         "self_attn.k_proj": (32, WIDTH),
         "self_attn.v_proj": (32, WIDTH),
+        "mlp.router": (EXPERTS, WIDTH),
     }
-    shapes |= {"mlp.router": (EXPERTS, WIDTH)}
-    tensors = {
-        f"{prefix}{name}.weight": normal(f"{prefix}{name}", *shape)
-        for name, shape in shapes.items()
-    }
-    biased = [name for name, shape in shapes.items() if len(shape) == 2]
-    tensors |= {
-        f"{prefix}{name}.bias": normal(f"{prefix}{name}.bias", shapes[name][0]) for name in biased
-    }
-    tensors[f"{prefix}self_attn.sinks"] = normal("sinks", 4)
+    tensors = {f"{prefix}self_attn.sinks": normal("sinks", 4)}
+    for name, shape in shapes.items():
+        tensors[f"{prefix}{name}.weight"] = normal(f"{prefix}{name}", *shape)
+        if len(shape) == 2:
+            tensors[f"{prefix}{name}.bias"] = normal(f"{prefix}{name}.bias", shape[0])
     random = np.random.default_rng(number)
     for name, rows in (("gate_up_proj", 2 * WIDTH), ("down_proj", WIDTH)):
-        blocks = (EXPERTS, rows, WIDTH // 32)
-        tensors[f"{prefix}mlp.experts.{name}_blocks"] = random.integers(
-            0, 256, (*blocks, 16)
-        ).astype(np.uint8)
-        tensors[f"{prefix}mlp.experts.{name}_scales"] = random.integers(110, 122, blocks).astype(
-            np.uint8
-        )
-        tensors[f"{prefix}mlp.experts.{name}_bias"] = normal(name, EXPERTS, rows)
+        expert, blocks = f"{prefix}mlp.experts.{name}", (EXPERTS, rows, WIDTH // 32)
+        tensors[f"{expert}_blocks"] = random.integers(0, 256, (*blocks, 16), dtype=np.uint8)
+        tensors[f"{expert}_scales"] = random.integers(110, 122, blocks, dtype=np.uint8)
+        tensors[f"{expert}_bias"] = normal(name, EXPERTS, rows)
     return tensors
 
 
@@ -137,6 +127,7 @@ def test_logits_are_those_of_mlx_lm(checkpoint: Path, store: Store) -> None:
     assert float(mx.max(mx.abs(theirs))) > 0
 
 
+@pytest.mark.lab  # PyTorch and transformers take seconds to import
 def test_a_dequantized_export_is_what_transformers_makes_of_the_blocks(
     checkpoint: Path, store: Store, tmp_path: Path
 ) -> None:

@@ -17,14 +17,13 @@ import pytest
 from support.arrays import plain
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_checkpoint
 from support.producers import (
-    COPIED,
-    DECODED,
     FP8_CONFIG,
     Kind,
     Stored,
     block_fp8,
     gpt_oss,
     mlx_affine,
+    mlx_float,
     nvfp4,
 )
 
@@ -35,12 +34,29 @@ from blobstore.model.loader import Model
 from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
+BF16 = np.dtype(ml_dtypes.bfloat16)
 LAYER = "model.layers.0"
 NORM = f"{LAYER}.input_layernorm.weight"
-PROFILES = ("default", "ollama")
+KINDS = {
+    "mlx int4/32": mlx_affine(4, 32, BF16),
+    "mlx int8/64, float16": mlx_affine(8, 64, np.float16),
+    "mlx int4/128, float32": mlx_affine(4, 128, np.float32),
+    "mlx nvfp4": mlx_float("nvfp4"),
+    "mlx mxfp4": mlx_float("mxfp4"),
+    "mlx mxfp8": mlx_float("mxfp8"),
+    "compressed-tensors": nvfp4(modelopt=False, scalar=False),
+    "modelopt": nvfp4(modelopt=True),
+    "modelopt [1]": nvfp4(modelopt=True, scalar=False),
+    "gpt-oss": gpt_oss(),
+}
+FP8_KINDS = {
+    "scale_inv, float32": block_fp8(),
+    "scale, bfloat16": block_fp8("_scale", BF16),
+    "scale, float16": block_fp8("_scale", np.float16),
+}
 
-every_copied = pytest.mark.parametrize("kind", COPIED.values(), ids=COPIED)
-every_profile = pytest.mark.parametrize("profile", PROFILES)
+any_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+any_fp8_kind = pytest.mark.parametrize("kind", FP8_KINDS.values(), ids=FP8_KINDS)
 
 
 def imported(store: Store, folder: Path, kind: Kind, *weights: Stored, **options: Any) -> Model:
@@ -89,53 +105,44 @@ def assert_values(found: Array, wanted: Array) -> None:
     np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
 
 
-@every_profile
-@every_copied
-def test_a_matrix_is_copied(store: Store, tmp_path: Path, kind: Kind, profile: str) -> None:
-    weight = kind.make(f"{LAYER}.self_attn.o_proj", (6, 256))
-    with imported(store, tmp_path / "s", kind, weight, profile=profile) as model:
-        assert set(model) == {NORM, weight.name}  # and no scale of activations
-        assert_copied(model, weight)
-        assert plain(model[NORM]).tobytes() == normal("norm", 64).tobytes()
-        assert model.config.file_type == weight.quant_type
+@any_kind
+def test_a_matrix_and_a_stack_of_experts_are_copied(
+    store: Store, tmp_path: Path, kind: Kind
+) -> None:
+    matrix = kind.make(f"{LAYER}.self_attn.o_proj", (6, 256))
+    stack = kind.make(f"{LAYER}.mlp.switch_mlp.up_proj", (3, 2, 128))
+    for profile in ("default", "ollama"):
+        folder = tmp_path / profile
+        with imported(store, folder, kind, matrix, stack, profile=profile) as model:
+            assert set(model) == {NORM, matrix.name, stack.name}  # and no scale of activations
+            assert_copied(model, matrix)
+            assert_copied(model, stack)
+            assert plain(model[NORM]).tobytes() == normal("norm", 64).tobytes()
+            assert model.config.file_type == matrix.quant_type
 
 
 @pytest.mark.parametrize("experts", ["packed", "stacked"])
-@pytest.mark.parametrize("kind", [kind for name, kind in COPIED.items() if name != "gpt-oss"])
-def test_numbered_experts_are_copied(
-    store: Store, tmp_path: Path, kind: Kind, experts: str
-) -> None:
+@pytest.mark.parametrize("kind", ["mlx int4/32", "mlx mxfp8", "modelopt"])
+def test_numbered_experts_are_copied(store: Store, tmp_path: Path, kind: str, experts: str) -> None:
     group, projections = f"{LAYER}.mlp.experts", {"down_proj": (2, 256), "up_proj": (4, 128)}
     weights = {
-        name: [kind.make(f"{group}.{expert}.{name}", shape) for expert in range(11)]
+        name: [KINDS[kind].make(f"{group}.{expert}.{name}", shape) for expert in range(11)]
         for name, shape in projections.items()
     }
-    with imported(
-        store, tmp_path / "s", kind, *weights["down_proj"], *weights["up_proj"], experts=experts
-    ) as model:
+    every = [weight for members in weights.values() for weight in members]
+    is_stacked = experts == "stacked" and ".global_scale" not in every[0].arrays
+    with imported(store, tmp_path / "s", KINDS[kind], *every, experts=experts) as model:
+        assert len(model) == (3 if is_stacked else 23)
         for name, members in weights.items():
-            if experts == "packed" or ".global_scale" in members[0].arrays:
+            if is_stacked:
+                values = model[f"{group}.{name}.weight"].dequantize()
+                assert_values(values, np.stack([weight.values for weight in members]))
+            else:
                 for weight in members:
                     assert_copied(model, weight)
-                continue
-            stack = model[f"{group}.{name}.weight"]
-            assert_values(stack.dequantize(), np.stack([weight.values for weight in members]))
-        stacked = experts == "stacked" and ".global_scale" not in weights["up_proj"][0].arrays
-        assert len(model) == (3 if stacked else 23)
 
 
-@every_profile
-@every_copied
-def test_a_stack_of_experts_is_copied(
-    store: Store, tmp_path: Path, kind: Kind, profile: str
-) -> None:
-    weight = kind.make(f"{LAYER}.mlp.switch_mlp.up_proj", (3, 2, 128))
-    with imported(store, tmp_path / "s", kind, weight, profile=profile) as model:
-        assert_copied(model, weight)
-
-
-@every_profile
-def test_gpt_oss_experts_with_their_biases(store: Store, tmp_path: Path, profile: str) -> None:
+def test_gpt_oss_experts_with_their_biases(store: Store, tmp_path: Path) -> None:
     kind, group = gpt_oss(), f"{LAYER}.mlp.experts"
     weights = [
         kind.make(f"{group}.gate_up_proj", (4, 12, 64)),
@@ -143,7 +150,7 @@ def test_gpt_oss_experts_with_their_biases(store: Store, tmp_path: Path, profile
     ]
     biases = {f"{group}.{name}_bias": normal(name, 4, 12) for name in ("gate_up_proj", "down_proj")}
     others = Stored("", biases, np.zeros(0), "", 0, {})
-    with imported(store, tmp_path / "s", kind, *weights, others, profile=profile) as model:
+    with imported(store, tmp_path / "s", kind, *weights, others) as model:
         for weight in weights:
             assert_copied(model, weight)
         for name, array in biases.items():
@@ -169,25 +176,23 @@ def test_modelopt_with_and_without_what_says_so(
         assert_copied(model, weight)
 
 
-@pytest.mark.parametrize("kind", DECODED.values(), ids=DECODED)
-@pytest.mark.parametrize("shape", [(130, 200), (128, 136), (1, 8), (300, 1), (257, 129)])
-def test_fp8_that_no_group_divides_stays_bf16(
-    store: Store, tmp_path: Path, kind: Kind, shape: tuple[int, ...]
+SHAPES = [(130, 200), (128, 136), (1, 8), (300, 1), (257, 129)]
+
+
+@any_fp8_kind
+def test_fp8_becomes_mxfp8_or_stays_bf16_where_no_group_divides_it(
+    store: Store, tmp_path: Path, kind: Kind
 ) -> None:
-    weight = kind.make(f"{LAYER}.self_attn.o_proj", shape)
-    with imported(store, tmp_path / "s", kind, weight) as model:
-        assert set(model) == {NORM, weight.name}
-        assert plain(model[weight.name]).dtype == ml_dtypes.bfloat16
-        assert_values(model[weight.name].dequantize(), weight.values)
-        assert model.config.file_type == "mxfp8"
-
-
-@every_profile
-@pytest.mark.parametrize("kind", DECODED.values(), ids=DECODED)
-def test_fp8_becomes_mxfp8(store: Store, tmp_path: Path, kind: Kind, profile: str) -> None:
     weight = kind.make(f"{LAYER}.self_attn.v_proj", (130, 160))
-    with imported(store, tmp_path / "s", kind, weight, profile=profile) as model:
-        assert_quantized(model, weight.name, weight.values)
+    others = [kind.make(f"{LAYER}.{n}.self_attn.o_proj", shape) for n, shape in enumerate(SHAPES)]
+    for profile in ("default", "ollama"):
+        folder = tmp_path / profile
+        with imported(store, folder, kind, weight, *others, profile=profile) as model:
+            assert_quantized(model, weight.name, weight.values)
+            for other in others:
+                assert plain(model[other.name]).dtype == BF16
+                assert_values(model[other.name].dequantize(), other.values)
+            assert model.config.file_type == "mxfp8"
 
 
 @pytest.mark.parametrize("experts", ["packed", "stacked"])
@@ -199,19 +204,15 @@ def test_fp8_experts_become_mxfp8(store: Store, tmp_path: Path, experts: str) ->
             for weight in weights:
                 assert_quantized(model, weight.name, weight.values)
         else:
-            assert_quantized(
-                model, f"{group}.up_proj.weight", np.stack([weight.values for weight in weights])
-            )
+            values = np.stack([weight.values for weight in weights])
+            assert_quantized(model, f"{group}.up_proj.weight", values)
 
 
-@every_profile
 @pytest.mark.parametrize("ending", [".weight", ""])
-def test_a_stack_of_fp8_experts_becomes_mxfp8(
-    store: Store, tmp_path: Path, ending: str, profile: str
-) -> None:
+def test_a_stack_of_fp8_experts_becomes_mxfp8(store: Store, tmp_path: Path, ending: str) -> None:
     kind = block_fp8(ending=ending)
     weight = kind.make(f"{LAYER}.mlp.experts.gate_up_proj", (3, 130, 160))
-    with imported(store, tmp_path / "s", kind, weight, profile=profile) as model:
+    with imported(store, tmp_path / "s", kind, weight) as model:
         assert_quantized(model, weight.name, weight.values)
 
 
@@ -264,14 +265,9 @@ def test_an_fp8_weight_that_is_no_number_can_not_be_quantized(store: Store, tmp_
     assert list(store.models()) == []
 
 
-BARE = {"int4/32": mlx_affine(4, 32), "int8/128": mlx_affine(8, 128)} | {
-    name: kind for name, kind in COPIED.items() if "int" not in name
-}
-
-
-@pytest.mark.parametrize("kind", BARE.values(), ids=BARE)
-def test_a_bare_file_whose_shapes_allow_one_type(store: Store, tmp_path: Path, kind: Kind) -> None:
-    weight = kind.make(f"{LAYER}.mlp.up_proj", (3, 256))
+@pytest.mark.parametrize("kind", ["mlx int4/32", "mlx nvfp4", "compressed-tensors", "gpt-oss"])
+def test_a_bare_file_whose_shapes_allow_one_type(store: Store, tmp_path: Path, kind: str) -> None:
+    weight = KINDS[kind].make(f"{LAYER}.mlp.up_proj", (3, 256))
     (tmp_path / "m.safetensors").write_bytes(safetensors_bytes(weight.tensors))
     blobstore.import_model(tmp_path / "m.safetensors", "m", store=store)
     with blobstore.open_model("m", store=store) as model:

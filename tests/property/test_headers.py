@@ -47,13 +47,7 @@ def test_encoded_headers_are_read_back(
     assert header.data_start == len(raw)
     assert len(raw) % align == 0
     assert encode_header(header.tensors, header.metadata, align) == raw
-
-
-@given(files)
-def test_the_reference_library_reads_what_we_encode(tensors: dict[str, Any]) -> None:
-    entries = lay_out((name, dtype, shape) for name, (dtype, shape) in tensors.items())
-    size = max(entry.end for entry in entries.values())
-    read = deserialize(encode_header(entries, {}, 8) + bytes(size))
+    read = deserialize(raw + bytes(size))
     assert {name: tuple(entry["shape"]) for name, entry in read} == {
         name: entry.shape for name, entry in entries.items()
     }
@@ -88,15 +82,6 @@ def test_no_input_is_accepted_that_the_reference_refuses(
     except BlobStoreError:
         return
     assert {name for name, _ in deserialize(raw)} == set(header.tensors)
-
-
-@given(st.binary(max_size=60))
-def test_noise_gives_our_errors_only(raw: bytes) -> None:
-    try:
-        read_header(BytesReader(raw))
-    except BlobStoreError as error:
-        described = error.rule or "limit" in error.message
-        assert described
 
 
 @pytest.mark.parametrize("text", ["<&>\u2028\u2029é😀", 'a"b\\c\n\x00\x7f'])

@@ -35,22 +35,12 @@ def headers(draw: st.DrawFn) -> tuple[bytes, int]:
     if draw(st.booleans()):
         entries.insert(draw(st.integers(0, len(entries))), ("__metadata__", draw(MAPS)))
     ascii_only = draw(st.booleans())
-    members = [
-        draw(SPACES)
-        + json.dumps(key, ensure_ascii=ascii_only)
-        + draw(SPACES)
-        + ":"
-        + draw(SPACES)
-        + json.dumps(value, ensure_ascii=ascii_only)
-        for key, value in entries
-    ]
-    text = (
-        "{"
-        + ",".join(member + draw(SPACES) for member in members)
-        + draw(SPACES)
-        + "}"
-        + " " * draw(st.integers(0, 60))
-    )
+
+    def spaced(value: object) -> str:
+        return draw(SPACES) + json.dumps(value, ensure_ascii=ascii_only) + draw(SPACES)
+
+    members = (f"{spaced(key)}:{spaced(value)}" for key, value in entries)
+    text = f"{{{','.join(members)}{draw(SPACES)}}}{' ' * draw(st.integers(0, 60))}"
     return text.encode(), begin
 
 

@@ -16,20 +16,8 @@ from blobstore.formats.modelfile import Modelfile, encode_parameters, parse_para
 
 words = st.sampled_from(
     [
-        "FROM",
-        "system ",
-        "PARAMETER ",
-        "stop ",
-        "MESSAGE ",
-        "user ",
-        '"',
-        '"""',
-        "#",
-        "\n",
-        "\r\n",
-        " ",
-        "\0",
-        "é",
+        *("FROM", "system ", "PARAMETER ", "stop ", "MESSAGE ", "user "),
+        *('"', '"""', "#", "\n", "\r\n", " ", "\0", "é"),
     ]
 )
 scripts = st.lists(words | st.text(max_size=5), max_size=20).map("".join)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
-from support.weights import DTYPES, F16, TARGETS, TWIN, raw_or_nan, squared_errors
+from support.weights import DTYPES, F16, TARGETS, TWIN, parts_of, raw_or_nan, squared_errors
 
 from blobstore import kernels
 from blobstore.errors import NonFiniteWeightError
@@ -27,9 +27,6 @@ Array = np.ndarray[Any, Any]
 AFFINE = ("int4", "int8")
 FP = ("nvfp4", "mxfp4", "mxfp8")
 EPSILON = 2.0**-23
-
-any_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-any_method = pytest.mark.parametrize("method", kernels.METHODS)
 
 
 def finite(limit: float) -> st.SearchStrategy[float]:
@@ -62,14 +59,6 @@ def weights_of(
     return anything | st.builds(alike, units, scales, offsets)
 
 
-def parts_of(quantized: QuantizedArray[Array]) -> list[bytes]:
-    return [
-        part.tobytes()
-        for part in (quantized.weight, quantized.scale, quantized.bias)
-        if part is not None
-    ]
-
-
 def values_of(values: Array) -> bytes:
     """Return the bytes of float values, one pattern for all NaNs."""
     return raw_or_nan(values).tobytes()
@@ -87,7 +76,7 @@ def outcome(
         except NonFiniteWeightError as error:
             return error.index
         values = kernels.dequantize(quantized, kernel=kernel)
-    return parts_of(quantized), values_of(values)
+    return [part.tobytes() for part in parts_of(quantized)], values_of(values)
 
 
 def importances(cols: int) -> st.SearchStrategy[Array | None]:
@@ -173,26 +162,6 @@ def test_nvfp4_errors_are_half_the_distance_between_codes_where_the_scale_is_a_n
     assert (np.abs(kernels.dequantize(quantized) - exact) <= bound).all()
 
 
-@any_dtype
-@pytest.mark.parametrize("quant_type", AFFINE + FP)
-@given(data=st.data())
-def test_quantizing_again_keeps_shapes_and_dtypes(
-    quant_type: str, dtype: np.dtype[Any], data: st.DataObject
-) -> None:
-    group_size = data.draw(group_sizes(quant_type))
-    once = kernels.quantize(
-        data.draw(weights_of(group_size, 1e4)).astype(dtype), quant_type, group_size=group_size
-    )
-    values = kernels.dequantize(once)
-    twice = kernels.quantize(values.astype(dtype), quant_type, group_size=group_size)
-    again = kernels.dequantize(twice)
-    assert (again.shape, again.dtype) == (values.shape, values.dtype)
-    assert np.isfinite(again).all()
-    assert once.quantization == twice.quantization
-    for part, expected in ((twice.weight, once.weight), (twice.scale, once.scale)):
-        assert (part.shape, part.dtype) == (expected.shape, expected.dtype)
-
-
 @pytest.mark.parametrize("quant_type", ["mxfp4", "mxfp8"])
 @given(data=st.data())
 def test_mx_values_are_quantized_to_themselves(quant_type: str, data: st.DataObject) -> None:
@@ -200,46 +169,43 @@ def test_mx_values_are_quantized_to_themselves(quant_type: str, data: st.DataObj
     np.testing.assert_array_equal(kernels.dequantize(kernels.quantize(values, quant_type)), values)
 
 
-@any_method
-@pytest.mark.parametrize("quant_type", AFFINE + FP)
+any_type = st.sampled_from(AFFINE + FP)
+
+
 @given(data=st.data())
-def test_every_target_equals_twin_for_any_finite_float32_groups(
-    quant_type: str, method: str, data: st.DataObject
-) -> None:
+def test_every_target_equals_twin_for_any_finite_float32_groups(data: st.DataObject) -> None:
+    quant_type = data.draw(any_type)
     group_size = data.draw(group_sizes(quant_type))
     weights = beside_others(data.draw(weights_of(group_size)), data.draw(st.integers(0, 25)))
-    options = {
-        "method": method,
-        "importance": data.draw(importances(group_size)) if method == "search" else None,
-    }
-    expected = outcome(weights, quant_type, group_size, TWIN, **options)
-    assert isinstance(expected, tuple)
-    for name, kernel in TARGETS.items():
-        assert outcome(weights, quant_type, group_size, kernel, **options) == expected, name
+    importance = data.draw(importances(group_size))
+    for options in ({}, {"method": "search", "importance": importance}):
+        expected = outcome(weights, quant_type, group_size, TWIN, **options)
+        assert isinstance(expected, tuple)
+        for name, kernel in TARGETS.items():
+            assert outcome(weights, quant_type, group_size, kernel, **options) == expected, name
 
 
-@any_method
-@any_dtype
-@pytest.mark.parametrize("quant_type", AFFINE + FP)
+def bits(data: st.DataObject, dtype: Any, count: int) -> Array:
+    """Draw a row of values of any bits."""
+    size = count * np.dtype(dtype).itemsize
+    drawn: Array = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), dtype)
+    return drawn.reshape(1, -1)
+
+
 @given(data=st.data())
-def test_every_target_equals_twin_for_any_bits(
-    quant_type: str, dtype: np.dtype[Any], method: str, data: st.DataObject
-) -> None:
+def test_every_target_equals_twin_for_any_bits(data: st.DataObject) -> None:
+    quant_type, dtype = data.draw(any_type), data.draw(st.sampled_from(DTYPES))
     group_size = data.draw(group_sizes(quant_type))
-    size = group_size * dtype.itemsize
-    drawn = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), dtype).reshape(1, -1)
-    weights = beside_others(drawn, data.draw(st.integers(0, 26)))
-    expected = outcome(weights, quant_type, group_size, TWIN, method=method)
-    for name, kernel in TARGETS.items():
-        assert outcome(weights, quant_type, group_size, kernel, method=method) == expected, name
+    weights = beside_others(bits(data, dtype, group_size), data.draw(st.integers(0, 26)))
+    for method in kernels.METHODS:
+        expected = outcome(weights, quant_type, group_size, TWIN, method=method)
+        for name, kernel in TARGETS.items():
+            assert outcome(weights, quant_type, group_size, kernel, method=method) == expected, name
 
 
-@pytest.mark.parametrize("quant_type", AFFINE + FP)
 @given(data=st.data())
-def test_no_group_is_worse_after_a_search_than_after_minmax(
-    quant_type: str, data: st.DataObject
-) -> None:
-    dtype = data.draw(st.sampled_from(DTYPES))
+def test_no_group_is_worse_after_a_search_than_after_minmax(data: st.DataObject) -> None:
+    quant_type, dtype = data.draw(any_type), data.draw(st.sampled_from(DTYPES))
     group_size = data.draw(group_sizes(quant_type))
     # Below 2^63: the squares of what is beyond overflow in float32, and a search keeps what minmax
     # gives.
@@ -258,44 +224,15 @@ def test_no_group_is_worse_after_a_search_than_after_minmax(
     assert (errors <= bounds + 2.0**-126 * group_size).all()
 
 
-@pytest.mark.parametrize("quant_type", FP)
 @given(data=st.data())
-def test_every_target_dequantizes_any_fp_bits_as_the_twin(
-    quant_type: str, data: st.DataObject
-) -> None:
-    kind = QuantType(quant_type)
-    nbytes = kind.group_sizes[0] * kind.bits // 8
-    words: Array = np.frombuffer(
-        data.draw(st.binary(min_size=nbytes, max_size=nbytes)), np.uint32
-    ).reshape(1, -1)
-    scale = np.array([[data.draw(st.integers(0, 255))]], np.uint8)
-    factor = (
-        np.array([data.draw(st.floats(width=32))], np.float32) if quant_type == "nvfp4" else None
-    )
-    quantized = QuantizedArray(words, scale, None, factor, kernels.quantization_of(quant_type))
-    output = data.draw(st.sampled_from(["float32", "bfloat16", "float16"]))
-    with np.errstate(all="ignore"):
-        expected = values_of(kernels.dequantize(quantized, output, kernel=TWIN))
-        for name, kernel in TARGETS.items():
-            assert values_of(kernels.dequantize(quantized, output, kernel=kernel)) == expected, name
-
-
-@pytest.mark.parametrize("quant_type", AFFINE)
-@any_dtype
-@given(data=st.data())
-def test_every_target_dequantizes_any_affine_bits_as_the_twin(
-    quant_type: str, dtype: np.dtype[Any], data: st.DataObject
-) -> None:
-    nbytes = 32 * QuantType(quant_type).bits // 8
-    words: Array = np.frombuffer(
-        data.draw(st.binary(min_size=nbytes, max_size=nbytes)), np.uint32
-    ).reshape(1, -1)
-    size = dtype.itemsize
-    scale, bias = (
-        np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), dtype).reshape(1, 1)
-        for _ in "sb"
-    )
-    quantized = QuantizedArray(words, scale, bias, None, kernels.quantization_of(quant_type, 32))
+def test_every_target_dequantizes_any_bits_as_the_twin(data: st.DataObject) -> None:
+    quantization = kernels.quantization_of(data.draw(any_type))
+    kind = quantization.quant_type
+    words = bits(data, np.uint32, quantization.group_size * kind.bits // 32)
+    dtype = data.draw(st.sampled_from(DTYPES)) if kind.is_affine else np.dtype(np.uint8)
+    bias = bits(data, dtype, 1) if kind.is_affine else None
+    factor = bits(data, np.float32, 1)[0] if kind is QuantType.NVFP4 else None
+    quantized = QuantizedArray(words, bits(data, dtype, 1), bias, factor, quantization)
     output = data.draw(st.sampled_from(["float32", "bfloat16", "float16"]))
     with np.errstate(all="ignore"):
         expected = values_of(kernels.dequantize(quantized, output, kernel=TWIN))

@@ -82,9 +82,8 @@ def test_the_first_blob_that_is_missing(document: dict[str, Any], which: int) ->
 
 
 def test_a_digest_that_is_none_is_not_passed_over() -> None:
-    raw = json.dumps(
-        {**TWO_SIZES, "layers": [{**ONE, "digest": "sha256:" + "Z" * 64}]}, **COMPACT
-    ).encode()
+    layer = {**ONE, "digest": "sha256:" + "Z" * 64}
+    raw = json.dumps({**TWO_SIZES, "layers": [layer]}, **COMPACT).encode()
     assert slow(raw) is None
     assert fast(raw) is None
     assert not is_plain(raw)
