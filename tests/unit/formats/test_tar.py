@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -85,7 +85,7 @@ def read(blocks: bytes) -> tuple[str | None, int]:
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_paths_and_sizes_of_all_forms(form: int) -> None:
+def test_paths_and_sizes_of_all_forms(form: Literal[0, 1, 2]) -> None:
     is_old = form == tarfile.USTAR_FORMAT
     for path in (
         "short",
