@@ -8,7 +8,6 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from support import QUANT_TYPES
 from support.arrays import bits
 from support.checkpoints import LLAMA_CONFIG, normal, write_checkpoint
 from support.exports import mixture_tensors, raw_tensors
@@ -33,103 +32,88 @@ def _small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_dequantized(store: Store, folder: Path, dtype: str, names: set[str]) -> None:
     """Assert that the folder has exactly the values of model ``m`` in ``dtype``.
 
-    Integers are kept.
+    Integers stay what they are.
     """
     found = raw_tensors(folder)
     assert found.keys() == names
     with blobstore.open_model("m", store=store) as model:
         for name, tensor in model.items():
-            if (
-                tensor.quant_type is None
-                and not tensor.dtype.is_float
-                and tensor.dtype.value != "F64"
-            ):
+            kept = tensor.quant_type is None and not tensor.dtype.is_float
+            if kept and tensor.dtype.value != "F64":
                 assert found[name] == (tensor.dtype.value, tensor.shape, bits(tensor.numpy()))
             elif name in found:
                 assert found[name] == (DTYPES[dtype], tensor.shape, bits(tensor.dequantize(dtype)))
             else:  # a stack that was taken apart
                 group, projection = name.split("experts.")
-                experts = [
-                    found[f"{group}experts.{number}.{projection}"]
-                    for number in range(tensor.shape[0])
-                ]
+                numbers = range(tensor.shape[0])
+                experts = [found[f"{group}experts.{number}.{projection}"] for number in numbers]
                 assert b"".join(expert[2] for expert in experts) == bits(tensor.dequantize(dtype))
                 assert all(expert[:2] == (DTYPES[dtype], tensor.shape[1:]) for expert in experts)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("quant", [None, *QUANT_TYPES])
-def test_values(store: Store, tmp_path: Path, quant: str | None, dtype: str) -> None:
-    tensors = mixture_tensors(np.float32 if dtype == "bfloat16" else ml_dtypes.bfloat16) | {
-        "wide": np.linspace(-3, 3, 64).reshape(8, 8)
-    }
-    source = write_checkpoint(
-        tmp_path / "in", tensors, {**LLAMA_CONFIG, "dtype": "bfloat16", "torch_dtype": None}
-    )
-    experts = "stacked" if quant in ("int4", "nvfp4") else "packed"
+@pytest.mark.parametrize(
+    ("quant", "dtype", "experts"),
+    [
+        (None, "float16", "packed"),
+        ("int4", "float32", "stacked"),
+        ("int8", "bfloat16", "packed"),
+        ("nvfp4", "float32", "stacked"),
+        ("mxfp4", "bfloat16", "packed"),
+        ("mxfp8", "float16", "packed"),
+    ],
+)
+def test_values(store: Store, tmp_path: Path, quant: str | None, dtype: str, experts: str) -> None:
+    tensors = mixture_tensors(np.float32 if dtype == "bfloat16" else ml_dtypes.bfloat16)
+    tensors["wide"] = np.linspace(-3, 3, 64).reshape(8, 8)
+    config = {**LLAMA_CONFIG, "dtype": "bfloat16", "torch_dtype": None}
+    source = write_checkpoint(tmp_path / "in", tensors, config)
     blobstore.import_model(
         source, "m", store=store, quant=quant, experts=experts, global_scale=quant == "nvfp4"
     )
-    blobstore.export_model(
-        "m", tmp_path / "out", store=store, dequantize=dtype, max_shard_size=100_000
-    )
-    assert_dequantized(store, tmp_path / "out", dtype, set(tensors))
-    assert json.loads((tmp_path / "out" / "config.json").read_bytes()) == {
-        **LLAMA_CONFIG,
-        "dtype": dtype,
-        "torch_dtype": None,
-    }
+    out = tmp_path / "out"
+    blobstore.export_model("m", out, store=store, dequantize=dtype, max_shard_size=100_000)
+    assert_dequantized(store, out, dtype, set(tensors))
+    assert json.loads((out / "config.json").read_bytes()) == {**config, "dtype": dtype}
 
 
 def test_a_quantized_source_and_its_claims(store: Store, tmp_path: Path) -> None:
-    tensors = {
-        "a.weight": normal("a", 64, 64),
-        "b.weight": normal("b", 32, 128),
-        "n.norm": normal("n", 64),
-    }
+    tensors = {"a.weight": normal("a", 64, 64), "n.norm": normal("n", 64)}
     config = {
         **LLAMA_CONFIG,
         "quantization": {"group_size": 32, "bits": 4},
         "text_config": {"torch_dtype": "float16", "hidden_size": 64},
     }
-    blobstore.import_model(
-        write_checkpoint(tmp_path / "in", mlx_model(tensors, (32, 4, "affine")), config),
-        "m",
-        store=store,
-    )
+    source = write_checkpoint(tmp_path / "in", mlx_model(tensors, (32, 4, "affine")), config)
+    blobstore.import_model(source, "m", store=store)
     result = blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float32")
     assert_dequantized(store, tmp_path / "out", "float32", set(tensors))
     assert result.notes == ("config.json: quantization of the source left out",)
-    config = {
+    written = (tmp_path / "out" / "config.json").read_text()
+    assert json.loads(written) == {
         **LLAMA_CONFIG,
         "text_config": {"torch_dtype": "float32", "hidden_size": 64},
         "torch_dtype": "float32",
     }
-    written = (tmp_path / "out" / "config.json").read_text()
-    assert json.loads(written) == config
     assert written.endswith("\n}\n")
 
 
-def test_a_value_that_does_not_fit_is_an_error_that_names_it(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("quant", [None, "int4"])
+def test_a_value_that_does_not_fit_is_an_error_that_names_it(
+    store: Store, tmp_path: Path, quant: str | None
+) -> None:
     weights = np.ones((64, 64), np.float32)
-    weights[40, 3] = 70_000
-    blobstore.import_model(
-        write_checkpoint(tmp_path / "in", {"a.weight": weights}), "m", store=store
-    )
+    weights[40, 0] = 70_000
+    source = write_checkpoint(tmp_path / "in", {"a.weight": weights})
+    blobstore.import_model(source, "m", store=store, quant=quant)
     with pytest.raises(
-        UnsupportedSourceError, match=r"'a\.weight'.*\[40, 3\] is 70000\.0, which does not fit F16"
+        UnsupportedSourceError, match=r"\[40, 0\] is \d+\.0, which does not fit F16"
     ) as caught:
         blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float16")
-    assert (caught.value.tensor, caught.value.index) == ("a.weight", (40, 3))
+    assert (caught.value.tensor, caught.value.index) == ("a.weight", (40, 0))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "store"]
-    blobstore.import_model(
-        write_checkpoint(tmp_path / "in", {"a.weight": weights}), "m", store=store, quant="int4"
-    )
-    with pytest.raises(UnsupportedSourceError, match="does not fit F16"):
-        blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float16")
 
 
-def test_with_many_threads_the_first_error_is_told(
+def test_with_many_threads_the_error_is_the_first_tensors(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blobstore.export.folder._BATCH_PIECES", 1)
@@ -137,44 +121,34 @@ def test_with_many_threads_the_first_error_is_told(
     weights[::8] = 1e9
     tensors = {f"t{number}.weight": weights for number in range(8)}
     blobstore.import_model(write_checkpoint(tmp_path / "in", tensors), "m", store=store)
-    for _ in range(5):
+    for _ in range(3):
         with pytest.raises(UnsupportedSourceError) as caught:
             blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float16", jobs=8)
         assert (caught.value.tensor, caught.value.index) == ("t0.weight", (0, 0))
 
 
-def test_arrays_at_odd_places(store: Store, tmp_path: Path) -> None:
+def test_arrays_at_odd_places_and_odd_values(store: Store, tmp_path: Path) -> None:
     """The file has the source's order, which the safetensors library would not have written."""
     tensors = {
         "odd": np.arange(3, dtype=np.int8),
         "a.weight": normal("a", 128, 96),
-        "b": normal("b", 9),
+        "b": np.array([np.inf, -np.inf, np.nan, -0.0, 1e-45, 3.0], np.float32),
         "c.weight": normal("c", 64, 64),
     }
     blobstore.import_model(write_checkpoint(tmp_path / "in", tensors), "m", store=store)
-    blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float32")
-    assert list(raw_tensors(tmp_path / "out")) == list(tensors)
-    assert_dequantized(store, tmp_path / "out", "float32", set(tensors))
-
-
-def test_infinite_and_odd_values_stay_what_they_are(store: Store, tmp_path: Path) -> None:
-    values = np.array([np.inf, -np.inf, np.nan, -0.0, 1e-45, 3.0], np.float32)
-    blobstore.import_model(
-        write_checkpoint(tmp_path / "in", {"a.weight": values}), "m", store=store
-    )
     blobstore.export_model("m", tmp_path / "out", store=store, dequantize="bfloat16")
-    assert_dequantized(store, tmp_path / "out", "bfloat16", {"a.weight"})
+    assert list(raw_tensors(tmp_path / "out")) == list(tensors)
+    assert_dequantized(store, tmp_path / "out", "bfloat16", set(tensors))
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32])
-@pytest.mark.parametrize("place", [0, 7, 99])
-def test_values_that_are_not_finite_are_seen(place: int, dtype: type) -> None:
+def test_values_that_are_not_finite_are_noticed(dtype: type) -> None:
     information = ml_dtypes.finfo(dtype)
     values: Array = np.array([0.0, -0.0, information.max, information.min, information.tiny], dtype)
-    every = np.resize(values, 100)
-    assert are_finite(every)
-    assert are_finite(every[:0])
-    for odd in (np.inf, -np.inf, np.nan, -np.nan):
-        every = np.resize(values, 100)
-        every[place] = odd
-        assert not are_finite(every)
+    assert are_finite(np.resize(values, 100))
+    assert are_finite(values[:0])
+    for place in (0, 7, 99):
+        for odd in (np.inf, -np.inf, np.nan):
+            every = np.resize(values, 100)
+            every[place] = odd
+            assert not are_finite(every)

@@ -21,12 +21,9 @@ from blobstore.source.addresses import open_folder
 from blobstore.source.web import HubTarget, parse_hub, parse_hub_page
 from blobstore.store.local.store import Store
 
+_KINDS = ("models", "datasets", "spaces", "kernels", "buckets")
 _SEGMENT = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,8}[A-Za-z0-9_]", fullmatch=True).filter(
-    lambda text: (
-        ".." not in text
-        and "--" not in text
-        and text not in ("models", "datasets", "spaces", "kernels", "buckets")
-    )
+    lambda text: ".." not in text and "--" not in text and text not in _KINDS
 )
 _REVISION = st.one_of(
     _SEGMENT,
@@ -41,10 +38,8 @@ _REVISION = st.one_of(
 def test_hub_addresses_are_those_of_huggingface_hub(
     owner: str, name: str, revision: str | None, path: list[str], prefixed: bool
 ) -> None:
-    text = f"hf://{'models/' if prefixed else ''}{owner}/{name}" + (
-        f"@{revision}" if revision is not None else ""
-    )
-    text = "/".join([text, *path])
+    text = f"hf://{'models/' if prefixed else ''}{owner}/{name}"
+    text = "/".join([text if revision is None else f"{text}@{revision}", *path])
     theirs = huggingface_hub.parse_hf_uri(text)
     ours = parse_hub(text)
     assert (ours.repository, ours.path) == (theirs.id, theirs.path_in_repo)
@@ -54,7 +49,6 @@ def test_hub_addresses_are_those_of_huggingface_hub(
 @pytest.mark.parametrize(
     ("page", "target"),
     [
-        ("https://huggingface.co/org/name", HubTarget("org/name", "main", "")),
         ("https://huggingface.co/org/name/", HubTarget("org/name", "main", "")),
         ("https://HuggingFace.co/org/name/tree/v1/sub", HubTarget("org/name", "v1", "sub")),
         (
@@ -65,14 +59,8 @@ def test_hub_addresses_are_those_of_huggingface_hub(
             "https://huggingface.co/org/name/resolve/main/x?download=true",
             HubTarget("org/name", "main", "x"),
         ),
-        (
-            "https://huggingface.co/org/name/discussions/1",
-            None,
-        ),
-        (
-            "https://huggingface.co/datasets/org/name",
-            None,
-        ),
+        ("https://huggingface.co/org/name/discussions/1", None),
+        ("https://huggingface.co/datasets/org/name", None),
         ("http://huggingface.co/org/name", None),
         ("https://example.org/org/name", None),
     ],
@@ -82,60 +70,31 @@ def test_pages_of_the_hub_are_its_repositories(page: str, target: object) -> Non
     assert model_named(page) is None
 
 
-def test_another_endpoint_s_pages() -> None:
+def test_short_addresses_and_pages_of_another_endpoint() -> None:
+    assert parse_hub("hf://gpt2") == HubTarget("gpt2", "main", "")
+    assert parse_hub("hf://org/name@main/") == HubTarget("org/name", "main", "")
     page = parse_hub_page("http://localhost:1/hf/org/name/tree/x", "http://localhost:1/hf")
     assert page == HubTarget("org/name", "x", "")
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("gpt2:latest", ModelName(model="gpt2")),
-        ("team/model", ModelName(namespace="team", model="model")),
-        ("./gpt2", None),
-        ("/gpt2", None),
-        ("gpt2.safetensors", None),
-        ("not a name", None),
-        ("hf://gpt2", None),
-        ("hf://org/name@main/", None),
-    ],
-)
-def test_what_a_text_names(text: str, name: ModelName | None) -> None:
-    assert model_named(text) == name
-
-
-def test_short_addresses_of_the_hub() -> None:
-    assert parse_hub("hf://gpt2") == HubTarget("gpt2", "main", "")
-    assert parse_hub("hf://org/name@main/") == HubTarget("org/name", "main", "")
+def test_what_may_be_the_name_of_a_stored_model() -> None:
+    assert model_named("gpt2:latest") == ModelName(model="gpt2")
+    assert model_named("team/model") == ModelName(namespace="team", model="model")
+    for text in ("./gpt2", "/gpt2", "gpt2.safetensors", "not a name", "hf://gpt2"):
+        assert model_named(text) is None
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "hf://org/name@",
-        "hf://org/name@/x",
-        "hf://datasets/org/name",
-        "hf://org/name/../x",
-        "hf://org/name/a//b",
-    ],
-)
-def test_addresses_that_are_none_of_a_model(text: str) -> None:
-    with pytest.raises(UsageError):
-        open_folder(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "hf://",
-        "hf://a b/c",
-        "hf://org/name@a..b",
-        "http://",
-        "http://user:pw@host/x",
-        "https://\0/",
+        *("hf://org/name@", "hf://org/name@/x", "hf://datasets/org/name", "hf://org/name/../x"),
+        *("hf://", "hf://a b/c", "hf://org/name@a..b", "hf://org/name/a//b"),
+        *("http://", "http://user:pw@host/x", "https://\0/"),
     ],
 )
 def test_addresses_that_nothing_is_asked_at(text: str) -> None:
+    with pytest.raises(UsageError):
+        open_folder(text)
     with pytest.raises(UsageError):
         inspect(text)
 
@@ -156,7 +115,6 @@ def test_a_path_that_exists_wins_over_a_stored_model(
     [
         ("missing", "no file or folder at 'missing', and no stored model 'missing:latest'"),
         ("./missing", "no file or folder at ./missing"),
-        ("missing.safetensors", "no file or folder at missing.safetensors"),
         (Path("missing"), "no file or folder at missing"),
     ],
 )
@@ -167,17 +125,14 @@ def test_nothing_of_that_name(store: Store, target: str | Path, says: str) -> No
 
 
 @pytest.mark.parametrize("target", ["a\0b", "/dev/null", "x" * 5000, "\udcff"])
-def test_what_can_not_be_looked_at(store: Store, target: str) -> None:
+def test_paths_that_can_not_be_read(store: Store, target: str) -> None:
     with pytest.raises(BlobStoreError):
         inspect(target, store=store)
 
 
-def test_a_store_that_is_none_is_no_matter_for_a_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_needs_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").write_bytes(safetensors_bytes(small_tensors()))
-    (tmp_path / "models").write_text("no folder")
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     (tmp_path / ".ollama").mkdir()
     (tmp_path / ".ollama" / "models").write_text("no folder")

@@ -17,7 +17,7 @@ from blobstore.errors import UsageError
 from blobstore.mlx_lm.chat_requests import CHAT, TEXT
 
 PROMPT = "def read_file(path):"
-ANSWER = '\n        """Return a file-like object.\n\n        The \''
+ANSWER = '\n        """Return a file-'
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ class Client:
 
     def __init__(self, service: Any, path: str = TEXT, **given: Any) -> None:
         words = {"prompt": PROMPT} if path == TEXT else {"messages": [{"role": "user", **given}]}
-        document = {"model": "m", "temperature": 0, "max_tokens": 12, **words, **given}
+        document = {"model": "m", "temperature": 0, "max_tokens": 6, **words, **given}
         self.events: queue.Queue[Any] = queue.Queue()
         self.job = service.submit(path, json.dumps(document).encode(), self.events.put)
 
@@ -61,7 +61,6 @@ class Client:
 
 @pytest.mark.parametrize("alone", [{}, {"seed": 1}], ids=["in a batch", "alone"])
 def test_an_answer_ends_before_its_stop_text(service: Any, alone: dict[str, Any]) -> None:
-    assert Client(service, **alone).text() == ANSWER
     found = Client(service, stop=["e"], **alone).whole()
     assert found["choices"][0] == {
         "index": 0,
@@ -74,7 +73,7 @@ def test_an_answer_ends_before_its_stop_text(service: Any, alone: dict[str, Any]
 
 
 def test_answers_together_are_those_alone(service: Any) -> None:
-    prompts = [f"def f{number}(" for number in range(5)]
+    prompts = [f"def f{number}(" for number in range(3)]
     together = [Client(service, prompt=prompt) for prompt in prompts]
     seeded = Client(service, prompt=prompts[0], seed=3)
     texts = [client.text() for client in together]

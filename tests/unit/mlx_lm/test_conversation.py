@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, strategies as st
 from support.talking import CHAT_TEMPLATE, Letters, Parrot
 
 from blobstore.errors import UnsupportedSourceError, UsageError
-from blobstore.mlx_lm.conversation import Conversation, Generation, processors
+from blobstore.mlx_lm.conversation import Conversation, Generation, StopTexts, processors
 from blobstore.mlx_lm.prompts import ModelTexts, Prompts
 from blobstore.mlx_lm.sampling_settings import Sampling
 
@@ -22,15 +23,9 @@ def test_answers_are_part_of_the_next_prompt() -> None:
     assert "".join(talk.say("a")) == "ok"
     list(talk.say("b"))
     assert parrot.seen[1] == ("# system\nS\n# user\na\n# assistant\nok\n# user\nb\n# assistant\n")
-
-
-def test_a_cleared_conversation_begins_anew() -> None:
-    parrot = Parrot()
-    talk = conversation(parrot)
-    list(talk.say("a"))
     talk.clear()
     list(talk.say("a"))
-    assert parrot.seen[0] == parrot.seen[1]
+    assert parrot.seen[2] == parrot.seen[0]
 
 
 def test_a_message_that_fails_is_forgotten() -> None:
@@ -81,3 +76,26 @@ def test_speed_counts_the_tokens_after_the_first() -> None:
 def test_penalties_of_the_last_0_tokens_are_none() -> None:
     """To mlx-lm, a context of 0 tokens is all of them."""
     assert processors(Sampling(repeat_last_n=0, presence_penalty=1).document()) == []
+
+
+TEXTS = st.text("ab<", max_size=4)
+
+
+def ended(pieces: list[str], stop: list[str]) -> tuple[str, bool]:
+    stops = StopTexts(stop)
+    passed = [stops.passed(one, is_last=False) for one in pieces]
+    return "".join([*passed, stops.passed("", is_last=True)]), stops.is_found
+
+
+@given(st.lists(TEXTS), st.lists(TEXTS.filter(bool), max_size=3))
+def test_the_tokens_do_not_matter(pieces: list[str], stop: list[str]) -> None:
+    text, is_found = ended(pieces, stop)
+    assert (text, is_found) == ended(["".join(pieces)], stop) == ended(list("".join(pieces)), stop)
+    assert "".join(pieces).startswith(text)
+    assert is_found == any(one in "".join(pieces) for one in stop)
+    assert not any(one in text for one in stop)
+
+
+def test_what_may_begin_a_stop_text_waits() -> None:
+    stops = StopTexts(["END"])
+    assert [stops.passed(one, is_last=False) for one in ("a E", "N", "x")] == ["a ", "", "ENx"]

@@ -37,7 +37,7 @@ def test_ollamas_template_is_not_run() -> None:
     assert text(prompts(template=OLLAMA, is_raw=True), USER) == "^hi"
 
 
-@pytest.mark.parametrize("template", ["{{ .Prompt }}", " {{- .Prompt -}}\n", "{{.Prompt}}"])
+@pytest.mark.parametrize("template", ["{{ .Prompt }}", " {{- .Prompt -}}\n"])
 def test_the_prompt_alone_is_the_text(template: str) -> None:
     made = prompts(template=template)
     assert made.continues
@@ -81,29 +81,22 @@ def test_a_conversation_begins_with_the_models_messages() -> None:
     assert prompts(system="S", messages=own).beginning("T") == []
 
 
-@pytest.mark.parametrize("broken", ["{{ undefined_function() }}", "{% for %}", "{{ 1 / 0 }}"])
-def test_a_broken_template_is_a_typed_error(broken: str) -> None:
-    with pytest.raises(UnsupportedSourceError, match="model m:latest: its chat template"):
-        text(prompts(broken), USER)
-
-
-def test_a_template_can_refuse() -> None:
-    with pytest.raises(UnsupportedSourceError, match="unknown role narrator"):
-        text(prompts(CHAT_TEMPLATE), {"role": "narrator", "content": "x"})
-
-
-def test_a_template_has_no_way_out_of_the_sandbox() -> None:
-    hostile = "{{ messages.__class__.__base__.__subclasses__() }}"
-    with pytest.raises(UnsupportedSourceError, match="SecurityError"):
-        text(prompts(hostile), USER)
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ undefined_function() }}", "model m:latest: its chat template"),
+        ("{% for %}", "model m:latest: its chat template"),
+        ("{{ raise_exception('unknown role') }}", "unknown role"),
+        ("{{ messages.__class__.__base__.__subclasses__() }}", "SecurityError"),
+        ('{{ "\\ud800" }}', "model m:latest: its chat template can't be"),
+    ],
+)
+def test_a_broken_template_is_a_typed_error(template: str, reason: str) -> None:
+    with pytest.raises(UnsupportedSourceError, match=reason):
+        text(prompts(template), USER)
 
 
 @pytest.mark.parametrize(("content", "reason"), [("", "empty"), ("a\udcffb", "not valid text")])
 def test_a_prompt_is_text(content: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         text(prompts(), {"role": "user", "content": content})
-
-
-def test_a_template_that_makes_half_a_character_is_a_typed_error() -> None:
-    with pytest.raises(UnsupportedSourceError, match="m:latest: its chat template can't be"):
-        text(prompts('{{ "\\ud800" }}'), USER)

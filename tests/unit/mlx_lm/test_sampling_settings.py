@@ -23,8 +23,7 @@ def chosen(
 
 
 def test_without_any_source_the_defaults_of_mlx_lm_count() -> None:
-    assert chosen() == Sampling()
-    assert (Sampling().temperature, Sampling().top_p, Sampling().max_tokens) == (0, 1, 512)
+    assert chosen() == Sampling(temperature=0, top_p=1, max_tokens=512)
 
 
 def test_the_command_line_counts_before_the_layer_before_generation_config() -> None:
@@ -33,9 +32,6 @@ def test_the_command_line_counts_before_the_layer_before_generation_config() -> 
     assert (found.temperature, found.max_tokens, found.top_p) == (0.25, 7, 0.9)
     assert chosen({}, layer, GENERATION).temperature == 0.5
     assert chosen({}, {}, GENERATION).temperature == 0.6
-
-
-def test_a_given_zero_counts() -> None:
     assert chosen({"temperature": 0.0}, {"temperature": 0.5}).temperature == 0
 
 
@@ -43,9 +39,6 @@ def test_a_given_zero_counts() -> None:
 def test_generation_config_without_sampling_takes_the_likeliest_token(says: dict[str, Any]) -> None:
     found = chosen(generation={**GENERATION, "do_sample": None, **says})
     assert (found.temperature, found.top_p, found.max_tokens) == (0, 1, 9)
-
-
-def test_sampling_without_a_temperature_is_at_1() -> None:
     assert chosen(generation={"do_sample": True}).temperature == 1
 
 
@@ -56,9 +49,7 @@ LAYER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "stop texts": ({"stop": ["a", "", "b"]}, {"stop": ("a", "b")}),
     "no limit": ({"num_predict": -1}, {"max_tokens": NO_LIMIT}),
-    "to the end of the context": ({"num_predict": -2}, {"max_tokens": NO_LIMIT}),
     "unset": ({"num_predict": 0, "seed": -1}, {"max_tokens": 512, "seed": None}),
-    "seed": ({"seed": 42}, {"seed": 42}),
     "context": ({"num_ctx": 100, "repeat_last_n": -1}, {"context": 100, "repeat_last_n": 100}),
 }
 
@@ -66,21 +57,18 @@ LAYER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", LAYER)
 def test_the_layer_has_ollamas_names(case: str) -> None:
     layer, fields = LAYER[case]
-    found = chosen(parameters=layer)
-    assert {name: getattr(found, name) for name in fields} == fields
+    assert chosen(parameters=layer) == Sampling(**fields)
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         ("temperature", "hot"),
-        ("temperature", -1),
         ("temperature", 10**400),
         ("temperature", True),
         ("top_p", 1.5),
         ("top_k", 2.5),
         ("stop", [1]),
-        ("num_predict", -3),
         ("num_ctx", 0),
         ("seed", 2**64),
     ],
@@ -91,7 +79,7 @@ def test_an_invalid_value_of_the_layer_is_named(key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("temperature", math.nan), ("top_p", -0.1), ("max_tokens", 0), ("seed", -1)]
+    ("name", "value"), [("temperature", math.nan), ("max_tokens", 0), ("seed", -1)]
 )
 def test_an_invalid_value_of_the_command_line_is_wrong_use(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"^{name} is .*, expected "):
@@ -119,14 +107,10 @@ def test_the_context_of_the_model_is_never_exceeded() -> None:
     assert chosen(context=100).context == 100
 
 
-@pytest.mark.parametrize(
-    ("max_tokens", "prompt", "room"), [(10, 90, 10), (10, 95, 5), (NO_LIMIT, 90, 10), (1, 99, 1)]
-)
-def test_an_answer_ends_with_the_context(max_tokens: int, prompt: int, room: int) -> None:
-    assert Sampling(max_tokens=max_tokens, context=100).room(prompt) == room
-
-
-def test_a_prompt_that_fills_the_context_is_refused() -> None:
+def test_an_answer_ends_with_the_context() -> None:
+    assert Sampling(max_tokens=10, context=100).room(90) == 10
+    assert Sampling(max_tokens=10, context=100).room(95) == 5
+    assert Sampling(max_tokens=NO_LIMIT, context=100).room(90) == 10
     with pytest.raises(UsageError, match="the prompt has 100 tokens, and the context has 100"):
         Sampling(context=100).room(100)
     assert Sampling(max_tokens=NO_LIMIT).room(10**9) == NO_LIMIT

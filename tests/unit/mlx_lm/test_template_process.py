@@ -12,19 +12,13 @@ from support.talking import CHAT_TEMPLATE
 from blobstore.mlx_lm.template_process import TemplateError, TemplateProcess, limit_templates
 
 MESSAGES = [{"role": "user", "content": "hi ü \u2028"}, {"role": "assistant", "content": "x"}]
-LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}"
-ENDS = "{% endfor %}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[TemplateProcess]:
-    made = TemplateProcess(10_000, seconds=1)
+    made = TemplateProcess(10_000, seconds=0)
     yield made
     made.close()
-
-
-def render(process: TemplateProcess, template: str, **options: Any) -> str:
-    return process.render(template, {"bos_token": "^"}, MESSAGES, **options)
 
 
 def test_a_prompt_is_that_of_transformers(process: TemplateProcess) -> None:
@@ -47,11 +41,8 @@ def test_a_prompt_is_that_of_transformers(process: TemplateProcess) -> None:
     ("template", "reason"),
     [
         ("{{ 'x' * 3000000000 }}", "memory"),
-        (f"{LOOPS}{{{{ 'x' * 1000 }}}}{ENDS}", "exceeds"),
-        ("{{ 9 ** (9 ** 9) }}", "exceeds 1 s"),
-        (f"{LOOPS}{ENDS}", "exceeds 1 s"),
+        ("{{ 9 ** (9 ** 9) }}", "exceeds 0 s of processor time"),
         ("{{ 'x' * 10001 }}", "the prompt has 10,001 characters, at most 10,000"),
-        ("{{ undefined() }}", "UndefinedError"),
         ("{{ raise_exception('no') }}", "TemplateError: no"),
         ("{{ messages.__class__.__base__.__subclasses__() }}", "SecurityError"),
     ],
@@ -60,8 +51,9 @@ def test_a_template_that_fails_does_not_end_the_next(
     template: str, reason: str, process: TemplateProcess
 ) -> None:
     with pytest.raises(TemplateError, match=reason):
-        render(process, template)
-    assert render(process, "{{ bos_token }}{{ messages[0].content }}") == "^hi ü \u2028"
+        process.render(template, {}, MESSAGES)
+    text = process.render("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "^"}, MESSAGES)
+    assert text == "^hi ü \u2028"
 
 
 def test_a_tokenizer_of_mlx_lm() -> None:

@@ -16,7 +16,6 @@ import blobstore
 from blobstore.errors import (
     BlobStoreError,
     CorruptDataError,
-    DocumentError,
     NotFoundError,
     StorageError,
     UnsupportedSourceError,
@@ -62,21 +61,8 @@ def refused(
     assert_names_all(caught.value, blob, tensor)
 
 
-def test_a_sound_model_opens(store: Store) -> None:
-    linked(store, _blob())
-    assert set(blobstore.open_model("m", store=store, verify=True)) == {NAME, "b.weight"}
-
-
 def test_a_missing_model(store: Store) -> None:
     with pytest.raises(NotFoundError, match="model 'm:latest' not found") as caught:
-        blobstore.open_model("m", store=store)
-    assert caught.value.model == "m:latest"
-
-
-def test_a_broken_manifest(store: Store) -> None:
-    linked(store, _blob())
-    manifest_path(store, "m").write_bytes(b"{")
-    with pytest.raises(DocumentError, match="m:latest") as caught:
         blobstore.open_model("m", store=store)
     assert caught.value.model == "m:latest"
 
@@ -87,34 +73,28 @@ def test_a_missing_blob(store: Store) -> None:
     refused(store, path, NotFoundError)
 
 
-@pytest.mark.parametrize("kept", [0, 1, 7, 8, 9, 100, -8, -1])
+@pytest.mark.parametrize("kept", [0, 7, 100, -1])
 def test_a_truncated_blob(store: Store, kept: int) -> None:
     path = linked(store, _blob())
     path.write_bytes(path.read_bytes()[:kept])
     refused(store, path, CorruptDataError)
 
 
-@pytest.mark.parametrize("more", [b"\0", b" ", bytes(4096)])
-def test_a_blob_with_bytes_appended(store: Store, more: bytes) -> None:
+def test_a_blob_with_a_byte_appended_or_of_zeros(store: Store) -> None:
     path = linked(store, _blob())
-    path.write_bytes(path.read_bytes() + more)
+    path.write_bytes(path.read_bytes() + b"\0")
+    refused(store, path, CorruptDataError)
+    path = linked(store, bytes(2**20))
     refused(store, path, CorruptDataError)
 
 
-@pytest.mark.parametrize("size", [0, 1, 2**20])
-def test_a_blob_of_zeros(store: Store, size: int) -> None:
-    path = linked(store, bytes(size))
-    refused(store, path, CorruptDataError)
-
-
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])
-@pytest.mark.parametrize("quant_type", ["int4", "mxfp8"])
-def test_bits_of_a_header(store: Store, quant_type: str, step: int) -> None:
-    """A flip is found when it is read at once.
+@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.long)])
+def test_bits_of_a_header(store: Store, step: int) -> None:
+    """Reading at once finds a flipped bit.
 
     Without that it gives a typed error, or as many tensors as there were.
     """
-    path = linked(store, blob := _blob(quant_type))
+    path = linked(store, blob := _blob())
     for bit in range(0, 8 * (8 + int.from_bytes(blob[:8], "little")), step):
         damaged = bytearray(blob)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -128,11 +108,10 @@ def test_bits_of_a_header(store: Store, quant_type: str, step: int) -> None:
             assert_names_all(error, path, None)
 
 
-@pytest.mark.parametrize("position", [-1, -40, -300])
-def test_a_flipped_bit_of_the_data(store: Store, position: int) -> None:
+def test_a_flipped_bit_of_the_data(store: Store) -> None:
     path = linked(store, _blob())
     damaged = bytearray(path.read_bytes())
-    damaged[position] ^= 16
+    damaged[-40] ^= 16
     path.write_bytes(damaged)
     refused(store, path, CorruptDataError, verify=True)
     assert len(blobstore.open_model("m", store=store)) == 2
@@ -189,33 +168,19 @@ def _with(suffix: str, array: Array) -> Change:
     [
         ("int4", _without(".scale"), "scale .* missing"),
         ("int4", _without(".bias"), "bias is missing"),
-        ("int8", _without(".bias"), "bias is missing"),
-        ("mxfp8", _without(".scale"), "scale .* missing"),
-        ("nvfp4", _without(".scale"), "scale .* missing"),
-        ("int4", _with(".scale", np.ones((4, 4), np.uint8)), "scale is U8"),
         ("int4", _with(".scale", np.ones((4, 4), np.int32)), "scale is I32"),
         (
             "int4",
             _with(".scale", np.ones((4, 4), np.float32)),
             r"bias is BF16 \[4, 4\], not F32 \[4, 4\]",
         ),
-        (
-            "int4",
-            _with(".bias", np.ones((4, 4), np.float32)),
-            r"bias is F32 \[4, 4\], not BF16 \[4, 4\]",
-        ),
         ("int4", _with(".scale", normal("s", 4, 2)), r"scale is BF16 \[4, 2\], not BF16 \[4, 4\]"),
-        ("int4", _with(".scale", normal("s", 2, 8)), r"scale is BF16 \[2, 8\]"),
-        ("int4", _with(".scale", normal("s", 16)), r"scale is BF16 \[16\]"),
         ("int4", _with(".bias", normal("s", 4, 5)), r"bias is BF16 \[4, 5\]"),
         ("int4", _with("", np.ones((4, 15), np.uint32)), "not whole groups"),
-        ("int4", _with("", np.ones((3, 16), np.uint32)), "scale is"),
         ("int4", _with("", np.array(1, np.uint32)), "rank 0"),
         ("mxfp8", _with(".bias", normal("s", 4, 4)), "it has a bias"),
         ("mxfp4", _with(".scale", normal("s", 4, 4)), r"scale is BF16 .*, not U8"),
-        ("mxfp4", _with(".global_scale", np.ones(1, np.float32)), "global scale is F32"),
         ("int4", _with(".global_scale", np.ones(1, np.float32)), "global scale is F32"),
-        ("nvfp4", _with(".global_scale", np.ones(1, np.float16)), "global scale is F16"),
         ("nvfp4", _with(".global_scale", np.ones(2, np.float32)), r"global scale is F32 \[2\]"),
     ],
 )

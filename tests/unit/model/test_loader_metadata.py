@@ -26,17 +26,7 @@ def kind(model: Model, name: str) -> str:
 
 @pytest.mark.parametrize(
     ("quant_type", "group_size"),
-    [
-        ("int4", 32),
-        ("int4", 64),
-        ("int4", 128),
-        ("int8", 32),
-        ("int8", 64),
-        ("int8", 128),
-        ("nvfp4", 16),
-        ("mxfp4", 32),
-        ("mxfp8", 32),
-    ],
+    [("int4", 128), ("int8", 32), ("nvfp4", 16), ("mxfp4", 32), ("mxfp8", 32)],
 )
 def test_the_blobs_metadata(store: Store, quant_type: str, group_size: int) -> None:
     model = opened(store, *stored_arrays(W, normal("w", 4, 256), quant_type, group_size))
@@ -56,19 +46,7 @@ def test_a_tensors_own_metadata_win_over_the_blobs(store: Store) -> None:
     assert model["y.weight"].shape == (4, 256)
 
 
-def test_an_ambiguous_shape_is_told_by_its_own_metadata(store: Store) -> None:
-    arrays, _ = stored_arrays(W, normal("w", 4, 256), "int8", 32)
-    assert (
-        kind(opened(store, arrays, {f"{W}.quant_type": "int8", f"{W}.group_size": "32"}), W)
-        == "int8/32"
-    )
-    assert kind(opened(store, arrays, {"quant_type": "int4", "group_size": "64"}), W) == "int4/64"
-
-
-@pytest.mark.parametrize(
-    ("quant_type", "group_size"),
-    [("int4", 32), ("int8", 128), ("nvfp4", 16), ("mxfp4", 32), ("mxfp8", 32)],
-)
+@pytest.mark.parametrize(("quant_type", "group_size"), [("int4", 32), ("mxfp8", 32)])
 def test_without_metadata_the_only_answer_is_taken(
     store: Store, quant_type: str, group_size: int
 ) -> None:
@@ -78,12 +56,7 @@ def test_without_metadata_the_only_answer_is_taken(
 
 @pytest.mark.parametrize(
     ("quant_type", "group_size", "answers"),
-    [
-        ("int4", 64, "int4/64, int8/32"),
-        ("int8", 32, "int4/64, int8/32"),
-        ("int4", 128, "int4/128, int8/64"),
-        ("int8", 64, "int4/128, int8/64"),
-    ],
+    [("int4", 64, "int4/64, int8/32"), ("int8", 64, "int4/128, int8/64")],
 )
 def test_without_metadata_two_answers_are_an_error(
     store: Store, quant_type: str, group_size: int, answers: str
@@ -105,13 +78,9 @@ def test_without_metadata_no_answer_is_an_error(store: Store) -> None:
 @pytest.mark.parametrize(
     ("metadata", "says"),
     [
-        ({"quant_type": "int3"}, "int3"),
         ({"quant_type": ""}, "''"),
-        ({"quant_type": "q4_K_M", "group_size": "32"}, "q4_K_M"),
         ({f"{W}.quant_type": "int5", "quant_type": "int4"}, "int5"),
-        ({"quant_type": "int4", "group_size": "48"}, "48"),
         ({"quant_type": "int4", "group_size": "-32"}, "-32"),
-        ({"quant_type": "int4", "group_size": "32.0"}, "32.0"),
         ({"quant_type": "int4", "group_size": "٣٢"}, "٣٢"),
         ({"quant_type": "nvfp4", "group_size": "32"}, "32"),
         ({"quant_type": "int4", "group_size": "9" * 5000}, "999"),

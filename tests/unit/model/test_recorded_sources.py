@@ -14,7 +14,6 @@ from blobstore.model.facts import Runs, Verdict
 
 SPACES = {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}}]}
 SOURCES = {
-    "a_dense_bf16": "LlamaForCausalLM",
     "f_modelopt_nvfp4": "LlamaForCausalLM",
     "h_cohere2_moe": "Cohere2MoeForCausalLM",
     "h_gemma4_moe8": "Gemma4ForConditionalGeneration",
@@ -36,9 +35,8 @@ def _ollama(folder: Path, **options: Any) -> Verdict:
 @pytest.mark.parametrize("source", SOURCES)
 def test_in_ollamas_profile_all_run(tmp_path: Path, source: str) -> None:
     folder = write_source(tmp_path, source)
-    for options in ({}, {"quant": "nvfp4"}) if source != "f_modelopt_nvfp4" else ({},):
-        verdict = _ollama(folder, profile="ollama", **options)
-        assert (verdict.runs, verdict.reason.split(",")[0]) == (Runs.YES, SOURCES[source])
+    verdict = _ollama(folder, profile="ollama")
+    assert (verdict.runs, verdict.reason.split(",")[0]) == (Runs.YES, SOURCES[source])
 
 
 def test_packed_experts_run_where_the_runner_stacks_them(tmp_path: Path) -> None:

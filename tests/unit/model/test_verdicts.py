@@ -12,7 +12,7 @@ from blobstore.formats.documents import REQUIRED_OLLAMA
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.model import on_mlx_lm as mlx_lm, on_ollama as ollama
-from blobstore.model.facts import Layout, ModelFacts, Runs, TensorFacts, Verdict
+from blobstore.model.facts import ModelFacts, Runs, TensorFacts, Verdict
 
 INT4, INT8 = Quantization(QuantType.INT4, 32), Quantization(QuantType.INT8, 64)
 NVFP4, MXFP8 = Quantization(QuantType.NVFP4, 16), Quantization(QuantType.MXFP8, 32)
@@ -20,393 +20,242 @@ EMBEDDING = TensorFacts("model.embed_tokens.weight", DType.BF16, (96, 64))
 EXPERTS = "model.layers.0.mlp.experts"
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 DOCUMENTS = frozenset({"config.json", "tokenizer.json", "tokenizer_config.json"})
+YES, NO, UNKNOWN = Runs.YES, Runs.NO, Runs.UNKNOWN
 
 
-def _weight(name: str, quantization: Quantization | None = INT4, **changes: Any) -> TensorFacts:
+def weight(name: str, quantization: Quantization | None = INT4, **changes: Any) -> TensorFacts:
     return TensorFacts(name, DType.BF16, (64, 64), quantization, **changes)
 
 
-def _model(architecture: str, model_type: str, *tensors: TensorFacts, **config: Any) -> ModelFacts:
-    head = (EMBEDDING, _weight("model.layers.0.self_attn.q_proj.weight"))
-    return ModelFacts(
-        {"architectures": [architecture], "model_type": model_type, **config},
-        DOCUMENTS,
-        (*head, *tensors),
-    )
+def model(architecture: str, model_type: str, *tensors: TensorFacts, **config: Any) -> ModelFacts:
+    """Return a model with an embedding, an int4 projection and these tensors."""
+    names = {"architectures": [architecture], "model_type": model_type}
+    head = (EMBEDDING, weight("model.layers.0.self_attn.q_proj.weight"))
+    return ModelFacts(names | config, DOCUMENTS, (*head, *tensors))
 
 
-def _one_by_one(
+def numbered(
     group: str = EXPERTS, quantization: Quantization | None = INT4, **changes: Any
 ) -> list[TensorFacts]:
-    names = [
-        f"{group}.{expert}.{projection}.weight" for expert in range(2) for projection in PROJECTIONS
-    ]
-    return [_weight(name, quantization, **changes) for name in names]
+    """Return two experts, a tensor for each projection of each."""
+    names = [f"{group}.{expert}.{part}.weight" for expert in range(2) for part in PROJECTIONS]
+    return [weight(name, quantization, **changes) for name in names]
 
 
-def _stacked(group: str = EXPERTS, *projections: str) -> list[TensorFacts]:
-    return [_weight(f"{group}.{projection}.weight") for projection in projections or PROJECTIONS]
+def stacked(group: str = EXPERTS, *projections: str) -> list[TensorFacts]:
+    """Return experts as one tensor for each projection."""
+    return [weight(f"{group}.{projection}.weight") for projection in projections or PROJECTIONS]
 
 
-def _both(model: ModelFacts) -> tuple[Verdict, Verdict]:
-    return mlx_lm.verdict(model), ollama.verdict(model)
-
-
-def _no(verdict: Verdict) -> str:
-    assert verdict.runs is Runs.NO
-    return verdict.reason
-
-
-def _yes(verdict: Verdict) -> str:
-    assert verdict.runs is Runs.YES
-    return verdict.reason
-
-
-def _unsure(verdict: Verdict) -> str:
-    assert verdict.runs is Runs.UNKNOWN
-    return verdict.reason
+def with_documents(facts: ModelFacts, *names: str) -> ModelFacts:
+    return replace(facts, documents=frozenset(names))
 
 
 def test_a_dense_model() -> None:
-    ours, theirs = _both(_model("Qwen3ForCausalLM", "qwen3", _weight("lm_head.weight", INT8)))
-    assert ours == Verdict("mlx-lm", "0.32.2", Runs.YES, "qwen3, int4, int8")
-    assert theirs == Verdict("Ollama", "0.33.0-rc2", Runs.YES, "Qwen3ForCausalLM, int4, int8")
+    facts = model("Qwen3ForCausalLM", "qwen3", weight("lm_head.weight", INT8))
+    assert mlx_lm.verdict(facts) == Verdict("mlx-lm", "0.32.2", YES, "qwen3, int4, int8")
+    words = "Qwen3ForCausalLM, int4, int8"
+    assert ollama.verdict(facts) == Verdict("Ollama", "0.33.0-rc2", YES, words)
 
 
-def test_an_unquantized_model() -> None:
-    model = ModelFacts(
-        {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, DOCUMENTS, (EMBEDDING,)
-    )
-    assert [_yes(verdict) for verdict in _both(model)] == [
+LLAMA = model("LlamaForCausalLM", "llama")
+F64 = TensorFacts("model.inv_freq", DType.F64, (8,))
+BIASES = [
+    TensorFacts(f"{EXPERTS}.{name}_proj_bias", DType.BF16, (4, 64)) for name in ("gate_up", "down")
+]
+FUSED = weight(f"{EXPERTS}.gate_up_proj", INT8)
+GPT_OSS = ("GptOssForCausalLM", "gpt_oss", weight(f"{EXPERTS}.down_proj"), *BIASES)
+SCALE = TensorFacts("model.layers.0.self_attn.q_proj.weight_scale", DType.BF16, (1,))
+SCALED = weight("model.layers.0.mlp.up_proj.weight", NVFP4, double_scaled=True)
+GEMMA = model("Gemma3ForConditionalGeneration", "gemma3", vision_config={"hidden_size": 4})
+DRAFTED = replace(model("Gemma4ForCausalLM", "gemma4"), draft="Gemma4AssistantForCausalLM")
+IN_MLX_LM: list[tuple[ModelFacts, Runs, str]] = [
+    (ModelFacts(None, DOCUMENTS, (EMBEDDING,)), NO, "config.json is missing"),
+    (ModelFacts({"model_type": 3}, DOCUMENTS, (EMBEDDING,)), NO, "config.json has no model_type"),
+    (model("X", "x"), NO, "it has no model type x"),
+    (model("Base", "base"), NO, "it has no model type base"),  # a module without a model
+    (
+        ModelFacts({"model_type": "qwen3"}, DOCUMENTS, (EMBEDDING,)),
+        YES,
         "qwen3, unquantized",
-        "Qwen3ForCausalLM, unquantized",
-    ]
+    ),
+    (model("Mistral", "mistral"), YES, "mistral as llama, int4"),
+    (
+        model("BailingMoeV3ForCausalLM", "bailing_hybrid"),
+        YES,
+        "bailing_hybrid as bailing_moe_v3, int4",
+    ),
+    (model("BailingMoeV2_5ForCausalLM", "bailing_hybrid"), YES, "bailing_hybrid, int4"),
+    (with_documents(LLAMA, "config.json", "tokenizer.model"), YES, "llama, int4"),
+    (with_documents(LLAMA, "config.json"), NO, "there is no tokenizer"),
+    (replace(LLAMA, tensors=(F64,)), NO, "MLX has no F64 arrays like model.inv_freq"),
+    (
+        model("LlamaForCausalLM", "llama", SCALED),
+        YES,
+        "llama, int4, nvfp4, not from an exported folder, because of its global scales",
+    ),
+    (GEMMA, YES, "gemma3, int4, text only"),
+    (DRAFTED, YES, "gemma4, int4, without its draft"),
+    (model(*GPT_OSS, FUSED), YES, "gpt_oss, int4, int8"),
+    (
+        model(*GPT_OSS, FUSED._replace(quantization=None)),
+        NO,
+        f"only when they are quantized, and {EXPERTS}.gate_up_proj is not",
+    ),
+    (
+        model(*GPT_OSS, FUSED, hidden_size=32),
+        NO,
+        f"{EXPERTS}.gate_up_proj is quantized along its outputs",
+    ),
+    (model("BitNetForCausalLM", "bitnet"), NO, "weight_scale"),
+    (model("BitNetForCausalLM", "bitnet", SCALE), YES, "bitnet, int4"),
+    (model("OlmoForCausalLM", "olmo"), UNKNOWN, "olmo needs the package ai2-olmo"),
+]
 
 
-def test_only_the_first_architecture_counts_for_ollama() -> None:
-    model = _model("New", "qwen3")
-    several = replace(
-        model, config={"architectures": ["New", "Qwen3ForCausalLM"], "model_type": "qwen3"}
-    )
-    assert _no(ollama.verdict(several)) == "its runner has no New"
-
-
-@pytest.mark.parametrize(
-    ("config", "ours", "theirs"),
-    [
-        (None, "config.json is missing", "config.json is missing"),
-        ({}, "config.json has no model_type", "config.json names no architecture"),
-        (
-            {"architectures": [], "model_type": 3},
-            "config.json has no model_type",
-            "config.json names no architecture",
-        ),
-        (
-            {"architectures": ["XForY"], "model_type": "x"},
-            "it has no model type x",
-            "its runner has no XForY",
-        ),
-        (
-            {"text_config": {"model_type": "llama"}},
-            "config.json has no model_type",
-            "config.json names no architecture",
-        ),
-        # A module of mlx_lm/models, but none with a model.
-        (
-            {"architectures": ["Base"], "model_type": "base"},
-            "it has no model type base",
-            "its runner has no Base",
-        ),
-    ],
-)
-def test_no_architecture_that_is_known(
-    config: dict[str, Any] | None, ours: str, theirs: str
-) -> None:
-    assert [_no(verdict) for verdict in _both(ModelFacts(config, DOCUMENTS, (EMBEDDING,)))] == [
-        ours,
-        theirs,
-    ]
-
-
-def test_gpt_oss_in_bfloat16_is_not_what_mlx_lm_reads() -> None:
-    down, fused = _weight(f"{EXPERTS}.down_proj"), _weight(f"{EXPERTS}.gate_up_proj", None)
-    biases = [
-        TensorFacts(f"{EXPERTS}.{name}_proj_bias", DType.BF16, (4, 64))
-        for name in ("gate_up", "down")
-    ]
-    ours, _ = _both(_model("GptOssForCausalLM", "gpt_oss", down, fused, *biases))
-    assert _no(ours).endswith(f"only when they are quantized, and {EXPERTS}.gate_up_proj is not")
-    ours, _ = _both(
-        _model("GptOssForCausalLM", "gpt_oss", down, fused._replace(quantization=INT8), *biases)
-    )
-    assert _yes(ours) == "gpt_oss, int4, int8"
-    ours, _ = _both(
-        _model(
-            "GptOssForCausalLM", "gpt_oss", down, fused._replace(quantization=INT8), hidden_size=32
-        )
-    )
-    assert _no(ours).startswith(f"{EXPERTS}.gate_up_proj is quantized along its outputs")
-
-
-def test_bitnet_needs_its_scales_and_olmo_a_package() -> None:
-    ours, _ = _both(_model("BitNetForCausalLM", "bitnet"))
-    assert "weight_scale" in _no(ours)
-    scale = TensorFacts("model.layers.0.self_attn.q_proj.weight_scale", DType.BF16, (1,))
-    ours, _ = _both(_model("BitNetForCausalLM", "bitnet", scale))
-    assert _yes(ours) == "bitnet, int4"
-    ours, _ = _both(_model("OlmoForCausalLM", "olmo"))
-    assert _unsure(ours) == "olmo needs the package ai2-olmo"
-
-
-def test_gpt_oss() -> None:
-    ours, theirs = _both(_model("GptOssForCausalLM", "gpt_oss"))
-    assert (_yes(ours), _no(theirs)) == ("gpt_oss, int4", "its runner has no GptOssForCausalLM")
-
-
-@pytest.mark.parametrize(
-    ("architecture", "model_type", "reason"),
-    [
-        ("MistralForCausalLM", "mistral", "mistral as llama, int4"),
-        ("BailingMoeV3ForCausalLM", "bailing_hybrid", "bailing_hybrid as bailing_moe_v3, int4"),
-        ("BailingMoeV2_5ForCausalLM", "bailing_hybrid", "bailing_hybrid, int4"),
-    ],
-)
-def test_types_that_mlx_lm_has_under_another_name(
-    architecture: str, model_type: str, reason: str
-) -> None:
-    assert _yes(mlx_lm.verdict(_model(architecture, model_type))) == reason
-
-
-def test_a_tokenizer_is_needed() -> None:
-    model = _model("LlamaForCausalLM", "llama")
-    slow = replace(model, documents=frozenset({"config.json", "tokenizer.model"}))
-    assert _yes(mlx_lm.verdict(slow)) == "llama, int4"
-    assert _no(ollama.verdict(slow)) == "there is no tokenizer.json"
-    assert (
-        _no(mlx_lm.verdict(replace(model, documents=frozenset({"config.json"}))))
-        == "there is no tokenizer"
-    )
-
-
-def test_the_embedding_has_to_be_where_the_runner_looks() -> None:
-    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
-    model = ModelFacts(
-        config, DOCUMENTS, (EMBEDDING._replace(name="model.language_model.embed_tokens.weight"),)
-    )
-    assert _no(ollama.verdict(model)) == (
-        "its runner finds no token embedding: none is called "
-        "language_model.model.embed_tokens.weight or model.embed_tokens.weight"
-    )
-    assert _yes(
-        ollama.verdict(replace(model, config=config | {"architectures": ["Qwen3_5ForCausalLM"]}))
-    )
-
-
-def test_arrays_that_mlx_has_not() -> None:
-    buffer = TensorFacts("model.inv_freq", DType.F64, (8,))
-    model = _model("LlamaForCausalLM", "llama", buffer)
-    ours, theirs = _both(model)
-    assert _no(ours) == "MLX has no F64 arrays like model.inv_freq"
-    assert _unsure(theirs) == "its runner drops the blob of model.inv_freq: MLX has no F64"
-
-
-def test_images_are_for_some() -> None:
-    gemma = _model("Gemma3ForConditionalGeneration", "gemma3", vision_config={"hidden_size": 4})
-    assert [_yes(one) for one in _both(gemma)] == [
-        "gemma3, int4, text only",
-        "Gemma3ForConditionalGeneration, int4, text only",
-    ]
-    qwen = _model("Qwen3_5ForConditionalGeneration", "qwen3_5", vision_config={"hidden_size": 4})
-    assert [_yes(one) for one in _both(qwen)] == [
-        "qwen3_5, int4, text only",
-        "Qwen3_5ForConditionalGeneration, int4",
-    ]
+@pytest.mark.parametrize(("facts", "runs", "reason"), IN_MLX_LM, ids=[row[2] for row in IN_MLX_LM])
+def test_in_mlx_lm(facts: ModelFacts, runs: Runs, reason: str) -> None:
+    found = mlx_lm.verdict(facts)
+    assert found.runs is runs
+    assert reason in found.reason
 
 
 COHERE = ("Cohere2MoeForCausalLM", "cohere2_moe")
+QWEN35 = ("Qwen3_5MoeForCausalLM", "qwen3_5_moe")
+NESTED = EMBEDDING._replace(name="model.language_model.embed_tokens.weight")
+SWITCH = "model.layers.0.mlp.switch_mlp"
+IN_OLLAMA: list[tuple[ModelFacts, Runs, str]] = [
+    (ModelFacts(None, DOCUMENTS, (EMBEDDING,)), NO, "config.json is missing"),
+    (ModelFacts({}, DOCUMENTS, (EMBEDDING,)), NO, "config.json names no architecture"),
+    (
+        model("New", "qwen3", architectures=["New", "Qwen3ForCausalLM"]),
+        NO,
+        "its runner has no New",
+    ),
+    (with_documents(LLAMA, "config.json", "tokenizer.model"), NO, "there is no tokenizer.json"),
+    (replace(LLAMA, is_described=False), NO, "do not say their types"),
+    (
+        ModelFacts({"architectures": ["Qwen3ForCausalLM"]}, DOCUMENTS, (NESTED,)),
+        NO,
+        "no token embedding: none is called language_model.model.embed_tokens.weight or model.",
+    ),
+    (
+        ModelFacts({"architectures": ["Qwen3_5ForCausalLM"]}, DOCUMENTS, (NESTED,)),
+        YES,
+        "Qwen3_5ForCausalLM, unquantized",
+    ),
+    (
+        model("LlamaForCausalLM", "llama", F64),
+        UNKNOWN,
+        "its runner drops the blob of model.inv_freq: MLX has no F64",
+    ),
+    (GEMMA, YES, "Gemma3ForConditionalGeneration, int4, text only"),
+    (
+        model(*COHERE, *numbered()),
+        NO,
+        'reads experts stacked; here they are one by one (import with experts="stacked")',
+    ),
+    (model(*COHERE, *stacked()), YES, "int4, from version 0.31.2"),
+    (model(*COHERE, *stacked(SWITCH)), YES, "int4, from version 0.30.10"),
+    (model(*QWEN35, *numbered()), YES, "Qwen3_5MoeForCausalLM"),
+    (model(*QWEN35, *stacked(EXPERTS, "gate_up_proj", "down_proj")), YES, QWEN35[0]),
+    (model("Gemma4ForCausalLM", "x", *stacked("model.layers.0.moe.experts")), NO, "are stacked"),
+    (
+        model("LagunaForCausalLM", "x", *stacked(EXPERTS, "gate_up_proj", "down_proj")),
+        NO,
+        "reads experts one by one or stacked; here they are stacked with gate and up in one tensor",
+    ),
+    (model("LlamaForCausalLM", "x", *numbered()), NO, "reads no experts called mlp.experts"),
+    # Shared experts are linear layers like any other, and those of a draft are not the model's.
+    (
+        model("LlamaForCausalLM", "x", weight("model.layers.0.mlp.shared_experts.up_proj.weight")),
+        YES,
+        "LlamaForCausalLM, int4",
+    ),
+    (
+        model(
+            "LlamaForCausalLM",
+            "x",
+            weight(f"draft.{EXPERTS}.0.up_proj.weight"),
+            F64._replace(name="draft.x"),
+        ),
+        YES,
+        "LlamaForCausalLM, int4",
+    ),
+    (
+        model(*QWEN35, numbered()[0]._replace(quantization=INT8), *numbered()[1:]),
+        NO,
+        f"it stacks experts, and those of {EXPERTS} have several types in gate_proj",
+    ),
+    (
+        model(
+            *QWEN35,
+            *(one._replace(quantization=INT8) if "down" in one.name else one for one in numbered()),
+        ),
+        YES,
+        QWEN35[0],
+    ),
+    (model("LlamaForCausalLM", "llama", SCALED), YES, "LlamaForCausalLM, int4, nvfp4"),
+    (
+        model(*QWEN35, *numbered(EXPERTS, NVFP4, double_scaled=True)),
+        NO,
+        "its runner ignores the global scales of experts",
+    ),
+    (
+        model("LagunaForCausalLM", "x", *numbered(EXPERTS, NVFP4, double_scaled=True)),
+        YES,
+        "LagunaForCausalLM",
+    ),
+    (DRAFTED, YES, "Gemma4ForCausalLM, int4, from version 0.23.1"),
+    (
+        replace(LLAMA, draft="DFlashDraftModel"),
+        NO,
+        "its runner has no draft DFlashDraftModel for LlamaForCausalLM",
+    ),
+    (
+        model("Gemma3ForCausalLM", "gemma3", query_pre_attn_scalar=168, head_dim=128),
+        UNKNOWN,
+        "query_pre_attn_scalar",
+    ),
+    (model("Gemma3ForCausalLM", "gemma3", query_pre_attn_scalar=256), YES, "Gemma3ForCausalLM"),
+]
 
 
-def test_cohere2_moe_needs_its_experts_stacked() -> None:
-    assert _no(ollama.verdict(_model(*COHERE, *_one_by_one()))) == (
-        'its runner reads experts stacked; here they are one by one (import with experts="stacked")'
-    )
-    assert (
-        _yes(ollama.verdict(_model(*COHERE, *_stacked())))
-        == "Cohere2MoeForCausalLM, int4, from version 0.31.2"
-    )
-    older = _stacked("model.layers.0.mlp.switch_mlp")
-    assert (
-        _yes(ollama.verdict(_model(*COHERE, *older)))
-        == "Cohere2MoeForCausalLM, int4, from version 0.30.10"
-    )
+@pytest.mark.parametrize(("facts", "runs", "reason"), IN_OLLAMA)
+def test_in_ollama(facts: ModelFacts, runs: Runs, reason: str) -> None:
+    found = ollama.verdict(facts)
+    assert found.runs is runs
+    assert reason in found.reason
 
 
 @pytest.mark.parametrize(
-    ("architecture", "tensors", "reason"),
-    [
-        ("Qwen3NextForCausalLM", _one_by_one(), None),
-        ("Qwen3NextForCausalLM", _stacked(), None),
-        ("Qwen3_5MoeForCausalLM", _stacked(EXPERTS, "gate_up_proj", "down_proj"), None),
-        ("Gemma4ForCausalLM", _one_by_one("model.layers.0.moe.experts"), None),
-        (
-            "Gemma4ForCausalLM",
-            _stacked("model.layers.0.experts", "gate_up_proj", "down_proj"),
-            None,
-        ),
-        (
-            "Gemma4ForCausalLM",
-            _stacked("model.layers.0.moe.experts"),
-            "its runner reads experts one by one; here they are stacked",
-        ),
-        ("Gemma4ForCausalLM", _one_by_one(), "its runner reads no experts called mlp.experts"),
-        ("LagunaForCausalLM", _one_by_one(), None),
-        (
-            "LagunaForCausalLM",
-            _stacked(EXPERTS, "gate_up_proj", "down_proj"),
-            (
-                "its runner reads experts one by one or stacked; here they are stacked with gate "
-                "and up in one tensor"
-            ),
-        ),
-        ("LlamaForCausalLM", _one_by_one(), "its runner reads no experts called mlp.experts"),
-        # Shared experts are linear layers like any other.
-        ("LlamaForCausalLM", [_weight("model.layers.0.mlp.shared_experts.up_proj.weight")], None),
-    ],
-)
-def test_where_experts_are_read(
-    architecture: str, tensors: list[TensorFacts], reason: str | None
-) -> None:
-    verdict = ollama.verdict(_model(architecture, "x", *tensors))
-    assert (_no(verdict) if reason else _yes(verdict).split(",")[0]) == (reason or architecture)
-
-
-def test_codes_of_experts_that_differ_in_type_can_not_be_stacked() -> None:
-    first, *others = _one_by_one()
-    model = _model(
-        "Qwen3_5MoeForCausalLM", "qwen3_5_moe", first._replace(quantization=INT8), *others
-    )
-    ours, theirs = _both(model)
-    assert _yes(ours) == "qwen3_5_moe, int4, int8"
-    assert (
-        _no(theirs) == f"it stacks experts, and those of {EXPERTS} have several types in gate_proj"
-    )
-    per_projection = [
-        _weight(one.name, INT8 if "down" in one.name else INT4) for one in _one_by_one()
-    ]
-    assert _yes(ollama.verdict(_model("Qwen3_5MoeForCausalLM", "qwen3_5_moe", *per_projection)))
-
-
-def test_global_scales() -> None:
-    linear = _weight("model.layers.0.mlp.up_proj.weight", NVFP4, double_scaled=True)
-    ours, theirs = _both(_model("LlamaForCausalLM", "llama", linear))
-    assert (
-        _yes(ours)
-        == "llama, int4, nvfp4, not from an exported folder, because of its global scales"
-    )
-    assert _yes(theirs) == "LlamaForCausalLM, int4, nvfp4"
-
-
-def test_a_global_scale_of_the_embedding() -> None:
-    embedding = EMBEDDING._replace(quantization=NVFP4, double_scaled=True)
-    model = ModelFacts(
-        {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, DOCUMENTS, (embedding,)
-    )
-    ours, theirs = _both(model)
-    assert _yes(ours) == ("llama, nvfp4, not from an exported folder, because of its global scales")
-    assert _yes(theirs) == "LlamaForCausalLM, nvfp4"
-
-
-def test_global_scales_of_experts() -> None:
-    experts = _one_by_one(EXPERTS, NVFP4, double_scaled=True)
-    assert (
-        _no(ollama.verdict(_model("Qwen3_5MoeForCausalLM", "x", *experts)))
-        == "its runner ignores the global scales of experts"
-    )
-    assert _yes(ollama.verdict(_model("LagunaForCausalLM", "x", *experts)))
-
-
-def test_drafts() -> None:
-    gemma = replace(_model("Gemma4ForCausalLM", "gemma4"), draft="Gemma4AssistantForCausalLM")
-    assert [_yes(one) for one in _both(gemma)] == [
-        "gemma4, int4, without its draft",
-        "Gemma4ForCausalLM, int4, from version 0.23.1",
-    ]
-    qwen = replace(_model("Qwen3ForCausalLM", "qwen3"), draft="DFlashDraftModel")
-    assert (
-        _no(ollama.verdict(qwen)) == "its runner has no draft DFlashDraftModel for Qwen3ForCausalLM"
-    )
-
-
-def test_tensors_of_a_draft_are_not_the_models() -> None:
-    draft = [_weight(f"draft.{EXPERTS}.0.up_proj.weight"), TensorFacts("draft.x", DType.F64, (8,))]
-    assert (
-        _yes(ollama.verdict(_model("LlamaForCausalLM", "llama", *draft)))
-        == "LlamaForCausalLM, int4"
-    )
-
-
-@pytest.mark.parametrize(
-    ("quantizations", "runs"),
-    [
-        ((NVFP4, NVFP4), Runs.YES),
-        ((NVFP4, MXFP8), Runs.UNKNOWN),
-        ((None, NVFP4), Runs.UNKNOWN),
-        ((None, None), Runs.YES),
-    ],
+    ("experts", "head", "runs"),
+    [(NVFP4, NVFP4, YES), (NVFP4, MXFP8, UNKNOWN), (None, NVFP4, UNKNOWN), (None, None, YES)],
 )
 def test_glm_takes_one_quantization_for_all_experts(
-    quantizations: tuple[Quantization | None, ...], runs: Runs
+    experts: Quantization | None, head: Quantization | None, runs: Runs
 ) -> None:
-    experts, head = quantizations
-    tensors = (EMBEDDING, *_one_by_one(EXPERTS, experts), _weight("lm_head.weight", head))
-    model = ModelFacts(
-        {
-            "architectures": ["Glm4MoeLiteForCausalLM"],
-            "rope_theta": 1.0,
-            "first_k_dense_replace": 1,
-        },
-        DOCUMENTS,
-        tensors,
-    )
-    assert ollama.verdict(model).runs is runs
+    tensors = (EMBEDDING, *numbered(EXPERTS, experts), weight("lm_head.weight", head))
+    config = {"architectures": ["Glm4MoeLiteForCausalLM"], "first_k_dense_replace": 1}
+    assert ollama.verdict(ModelFacts(config, DOCUMENTS, tensors)).runs is runs
 
 
 @pytest.mark.parametrize(
     ("architecture", "config", "unread"),
     [
+        ("Llama", {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3"}}, "rope_scaling"),
+        ("Llama", {"rope_theta": 5e5, "rope_scaling": None}, None),
+        ("Llama", {"rope_parameters": {"rope_theta": 5e5}}, "rope_parameters"),
+        ("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, None),
+        ("Llama", {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 5.0}}, None),
+        ("Gemma3", {"text_config": {"rope_scaling": {"type": "linear"}}}, "rope_scaling"),
         (
-            "LlamaForCausalLM",
-            {"rope_theta": 500_000.0, "rope_scaling": {"rope_type": "llama3"}},
-            "rope_scaling",
-        ),
-        ("LlamaForCausalLM", {"rope_theta": 500_000.0, "rope_scaling": None}, None),
-        (
-            "LlamaForCausalLM",
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}},
-            "rope_parameters",
-        ),
-        (
-            "LlamaForCausalLM",
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
-            None,
-        ),
-        (
-            "LlamaForCausalLM",
-            {"rope_theta": 5.0, "rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
-            None,
-        ),
-        (
-            "Gemma3ForCausalLM",
-            {"text_config": {"rope_scaling": {"type": "linear", "factor": 8.0}}},
-            "rope_scaling",
-        ),
-        (
-            "Gemma3ForCausalLM",
+            "Gemma3",
             {"rope_parameters": {"full_attention": {"rope_type": "linear"}}},
             "rope_parameters",
         ),
         (
-            "Gemma3ForCausalLM",
+            "Gemma3",
             {
                 "rope_parameters": {
                     "full_attention": {"rope_theta": 1e6},
@@ -415,128 +264,78 @@ def test_glm_takes_one_quantization_for_all_experts(
             },
             None,
         ),
-        ("Qwen3_5ForCausalLM", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5.0}}, None),
+        ("Qwen3_5", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5.0}}, None),
     ],
 )
-def test_settings_of_the_rotation_that_a_runner_does_not_read(
+def test_settings_of_the_rotation_that_ollamas_runner_does_not_read(
     architecture: str, config: dict[str, Any], unread: str | None
 ) -> None:
-    verdict = ollama.verdict(_model(architecture, "x", **config))
-    if unread is None:
-        assert _yes(verdict)
-    else:
-        assert (
-            _unsure(verdict)
-            == f"its runner does not read {unread} of config.json, so answers may be wrong"
-        )
-
-
-def test_a_key_of_the_config_that_the_runner_needs() -> None:
-    embedding = EMBEDDING._replace(name="backbone.embeddings.weight")
-    model = ModelFacts(
-        {"architectures": ["NemotronHForCausalLM"], "llm_config": {"hidden_size": 4}},
-        DOCUMENTS,
-        (embedding,),
-    )
-    assert _no(ollama.verdict(model)) == "its runner needs hybrid_override_pattern of config.json"
-
-
-def test_the_table_of_ollama_is_whole() -> None:
-    assert ollama.FIRST_VERSION == REQUIRED_OLLAMA
-    assert len(ollama.BY_ARCHITECTURE) == sum(
-        len(family.architectures) for family in ollama.FAMILIES
-    )
-    for family in ollama.FAMILIES:
-        assert family.embeddings
-        assert all(isinstance(layout, Layout) for _, layout in family.experts)
-
-
-# What Ollama's runner needs of a tokenizer and of config.json
+    found = ollama.verdict(model(f"{architecture}ForCausalLM", "x", **config))
+    assert found.runs is (YES if unread is None else UNKNOWN)
+    assert unread is None or f"its runner does not read {unread} of" in found.reason
 
 
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SENTENCES = {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}}]}
 
 
-def _tokenized(
-    model: ModelFacts | None = None, /, *splits: str, kind: str | None = "BPE", **document: Any
-) -> Verdict:
+def tokenized(facts: ModelFacts, *splits: str, kind: str = "BPE", **document: Any) -> Verdict:
     """Return Ollama's verdict on a model with a tokenizer that has these Split steps."""
     steps = [{"type": "Split", "pattern": {"Regex": regex}} for regex in splits]
-    steps.append({"type": "ByteLevel"})
     written = {
+        "model": {"vocab": {"a": 0}, "type": kind},
         "added_tokens": [{"id": 0, "content": "<|start|>"}],
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, {"type": "ByteLevel"}]},
         "decoder": {"type": "ByteLevel"},
-        "model": {"type": kind, "vocab": {"a": 0}} if kind else {"vocab": {"a": 0}},
     }
     raw = json.dumps(written | document).encode()
-    return ollama.verdict(replace(model or _model("Qwen3ForCausalLM", "qwen3"), read=lambda _: raw))
+    return ollama.verdict(replace(facts, read=lambda _: raw))
 
 
-def test_a_tokenizer_that_is_read() -> None:
-    assert _yes(_tokenized(None, SPLIT))
-    assert _yes(_tokenized(None, decoder=SENTENCES))
-    assert _yes(_tokenized(None, "(?<=a)b", decoder=SENTENCES))  # the runner does not use it
+def test_ollama_reads_byte_pair_tokenizers_that_split() -> None:
+    assert tokenized(LLAMA, SPLIT).runs is YES
+    assert tokenized(LLAMA, decoder=SENTENCES).runs is YES
+    assert "white space" in tokenized(LLAMA).reason
+    for kind in ("Unigram", "WordPiece"):
+        assert f"type BPE, and this one is {kind}" in tokenized(LLAMA, SPLIT, kind=kind).reason
+    none = tokenized(LLAMA, model={"vocab": {}})
+    assert (none.runs, "type BPE" in none.reason) == (NO, True)
 
 
-@pytest.mark.parametrize("kind", ["Unigram", "WordPiece", None])
-def test_a_tokenizer_of_another_type(kind: str | None) -> None:
-    assert "of type BPE" in _no(_tokenized(None, SPLIT, kind=kind))
-
-
-@pytest.mark.parametrize("regex", [r"(?<=a)b", r"a(?=b)", r"(a)\1", r"(?>a)b", r"\p{L}++", r"a*+"])
+@pytest.mark.parametrize("regex", [r"(?<=a)b", r"a(?=b)", r"(a)\1", r"(?>a)b", r"\p{L}++"])
 def test_a_split_that_re2_does_not_have(regex: str) -> None:
-    assert "RE2" in _no(_tokenized(None, regex))
+    assert "RE2" in tokenized(LLAMA, regex).reason
+    assert tokenized(LLAMA, regex, decoder=SENTENCES).runs is YES  # the runner does not use it
 
 
-@pytest.mark.parametrize("regex", [r"[a+]+b", r"a+?", r"\++", r"\(?=a", r"\p{L}+", r"[(?=]"])
+@pytest.mark.parametrize("regex", [r"[a+]+b", r"a+?", r"\++", r"\(?=a", r"[(?=]"])
 def test_a_split_that_re2_has(regex: str) -> None:
-    assert _yes(_tokenized(None, regex))
-
-
-def test_a_tokenizer_without_a_split() -> None:
-    assert "white space" in _unsure(_tokenized(None))
-
-
-def test_a_tokenizer_whose_model_comes_first() -> None:
-    document = {"model": {"vocab": {"a": 0}, "type": "Unigram"}, "added_tokens": []}
-    raw = json.dumps(document).encode()
-    model = replace(_model("Qwen3ForCausalLM", "qwen3"), read=lambda _: raw)
-    assert "Unigram" in _no(ollama.verdict(model))
-
-
-def test_attention_of_gemma_3_that_is_scaled_otherwise() -> None:
-    facts = {"query_pre_attn_scalar": 168, "head_dim": 128}
-    name = "Gemma3ForCausalLM"
-    assert "query_pre_attn_scalar" in _unsure(_tokenized(_model(name, "gemma3", **facts), SPLIT))
-    assert "query_pre_attn_scalar" in _unsure(_tokenized(_model(name, "gemma3", **facts)))
-    assert _yes(_tokenized(_model(name, "gemma3", query_pre_attn_scalar=256), SPLIT))
+    assert tokenized(LLAMA, regex).runs is YES
 
 
 @pytest.mark.parametrize(
     ("architecture", "key", "others"),
     [
         ("Glm4MoeLiteForCausalLM", "first_k_dense_replace", {}),
+        ("NemotronHForCausalLM", "hybrid_override_pattern", {"num_hidden_layers": 1}),
         ("NemotronHForCausalLM", "num_hidden_layers", {"hybrid_override_pattern": "M*"}),
         ("MuseGlimmerForConditionalGeneration", "no_rope_layers", {}),
     ],
 )
-def test_keys_of_config_json_that_the_runner_needs(
+def test_keys_of_config_json_and_tokens_that_ollamas_runner_needs(
     architecture: str, key: str, others: dict[str, Any]
 ) -> None:
-    model = _model(architecture, "x", **others)
-    model = replace(model, tensors=(*model.tensors, _weight("backbone.embeddings.weight")))
-    assert key in _no(_tokenized(model, SPLIT))
-    complete = replace(model, config={**(model.config or {}), key: [1]})
-    assert _yes(_tokenized(complete, SPLIT))
+    embedding = weight("backbone.embeddings.weight")
+    lacking = tokenized(model(architecture, "x", embedding, **others), SPLIT)
+    assert (lacking.runs, key in lacking.reason) == (NO, True)
+    complete = model(architecture, "x", embedding, **others, **{key: [1]})
+    assert tokenized(complete, SPLIT).runs is YES
+    without_token = tokenized(complete, SPLIT, added_tokens=[])
+    assert ("<|start|>" in without_token.reason) == architecture.startswith("Muse")
 
 
-def test_a_token_that_the_runner_needs() -> None:
-    model = _model("MuseGlimmerForConditionalGeneration", "x", no_rope_layers=[1])
-    assert "<|start|>" in _no(_tokenized(model, SPLIT, added_tokens=[]))
-
-
-def test_blobs_that_do_not_say_their_types() -> None:
-    model = replace(_model("Qwen3ForCausalLM", "qwen3"), is_described=False)
-    assert "do not say their types" in _no(ollama.verdict(model))
+def test_the_table_of_ollama_is_whole() -> None:
+    assert ollama.FIRST_VERSION == REQUIRED_OLLAMA
+    names = [name for family in ollama.FAMILIES for name in family.architectures]
+    assert sorted(names) == sorted(ollama.BY_ARCHITECTURE)
+    assert all(family.embeddings for family in ollama.FAMILIES)
