@@ -27,13 +27,15 @@ def make(
     folder: Path,
     model_type: str,
     overrides: Json,
-    undo: Sequence[Undo],
+    undo: Sequence[str | list[Any]],
     *,
     changes_values: bool = False,
 ) -> None:
     """Write a checkpoint of ``model_type`` into ``folder``.
 
     The same weights for the same arguments.
+
+    ``undo``: functions of this module, by name, or lists of a name and arguments.
 
     ``changes_values``: ``sanitize`` computes with values, so that they are not compared with what
     it makes of them.
@@ -49,7 +51,7 @@ def make(
     held = _random(network, seed)
     published = dict(held)
     for step in undo:
-        published = step(published, config)
+        published = _undo(step)(published, config)
     published = {name: mx.contiguous(value) for name, value in published.items()}
     _check(network, dict(published), held, changes_values=changes_values)
     folder.mkdir(parents=True)
@@ -110,11 +112,32 @@ def _check(network: Any, published: Weights, held: Weights, *, changes_values: b
 
 def renamed(pattern: str, replacement: str) -> Undo:
     """Return what gives names that match ``pattern`` their published form."""
+    return lambda weights, _: {
+        re.sub(pattern, replacement, name): value for name, value in weights.items()
+    }
 
-    def undo(weights: Weights, _: Json) -> Weights:
-        return {re.sub(pattern, replacement, name): value for name, value in weights.items()}
 
-    return undo
+def _changed(pattern: str, change: Callable[[Any], Any]) -> Undo:
+    """Return what changes arrays whose names match ``pattern``."""
+    return lambda weights, _: {
+        name: change(value) if re.search(pattern, name) else value
+        for name, value in weights.items()
+    }
+
+
+def transposed(pattern: str) -> Undo:
+    """Return what swaps the last two axes of arrays."""
+    return _changed(pattern, lambda value: value.swapaxes(-1, -2))
+
+
+def less_one(pattern: str) -> Undo:
+    """Return what takes 1 from the gains of norms."""
+    return _changed(pattern, lambda value: value - 1)
+
+
+def shaped(pattern: str, shape: Sequence[int]) -> Undo:
+    """Return what gives arrays another shape."""
+    return _changed(pattern, lambda value: value.reshape(shape))
 
 
 def unstacked(
@@ -186,42 +209,6 @@ def joined(parts: Sequence[str], whole: str, axis: int = 0, weight: str = ".weig
     return undo
 
 
-def transposed(pattern: str) -> Undo:
-    """Return what swaps the last two axes of arrays whose names match ``pattern``."""
-
-    def undo(weights: Weights, _: Json) -> Weights:
-        return {
-            name: value.swapaxes(-1, -2) if re.search(pattern, name) else value
-            for name, value in weights.items()
-        }
-
-    return undo
-
-
-def less_one(pattern: str) -> Undo:
-    """Return what takes 1 from the gains of norms whose names match ``pattern``."""
-
-    def undo(weights: Weights, _: Json) -> Weights:
-        return {
-            name: value - 1 if re.search(pattern, name) else value
-            for name, value in weights.items()
-        }
-
-    return undo
-
-
-def shaped(pattern: str, shape: Sequence[int]) -> Undo:
-    """Return what gives arrays whose names match ``pattern`` another shape."""
-
-    def undo(weights: Weights, _: Json) -> Weights:
-        return {
-            name: value.reshape(shape) if re.search(pattern, name) else value
-            for name, value in weights.items()
-        }
-
-    return undo
-
-
 def whole_experts(weights: Weights, config: Json) -> Weights:
     """Join DBRX's experts along their rows.
 
@@ -258,4 +245,21 @@ def parted(whole: str, parts: Sequence[str]) -> Undo:
             }
         return result
 
+    return undo
+
+
+_UNDO: Mapping[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        *(convolutions, joined, latent_heads, less_one, parted, renamed, shaped, transposed),
+        *(unstacked, whole_experts),
+    )
+}
+
+
+def _undo(step: str | list[Any]) -> Undo:
+    if isinstance(step, str):
+        return _UNDO[step]
+    name, *arguments = step
+    undo: Undo = _UNDO[name](*arguments)
     return undo

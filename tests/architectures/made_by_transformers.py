@@ -14,9 +14,6 @@ from typing import Any
 
 Json = Mapping[str, Any]
 
-REMOVED = object()
-"""In place of a value of config.json: the key is taken out."""
-
 _HIDDEN = ("hidden_size", "d_model", "n_embd")
 _LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers", "depth")
 _HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
@@ -91,9 +88,7 @@ _TOWER = {
 _TOWERS = ("vision_config", "audio_config")
 
 
-def make(
-    folder: Path, model_type: str, overrides: Json, also: Json, *, dtype: str = "bfloat16"
-) -> None:
+def make(folder: Path, model_type: str, overrides: Json, also: Json) -> None:
     """Write a checkpoint of ``model_type`` into ``folder``.
 
     The same weights for the same arguments.
@@ -114,8 +109,7 @@ def make(
         if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
         else AutoModelForCausalLM
     )
-    kind = getattr(torch, dtype)
-    model = auto.from_config(config, dtype=kind)
+    model = auto.from_config(config, dtype=torch.bfloat16)
     _fill(model, torch.Generator().manual_seed(zlib.crc32(model_type.encode())))
     model.save_pretrained(folder)
     _write_old_names(folder / "config.json", config, also)
@@ -144,14 +138,8 @@ def _arguments(cls: Any, overrides: Json, tiny: Json) -> dict[str, Any]:
             type(part), overrides.get(key, {}), {**tiny, **(_TOWER if key in _TOWERS else {})}
         )
         own[key] = {"model_type": part.model_type, **values}
-    return {
-        **own,
-        **{
-            key: value
-            for key, value in overrides.items()
-            if key not in own or key not in default.sub_configs
-        },
-    }
+    parts = own.keys() & default.sub_configs.keys()
+    return {**own, **{key: value for key, value in overrides.items() if key not in parts}}
 
 
 def _write_old_names(path: Path, config: Any, also: Json) -> None:
@@ -191,16 +179,16 @@ def _add(document: dict[str, Any], values: Json) -> None:
         document.setdefault(key, value)
 
 
-def merged(document: Json, values: Json) -> dict[str, Any]:
-    """Return ``document`` with ``values``, nested objects likewise.
-
-    A value of `REMOVED` takes the key away.
-    """
+def merged(document: Json, patch: Json) -> dict[str, Any]:
+    """Return ``document`` with a JSON merge patch (RFC 7396)."""
     result = dict(document)
-    for key, value in values.items():
-        nested = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = merged(result[key], value) if nested else value
-    return {key: value for key, value in result.items() if value is not REMOVED}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            nested = isinstance(value, dict) and isinstance(result.get(key), dict)
+            result[key] = merged(result[key], value) if nested else value
+    return result
 
 
 def _fill(model: Any, generator: Any) -> None:
@@ -218,5 +206,5 @@ def _fill(model: Any, generator: Any) -> None:
             if value.ndim == 1 or "A_log" in name or name.endswith((".D", ".dt_bias")):
                 noise = value.float() + 0.05 * noise
             else:
-                noise = noise * (0.05 if value.ndim == 2 else 0.1 if "conv" in name else 0.05)
+                noise *= 0.1 if value.ndim != 2 and "conv" in name else 0.05
             value.copy_(noise)

@@ -1,20 +1,29 @@
-"""All rows of the table: what each is called, and how its checkpoint is made."""
+"""All rows of the table: what each is called, and how its checkpoint is made.
+
+recipes.json has the recipes, by who makes the checkpoint and by the row's name. ``of``: its model
+type, if the row is not named by it. ``overrides``: what differs from `made_by_transformers.TINY`.
+The names under "" need nothing else.
+
+transformers saves the checkpoint. ``also``: a JSON merge patch of config.json, for what published
+checkpoints have and those of transformers 5 have not.
+
+mlx-lm's network is made, and ``undo`` takes back what its ``sanitize`` did, by functions of
+made_by_mlx_lm.py and their arguments. ``changes_values``: that ``sanitize`` computes other values.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from architectures import (
-    from_mlx_lm,
-    from_mlx_lm_mixtures,
-    from_transformers,
-    made_by_mlx_lm,
-    made_by_transformers,
-)
+from architectures import made_by_mlx_lm, made_by_transformers
 from architectures.variants import CHANGED, Change
+
+_RECIPES = Path(__file__).parent / "recipes.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +41,16 @@ class Architecture:
 
 def architectures() -> dict[str, Architecture]:
     """Return all rows by name, in the order of their names."""
-    made = {row.name: row for row in (*_by_transformers(), *_by_mlx_lm())}
+    recipes = json.loads(_RECIPES.read_text())
+    for recipes_of_maker in recipes.values():
+        recipes_of_maker |= {name: {} for name in recipes_of_maker.pop("")}
+    made = {
+        name: Architecture(name, "transformers", partial(_transformers, name, recipe))
+        for name, recipe in recipes["transformers"].items()
+    }
+    for name, recipe in recipes["mlx-lm"].items():
+        make = partial(_mlx_lm, name, recipe)
+        made[name] = Architecture(name, "mlx-lm", make, recipe.get("unsound", ""))
     changed = [
         Architecture(name, made[of].maker, partial(_changed, made[of], change))
         for name, (of, change) in CHANGED.items()
@@ -41,39 +59,20 @@ def architectures() -> dict[str, Architecture]:
     return {row.name: row for row in sorted(rows, key=lambda row: row.name.lower())}
 
 
-def _by_transformers() -> list[Architecture]:
-    recipes: dict[str, tuple[str, made_by_transformers.Json, made_by_transformers.Json]]
-    recipes = {name: (name, {}, {}) for name in from_transformers.PLAIN}
-    recipes |= {name: (name, *recipe) for name, recipe in from_transformers.SPECIAL.items()}
-    recipes |= from_transformers.VARIANTS
-    return [
-        Architecture(name, "transformers", partial(_transformers, model_type, overrides, also))
-        for name, (model_type, overrides, also) in recipes.items()
-    ]
+def _transformers(name: str, recipe: dict[str, Any], folder: Path) -> None:
+    made_by_transformers.make(
+        folder, recipe.get("of", name), recipe.get("overrides", {}), recipe.get("also", {})
+    )
 
 
-def _transformers(
-    model_type: str,
-    overrides: made_by_transformers.Json,
-    also: made_by_transformers.Json,
-    folder: Path,
-) -> None:
-    made_by_transformers.make(folder, model_type, overrides, also)
-
-
-def _by_mlx_lm() -> list[Architecture]:
-    return [
-        Architecture(
-            name, "mlx-lm", partial(_mlx_lm, recipe, changes), from_mlx_lm.UNSOUND.get(name, "")
-        )
-        for table in (from_mlx_lm, from_mlx_lm_mixtures)
-        for recipes, changes in ((table.RECIPES, False), (table.CHANGING, True))
-        for name, recipe in recipes.items()
-    ]
-
-
-def _mlx_lm(recipe: from_mlx_lm.Recipe, changes: bool, folder: Path) -> None:
-    made_by_mlx_lm.make(folder, *recipe, changes_values=changes)
+def _mlx_lm(name: str, recipe: dict[str, Any], folder: Path) -> None:
+    made_by_mlx_lm.make(
+        folder,
+        recipe.get("of", name),
+        recipe.get("overrides", {}),
+        recipe.get("undo", []),
+        changes_values=recipe.get("changes_values", False),
+    )
 
 
 def _changed(row: Architecture, change: Change, folder: Path) -> None:

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import atexit
 import functools
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +29,6 @@ pytestmark = pytest.mark.lab
 MODELS: dict[str, tuple[Path, dict[str, Any]]] = {
     "int4": (PYCODE, {"quant": "int4"}),
     "nvfp4": (PYCODE_MOE, {"quant": "nvfp4"}),
-    "float": (PYCODE, {}),
 }
 PROMPT = "def read_file(path):"
 GREEDY: dict[str, Any] = {"temperature": 0}
@@ -70,8 +65,9 @@ def flags(way: dict[str, Any], names: dict[str, str]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("is_raw", [False, True], ids=["template", "raw"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "is_raw"), [("greedy", True), ("nucleus", False)], ids=["raw", "template"]
+)
 def test_run_gives_what_mlx_lm_generate_gives(exported: Exported, way: str, is_raw: bool) -> None:
     theirs = subprocess.run(
         [
@@ -103,21 +99,13 @@ def served_by_mlx_lm(folder: Path) -> Iterator[str]:
     port = free_port()
     line = [sys.executable, "-m", "mlx_lm", "server", "--model", str(folder), "--port", str(port)]
     environment = {**os.environ, "HF_HUB_CACHE": str(folder), "HF_HUB_OFFLINE": "1"}
-    with subprocess.Popen(line, stderr=subprocess.DEVNULL, env=environment) as process:
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
         try:
-            while not listens(port):
-                assert process.poll() is None
+            assert any("Starting httpd" in logged for logged in process.stderr)
             yield f"http://127.0.0.1:{port}/v1"
         finally:
             process.kill()
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as client:
-        if client.connect_ex(("127.0.0.1", port)) == 0:
-            return True
-    time.sleep(0.1)
-    return False
 
 
 @functools.cache
@@ -151,7 +139,7 @@ def said(server: Any, model: str, way: dict[str, Any], how: str) -> str:
 
 
 def test_serve_gives_what_mlx_lm_server_gives(exported: Exported) -> None:
-    asked = [(way, how) for way in WAYS for how in ("text", "chat", "streamed")]
+    asked = [("sampled", "text"), ("narrow", "chat"), ("greedy", "streamed")]
     with served_by_mlx_lm(exported.folder) as address:
         theirs = {
             (way, how): said(client(address), "default_model", WAYS[way], how) for way, how in asked
@@ -176,63 +164,16 @@ def test_the_client_lists_the_model(server: Any) -> None:
     models = client(server.address).models
     assert [one.id for one in models.list()] == ["m:latest"]
     assert models.retrieve("m").id == "m:latest"
+
+
+def test_what_is_not_possible_is_an_error_of_the_client(server: Any) -> None:
     with pytest.raises(error_of("NotFoundError"), match="not served"):
-        models.retrieve("other")
-
-
-REFUSED: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "another model": ("NotFoundError", "not served", {"model": "mlx-community/other"}),
-    "empty": ("BadRequestError", "prompt is missing", {"prompt": ""}),
-    "several": ("BadRequestError", "not one text", {"prompt": ["a", "b"]}),
-    "stop": ("BadRequestError", "stop is ", {"stop": [1]}),
-    "temperature": ("BadRequestError", "temperature is", {"temperature": 10**400}),
-    "too long": ("BadRequestError", "has 3,001 tokens", {"prompt": "a " * 3000}),
-    "adapter": ("BadRequestError", "adapters", {"extra_body": {"adapters": "/etc"}}),
-    "two answers": ("BadRequestError", "n is", {"n": 2}),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_possible_is_an_error_of_the_client(server: Any, case: str) -> None:
-    kind, message, words = REFUSED[case]
-    asked = {"model": "m", "prompt": "a", "max_tokens": 1, **words}
-    with pytest.raises(error_of(kind), match=message):
-        client(server.address).completions.create(**asked)
-
-
-def test_a_template_that_refuses_is_an_error_of_the_client(server: Any) -> None:
+        client(server.address).models.retrieve("other")
+    with pytest.raises(error_of("BadRequestError"), match="has 3,001 tokens"):
+        client(server.address).completions.create(model="m", prompt="a " * 3000)
     messages: Any = [{"role": "narrator", "content": "Hello"}]
     with pytest.raises(error_of("BadRequestError"), match="narrator"):
         client(server.address).chat.completions.create(model="m", messages=messages)
-
-
-def test_two_clients_at_once_get_what_one_gets(server: Any) -> None:
-    def answer(number: int) -> str:
-        asked = {"prompt": f"def f{number}(", "max_tokens": TOKENS, "temperature": 0}
-        return str(client(server.address).completions.create(model="m", **asked).choices[0].text)
-
-    together: dict[int, str] = {}
-    threads = [
-        threading.Thread(target=lambda one=one: together.update({one: answer(one)}))
-        for one in range(6)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert together == {number: answer(number) for number in range(6)}
-
-
-@pytest.mark.parametrize("seed", [None, 5], ids=["in a batch", "alone"])
-def test_an_answer_ends_when_its_client_goes_away(server: Any, seed: int | None) -> None:
-    words = {} if seed is None else {"seed": seed}
-    asked = {"model": "m", "prompt": "import", "max_tokens": 900, "temperature": 1.0, **words}
-    with client(server.address).completions.create(stream=True, **asked) as stream:
-        next(iter(stream))
-    started = time.process_time()
-    first = client(server.address).completions.create(**{**asked, "max_tokens": 2, "seed": 1})
-    assert first.choices[0].finish_reason == "length"
-    assert time.process_time() - started < 60
 
 
 def test_a_text_that_continues_an_answer_is_continued(server: Any) -> None:
@@ -352,13 +293,3 @@ def test_an_answer_whose_reader_goes_away_ends(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.wait(240) == 0
         assert process.stderr.read() == b""
-
-
-def test_run_with_json(exported: Exported) -> None:
-    line = [*COMMAND, "run", "m", PROMPT, "--store", str(exported.store), "--json"]
-    line += ["--max-tokens", "5", "--seed", "4", "--temperature", "0.5"]
-    document = json.loads(subprocess.check_output(line))
-    assert document["tokens"] == 5
-    assert (document["seed"], document["finish_reason"]) == (4, "length")
-    again = json.loads(subprocess.check_output(line))
-    assert again["text"] == document["text"]

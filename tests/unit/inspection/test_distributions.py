@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from support.checkpoints import normal, raw_safetensors, small_tensors, write_checkpoint
+from support.checkpoints import raw_safetensors, small_tensors, write_checkpoint
 
 import blobstore
 from blobstore.errors import UnsupportedSourceError, UsageError
@@ -37,7 +36,7 @@ def codes_of(stored: QuantizedArray[Array]) -> Array:
     return (stored.weight[..., None] >> shifts) & np.uint32(2**bits - 1)
 
 
-@pytest.mark.parametrize("kind", QuantType)
+@pytest.mark.parametrize("kind", [QuantType.INT4, QuantType.NVFP4, QuantType.MXFP8])
 def test_values_and_codes_of_every_quantized_type(
     store: Store, tmp_path: Path, kind: QuantType
 ) -> None:
@@ -93,19 +92,12 @@ def test_a_large_tensor_is_sampled_evenly_and_always_the_same(store: Store, tmp_
     with open_model("m", store=store) as model:
         found = distribution_of(model["ramp"], most=2**13)
         again = distribution_of(model["ramp"], most=2**13)
+        with pytest.raises(UsageError, match="too few"):
+            distribution_of(model["ramp"], most=4095)
     assert found == again
     assert (found.size, found.read, found.is_sample) == (2**16, 2**13, True)
     assert found.values.total == found.read
     assert (found.values.low, found.values.high) == (0, 2**15 + 2**12 - 1)
-
-
-@pytest.mark.parametrize(("size", "most"), [(0, 4096), (1, 4096), (4097, 4096), (100_001, 9000)])
-def test_runs_are_inside_the_tensor_and_apart(size: int, most: int) -> None:
-    runs = list(quality._runs(size, most))
-    assert sum(count for _, count in runs) <= most
-    assert all(start + count <= size for start, count in runs)
-    assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(runs))
-    assert not size or runs[0][0] == 0
 
 
 @pytest.mark.parametrize(
@@ -114,7 +106,6 @@ def test_runs_are_inside_the_tensor_and_apart(size: int, most: int) -> None:
         ([1.0, 1 + 2**-52], 2, 0, 0),
         ([-1.7e308, 1.7e308, np.inf, -np.inf, np.nan], 2, 2, 1),
         ([5e-324, 0.0], 2, 0, 0),
-        ([3.0, 3.0], 2, 0, 0),
         ([], 0, 0, 0),
         ([np.nan], 0, 0, 1),
     ],
@@ -146,20 +137,14 @@ def test_every_dtype_is_counted(store: Store, tmp_path: Path) -> None:
             assert sum(found.values.counts) == 8
 
 
-@pytest.mark.parametrize(("dtype", "nbytes"), [("C64", 16), ("F4", 1)])
-def test_what_has_no_histogram_is_a_typed_error(
-    store: Store, tmp_path: Path, dtype: str, nbytes: int
-) -> None:
-    source = write_checkpoint(tmp_path / "s", small_tensors())
-    header = {"odd": {"dtype": dtype, "shape": [2], "data_offsets": [0, nbytes]}}
-    (source / "model.safetensors").write_bytes(raw_safetensors(header, bytes(nbytes)))
-    blobstore.import_model(source, "m", store=store)
-    with open_model("m", store=store) as model, pytest.raises(UnsupportedSourceError):
-        distribution_of(model["odd"])
-
-
-def test_a_sample_has_a_least_size(store: Store, tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "s", {"a": normal("a", 4, 4)})
-    blobstore.import_model(source, "m", store=store)
-    with open_model("m", store=store) as model, pytest.raises(UsageError, match="too few"):
-        distribution_of(model["a"], most=4095)
+def test_what_has_no_histogram_is_a_typed_error(store: Store, tmp_path: Path) -> None:
+    header = {
+        "complex": {"dtype": "C64", "shape": [2], "data_offsets": [0, 16]},
+        "small": {"dtype": "F4", "shape": [2], "data_offsets": [16, 17]},
+    }
+    (tmp_path / "m.safetensors").write_bytes(raw_safetensors(header, bytes(17)))
+    blobstore.import_model(tmp_path / "m.safetensors", "m", store=store)
+    with open_model("m", store=store) as model:
+        for tensor in model.values():
+            with pytest.raises(UnsupportedSourceError):
+                distribution_of(tensor)

@@ -134,9 +134,10 @@ def test_latent_attention_splits_codes_and_dequantizes_what_it_transposes() -> N
     sizes = ("hidden_size", "intermediate_size", "vocab_size", "kv_lora_rank")
     heads = ("qk_rope_head_dim", "v_head_dim", "qk_nope_head_dim", "moe_intermediate_size")
     counts = ("num_hidden_layers", "first_k_dense_replace")
-    config = {"model_type": "deepseek_v3", "q_lora_rank": None, "n_routed_experts": None}
+    config: dict[str, Any] = {"model_type": "deepseek_v3", "q_lora_rank": None}
     config |= dict.fromkeys(sizes, 64) | dict.fromkeys(heads, 32) | dict.fromkeys(counts, 1)
     config |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 2)
+    config["n_routed_experts"] = None
     shapes = {
         "model.embed_tokens.weight": (64, 64),
         "lm_head.weight": (64, 64),

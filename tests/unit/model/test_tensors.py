@@ -116,7 +116,7 @@ def test_bool_in_all_libraries(store: Store) -> None:
 
 def test_arrays_that_begin_at_odd_addresses(store: Store) -> None:
     parts, metadata = stored_arrays("w", normal("w", 4, 64), "int4")
-    arrays = {"a": np.ones(1, np.uint8), "b": np.array([1, 2], np.float32), **parts}
+    arrays: dict[str, Any] = {"a": np.ones(1, np.uint8), "b": np.array([1, 2], np.float32), **parts}
     link_by_hand(store, "m", {"all": safetensors_bytes(arrays, metadata)})
     model = blobstore.open_model("m", store=store)
     b, w = model["b"], model["w"]

@@ -64,7 +64,8 @@ BIASES = [
     TensorFacts(f"{EXPERTS}.{name}_proj_bias", DType.BF16, (4, 64)) for name in ("gate_up", "down")
 ]
 FUSED = weight(f"{EXPERTS}.gate_up_proj", INT8)
-GPT_OSS = ("GptOssForCausalLM", "gpt_oss", weight(f"{EXPERTS}.down_proj"), *BIASES)
+DOWN = weight(f"{EXPERTS}.down_proj")
+GPT_OSS = ("GptOssForCausalLM", "gpt_oss")
 SCALE = TensorFacts("model.layers.0.self_attn.q_proj.weight_scale", DType.BF16, (1,))
 SCALED = weight("model.layers.0.mlp.up_proj.weight", NVFP4, double_scaled=True)
 GEMMA = model("Gemma3ForConditionalGeneration", "gemma3", vision_config={"hidden_size": 4})
@@ -96,14 +97,14 @@ IN_MLX_LM: list[tuple[ModelFacts, Runs, str]] = [
     ),
     (GEMMA, YES, "gemma3, int4, text only"),
     (DRAFTED, YES, "gemma4, int4, without its draft"),
-    (model(*GPT_OSS, FUSED), YES, "gpt_oss, int4, int8"),
+    (model(*GPT_OSS, DOWN, *BIASES, FUSED), YES, "gpt_oss, int4, int8"),
     (
-        model(*GPT_OSS, FUSED._replace(quantization=None)),
+        model(*GPT_OSS, DOWN, *BIASES, FUSED._replace(quantization=None)),
         NO,
         f"only when they are quantized, and {EXPERTS}.gate_up_proj is not",
     ),
     (
-        model(*GPT_OSS, FUSED, hidden_size=32),
+        model(*GPT_OSS, DOWN, *BIASES, FUSED, hidden_size=32),
         NO,
         f"{EXPERTS}.gate_up_proj is quantized along its outputs",
     ),
