@@ -80,7 +80,7 @@ class Worker:
         self._process.communicate()
 
 
-@pytest.mark.parametrize("count", [50, pytest.param(1000, marks=_LONG)])
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=_LONG)])
 def test_two_writers_race_for_a_tag(count: int, cloud: CloudBucket, store: BucketStore) -> None:
     commit(store, str(TAG), b"first")
     workers = [Worker(cloud, store, "race", seed, count) for seed in range(2)]
@@ -93,7 +93,7 @@ def test_two_writers_race_for_a_tag(count: int, cloud: CloudBucket, store: Bucke
     print(f"2 x {count} moves, {counts['lost']} lost races, each said who won")  # noqa: T201  # the figures of docs/reliability.md
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(700, marks=_LONG)])
+@pytest.mark.parametrize("count", [8, pytest.param(700, marks=_LONG)])
 def test_prune_beside_imports(count: int, cloud: CloudBucket, store: BucketStore) -> None:
     commit(store, "kept", b"kept", with_config=False)
     workers = [Worker(cloud, store, "models", seed, count) for seed in range(3)]
@@ -108,7 +108,7 @@ def test_prune_beside_imports(count: int, cloud: CloudBucket, store: BucketStore
     assert not counts["make: NotFoundError"] + counts["find: NotFoundError"]
 
 
-@pytest.mark.parametrize("times", [10, pytest.param(200, marks=_LONG)])
+@pytest.mark.parametrize("times", [2, pytest.param(200, marks=_LONG)])
 def test_kills(times: int, cloud: CloudBucket, store: BucketStore) -> None:
     """Writers and clean-ups are killed; nothing partial is ever visible, and others go on."""
     random = Random(times)

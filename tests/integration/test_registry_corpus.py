@@ -21,7 +21,7 @@ from blobstore import open_store, pull, verify
 from blobstore.errors import DigestMismatchError
 
 PROCESSES = {"registry-kill-client-mid-pull", "registry-concurrent-same-pull"}
-"""Cases of whole processes: test_registry_processes.py."""
+"""Cases of whole processes: test_registry_kills.py."""
 CHUNKED = {"registry-upload-range-mismatch"}
 """Of uploads in several requests; each blob is sent in one."""
 BY_ITSELF = {

@@ -25,7 +25,7 @@ AT_ONCE = 32 * 2**10
 OVERHEAD = 4000 * 5 * len(SIZES)
 """Bytes of heads of requests, at most."""
 TIMES = [
-    pytest.param(10, id="10"),
+    pytest.param(3, id="3"),
     pytest.param(100, id="100", marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
 ]
 
@@ -74,6 +74,7 @@ def remaining(server: Registry, repository: str, manifest: Manifest) -> int:
 
 @pytest.mark.parametrize("times", TIMES)
 def test_pulls(times: int, store: Store, tmp_path: Path) -> None:
+    """corpus: registry-kill-client-mid-pull."""
     manifest = commit_tensors(store, "m", SIZES)
     random = Random(times)
     deaths = 0
@@ -93,6 +94,18 @@ def test_pulls(times: int, store: Store, tmp_path: Path) -> None:
             assert same(store.root, root, "m")
             assert verify(open_store(root)).is_sound
     assert deaths > times // 2
+
+
+def test_many_pull_at_once(store: Store, tmp_path: Path) -> None:
+    """corpus: registry-concurrent-same-pull."""
+    commit_tensors(store, "m", SIZES[:20])
+    with registry(tmp_path / "registry") as server:
+        target = f"{server.host}/library/m:t"
+        finish(pushing(store.root, "m", target))
+        for process in [pulling(tmp_path / "pulled", "m", target) for _ in range(6)]:
+            finish(process)
+    assert same(store.root, tmp_path / "pulled", "m")
+    assert verify(open_store(tmp_path / "pulled")).is_sound
 
 
 def check_nothing_partial(root: Path, source: Store) -> None:

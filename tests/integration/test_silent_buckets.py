@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -23,13 +22,11 @@ def silent() -> Iterator[socket.socket]:
         yield server
 
 
-@pytest.mark.parametrize("words", [("import", "s3://b/m", "m", "--store"), ("list", "--store")])
-def test_it_ends(silent: socket.socket, tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_it_ends(silent: socket.socket) -> None:
     address = f"http://127.0.0.1:{silent.getsockname()[1]}"
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
-    store = str(tmp_path / "store") if words[0] == "import" else "s3://b/store"
     with subprocess.Popen(
-        [sys.executable, "-m", "blobstore", *words, store],
+        [sys.executable, "-m", "blobstore", "list", "--store", "s3://b/store"],
         env=os.environ | keys | {"AWS_ENDPOINT_URL": address},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
