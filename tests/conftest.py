@@ -9,10 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-import tomllib
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -30,141 +27,8 @@ settings.register_profile("same", settings.get_profile("random"), derandomize=Tr
 settings.register_profile("deep", settings.get_profile("random"), max_examples=20_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
-_TESTS = Path(__file__).parent
-_NOT_QUICK = frozenset(
-    {
-        *(
-            "cli/test_completion.py",
-            "cli/test_corpus.py",
-            "cli/test_processes.py",
-            "formats/safetensors/test_corpus_header.py",
-        ),
-        *(
-            "formats/test_corpus_documents.py",
-            "importer/test_planfile.py",
-            "importer/test_import.py",
-        ),
-        *(
-            "importer/test_import_sources.py",
-            "importer/test_reuse.py",
-            "importer/test_target.py",
-            "importer/test_transposed.py",
-        ),
-        *(
-            "inspection/test_quality.py",
-            "inspection/test_web.py",
-            "io/test_hostile_amounts.py",
-            "kernels/test_decode_blocks.py",
-        ),
-        *(
-            "kernels/test_kernel_refusals.py",
-            "kernels/test_search.py",
-            "kernels/test_targets.py",
-        ),
-        *(
-            "store/local/test_lock.py",
-            "store/local/test_nested_store.py",
-            "store/local/test_races.py",
-            "test_readme.py",
-        ),
-    }
-)
-"""Files of tests/unit that take more than 2.5 s of processor time each (docs/development.md)."""
-_PRODUCT = 3
-"""Marks of one test, from which on only pairs of their values are run."""
 Snapshot = dict[str, str]
 _HINTS = (".blobstore/lock", ".blobstore/names", ".blobstore/hints/")
-
-
-def _is_quick(path: Path) -> bool:
-    """Return True for tests of single files that take little time.
-
-    ``-m quick`` runs these, and collects no others.
-    """
-    if not path.is_relative_to(_TESTS / "unit"):
-        return (_TESTS / "unit").is_relative_to(path)
-    return str(path.relative_to(_TESTS / "unit")) not in _NOT_QUICK
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return True if config.option.markexpr == "quick" and not _is_quick(collection_path) else None
-
-
-def _case(item: pytest.Item) -> str:
-    """Return the name of a test's parameters, the text in its brackets."""
-    return item.name.partition("[")[2].removesuffix("]")
-
-
-def _stay(cases: set[str], kept: int | list[str] | dict[str, list[str]]) -> set[str]:
-    """Return the cases that the default suite keeps (tests/lab.toml).
-
-    All, if none of the listed cases is there: a test that is run by its identifier runs.
-    """
-    if isinstance(kept, list):
-        return cases & set(kept) or cases
-    if isinstance(kept, dict):
-        return cases - set(kept["moved"]) or cases
-    return set(sorted(cases, key=lambda case: hashlib.sha256(case.encode()).digest())[:kept])
-
-
-def _leave_to_the_laboratory(items: list[pytest.Item]) -> None:
-    """Mark the cases ``lab`` that tests/lab.toml does not keep in the default suite."""
-    rows = {
-        f"{file}::{function}": kept
-        for file, functions in tomllib.loads((_TESTS / "lab.toml").read_text()).items()
-        for function, kept in functions.items()
-    }
-    found = defaultdict(list)
-    for item in items:
-        test = item.nodeid.partition("[")[0].removeprefix("tests/")
-        if test in rows:
-            found[test].append(item)
-    for test, its_items in found.items():
-        stay = _stay({_case(item) for item in its_items}, rows[test])
-        for item in its_items:
-            if _case(item) not in stay:
-                item.add_marker("lab")
-
-
-def _values(item: pytest.Function) -> list[tuple[object, ...]]:
-    """Return the values that a case has of each ``parametrize`` mark, as names and identities."""
-    names = (mark.args[0] for mark in item.iter_markers("parametrize"))
-    lists = (each.replace(" ", "").split(",") if isinstance(each, str) else each for each in names)
-    return [(*each, *(id(item.callspec.params[name]) for name in each)) for each in lists]
-
-
-def _pairwise(items: list[pytest.Function]) -> set[pytest.Function]:
-    """Return cases of one test in which each value meets each value of every other mark."""
-    pairs = {item: set(combinations(_values(item), 2)) for item in items}
-    chosen, left = set(), set[Any]().union(*pairs.values())
-    while left:
-        best = max(items, key=lambda item: len(pairs[item] & left))
-        left -= pairs[best]
-        chosen.add(best)
-    return chosen
-
-
-def _deselect_products(items: list[pytest.Item], config: pytest.Config) -> None:
-    """Keep the pairs of tests that three or more marks would make a product of."""
-    tests = defaultdict(list)
-    for item in items:
-        marks = list(item.iter_markers("parametrize"))
-        if isinstance(item, pytest.Function) and len(marks) >= _PRODUCT:
-            tests[item.nodeid.partition("[")[0]].append(item)
-    kept = {item for cases in tests.values() for item in _pairwise(cases)}
-    dropped = {item for cases in tests.values() for item in cases} - kept
-    config.hook.pytest_deselected(items=list(dropped))
-    items[:] = [item for item in items if item not in dropped]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
-    _deselect_products(items, config)
-    _leave_to_the_laboratory(items)
-    for item in items:
-        if _is_quick(item.path) and not {"long", "lab"} & {
-            mark.name for mark in item.iter_markers()
-        }:
-            item.add_marker("quick")
 
 
 # A shell lets jobs in the background ignore Ctrl-C, and so would the commands that tests interrupt.
