@@ -19,17 +19,15 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
+from faults.lab.cases import Case, Figures, Task, store_cases
+from faults.lab.checker import look
+from faults.lab.command import Done
+from faults.lab.commands import READERS, as_it_is
 from pydantic import TypeAdapter
-from support.lab.cases import Case, standard_cases
-from support.lab.checker import look
-from support.lab.command import Done
-from support.lab.commands import Command, as_it_is, two
-from support.lab.figures import Figures, NotShownError
-from support.lab.task import Task
+from support.mounts import NotShownError
 
 from blobstore.store.local import locks as lock
 
-SHORT = 60
 _NOBODY = 65534
 TypeAdapter(int)  # loads what typer's checks need: the other user can't read Python's own folder
 _RANDOM = re.compile(r"/(new|[0-9]+)-[0-9a-f]{16}(/|$)|\.[0-9a-f]{16}$", re.ASCII)
@@ -50,8 +48,8 @@ def experiment(task: Task) -> Figures:
     )
     kinds = _possible(task.folder / "kinds")
     cases = [
-        *standard_cases(task.folder.parent / "cases"),
-        *(Case(command, task.folder) for command in _READERS),
+        *store_cases(task.folder.parent / "cases"),
+        *(Case(command, task.folder) for command in READERS[:2]),
     ]
     tries = [
         (case, path, kind, user)
@@ -66,7 +64,7 @@ def experiment(task: Task) -> Figures:
     for case, path, kind, user in task.pick(tries):
         if not (path in _MAY_BE_LINKS and kind == "link to a folder"):
             intrude(case, path, kind, user, figures)
-    if task.is_first and "link to a folder" in kinds:
+    if "link to a folder" in kinds:
         control(next(case for case in cases if case.command.name == "import quantized"), figures)
     return figures
 
@@ -96,12 +94,6 @@ def _follow_links() -> None:
     lock._refuse_links = lambda folder: None  # noqa: ARG005  # the real one names it so
 
 
-_READERS = (
-    Command("list", two, ("list", "--store", "{store}")),
-    Command("show", two, ("show", "old", "--store", "{store}")),
-)
-
-
 def _paths(case: Case) -> list[str]:
     """Return the paths in the store that a command touches, but for those with random names."""
     names = {
@@ -113,18 +105,6 @@ def _paths(case: Case) -> list[str]:
     return sorted(
         name for name in names if not name.startswith("..") and not _RANDOM.search(f"/{name}")
     )
-
-
-def _link_to_file(path: Path, outside: Path) -> None:
-    path.symlink_to(outside / "file")
-
-
-def _link_to_folder(path: Path, outside: Path) -> None:
-    path.symlink_to(outside / "folder")
-
-
-def _link_to_nothing(path: Path, outside: Path) -> None:
-    path.symlink_to(outside / "nothing")
 
 
 def _fifo(path: Path, outside: Path) -> None:
@@ -156,9 +136,9 @@ def _unreadable(path: Path, outside: Path) -> None:
 
 
 KINDS: Mapping[str, Callable[[Path, Path], None]] = {
-    "link to a file": _link_to_file,
-    "link to a folder": _link_to_folder,
-    "link to nothing": _link_to_nothing,
+    "link to a file": lambda path, outside: path.symlink_to(outside / "file"),
+    "link to a folder": lambda path, outside: path.symlink_to(outside / "folder"),
+    "link to nothing": lambda path, outside: path.symlink_to(outside / "nothing"),
     "FIFO": _fifo,
     "folder": _folder,
     "device": _device,
@@ -210,43 +190,32 @@ def _check_answer(done: Done, figures: Figures, at: str) -> None:
 
 
 def _make_outside(outside: Path) -> None:
-    """Make a file and a folder of another user.
+    """Make a file and a folder of another user, which everybody may write to.
 
     The folder contains what a command searches for, at any depth of a store.
     """
     folder = outside / "folder"
-    (folder / "0123456789abcdef").mkdir(parents=True)
-    tree = Path("registry.ollama.ai", "library", "old", "latest")
-    for start in range(len(tree.parts) + 1):
-        for name in ("old", "new", "other", "gone"):
-            place = Path(
-                folder.joinpath(*tree.parts[start:]).as_posix().replace("/old/", f"/{name}/")
-            )
-            place.mkdir(parents=True, exist_ok=True)
-            (place / ("0" * 64)).write_bytes(b"another's")
-    for place in (folder, folder / "0123456789abcdef", folder / "1-0123456789abcdef"):
-        place.mkdir(exist_ok=True)
-        (place / f"sha256-{'0' * 64}").write_bytes(b"another's")
-        (place / f"sha256-{'0' * 64}-9").write_bytes(b"another's")
-    (outside / "file").write_bytes(b"another's")
+    tree = ("registry.ollama.ai", "library", "old", "latest")
+    blob = f"sha256-{'0' * 64}"
+    names = [f"{'/'.join(tree[start:])}/{'0' * 64}" for start in range(len(tree) + 1)]
+    names += [blob, f"{blob}-9", f"1-{'0' * 16}/{blob}", f"{'0' * 16}/{blob}-9"]
+    for path in (outside / "file", *(folder / name.lstrip("/") for name in names)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"another's")
     for path in (outside, *outside.rglob("*")):
         path.chmod(0o777)
 
 
 def _snapshot(outside: Path) -> list[tuple[str, int, int, bytes]]:
-    """Return all that can be told of the files outside: names, modes, times, bytes."""
-    found = []
-    for path in sorted((outside, *outside.rglob("*"))):
-        status = path.lstat()
-        found.append(
-            (
-                path.name,
-                status.st_mode,
-                status.st_mtime_ns,
-                path.read_bytes() if path.is_file() else b"",
-            )
-        )
-    return found
+    """Return names, modes, times and bytes of all files outside."""
+    return [
+        (path.name, path.lstat().st_mode, path.lstat().st_mtime_ns, _bytes_of(path))
+        for path in sorted((outside, *outside.rglob("*")))
+    ]
+
+
+def _bytes_of(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
 
 
 def _whole(root: Path) -> dict[str, str]:

@@ -13,19 +13,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from support.lab.cases import ZERO, Case, check_clean, check_verify, standard_cases
-from support.lab.command import At, Kill
-from support.lab.commands import COMMANDS, as_it_is
-from support.lab.figures import Figures
-from support.lab.task import Task
-from support.lab.wandering import Wanderer
+from faults.lab.cases import ZERO, Case, Figures, Task, all_cases, check_clean, check_verify
+from faults.lab.command import At, Kill
+from faults.lab.commands import COMMANDS, as_it_is
+from faults.lab.wandering import Wanderer
 
 from blobstore.formats.documents import Descriptor
 from blobstore.names import Digest
 from blobstore.store.local.blobs import Stamp
 from blobstore.store.local.session import LocalSession
 
-SHORT = 30
 _LONG = 1500
 _VERIFIED_EVERY = 4
 _COUNTED = (
@@ -48,18 +45,17 @@ def experiment(task: Task) -> Figures:
     figures = Figures(
         *_COUNTED, zero=(*ZERO, "left behind", "left after prune", "verify disagrees")
     )
-    cases = standard_cases(task.folder.parent / "cases")
+    cases = all_cases(task.folder.parent / "cases")
     points = [(case, number) for case in cases for number in range(1, 1 + changes(case))]
     figures.most("commands", len(cases))
     figures.most("calls", len(points))
     for case, number in task.pick(points, of=2 / 3):
         kill_at(case, number, figures)
-    if task.is_first:
-        control(task.folder / "control", figures)
+    control(task.folder / "control", figures)
     others = (
         _LONG if task.count is None else task.count - min(round(task.count * 2 / 3), len(points))
     )
-    at_random(task.folder / "random", task.share(others), task.moments(), figures)
+    at_random(task.folder / "random", others, task.moments(), figures)
     return figures
 
 

@@ -19,20 +19,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.lab.cases import Models, is_between
-from support.lab.checker import look
-from support.lab.command import Done, run
-from support.lab.commands import no_locks
-from support.lab.figures import Figures
-from support.lab.task import Task
-from support.lab.wandering import Choices
+from faults.lab.cases import Figures, Models, Task, check_sound, is_between
+from faults.lab.checker import look
+from faults.lab.command import Done, run
+from faults.lab.commands import no_locks
+from faults.lab.wandering import Choices
 
 import blobstore
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.store.local.store import open_store
 
-SHORT = 250
-_LONG = 22_000
+_LONG = 20_000
 _CONTROL = 2_000
 _WORKERS = 4
 _NAMES = 4
@@ -75,35 +72,27 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Truth:
-    """What loads from a model: the sha256 of every array, by its name."""
+Truth = dict[str, str]
+"""What loads from a model: the sha256 of every array, by its name."""
 
-    arrays: dict[str, str]
 
-    @classmethod
-    def of(cls, model: blobstore.Model) -> Truth:
-        """Hash all arrays of an open model."""
-        return cls(
-            {
-                name: hashlib.sha256(array.tobytes()).hexdigest()
-                for name, array in model.arrays("numpy").items()
-            }
-        )
+def _truth_of(model: blobstore.Model) -> Truth:
+    arrays = model.arrays("numpy")
+    return {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in arrays.items()}
 
 
 def experiment(task: Task) -> Figures:
     """Return what came of so many operations of four workers.
 
-    In the long form 22,000, and 2,000 without locks.
+    In the long form 20,000, and 2,000 without locks.
     """
     folder, moments = task.folder, task.moments()
     choices = Choices(folder, moments)
     truths = _truths(folder / "elsewhere", choices)
     figures = Figures(*_COUNTED, zero=_ZERO)
-    count = task.share(_LONG if task.count is None else task.count)
+    count = _LONG if task.count is None else task.count
     soak(folder / "soak", count, Knowledge(choices.sources, truths), moments, figures)
-    if task.is_first and (task.count is None or task.count >= _LONG):
+    if count >= _LONG:
         found = Figures(zero=_ZERO, quiet=True)
         with no_locks():
             soak(folder / "control", _CONTROL, Knowledge(choices.sources, truths), moments, found)
@@ -148,7 +137,7 @@ def _truths(pristine: Path, choices: Choices) -> dict[str, Truth]:
     for source, quant, digest in choices.sources:
         blobstore.import_model(source, "m", store=store, quant=None if quant == "none" else quant)
         with blobstore.open_model("m", store=store, verify=True) as model:
-            truths[digest] = Truth.of(model)
+            truths[digest] = _truth_of(model)
     return truths
 
 
@@ -162,9 +151,7 @@ def _check_the_end(
             done = run("prune", "--grace", "0s", "--sole-owner", "--forget", "--store", root)
             figures.expect(done.code == 0, "commands failed", done.err)
         found = look(root)
-        figures.expect(not found.corrupt, "corrupt", found.corrupt)
-        figures.expect(not found.dangling, "dangling", found.dangling)
-        figures.expect(not found.strays, "strays", found.strays)
+        check_sound(found, figures, "at the end")
         for name, digest in known.items():
             figures.expect(
                 found.models.get(name) == digest,
@@ -174,7 +161,7 @@ def _check_the_end(
         for name, digest in found.models.items():
             try:
                 with blobstore.open_model(name, store=store, verify=True) as model:
-                    figures.expect(Truth.of(model) == truths[digest], "torn", f"{name} at the end")
+                    figures.expect(_truth_of(model) == truths[digest], "torn", f"{name} at the end")
             except BlobStoreError as error:
                 figures.wrong("lost", f"{name} at the end: {error}")
     figures.expect(
@@ -272,7 +259,7 @@ class Worker:
     def _check(self, model: blobstore.Model, digest: str) -> None:
         with model:
             self._figures.expect(
-                Truth.of(model) == self._truths[digest], "torn", f"{model.name}: {digest}"
+                _truth_of(model) == self._truths[digest], "torn", f"{model.name}: {digest}"
             )
 
     def _import(self, contended: bool = False) -> None:  # noqa: FBT002

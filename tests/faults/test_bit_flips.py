@@ -17,9 +17,10 @@ from blobstore.names import ModelName
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store, open_store
 
+pytestmark = pytest.mark.lab
 FORMS = pytest.mark.parametrize(
     ("flips", "clean"),
-    [(200, 4), pytest.param(20_000, 200, marks=[pytest.mark.long, pytest.mark.timeout(3600)])],
+    [(60, 2), pytest.param(20_000, 200, marks=[pytest.mark.long, pytest.mark.timeout(3600)])],
     ids=["short", "long"],
 )
 

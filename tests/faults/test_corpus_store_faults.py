@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
+from faults.lab.cases import sample
+from faults.lab.command import Action, At, Done, Fail, Interrupt, run
+from faults.lab.stops import Call
 from support.checkpoints import safetensors_bytes
 from support.corpus import Case, case_id, load
-from support.faults import READING, calls, file_system, remount, run, sample, strace
-from support.store_faults import FAULTS
-from support.stores import blob_path, commit_model, layer_by_hand
+from support.faults import file_system, remount
+from support.stores import FAULTS, blob_path, commit_model, layer_by_hand
 
 import blobstore
 from blobstore.errors import StorageError
@@ -29,69 +31,77 @@ from blobstore.store.local.store import Store, open_store
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux"),
+    pytest.mark.skipif(sys.platform != "linux", reason="calls are stopped at on Linux"),
 ]
 BLOB = safetensors_bytes({"t": np.arange(9.0)})
-READS = tuple(f"?{name}" for name in (*READING, "pread64"))
+READS = ("read", "pread64", "preadv", "preadv2")
 ORPHANS = [b"first orphan", b"second orphan", b"third orphan"]
 
 
-def command(
-    store: Store, log: Path, *words: object, rules: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
-    return run(*words, "--store", store.root, prefix=strace(log, *rules))
+def command(store: Store, decide: Callable[[Call], Action | None], *words: str) -> Done:
+    return run(*words, "--store", store.root, within=[store.root], decide=decide)
 
 
-def assert_one_error(done: subprocess.CompletedProcess[str], says: str, code: int = 1) -> None:
-    assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
-    assert done.stderr.startswith("Error: ")
-    assert says in done.stderr
-
-
-def eio_at_every_read(store: Store, log: Path) -> None:
-    rule = f"{','.join(READS)}:error=EIO:when=1+"
-    done = command(store, log, "verify", rules=(rule,))
-    assert done.returncode == 3
-    assert "input/output error" in done.stdout
-    assert verify(store).is_sound
-
-
-def eio_at_fsync(store: Store, log: Path) -> None:
-    done = command(store, log, "cp", "m", "n", rules=("fsync:error=EIO:when=1",))
-    assert_one_error(done, "input/output error")
-    assert calls(log)["fsync"] == 1  # it is never tried again
+def check_one_error(done: Done, says: str, store: Store) -> None:
+    """Check that a command says one sentence and left everything as it was."""
+    assert (done.code, done.err.count("\n")) == (1, 1), done.err
+    assert done.err.startswith("Error: ")
+    assert says in done.err
     assert [str(name) for name, _ in store.models()] == ["m:latest"]
-
-
-def eintr_everywhere(store: Store, log: Path) -> None:
-    names = ",".join((*READS, "pwrite64", "write", "flock", "fsync", "openat"))
-    done = command(store, log, "prune", rules=(f"{names}:error=EINTR:when=3+7",))
-    assert (done.returncode, done.stderr) == (0, "")
     assert verify(store).is_sound
 
 
-def emfile(store: Store, log: Path) -> None:
-    commit_model(
-        store, "n", *(safetensors_bytes({f"t{number}": np.arange(5000.0)}) for number in range(40))
-    )
-    prefix = ["bash", "-c", 'ulimit -n 20; exec "$@"', "bash"]
-    assert_one_error(
-        run("diff", "n", "m", "--store", store.root, prefix=prefix), "too many open files"
-    )
+def eio_at_every_read(store: Store) -> None:
+    done = command(store, lambda call: Fail(errno.EIO) if call.name in READS else None, "verify")
+    assert (done.code, "input/output error" in done.out) == (3, True)
     assert verify(store).is_sound
 
 
-def erofs(store: Store, log: Path) -> None:
-    with file_system(log.parent / "mounted", "size=4m") as folder:
+def eio_at_fsync(store: Store) -> None:
+    fault = At(1, Fail(errno.EIO), chosen=lambda call: call.name == "fsync")
+    done = command(store, fault, "cp", "m", "n")
+    check_one_error(done, "input/output error", store)
+    assert sum(call.name == "fsync" for call in done.calls) == 1  # it is never tried again
+
+
+def eintr_everywhere(store: Store) -> None:
+    seen = list[Call]()
+
+    def every_third(call: Call) -> Action | None:
+        seen.append(call)
+        is_meant = call.name in (*READS, "pwrite64", "write", "flock", "fsync")
+        return Fail(errno.EINTR) if is_meant and len(seen) % 3 == 0 else None
+
+    done = command(store, every_third, "prune")
+    assert (done.code, done.err) == (0, "")
+    assert verify(store).is_sound
+
+
+def emfile(store: Store) -> None:
+    many = (safetensors_bytes({f"t{number}": np.arange(5000.0)}) for number in range(40))
+    commit_model(store, "n", *many)
+
+    def few_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8,) * 2)  # noqa: PTH208
+
+    done = run("diff", "n", "m", "--store", store.root, before=few_files)
+    assert (done.code, "too many open files" in done.err) == (1, True), done.err
+    assert verify(store).is_sound
+
+
+def erofs(store: Store) -> None:
+    with file_system(store.root.parent / "mounted", "size=4m") as folder:
         copy = open_store(shutil.copytree(store.root, folder / "store"))
         remount(folder, "ro")
         m, n = ModelName.parse("m"), ModelName.parse("n")
         for change in (
             lambda: commit_model(copy, "n", b"new"),
+            lambda: commit_model(open_store(folder / "another"), "n", b"new"),
             lambda: copy.copy(m, n),
             lambda: copy.move(m, n),
             lambda: copy.remove(m),
             lambda: prune(copy),
+            lambda: blobstore.export_model(m, folder / "out", store=copy),
         ):
             with pytest.raises(StorageError, match="read-only file system"):
                 change()
@@ -102,58 +112,45 @@ def erofs(store: Store, log: Path) -> None:
         assert set(blobstore.open_model("m", store=copy, verify=True)) == {"t"}
 
 
-def edquot(store: Store, log: Path) -> None:
-    done = command(store, log, "cp", "m", "n", rules=("pwrite64:error=EDQUOT:when=1",))
-    assert_one_error(done, "disk quota exceeded")
-    assert [str(name) for name, _ in store.models()] == ["m:latest"]
-    assert verify(store).is_sound
+def edquot(store: Store) -> None:
+    fault = At(1, Fail(errno.EDQUOT), chosen=lambda call: call.name == "pwrite64")
+    check_one_error(command(store, fault, "cp", "m", "n"), "disk quota exceeded", store)
 
 
-def sigint_mid_gc(store: Store, log: Path, most: int) -> None:
+def sigint_mid_gc(store: Store, most: int = 4) -> None:
     for data in ORPHANS:
         layer_by_hand(store, "", data)
-        os.utime(blob_path(store, data), (0, 0))
-    done = command(store, log, "prune")
-    assert (done.returncode, done.stderr) == (0, "")
-    points = [
-        (name, number)
-        for name in ("flock", "mkdir", "rename", "fsync")
-        for number in range(1, calls(log)[name] + 1)
-    ]
+    calls = len(command(store, lambda _: None, "prune", "--grace", "0", "--sole-owner").calls)
     undo_prune(store)
-    for name, number in sample(points, most):
-        for data in ORPHANS:
-            os.utime(blob_path(store, data), (0, 0))
-        done = command(store, log, "prune", rules=(f"{name}:signal=SIGINT:when={number}",))
-        assert done.returncode in (0, 130), (name, number, done.stderr)
+    for number in sample(range(1, calls + 1), most):
+        fault = At(number, Interrupt(), chosen=lambda _: True)
+        done = command(store, fault, "prune", "--grace", "0", "--sole-owner")
+        assert done.code in (0, 130), (number, done.err)
         assert verify(store).is_sound
         if store.trash.contents():
             undo_prune(store)
-        assert all(blob_path(store, data).read_bytes() == data for data in ORPHANS), (name, number)
+        assert all(blob_path(store, data).read_bytes() == data for data in ORPHANS), number
 
 
-STATES: dict[str, Callable[[Store, Path], None]] = {
+STATES: dict[str, Callable[[Store], None]] = {
     "store-eio-at-every-read": eio_at_every_read,
     "store-eio-at-fsync": eio_at_fsync,
     "store-eintr-everywhere": eintr_everywhere,
     "store-emfile": emfile,
     "store-erofs": erofs,
     "store-edquot": edquot,
-    "store-sigint-mid-gc": lambda store, log: sigint_mid_gc(store, log, 2),
+    "store-sigint-mid-gc": sigint_mid_gc,
 }
-
-
-def test_every_case_is_shown() -> None:
-    assert STATES.keys() == FAULTS
+assert STATES.keys() == FAULTS
 
 
 @pytest.mark.parametrize("case", [case for case in load("store") if case.id in FAULTS], ids=case_id)
-def test_faults_of_a_store(case: Case, store: Store, tmp_path: Path) -> None:
+def test_faults_of_a_store(case: Case, store: Store) -> None:
     commit_model(store, "m", BLOB)
-    STATES[case.id](store, tmp_path / "log")
+    STATES[case.id](store)
 
 
 @pytest.mark.long
-def test_a_clean_up_interrupted_at_any_call(store: Store, tmp_path: Path) -> None:
+def test_a_clean_up_interrupted_at_any_call(store: Store) -> None:
     commit_model(store, "m", BLOB)
-    sigint_mid_gc(store, tmp_path / "log", 10_000)
+    sigint_mid_gc(store, 10_000)

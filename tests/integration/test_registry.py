@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.lab.mounts import keep_mounts_private, mount
+from support.mounts import keep_mounts_private, mount
 from support.registries import (
     CERTIFICATE,
     PASSWORD,

@@ -112,20 +112,6 @@ def test_verify_does_not_miss_what_lies_below(lower: Store, upper: Store) -> Non
     assert not verify(upper, lower=[lower]).is_sound
 
 
-def test_a_read_only_store_is_used(lower: Store, upper: Store) -> None:
-    folders = [lower.root, *(path for path in lower.root.rglob("*") if path.is_dir())]
-    for folder in folders:
-        folder.chmod(0o555)
-    try:
-        layers = LayeredStore(upper, [lower])
-        assert blobs_of(layers, "m") == [b"one", b"two"]
-        commit(layers, "n", b"two")
-        assert upper.blobs.digests() == set()
-    finally:
-        for folder in folders:
-            folder.chmod(0o755)
-
-
 # The command line
 
 
@@ -180,15 +166,6 @@ def test_a_copy_to_another_store(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "is the store" in cli(capsys, "cp", "a", "--to", here, "--store", here, code=2)
     assert "needs a NEW_NAME" in cli(capsys, "cp", "a", "--store", here, code=2)
     assert "not found" in cli(capsys, "cp", "x", "--to", there, "--store", here, code=1)
-
-
-def test_a_linked_blob_survives_its_first_store(tmp_path: Path) -> None:
-    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
-    commit(here, "m", b"x" * 5000, b"y", with_config=False)
-    transfer(["m"], here, there)
-    here.remove("m")
-    assert blobs_of(there, "m") == [b"x" * 5000, b"y"]
-    assert verify(there).is_sound
 
 
 def test_damage_is_not_copied(tmp_path: Path) -> None:

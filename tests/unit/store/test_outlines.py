@@ -167,31 +167,3 @@ def test_a_blob_that_breaks_a_rule_behind_a_sound_one_that_is_like_it(
     found = found_in(model, outlined=True)
     assert isinstance(found, tuple)
     assert found == found_in(model, outlined=False)
-
-
-def test_a_blob_that_is_gone_or_replaced_is_the_error(home: Store) -> None:
-    blobs = [blob_of([(f"u.{number}", "int4", "own")], number) for number in range(20)]
-    model = model_of(home, blobs)
-    path = home.blobs.path / model.manifest.tensor_layers[3].digest.file_name
-    for data in (b"", None):
-        path.write_bytes(data) if data is not None else path.unlink()
-        found = found_in(model, outlined=True)
-        assert model.manifest.tensor_layers[3].digest.hex[:12] in found[1]
-        assert found == found_in(model, outlined=False)
-
-
-def test_the_names_of_config_json_decide_where_shapes_do_not(home: Store) -> None:
-    # Codes of 2x16 words and scales of 2x2: int8 in groups of 32, or int4 in groups of 64.
-    entries = {
-        "w": {"dtype": "U32", "shape": [2, 16], "data_offsets": [0, 128]},
-        "w.scale": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [128, 136]},
-        "w.bias": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [136, 144]},
-    }
-    ambiguous = [
-        raw_safetensors(
-            {key.replace("w", f"w{n}"): one for key, one in entries.items()}, bytes(144)
-        )
-        for n in range(3)
-    ]
-    found = found_in(model_of(home, ambiguous), outlined=True)
-    assert found == found_in(model_of(home, ambiguous), outlined=False)

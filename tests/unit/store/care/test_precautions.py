@@ -186,16 +186,6 @@ def test_copies_wait_for_the_last_of_their_blobs(store: Store) -> None:
     assert [str(name) for name in undo_prune(store).without_manifest] == ["a:latest"]
 
 
-def test_copies_are_not_removed_through_a_link(store: Store, tmp_path: Path) -> None:
-    fill(store, *"abc")
-    ollama_rm(store, "a")
-    (store.root / ".blobstore/copies/registry.ollama.ai").rename(tmp_path / "elsewhere")
-    (store.root / ".blobstore/copies/registry.ollama.ai").symlink_to(tmp_path / "elsewhere")
-    prune(store)
-    names = sorted(path.name for path in (tmp_path / "elsewhere/library").iterdir())
-    assert names == ["a", "b", "c"]
-
-
 def test_rm_spares_what_a_lost_model_needs(store: Store) -> None:
     fill(store, "a", "example.org/team/b")
     unmount(store, LIBRARY)

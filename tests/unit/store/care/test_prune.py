@@ -253,13 +253,6 @@ def test_others_who_use_the_store_are_named(store: Store) -> None:
     assert len(prune(store).removed) == 1
 
 
-def test_an_absent_store_is_not_made(tmp_path: Path) -> None:
-    assert prune(open_store(tmp_path / "none")).removed == ()
-    with pytest.raises(NotFoundError, match="empty"):
-        undo_prune(open_store(tmp_path / "none"))
-    assert not (tmp_path / "none").exists()
-
-
 def test_manifests_on_a_disk_that_is_not_there_are_not_taken_for_none(
     store: Store, tmp_path: Path
 ) -> None:

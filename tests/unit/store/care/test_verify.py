@@ -26,7 +26,7 @@ from support.stores import (
 )
 
 import blobstore
-from blobstore.errors import InvalidNameError, NotFoundError, StorageError, UsageError
+from blobstore.errors import NotFoundError, StorageError, UsageError
 from blobstore.importer.repair import repair_model
 from blobstore.names import ModelName
 from blobstore.store.care.verify import Sample, VerifyResult, verify
@@ -278,22 +278,6 @@ def test_a_manifest_that_is_lost_is_shown_and_no_damage(model: Store, tmp_path: 
     assert verify(model).odd == ()
 
 
-def test_what_an_ollama_removed_is_not_shown(model: Store) -> None:
-    """It removes the manifest, then the blobs that only this model needs."""
-    manifest_path(model, "n").unlink()  # m needs all of its blobs
-    assert verify(model).odd == ()
-    manifest_path(model, "m").unlink()
-    for path in list((model.root / "blobs").iterdir())[1:]:
-        path.unlink()
-    assert [odd.path.parts[-2] for odd in verify(model).odd] == [
-        "m",
-        "n",
-    ]  # a blob is left that only they need
-    next((model.root / "blobs").iterdir()).unlink()
-    result = verify(model)
-    assert (result.is_sound, result.odd) == (True, ())
-
-
 def test_the_parts_of_a_sample_are_all_blobs(model: Store) -> None:
     whole = verify(model).checked
     assert sum(verify(model, sample=Sample(number, 3)).checked for number in (1, 2, 3)) == whole
@@ -307,15 +291,6 @@ def test_what_is_no_part() -> None:
     for text in ("", "0/3", "4/3", "1", "1/", "1/0", "-1/3", "1/3/3", "1.0/3", "¹/3"):
         with pytest.raises(UsageError):
             Sample.parse(text)
-
-
-def test_names_that_are_not_there(model: Store) -> None:
-    with pytest.raises(NotFoundError):
-        verify(model, ["m", "none"])
-    with pytest.raises(InvalidNameError):
-        verify(model, [".."])
-    with pytest.raises(UsageError):
-        verify(model, jobs=0)
 
 
 def test_what_is_removed_or_made_again_meanwhile_is_no_damage(

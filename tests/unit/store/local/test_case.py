@@ -15,7 +15,6 @@ from blobstore.errors import AmbiguousNameError, StorageError, UsageError
 from blobstore.names import ModelName
 from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import verify
-from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.store import Store
 
 Snapshot = Callable[[Store], dict[str, str]]
@@ -132,35 +131,8 @@ def test_a_folder_behind_a_link_has_a_spelling_and_is_not_written_through(
     assert list((tmp_path / "outside").iterdir()) == []
 
 
-def test_a_letter_that_is_no_ascii_is_no_other_case(store: Store) -> None:
-    commit_model(store, "k", b"one")
-    manifest_path(store, "k").with_name("\N{KELVIN SIGN}1").write_bytes(b"{}")
-    assert str(store.target("k:k1")) == "k:k1"
-
-
 PART = st.sampled_from(["a", "A", "b", "B"])
 NAMES = st.builds(lambda model, tag: ModelName(model=model, tag=tag), PART, PART)
-
-
-@pytest.fixture
-def folding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system that lowers names and finds any case (`lowntfs-3g -o ignore_case`)."""
-
-    def path(folder: ManifestFolder, name: ModelName) -> Path:
-        return folder.path.joinpath(*(part.lower() for part in name.path_parts))
-
-    monkeypatch.setattr(ManifestFolder, "_path", path)
-
-
-@pytest.mark.usefixtures("folding")
-def test_a_file_system_may_spell_a_name_in_its_own_way(store: Store) -> None:
-    digest = commit_model(store, "hf.co/Org/Model:Q4", b"one")
-    assert names(store) == ["hf.co/org/model:q4"]
-    assert commit_model(store, "hf.co/Org/Model:Q4", b"one") == digest
-    assert store.move(
-        store.find("hf.co/ORG/model:q4"), ModelName.parse("Other")
-    ) == ModelName.parse("Other")
-    assert names(store) == ["other:latest"]
 
 
 @given(st.lists(NAMES, max_size=4), NAMES)

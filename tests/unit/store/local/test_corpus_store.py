@@ -18,8 +18,8 @@ from support.arrays import plain
 from support.checkpoints import safetensors_bytes
 from support.corpus import Case, case_id, load
 from support.faults import make_device
-from support.store_faults import FAULTS
 from support.stores import (
+    FAULTS,
     NOBODY,
     blob_path,
     commit_model,

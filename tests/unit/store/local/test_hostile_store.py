@@ -11,12 +11,10 @@ from support.stores import blob_path, commit_model, descriptor, manifest_path
 
 import blobstore
 from blobstore.errors import (
-    BlobStoreError,
-    LimitExceededError,
     NotFoundError,
     StorageError,
 )
-from blobstore.formats.documents import MAX_MANIFEST, Manifest
+from blobstore.formats.documents import Manifest
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store
 
@@ -88,13 +86,6 @@ def test_a_copy_of_a_manifest_whose_place_is_taken_hinders_no_removal(
     assert not manifest_path(filled, "m").exists()
 
 
-def test_a_manifest_beyond_the_limit_is_not_read(filled: Store) -> None:
-    os.truncate(manifest_path(filled, "m"), MAX_MANIFEST + 1)
-    with pytest.raises(LimitExceededError) as caught:
-        filled.manifest(M)
-    assert caught.value.model == "m:latest"
-
-
 def test_a_linked_manifest_is_replaced_and_what_it_points_to_stays(
     filled: Store, tmp_path: Path
 ) -> None:
@@ -126,13 +117,6 @@ def test_a_linked_folder_of_manifests_is_refused(filled: Store, tmp_path: Path) 
     assert list(filled.models()) == []
     assert outside.joinpath(*M.path_parts[level:]).read_bytes() == raw
     assert len([path for path in outside.rglob("*") if path.is_file()]) == 1
-
-
-def test_a_name_longer_than_a_file_system_takes_is_a_typed_error(filled: Store) -> None:
-    long = ModelName(host="h" * 300, model="m")
-    for use in (filled.manifest, filled.remove, lambda name: filled.copy(M, name)):
-        with pytest.raises(BlobStoreError):
-            use(long)
 
 
 def test_a_folder_in_the_place_of_a_blob_or_a_manifest_is_not_written_over(filled: Store) -> None:

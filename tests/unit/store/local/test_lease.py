@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from support.arrays import plain
 from support.checkpoints import safetensors_bytes
-from support.stores import blob_path, commit_model, link_by_hand, manifest_path
+from support.stores import blob_path, commit_model, link_by_hand
 
 import blobstore
-from blobstore.errors import BusyError, CorruptDataError, NotFoundError
+from blobstore.errors import BusyError, CorruptDataError
 from blobstore.formats.safetensors.header import Header, header_of
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
@@ -111,20 +111,6 @@ def test_a_model_that_is_replaced_while_it_is_opened_is_opened_as_it_is_then(
 
     at_blob(monkeypatch, SECOND, replace)
     assert set(blobstore.open_model("m", store=store)) == {"other"}
-
-
-def test_a_model_that_is_removed_while_it_is_opened_is_not_found(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    link_by_hand(store, "m", {"first": FIRST, "second": SECOND})
-
-    def remove() -> None:
-        manifest_path(store, "m").unlink()
-        blob_path(store, SECOND).unlink()
-
-    at_blob(monkeypatch, SECOND, remove)
-    with pytest.raises(NotFoundError, match="model 'm:latest' not found"):
-        blobstore.open_model("m", store=store)
 
 
 @pytest.mark.usefixtures("mapped")

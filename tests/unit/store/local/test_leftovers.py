@@ -198,21 +198,6 @@ def test_what_was_not_durable_is_hashed_whatever_its_stamp_says(
     assert names(parent) == []
 
 
-def test_what_was_durable_is_taken_by_its_stamp(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each file gets its own fsync where syncfs is not trusted: it is not read again."""
-    monkeypatch.setattr(session, "syncs_whole", lambda _fd: False)
-    monkeypatch.setattr(
-        blobs_module, "write_back", lambda _fd: pytest.fail("it is on the disk already")
-    )
-    left = interrupted(store, b"one")
-    with store.session() as again:
-        blob = again.recall(KEY, 3, verify=False)
-        assert blob is not None
-        assert blob.path.parent != left.parent
-
-
 @pytest.mark.parametrize("is_touched", [True, False])
 def test_what_can_not_be_written_back_is_never_taken(
     store: Store, parent: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str], is_touched: bool
@@ -234,18 +219,6 @@ def test_what_can_not_be_written_back_is_never_taken(
     with store.session() as again:
         assert again.recall(KEY, 3, verify=False) is None
     assert names(parent) == []
-
-
-def test_blobs_are_recalled_by_many_threads_at_once(store: Store) -> None:
-    keys = [f"{number:064x}" for number in range(50)]
-    with suppress(KeyboardInterrupt), store.session() as begun:
-        for key in keys:
-            begun.note(key, begun.put(key.encode()))
-        raise KeyboardInterrupt
-    with store.session() as again, ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda key: again.recall(key, len(key), verify=False), keys))
-        assert [blob.path.read_text() for blob in found if blob is not None] == keys
-    assert not list(store.root.glob(".blobstore/tmp/*"))
 
 
 @pytest.mark.parametrize(("left", "is_used"), [(b"one", True), (b"two", False)])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from contextlib import nullcontext
 from itertools import count
@@ -16,7 +14,6 @@ from support.clock import Clock
 from support.stores import HOLD_LOCK, commit_model, process
 
 from blobstore.errors import BusyError, StorageError
-from blobstore.names import ModelName
 from blobstore.store.local import locks
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.store import Store, open_store
@@ -91,31 +88,6 @@ def test_a_machine_that_sleeps_uses_up_no_patience(
     assert next(tries) == (3 if goes_at else 21)
 
 
-def test_an_error_frees_the_lock(path: Path) -> None:
-    lock = StoreLock(path)
-    with pytest.raises(ZeroDivisionError), lock.exclusive():
-        raise ZeroDivisionError
-    with lock.exclusive():
-        pass
-
-
-def test_a_program_that_is_started_meanwhile_does_not_inherit_the_lock(path: Path) -> None:
-    lock = StoreLock(path)
-    with lock.exclusive():
-        line = [sys.executable, "-c", "print('ready', flush=True); input()"]
-        child = subprocess.Popen(
-            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False
-        )
-    try:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"ready\n"
-        with lock.exclusive():
-            pass
-    finally:
-        child.kill()
-        child.communicate()
-
-
 def test_it_is_flock_so_that_other_programs_can_take_it(store: Store) -> None:
     commit_model(store, "m", b"one")
     lock = store.root / ".blobstore" / "lock"
@@ -126,25 +98,6 @@ def test_it_is_flock_so_that_other_programs_can_take_it(store: Store) -> None:
         assert [str(name) for name, _ in store.models()] == ["m:latest"]
     with process(FLOCK, lock, "LOCK_SH"):
         commit_model(store, "n", b"two")
-
-
-def test_a_killed_writer_keeps_nobody_out(store: Store) -> None:
-    commit_model(store, "m", b"one")
-    code = """
-import sys
-from blobstore import open_store
-with open_store(sys.argv[1]).session() as session:
-    session.put(b"half")
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
-    with process(code, store.root) as child:
-        assert store.remove(ModelName.parse("m")).reason is not None
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-    commit_model(store, "m", b"one")
-    removal = store.remove(ModelName.parse("m"))
-    assert (len(removal.removed), removal.reason) == (1, None)
 
 
 @pytest.mark.parametrize("name", ["", "tmp", "copies"])

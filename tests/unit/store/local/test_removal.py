@@ -46,13 +46,6 @@ def test_cp_replaces_another_model_only_if_asked(store: Store) -> None:
     assert store.manifest(N).layers[0].size == len(b"one")
 
 
-def test_cp_onto_itself_changes_nothing(store: Store, snapshot: Snapshot) -> None:
-    commit_model(store, "m", b"one")
-    before = snapshot(store)
-    store.copy(M, M)
-    assert snapshot(store) == before
-
-
 def test_cp_of_a_missing_a_broken_or_an_incomplete_model_is_refused(
     store: Store, snapshot: Snapshot
 ) -> None:
@@ -146,13 +139,3 @@ def test_mv_gives_a_model_another_name(store: Store) -> None:
     assert not (store.root / "manifests/example.org").exists()
     store.move(N, N)
     assert [str(name) for name, _ in store.models()] == ["n:latest"]
-
-
-def test_mv_of_a_model_that_is_not_whole_is_refused(store: Store, snapshot: Snapshot) -> None:
-    commit_model(store, "m", b"one")
-    blob_path(store, b"one").unlink()
-    before = snapshot(store)
-    for name, target in ((M, N), (N, M)):
-        with pytest.raises(NotFoundError):
-            store.move(name, target)
-    assert snapshot(store) == before

@@ -9,7 +9,7 @@ import pytest
 from support.stores import commit_model, unprivileged
 
 from blobstore.errors import LimitExceededError
-from blobstore.names import Digest, ModelName
+from blobstore.names import Digest
 from blobstore.store import hints as module
 from blobstore.store.care.prune import prune
 from blobstore.store.local.store import Store
@@ -55,14 +55,6 @@ def test_prune_removes_the_results_of_manifests_that_are_gone(store: Store) -> N
     assert kept(store) == found | {"verify.json", "quality/notes.txt"}
 
 
-def test_results_of_a_lost_model_stay(store: Store) -> None:
-    digest = with_results(store, "m", b"one")
-    with_results(store, "n", b"two")
-    store.manifests.path.joinpath(*ModelName.parse("m").path_parts).unlink()
-    prune(store)
-    assert f"quality/{digest.hex}.json" in kept(store)
-
-
 def test_a_large_result_is_neither_kept_nor_read(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,10 +86,3 @@ def test_only_the_owner_of_a_store_writes_results(store: Store, tmp_path: Path) 
     with unprivileged():
         store.results.keep("verify", b"sound")
     assert store.results.read("verify") is None
-
-
-def test_failures_are_ignored(store: Store) -> None:
-    (store.root / ".blobstore").mkdir(parents=True)
-    (store.root / ".blobstore" / "results").write_bytes(b"a file in its place")
-    store.results.keep("verify", b"sound")
-    store.results.keep_only(set())

@@ -15,7 +15,7 @@ from blobstore.errors import (
     LimitExceededError,
     StorageError,
 )
-from blobstore.formats.signatures import MAX_FILE, MAX_SIGNATURES, Signature
+from blobstore.formats.signatures import MAX_SIGNATURES, Signature
 from blobstore.io import durable
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import DAY_S, prune
@@ -73,16 +73,6 @@ def test_a_damaged_file_is_an_error(store: Store) -> None:
     with pytest.raises(CorruptDataError, match="is damaged") as caught:
         store.signatures.read(M, digest)
     assert caught.value.path == str(path)
-
-
-@pytest.mark.parametrize("raw", [b"{}", b"x" * (MAX_FILE + 1)])
-def test_files_that_others_made(store: Store, raw: bytes) -> None:
-    digest = signed(store)
-    (folder_of(store, digest) / "README").write_bytes(b"its name is not a digest: it is ignored")
-    assert len(store.signatures.read(M, digest)) == 2
-    (folder_of(store, digest) / Digest.of(raw).hex).write_bytes(raw)
-    with pytest.raises((CorruptDataError, LimitExceededError)):
-        store.signatures.read(M, digest)
 
 
 def test_links_are_not_followed(store: Store, tmp_path: Path) -> None:

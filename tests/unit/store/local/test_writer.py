@@ -113,14 +113,6 @@ def test_a_gap_is_read_back_when_its_turn_comes(tmp_path: Path, gap: int) -> Non
     write(tmp_path, pieces, 2)
 
 
-def test_a_buffer_that_is_not_aligned_as_said_is_written_all_the_same(tmp_path: Path) -> None:
-    (piece,) = blob_of((2 * DIRECT, 0, False))
-    with writing(tmp_path, 2 * DIRECT) as (writer, made):
-        writer.put(0, memoryview(bytearray(b"?" + piece.data))[1:], aligned=True)
-    (blob,) = made
-    assert blob.path.read_bytes() == piece.data
-
-
 def test_writers_take_any_contiguous_buffer(tmp_path: Path) -> None:
     parts = (
         b"ab",
@@ -149,17 +141,6 @@ def test_what_waits_is_given_back_when_the_blob_is_given_up(tmp_path: Path, end:
     writer.close()
     writer.close()
     assert sorted(back) == ["cd", "ef"]
-
-
-def test_two_blobs_of_the_same_bytes_are_one_file(tmp_path: Path) -> None:
-    size, stamps = DIRECT, []
-    for name in ("x", "y", "z"):
-        with writing(tmp_path, size, name) as (writer, made):
-            writer.put(0, bytes(size))
-        stamps.append(made[0].stamp.inode)
-    (path,) = tmp_path.iterdir()
-    assert path.read_bytes() == bytes(size)
-    assert path.stat().st_ino == stamps[-1]
 
 
 def test_blobs_of_the_same_bytes_at_once(tmp_path: Path) -> None:

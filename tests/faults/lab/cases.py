@@ -1,26 +1,104 @@
-"""Commands with their stores: the states allowed after a kill, a failure and a success."""
+"""Commands with their stores: the states allowed after a kill, a failure and a success.
+
+Also what every experiment is asked for (`Task`), and what it counts (`Figures`).
+"""
 
 from __future__ import annotations
 
-import errno
 import itertools
-from collections.abc import Callable, Mapping
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+from faults.lab.checker import Found, look
+from faults.lab.command import Decide, Done, run
+from faults.lab.commands import COMMANDS, FILE_COMMANDS, PRUNE_ALL, Command
+from faults.lab.file_systems import MEMORY, Copied, FileSystem
 
 from blobstore.store.local.store import open_store
-from support.lab.checker import Found, look
-from support.lab.command import Decide, Done, run
-from support.lab.commands import COMMANDS, PRUNE_ALL, Command
-from support.lab.figures import Figures
-from support.lab.file_systems import Copied, Stores
-from support.lab.system_calls import Call
 
+_Item = TypeVar("_Item")
 Models = Mapping[str, str]
 ZERO = ("corrupt", "dangling", "lost", "strays", "re-runs failed", "foreign errors", "hangs")
 """What every experiment counts and must not see."""
+_BLIND = "blind"
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An experiment's ``folder`` on a ``file_system``, and how many faults; None: the long form."""
+
+    folder: Path
+    count: int | None
+    seed: int
+    file_system: FileSystem = MEMORY
+
+    def moments(self) -> random.Random:
+        """Return where random choices come from."""
+        return random.Random(self.seed)
+
+    def pick(self, items: Sequence[_Item], *, of: float = 1) -> Sequence[_Item]:
+        """Return ``count`` times ``of`` of the items, evenly spread; all in the long form."""
+        return sample(items, None if self.count is None else round(self.count * of))
+
+
+def sample(items: Sequence[_Item], count: int | None) -> Sequence[_Item]:
+    """Return ``count`` of the items, evenly spread, with the first and the last; None: all."""
+    if count is None or len(items) <= count:
+        return items
+    return [items[round(index * (len(items) - 1) / max(count - 1, 1))] for index in range(count)]
+
+
+class Figures:
+    """Counts in the order in which they were first named; those of ``zero`` must stay 0.
+
+    ``quiet``: what is wrong is not printed. That is for controls: the same experiment on code that
+    is broken on purpose, which has to see that (`control`).
+    """
+
+    def __init__(self, *counted: str, zero: Iterable[str], quiet: bool = False) -> None:
+        self._zero = (*zero, *([] if quiet else [_BLIND]))
+        self.is_quiet = quiet
+        self.counts = dict.fromkeys((*counted, *self._zero), 0)
+
+    def add(self, name: str, number: int = 1) -> None:
+        """Count something."""
+        self.counts[name] = self.counts.get(name, 0) + number
+
+    def most(self, name: str, number: int) -> None:
+        """Keep the largest number."""
+        self.counts[name] = max(self.counts.get(name, 0), number)
+
+    def wrong(self, name: str, what: object) -> None:
+        """Count something that must not be, and print what it was."""
+        self.add(name)
+        if self.counts[name] <= _SHOWN and not self.is_quiet:
+            sys.stderr.write(f"{name}: {what}\n")
+
+    def expect(self, holds: bool, name: str, what: object) -> None:
+        """Count as `wrong` what does not hold."""
+        if not holds:
+            self.wrong(name, what)
+
+    def control(self, found: Figures) -> None:
+        """Count how much a control saw that must not be; it is blind when that is nothing."""
+        seen = sum(found.counts[name] for name in found._zero)
+        self.add("seen in controls", seen)
+        self.expect(seen > 0, _BLIND, found)
+
+    @property
+    def is_good(self) -> bool:
+        """True when nothing is counted that must not be."""
+        return not any(self.counts[name] for name in self._zero)
+
+    def __str__(self) -> str:
+        return " · ".join(f"{name} {number:,}" for name, number in self.counts.items())
 
 
 class Case:
@@ -29,7 +107,7 @@ class Case:
     ``stores`` makes and removes the copies, as the file system wants it.
     """
 
-    stores: ClassVar[Stores] = Copied()
+    stores: ClassVar[Copied] = Copied()
 
     def __init__(self, command: Command, folder: Path, *, looks: bool = False) -> None:
         """Make the store in ``folder`` and note the undisturbed command's calls.
@@ -60,8 +138,10 @@ class Case:
         return root
 
     def remove(self, root: Path) -> None:
-        """Remove a copy of the store."""
+        """Remove a copy of the store, and what was exported from it."""
         self.stores.remove(root)
+        for path in root.parent.glob(f"*{root.name}-out*"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def run(
         self,
@@ -80,14 +160,11 @@ class Case:
             self.command.before()
             before()
 
-        arguments = [
-            argument.format(work=self.work, store=root) for argument in self.command.arguments
-        ]
-        within = [self.work, root] if watched or decide is not None else []
+        line = [argument.format(work=self.work, store=root) for argument in self.command.arguments]
         program = partial(self.command.program, root) if self.command.program is not None else None
         return run(
-            *arguments,
-            within=within,
+            *line,
+            within=[self.work, root] if watched or decide is not None else [],
             decide=decide,
             before=prepare,
             looks=self._looks,
@@ -110,24 +187,32 @@ class Case:
         figures.expect(not nowhere, "lost", f"{at}: {nowhere}, exit code {done.code}")
         figures.expect(not found.strays, "strays", f"{at}: {found.strays}")
         figures.expect(not done.hung, "hangs", at)
-        figures.expect("Traceback" not in done.err, "foreign errors", f"{at}: {done.err}")
+        is_ours = "Traceback" not in done.err and "Exception ignored" not in done.err
+        figures.expect(is_ours, "foreign errors", f"{at}: {done.err}")
         return found
 
     def _kept(self) -> set[str]:
         """Return unneeded blobs that must be in the trash after the command."""
         if "--undo" in self.command.arguments:
             return {*self.start.orphans, *self.start.trash}
-        return set(self.start.orphans) if self.command.arguments[0] == "prune" else set()
+        is_prune = (
+            self.command.arguments[0] == "prune" and "--dry-run" not in self.command.arguments
+        )
+        return set(self.start.orphans) if is_prune else set()
+
+    def check_left(self, found: Found, figures: Figures, what: object) -> None:
+        """Count temporary folders that a command which was refused left behind."""
+        left = set(found.temporary) - set(self.start.temporary)
+        figures.expect(not left, "left behind", f"{self.command.name}, {what}: {left}")
 
     def check_again(self, root: Path, figures: Figures, what: object) -> Found:
         """Run the command once more, undisturbed; count what is wrong then."""
         done = self.run(root)
         at = f"{self.command.name}, {what}, again"
         found = look(root)
-        # What has been removed or given back can't be removed or given back again.
-        is_done = done.code == 0 or (
-            done.code == 1 and ("not found" in done.err or "is empty" in done.err)
-        )
+        # What was removed, given back or exported can't be removed, given back or exported again.
+        repeats = ("not found", "is empty", "already exists and is not an empty folder")
+        is_done = done.code == 0 or (done.code == 1 and any(text in done.err for text in repeats))
         figures.expect(
             is_done and (found.models, found.packed) == (self.end.models, self.end.packed),
             "re-runs failed",
@@ -160,40 +245,37 @@ def check_verify(root: Path, figures: Figures, what: object) -> None:
     )
 
 
+def check_sound(found: Found, figures: Figures, at: object) -> bool:
+    """Count the faults of a store in which nothing may be wrong; return True if nothing is."""
+    for name in ("corrupt", "dangling", "strays"):
+        faults = getattr(found, name)
+        figures.expect(not faults, name, f"{at}: {faults}")
+    return not (found.corrupt or found.dangling or found.strays)
+
+
 @cache
-def standard_cases(folder: Path) -> tuple[Case, ...]:
-    """Return all commands with their stores in ``folder``.
+def store_cases(folder: Path) -> tuple[Case, ...]:
+    """Return the commands that change stores, with their stores in ``folder``.
 
     They are made once for all experiments.
     """
     return tuple(Case(command, folder) for command in COMMANDS)
 
 
+@cache
+def all_cases(folder: Path) -> tuple[Case, ...]:
+    """Return these and the commands that write files, in ``folder``."""
+    return (*store_cases(folder), *(Case(command, folder) for command in FILE_COMMANDS))
+
+
 def is_between(found: Models, start: Models, end: Models, *, said: bool) -> bool:
     """Return True when models are as a command may leave them: each name as before or as after.
 
-    After, when that was said.
-
-    No manifest that is there before and after (under another name, perhaps) is ever nowhere.
+    After, when that was ``said``. No manifest that is there before and after, perhaps under another
+    name, is ever nowhere.
     """
     if said:
         return found == end
     names = set(found) | set(start) | set(end)
     one_or_the_other = all(found.get(name) in (start.get(name), end.get(name)) for name in names)
     return one_or_the_other and set(start.values()) & set(end.values()) <= set(found.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Where and how a command is disturbed: by an error (0: half of the work).
-
-    ``number`` counts the calls that the experiment disturbs.
-    """
-
-    case: Case
-    number: int
-    call: Call
-    error: int
-
-    def __str__(self) -> str:
-        return f"{self.call} {errno.errorcode.get(self.error, 'by half')} at call {self.number}"

@@ -6,14 +6,14 @@ import random
 from collections.abc import Collection
 from pathlib import Path
 
+from faults.lab.cases import Figures, Models, check_sound, is_between
+from faults.lab.checker import look
+from faults.lab.command import At, Done, Kill, run
+from faults.lab.commands import PRUNE_ALL, model
+from support.checkpoints import normal, write_checkpoint
+
 import blobstore
 from blobstore.store.local.store import open_store
-from support.checkpoints import normal, write_checkpoint
-from support.lab.cases import Models, is_between
-from support.lab.checker import look
-from support.lab.command import At, Done, Kill, run
-from support.lab.commands import PRUNE_ALL, model
-from support.lab.figures import Figures
 
 _NAMES = tuple(f"{name}:latest" for name in "abcdef")
 _TYPES = ("none", "int4", "int8", "mxfp4")
@@ -101,9 +101,7 @@ class Wanderer:
         found = look(self._root)
         self._steps += 1
         at = f"step {self._steps}: {' '.join(map(str, arguments))}: {done.code} {done.err}"
-        figures.expect(not found.corrupt, "corrupt", f"{at} {found.corrupt}")
-        figures.expect(not found.dangling, "dangling", f"{at} {found.dangling}")
-        figures.expect(not found.strays, "strays", f"{at} {found.strays}")
+        check_sound(found, figures, at)
         figures.expect(done.code in (0, -9), "re-runs failed", at)
         is_right = is_between(found.models, self._models, end, said=done.code == 0)
         figures.expect(is_right, "lost", f"{at} {self._models} -> {end}: {found.models}")

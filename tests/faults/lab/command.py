@@ -8,11 +8,15 @@ output and exit code.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import errno
+import fcntl
 import io
+import mmap
 import os
 import signal
 import socket
+import struct
 import sys
 import time
 import traceback
@@ -20,10 +24,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.lab.figures import NotShownError
-from support.lab.half import do_half
-from support.lab.seccomp import Listener, Stop, is_possible, stop_at
-from support.lab.system_calls import ALL_NUMBERS, NUMBERS, READING, Call, is_creating, shape
+from faults.lab.stops import (
+    ALL_NUMBERS,
+    HERE,
+    NUMBERS,
+    READING,
+    Call,
+    Listener,
+    Stop,
+    is_creating,
+    shape,
+    stop_at,
+)
+from support.mounts import NotShownError
 
 _CRASHED = 70
 _HERE = -100 & 0xFFFFFFFF
@@ -31,6 +44,8 @@ _LONGEST_PATH = 4096
 _HUNG_S = 240
 _POLL_S = 0.0005
 OUTPUT = "(output)"
+_TAKE_FD = 438  # pidfd_getfd(2), of the same number everywhere
+_VECTOR = struct.Struct("@NN")
 
 
 class Action:
@@ -39,6 +54,10 @@ class Action:
 
 class Kill(Action):
     """The process ends by SIGKILL, before the call."""
+
+
+class Interrupt(Action):
+    """The process gets SIGINT before the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +134,7 @@ def run(
     ``kill_after_s``: it is killed after so many seconds. One that takes four minutes is killed too,
     and hung.
     """
-    if within and not is_possible():
+    if within and HERE is None:
         raise NotShownError("system calls can be stopped at on Linux only")
     outputs = [os.memfd_create(name) for name in ("out", "err")]
     ours, theirs = socket.socketpair()
@@ -235,12 +254,15 @@ def _act(pid: int, memory: int, listener: Listener, stop: Stop, action: Action |
     match action:
         case Kill():
             os.kill(pid, signal.SIGKILL)
+        case Interrupt():
+            os.kill(pid, signal.SIGINT)
+            listener.go_on(stop)
         case Fail(code):
             listener.answer(stop, -code)
         case Pretend():
             listener.answer(stop, 0)
         case Half():
-            result = do_half(pid, memory, ALL_NUMBERS[stop.number], stop.arguments)
+            result = _do_half(pid, memory, ALL_NUMBERS[stop.number], stop.arguments)
             if result is None:
                 listener.go_on(stop)
             else:
@@ -294,3 +316,46 @@ def _paths(
 
 def _open_path(pid: int, fd: int) -> str:
     return os.readlink(f"/proc/{pid}/fd/{fd}")  # noqa: PTH115  # twice as fast, and there are very many
+
+
+def _do_half(pid: int, memory: int, name: str, arguments: tuple[int, ...]) -> int | None:
+    """Do half of a call's bytes, rounded down, and return how many; None if that is impossible.
+
+    ``memory``: the process's memory, open for reading and writing. Writes around the page cache are
+    halved by 4 KiB. Raises: OSError as the call would.
+    """
+    fd, address, length, offset = (*arguments, 0, 0, 0, 0)[:4]
+    if name in ("preadv", "preadv2"):
+        if length != 1:
+            return None
+        address, length = _VECTOR.unpack(os.pread(memory, _VECTOR.size, address))
+    elif name not in ("read", "pread64", "write", "pwrite64"):
+        return None
+    taken = _take(pid, fd)
+    try:
+        is_direct = bool(fcntl.fcntl(taken, fcntl.F_GETFL) & os.O_DIRECT)
+        half = length // 2 // mmap.PAGESIZE * mmap.PAGESIZE if is_direct else length // 2
+        if half == 0:
+            return None
+        if name == "write":
+            return os.write(taken, os.pread(memory, half, address))
+        if name == "pwrite64":
+            with mmap.mmap(-1, half) as aligned:
+                aligned[:] = os.pread(memory, half, address)
+                return os.pwrite(taken, aligned, offset)
+        data = os.read(taken, half) if name == "read" else os.pread(taken, half, offset)
+        return os.pwrite(memory, data, address) if data else 0
+    finally:
+        os.close(taken)
+
+
+def _take(pid: int, fd: int) -> int:
+    """Return a descriptor of ours of a file that another process has open. Raises: OSError."""
+    process = os.pidfd_open(pid)
+    try:
+        taken: int = ctypes.CDLL(None, use_errno=True).syscall(_TAKE_FD, process, fd, 0)
+        if taken < 0:
+            raise OSError(ctypes.get_errno(), "pidfd_getfd")
+        return taken
+    finally:
+        os.close(process)

@@ -18,10 +18,71 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.lab.fuse import FLUSH, MARK, RECORD, WRITE, serve
-from support.lab.mounts import mount
+from faults.lab.fuse import FLUSH, MARK, RECORD, WRITE, serve
+from support.mounts import NotShownError, mount
 
 _KEPT = (0.0, 1.0, 0.5, 0.1, 0.9)
+_BLOCK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A journaling file system of ``nbytes``, made by ``make``, mounted with each of ``options``.
+
+    ``blocks``: bytes that the disk writes as a whole or not at all, one of them chosen for each
+    cut. Only ext4 is made for sectors of 512 bytes: XFS does not replay its log into a block whose
+    first sector is as new as the log (linux fs/xfs/xfs_buf_item_recover.c
+    `xlog_recover_get_buf_lsn`), and the superblock of Btrfs has 4,096 bytes under one checksum.
+    """
+
+    name: str
+    nbytes: int
+    make: tuple[str, ...]
+    options: tuple[str, ...]
+    blocks: tuple[int, ...] = (_BLOCK,)
+
+    def empty_image(self, path: Path) -> bytes:
+        """Return the bytes of an empty file system, made at ``path``.
+
+        Raises: NotShownError without the tool for it.
+        """
+        path.write_bytes(b"")
+        os.truncate(path, self.nbytes)
+        try:
+            subprocess.run([*self.make, path], check=True, capture_output=True)
+        except (FileNotFoundError, subprocess.CalledProcessError) as error:
+            raise NotShownError(f"{self.make[0]} can't make such a disk: {error}") from error
+        return path.read_bytes()
+
+
+FORMATS = {
+    made.name: made
+    for made in (
+        Format(
+            "ext4",
+            48 * 2**20,
+            (
+                *("mkfs.ext4", "-q", "-F", "-b", f"{_BLOCK}", "-O", "metadata_csum"),
+                *("-J", "size=4", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"),
+            ),
+            ("commit=1", "commit=5", "defaults", "noauto_da_alloc,data=writeback"),
+            (_BLOCK, _BLOCK, _BLOCK, 512),
+        ),
+        Format(
+            "xfs",
+            64 * 2**20,
+            ("mkfs.xfs", "-q", "-f", "-K", "--unsupported"),  # smaller than 300 MB
+            ("defaults", "logbsize=256k", "wsync", "allocsize=64k"),
+        ),
+        Format(
+            "btrfs",
+            112 * 2**20,
+            ("mkfs.btrfs", "-q", "-f", "-K", "-m", "single", "-d", "single"),
+            ("commit=1", "defaults", "notreelog", "nodatacow"),
+        ),
+    )
+}
+"""Formats by the names that mount(8) knows them by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +167,17 @@ class Replay:
 def _write_some(
     disk: bytearray, pending: Sequence[Event], size: int, moments: random.Random
 ) -> None:
-    """Write either nothing or one of its states of each block, with one of several chances."""
+    """Write either nothing or one of its states of each block, with one of several chances.
+
+    The first block is written as a whole: a torn superblock of ext4 can't be mounted, and needs the
+    repair that a machine does at its start (e2fsck).
+    """
     kept = moments.choice(_KEPT)
     states: dict[int, list[memoryview]] = defaultdict(list)
     for event in pending:
-        for start in range(0, len(event.data), size):
-            states[event.offset + start].append(event.data[start : start + size])
+        whole = _BLOCK if event.offset < _BLOCK else size
+        for start in range(0, len(event.data), whole):
+            states[event.offset + start].append(event.data[start : start + whole])
     for offset, data in states.items():
         if moments.random() < kept:
             chosen = data[-1] if kept == 1 else moments.choice(data)

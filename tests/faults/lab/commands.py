@@ -1,9 +1,12 @@
-"""Commands to disturb, on small stores: imports, copies, moves, removals and clean-ups."""
+"""Commands to disturb, on small stores: those that change stores, write files, or only read."""
 
 from __future__ import annotations
 
 import fcntl
+import json
+import os
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,17 +16,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-
-import blobstore
-from blobstore import hashing
-from blobstore.cli import main as cli
-from blobstore.importer import writing as write
-from blobstore.io import durable as files
-from blobstore.names import ModelName
-from blobstore.store.archive.saving import save_models
-from blobstore.store.care.prune import prune
-from blobstore.store.local import session
-from blobstore.store.local.store import Store, open_store, pack
+from faults.lab.command import Action, Kill, run
+from faults.lab.stops import Call
 from support.checkpoints import (
     LLAMA_CONFIG,
     normal,
@@ -31,8 +25,18 @@ from support.checkpoints import (
     small_tensors,
     write_checkpoint,
 )
-from support.lab.command import Action, Kill, run
-from support.lab.system_calls import Call
+
+import blobstore
+from blobstore import hashing
+from blobstore.cli import main as cli
+from blobstore.errors import BlobStoreError
+from blobstore.importer import writing as write
+from blobstore.io import durable as files
+from blobstore.names import ModelName
+from blobstore.store.archive.saving import save_models
+from blobstore.store.care.prune import prune
+from blobstore.store.local import session
+from blobstore.store.local.store import Store, open_store, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +171,6 @@ def _experts(work: Path, store: Store) -> None:
     _source(work, {"norm": normal("norm", 64), **experts})
 
 
-def _one_file(work: Path, store: Store) -> None:
-    work.mkdir(exist_ok=True)
-    (work / "new.safetensors").write_bytes(
-        safetensors_bytes({"only.weight": normal("only", 64, 64)})
-    )
-
-
-def _one(work: Path, store: Store) -> None:
-    _add(work, store, "old", model("old"))
-
-
 def two(work: Path, store: Store) -> None:
     """Add two models that share most of their blobs."""
     _add(work, store, "old", model("old"), quant="int4")
@@ -227,9 +220,65 @@ def _packed(work: Path, store: Store) -> None:
     pack(store, "tuned")
 
 
-def _packed_alone(work: Path, store: Store) -> None:
-    _one(work, store)
-    pack(store, "old")
+def _checkpoint(work: Path, store: Store) -> None:
+    """A checkpoint in the Hugging Face cache: other files, two shards, a Modelfile and a draft."""
+    two(work, store)
+    repository = work / "hub" / "models--org--name"
+    snapshot = repository / "snapshots" / "abc"
+    blobs = repository / "blobs"
+    for folder in (snapshot / "sub", blobs, repository / "refs"):
+        folder.mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    tensors = model("hub")
+    names = sorted(tensors)
+    shards = {
+        "model-00001-of-00002.safetensors": names[:4],
+        "model-00002-of-00002.safetensors": names[4:],
+    }
+    files = {
+        "config.json": json.dumps(LLAMA_CONFIG).encode(),
+        "tokenizer.json": b'{"version":"1.0"}',
+        "generation_config.json": b'{"temperature":0.5}',
+        "chat_template.jinja": b"{{ messages }}",
+        "sub/README.md": b"text",
+        "model.safetensors.index.json": json.dumps(
+            {"weight_map": {name: shard for shard, held in shards.items() for name in held}}
+        ).encode(),
+        **{
+            shard: safetensors_bytes({name: tensors[name] for name in held})
+            for shard, held in shards.items()
+        },
+    }
+    for number, (name, data) in enumerate(files.items()):
+        (blobs / f"{number:040x}").write_bytes(data)
+        (snapshot / name).symlink_to(
+            os.path.relpath(blobs / f"{number:040x}", (snapshot / name).parent)
+        )
+    write_checkpoint(work / "draft", {"draft.weight": normal("draft", 64, 64)})
+    (work / "policy.toml").write_text('quant = "int8"\n')
+    (work / "Modelfile").write_text(
+        "FROM hub/models--org--name\nSYSTEM text\nPARAMETER temperature 0.5\n"
+    )
+
+
+def _file(work: Path, store: Store) -> None:
+    """A file with metadata, in the folder of the store, so that each run has its own."""
+    work.mkdir(exist_ok=True)
+    store.root.mkdir()
+    data = safetensors_bytes({"x": normal("x", 64, 64)}, {"k": "o" * 2000, "other": "1"})
+    (store.root / "m.safetensors").write_bytes(data)
+    (store.root / "blobs").mkdir()
+
+
+def _open(root: Path) -> None:
+    """Use a store by the library, and end like the command line."""
+    try:
+        with blobstore.open_model("old", store=open_store(root), verify=True) as opened:
+            sums = [float(opened[name].dequantize().sum()) for name in opened]
+            sys.stdout.write(f"{sums} {opened['own.weight'].torch()} {opened['own.weight'].mlx()}")
+    except BlobStoreError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        raise SystemExit(1) from None
 
 
 NEW = ModelName.parse("new")
@@ -239,9 +288,6 @@ _REPAIR = ("repair", "new", "--from", "{work}/new", "--jobs", "1", "--store", "{
 _QUANTIZED = (*_IMPORT, "--quant", "int4")
 COMMANDS = (
     Command("import", _fresh, _IMPORT, as_it_is),
-    Command(
-        "import one file", _one_file, ("import", "{work}/new.safetensors", *_IMPORT[2:]), as_it_is
-    ),
     Command("import quantized", _fresh, _QUANTIZED, as_it_is),
     Command("import beside another", _beside, _QUANTIZED, as_it_is),
     Command("import over an older one", _over, _QUANTIZED, as_it_is),
@@ -253,7 +299,6 @@ COMMANDS = (
     Command("repair", _damaged, _REPAIR, as_it_is),
     Command("repair of a manifest", _without_manifest, _REPAIR, as_it_is),
     Command("rm", two, ("rm", "other", "--store", "{store}")),
-    Command("rm of the only one", _one, ("rm", "old", "--store", "{store}")),
     Command("cp", two, ("cp", "old", "third", "--store", "{store}")),
     Command("cp over another", two, ("cp", "old", "other", "--force", "--store", "{store}")),
     Command(
@@ -271,17 +316,10 @@ COMMANDS = (
     Command("mv", two, ("mv", "old", "third", "--store", "{store}")),
     Command("mv over another", two, ("mv", "old", "other", "--force", "--store", "{store}")),
     Command("pack", _packable, ("pack", "old", "--jobs", "1", "--store", "{store}")),
-    Command("pack of the only one", _one, ("pack", "old", "--jobs", "1", "--store", "{store}")),
     Command(
         "unpack",
         _packed,
         ("unpack", "tuned", "--jobs", "1", "--store", "{store}"),
-        one_blob_at_a_time,
-    ),
-    Command(
-        "unpack of the only one",
-        _packed_alone,
-        ("unpack", "old", "--jobs", "1", "--store", "{store}"),
         one_blob_at_a_time,
     ),
     Command("rm of a packed one", _packed, ("rm", "tuned", "--store", "{store}")),
@@ -289,6 +327,49 @@ COMMANDS = (
     Command("prune", _unneeded, (*PRUNE_ALL, "--store", "{store}")),
     Command("prune undone", _unneeded, ("prune", "--undo", "--store", "{store}")),
 )
+
+
+_METADATA = ("metadata", "set", "{store}/m.safetensors", "k")
+FILE_COMMANDS = (
+    Command(
+        "export",
+        two,
+        (
+            *("export", "old", "{store}-out", "--jobs", "1"),
+            *("--max-shard-size", "50000", "--store", "{store}"),
+        ),
+    ),
+    Command("metadata set in one sector", _file, (*_METADATA, "o" * 1990 + "n" * 10)),
+    Command("metadata set in several sectors", _file, (*_METADATA, "n" * 2000)),
+    Command("metadata set with a longer header", _file, (*_METADATA, "n" * 9000)),
+)
+"""Commands that write a folder or a file, beside the store's own folders."""
+_HUB = "{work}/hub/models--org--name"
+_OTHER_IMPORT = ("import", "--jobs", "1", "--store", "{store}")
+READERS = (
+    Command("list", two, ("list", "--store", "{store}")),
+    Command("show", two, ("show", "old", "--tensors", "--coverage", "--store", "{store}")),
+    Command("inspect", _checkpoint, ("inspect", _HUB, "--store", "{store}")),
+    Command("plan", _checkpoint, ("plan", _HUB, "--quant", "int4")),
+    Command(
+        "import a Modelfile",
+        _checkpoint,
+        (*_OTHER_IMPORT, "--modelfile", "{work}/Modelfile", "new"),
+        as_it_is,
+    ),
+    Command(
+        "import with a policy and a draft",
+        _checkpoint,
+        (*_OTHER_IMPORT, "{work}/draft", "new", "--policy", "{work}/policy.toml", "--draft", _HUB),
+        as_it_is,
+    ),
+    Command("verify", _unneeded, ("verify", "--store", "{store}")),
+    Command("du", _unneeded, ("du", "--store", "{store}")),
+    Command("prune tried", _unneeded, ("prune", "--dry-run", "--store", "{store}")),
+    Command("diff", two, ("diff", "old", "other", "--error", "--store", "{store}")),
+    Command("the library", two, ("open",), program=_open),
+)
+"""Commands that only read, and imports of other sources."""
 
 
 def kill_before_visible(call: Call) -> Action | None:

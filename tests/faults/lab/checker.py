@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import zstandard
-
 from support.packed_format import decoded
 
 _BLOB = re.compile(r"sha256-[0-9a-f]{64}", re.ASCII)
@@ -80,6 +79,7 @@ def look(root: Path) -> Found:
                 )
     found.orphans.extend(sorted(set(sizes) - named))
     _look_at_packed(root / ".blobstore" / "packed", found)
+    _look_at_files(root, found)
     for folder in sorted((root / ".blobstore" / "tmp").glob("*")):
         found.temporary.append(folder.name)
         if any(not _BLOB.fullmatch(path.name) for path in folder.glob("*")):
@@ -114,6 +114,25 @@ def _look_at_packed(folder: Path, found: Found) -> None:
                 found.broken.add(name)
                 found.dangling.append(f"packed {name} names {sorted(missing)}")
     found.unneeded_packed.extend(f"sha256-{digest}" for digest in sorted(files - needed))
+
+
+def _look_at_files(root: Path, found: Found) -> None:
+    """Add what commands wrote elsewhere, as models: an exported folder, and edited metadata.
+
+    Other files beside the store are temporary ones.
+    """
+    for path in sorted(root.parent.glob(f"*{root.name}-out*")):
+        if path.name != f"{root.name}-out":
+            found.temporary.append(path.name)
+        elif path.is_dir():
+            files = [(one.name, one.read_bytes()) for one in sorted(path.glob("*"))]
+            found.models["exported"] = hashlib.sha256(repr(files).encode()).hexdigest()
+    path = root / "m.safetensors"
+    if path.exists() and _is_regular(path):
+        data = path.read_bytes()
+        end = 8 + int.from_bytes(data[:8], "little")
+        content = f"{json.loads(data[8:end])}".encode() + data[end:]
+        found.models[path.name] = hashlib.sha256(content).hexdigest()
 
 
 def _blobs(folder: Path, found: Found) -> Iterator[tuple[str, int]]:

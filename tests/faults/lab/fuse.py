@@ -16,8 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from support.lab.figures import NotShownError
-from support.lab.mounts import mount_fuse
+from support.mounts import NotShownError, mount_fuse
 
 WRITE, FLUSH, MARK = 1, 2, 3
 RECORD = struct.Struct("=BQI")

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from faults.lab.command import Action, At, Done, run
+
 from blobstore.errors import BlobStoreError
 from blobstore.testing.blobs import data_of, descriptor_of
-from support.lab.command import Action, At, Done, run
 
 DATA = [data_of(200_000, number) for number in range(6)]
 
