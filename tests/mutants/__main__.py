@@ -1,8 +1,9 @@
 """Makes seeded mistakes one by one, and says which no test sees: ``python tests/mutants [GLOB…]``.
 
-A GLOB matches the name of a mutant or its symbol. ``--sample 20`` takes so many of those in Python
-by chance, and does not check that the tests pass without them. ``--find TEST…`` runs other tests
-than those that a mutant names, and prints which of them fails first. Exit code 0: all were seen.
+A GLOB matches the name of a mutant or its symbol. ``--sample 20`` takes so many of those in Python,
+others for each commit, and does not check that the tests pass without them. ``--find TEST…`` runs
+other tests than those that a mutant names, and prints which of them fails first. Exit code 0: all
+were seen.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutants.copies import Copy
-from mutants.mutant import FaultError, Mutant, mutants
+from mutants.mutant import ROOT, FaultError, Mutant, mutants
 
 _PASSED, _FAILED = 0, 1
 _FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
@@ -31,7 +34,8 @@ def main() -> int:
     chosen = mutants(*options.globs)
     if options.sample:
         python = [mutant for mutant in chosen if not mutant.is_native]
-        chosen = random.sample(python, min(options.sample, len(python)))
+        print(f"--sample {options.sample} --seed {options.seed}", flush=True)
+        chosen = random.Random(options.seed).sample(python, min(options.sample, len(python)))
     if not chosen:
         sys.exit("no mutant has such a name")
     # What is in C++ is built in one copy: only the first build there compiles everything.
@@ -60,9 +64,17 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("globs", nargs="*", metavar="GLOB", help="only these")
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="only N of them")
+    parser.add_argument("--seed", default=_commit(), help="of the sample (the commit)")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (2)")
     parser.add_argument("--find", nargs="+", default=(), metavar="TEST", help="run these tests")
     return parser.parse_args()
+
+
+def _commit() -> str:
+    """Return the commit's name; the day where there is no repository."""
+    line = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or str(datetime.now(tz=UTC).date())
 
 
 def _fail_without(copies: SimpleQueue[Copy], tests: tuple[str, ...]) -> str:

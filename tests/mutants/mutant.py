@@ -1,18 +1,17 @@
 """Mutants: seeded mistakes by symbol, and the tests that must see each (``mutants.toml``).
 
-``in`` is the qualified name of a function, a class or a module's variable, wherever it stands in
-the package: moving a file changes no mutant. Of several with one name it is the one in which the
+The symbol is the qualified name of a function, a class or a module's variable, wherever it stands
+in the package: moving a file changes no mutant. Of several with one name it is the one in which the
 change is possible. ``module:name`` where that is not enough; ``module`` is the end of the module's
 dotted name.
 
-``replace = [pattern, text]`` replaces the outermost expressions in it that match the pattern:
+The change ``return TEXT`` replaces the body of a function. ``PATTERN => TEXT`` replaces the
+outermost expressions in it that match the pattern:
 
 - ``...`` in the pattern matches any expression, or all arguments of a call; each ``...`` in the
   text is what the one of the same place matched;
-- with ``name:``, the name of a C++ function or class, ``in`` starts with ``c++ ``, and the pattern
-  is a token, or several, whatever the white space between them.
-
-``returns = text`` replaces the body of a function.
+- after ``c++`` the symbol is the name of a C++ function or class, and the pattern is a token, or
+  several, whatever the white space between them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _PACKAGE = Path("src/blobstore")
-_CPP = "c++ "
+_CPP, _RETURN = "c++ ", "return "
 
 
 class FaultError(Exception):
@@ -49,9 +48,8 @@ class Mutant:
 
     name: str
     symbol: str
+    change: str
     tests: tuple[str, ...]
-    replace: tuple[str, str] | None = None
-    returns: str | None = None
 
     @property
     def is_native(self) -> bool:
@@ -70,6 +68,12 @@ class Mutant:
         self._check_tests()
         return edit
 
+    def _replacement(self) -> tuple[str, str]:
+        old, arrow, new = self.change.partition(" => ")
+        if not arrow:
+            raise FaultError(f"{self.change!r} has no =>")
+        return old, new
+
     def _edit(self) -> Edit:
         places = _found(self.symbol)
         edits = [edit for file, node in places if (edit := self._edit_of(file, node)) is not None]
@@ -80,15 +84,15 @@ class Mutant:
 
     def _edit_of(self, file: Path, node: ast.AST) -> Edit | None:
         text = (ROOT / file).read_text()
-        if self.returns is None:
-            pattern, new = (_expression(part) for part in self.replace or ())
+        if not self.change.startswith(_RETURN):
+            pattern, new = map(_expression, self._replacement())
             pieces = [
                 (*_span(text, match, match), f"({_filled(new, captures)})")
                 for match, captures in _matches(node, pattern)
             ]
         elif isinstance(node, ast.FunctionDef):
             body = [part for part in node.body if not _is_docstring(part)]
-            pieces = [(*_span(text, body[0], body[-1]), f"return {self.returns}")]
+            pieces = [(*_span(text, body[0], body[-1]), self.change)]
         else:
             pieces = []
         for begin, end, piece in sorted(pieces, reverse=True):
@@ -97,7 +101,7 @@ class Mutant:
         return Edit(file, text) if pieces else None
 
     def _native_edit(self) -> Edit:
-        old, new = self.replace or ("", "")
+        old, new = self._replacement()
         token = re.compile(r"\s*".join(re.escape(word) for word in old.split()))
         for file, text in _native_texts():
             for begin, end in _bodies(text, self.symbol.removeprefix(_CPP)):
@@ -125,16 +129,11 @@ class Mutant:
 
 def mutants(*globs: str) -> list[Mutant]:
     """Return the mutants whose name or symbol matches one of ``globs``; all without one."""
-    rows = tomllib.loads((Path(__file__).parent / "mutants.toml").read_text())["mutant"]
+    sections = tomllib.loads((Path(__file__).parent / "mutants.toml").read_text())
     every = [
-        Mutant(
-            row["name"],
-            row["in"],
-            tuple(row["tests"]),
-            tuple(row["replace"]) if "replace" in row else None,
-            row.get("returns"),
-        )
-        for row in rows
+        Mutant(name, symbol, change, tuple(f"tests/{test}" for test in tests))
+        for rows in sections.values()
+        for name, (symbol, change, *tests) in rows.items()
     ]
     return [
         mutant
