@@ -12,7 +12,6 @@ from pathlib import Path
 
 _NEW_MOUNTS = 0x20000
 _RECURSIVE, _PRIVATE = 1 << 14, 1 << 18
-_NO_SUID_NO_DEVICES = 2 | 4
 
 
 class NotShownError(Exception):
@@ -33,14 +32,6 @@ def keep_mounts_private() -> None:
         or library.mount(None, b"/", None, _RECURSIVE | _PRIVATE, None) != 0
     ):
         raise NotShownError(f"mounting needs root: {os.strerror(ctypes.get_errno())}")
-
-
-def mount_fuse(fd: int, folder: Path) -> None:
-    """Mount what answers at ``fd``, an open /dev/fuse. Raises: NotShownError."""
-    library = ctypes.CDLL(None, use_errno=True)
-    data = f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()
-    if library.mount(b"lab", os.fsencode(folder), b"fuse", _NO_SUID_NO_DEVICES, data) != 0:
-        raise NotShownError(f"can't mount a FUSE file system: {os.strerror(ctypes.get_errno())}")
 
 
 @contextmanager

@@ -11,13 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.obstacles import broken_manifest, newer_manifests
 from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifest_path, process
 
 import blobstore
 from blobstore.errors import (
     BusyError,
-    DocumentError,
     NotFoundError,
     StorageError,
     UsageError,
@@ -113,22 +111,6 @@ def test_a_short_grace_time_needs_a_sole_owner(store: Store, grace_s: float) -> 
         prune(store, grace_s=grace_s)
     if grace_s >= 0:
         assert len(prune(store, grace_s=grace_s, sole_owner=True).removed) == 1
-
-
-@pytest.mark.parametrize("obstacle", [broken_manifest, newer_manifests])
-def test_nothing_is_removed_while_a_manifest_may_be_unknown(
-    store: Store, snapshot: Snapshot, obstacle: Callable[[Store], Path]
-) -> None:
-    commit_model(store, "m", b"one")
-    aged(store, b"orphan")
-    obstacle(store)
-    kind = DocumentError if obstacle is broken_manifest else StorageError
-    before = snapshot(store)
-    for dry_run in (True, False):
-        with pytest.raises(kind, match=r"nothing is removed: .*other") as caught:
-            prune(store, dry_run=dry_run)
-        assert caught.value.hint
-    assert snapshot(store) == before
 
 
 def test_a_manifest_that_appears_before_the_lock_is_had_saves_its_blobs(

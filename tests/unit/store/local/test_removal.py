@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.obstacles import OBSTACLES
 from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifest_path, process
 
-from blobstore.errors import DocumentError, NotFoundError, StorageError, UsageError
+from blobstore.errors import BlobStoreError, DocumentError, NotFoundError, StorageError, UsageError
 from blobstore.names import ModelName
+from blobstore.store.care.prune import prune
 from blobstore.store.local.store import Store
 
 Snapshot = Callable[[Store], dict[str, str]]
@@ -102,15 +102,64 @@ def test_the_manifest_goes_before_the_blobs(store: Store) -> None:
     assert not manifest_path(store, "m").exists()
 
 
-@pytest.mark.parametrize("obstacle", OBSTACLES)
+def broken_manifest(store: Store) -> Path:
+    """Write a manifest of the model ``other`` that is not JSON; return its path."""
+    path = manifest_path(store, "other")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"{")
+    return path
+
+
+def stray_file(store: Store) -> Path:
+    """Write a file whose name is no model's."""
+    path = manifest_path(store, "other").with_name("latest~")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"may be an older Ollama's")
+    return path
+
+
+def linked_manifest(store: Store) -> Path:
+    """Make a link where a manifest would lie."""
+    path = manifest_path(store, "other")
+    path.parent.mkdir(parents=True)
+    path.symlink_to("/nowhere")
+    return path
+
+
+def linked_folder(store: Store) -> Path:
+    """Link a folder of manifests to one that contains the model ``m`` again."""
+    outside = store.root.parent / "outside" / "other"
+    outside.mkdir(parents=True)
+    (outside / "latest").write_bytes(manifest_path(store, "m").read_bytes())
+    path = manifest_path(store, "other").parent
+    path.symlink_to(outside)
+    return path
+
+
+def newer_manifests(store: Store) -> Path:
+    """Make a link to a missing blob in the tree of manifests that newer Ollamas have."""
+    path = store.root / "manifests-v2" / "ollama.com" / "library" / "other" / "latest"
+    path.parent.mkdir(parents=True)
+    path.symlink_to(f"../../../../blobs/sha256-{'0' * 64}")
+    return path
+
+
+@pytest.mark.parametrize(
+    "obstacle", [broken_manifest, stray_file, linked_manifest, linked_folder, newer_manifests]
+)
 def test_blobs_stay_while_something_that_may_need_them_can_not_be_read(
     store: Store, obstacle: Callable[[Store], Path]
 ) -> None:
     commit_model(store, "m", b"one", b"two")
+    layer_by_hand(store, "", b"orphan")
     path = obstacle(store)
+    for dry_run in (True, False):
+        with pytest.raises(BlobStoreError, match=r"nothing is removed: .*other") as caught:
+            prune(store, grace_s=0, sole_owner=True, dry_run=dry_run)
+        assert caught.value.hint
     removal = store.remove(M)
     assert not manifest_path(store, "m").exists()
-    assert blobs(store) == {b"one", b"two"}
+    assert blobs(store) == {b"one", b"two", b"orphan"}
     assert removal.removed == ()
     assert {blob.size for blob in removal.kept} == {3}
     assert removal.reason is not None
