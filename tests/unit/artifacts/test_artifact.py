@@ -118,16 +118,6 @@ def test_a_modelpack_artifact_is_an_export(
     assert tokenizer.digest in {layer.digest for layer in manifest.layers}  # no copy is made
 
 
-def test_weights_of_a_draft_come_after_those_of_the_model(store: Store, tmp_path: Path) -> None:
-    draft = write_checkpoint(tmp_path / "draft", {"a.weight": normal("d", 32, 32)}, LLAMA_CONFIG)
-    source = write_checkpoint(tmp_path / "in", {"z.weight": normal("z", 32, 32)}, LLAMA_CONFIG)
-    imported(store, source, draft=str(draft))
-    _, manifest = sent(store, "modelpack")
-    layers = json.loads(manifest.raw)["layers"]
-    paths = [entry["annotations"]["org.cncf.model.filepath"] for entry in layers]
-    assert paths[:2] == ["model.safetensors", "draft/model.safetensors"]
-
-
 def test_an_image_has_the_files_of_an_export(coded: Store, tmp_path: Path) -> None:
     words: dict[str, Any] = {"format": "mlx", "max_shard_size": 2_500_000}
     home, manifest = sent(coded, "image", **words)

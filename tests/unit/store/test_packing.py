@@ -27,7 +27,7 @@ from blobstore.inspection.listing import ListedModel, list_models
 from blobstore.names import ModelName
 from blobstore.store.care.prune import prune
 from blobstore.store.care.usage import measure_usage
-from blobstore.store.care.verify import Sample, verify
+from blobstore.store.care.verify import verify
 from blobstore.store.layered import LayeredStore
 from blobstore.store.local.store import Store, open_store, pack, unpack
 from blobstore.store.memory import MemoryStore
@@ -129,18 +129,6 @@ def test_a_blob_that_another_model_needs_stays(one: Store, tmp_path: Path) -> No
     assert visible(one) == before
 
 
-def test_packing_twice_and_unpacking_twice_change_nothing(one: Store) -> None:
-    first = pack(one, "m")
-    second = pack(one, "m")
-    assert (second.nbytes, second.stored) == (first.nbytes, first.stored)
-    assert unpack(one, "m").blobs > 0
-    assert unpack(one, "m").blobs == 0
-    with pytest.raises(ModelNotFoundError):
-        pack(one, "other")
-    with pytest.raises(ModelNotFoundError):
-        unpack(one, "other")
-
-
 def test_a_damaged_manifest_is_not_a_whole_model(one: Store) -> None:
     """The packed model would be lost."""
     pack(one, "m")
@@ -199,15 +187,6 @@ def test_a_removed_packed_model_is_gone(one: Store, tmp_path: Path) -> None:
     assert verify(one, ["n"]).is_sound
     with pytest.raises(ModelNotFoundError):
         one.remove("m")
-
-
-def test_an_import_over_a_packed_name_replaces_it(one: Store, tmp_path: Path) -> None:
-    pack(one, "m")
-    add(one, tmp_path, "m", 0.5)
-    assert not one.packed.has("m")
-    assert [model.name for model in list_models(one)] == [M]
-    prune(one, grace_s=0, sole_owner=True)
-    assert packed_files(one) == []
 
 
 def test_copies_and_moves_of_packed_models(one: Store) -> None:
@@ -378,16 +357,6 @@ def test_nothing_packed_is_removed_while_a_packed_manifest_is_damaged(
     assert packed_files(one) == []
 
 
-def test_a_damaged_plain_blob_is_not_packed(one: Store) -> None:
-    large = next(layer for layer in one.manifest("m").layers if layer.size >= 2**16)
-    damage(one.blobs.path / large.digest.file_name)
-    before = visible(one)
-    with pytest.raises(CorruptDataError) as caught:
-        pack(one, "m")
-    assert caught.value.blob == str(large.digest)
-    assert visible(one) == before
-
-
 # Care
 
 
@@ -402,15 +371,6 @@ def test_usage_counts_packed_files(one: Store) -> None:
     one.copy("m", "n")
     assert [one.unique for one in measure_usage(one, ["m"]).models] == [0]
     assert plain.packed == 0
-
-
-def test_verify_counts_packed_blobs_in_parts(one: Store) -> None:
-    nbytes = verify(one).nbytes
-    pack(one, "m")
-    assert verify(one).nbytes == nbytes
-    parts = [verify(one, sample=Sample(number, 3)) for number in (1, 2, 3)]
-    assert sum(part.nbytes for part in parts) == nbytes
-    assert verify(one, quick=True).nbytes < nbytes
 
 
 def test_an_import_meanwhile_is_not_overwritten(

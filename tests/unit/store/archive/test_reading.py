@@ -37,7 +37,7 @@ from blobstore.formats.oci import blob_path
 from blobstore.formats.seekable import encode_table
 from blobstore.formats.tar import BLOCK, member_header
 from blobstore.names import Digest, ModelName
-from blobstore.store.archive.archive import StreamedContents, contents_of, open_archive
+from blobstore.store.archive.archive import open_archive
 from blobstore.store.archive.saving import save_models
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import How
@@ -328,18 +328,6 @@ def test_a_frame_that_says_it_is_large(tmp_path: Path, frame: bytes) -> None:
         tracemalloc.stop()
 
 
-def test_a_long_seek_table_is_not_used(tmp_path: Path) -> None:
-    """A table of 64 MiB took 1.1 GB of memory, however small its frames were."""
-    frame, frames = zstandard.ZstdCompressor().compress(bytes(1024)), 2**21
-    path = tmp_path / "a.tar.zst"
-    entries = struct.pack("<II", len(frame), 1024) + bytes(8 * (frames - 1))
-    head = struct.pack("<II", 0x184D2A5E, len(entries) + 9)
-    path.write_bytes(frame + head + entries + struct.pack("<IBI", frames, 0, 0x8F92EAB1))
-    contents = contents_of(path)
-    assert isinstance(contents, StreamedContents)
-    contents.close()
-
-
 def test_paths_are_limited_in_all(
     tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,14 +380,6 @@ def test_extensions_without_an_end(tmp_path: Path) -> None:
     header[148:156] = b"%06o\0 " % sum(header)
     path = endless(tmp_path / "b.tar.zst", itertools.repeat(bytes(header) + records, 30))
     with pytest.raises(LimitExceededError, match="PAX records"):
-        open_archive(path)
-
-
-def test_headers_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blobstore.store.archive.archive.MAX_MEMBERS", 100)
-    folders = (member_header(f"{number}/", 0) for number in itertools.count())
-    path = endless(tmp_path / "a.tar.zst", itertools.islice(folders, 101))
-    with pytest.raises(LimitExceededError, match="100 headers of files"):
         open_archive(path)
 
 

@@ -21,11 +21,8 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.oci import blob_path
-from blobstore.formats.seekable import seek_table
-from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest
 from blobstore.store.archive.saving import (
-    FRAME,
     compressed,
     save_models,
 )
@@ -68,23 +65,6 @@ def test_the_files_of_an_archive(tmp_path: Path, store: MemoryStore) -> None:
 def test_the_same_bytes_for_any_number_of_threads(tmp_path: Path, store: MemoryStore) -> None:
     for name in ("a.tar", "a.tar.zst"):
         assert len({saved(tmp_path, store, name, jobs) for jobs in (1, 5)}) == 1
-
-
-def test_what_a_frame_holds(tmp_path: Path, store: MemoryStore) -> None:
-    """A frame begins with every file, and in a large one at every 2 MiB."""
-    whole, plain = saved(tmp_path, store, "a.tar.zst"), saved(tmp_path, store)
-    with zstandard.ZstdDecompressor().stream_reader(whole, read_across_frames=True) as reader:
-        assert reader.read() == plain
-    table = seek_table(BytesReader(whole, "a"))
-    assert table is not None
-    with tarfile.open(fileobj=io.BytesIO(plain)) as archive:
-        headers = [one.offset for one in archive.getmembers()]
-    in_blob = [headers[4] + FRAME * number for number in (1, 2, 3)]
-    assert list(table.starts) == sorted([*headers, *in_blob, *ends(plain)])
-
-
-def ends(plain: bytes) -> list[int]:
-    return [len(plain) - 1024, len(plain)]
 
 
 def test_what_does_not_get_smaller_is_stored() -> None:
@@ -160,18 +140,6 @@ def test_a_file_that_exists_is_kept(tmp_path: Path, store: MemoryStore) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_another_process_makes_meanwhile(tmp_path: Path, store: MemoryStore) -> None:
-    path = tmp_path / "a.tar"
-
-    def progress(_nbytes: int, _name: str) -> None:
-        path.write_bytes(b"theirs")
-
-    with pytest.raises(UsageError, match="already exists"):
-        save_models("m", path, store=store, progress=progress)
-    assert path.read_bytes() == b"theirs"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 @pytest.mark.parametrize("kind", ["folder", "fifo"])
 def test_only_files_are_replaced(tmp_path: Path, store: MemoryStore, kind: str) -> None:
     path = tmp_path / "a.tar"
@@ -206,15 +174,6 @@ def test_models_that_are_named_and_asked_for(tmp_path: Path, store: MemoryStore)
     assert list(tmp_path.iterdir()) == [tmp_path / "a.tar"]
 
 
-def test_a_temporary_file_that_is_a_link(tmp_path: Path, store: MemoryStore) -> None:
-    other = tmp_path / "other"
-    other.write_bytes(b"mine")
-    (tmp_path / ".a.tar.saving").symlink_to(other)
-    with pytest.raises(StorageError):
-        save_models("m", tmp_path / "a.tar", store=store)
-    assert other.read_bytes() == b"mine"
-
-
 # Failures
 
 
@@ -236,3 +195,18 @@ def test_a_model_that_is_replaced_meanwhile(tmp_path: Path, store: MemoryStore) 
     with pytest.raises(ConflictError):
         save_models(["m", "n"], tmp_path / "a.tar", store=store, progress=progress)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_files_of_others_are_kept(tmp_path: Path, store: MemoryStore) -> None:
+    """A link at the temporary file's place, and a file that another process makes meanwhile."""
+    other, path = tmp_path / "other", tmp_path / "a.tar"
+    other.write_bytes(b"mine")
+    (tmp_path / ".a.tar.saving").symlink_to(other)
+    with pytest.raises(StorageError):
+        save_models("m", path, store=store)
+    assert other.read_bytes() == b"mine"
+    (tmp_path / ".a.tar.saving").unlink()
+    with pytest.raises(UsageError, match="already exists"):
+        save_models("m", path, store=store, progress=lambda *_: path.write_bytes(b"theirs"))
+    assert path.read_bytes() == b"theirs"
+    assert set(tmp_path.iterdir()) == {other, path}

@@ -64,13 +64,6 @@ def test_a_killed_session_leaves_nothing_visible() -> None:
     assert blobs_of(store, "m") == [b"one"]
 
 
-def test_a_session_leaves_no_lease() -> None:
-    store = memory_store()
-    with store.session():
-        assert len(keys_of(store.bucket, LEASES)) == 1
-    assert keys_of(store.bucket) == set()
-
-
 @pytest.mark.parametrize("checks_absence", [False, True])
 def test_a_service_without_conditions_is_refused(checks_absence: bool) -> None:
     bucket = CarelessBucket(checks_absence=checks_absence)
@@ -204,14 +197,6 @@ def test_an_object_of_another_size_is_replaced(size: int) -> None:
         store.blobs.open(descriptor_of(data))
     commit(store, "m", data)
     assert blobs_of(store, "m") == [data]
-
-
-def test_a_blob_that_is_there_is_not_written_again() -> None:
-    store = memory_store()
-    commit(store, "m", b"one")
-    version = store.bucket.head(blob_key(Digest.of(b"one"))).version
-    assert commit(same(store), "n", b"one") == set()
-    assert store.bucket.head(blob_key(Digest.of(b"one"))).version == version
 
 
 def test_a_blob_that_is_removed_before_the_model_is_published() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,9 +18,6 @@ from blobstore.errors import (
     NotFoundError,
     ShortReadError,
 )
-from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
-from blobstore.formats.dtypes import DType
-from blobstore.formats.safetensors.header import TensorEntry, encode_header
 from blobstore.inspection.listing import BrokenModel, list_models
 from blobstore.names import Digest, ModelName
 from blobstore.store.bucket import objects
@@ -156,15 +152,6 @@ def test_a_blob_that_shrinks_after_it_was_opened() -> None:
             reader.digest()
 
 
-def test_a_size_that_no_object_has() -> None:
-    store = memory_store()
-    huge = Descriptor(media_type="", digest=Digest.of(b"one"), size=2**47)
-    commit(store, "m", b"one")
-    for ask in (store.blobs.open, store.blobs.read):
-        with pytest.raises((CorruptDataError, LimitExceededError)):
-            ask(huge)
-
-
 def test_signatures_that_are_not_ones() -> None:
     store = memory_store()
     folder = f"{SIGNATURES}{manifest_of(b'one').digest.hex}"
@@ -178,18 +165,6 @@ def test_signatures_that_are_not_ones() -> None:
     store.bucket.put(f"{folder}/{Digest.of(raw).hex}", raw)
     with pytest.raises(DocumentError):
         store.signatures.read(M, manifest_of(b"one").digest)
-
-
-def test_a_tensor_in_two_blobs() -> None:
-    store = memory_store()
-    entry = TensorEntry(DType.U8, (3,), 0, 3)
-    blobs = [encode_header({"w": entry}, {}, 8) + data for data in (b"one", b"two")]
-    layers = tuple(replace(descriptor_of(data), media_type=TENSOR_MEDIA_TYPE) for data in blobs)
-    with store.session() as session:
-        session.put_all(blobs)
-        session.publish(M, Manifest(layers=layers))
-    (broken,) = verify(store).broken
-    assert broken.reason == "two of its blobs hold the tensor 'w'"
 
 
 @pytest.mark.parametrize("seconds", ["1" + "0" * 400, "-5", '"x"'])

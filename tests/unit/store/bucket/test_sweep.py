@@ -13,14 +13,12 @@ from support.buckets import HookedBucket, keys_of, memory_store, put_lease, same
 from blobstore.errors import (
     BlobStoreError,
     BusyError,
-    ConflictError,
     NotFoundError,
     StorageError,
-    UsageError,
 )
 from blobstore.formats.signatures import Signature
 from blobstore.formats.strictjson import encode
-from blobstore.io.objects import Bucket, ObjectVersion
+from blobstore.io.objects import Bucket
 from blobstore.names import Digest
 from blobstore.store.bucket.bucket_store import BucketStore
 from blobstore.store.bucket.leases import Lease, read_sweep
@@ -84,12 +82,6 @@ def test_a_dry_run_writes_nothing() -> None:
     assert keys_of(store.bucket) == before
 
 
-@pytest.mark.parametrize("grace_s", [float("nan"), 3599])
-def test_grace_times_that_are_too_short(grace_s: float) -> None:
-    with pytest.raises(UsageError):
-        prune(memory_store(), grace_s=grace_s)
-
-
 # The order of leases
 
 
@@ -145,19 +137,6 @@ def test_a_session_waits_for_a_clean_up_that_was_there_before_it(
         assert removed_by(prune_all(store)) == {Digest.of(b"one")}
         assert begun[0].result() == {Digest.of(b"one")}
     assert blobs_of(store, "m") == [b"one"]
-
-
-def test_a_session_that_waits_leaves_no_lease_meanwhile() -> None:
-    store = memory_store()
-    put_unneeded(store, b"one")
-    put_sweep(store.bucket, "deleting", lease_s=900, blobs=(b"one",))
-    impatient = BucketStore(store.bucket, wait_s=0)
-    with pytest.raises(BusyError, match="alice's prune"):
-        commit(impatient, "n", b"another")
-    assert keys_of(store.bucket, LEASES) == set()
-    with pytest.raises(BusyError, match="alice's prune"):
-        prune_all(store)
-    assert left_in(store) == {b"kept", b"one"}
 
 
 @pytest.mark.parametrize("phase", ["deleting", "idle"])
@@ -221,32 +200,6 @@ def test_a_clean_up_that_was_taken_for_dead_stops() -> None:
     with pytest.raises(BusyError):
         prune_all(store)
     assert left_in(store) == {b"kept", b"one"}
-
-
-class LosesAnswers(HookedBucket):
-    """A bucket whose answer to each conditional write is lost once, after it was done."""
-
-    def put(
-        self,
-        key: str,
-        data: bytes | memoryview,
-        *,
-        if_match: ObjectVersion | None = None,
-        if_absent: bool = False,
-    ) -> ObjectVersion:
-        """See `Bucket`."""
-        version = super().put(key, data, if_match=if_match, if_absent=if_absent)
-        if key == SWEEP:
-            raise ConflictError("it was retried")
-        return version
-
-
-def test_answers_to_conditional_writes_that_were_lost_are_read_back() -> None:
-    store = BucketStore(LosesAnswers())
-    put_unneeded(store, b"one")
-    assert removed_by(prune_all(store)) == {Digest.of(b"one")}
-    assert read_sweep(store.bucket)[1] is None
-    commit(store, "m", b"one")
 
 
 def test_a_lease_is_renewed_while_its_session_lives() -> None:
@@ -333,16 +286,6 @@ def test_a_broken_manifest_stops_a_clean_up(raw: bytes) -> None:
     with pytest.raises(BlobStoreError, match="n:latest can't be read"):
         prune_all(store)
     assert left_in(store) == {b"kept", b"one"}
-
-
-def test_a_bucket_without_models_is_not_emptied() -> None:
-    store = memory_store()
-    store.bucket.put(blob_key(Digest.of(b"one")), b"one")
-    with pytest.raises(StorageError, match="no model has a manifest"):
-        prune_all(store)
-    assert left_in(store) == {b"one"}
-    prune(store, grace_s=0, sole_owner=True, forget=True)
-    assert left_in(store) == set()
 
 
 def test_a_bucket_without_the_blobs_of_its_models() -> None:

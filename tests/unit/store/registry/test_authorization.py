@@ -37,7 +37,6 @@ from blobstore.io.budget import RetryPolicy
 from blobstore.io.http.client import HttpClient, Request
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 from blobstore.store.registry import authorization as authorization_module
-from blobstore.store.registry.api import check_login
 from blobstore.store.registry.authorization import (
     CATALOG,
     MAX_TOKEN,
@@ -183,21 +182,6 @@ def test_a_wrong_login(
     assert len(tokens.asked) == len(api.asked) == 1
 
 
-@pytest.mark.parametrize("status", [400, 403])
-def test_other_refusals_of_the_token_server(client: HttpClient, status: int) -> None:
-    def answer(_: TokenRequest) -> Answer:
-        return status, {}, b'{"error":"secret-detail"}'
-
-    with serving(answer) as port, guarded_api(lambda *_: False) as api:
-        api.challenges = [f'Bearer realm="http://127.0.0.1:{port}/t?x=1"']
-        for login in (LOGIN, TOKEN, None):
-            asked = authorization(client, api, login, f"127.0.0.1:{port}")
-            error = refusal(partial(ask, client, api, asked, PULL))
-            assert isinstance(error, AuthenticationError)
-            assert error.status == status
-            assert f"(it answers {status}" in error.message
-
-
 def test_basic(client: HttpClient) -> None:
     right = basic(USER, PASSWORD)
     with guarded_api(lambda field, _: field == right, 'Basic realm="x"') as api:
@@ -239,23 +223,6 @@ def test_challenges_that_are_refused(
         assert tokens.asked == []
 
 
-def test_a_401_of_another_server_is_refused(
-    client: HttpClient, api: GuardedApi, tokens: TokenServer
-) -> None:
-    """corpus: registry-redirect-cdn-401."""
-    with guarded_api(lambda *_: False) as first:
-        asked = authorization(client, first, LOGIN, f"127.0.0.1:{tokens.port}")
-        address = WebAddress.parse(f"http://{api.host}/v2/")
-        limits = client.limits(2**16)
-        with client.request(Request("GET", (401,)), RequestTarget(address), limits) as (
-            reply,
-            _,
-        ):
-            error = refusal(lambda: asked.challenged(reply, PULL))
-    assert f"redirects to http://{api.host}/v2/" in error.message
-    assert tokens.asked == []
-
-
 def test_a_scope_does_not_contain_another() -> None:
     for name in ("a b", "a:push", "", "*", "a/b repository:c:push", "ä"):
         assert isinstance(refusal(partial(Scope, name)), UsageError)
@@ -267,11 +234,8 @@ def test_a_scope_does_not_contain_another() -> None:
     [
         ({"token": None, "access_token": ""}, "without a token"),
         ({"token": "a\r\nX-Evil: 1"}, "invalid character"),
-        ({"token": "é"}, "invalid character"),
         ({"token": "x" * (MAX_TOKEN + 1)}, "16,385 characters"),
         ({"token": "t", "expires_in": "300"}, "expected keys"),
-        (["t"], "expected keys"),
-        (b"", "expected keys"),
         (b'{"token":"a","token":"b"}', "expected keys"),
         (b'{"token":' * 5000 + b"1" + b"}" * 5000, "expected keys"),
     ],
@@ -422,17 +386,3 @@ def test_nothing_secret_is_shown(
     assert "AuthenticationError" in seen
     secrets = [PASSWORD, IDENTITY, basic(USER, PASSWORD)[6:]]
     assert not [secret for secret in secrets if secret in seen]
-
-
-def test_checking_a_login(client: HttpClient, api: GuardedApi, tokens: TokenServer) -> None:
-    address = WebAddress.parse(f"http://{api.host}/v2/")
-    realms = (f"127.0.0.1:{tokens.port}",)
-    assert check_login(client, address, LOGIN, realms=realms)
-    assert check_login(client, address, TOKEN, realms=realms)
-    assert [one.scopes for one in tokens.asked] == [[], []]
-    wrong = Login(USER, Secret("wrong"))
-    error = refusal(lambda: check_login(client, address, wrong, realms=realms))
-    assert isinstance(error, AuthenticationError)
-    with guarded_api(lambda *_: True) as public:
-        address = WebAddress.parse(f"http://{public.host}/v2/")
-        assert not check_login(client, address, wrong)

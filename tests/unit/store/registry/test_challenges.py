@@ -23,7 +23,6 @@ HUB_FIELDS = {
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ([HUB], [("bearer", HUB_FIELDS)]),
         ([f'Basic realm="x", {HUB}'], [("basic", {"realm": "x"}), ("bearer", HUB_FIELDS)]),
         (
             ['Basic realm="simple", Newauth realm="apps", type=1, title="Login to \\"apps\\""'],
@@ -31,11 +30,10 @@ HUB_FIELDS = {
                 ("basic", {"realm": "simple"}),
                 ("newauth", {"realm": "apps", "type": "1", "title": 'Login to "apps"'}),
             ],
-        ),  # the example of RFC 9110
+        ),
         (["Negotiate oYIBSjCC==, Basic"], [("negotiate", {}), ("basic", {})]),
         (['bEaReR ReAlM = "a,b" , Scope=c'], [("bearer", {"realm": "a,b", "scope": "c"})]),
         ([", ,\tBasic realm=x ,, "], [("basic", {"realm": "x"})]),
-        ([], []),
     ],
 )
 def test_what_is_read(fields: list[str], expected: list[tuple[str, dict[str, str]]]) -> None:

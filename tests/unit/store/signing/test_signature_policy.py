@@ -123,14 +123,6 @@ def test_scopes_that_differ_only_in_case() -> None:
         policy(REJECT, **{"host/ns": ANYTHING, "host/NS": REJECT})
 
 
-def test_scopes_of_other_transports_are_for_no_model() -> None:
-    raw = {
-        "default": REJECT,
-        "transports": {"oci": {"": ANYTHING}, "docker-daemon": {"": ANYTHING}},
-    }
-    assert not accepts(SignaturePolicy.parse(json.dumps(raw).encode()))
-
-
 # Keys
 
 
@@ -157,20 +149,12 @@ def test_a_signature_is_required() -> None:
     [
         Signature(signed().payload, {}),
         Signature(signed().payload + b" ", signed().annotations),
-        Signature(signed().payload, signed("host.example:5000/ns/x").annotations),
         Signature.of(b"not json", KEY.sign(b"not json")),
         Signature.of(b"[" * 60_000, KEY.sign(b"[" * 60_000)),
     ],
 )
 def test_signatures_that_do_not_count(bad: Signature) -> None:
     assert not accepts(policy(by_key(REPOSITORY)), bad)
-
-
-def test_many_reasons_are_cut() -> None:
-    wrong = [signed(digest=Digest(f"{number:064x}")) for number in range(50)]
-    with pytest.raises(SignatureError, match="and 47 other reasons") as caught:
-        policy(by_key(REPOSITORY)).check(NAME, DIGEST, wrong)
-    assert len(caught.value.message) < 1000
 
 
 def test_any_of_several_keys_and_all_requirements(tmp_path: Path) -> None:
@@ -205,7 +189,6 @@ def test_keys_are_read_when_they_are_needed(tmp_path: Path) -> None:
     [
         (None, "host.example:5000/ns/m", False),
         (None, "host.example:5000/ns/m:v1", True),
-        ({"type": "matchExact"}, "host.example:5000/ns/m:v1", True),
         ({"type": "matchRepoDigestOrExact"}, "host.example:5000/ns/m:v2", False),
         (REPOSITORY, "host.example:5000/ns/m:v2", True),
         (REPOSITORY, "host.example:5000/ns/mm", False),
@@ -222,16 +205,6 @@ def test_keys_are_read_when_they_are_needed(tmp_path: Path) -> None:
             {"type": "remapIdentity", "prefix": "host.example:5000/ns", "signedPrefix": "a.b/c"},
             "a.b/c/m",
             False,
-        ),
-        (
-            {"type": "remapIdentity", "prefix": "host.example:5000/n", "signedPrefix": "a.b/c"},
-            "a.b/cs/m:v1",
-            False,
-        ),
-        (
-            {"type": "remapIdentity", "prefix": "other.example", "signedPrefix": "a.b"},
-            "host.example:5000/ns/m:v1",
-            True,
         ),
     ],
 )
@@ -260,21 +233,16 @@ def test_what_is_not_supported_refuses(requirement: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        {},
         {"default": []},
         {"default": [{"type": "Reject"}]},
         {"default": [{"type": "reject", "more": 1}]},
         {"default": REJECT, "transport": {}},
-        {"default": REJECT, "transports": {"docker": {"": []}}},
         {"default": REJECT, "transports": {"oci": {"": [{"type": "x"}]}}},
         {"default": [{"type": "sigstoreSigned"}]},
         {"default": by_key(keyPath="a", keyData=DATA)},
         {"default": by_key(keyPaths=[])},
-        {"default": by_key(keyDatas=[1])},
-        {"default": by_key({"type": "matchrepository"})},
         {"default": by_key({"type": "matchRepository", "x": "y"})},
         {"default": by_key({"type": "exactReference", "dockerReference": "a.b/c"})},
-        {"default": by_key({"type": "exactRepository", "dockerReference": "a.b/c"})},
         {"default": by_key({"type": "remapIdentity", "prefix": "a.b"})},
     ],
 )
