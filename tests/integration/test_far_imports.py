@@ -1,92 +1,125 @@
-"""Imports from afar equal local ones: every source, type and kind of server.
+"""Imports from afar equal local ones: nginx, the Hub's stand-in, moto's S3 and azurite.
 
-Marked `lab`: it needs nginx, moto's server and azurite.
+Marked `lab`: it needs these programs.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support import FIXTURES, PYCODE, PYCODE_MOE
-from support.far_places import PLACES, Opener
-from support.far_rigs import blobs_of
+from support import PYCODE, PYCODE_MOE
+from support.cloud_services import SERVICES
+from support.far_rigs import blobs_of, far_rig, write_far_checkpoint
+from support.hub_stand_in import REPOSITORY, Rules, hub_stand_in
+from support.nginx import Limits, nginx
 from support.ollama_sources import write_source
+from support.server_faults import Alarm
 
 from blobstore import import_model, open_store, verify
-from blobstore.errors import BlobStoreError, NotFoundError
-from blobstore.source.addresses import Source
-from blobstore.source.web import LIKELY
-from blobstore.store.local.store import Store
+from blobstore.errors import RemoteError
+from blobstore.source.addresses import Source, open_folder
+from blobstore.source.folders import Folder
 
 pytestmark = pytest.mark.lab
-RECORDED = sorted(path.stem for path in (FIXTURES / "ollama-records").glob("*.json"))
-MODELS = {"pycode-5m": PYCODE, "pycode-moe-5m": PYCODE_MOE}
-TYPES = ("none", "int4", "int8", "nvfp4", "mxfp4", "mxfp8")
-Result = dict[str | None, tuple[str, int]] | type[BlobStoreError]
-"""Digest and size of each blob by its name, or the error."""
+Opener = Callable[[str], Folder]
+"""Opens a checkpoint on a server by its name."""
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every source that we have, by name."""
+    """Checkpoints by name: dense, a mixture of experts, shards with an index, and FP8."""
     root = tmp_path_factory.mktemp("sources")
-    return MODELS | {name: write_source(root, name) for name in RECORDED}
+    recorded = {name: write_source(root, name) for name in ("c_sharded", "e_fp8_moe")}
+    return {"pycode": PYCODE, "pycode-moe": PYCODE_MOE} | recorded
+
+
+@contextmanager
+def serving(place: str, work: Path, sources: dict[str, Path]) -> Iterator[Opener]:
+    """Run a server of the checkpoints, which writes below ``work``."""
+    if place == "nginx":  # a plain web server, which lists nothing
+        root = work / "root"
+        root.mkdir(parents=True)
+        for name, folder in sources.items():
+            (root / name).symlink_to(folder)
+        with nginx(work / "nginx", root) as server:
+            yield lambda name: open_folder(f"{server.url}/{name}")
+    elif place == "hub":
+        with hub_stand_in(work, {f"org/{name}": path for name, path in sources.items()}) as hub:
+            yield lambda name: open_folder(f"hf://org/{name}", endpoint=hub.url)
+    else:
+        with SERVICES[place](work) as bucket:
+            for name, folder in sources.items():
+                bucket.upload(folder, name)
+            options = bucket.options
+            yield lambda name: open_folder(f"{bucket.address}/{name}", bucket_options=options)
+
+
+def imported(source: Source, root: Path, quant: str = "int4") -> dict[str | None, tuple[str, int]]:
+    """Import a source into a store; return digest and size of each blob by name."""
+    store = open_store(root)
+    made = import_model(source, "m", store=store, quant=quant, profile="ollama")
+    assert verify(store).is_sound
+    return blobs_of(made.manifest)
+
+
+@pytest.mark.parametrize("place", ["nginx", "hub", *SERVICES])
+def test_digests_are_those_of_the_local_import(
+    place: str, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    with serving(place, tmp_path / "server", sources) as opener:
+        for (name, source), quant in zip(
+            sources.items(), ("int4", "nvfp4", "int8", "none"), strict=True
+        ):
+            with opener(name) as folder:
+                far = imported(folder, tmp_path / f"far-{name}", quant)
+            assert far == imported(source, tmp_path / f"near-{name}", quant), name
+
+
+# Servers that limit, sign and refuse
 
 
 @pytest.fixture(scope="module")
-def local(
-    sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str, str], Result]:
-    """A function that imports a source from the disk, once."""
-    store = open_store(tmp_path_factory.mktemp("local"))
-    return cache(lambda name, quant: result_of(sources[name], quant, store))
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of 46 MB in two shards."""
+    return write_far_checkpoint(tmp_path_factory.mktemp("far") / "m")
 
 
-@pytest.fixture(scope="module", params=PLACES)
-def place(
-    sources: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-    request: pytest.FixtureRequest,
-) -> Iterator[tuple[Opener, Store]]:
-    """A server of all sources, and a store for what is imported from it."""
-    work = tmp_path_factory.mktemp(request.param)
-    store = open_store(work / "store")
-    with PLACES[request.param](work, sources) as opener:
-        yield opener, store
-    assert verify(store).is_sound
+def test_a_server_that_limits_requests(checkpoint: Path, tmp_path: Path) -> None:
+    with (
+        nginx(tmp_path / "nginx", checkpoint, limits=Limits(requests=5)) as server,
+        open_folder(server.url) as folder,
+    ):
+        assert imported(folder, tmp_path / "far") == imported(checkpoint, tmp_path / "near")
+        statuses = Counter(request.status for request in server.requests())
+    assert 0 < statuses[429] <= 3 * (statuses[200] + statuses[206] + statuses[404]), statuses
 
 
-def result_of(source: Source, quant: str, store: Store) -> Result:
-    """Import a source; the document that names the source is left out of the result."""
-    profile = "ollama" if quant != "none" else "default"
-    try:
-        done = import_model(source, "m", store=store, quant=quant, force=True, profile=profile)
-    except BlobStoreError as error:
-        return NotFoundError if isinstance(error, NotFoundError) else type(error)
-    return blobs_of(done.manifest)
+def test_signed_addresses_are_renewed(checkpoint: Path, tmp_path: Path) -> None:
+    """All that were given out are refused, again and again, each after its first use."""
+    with far_rig("hub", checkpoint) as rig, rig.open() as folder:
+        rig.play(Alarm(5_000_000, rig.expire, repeats=True).around)
+        assert imported(folder, tmp_path / "far") == imported(checkpoint, tmp_path / "near")
+        assert rig.refused > 0
 
 
-@pytest.mark.parametrize("name", [*MODELS, *RECORDED])
-def test_digests_are_those_of_the_local_import(
-    place: tuple[Opener, Store],
-    local: Callable[[str, str], Result],
-    sources: dict[str, Path],
-    name: str,
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_private_repository_needs_the_token(
+    checkpoint: Path, tmp_path: Path, gated: bool
 ) -> None:
-    opener, store = place
-    with opener(name) as folder:
-        is_listed = folder.names() is not None
-    if name == "x_ambiguous" and not is_listed:
-        return  # a second set of weights is not seen where nothing is listed
-    names = {path.name for path in sources[name].iterdir()}
-    unlisted = set() if is_listed else names - {*LIKELY}
-    for quant in TYPES:
-        with opener(name) as folder:
-            far = result_of(folder, quant, store)
-        near = local(name, quant)
-        if isinstance(near, dict):
-            near = {key: blob for key, blob in near.items() if key not in unlisted}
-        assert far == near, quant
+    """It is sent to the Hub, and not to the server of its large files."""
+    rules = Rules(token="hf_right", gated=gated)  # noqa: S106
+    with far_rig("hub", checkpoint, rules) as rig:
+        for token in (None, "hf_other"):
+            with rig.open(token) as folder, pytest.raises(RemoteError, match=REPOSITORY):
+                imported(folder, tmp_path / "far")
+        assert not (tmp_path / "far").exists()
+        rig.play()
+        with rig.open("hf_right") as folder:
+            assert imported(folder, tmp_path / "far") == imported(checkpoint, tmp_path / "near")
+        api, objects = rig.asked
+        assert {one.fields.get("authorization") for one in api} == {"Bearer hf_right"}
+        assert {one.fields.get("authorization") for one in objects} == {None}

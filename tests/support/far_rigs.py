@@ -21,6 +21,8 @@ from support.servers import Answer, Asked, Script, Server, reply, server
 
 Change = Callable[[Answer], Answer]
 KINDS = ("web", "hub")
+Blobs = dict[str | None, tuple[str, int]]
+"""Digest and size of each blob of a model, by its name."""
 _HIDDEN, _INNER, _EXPERTS, _VOCABULARY = 1024, 1024, 6, 1024
 _CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -143,7 +145,7 @@ def far_rig(kind: str, folder: Path, rules: Rules | None = None) -> Iterator[Far
         yield rig
 
 
-def blobs_of(manifest: Manifest) -> dict[str | None, tuple[str, int]]:
+def blobs_of(manifest: Manifest) -> Blobs:
     """Return digest and size of each blob by its name, but for the document of the source."""
     assert manifest.config is not None
     layers = (manifest.config, *manifest.layers)

@@ -235,8 +235,7 @@ class Faults:
     """One fault, at the request ``moment`` of those that it can befall, counted from 0.
 
     ``lasts``: at all later ones too. Files that changed stay changed, other files do not change.
-    Several servers share it. ``seen`` counts the requests, ``struck`` those that it befell; a
-    moment of -1 is never.
+    Several servers share it. ``seen`` counts the requests, ``struck`` those that it befell.
     """
 
     def __init__(self, name: str, moment: int, random: Random, *, lasts: bool = False) -> None:
@@ -266,7 +265,7 @@ class Faults:
         path = whole.asked.target.partition("?")[0]
         with self._lock:
             number, self.seen = self.seen, self.seen + 1
-            is_due = number == self._moment or (self._lasts and number > self._moment >= 0)
+            is_due = number == self._moment or (self._lasts and number > self._moment)
             if not is_due:
                 return False
             self._path = self._path or path
