@@ -12,7 +12,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 from support.weights import DTYPES, F16, TARGETS, TWIN, parts_of, raw_or_nan, squared_errors
@@ -96,11 +95,11 @@ def beside_others(groups: Array, place: int) -> Array:
     return weights
 
 
-@pytest.mark.parametrize("quant_type", AFFINE)
 @given(data=st.data())
 def test_affine_errors_are_half_a_step_or_what_the_last_code_falls_short_of_the_range(
-    quant_type: str, data: st.DataObject
+    data: st.DataObject,
 ) -> None:
+    quant_type = data.draw(st.sampled_from(AFFINE))
     group_size = data.draw(group_sizes(quant_type))
     weights = data.draw(weights_of(group_size, 1e38))
     quantized = kernels.quantize(weights, quant_type, group_size=group_size)
@@ -114,11 +113,11 @@ def test_affine_errors_are_half_a_step_or_what_the_last_code_falls_short_of_the_
     assert (error <= step + rounding).all()
 
 
-@pytest.mark.parametrize("quant_type", AFFINE)
 @given(data=st.data())
 def test_affine_keeps_the_edge_farther_from_zero_and_zero_itself(
-    quant_type: str, data: st.DataObject
+    data: st.DataObject,
 ) -> None:
+    quant_type = data.draw(st.sampled_from(AFFINE))
     group_size = data.draw(group_sizes(quant_type))
     weights = data.draw(weights_of(group_size, 1e38))
     weights[:, 0] = 0
@@ -130,11 +129,9 @@ def test_affine_keeps_the_edge_farther_from_zero_and_zero_itself(
     assert (np.abs(values[:, 0]) <= 4 * EPSILON * np.abs(edge)).all()
 
 
-@pytest.mark.parametrize("quant_type", ["mxfp4", "mxfp8"])
 @given(data=st.data())
-def test_mx_errors_are_half_the_distance_between_codes(
-    quant_type: str, data: st.DataObject
-) -> None:
+def test_mx_errors_are_half_the_distance_between_codes(data: st.DataObject) -> None:
+    quant_type = data.draw(st.sampled_from(["mxfp4", "mxfp8"]))
     weights = data.draw(weights_of(32, 3.4 * 2.0**126))
     quantized = kernels.quantize(weights, quant_type)
     mantissa_bits, smallest = (3, 2.0**-9) if quant_type == "mxfp8" else (1, 0.5)
@@ -162,9 +159,9 @@ def test_nvfp4_errors_are_half_the_distance_between_codes_where_the_scale_is_a_n
     assert (np.abs(kernels.dequantize(quantized) - exact) <= bound).all()
 
 
-@pytest.mark.parametrize("quant_type", ["mxfp4", "mxfp8"])
 @given(data=st.data())
-def test_mx_values_are_quantized_to_themselves(quant_type: str, data: st.DataObject) -> None:
+def test_mx_values_are_quantized_to_themselves(data: st.DataObject) -> None:
+    quant_type = data.draw(st.sampled_from(["mxfp4", "mxfp8"]))
     values = kernels.dequantize(kernels.quantize(data.draw(weights_of(32, 1e30)), quant_type))
     np.testing.assert_array_equal(kernels.dequantize(kernels.quantize(values, quant_type)), values)
 

@@ -90,13 +90,7 @@ def test_a_digest_that_is_none_is_not_passed_over() -> None:
 
 
 def test_more_layers_than_a_manifest_may_have_are_refused_however_it_is_written() -> None:
-    layers = [
-        {"mediaType": "m", "digest": f"sha256:{number:064x}", "size": 1}
-        for number in range(MAX_LAYERS + 1)
-    ]
-    for count, is_valid in ((MAX_LAYERS, True), (MAX_LAYERS + 1, False)):
-        raw = json.dumps(
-            {"schemaVersion": 2, "mediaType": "m", "layers": layers[:count]}, **COMPACT
-        ).encode()
-        assert is_plain(raw) == is_valid
-        assert (fast(raw) is not None) == is_valid
+    layers = [{**ONE, "digest": f"sha256:{number:064x}"} for number in range(MAX_LAYERS + 1)]
+    raw = json.dumps({"schemaVersion": 2, "mediaType": "m", "layers": layers}, **COMPACT).encode()
+    assert not is_plain(raw)
+    assert fast(raw) is None

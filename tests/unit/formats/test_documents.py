@@ -39,7 +39,7 @@ NAME = ModelName.parse("corpus")
 def test_manifests_to_accept() -> None:
     for case in accepted("manifest"):
         if case.id == "manifest-layers-100k":
-            continue  # takes seconds; tests/property/test_references.py has as many layers
+            continue  # takes seconds
         raw = case.data
         manifest, document = Manifest.parse(raw), json.loads(raw)
         assert manifest.raw == raw
