@@ -217,7 +217,8 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 def _errors(kind: type, indent: str) -> Iterator[str]:
     yield f"{indent}- `{kind.__name__}`: {_cell(_plain(kind.__doc__).partition(chr(10) * 2)[0])}\n"
-    for child in sorted(kind.__subclasses__(), key=lambda one: one.__name__):
+    children: list[type] = kind.__subclasses__()
+    for child in sorted(children, key=lambda one: one.__name__):
         if child.__module__ == kind.__module__:
             yield from _errors(child, indent + "  ")
 
