@@ -7,7 +7,7 @@ after a `sync`. Clusters are started before the clock. It prints seconds by the 
 ratio to the threads of one process.
 
 `python tests/bench/many.py workers [--work DIR]` runs `work` in 1, 2 and 4 processes, each on
-a core of its own, beside what docs/scale.md computes.
+a core of its own, beside what docs/guides/cluster.md computes.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ those whose rows are not a whole number of groups.
 A model may have a hundred thousand tensors and a rule for each: whole names are looked up. Patterns
 are tried one by one, so there may be a thousand.
 
-A policy file has rules, groups and a method in TOML or JSON (docs/cli.md, "Policy files").
+A policy file has rules, groups and a method in TOML or JSON (docs/example-policy.toml).
 Importance is what the error of each input column counts in a search, by source tensor.
 """
 
