@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from support import ROOT
@@ -44,8 +45,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def output_of(command: str, capture: pytest.CaptureFixture[str]) -> str:
     """Run a line of a console, in this process if that is all it needs."""
-    if command.startswith("blobstore ") and not set("|<>&;$") & set(command):
-        code = run(shlex.split(command)[1:])
+    settings, found, words = command.partition("blobstore ")
+    if found and not set("|<>&;$") & set(command):
+        variables = dict(word.split("=", 1) for word in settings.split())
+        with patch.dict(os.environ, variables):
+            code = run(shlex.split(words))
         printed = "".join(capture.readouterr())
     else:
         done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)  # noqa: S602
@@ -98,7 +102,9 @@ def test_a_page_does_what_it_says(
 
 def test_each_set_up_command_is_one_line() -> None:
     """CI runs the second one."""
-    commands = [block for language, _, block in FENCE.findall(README.read_text()) if language == "sh"]
+    commands = [
+        block for language, _, block in FENCE.findall(README.read_text()) if language == "sh"
+    ]
     assert [command.count("\n") for command in commands] == [1, 1]
     assert all(command.startswith("python3 -m venv .venv && ") for command in commands)
 
