@@ -31,12 +31,13 @@ MODELS: dict[str, tuple[Path, dict[str, Any]]] = {
     "nvfp4": (PYCODE_MOE, {"quant": "nvfp4"}),
 }
 PROMPT = "def read_file(path):"
-GREEDY: dict[str, Any] = {"temperature": 0}
-SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 7}
-NUCLEUS: dict[str, Any] = {"temperature": 0.8, "top_p": 0.7, "seed": 3}
-NARROW: dict[str, Any] = {"temperature": 1.1, "top_k": 9, "min_p": 0.02, "seed": 11}
-WAYS = {"greedy": GREEDY, "sampled": SAMPLED, "nucleus": NUCLEUS, "narrow": NARROW}
 TOKENS = 24
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "sampled": {"temperature": 0.8, "seed": 7},
+    "nucleus": {"temperature": 0.8, "top_p": 0.7, "seed": 3},
+    "narrow": {"temperature": 1.1, "top_k": 9, "min_p": 0.02, "seed": 11},
+}
 
 
 class Exported:
@@ -57,39 +58,27 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Exported(tmp_path_factory.mktemp(request.param), request.param)
 
 
-def flags(way: dict[str, Any], names: dict[str, str]) -> list[str]:
-    return [
-        word
-        for key, value in way.items()
-        for word in (names.get(key, f"--{key.replace('_', '-')}"), str(value))
-    ]
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return Exported(tmp_path_factory.mktemp("dense"), "int4")
 
 
-@pytest.mark.parametrize(
-    ("way", "is_raw"), [("greedy", True), ("nucleus", False)], ids=["raw", "template"]
-)
+def printed(*line: str) -> str:
+    return subprocess.run(line, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(("way", "is_raw"), [("greedy", True), ("nucleus", False)])
 def test_run_gives_what_mlx_lm_generate_gives(exported: Exported, way: str, is_raw: bool) -> None:
-    theirs = subprocess.run(
-        [
-            *(sys.executable, "-m", "mlx_lm", "generate", "--model", str(exported.folder)),
-            *("--prompt", PROMPT, "--max-tokens", str(TOKENS), "--verbose", "False"),
-            *flags(WAYS[way], {"temperature": "--temp"}),
-            *(["--ignore-chat-template"] if is_raw else []),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    ours = subprocess.run(
-        [
-            *(*COMMAND, "run", "m", PROMPT, "--store", str(exported.store)),
-            *("--max-tokens", str(TOKENS), *flags(WAYS[way], {})),
-            *(["--raw"] if is_raw else []),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    words = [f"--{key.replace('_', '-')}={value}" for key, value in WAYS[way].items()]
+    words.append(f"--max-tokens={TOKENS}")
+    theirs = printed(
+        *(sys.executable, "-m", "mlx_lm", "generate", "--model", str(exported.folder)),
+        *("--prompt", PROMPT, "--verbose", "False"),
+        *(word.replace("--temperature", "--temp") for word in words),
+        *(["--ignore-chat-template"] if is_raw else []),
+    )
+    line = (*COMMAND, "run", "m", PROMPT, "--store", str(exported.store), *words)
+    ours = printed(*line, *(["--raw"] if is_raw else []))
     assert ours == theirs
     assert len(ours) > 10
 
@@ -154,9 +143,8 @@ def test_serve_gives_what_mlx_lm_server_gives(exported: Exported) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    exported = Exported(tmp_path_factory.mktemp("served"), "int4")
-    with serving(exported.store, "m") as running:
+def server(dense: Exported) -> Iterator[Any]:
+    with serving(dense.store, "m") as running:
         yield running
 
 
@@ -176,18 +164,8 @@ def test_what_is_not_possible_is_an_error_of_the_client(server: Any) -> None:
         client(server.address).chat.completions.create(model="m", messages=messages)
 
 
-def test_a_text_that_continues_an_answer_is_continued(server: Any) -> None:
-    """mlx_lm.server finds such a prompt whole in its cache, and fails."""
-    ask = client(server.address).completions.create
-    options: Any = {"model": "m", "max_tokens": TOKENS, "temperature": 0}
-    first = ask(prompt=PROMPT, **options).choices[0].text
-    again = ask(prompt=PROMPT + first, **options).choices[0].text
-    assert again
-
-
-def test_sigterm_ends_the_server_and_an_answer(tmp_path: Path) -> None:
-    exported = Exported(tmp_path, "int4")
-    with serving(exported.store, "m") as running:
+def test_sigterm_ends_the_server_and_an_answer(dense: Exported) -> None:
+    with serving(dense.store, "m") as running:
         stream = client(running.address).completions.create(
             model="m", prompt="import", max_tokens=64, temperature=1.0, stream=True
         )
@@ -218,9 +196,8 @@ def test_sigterm_ends_a_server_whose_template_does_not_end(tmp_path: Path) -> No
         assert running.process.wait(240) == 0
 
 
-def test_a_conversation_on_a_terminal(tmp_path: Path) -> None:
-    exported = Exported(tmp_path, "int4")
-    terminal = Terminal(*COMMAND, "run", "m", "--store", str(exported.store), "--max-tokens", "8")
+def test_a_conversation_on_a_terminal(dense: Exported) -> None:
+    terminal = Terminal(*COMMAND, "run", "m", "--store", str(dense.store), "--max-tokens", "8")
     terminal.wait_for(">>> ")
     terminal.send('"""def f(x):\n')
     terminal.wait_for("... ")
@@ -234,9 +211,8 @@ def test_a_conversation_on_a_terminal(tmp_path: Path) -> None:
     assert terminal.end() == 0
 
 
-def test_ctrl_c_stops_an_answer_and_then_the_program(tmp_path: Path) -> None:
-    exported = Exported(tmp_path, "int4")
-    line = (*COMMAND, "run", "m", "--store", str(exported.store), "--max-tokens", "-1", "--verbose")
+def test_ctrl_c_stops_an_answer_and_then_the_program(dense: Exported) -> None:
+    line = (*COMMAND, "run", "m", "--store", str(dense.store), "--max-tokens", "-1", "--verbose")
     terminal = Terminal(*line)
     terminal.wait_for(">>> ")
     terminal.send("def f(x):\n")
@@ -265,11 +241,10 @@ main()
 """A command line that loads a tokenizer without end."""
 
 
-def test_ctrl_c_while_a_model_is_loaded_leaves_nothing(tmp_path: Path) -> None:
-    exported = Exported(tmp_path, "int4")
+def test_ctrl_c_while_a_model_is_loaded_leaves_nothing(dense: Exported, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    line = [sys.executable, "-c", HELD, "run", "m", "hi", "--store", str(exported.store)]
+    line = [sys.executable, "-c", HELD, "run", "m", "hi", "--store", str(dense.store)]
     environment = {**os.environ, "TMPDIR": str(temporary)}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(line, **pipes, text=True, env=environment) as process:
@@ -283,9 +258,8 @@ def test_ctrl_c_while_a_model_is_loaded_leaves_nothing(tmp_path: Path) -> None:
     assert list(temporary.glob("blobstore-*")) == []
 
 
-def test_an_answer_whose_reader_goes_away_ends(tmp_path: Path) -> None:
-    exported = Exported(tmp_path, "int4")
-    line = [*COMMAND, "run", "m", "import", "--store", str(exported.store), "--max-tokens", "900"]
+def test_an_answer_whose_reader_goes_away_ends(dense: Exported) -> None:
+    line = [*COMMAND, "run", "m", "import", "--store", str(dense.store), "--max-tokens", "900"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None

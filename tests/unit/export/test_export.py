@@ -132,17 +132,6 @@ def test_an_index_that_is_not_right_any_more_is_made_again(store: Store, tmp_pat
     )
 
 
-def test_metadata_go_to_every_shard(store: Store, tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "in")
-    (source / "model.safetensors").write_bytes(safetensors_bytes(small_tensors(), METADATA))
-    blobstore.import_model(source, "m", store=store)
-    blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size=20_000)
-    shards = sorted((tmp_path / "out").glob("model-*"))
-    assert len(shards) > 2
-    assert all(metadata_of(path) == METADATA for path in shards)
-    assert raw_tensors(tmp_path / "out") == raw_tensors(source)
-
-
 @pytest.mark.parametrize(
     ("quant", "experts"),
     [(None, "packed"), ("int4", "stacked"), ("nvfp4", "packed"), ("mxfp8", "stacked")],

@@ -23,7 +23,7 @@ from support.checkpoints import (
 from support.stores import blob_path, commit_model, link_by_hand, open_files, stored_arrays
 
 import blobstore
-from blobstore import ModelQuality, kernels
+from blobstore import ModelQuality
 from blobstore.errors import (
     BlobStoreError,
     CorruptDataError,
@@ -81,15 +81,6 @@ def test_a_report_is_the_same_for_any_threads_and_forms_of_a_source(
     assert report.tensors[-1].errors.count == 0
 
 
-def test_the_kernel_changes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    blobstore.import_model(PYCODE, "m", store=store, quant="nvfp4")
-    reports = []
-    for kernel in kernels.KERNELS.values():
-        monkeypatch.setattr("blobstore.kernels.native._active", kernel)
-        reports.append(blobstore.measure_quality("m", PYCODE, store=store))
-    assert reports == reports[:1] * len(reports)
-
-
 def test_sums_that_float64_does_not_hold_are_infinite(store: Store, tmp_path: Path) -> None:
     stored = {W: normal("x", 32, 64, dtype=np.float32)}
     source = {W: stored[W].astype(np.float64)}
@@ -97,14 +88,6 @@ def test_sums_that_float64_does_not_hold_are_infinite(store: Store, tmp_path: Pa
     (tensor,) = measured(store, tmp_path, stored, source, quant="int4").tensors
     assert (tensor.errors.max_error, tensor.errors.squared_weight) == (1e200, math.inf)
     assert tensor.errors.saturated_count > 0
-
-
-def test_tensors_of_zeros_lose_nothing(store: Store, tmp_path: Path) -> None:
-    tensors = {W: np.zeros((32, 64), BF16)}
-    for quant in ("int4", "nvfp4"):
-        (tensor,) = measured(store, tmp_path / quant, tensors, tensors, quant=quant).tensors
-        assert (tensor.errors.rmse, tensor.errors.relative_rmse, tensor.errors.cosine) == (0, 0, 1)
-        assert tensor.errors.count == 2048
 
 
 def test_a_source_of_zeros_has_no_relative_error_and_comes_first(

@@ -82,18 +82,6 @@ def test_experts(store: Store, tmp_path: Path, kind: Kind, experts: str) -> None
     assert (report.errors.rmse == 0) == is_copied
 
 
-def test_fp8_that_stays_bf16_is_compared_with_what_it_decodes_to(
-    store: Store, tmp_path: Path
-) -> None:
-    kind = block_fp8()
-    weight = kind.make("model.embed_tokens", (130, 200))
-    source = source_of(tmp_path / "s", kind, weight.tensors)
-    blobstore.import_model(source, "m", store=store)
-    report = blobstore.measure_quality("m", source, store=store)
-    assert {tensor.type_name for tensor in report.tensors} == {"BF16"}
-    assert report.errors.rmse == 0
-
-
 def test_another_source_is_noticed(store: Store, tmp_path: Path) -> None:
     kind = COPIED["modelopt"]
     weight = kind.make(UP, (6, 256))

@@ -70,6 +70,8 @@ def test_an_answer_ends_before_its_stop_text(service: Any, alone: dict[str, Any]
     again = Client(service, **alone).whole()
     assert again["choices"][0]["text"] == ANSWER
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    # mlx_lm.server finds such a prompt whole in its cache, and fails.
+    assert Client(service, prompt=PROMPT + ANSWER, **alone).text()
 
 
 def test_answers_together_are_those_alone(service: Any) -> None:

@@ -4,43 +4,16 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_lm import utils
+from mlx_lm import models, utils
 
 from blobstore.errors import UsageError
 from blobstore.model import on_mlx_lm as mlx_lm
-
-_SPEC = importlib.util.find_spec("mlx_lm")
-assert _SPEC is not None
-assert _SPEC.origin is not None
-PACKAGE = Path(_SPEC.origin).parent
-
-
-def _names_at_top(file: Path) -> set[str]:
-    found = set()
-    for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name for alias in node.names}
-    return found
-
-
-def _constant(name: str) -> Any:
-    for node in ast.parse((PACKAGE / "utils.py").read_text()).body:
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and node.targets[0].id == name
-        ):
-            return ast.literal_eval(node.value)
-    raise AssertionError(f"mlx_lm/utils.py has no {name}")
 
 
 def test_the_table_is_that_of_the_installed_version() -> None:
@@ -51,21 +24,22 @@ def test_the_table_is_that_of_the_installed_version() -> None:
 
 
 def test_modules() -> None:
-    has_model = {
-        file.stem
-        for file in (PACKAGE / "models").glob("*.py")
-        if {"Model", "ModelArgs"} <= _names_at_top(file)
-    }
+    has_model = set()
+    for file in Path(models.__path__[0]).glob("*.py"):
+        nodes = ast.parse(file.read_text()).body
+        names = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+        imports = [node.names for node in nodes if isinstance(node, ast.ImportFrom)]
+        names |= {alias.asname or alias.name for of in imports for alias in of}
+        if {"Model", "ModelArgs"} <= names:
+            has_model.add(file.stem)
     assert has_model == mlx_lm.MODULES, " ".join(sorted(has_model))
 
 
 def test_remapped_types() -> None:
-    assert _constant("MODEL_REMAPPING") == mlx_lm.REMAPPED
-    assert _constant("MODEL_ARCHITECTURE_REMAPPING") == mlx_lm.REMAPPED_ARCHITECTURES
-    assert (
-        set(mlx_lm.REMAPPED.values()) | set(mlx_lm.REMAPPED_ARCHITECTURES.values())
-        <= mlx_lm.MODULES
-    )
+    assert mlx_lm.REMAPPED == utils.MODEL_REMAPPING
+    assert mlx_lm.REMAPPED_ARCHITECTURES == utils.MODEL_ARCHITECTURE_REMAPPING
+    remapped = {*mlx_lm.REMAPPED.values(), *mlx_lm.REMAPPED_ARCHITECTURES.values()}
+    assert remapped <= mlx_lm.MODULES
 
 
 CONFIGS = [

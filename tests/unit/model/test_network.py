@@ -17,7 +17,7 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.safetensors.header import header_of
 from blobstore.io.ranges import FileReader
-from blobstore.model.facts import TensorFacts, float_dtype
+from blobstore.model.facts import TensorFacts
 from blobstore.model.network import NetworkPlan, check_counts, plan_network, planned_arrays
 from blobstore.model.on_mlx_lm import mlx_lm_errors
 from blobstore.model.sanitize import Computed, Joined, Stored
@@ -162,12 +162,6 @@ def test_latent_attention_splits_codes_and_dequantizes_what_it_transposes() -> N
     assert parameter(plan, "model.layers.0.self_attn.embed_q.weight").quantization is None
     assert not any(isinstance(one.expression, Computed) for one in plan.parameters)
     assert plan.dequantized == ["model.layers.0.self_attn.kv_b_proj.weight"]
-
-
-def test_the_dtype_of_values() -> None:
-    assert float_dtype({"torch_dtype": "float16"}) is DType.F16
-    assert float_dtype({"text_config": {"dtype": "float32"}}) is DType.F32
-    assert float_dtype({"dtype": "int8", "torch_dtype": 3}) is DType.BF16
 
 
 def test_a_model_of_mlx_lm_that_ends_the_process_is_refused() -> None:

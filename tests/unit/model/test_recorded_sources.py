@@ -37,13 +37,3 @@ def test_in_ollamas_profile_all_run(tmp_path: Path, source: str) -> None:
     folder = write_source(tmp_path, source)
     verdict = _ollama(folder, profile="ollama")
     assert (verdict.runs, verdict.reason.split(",")[0]) == (Runs.YES, SOURCES[source])
-
-
-def test_packed_experts_run_where_the_runner_stacks_them(tmp_path: Path) -> None:
-    assert (
-        _ollama(write_source(tmp_path, "h_nemotron_h"), quant="int4", experts="packed").runs
-        is Runs.YES
-    )
-    cohere = write_source(tmp_path, "h_cohere2_moe")
-    assert _ollama(cohere, quant="int4", experts="packed").runs is Runs.NO
-    assert _ollama(cohere, quant="int4", experts="stacked").runs is Runs.YES
