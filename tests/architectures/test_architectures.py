@@ -16,12 +16,12 @@ from architectures.rows import architectures
 
 ROWS = architectures()
 TELLING = {
+    "baichuan_m1": "int8",  # a head that is normalised
     "gpt2": "mxfp8",  # Conv1D
     "qwen3_vl_moe": "int4",  # fused experts, transposed
 }
 IN_THE_LABORATORY = {
     "afm7": "int4",  # modules that take no modes
-    "baichuan_m1": "int8",  # a head that is normalised
     "dbrx": "int4",  # experts joined along rows, one of three transposed
     "falcon_h1, multipliers": "int8",  # weights that are multiplied
     "kimi_linear": "mxfp8",  # latent attention, convolutions, experts called w1 to w3

@@ -46,28 +46,20 @@ def test_hub_addresses_are_those_of_huggingface_hub(
     assert ours.revision == (theirs.revision or "main")
 
 
-@pytest.mark.parametrize(
-    ("page", "target"),
-    [
-        ("https://huggingface.co/org/name/", HubTarget("org/name", "main", "")),
-        ("https://HuggingFace.co/org/name/tree/v1/sub", HubTarget("org/name", "v1", "sub")),
-        (
-            "https://huggingface.co/org/name/blob/refs%2Fpr%2F2/a.safetensors",
-            HubTarget("org/name", "refs/pr/2", "a.safetensors"),
-        ),
-        (
-            "https://huggingface.co/org/name/resolve/main/x?download=true",
-            HubTarget("org/name", "main", "x"),
-        ),
-        ("https://huggingface.co/org/name/discussions/1", None),
-        ("https://huggingface.co/datasets/org/name", None),
-        ("http://huggingface.co/org/name", None),
-        ("https://example.org/org/name", None),
-    ],
-)
-def test_pages_of_the_hub_are_its_repositories(page: str, target: object) -> None:
-    assert parse_hub_page(page) == target
-    assert model_named(page) is None
+def test_pages_of_the_hub_are_its_repositories() -> None:
+    hub = "https://huggingface.co/org/name"
+    for page, target in {
+        f"{hub}/": HubTarget("org/name", "main", ""),
+        "https://HuggingFace.co/org/name/tree/v1/sub": HubTarget("org/name", "v1", "sub"),
+        f"{hub}/blob/refs%2Fpr%2F2/a.b": HubTarget("org/name", "refs/pr/2", "a.b"),
+        f"{hub}/resolve/main/x?download=true": HubTarget("org/name", "main", "x"),
+        f"{hub}/discussions/1": None,
+        "https://huggingface.co/datasets/org/name": None,
+        "http://huggingface.co/org/name": None,
+        "https://example.org/org/name": None,
+    }.items():
+        assert parse_hub_page(page) == target
+        assert model_named(page) is None
 
 
 def test_short_addresses_and_pages_of_another_endpoint() -> None:
@@ -84,19 +76,15 @@ def test_what_may_be_the_name_of_a_stored_model() -> None:
         assert model_named(text) is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_invalid_addresses_are_wrong_use() -> None:
+    for text in (
         *("hf://org/name@", "hf://org/name@/x", "hf://datasets/org/name", "hf://org/name/../x"),
         *("hf://", "hf://a b/c", "hf://org/name@a..b", "hf://org/name/a//b"),
         *("http://", "http://user:pw@host/x", "https://\0/"),
-    ],
-)
-def test_addresses_that_nothing_is_asked_at(text: str) -> None:
-    with pytest.raises(UsageError):
-        open_folder(text)
-    with pytest.raises(UsageError):
-        inspect(text)
+    ):
+        for read in (open_folder, inspect):
+            with pytest.raises(UsageError):
+                read(text)
 
 
 def test_a_path_that_exists_wins_over_a_stored_model(
