@@ -14,7 +14,7 @@ from support.stores import commit_model
 
 import blobstore
 from blobstore.errors import DocumentError, UnsupportedSourceError
-from blobstore.export.contents import TextLayer, modelfile
+from blobstore.export.contents import modelfile
 from blobstore.formats.documents import (
     JSON_MEDIA_TYPE,
     LICENSE_MEDIA_TYPE,
@@ -84,26 +84,26 @@ def test_a_parser_of_the_users_choice_alone(store: Store, tmp_path: Path) -> Non
     assert (tmp_path / "out" / "Modelfile").read_text() == "FROM .\nRENDERER mine\n"
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        (SYSTEM_MEDIA_TYPE, b'a """\n in the middle of lines that end with "\n"""\n'),
-        (SYSTEM_MEDIA_TYPE, b"an escape \x1b[31m"),
-        (TEMPLATE_MEDIA_TYPE, b"\xff\xfe no text"),
-        (PARAMS_MEDIA_TYPE, b'{"temperature":{"a":1}}'),
-        (PARAMS_MEDIA_TYPE, b'{"x\\nSYSTEM injected":1}'),
-        (PARAMS_MEDIA_TYPE, b"[]"),
-        (MESSAGES_MEDIA_TYPE, b'[{"role":"user\\nSYSTEM x","content":"y"}]'),
-        (MESSAGES_MEDIA_TYPE, b'[{"role":"user"}]'),
-        ("application/vnd.ollama.image.adapter", b""),
-    ],
-)
-def test_what_a_modelfile_can_not_say_is_left_out_and_said(layer: TextLayer) -> None:
-    kept = (LICENSE_MEDIA_TYPE, b"MIT")
-    text, notes = modelfile([layer, kept], ModelConfig(), None, draft=False)
-    assert text == b"FROM .\nLICENSE MIT\n"
-    assert len(notes) == 1
-    assert notes[0].endswith(" can't be written in a Modelfile and was left out")
+UNWRITABLE = [
+    (SYSTEM_MEDIA_TYPE, b'a """\n in the middle of lines that end with "\n"""\n'),
+    (SYSTEM_MEDIA_TYPE, b"an escape \x1b[31m"),
+    (TEMPLATE_MEDIA_TYPE, b"\xff\xfe no text"),
+    (PARAMS_MEDIA_TYPE, b'{"temperature":{"a":1}}'),
+    (PARAMS_MEDIA_TYPE, b'{"x\\nSYSTEM injected":1}'),
+    (PARAMS_MEDIA_TYPE, b"[]"),
+    (MESSAGES_MEDIA_TYPE, b'[{"role":"user\\nSYSTEM x","content":"y"}]'),
+    (MESSAGES_MEDIA_TYPE, b'[{"role":"user"}]'),
+    ("application/vnd.ollama.image.adapter", b""),
+]
+
+
+def test_what_a_modelfile_can_not_say_is_left_out_with_a_note() -> None:
+    for layer in UNWRITABLE:
+        kept = (LICENSE_MEDIA_TYPE, b"MIT")
+        text, notes = modelfile([layer, kept], ModelConfig(), None, draft=False)
+        assert text == b"FROM .\nLICENSE MIT\n"
+        assert len(notes) == 1
+        assert notes[0].endswith(" can't be written in a Modelfile and was left out")
 
 
 def test_a_draft_model_is_a_checkpoint_of_its_own(store: Store, tmp_path: Path) -> None:

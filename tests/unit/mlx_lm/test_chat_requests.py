@@ -140,19 +140,16 @@ def test_what_mlx_lm_can_not_take_is_refused() -> None:
             made(path, **given)
 
 
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        (b"", "not valid JSON"),
-        (b"\xff{}", "not UTF-8 at byte 0"),
-        (b"[]", "not a JSON object"),
-        (b'{"temperature":NaN}', "not valid JSON"),
-        (b"[" * 5000 + b"]" * 5000, "deeper"),
-    ],
-)
-def test_what_is_not_a_document_is_refused(raw: bytes, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        completed(raw, CHAT, SERVED)
+def test_what_is_not_a_document_is_refused() -> None:
+    for raw, message in {
+        b"": "not valid JSON",
+        b"\xff{}": "not UTF-8 at byte 0",
+        b"[]": "not a JSON object",
+        b'{"temperature":NaN}': "not valid JSON",
+        b"[" * 5000 + b"]" * 5000: "deeper",
+    }.items():
+        with pytest.raises(UsageError, match=message):
+            completed(raw, CHAT, SERVED)
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

@@ -9,7 +9,7 @@ import pytest
 from support import PYCODE
 from support.talking import CHAT_TEMPLATE
 
-from blobstore.mlx_lm.template_process import TemplateError, TemplateProcess, limit_templates
+from blobstore.mlx_lm.template_process import TemplateError, TemplateProcess
 
 MESSAGES = [{"role": "user", "content": "hi ü \u2028"}, {"role": "assistant", "content": "x"}]
 
@@ -41,7 +41,7 @@ def test_a_prompt_is_that_of_transformers(process: TemplateProcess) -> None:
     ("template", "reason"),
     [
         ("{{ 'x' * 3000000000 }}", "memory"),
-        ("{{ 9 ** (9 ** 9) }}", "exceeds 0 s of processor time"),
+        pytest.param("{{ 9 ** (9 ** 9) }}", "exceeds 0 s of processor time", marks=pytest.mark.lab),
         ("{{ 'x' * 10001 }}", "the prompt has 10,001 characters, at most 10,000"),
         ("{{ raise_exception('no') }}", "TemplateError: no"),
         ("{{ messages.__class__.__base__.__subclasses__() }}", "SecurityError"),
@@ -54,16 +54,3 @@ def test_a_template_that_fails_does_not_end_the_next(
         process.render(template, {}, MESSAGES)
     text = process.render("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "^"}, MESSAGES)
     assert text == "^hi ü \u2028"
-
-
-def test_a_tokenizer_of_mlx_lm() -> None:
-    from mlx_lm.tokenizer_utils import TokenizerWrapper
-    from transformers import AutoTokenizer
-
-    own = AutoTokenizer.from_pretrained(PYCODE, chat_template=CHAT_TEMPLATE)
-    expected = own.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
-    tokenizer = TokenizerWrapper(own)
-    limit_templates(tokenizer, 60)
-    assert tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True) == expected
-    with pytest.raises(TemplateError, match="at most 60"):
-        tokenizer.apply_chat_template(MESSAGES * 10)

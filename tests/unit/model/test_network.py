@@ -175,34 +175,25 @@ def test_a_model_of_mlx_lm_that_ends_the_process_is_refused() -> None:
 SHAPES = [(4096, 256)] * 30
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
+def test_more_modules_than_tensors_can_be_are_refused() -> None:
+    """mlx-lm would make an object for each."""
+    configs: list[dict[str, Any]] = [
         {"num_hidden_layers": 10**9},
         {"n_layer": 1001},
         {"altup_num_inputs": 10**30},
         {"text_config": {"ffn_config": {"moe_num_experts": 4097}}},
         {"sliding_window_pattern": 10**9},
-    ],
-    ids=str,
-)
-def test_more_modules_than_tensors_can_be_are_refused(config: dict[str, Any]) -> None:
-    """mlx-lm would make an object for each."""
-    with pytest.raises(UnsupportedSourceError, match="too many for 30 tensors"):
-        check_counts(config, SHAPES)
+    ]
+    for config in configs:
+        with pytest.raises(UnsupportedSourceError, match="too many for 30 tensors"):
+            check_counts(config, SHAPES)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"num_hidden_layers": 1000, "vision_config": {"num_hidden_layers": 60}},
-        {"num_hidden_layers": -1, "n_routed_experts": None, "num_experts": [8], "num_layers": 1e9},
-        {"max_position_embeddings": 10**7, "vocab_size": 10**6, "train_iters": 10**6},
-    ],
-    ids=str,
-)
-def test_other_numbers_pass(config: dict[str, Any]) -> None:
-    check_counts(config, SHAPES)
+def test_other_numbers_pass() -> None:
+    nothing = {"num_hidden_layers": -1, "n_routed_experts": None, "num_layers": 1e9}
+    check_counts({"num_hidden_layers": 1000, "vision_config": {"num_hidden_layers": 60}}, SHAPES)
+    check_counts({**nothing, "num_experts": [8]}, SHAPES)
+    check_counts({"max_position_embeddings": 10**7, "vocab_size": 10**6}, SHAPES)
 
 
 def test_a_network_of_a_billion_layers_is_never_built() -> None:
@@ -211,9 +202,9 @@ def test_a_network_of_a_billion_layers_is_never_built() -> None:
         plan_network(config_of(PYCODE, num_hidden_layers=10**9), [tensor], "m")
 
 
-@pytest.mark.parametrize("model_type", ["x\n\x1b[31m", "x" * 10**6, "..", "os", "base"])
-def test_a_hostile_model_type_is_named_in_one_short_line(model_type: str) -> None:
-    with pytest.raises(UnsupportedSourceError, match="mlx-lm can't build model m: ") as caught:
-        plan_network({"model_type": model_type}, [], "m")
-    assert caught.value.message.isprintable()
-    assert len(caught.value.message) < 400
+def test_a_hostile_model_type_is_named_in_one_short_line() -> None:
+    for model_type in ("x\n\x1b[31m", "x" * 10**6, "..", "os", "base"):
+        with pytest.raises(UnsupportedSourceError, match="mlx-lm can't build model m: ") as caught:
+            plan_network({"model_type": model_type}, [], "m")
+        assert caught.value.message.isprintable()
+        assert len(caught.value.message) < 400
