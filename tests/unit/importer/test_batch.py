@@ -49,8 +49,7 @@ def test_two_workers_import_all_models(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shard", "says"),
-    [((3, 3), "shard 3/3 does not exist"), ((0, 0), "shard 0/0 does not exist")],
+    ("shard", "says"), [((3, 3), "shard 3/3 does not exist"), ((0, 0), "shard 0/0 does not exist")]
 )
 def test_a_shard_that_does_not_exist(
     shard: tuple[int, int], says: str, source: Path, tmp_path: Path
@@ -75,15 +74,6 @@ def test_the_error_of_one_model_stops_no_other(source: Path, tmp_path: Path) -> 
     (tmp_path / "m").rename(tmp_path / "missing")  # the first is mended, the third has gone
     again = work_on_batch(path, store=home)
     assert [one.error is None for one in again] == [True, False, False, False]
-
-
-def test_changed_options_make_another_plan(source: Path, tmp_path: Path) -> None:
-    home = MemoryStore()
-    model = f'source = "{source}"\nname = "a"\nquant = '
-    first = work_on_batch(listed(tmp_path, f'{model}"int4"'), store=home)
-    second = work_on_batch(listed(tmp_path, f'{model}"int8"'), store=home)
-    assert second[0].made > 0
-    assert first[0].digest != second[0].digest
 
 
 @pytest.mark.parametrize(
@@ -158,11 +148,3 @@ def test_options_of_another_type(option: str, says: str, tmp_path: Path) -> None
     path = listed(tmp_path, f'source = "x"\nname = "a"\n{option}')
     with pytest.raises(DocumentError, match=says):
         work_on_batch(path, store=MemoryStore())
-
-
-def test_options_of_every_type(tmp_path: Path) -> None:
-    options = {"quant": "int4", "group_size": 64, "target_bpw": 4, "global_scale": True}
-    options |= {"rules": ["*=int8"]}
-    text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in options.items())
-    (model,) = read_batch(listed(tmp_path, f'source = "x"\nname = "a"\n{text}'))
-    assert model.options == options

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,8 +22,6 @@ from blobstore.errors import (
     RemoteError,
     StorageError,
 )
-from blobstore.hashing import Bytes
-from blobstore.io import _native
 from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home
@@ -256,32 +252,3 @@ def test_the_error_is_that_of_a_local_import(tmp_path: Path, store: Store) -> No
     with streamed(TINY):
         assert outcome(folder, store, quant="int4") == wanted
     assert list(store.root.glob(".blobstore/tmp/*")) == []
-
-
-def test_a_full_disk_leaves_the_store_as_it_was(source: Path, store: Store, want: str) -> None:
-    written, together = os.pwrite, _native.write_parts
-    calls = iter(range(5))
-
-    def check_room() -> None:
-        if next(calls, None) is None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def write(fd: int, data: bytes, offset: int) -> int:
-        check_room()
-        return written(fd, data, offset)
-
-    def write_parts(parts: list[tuple[int, int, Bytes]]) -> None:
-        check_room()
-        together(parts)
-
-    with (
-        streamed(TINY),
-        mock.patch.object(os, "pwrite", write),
-        mock.patch.object(_native, "write_parts", write_parts),
-        pytest.raises(StorageError),
-    ):
-        blobstore.import_model(source, "m", store=store, quant="int4")
-    assert (store.manifests.names(), store.blobs.digests()) == ([], set())
-    assert list(store.root.glob(".blobstore/tmp/*")) == []
-    with streamed(TINY):
-        assert outcome(source, store, quant="int4") == want

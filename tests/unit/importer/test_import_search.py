@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.checkpoints import BF16, normal, safetensors_bytes, small_tensors, write_checkpoint
+from support.checkpoints import BF16, normal, safetensors_bytes, write_checkpoint
 from support.weights import assert_same_parts, random_importance
 
 import blobstore
@@ -104,26 +104,6 @@ def test_importance_is_recorded_by_its_values(store: Store, tmp_path: Path) -> N
     assert recorded(None) is None
 
 
-def test_uniform_importance_changes_no_byte(tmp_path: Path) -> None:
-    stored = []
-    for number, importance in enumerate([None, {UP: np.full(64, 4.0, np.float32)}]):
-        store = Store(tmp_path / str(number))
-        options = {"quant": "int4", "method": "search", "importance": importance}
-        stored.append(imported(store, tmp_path, small_tensors(), **options).manifest.tensor_layers)
-    assert stored[0] == stored[1]
-
-
-def test_the_given_arrays_may_be_changed_after_the_plan(tmp_path: Path) -> None:
-    vector = random_importance(64)
-    source = write_checkpoint(tmp_path / "m")
-    options: dict[str, Any] = {"quant": "int4", "method": "search"}
-    plan = blobstore.plan_import(source, importance={UP: vector}, **options)
-    assert plan.options.importance is not None
-    before = plan.options.importance.vectors[UP].copy()
-    vector[:] = 0
-    np.testing.assert_array_equal(plan.options.importance.vectors[UP], before)
-
-
 @pytest.mark.parametrize(("method", "scale"), [("minmax", 1e-4), ("search", 0.02), ("minmax", 30)])
 def test_a_global_scale_is_stored_and_read_back(
     store: Store, tmp_path: Path, method: str, scale: float
@@ -171,12 +151,3 @@ def test_experts_have_a_global_scale_each_or_one_for_the_stack(
     stacked = imported(store, tmp_path, tensors, experts="stacked", **options)
     whole = quantized(np.stack([*tensors.values()]), **options)
     assert_same_parts(parts(stacked, STACK), whole)
-
-
-def test_only_nvfp4_tensors_have_a_global_scale(store: Store, tmp_path: Path) -> None:
-    model = imported(store, tmp_path, small_tensors(), quant="nvfp4", global_scale=True)
-    for tensor in model.values():
-        array = tensor.numpy()
-        has = isinstance(array, QuantizedArray) and array.global_scale is not None
-        assert has == (str(tensor.quant_type) == "nvfp4"), tensor.name
-    assert parts(model, "lm_head.weight").quant_type.value == "mxfp8"

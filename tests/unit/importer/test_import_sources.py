@@ -14,7 +14,6 @@ from support.arrays import bits
 from support.checkpoints import (
     LLAMA_CONFIG,
     normal,
-    raw_safetensors,
     safetensors_bytes,
     small_tensors,
     write_checkpoint,
@@ -24,12 +23,10 @@ import blobstore
 from blobstore.errors import (
     BlobStoreError,
     CorruptDataError,
-    LimitExceededError,
     NotFoundError,
     StorageError,
     UnsupportedSourceError,
 )
-from blobstore.importer.run import default_name, run_plan
 from blobstore.store.local.store import Store
 
 Snapshot = Callable[[Store], dict[str, str]]
@@ -97,17 +94,6 @@ def test_a_source_that_is_reached_through_links(store: Store, tmp_path: Path) ->
     (tmp_path / "file.safetensors").symlink_to(snapshot / TWO)
     blobstore.import_model(tmp_path / "file.safetensors", store=store)
     assert list(blobstore.open_model("file", store=store)) == ["model.embed_tokens.weight"]
-
-
-def _replace(path: Path) -> None:
-    other = path.with_name("other")
-    other.write_bytes(path.read_bytes())
-    other.rename(path)
-
-
-def _append(path: Path) -> None:
-    with path.open("ab") as file:
-        file.write(b"\1")
 
 
 def dangling(path: Path) -> None:
@@ -185,22 +171,6 @@ def test_names_of_files_that_could_not_be_files_again(tmp_path: Path, name: byte
         blobstore.plan_import(path if b"safe" in name else folder)
 
 
-@pytest.mark.parametrize("shape", [[0, 2**63], [2**32, 0, 2**32]])
-def test_empty_tensors_of_impossible_shapes(tmp_path: Path, shape: list[int]) -> None:
-    entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
-    (tmp_path / "m.safetensors").write_bytes(raw_safetensors({"x": entry}))
-    with pytest.raises(LimitExceededError):
-        blobstore.plan_import(tmp_path / "m.safetensors")
-
-
-def test_a_companion_with_a_name_beyond_the_limit(tmp_path: Path) -> None:
-    path = tmp_path / "m.safetensors"
-    path.write_bytes(safetensors_bytes({"a" * (65_536 - 7) + ".weight": normal("x", 64, 64)}))
-    blobstore.plan_import(path)
-    with pytest.raises(LimitExceededError, match="name"):
-        blobstore.plan_import(path, quant="int8")
-
-
 def test_more_shards_than_files_may_be_open(tmp_path: Path, store: Store) -> None:
     (tmp_path / "m").mkdir()
     for number in range(80):
@@ -215,20 +185,6 @@ def test_more_shards_than_files_may_be_open(tmp_path: Path, store: Store) -> Non
     subprocess.run([sys.executable, "-c", code, tmp_path / "m", store.root], check=True)
     with blobstore.open_model("m", store=store) as model:
         assert len(model) == 80
-
-
-@pytest.mark.parametrize("change", [_replace, _append, Path.unlink])
-def test_a_shard_that_changes_before_it_is_opened(
-    store: Store, tmp_path: Path, change: Callable[[Path], None]
-) -> None:
-    path = write_shards(tmp_path / "m") / ONE
-    os.utime(path, (1, 1))
-    plan = blobstore.plan_import(tmp_path / "m")
-    change(path)
-    with pytest.raises((CorruptDataError, NotFoundError)) as caught:
-        run_plan(plan, default_name(plan), store)
-    assert caught.value.path == str(path)
-    assert list(store.models()) == []
 
 
 def _drop_from_index(folder: Path) -> None:

@@ -22,9 +22,8 @@ from support.layouts import (
 )
 
 import blobstore
-from blobstore.errors import DigestMismatchError, NotFoundError, UnsupportedSourceError
+from blobstore.errors import NotFoundError, UnsupportedSourceError
 from blobstore.formats.documents import FILE_MEDIA_TYPE, Descriptor
-from blobstore.importer.repair import repair_model
 from blobstore.importer.run import run_plan
 from blobstore.inspection.listing import stored_coverage
 from blobstore.names import ModelName
@@ -176,16 +175,6 @@ def test_a_modelfile_of_the_source_keeps_its_name(store: Store, tmp_path: Path) 
     )
 
 
-def test_a_modelfile_that_an_export_made_is_not_made_twice(store: Store, tmp_path: Path) -> None:
-    blobstore.import_model(instruct(tmp_path / "in"), "m", store=store, system="Be brief.")
-    blobstore.export_model("m", tmp_path / "one", store=store)
-    blobstore.import_model(
-        tmp_path / "one", "m", store=store, modelfile=tmp_path / "one" / "Modelfile"
-    )
-    assert blobstore.export_model("m", tmp_path / "two", store=store).notes == ()
-    assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -204,29 +193,6 @@ def test_hostile_names_of_files_are_refused(store: Store, tmp_path: Path, name: 
         blobstore.export_model("m", tmp_path / "out" / "deep", store=store)
     assert not (tmp_path / "x").exists()
     assert not any((tmp_path / "out").rglob("*"))
-
-
-def test_a_damaged_file_is_no_part_of_an_export_and_is_repaired(
-    store: Store, tmp_path: Path
-) -> None:
-    source = write(
-        instruct(tmp_path / "in"), {"large.txt": BINARY * 2000, "tokenizer.model": BINARY}
-    )
-    manifest = blobstore.import_model(source, M, store=store).manifest
-    damaged = [
-        layer for layer in manifest.file_layers if layer.name in ("large.txt", "tokenizer.model")
-    ]
-    for layer in damaged:
-        path = store.root / "blobs" / layer.digest.file_name
-        path.write_bytes(b"X" + path.read_bytes()[1:])
-    with pytest.raises(DigestMismatchError, match="is damaged"):
-        blobstore.export_model("m", tmp_path / "out", store=store)
-    assert not (tmp_path / "out").exists()
-    assert {one.tensors for one in verify(store).damaged} == {("large.txt",), ("tokenizer.model",)}
-    assert set(repair_model("m", source, store=store).repaired) == set(damaged)
-    assert not verify(store).damaged
-    blobstore.export_model("m", tmp_path / "out", store=store)
-    assert files_of(tmp_path / "out") == files_of(source)
 
 
 def test_a_file_that_changes_after_it_was_planned_is_an_error(store: Store, tmp_path: Path) -> None:

@@ -53,31 +53,23 @@ def travelled(plan: ImportPlan, folder: Path) -> ImportPlan:
     return read_plan(folder / "plan.json")
 
 
-def assert_same(one: ImportPlan, other: ImportPlan) -> None:
-    """Check that two plans make the same bytes, and say the same of them."""
-    assert list(entries_of(one.blobs)) == list(entries_of(other.blobs))
-    texts = [
-        [
-            (layer.name, layer.media_type, getattr(layer, "data", layer.size))
-            for layer in plan.layers
-        ]
-        for plan in (one, other)
-    ]
-    assert texts[0] == texts[1]
-    assert one.config.encode() == other.config.encode()
-    assert (one.coverage, one.notes, one.relative_errors) == (
-        other.coverage,
-        other.notes,
-        other.relative_errors,
-    )
-    assert (one.source_bytes, one.stored_bytes, one.runs_in) == (
-        other.source_bytes,
-        other.stored_bytes,
-        other.runs_in,
-    )
-
-
 # Every plan that is tested elsewhere
+
+
+def facts(plan: ImportPlan) -> list[Any]:
+    """Return what a plan makes and says."""
+    layers = [
+        (layer.name, layer.media_type, getattr(layer, "data", layer.size)) for layer in plan.layers
+    ]
+    return [
+        *(list(entries_of(plan.blobs)), layers, plan.config.encode(), plan.coverage, plan.notes),
+        *(plan.relative_errors, plan.source_bytes, plan.stored_bytes, plan.runs_in),
+    ]
+
+
+def assert_same(one: ImportPlan, other: ImportPlan) -> None:
+    for here, there in zip(facts(one), facts(other), strict=True):
+        assert here == there
 
 
 @pytest.mark.parametrize(
@@ -106,20 +98,6 @@ def test_every_option(options: dict[str, Any], tmp_path: Path) -> None:
 def test_sources_of_every_kind(name: str, tmp_path: Path) -> None:
     plan = plan_import(write_source(tmp_path / "sources", name), profile="ollama")
     assert_same(travelled(plan, tmp_path), plan)
-
-
-def test_importance_a_draft_and_a_single_file(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "m")
-    plan = plan_import(
-        folder / "model.safetensors",
-        quant="int8",
-        method="search",
-        importance={"lm_head.weight": np.linspace(0.5, 2, 64, dtype=np.float32)},
-        draft=write_checkpoint(tmp_path / "draft"),
-    )
-    again = travelled(plan, tmp_path)
-    assert_same(again, plan)
-    assert run_plan(again, M, MemoryStore()).digest == run_plan(plan, M, MemoryStore()).digest
 
 
 def test_the_same_plan_is_the_same_text(tmp_path: Path) -> None:
@@ -197,11 +175,6 @@ def _rewritten(folder: Path) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _longer(folder: Path) -> None:
-    with (folder / "notes.txt").open("a") as file:
-        file.write("more")
-
-
 def _removed(folder: Path) -> None:
     (folder / "notes.txt").unlink()
 
@@ -216,7 +189,6 @@ def _other_config(folder: Path) -> None:
     [
         (_touched, r"model.safetensors was written to since the plan"),
         (_rewritten, "other tensors than when the plan was made"),
-        (_longer, r"notes.txt was written to since the plan"),
         (_removed, r"notes.txt was removed since the plan"),
         (_other_config, r"config.json was written to since the plan"),
     ],
@@ -333,36 +305,23 @@ def test_whatever_is_changed_ends_in_a_typed_error_or_in_a_plan_that_can_be_carr
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"version": 3}', '{"version": 1, "version": 1}', '{"version": NaN}']
 )
-def test_what_is_no_plan(text: str, tmp_path: Path) -> None:
+def test_what_is_not_a_plan(text: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(DocumentError, match="P2"):
         read_plan(tmp_path / "plan.json")
 
 
-# The command line
-
-
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, plan, store = (
-        write_checkpoint(tmp_path / "tiny"),
-        tmp_path / "plan.json",
-        tmp_path / "store",
-    )
-    assert run(["plan", str(source), "--quant", "int8", "-o", str(plan), "--json"]) == 0
-    assert (
-        run(["import", str(source), "one", "--quant", "int8", "--store", str(store), "--json"]) == 0
-    )
-    assert run(["import", "--plan", str(plan), "two", "--store", str(store), "--json"]) == 0
-    assert run(["import", "--plan", str(plan), "--store", str(store), "--json"]) == 0
-    _, *results = [
-        json.loads(text) for text in capsys.readouterr().out.replace("}\n{", "}\n\0{").split("\0")
-    ]
+    source, plan = str(write_checkpoint(tmp_path / "tiny")), str(tmp_path / "plan.json")
+    store = ["--store", str(tmp_path / "store"), "--json"]
+    assert run(["plan", source, "--quant", "int8", "-o", plan, "--json"]) == 0
+    capsys.readouterr()
+    results = []
+    for line in ([source, "one", "--quant", "int8"], ["--plan", plan, "two"], ["--plan", plan]):
+        assert run(["import", *line, *store]) == 0
+        results.append(json.loads(capsys.readouterr().out))
     assert [result["name"] for result in results] == ["one:latest", "two:latest", "tiny:int8"]
     assert len({result["digest"] for result in results}) == 1
-    assert run(["import", "--plan", str(plan), "x", "--quant", "int4", "--store", str(store)]) == 2
+    assert run(["import", "--plan", plan, "x", "--quant", "int4", *store]) == 2
     assert "--quant can't be used with --plan" in capsys.readouterr().err
-    assert run(["import", "--plan", str(tmp_path / "none.json"), "x", "--store", str(store)]) == 1
-    assert (
-        run(["import", str(tmp_path / "other"), "x", "--plan", str(plan), "--store", str(store)])
-        == 1
-    )
+    assert run(["import", "--plan", str(tmp_path / "none.json"), "x", *store]) == 1

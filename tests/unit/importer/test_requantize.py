@@ -11,15 +11,7 @@ import pytest
 from support import PYCODE, QUANT_TYPES
 from support.arrays import plain
 from support.checkpoints import LLAMA_CONFIG, normal, write_checkpoint
-from support.producers import (
-    COPIED,
-    FP8_CONFIG,
-    Kind,
-    Stored,
-    block_fp8,
-    mlx_affine,
-    nvfp4,
-)
+from support.producers import COPIED, FP8_CONFIG, Kind, Stored, block_fp8, mlx_affine, nvfp4
 from support.weights import assert_same_parts
 
 import blobstore

@@ -8,6 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,7 @@ from support.checkpoints import normal, safetensors_bytes, small_tensors, write_
 from support.stores import process, wrong_digests
 
 import blobstore
-from blobstore.errors import (
-    CorruptDataError,
-    NotFoundError,
-    StorageError,
-)
+from blobstore.errors import CorruptDataError, NotFoundError
 from blobstore.importer.run import ImportResult
 from blobstore.importer.schedule import WINDOW
 from blobstore.store.local.store import Store, open_store
@@ -108,18 +105,6 @@ def test_a_damaged_blob_is_made_again(
     assert import_(source, store).recalled == 6
 
 
-def test_a_folder_in_the_place_of_a_blob_is_an_error(source: Path, store: Store) -> None:
-    import_(source, store)
-    path = tensor_blob(store)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(StorageError):
-        import_(source, store)
-    assert rest_of(store) == []
-    path.rmdir()
-    assert import_(source, store).recalled == 5
-
-
 def test_damage_that_hides_its_time_is_found_by_verifying_only(source: Path, store: Store) -> None:
     """A disk can change a blob without changing its time: --verify-reuse exists for that."""
     first = import_(source, store)
@@ -134,12 +119,6 @@ def test_damage_that_hides_its_time_is_found_by_verifying_only(source: Path, sto
     assert path.read_bytes() == whole
 
 
-def test_a_blob_that_was_only_touched_is_hashed_and_used(source: Path, store: Store) -> None:
-    import_(source, store)
-    os.utime(tensor_blob(store), (1, 1))
-    assert import_(source, store).recalled == 6
-
-
 def test_an_old_blob_is_made_young_for_ollama(source: Path, store: Store) -> None:
     """A starting Ollama removes unnamed files over an hour old: these are about to be named."""
     import_(source, store)
@@ -148,16 +127,6 @@ def test_an_old_blob_is_made_young_for_ollama(source: Path, store: Store) -> Non
     os.utime(path, (then, then))
     assert import_(source, store).recalled == 6
     assert path.stat().st_mtime > time.time() - HOUR_S
-
-
-def test_a_copied_store_is_hashed_and_used(source: Path, store: Store, tmp_path: Path) -> None:
-    first = import_(source, store)
-    shutil.copytree(store.root, tmp_path / "copy")
-    copy = open_store(tmp_path / "copy")
-    _flip(tensor_blob(copy))
-    again = import_(source, copy)
-    assert (again.digest, again.recalled) == (first.digest, 5)
-    assert wrong_digests(copy) == []
 
 
 @pytest.mark.parametrize("kind", ["none", "noise", "folder"])
@@ -257,41 +226,33 @@ def test_a_blob_that_is_damaged_within_a_tick_of_its_clock_is_made_again(
     assert (again.digest, again.recalled) == (first.digest, 5)
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "int4": {},
-    "int4/64": {"group_size": 64},
-    "int4 search": {"method": "search"},
-    "int4 important": {
-        "method": "search",
-        "importance": {"lm_head.weight": np.arange(1, 65, dtype=np.float32)},
-    },
-    "int4 less important": {
-        "method": "search",
-        "importance": {"lm_head.weight": np.arange(65, 1, -1).astype(np.float32)},
-    },
-    "nvfp4": {"quant": "nvfp4"},
-    "nvfp4 global": {"quant": "nvfp4", "global_scale": True},
-    "float16": {"dtype": "float16"},
-    "aligned": {"alignment": 4096},
-    "ruled": {"rules": ["*.up_proj.weight=int8"]},
-}
+IMPORTANCE = {"lm_head.weight": np.arange(1, 65, dtype=np.float32)}
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"group_size": 64},
+    {"method": "search"},
+    {"method": "search", "importance": IMPORTANCE},
+    {"method": "search", "importance": {"lm_head.weight": IMPORTANCE["lm_head.weight"] + 9}},
+    {"quant": "nvfp4"},
+    {"quant": "nvfp4", "global_scale": True},
+    {"dtype": "float16"},
+    {"alignment": 4096},
+    {"rules": ["*.up_proj.weight=int8"]},
+]
 
 
 def test_other_options_use_only_what_is_the_same(
     source: Path, store: Store, tmp_path: Path
 ) -> None:
     """Each import into a store full of the others gives what it gives into an empty one."""
-    fresh = {
-        name: import_(source, open_store(tmp_path / name.replace("/", "-")), **OPTIONS[name])
-        for name in OPTIONS
-    }
-    for name, options in OPTIONS.items():
-        assert import_(source, store, **options).digest == fresh[name].digest, name
-    for name, options in OPTIONS.items():
-        again = import_(source, store, **options)
-        assert (again.digest, again.recalled) == (fresh[name].digest, 6), name
-    assert wrong_digests(store) == []
-    assert len({result.digest for result in fresh.values()}) == len(OPTIONS)
+    fresh = [
+        import_(source, open_store(tmp_path / str(number)), **options).digest
+        for number, options in enumerate(OPTIONS)
+    ]
+    assert [import_(source, store, **options).digest for options in OPTIONS] == fresh
+    again = [import_(source, store, **options) for options in OPTIONS]
+    assert [(one.digest, one.recalled) for one in again] == [(digest, 6) for digest in fresh]
+    assert len(set(fresh)) == len(OPTIONS)
 
 
 def test_two_imports_of_a_source_at_once(source: Path, store: Store) -> None:
@@ -337,7 +298,7 @@ def larger(tmp_path: Path) -> Path:
 
 
 HALF = """
-import signal, sys, blobstore
+import os, signal, sys, blobstore
 from blobstore.store.local import session
 source, root = sys.argv[1:]
 session._NOTE_EVERY_S = 0
@@ -346,7 +307,7 @@ def progress(nbytes, blob):
     global done
     done += nbytes
     if done >= 10 * 2**20:
-        print("ready", flush=True)
+        os.write(1, b"ready\\n")  # in one piece: two threads may come here
         signal.pause()
 store = blobstore.open_store(root)
 blobstore.import_model(source, "m", store=store, quant="int4", jobs=1, progress=progress)
@@ -397,17 +358,6 @@ def interrupt(source: Path, store: Store) -> None:
         import_(source, store, jobs=1, progress=progress)
 
 
-def test_what_an_interrupted_import_left_is_of_no_use_to_other_options(
-    larger: Path, store: Store, tmp_path: Path
-) -> None:
-    interrupt(larger, store)
-    other = import_(larger, open_store(tmp_path / "other"), quant="int8")
-    result = import_(larger, store, quant="int8")
-    assert (result.digest, result.recalled) == (other.digest, 0)
-    assert import_(larger, store).recalled >= 2
-    assert rest_of(store) == []
-
-
 def test_ctrl_c_keeps_what_is_finished(larger: Path, store: Store, tmp_path: Path) -> None:
     wanted = import_(larger, open_store(tmp_path / "other")).digest
     interrupt(larger, store)
@@ -424,21 +374,19 @@ def _truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def _grow(path: Path) -> None:
-    with path.open("ab") as file:
-        file.write(bytes(1000))
-
-
 def _write_into(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(-100, os.SEEK_END)
         file.write(bytes(50))
 
 
-@pytest.mark.parametrize(
-    ("change", "jobs"),
-    [(_truncate, 1), (_grow, 4), (_replace, 1), (_write_into, 4), (_remove, 1)],
-)
+def _grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(bytes(1000))
+
+
+@pytest.mark.parametrize("change", [_truncate, _grow, _replace, _write_into, _remove])
+@pytest.mark.parametrize("jobs", [1, 4])
 def test_after_a_source_that_changed_under_the_import_the_next_run_is_clean(
     larger: Path,
     store: Store,
@@ -449,18 +397,14 @@ def test_after_a_source_that_changed_under_the_import_the_next_run_is_clean(
 ) -> None:
     path = larger / "model.safetensors"
     whole = path.read_bytes()
-    lock = threading.Lock()
-    is_changed = False
-
-    def progress(nbytes: int, blob: str) -> None:
-        nonlocal is_changed
-        with lock:
-            if not is_changed:
-                is_changed = True
-                change(path)
-
+    left = [change]
     blobstore.import_model(write_checkpoint(tmp_path / "old"), "old", store=store)
     before = snapshot(store)
+
+    def progress(nbytes: int, blob: str) -> None:
+        with suppress(IndexError):
+            left.pop()(path)  # once, whatever the threads
+
     with pytest.raises((CorruptDataError, NotFoundError)) as caught:
         import_(larger, store, jobs=jobs, progress=progress)
     assert caught.value.path == str(path)
@@ -468,8 +412,5 @@ def test_after_a_source_that_changed_under_the_import_the_next_run_is_clean(
     path.write_bytes(whole)
     os.utime(path, (1, 1))
     result = import_(larger, store)
-    assert (result.digest, result.recalled) == (
-        import_(larger, open_store(tmp_path / "other")).digest,
-        0,
-    )
-    assert wrong_digests(store) == []
+    wanted = import_(larger, open_store(tmp_path / "other"))
+    assert (result.digest, result.recalled) == (wanted.digest, 0)

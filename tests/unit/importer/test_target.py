@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,7 @@ from support.streaming import SMALL, streamed
 
 import blobstore
 from blobstore.cli.main import run
-from blobstore.errors import (
-    NonFiniteWeightError,
-    RemoteError,
-    UnsupportedSourceError,
-    UsageError,
-)
+from blobstore.errors import NonFiniteWeightError, UnsupportedSourceError, UsageError
 from blobstore.importer import allocation as measuring, targets as target
 from blobstore.importer.outputs import ImportPlan
 from blobstore.store.local.store import Store
@@ -160,31 +154,6 @@ def test_the_users_rules_stay(tmp_path: Path) -> None:
     assert not plan.relative_errors.keys() & {"model.layers.0.a_proj.weight", EMBED}
 
 
-def test_a_rule_splits_a_group_and_the_rest_of_it_is_chosen_for() -> None:
-    plan = blobstore.plan_import(
-        PYCODE_MOE, target_bpw=6.0, rules=["*.experts.*.down_proj.weight=int8"]
-    )
-    kinds = types(plan)
-    group = {name: kind for name, kind in kinds.items() if name.startswith(EXPERTS.format(0))}
-    assert {kind for name, kind in group.items() if ".down_proj." in name} == {"int8/64"}
-    assert len({kind for name, kind in group.items() if ".down_proj." not in name}) == 1
-    assert 5.94 <= plan.bits_per_weight <= 6.0
-
-
-@pytest.mark.parametrize(
-    ("options", "wanted"),
-    [
-        ({"quant": "int4", "group_size": 128}, {"int4/128", "int8/32", "int8/64", "int8/128"}),
-        ({"quant": "mxfp8"}, {"nvfp4/16", "mxfp4/32", "mxfp8/32"}),
-    ],
-)
-def test_group_sizes_that_are_given_are_kept_to(
-    options: Mapping[str, Any], wanted: set[str]
-) -> None:
-    plan = blobstore.plan_import(PYCODE, target_bpw=4.6, **options)
-    assert set(types(plan).values()) - {"none"} <= wanted
-
-
 def test_global_scales_are_measured_and_never_an_embeddings() -> None:
     small = blobstore.plan_import(PYCODE, target_bpw=4.7, quant="nvfp4", global_scale=True)
     assert any(tensor.global_scale is not None for tensor in small.tensors)
@@ -300,53 +269,11 @@ def test_a_quantized_source_needs_to_be_requantized(store: Store, tmp_path: Path
     assert types(kept) == {"x.weight": "int4/32", "y.weight": "none"}, "codes are kept without loss"
 
 
-def test_converted_weights_are_measured_as_they_are_quantized(tmp_path: Path) -> None:
-    source = checkpoint(
-        tmp_path / "m",
-        {"model.layers.0.a_proj.weight": np.full((64, 256), 1e6, np.float32)},
-        scale=2.0,
-    )
-    with pytest.raises(NonFiniteWeightError):
-        blobstore.plan_import(source, target_bpw=6.0, dtype="float16")
-    assert blobstore.plan_import(source, target_bpw=6.0, dtype="bfloat16").bits_per_weight <= 6.0
-
-
 def test_a_draft_counts_and_keeps_its_type(tmp_path: Path) -> None:
     draft = write_checkpoint(tmp_path / "draft")
     plan = blobstore.plan_import(PYCODE, target_size=5_000_000, draft=draft, draft_quant="int8")
     assert 4_950_000 <= plan.stored_bytes <= 5_000_000
     assert types(plan)[f"draft.{UP}"] == "int8/64"
-
-
-def test_the_commands_print_the_plan_with_its_errors(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["plan", str(PYCODE), "--target-bpw", "5"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0].split() == ["TENSOR", "TYPE", "SHAPE", "SIZE", "ERROR"]
-    assert any(line.startswith(HEAD) and line.endswith("%") for line in shown)
-    assert any(line.startswith("model.norm.weight") and line.endswith("512 B") for line in shown)
-    assert run(["plan", str(PYCODE), "--target-bpw", "5", "--json", "--jobs", "1"]) == 0
-    tensors = [
-        tensor
-        for blob in json.loads(capsys.readouterr().out)["blobs"]
-        for tensor in blob["tensors"]
-    ]
-    assert {type(tensor["relative_error"]) for tensor in tensors} == {float, type(None)}
-    store = tmp_path / "store"
-    assert run(["import", str(PYCODE), "m", "--target-size", "4MB", "--store", str(store)]) == 0
-    assert "ERROR" in capsys.readouterr().out
-    assert (
-        3_960_000 <= sum(path.stat().st_size for path in (store / "blobs").iterdir()) <= 4_000_000
-    )
-    assert run(["import", str(PYCODE), "m", "--target-size", "1GB", "--store", str(store)]) == 0
-    assert "Note: everything is kept" in capsys.readouterr().err
-    for wrong in (
-        ["--target-size", "4MB", "--target-bpw", "4"],
-        ["--target-size", "much"],
-        ["--target-bpw", "1"],
-    ):
-        assert run(["import", str(PYCODE), "m", *wrong, "--store", str(store)]) == 2
 
 
 @pytest.fixture
@@ -379,15 +306,22 @@ def test_a_sample_of_a_far_source_is_that_of_a_local_one(tmp_path: Path, name: s
         assert blobstore.plan_import(folder, **options).relative_errors == wanted
 
 
-def test_a_lost_connection(far: Path) -> None:
-    with streamed(SMALL) as fetched:
-
-        def fail(_name: str, _begin: int) -> None:
-            raise RemoteError("cut")
-
-        fetched.before = fail
-        with pytest.raises(RemoteError, match="cut"):
-            blobstore.plan_import(far, target_bpw=6.0)
+def test_the_commands_print_the_plan_with_its_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(checkpoint(tmp_path / "m"))
+    assert run(["plan", source, "--target-bpw", "5"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].split() == ["TENSOR", "TYPE", "SHAPE", "SIZE", "ERROR"]
+    assert any(line.startswith("model.layers.0.a_proj") and line.endswith("%") for line in shown)
+    assert run(["plan", source, "--target-bpw", "5", "--json"]) == 0
+    blobs = json.loads(capsys.readouterr().out)["blobs"]
+    assert all(0 < one["relative_error"] < 0.2 for blob in blobs for one in blob["tensors"])
+    store = ["--store", str(tmp_path / "store")]
+    assert run(["import", source, "m", "--target-size", "1GB", *store]) == 0
+    assert "Note: everything is kept" in capsys.readouterr().err
+    for wrong in (["--target-size", "4MB", "--target-bpw", "4"], ["--target-size", "much"]):
+        assert run(["import", source, "m", *wrong, *store]) == 2
 
 
 def test_the_bar_is_given_what_is_read() -> None:

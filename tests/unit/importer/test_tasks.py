@@ -14,7 +14,6 @@ from hypothesis import given, strategies as st
 from safetensors.numpy import save_file
 from support.many import sharded_checkpoint
 
-from blobstore.errors import UsageError
 from blobstore.importer import worker as tasks
 from blobstore.importer.outputs import PlannedBlob
 from blobstore.importer.run import plan_import
@@ -59,13 +58,6 @@ def test_files_stay_whole_while_there_are_enough(tmp_path: Path) -> None:
             (task.file, index) for index in range(count) for task in shard_of(whole, index, count)
         ]
         assert len({file for file, _ in owners}) == len(set(owners)) == 5
-
-
-@pytest.mark.parametrize("index", [-1, 3, 4])
-def test_a_shard_that_is_not_there(index: int, tmp_path: Path) -> None:
-    whole = tasks_of(plan_import(sharded_checkpoint(tmp_path / "m", 2)))
-    with pytest.raises(UsageError, match=f"shard {index}/3 does not exist"):
-        shard_of(whole, index, 3)
 
 
 @pytest.mark.parametrize("least_unit", [0, 3000])

@@ -64,50 +64,6 @@ def _read_back(blob: PlannedBlob) -> list[tuple[str, tuple[int, ...], str | None
     ]
 
 
-@pytest.mark.parametrize(
-    ("quant", "size", "parts"),
-    [
-        (
-            "int4",
-            "32",
-            {
-                "": ("U32", [64, 16], 4096),
-                ".scale": ("BF16", [64, 4], 512),
-                ".bias": ("BF16", [64, 4], 512),
-            },
-        ),
-        (
-            "int8",
-            "64",
-            {
-                "": ("U32", [64, 32], 8192),
-                ".scale": ("BF16", [64, 2], 256),
-                ".bias": ("BF16", [64, 2], 256),
-            },
-        ),
-        ("nvfp4", "16", {"": ("U32", [64, 16], 4096), ".scale": ("U8", [64, 8], 512)}),
-        ("mxfp4", "32", {"": ("U32", [64, 16], 4096), ".scale": ("U8", [64, 4], 256)}),
-        ("mxfp8", "32", {"": ("U32", [64, 32], 8192), ".scale": ("U8", [64, 4], 256)}),
-    ],
-)
-def test_quantized_blob_holds_weight_scale_bias_and_says_its_type(
-    quant: str, size: str, parts: dict[str, Any]
-) -> None:
-    (blob,) = _plan([source_tensor(UP, 64, 128)], quant=quant).blobs
-    header = json.loads(blob.header[8:])
-    assert blob.metadata == header.pop("__metadata__") == {"quant_type": quant, "group_size": size}
-    end = 0
-    for suffix, (dtype, shape, nbytes) in parts.items():
-        begin, end = end, end + nbytes
-        assert header.pop(UP + suffix) == {
-            "dtype": dtype,
-            "shape": shape,
-            "data_offsets": [begin, end],
-        }
-    assert header == {}
-    assert blob.data_size == end
-
-
 @pytest.mark.parametrize("quant", ["none", "int4", "nvfp4"])
 def test_packed_group_is_one_blob_under_its_prefix(quant: str) -> None:
     tensors = [
@@ -132,17 +88,45 @@ def test_packed_group_is_one_blob_under_its_prefix(quant: str) -> None:
         assert blob.metadata == ({"quant_type": quant, "group_size": size} if quantization else {})
 
 
-@pytest.mark.parametrize("group", [f"{MLP}.switch_mlp", "mtp.layers.3.moe.experts"])
-def test_unnumbered_experts_are_packed_too(group: str) -> None:
-    plan = _plan(
-        [source_tensor(f"{group}.{name}.weight", 4, 64, 64) for name in ("up_proj", "down_proj")],
-        quant="int4",
-    )
-    assert _names(plan) == [group]
-    assert _types(plan) == {
-        f"{group}.down_proj.weight": "int4/32",
-        f"{group}.up_proj.weight": "int4/32",
-    }
+@pytest.mark.parametrize(
+    ("quant", "size", "cols", "scale", "others"),
+    [
+        ("int4", "32", 16, ("BF16", [64, 4]), [".bias"]),
+        ("int8", "64", 32, ("BF16", [64, 2]), [".bias"]),
+        ("nvfp4", "16", 16, ("U8", [64, 8]), []),
+        ("mxfp4", "32", 16, ("U8", [64, 4]), []),
+        ("mxfp8", "32", 32, ("U8", [64, 4]), []),
+    ],
+)
+def test_quantized_blob_holds_weight_scale_bias_and_says_its_type(
+    quant: str, size: str, cols: int, scale: tuple[str, list[int]], others: list[str]
+) -> None:
+    (blob,) = _plan([source_tensor(UP, 64, 128)], quant=quant).blobs
+    header = json.loads(blob.header[8:])
+    assert blob.metadata == header.pop("__metadata__") == {"quant_type": quant, "group_size": size}
+    arrays = sorted(header.items(), key=lambda item: item[1]["data_offsets"][0])
+    wanted = [("", ("U32", [64, cols])), (".scale", scale), *((suffix, scale) for suffix in others)]
+    assert [(name, (array["dtype"], array["shape"])) for name, array in arrays] == [
+        (UP + suffix, array) for suffix, array in wanted
+    ]
+    places = [place for _, array in arrays for place in array["data_offsets"]]
+    assert (places[0], places[-1]) == (0, blob.data_size)
+    assert places[1:-1:2] == places[2::2]  # without gaps
+
+
+@pytest.mark.parametrize(
+    ("tensors", "quant", "named"),
+    [
+        ([source_tensor(UP, 64, 48)], "int4", f"'{UP}' [64, 48] are not a multiple of 32"),
+        (_experts(1, up=(64, 48), down=(48, 64)), "int4", ".0.gate_proj.weight' [64, 48]"),
+    ],
+)
+def test_nothing_that_can_be_quantized_is_a_wrong_use(
+    tensors: list[SourceTensor], quant: str, named: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        _plan([source_tensor("a.weight", 64), *tensors], quant=quant)
+    assert named in str(caught.value)
 
 
 def test_packed_group_is_left_alone_when_one_weight_does_not_fit() -> None:
@@ -197,28 +181,6 @@ def test_stacked_projections_share_a_blob_when_they_have_one_type(
         ]
 
 
-def test_stacked_projections_get_the_types_of_their_own() -> None:
-    types = _types(_plan(_experts(4), quant="int4", profile="ollama"))
-    assert list(types.values()) == ["int8/64", "int4/64", "int4/64"]
-    types = _types(_plan(_experts(4, up=(48, 64), down=(64, 48)), quant="int4", profile="ollama"))
-    assert list(types.values()) == [None, "int4/64", "int4/64"]
-
-
-@pytest.mark.parametrize("experts", ["packed", "stacked"])
-def test_experts_that_do_not_fit_together_are_refused_in_both_forms(experts: str) -> None:
-    with pytest.raises(UnsupportedSourceError) as caught:
-        _plan(_experts(3)[:-1], experts=experts)
-    assert caught.value.tensor == f"{EXPERTS}.2.up_proj.weight"
-
-
-def test_array_names_may_not_collide() -> None:
-    tensors = [source_tensor(UP, 64, 64), source_tensor(f"{UP}.scale", 64, 2)]
-    assert _names(_plan(tensors)) == [UP, f"{UP}.scale"]
-    with pytest.raises(UnsupportedSourceError, match=r"up_proj\.weight\.scale") as caught:
-        _plan(tensors, quant="int4")
-    assert caught.value.tensor == f"{UP}.scale"
-
-
 def test_stacked_name_may_not_be_taken() -> None:
     with pytest.raises(UnsupportedSourceError, match="two tensors") as caught:
         _plan(
@@ -268,34 +230,6 @@ def test_dtype_converts_float_weights_first() -> None:
         UP: DType.F16,
     }
     assert plan.blobs[-1].entries[f"{UP}.scale"].dtype is DType.F16
-
-
-@pytest.mark.parametrize(
-    ("tensors", "quant", "named"),
-    [
-        (
-            [source_tensor(UP, 64, 48)],
-            "int4",
-            f"the rows of '{UP}' [64, 48] are not a multiple of 32",
-        ),
-        (
-            [source_tensor("a.weight", 64), source_tensor(UP, 64, 24)],
-            "nvfp4",
-            f"the rows of '{UP}' [64, 24] are not a multiple of 16",
-        ),
-        (
-            _experts(1, up=(64, 48), down=(48, 64)),
-            "int4",
-            f"rows of '{EXPERTS}.0.gate_proj.weight' [64, 48]",
-        ),
-    ],
-)
-def test_nothing_that_can_be_quantized_is_a_wrong_use(
-    tensors: list[SourceTensor], quant: str, named: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        _plan(tensors, quant=quant)
-    assert named in str(caught.value)
 
 
 @pytest.mark.parametrize("quant", ["none", *QUANT_TYPES])

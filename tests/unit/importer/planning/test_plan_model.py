@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -36,27 +35,6 @@ def test_own_document_is_exactly_this() -> None:
         b'"tensors":{"source":2,"stored":2,"derived":{},"left_out":[]},'
         b'"files":{"source":2,"stored":2,"derived":{},"left_out":[]},"heads":{},"kept_whole":[]}}\n'
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "recorded"),
-    [
-        ({"quant": "none"}, {"quant": None, "group_size": None}),
-        ({"quant": "q8"}, {"quant": "int8", "group_size": 64, "method": "minmax"}),
-        ({"quant": "int4", "group_size": 128}, {"quant": "int4", "group_size": 128}),
-        (
-            {"quant": "nvfp4", "global_scale": True},
-            {"quant": "nvfp4", "global_scale": True, "method": "minmax"},
-        ),
-        ({"quant": "int4", "method": "search"}, {"method": "search", "importance": None}),
-        ({"dtype": "f16"}, {"dtype": "F16", "quant": None}),
-        ({"experts": "stacked"}, {"experts": "stacked", "profile": "default"}),
-        ({"rules": ["*.up_proj.weight=int8"]}, {"rules": ["*.up_proj.weight=int8"], "quant": None}),
-    ],
-)
-def test_own_document_holds_the_options(options: dict[str, Any], recorded: dict[str, Any]) -> None:
-    document = json.loads(_plan(inventory([UP, NORM]), **options).documents["blobstore.json"])
-    assert {key: document["options"][key] for key in recorded} == recorded
 
 
 def test_own_document_holds_no_path_and_is_the_same_for_the_same_import() -> None:
@@ -121,13 +99,6 @@ def test_bits_per_weight_count_scales_and_biases(
     assert _plan(inventory([weight]), quant=quant, profile=profile).bits_per_weight == bits
 
 
-def test_bits_per_weight_are_weighted_by_size_and_know_no_headers() -> None:
-    plan = _plan(inventory([UP, NORM]), quant="int4", alignment=65_536)
-    assert plan.parameters == 64 * 128 + 64
-    assert plan.bits_per_weight == (64 * 128 * 5 + 64 * 16) / (64 * 128 + 64)
-    assert _plan(inventory([source_tensor("empty", 0)])).bits_per_weight == 0
-
-
 def test_sizes_are_sums_of_their_parts() -> None:
     experts = [
         source_tensor(f"model.layers.0.mlp.experts.{expert}.up_proj.weight", 64, 64)
@@ -158,19 +129,6 @@ def _types(plan: ImportPlan) -> dict[str, str | None]:
         tensor.name: str(tensor.quantization) if tensor.quantization else None
         for tensor in plan.tensors
     }
-
-
-def test_architecture_decides_with_its_own_policy() -> None:
-    down = [
-        source_tensor(f"model.layers.{layer}.mlp.down_proj.weight", 64, 64) for layer in range(8)
-    ]
-    source = inventory(
-        down, architecture="Gemma4ForConditionalGeneration", text_config={"num_hidden_layers": 8}
-    )
-    plan = _plan(source, quant="nvfp4")
-    promoted = [number for number, given in enumerate(_types(plan).values()) if given == "mxfp8/32"]
-    assert promoted == [0, 3, 6, 7]
-    assert set(_types(plan).values()) == {"mxfp8/32", "nvfp4/16"}
 
 
 def test_packed_experts_get_one_type_whatever_the_architecture_promotes() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support import PYCODE
 from support.inventories import inventory, source_tensor
 
-from blobstore import plan_import
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan
 from blobstore.importer.plan import make_plan
@@ -40,14 +38,17 @@ def experts() -> list[SourceTensor]:
 
 def test_a_plan_of_the_bits_that_were_asked_needs_no_words() -> None:
     assert plan_of(layers((64, 256)), quant="int4").notes == ()
-    assert (
-        plan_of([*layers((64, 256)), source_tensor("model.norm.weight", 64)], quant="int8").notes
-        == ()
-    )
-    assert (
-        plan_of([*layers((64, 256)), source_tensor("model.embed_tokens.weight", 640, 64)]).notes
-        == ()
-    )
+    norm = source_tensor("model.norm.weight", 64)
+    assert plan_of([*layers((64, 256)), norm], quant="int8").notes == ()
+    assert plan_of([norm, source_tensor("model.embed_tokens.weight", 640, 64)]).notes == ()
+    assert plan_of(layers((64, 64)), COHERE).notes == ()  # it has no experts
+
+
+def test_an_embedding_of_a_usual_model_needs_no_words() -> None:
+    tensors = [*layers((64, 256)), source_tensor("model.embed_tokens.weight", 128, 256)]
+    assert plan_of(tensors, quant="int4").notes == ()
+    (note,) = plan_of([*tensors, *layers((512, 99), "x.weight")], quant="mxfp8").notes
+    assert "'model.layers.N.x.weight' (3 tensors, 304,128 bytes) has rows of 99" in note
 
 
 def test_the_largest_kept_tensors_are_named_with_their_reasons() -> None:
@@ -72,16 +73,6 @@ def test_the_largest_kept_tensors_are_named_with_their_reasons() -> None:
             "experts"
         ),
     ]
-
-
-def test_embedding_and_head_of_a_usual_model_need_no_words() -> None:
-    assert plan_import(PYCODE, quant="int4").notes == ()
-    tensors = [*layers((64, 256)), source_tensor("model.embed_tokens.weight", 128, 256)]
-    assert plan_of(tensors, quant="int4").notes == ()
-    for quant in ("int8", "mxfp8"):
-        assert plan_of(tensors, quant=quant).notes == ()
-        (note,) = plan_of([*tensors, *layers((512, 99), "x.weight")], quant=quant).notes
-        assert "'model.layers.N.x.weight' (3 tensors, 304,128 bytes) has rows of 99" in note
 
 
 def test_a_rule_and_a_group_are_reasons_too() -> None:
@@ -123,7 +114,3 @@ def test_the_form_of_experts(
     assert [words in note for note in plan.notes] == ([True] if words else [])
     form = "stacked" if "down_proj" in names else "packed"
     assert f'"experts":"{form}"' in plan.documents["blobstore.json"].decode()
-
-
-def test_a_model_without_experts_says_nothing_of_them() -> None:
-    assert plan_of(layers((64, 64)), COHERE).notes == ()

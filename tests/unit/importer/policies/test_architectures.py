@@ -65,27 +65,6 @@ def test_the_architectures_of_ollamas_registry_have_policies_of_their_own() -> N
 
 
 @pytest.mark.parametrize(
-    "config",
-    [
-        {"architectures": [], "model_type": "gemma4_unified"},
-        {"architectures": [""], "text_config": {"model_type": "gemma4_unified_text"}},
-    ],
-)
-def test_an_architecture_is_the_model_type_where_there_is_no_other_name(config: Any) -> None:
-    source = SourceConfig.parse(json.dumps(config).encode())
-    assert policy_for(source, QuantType.INT4, ImportOptions.parse(quant="int4")).rules
-
-
-@every_type
-def test_qwen_keeps_low_rank_projections(asked: str) -> None:
-    policy = policy_of(QWEN, asked)
-    for part in ("in_proj_a", "in_proj_b", "in_proj_ba"):
-        assert type_of(policy, f"{TEXT}.layers.0.linear_attn.{part}.weight") is None
-        assert type_of(policy, f"{TEXT}.layers.0.linear_attn.{part}_x.weight") == asked
-    assert type_of(policy, "lm_head.weight") == EIGHT_BIT[asked]
-
-
-@pytest.mark.parametrize(
     ("layers", "wanted"),
     [
         (30, [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 26, 27, 28, 29]),
@@ -153,14 +132,6 @@ def test_odd_numbers_and_kinds_of_layers_are_refused(
     assert not policy_of("LlamaForCausalLM", "int4", **config).rules  # nobody reads them there
 
 
-@every_type
-def test_embeddings_get_eight_bits_in_some_architectures(asked: str) -> None:
-    for architecture in (GEMMA4, COHERE2, GLIMMER):
-        policy = policy_of(architecture, asked, num_hidden_layers=8)
-        assert type_of(policy, f"{TEXT}.embed_tokens.weight") == EIGHT_BIT[asked]
-        assert type_of(policy, f"{TEXT}.embed_tokens_per_layer.weight") is None
-
-
 @pytest.mark.parametrize(
     ("architecture", "name", "cols", "given"),
     [
@@ -181,26 +152,6 @@ def test_where_eight_bits_do_not_fit(
     assert policy.wants(name, (128, cols))
 
 
-@pytest.mark.parametrize("architecture", [GEMMA4, COHERE2])
-def test_only_large_matrices_of_weights_are_promoted(architecture: str) -> None:
-    policy = policy_of(architecture, "int4", num_hidden_layers=8)
-    for name, shape in (
-        ("model.layers.0.self_attn.v_proj.bias", (64, 64)),
-        ("model.layers.0.mlp.down_proj.weight", (4, 64, 64)),
-        ("model.layers.0.mlp.down_proj.weight", (15, 64)),
-        ("model.embed_tokens.weight", (2, 64, 64)),
-    ):
-        assert policy.quantization(name, shape) is None
-
-
-def test_gemma_promotes_k_only_with_eight_experts() -> None:
-    for experts, k, v in ((0, [], [0, 3, 6, 7]), (8, [*range(8)], [*range(8)])):
-        config = {"num_hidden_layers": 8, "num_experts": experts}
-        policy = policy_of(GEMMA4, "nvfp4", text_config=config)
-        assert promoted(policy, f"{TEXT}.layers.{{layer}}.self_attn.k_proj.weight", 8) == k
-        assert promoted(policy, f"{TEXT}.layers.{{layer}}.self_attn.v_proj.weight", 8) == v
-
-
 @every_type
 def test_other_modalities_gates_and_convolutions_are_kept(asked: str) -> None:
     gemma = policy_of(GEMMA4, asked, num_hidden_layers=8)
@@ -216,18 +167,6 @@ def test_other_modalities_gates_and_convolutions_are_kept(asked: str) -> None:
         "language_model.backbone.layers.0.mixer.conv1d.weight": nemotron,
     }
     assert [name for name, policy in kept.items() if policy.wants(name, SHAPE)] == []
-
-
-@pytest.mark.parametrize("asked", ["nvfp4", "mxfp4"])
-def test_nemotron_gives_attention_eight_bits_and_outputs_at_some_layers(asked: str) -> None:
-    policy = policy_of(NEMOTRON, asked, num_hidden_layers=8)
-    mixer = "backbone.layers.{layer}.mixer"
-    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-        assert promoted(policy, f"{mixer}.{name}.weight", 8) == [*range(8)]
-    for name in ("out_proj", "down_proj", "shared_experts.down_proj", "experts.3.down_proj"):
-        assert promoted(policy, f"{mixer}.{name}.weight", 8) == [0, 3, 6, 7]
-    assert promoted(policy, f"{mixer}.in_proj.weight", 8) == []
-    assert type_of(policy, "mtp.mixer.out_proj.weight") == "mxfp8"  # no layer at all
 
 
 @pytest.mark.parametrize(
