@@ -8,7 +8,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from support.remotes import Remote
 from support.servers import Server, part, server as run_server
 
 from blobstore.errors import (
@@ -17,6 +16,7 @@ from blobstore.errors import (
     ShortReadError,
     StorageError,
 )
+from blobstore.io.http.remote_files import Remote
 from blobstore.io.objects import open_bucket
 from blobstore.io.ranges import BytesReader, FileReader, OpenReader
 from blobstore.source.folders import BucketFolder

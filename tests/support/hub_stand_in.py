@@ -69,14 +69,13 @@ class Rules:
 
     ``token``: it has to be sent, and the repository is private, or ``gated``. ``gated``: the
     repository is public, its files are for some users; other tokens than ``token`` are of a user
-    who may not read them. ``quota``: requests of files in a window; for more it answers 429, of
-    which ``reset_s`` says when to come again; the quota is then as large again.
+    who may not read them. ``quota``: requests of files in a window; for more it answers 429,
+    which says to come again in a second; the quota is then as large again.
     """
 
     token: str | None = None
     gated: bool = False
     quota: int | None = None
-    reset_s: int = 1
 
 
 Signer = Callable[[RepositoryFile], str]
@@ -178,7 +177,7 @@ class HubStandIn:
     def _too_many(self, asked: Asked) -> list[bytes]:
         self._left = self.rules.quota or 0
         self.refused.append(429)
-        lines = [f'RateLimit: "resolvers";r=0;t={self.rules.reset_s}', *self._quota()[1:]]
+        lines = ['RateLimit: "resolvers";r=0;t=1', *self._quota()[1:]]
         return _answer(asked, 429, *lines, body=b"Too many requests")
 
     def _quota(self) -> list[str]:

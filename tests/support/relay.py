@@ -1,13 +1,12 @@
 """A relay on loopback that counts the bytes between a client and a server.
 
-It may delay them, and cut connections.
+It may cut connections.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -17,18 +16,12 @@ _MOST = 2**20
 class Relay:
     """Forwards connections to a port. ``up`` and ``down`` count bytes to and from the server.
 
-    ``delay_s``: how long bytes take in each direction. ``most``: bytes that pass at once. ``cuts``:
-    after so many bytes from the server a connection is cut, and a message may be in parts. The Host
-    field that clients send is the relay's, so docker-registry's own addresses lead through the
-    relay too.
+    ``most``: bytes that pass at once. The Host field that clients send is the relay's, so
+    docker-registry's own addresses lead through the relay too.
     """
 
-    def __init__(
-        self, port: int, *, delay_s: float = 0, most: int = _MOST, cuts: int | None = None
-    ) -> None:
+    def __init__(self, port: int, *, most: int = _MOST) -> None:
         self._server = port
-        self._cuts = cuts
-        self._delay_s = delay_s
         self._most = most
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.port = int(self._listener.getsockname()[1])
@@ -92,13 +85,8 @@ class Relay:
                 self._open -= {client, server}
 
     def _pump(self, source: socket.socket, target: socket.socket, is_up: bool) -> None:
-        left = None if is_up else self._cuts
         with suppress(OSError):
-            while left != 0 and (data := source.recv(self._most)):
-                if self._delay_s:
-                    time.sleep(self._delay_s)
-                data = data[:left]
-                left = None if left is None else left - len(data)
+            while data := source.recv(self._most):
                 self._pass(data, target, is_up)
                 self._ring()
         for one in (source, target):
@@ -132,11 +120,9 @@ class Relay:
 
 
 @contextmanager
-def relay(
-    port: int, *, delay_s: float = 0, most: int = _MOST, cuts: int | None = None
-) -> Iterator[Relay]:
+def relay(port: int, *, most: int = _MOST) -> Iterator[Relay]:
     """Run a relay for as long as the block lasts; ``most``: bytes at once."""
-    running = Relay(port, delay_s=delay_s, most=most, cuts=cuts)
+    running = Relay(port, most=most)
     try:
         yield running
     finally:

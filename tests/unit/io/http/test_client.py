@@ -12,7 +12,6 @@ from unittest import mock
 
 import pytest
 from support.corpus import refusal
-from support.remotes import Remote
 from support.servers import KEEP_ALIVE, Server, head, one_after_another, reply
 
 from blobstore.errors import (
@@ -25,6 +24,7 @@ from blobstore.errors import (
 )
 from blobstore.io.http import connections
 from blobstore.io.http.client import HttpClient, Request
+from blobstore.io.http.remote_files import Remote
 
 from .conftest import CERTIFICATE, RETRY_POLICY, resolving, tls_server
 

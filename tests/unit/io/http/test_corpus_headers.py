@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from support.corpus import Case, case_id, load
-from support.remotes import Remote
 from support.servers import Asked, Server, part, reply
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.safetensors.header import Header, header_of
+from blobstore.io.http.remote_files import Remote
 from blobstore.io.ranges import BytesReader, OpenReader
 
 from .conftest import KIB

@@ -9,7 +9,6 @@ from itertools import chain, repeat
 
 import pytest
 from support.corpus import Case, case_id, find, load, refusal
-from support.remotes import Remote
 from support.servers import (
     KEEP_ALIVE,
     WAIT,
@@ -25,6 +24,7 @@ from support.servers import (
 
 from blobstore.errors import BlobStoreError, CorruptDataError, HeaderError, RemoteError
 from blobstore.formats.safetensors.header import header_of
+from blobstore.io.http.remote_files import Remote
 from blobstore.io.ranges import UNKNOWN_SIZE
 
 from .conftest import KIB, RETRY_POLICY, tls_server

@@ -12,7 +12,6 @@ from threading import Event
 
 import pytest
 from support.corpus import refusal
-from support.remotes import Remote, open_all
 from support.retry_policies import patient_policy
 from support.servers import (
     WAIT,
@@ -29,9 +28,10 @@ from support.servers import (
 from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError, RemoteError
 from blobstore.formats.safetensors.header import header_of
 from blobstore.io.budget import Budget
+from blobstore.io.http.remote_files import Remote
 from blobstore.source.web import WebFolder
 
-from .conftest import KIB, safetensors_file
+from .conftest import KIB, open_all, safetensors_file
 
 LINUX_RECEIVE_BUFFER = 6 * 2**20
 ZEROS = repeat(bytes(64 * KIB))

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, strategies as st
 from support.corpus import load
-from support.remotes import Remote
 from support.servers import Server
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.safetensors.header import header_of
 from blobstore.io.budget import RetryPolicy
+from blobstore.io.http.remote_files import Remote
 
 REPLIES = [case.data for case in load("range") if not case.by_recipe]
 PIECES = [

@@ -8,7 +8,6 @@ import pytest
 from support.corpus import INDEX_NAME, refusal
 from support.nginx import Nginx, nginx as run_nginx
 from support.published import COUNTS, shards, write
-from support.remotes import open_all
 
 from blobstore.errors import CorruptDataError, NotFoundError
 from blobstore.formats.safetensors.header import header_of
@@ -17,7 +16,7 @@ from blobstore.io.http.remote_files import Remote
 from blobstore.source.files import MAX_INDEX, ShardIndex
 from blobstore.source.web import WebFolder
 
-from .conftest import KIB, safetensors_file
+from .conftest import KIB, open_all, safetensors_file
 
 pytestmark = pytest.mark.lab
 BLOOM = "bigscience/bloom"

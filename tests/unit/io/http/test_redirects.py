@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from support.corpus import refusal
-from support.remotes import Remote
 from support.servers import (
     Asked,
     Server,
@@ -22,6 +21,7 @@ from support.servers import (
 
 from blobstore.errors import RemoteError
 from blobstore.formats.safetensors.header import header_of
+from blobstore.io.http.remote_files import Remote
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress, redirected
 
 from .conftest import KIB, RETRY_POLICY, resolving, safetensors_file

@@ -10,7 +10,6 @@ from functools import partial
 
 import pytest
 from support.corpus import refusal
-from support.remotes import Remote
 from support.retry_policies import patient_policy
 from support.servers import (
     KEEP_ALIVE,
@@ -34,7 +33,7 @@ from blobstore.errors import (
 )
 from blobstore.formats.safetensors.header import header_of
 from blobstore.io.budget import Cancellation
-from blobstore.io.http.remote_files import RemoteFile, Version
+from blobstore.io.http.remote_files import Remote, RemoteFile, Version
 from blobstore.io.ranges import UNKNOWN_SIZE
 
 from .conftest import KIB, safetensors_file
